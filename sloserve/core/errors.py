@@ -1,0 +1,76 @@
+"""Every error this package raises, and how each ends a request.
+
+    SloServeError
+    ├── ConfigError            something the operator wrote: flag, file, environment
+    ├── InvalidRequest         something the client wrote: answered with 400, never queued
+    ├── Rejected               refused before queueing
+    │   ├── QueueFull
+    │   ├── SLOUnattainable
+    │   └── UnknownModel
+    ├── Evicted                given up after queueing
+    │   ├── DeadlinePassed
+    │   ├── Cancelled
+    │   └── ShuttingDown
+    ├── EngineError            the engine failed under us
+    └── InternalError          a bug of ours
+
+A message says what, the value, the limit and the remedy. Only ``wire/`` knows HTTP status codes.
+"""
+
+
+class SloServeError(Exception):
+    """Root of every error raised on purpose by this package."""
+
+
+class ConfigError(SloServeError):
+    """An operator's setting is unknown, malformed or impossible."""
+
+
+class InvalidRequest(SloServeError):
+    """A client's request carries an SLO that cannot be read; names the field, the value and what is allowed."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}: {value!r} is not {allowed}")
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+
+
+class Rejected(SloServeError):
+    """Refused before it was queued."""
+
+
+class QueueFull(Rejected):
+    """The queue is at its cap."""
+
+
+class SLOUnattainable(Rejected):
+    """No order of service can meet the targets."""
+
+
+class UnknownModel(Rejected):
+    """No engine serves the model."""
+
+
+class Evicted(SloServeError):
+    """Given up after it was queued."""
+
+
+class DeadlinePassed(Evicted):
+    """The deadline passed while the request waited."""
+
+
+class Cancelled(Evicted):
+    """The client went away."""
+
+
+class ShuttingDown(Evicted):
+    """The server is stopping."""
+
+
+class EngineError(SloServeError):
+    """The engine under us failed."""
+
+
+class InternalError(SloServeError):
+    """A bug in this package."""

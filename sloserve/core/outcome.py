@@ -1,0 +1,19 @@
+"""How a request ended: a label of few values, so that it can be a metric's label."""
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """Exactly one of these ends every request; the error behind it, if any, carries the detail."""
+
+    COMPLETED = "completed"
+    REJECTED = "rejected"
+    """Refused before queueing (:class:`~sloserve.core.errors.Rejected`, :class:`~sloserve.core.errors.InvalidRequest`)."""
+    EVICTED = "evicted"
+    """Given up after queueing (:class:`~sloserve.core.errors.Evicted`)."""
+    ABORTED = "aborted"
+    """The client went away."""
+    FAILED = "failed"
+    """The engine or this package failed."""
+    LOST = "lost"
+    """Never ended: the simulator ran out of work that could be scheduled. Always a bug; counted so that it shows."""

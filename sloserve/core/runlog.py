@@ -1,0 +1,67 @@
+"""What one run of a workload left behind: per request the time of every token, per engine step what it did.
+
+Written by the virtual engine and by the bench client alike, read by reports. Times are seconds from the start of the run.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.core.outcome import Outcome
+from sloserve.core.request import WorkloadRequest
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestLog:
+    """How one request fared.
+
+    token_times_s: ``[tokens delivered]``, ascending: when each left the engine; empty if none did.
+    recomputed_tokens: tokens whose KV was computed again after evictions.
+    """
+
+    request: WorkloadRequest
+    outcome: Outcome
+    token_times_s: FloatArray
+    num_preemptions: int = 0
+    recomputed_tokens: int = 0
+
+    @property
+    def first_token_s(self) -> float | None:
+        return float(self.token_times_s[0]) if self.token_times_s.size else None
+
+    @property
+    def finish_s(self) -> float | None:
+        """Time of the last token of a completed request, else ``None``."""
+        return float(self.token_times_s[-1]) if self.outcome is Outcome.COMPLETED and self.token_times_s.size else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepLog:
+    """One entry per executed engine step, all ``[steps]``: when it ended and lasted, its tokens, and the engine around it.
+
+    kv_utilization: share of KV blocks in use, 0..1, when the step was scheduled.
+    """
+
+    end_s: FloatArray
+    duration_s: FloatArray
+    scheduled_tokens: IntArray
+    running: IntArray
+    waiting: IntArray
+    kv_utilization: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunLog:
+    """One run: the requests in the order of the workload, the steps, and wall-clock measurements.
+
+    timing: measured, so different in each run: plan_us_mean, plan_us_p99, vllm_schedule_us_mean, wall_s. Nothing else is.
+    """
+
+    requests: list[RequestLog]
+    steps: StepLog
+    timing: dict[str, float] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)

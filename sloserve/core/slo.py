@@ -1,0 +1,114 @@
+"""What a request asks for: latency targets, and the service class that supplies defaults.
+
+Targets are durations from arrival (TTFT, end-to-end) or between tokens (TPOT), in seconds, or a speed in tokens per second
+(TDS, token delivery speed: how fast the reader digests). Any subset may be given; an absent one is ``None`` and promises nothing.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from sloserve.core.errors import ConfigError
+
+MAX_TARGET_S = 7 * 24 * 3600.0
+"""Longest duration a target may ask for: a week. Longer ones are typing errors (milliseconds for seconds)."""
+
+MAX_TDS = 10_000.0
+"""Fastest delivery speed, tokens/s, that a target may ask for; no engine streams one request faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The targets of one request; ``None`` where it has none.
+
+    ttft_s: arrival to first token. tpot_s: mean time per output token after the first. e2e_s: arrival to last token.
+    tds: tokens per second the user digests (Andes, Sec. 3.1).
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    tds: float | None = None
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            limit = MAX_TDS if f.name == "tds" else MAX_TARGET_S
+            if value is not None and not (math.isfinite(value) and 0.0 < value <= limit):
+                raise ValueError(f"{f.name}: {value!r} is not a positive number up to {limit:g}")
+
+    def __bool__(self) -> bool:
+        """Whether any target is set."""
+        return any(getattr(self, f.name) is not None for f in fields(self))
+
+    def over(self, default: "Targets") -> "Targets":
+        """These targets, with what they leave open taken from ``default``."""
+        missing = {f.name: getattr(default, f.name) for f in fields(self) if getattr(self, f.name) is None}
+        return replace(self, **missing)
+
+
+@dataclass(frozen=True, slots=True)
+class SLOClass:
+    """A service class: default targets, rank among classes, and the age from which it must not be overtaken without bound.
+
+    rank: lower is more urgent. aged_after_s: waiting time after which the adapter's ageing guard counts a request as aged.
+    """
+
+    name: str
+    rank: int
+    targets: Targets = field(default_factory=Targets)
+    aged_after_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """What one request asks for: its class, and its targets after the class's defaults were filled in."""
+
+    slo_class: SLOClass
+    targets: Targets
+
+
+class ClassTable:
+    """The service classes of one deployment, and which of them a request gets that names none."""
+
+    def __init__(self, classes: Mapping[str, SLOClass], default: str) -> None:
+        if default not in classes:
+            raise ConfigError(f"default class {default!r} is not one of {', '.join(classes)}")
+        self._classes = dict(classes)
+        self.default = self._classes[default]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._classes.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._classes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all classes, in the order they were given."""
+        return tuple(self._classes)
+
+    def __getitem__(self, name: str) -> SLOClass:
+        """Raises: KeyError for an unknown class; callers turn it into their own message."""
+        return self._classes[name]
+
+    def slo(self, name: str | None, targets: Targets) -> SLO:
+        """The SLO of a request of class ``name`` (``None``: the default class) that states ``targets`` of its own."""
+        slo_class = self.default if name is None else self._classes[name]
+        return SLO(slo_class, targets.over(slo_class.targets))
+
+
+def _default_classes() -> dict[str, SLOClass]:
+    return {
+        c.name: c
+        for c in (
+            SLOClass("priority", rank=0, aged_after_s=30.0),
+            SLOClass("interactive", rank=1, aged_after_s=60.0),
+            SLOClass("batch", rank=2, aged_after_s=600.0),
+            SLOClass("background", rank=3, aged_after_s=3600.0),
+        )
+    }
+
+
+DEFAULT_CLASSES = ClassTable(_default_classes(), default="interactive")
+"""The classes of a deployment that configures none; none of them has targets of its own."""

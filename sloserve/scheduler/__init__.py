@@ -1,0 +1,1 @@
+"""Scheduling policies and the contract they are written against: rows in, plan out. Knows nothing of vLLM."""

@@ -1,0 +1,141 @@
+"""The contract between engine and policy: a policy turns a snapshot of the engine into a plan.
+
+Purity: what a policy plans follows from the events it was given, the snapshots it saw and its seed. It reads no clock, does no
+I/O, uses no global random state. The same object runs in live vLLM, in the virtual-time simulator and in shadow mode.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sloserve.scheduler.rows import IntArray, Rows, State
+
+NO_SLOTS: IntArray = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the engine can do, as of now.
+
+    free_blocks, total_blocks, block_size: KV cache, in blocks and tokens a block. max_num_seqs: requests that may run at once.
+    token_budget: tokens one step may compute. free_slots: how many more requests could be admitted now.
+    """
+
+    free_blocks: int
+    total_blocks: int
+    block_size: int
+    max_num_seqs: int
+    token_budget: int
+    free_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The engine as a policy sees it. Slots index the columns of ``rows``; the two arrays are sets, ascending, not orders.
+
+    waiting: requests that could be admitted (never admitted, or evicted); blocked ones are left out. running: admitted ones.
+    """
+
+    rows: Rows
+    waiting: IntArray
+    running: IntArray
+    engine: EngineFacts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What the engine shall do in the next steps. Arrays hold slots; ``None`` leaves the engine's own choice untouched.
+
+    running: service order of admitted requests, first served first; KV shortage takes victims from its end. Those not named
+        keep their present order behind the named ones.
+    waiting: admission order, may name requests that ``evict`` sends there. Those not named keep their present order behind.
+    evict: admitted requests to preempt now; their KV is dropped and recomputed when they are admitted again.
+    pause: admitted requests that get no tokens in the next step; they keep KV and slot.
+    max_running: no admission while this many requests run. token_budget: tokens a step may compute.
+    prefill_chunk_tokens: most prompt tokens one request may get in a step while others wait or run.
+    A plan holds until the next one; ``evict`` is carried out once, ``pause`` in each step until then.
+    """
+
+    running: IntArray | None = None
+    waiting: IntArray | None = None
+    evict: IntArray = field(default_factory=lambda: NO_SLOTS)
+    pause: IntArray = field(default_factory=lambda: NO_SLOTS)
+    max_running: int | None = None
+    token_budget: int | None = None
+    prefill_chunk_tokens: int | None = None
+
+    IDENTITY: ClassVar["Plan"]
+    """The engine's own behaviour, untouched."""
+
+
+Plan.IDENTITY = Plan()
+
+
+class PlanError(Exception):
+    """A fresh plan that cannot be carried out; the adapter answers with the identity plan for the step."""
+
+
+def check_plan(plan: Plan, snapshot: Snapshot) -> None:
+    """Raises PlanError unless every slot is known, in the right state and named once, and every limit is possible."""
+    state = snapshot.rows.state
+
+    def states(name: str, slots: IntArray) -> Any:
+        if slots.ndim != 1 or not np.issubdtype(slots.dtype, np.integer):
+            raise PlanError(f"{name}: an array of slots is one-dimensional and integer, not {slots.dtype}{list(slots.shape)}")
+        if slots.size and (slots.min() < 0 or slots.max() >= state.size):
+            raise PlanError(f"{name}: names a slot outside 0..{state.size - 1}")
+        if slots.size > 1 and np.bincount(slots).max() > 1:
+            raise PlanError(f"{name}: names a request twice")
+        return state[slots]
+
+    for name, slots in (("running", plan.running), ("evict", plan.evict), ("pause", plan.pause)):
+        if slots is not None and not np.all(states(name, slots) == State.RUNNING):
+            raise PlanError(f"{name}: names a request that is not running")
+    if plan.waiting is not None:
+        found = states("waiting", plan.waiting)
+        idle = (found == State.WAITING) | (found == State.PREEMPTED)
+        if not np.all(idle | np.isin(plan.waiting, plan.evict)):
+            raise PlanError("waiting: names a request that is neither waiting nor evicted by this plan")
+    for name in ("max_running", "token_budget", "prefill_chunk_tokens"):
+        limit = getattr(plan, name)
+        if limit is not None and limit < 1:
+            raise PlanError(f"{name}: {limit} leaves the engine nothing to do; the least is 1")
+
+
+class Policy(ABC):
+    """Which requests shall be served next, and which shall give way?
+
+    Subclasses are registered under the entry point group ``sloserve.policies``; ``Settings`` is a dataclass of their options.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """Columns of :class:`~sloserve.scheduler.rows.Rows` that this policy reads; with none it can only return IDENTITY."""
+
+    wants_progress: ClassVar[bool] = False
+    """Whether :meth:`progressed` is to be called; costs one call a step."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Options of the policy, as given in configuration; unknown names are errors."""
+
+    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
+        self.settings = settings if settings is not None else self.Settings()
+        self.seed = seed
+
+    def arrived(self, rows: Rows, slot: int, now_s: float) -> None:  # noqa: B027 - an optional hook
+        """A request was enqueued; its row is complete."""
+
+    def progressed(self, rows: Rows, slots: IntArray, tokens: IntArray, now_s: float) -> None:  # noqa: B027
+        """The requests in ``slots`` got ``tokens`` new output tokens each, both ``[n]``."""
+
+    def finished(self, rows: Rows, slot: int, now_s: float) -> None:  # noqa: B027
+        """A request ended, in whatever way; its row is still there, and is freed after this call."""
+
+    @abstractmethod
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        """The plan from now on. The snapshot is read only and valid during the call. Ties end in ``seq``.
+
+        May raise: the adapter then plans the identity for the step, logs once and counts.
+        """

@@ -1,0 +1,86 @@
+"""Policies by name: the entry point group ``sloserve.policies``, in which third parties register theirs as we do ours.
+
+A policy is written ``name`` or ``name:option=value:option=value``, on the command line and in configuration alike.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, get_type_hints
+
+from sloserve.core.errors import ConfigError
+from sloserve.scheduler.policy import Policy
+
+GROUP = "sloserve.policies"
+HIDDEN = frozenset({"chaos"})
+"""Registered for tests alone; not offered to users, yet loadable by name."""
+
+
+def _entry_points() -> dict[str, EntryPoint]:
+    return {ep.name: ep for ep in entry_points(group=GROUP)}
+
+
+def policy_names() -> tuple[str, ...]:
+    """Names of all installed policies, sorted."""
+    return tuple(sorted(_entry_points().keys() - HIDDEN))
+
+
+def parse_policy(text: str) -> tuple[str, dict[str, str]]:
+    """Splits ``name:option=value:...`` into the name and its options.
+
+    Raises: ConfigError when an option is not of the form ``option=value``.
+    """
+    name, *pairs = text.strip().split(":")
+    options: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"policy {text!r}: {pair!r} is not of the form option=value")
+        options[key.strip()] = value.strip()
+    return name, options
+
+
+def make_policy(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Policy:
+    """Builds the policy registered under ``name`` with its ``Settings`` filled from ``options``.
+
+    Raises: ConfigError for an unknown policy or option, or a value of the wrong type.
+    """
+    found = _entry_points().get(name)
+    if found is None:
+        close = difflib.get_close_matches(name, policy_names(), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"unknown policy {name!r}; installed: {', '.join(policy_names())}{hint}")
+    try:
+        cls = found.load()
+    except Exception as error:
+        raise ConfigError(f"policy {name!r} ({found.value}) cannot be loaded: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Policy)):
+        raise ConfigError(f"policy {name!r}: {found.value} is not a subclass of sloserve.scheduler.policy.Policy")
+    return cls(_settings(name, cls, options or {}), seed=seed)
+
+
+def _settings(name: str, cls: type[Policy], options: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(cls.Settings)
+    known = {f.name for f in dataclasses.fields(cls.Settings)}
+    values = {}
+    for key, value in options.items():
+        if key not in known:
+            raise ConfigError(f"policy {name!r} has no option {key!r}; it has: {', '.join(sorted(known)) or 'none'}")
+        values[key] = _convert(f"policy {name!r}, option {key!r}", value, hints[key])
+    try:
+        return cls.Settings(**values)
+    except ValueError as error:
+        raise ConfigError(f"policy {name!r}: {error}") from error
+
+
+def _convert(where: str, value: Any, kind: Any) -> Any:
+    if kind is bool and isinstance(value, str):
+        flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        if value.lower() not in flags:
+            raise ConfigError(f"{where}: {value!r} is not true or false")
+        return flags[value.lower()]
+    try:
+        return kind(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where}: {value!r} is not a valid {kind.__name__}") from None
