@@ -1,0 +1,25 @@
+"""Ranking of requests: the first few by a policy's key, without sorting them all.
+
+A policy ranks thousands of waiting requests in each plan, of which a step admits at most ``max_num_seqs``.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sloserve.kernels import _csrc
+
+
+def top_k(keys: ArrayLike, seqs: ArrayLike, k: int) -> NDArray[np.int64]:
+    """Indices ``[min(k, n)]`` of the ``k`` smallest of ``n`` requests by (key, seq), ascending.
+
+    keys: ``[n]``, any real numbers; infinities rank where they belong, NaN last. seqs: ``[n]``, integers that break ties.
+    Takes O(n + k log k).
+
+    Raises: ValueError for a negative ``k``, or when the two are not one-dimensional and of one length.
+    """
+    key_column = np.ascontiguousarray(keys, dtype=np.float64)
+    seq_column = np.ascontiguousarray(seqs, dtype=np.int64)
+    for name, column in (("keys", key_column), ("seqs", seq_column)):
+        if column.ndim != 1:
+            raise ValueError(f"{name}: shape {column.shape} is not one-dimensional")
+    return _csrc.top_k(key_column, seq_column, k)
