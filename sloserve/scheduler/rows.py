@@ -57,6 +57,9 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "pausable": (np.bool_, True),
 }
 
+ALWAYS_KEPT = frozenset({"seq", "state", "evictable", "pausable"})
+"""Columns that the contract itself reads."""
+
 PROGRESS_COLUMNS = frozenset({"first_token_s", "last_token_s"})
 """Columns written as each step's output arrives."""
 
@@ -68,14 +71,14 @@ class Rows:
     """Columns as attributes (``rows.arrival_s``), each ``[capacity]``; index them with slots.
 
     Args:
-        needs: the columns to keep; ``seq`` and ``state`` are always kept.
+        needs: the columns to keep, beside those that are always kept.
     """
 
     def __init__(self, needs: frozenset[str], capacity: int = 64) -> None:
         unknown = sorted(needs - COLUMNS.keys())
         if unknown:
             raise ValueError(f"unknown row columns {unknown}; known: {', '.join(COLUMNS)}")
-        self.kept = needs | {"seq", "state"}
+        self.kept = needs | ALWAYS_KEPT
         self._capacity = 0
         self._free: list[int] = []
         self._next_seq = 0

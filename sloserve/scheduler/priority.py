@@ -1,0 +1,44 @@
+"""Strict priority: the request's own number first (lower is earlier, as in vLLM), then the rank of its class, then arrival.
+
+Differs from vLLM's ``--scheduling-policy priority``: a waiting request of better priority evicts a running one also when all
+``max_num_seqs`` slots are taken, not only when KV blocks run out (vLLM #40004).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sloserve.scheduler.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key
+from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from sloserve.scheduler.rows import FloatArray, IntArray, Rows
+
+_CLASS_RANKS = 1024
+"""More than any deployment has classes: keeps the request's own number the leading digit of the key."""
+
+
+def _keys(rows: Rows, slots: IntArray) -> FloatArray:
+    return (rows.priority[slots] * _CLASS_RANKS + rows.class_rank[slots]).astype("float64")
+
+
+class Priority(Policy):
+    """Serves the best priority; evicts for a strictly better one."""
+
+    needs = EVICTION_COLUMNS | {"priority", "class_rank"}
+
+    @dataclass(frozen=True)
+    class Settings:
+        """evict: whether to evict at all. max_preemptions: a request preempted so often is left alone."""
+
+        evict: bool = True
+        max_preemptions: int = 3
+
+        def __post_init__(self) -> None:
+            if self.max_preemptions < 0:
+                raise ValueError("max_preemptions must not be negative")
+
+    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self._rule = EvictionRule(max_preemptions=self.settings.max_preemptions) if self.settings.evict else None
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        rows = snapshot.rows
+        return plan_by_key(snapshot, _keys(rows, snapshot.waiting), _keys(rows, snapshot.running), evict=self._rule)

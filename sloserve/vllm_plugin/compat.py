@@ -1,0 +1,109 @@
+"""The one place that names vLLM's private attributes, and what differs between its versions.
+
+The scheduler interface of vLLM is not public. Whatever of it this package reads or calls stands in the tables below and is checked
+once at start-up, so that a vLLM that moved something fails with a name instead of a wrong schedule.
+"""
+
+import os
+from typing import Any
+
+import vllm
+from vllm.v1.request import Request, RequestStatus
+
+from sloserve.core.errors import ConfigError
+from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
+
+SCHEDULER_ATTRIBUTES = (
+    "running", "waiting", "requests", "current_step", "kv_cache_manager", "max_num_running_reqs", "max_num_scheduled_tokens",
+    "scheduler_config", "lora_config", "connector", "requires_kv_delivery", "use_pp", "is_encoder_decoder", "has_mamba_layers",
+    "num_spec_tokens", "use_v2_model_runner", "num_sampled_tokens_per_step", "vllm_config", "block_size",
+)  # fmt: skip
+SCHEDULER_METHODS = ("schedule", "update_from_output", "add_request", "_preempt_request", "_free_request")
+REQUEST_ATTRIBUTES = (
+    "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_output_placeholders", "prefill_stats",
+    "resumable", "structured_output_request", "lora_request", "status", "num_preemptions",
+)  # fmt: skip
+
+BLOCKED_STATUSES = frozenset(
+    {
+        RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+        RequestStatus.WAITING_FOR_REMOTE_KVS,
+        RequestStatus.WAITING_FOR_STREAMING_REQ,
+    }
+)
+
+
+def check_version() -> None:
+    """Raises: ConfigError when this vLLM was never tested and the operator has not said that it may be used."""
+    version = vllm.__version__.split("+")[0]
+    if version not in TESTED_VLLM and os.environ.get(ALLOW_UNTESTED) != "1":
+        raise ConfigError(
+            f"vLLM {version} is not tested with sloserve; tested: {', '.join(TESTED_VLLM)}. "
+            f"Install one of these, or set {ALLOW_UNTESTED}=1 to try it anyway."
+        )
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Raises: ConfigError naming every attribute this package needs that the scheduler no longer has."""
+    missing = [f"Scheduler.{name}" for name in SCHEDULER_ATTRIBUTES + SCHEDULER_METHODS if not hasattr(scheduler, name)]
+    probe = set(Request.__init__.__code__.co_names) | set(dir(Request))
+    missing += [f"Request.{name}" for name in REQUEST_ATTRIBUTES if name not in probe]
+    if missing:
+        raise ConfigError(
+            f"vLLM {vllm.__version__} lacks {', '.join(missing)}, which sloserve needs; use one of {', '.join(TESTED_VLLM)}"
+        )
+
+
+def admission_limit_name(scheduler: Any) -> str:
+    """The attribute that bounds admission: 0.31 separated it from the number of model-runner slots."""
+    return "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
+
+
+def pause_for_next_step(scheduler: Any, request: Request) -> None:
+    """Makes the next ``schedule()`` pass ``request`` over; it keeps KV and slot, and the pause ends by itself.
+
+    vLLM skips a running request until ``next_decode_eligible_step`` (made for pipeline parallelism), in every configuration;
+    ``schedule()`` first counts ``current_step`` up by one.
+    """
+    request.next_decode_eligible_step = scheduler.current_step + 2
+
+
+def is_blocked(request: Request) -> bool:
+    """Whether a waiting request waits for something that is not the scheduler's to give."""
+    if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        pending = request.structured_output_request
+        return pending is None or pending.grammar is None
+    return request.status in BLOCKED_STATUSES
+
+
+def lora_id(request: Request) -> int | None:
+    return request.lora_request.lora_int_id if request.lora_request is not None else None
+
+
+def free_blocks(scheduler: Any) -> int:
+    return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+
+def total_blocks(scheduler: Any) -> int:
+    return int(scheduler.kv_cache_manager.block_pool.num_gpu_blocks)
+
+
+def identity_reason(scheduler: Any) -> str | None:
+    """Why only the identity plan is safe with this engine, or ``None`` where plans are shown to keep outputs equal."""
+    config = scheduler.vllm_config
+    if config.model_config.runner_type == "pooling":
+        return "pooling models"
+    if scheduler.use_pp:
+        return "pipeline parallelism"
+    if scheduler.is_encoder_decoder:
+        return "encoder-decoder models"
+    if scheduler.has_mamba_layers:
+        return "Mamba layers"
+    if scheduler.connector is not None and scheduler.requires_kv_delivery:
+        return "a KV connector that requires delivery"
+    return None
+
+
+def may_pause(scheduler: Any) -> bool:
+    """Whether pausing is shown to keep outputs equal: not under speculative decoding, not beside a KV connector."""
+    return scheduler.num_spec_tokens == 0 and scheduler.connector is None

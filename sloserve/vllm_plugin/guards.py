@@ -1,0 +1,141 @@
+"""What holds whatever a policy plans: bounded planning cost, bounded overtaking, liveness, and requests that must not be touched."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sloserve.core.slo import ClassTable
+from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
+from sloserve.scheduler.rows import IntArray, Rows, State
+
+
+class PlanBudget:
+    """Amortises planning: a new plan is made once the time since the last one, times ``share``, covers what that one cost.
+
+    measure: reads a cost meter in seconds. Live, a monotonic timer; in the simulator the profile's constant stands in for it, so
+    that virtual runs do not depend on the machine they run on.
+    """
+
+    def __init__(self, share: float, measure: Callable[[], float] = time.perf_counter, fixed_cost_s: float | None = None) -> None:
+        self._share = share
+        self._measure = measure
+        self._fixed_cost_s = fixed_cost_s
+        self._last_cost_s = 0.0
+        self._last_plan_s = -math.inf
+        self._started = 0.0
+
+    def allows(self, now_s: float) -> bool:
+        return (now_s - self._last_plan_s) * self._share >= self._last_cost_s
+
+    def start(self) -> None:
+        self._started = self._measure()
+
+    def stop(self, now_s: float) -> float:
+        """Books the plan that :meth:`start` began; returns what it really cost, in seconds."""
+        cost_s = self._measure() - self._started
+        self._last_cost_s = cost_s if self._fixed_cost_s is None else self._fixed_cost_s
+        self._last_plan_s = now_s
+        return cost_s
+
+
+class Ageing:
+    """Bounded overtaking: every ``period``-th admission belongs to the oldest aged request, whatever the policy ranks first.
+
+    A request is aged once it has waited for its class's ``aged_after_s``. With k aged requests before it, at most
+    ``(k + 1) * period`` requests are admitted before it. A request admitted in this way is not evicted again by a plan.
+    """
+
+    NEEDS = frozenset({"arrival_s", "class_id"})
+
+    def __init__(self, share: float, classes: ClassTable) -> None:
+        self.period = math.ceil(1.0 / share) if share > 0 else None
+        self._age_s = np.array([c.aged_after_s for c in classes])
+        self._since_aged = 0
+        self._protected: set[int] = set()
+
+    def aged(self, rows: Rows, waiting: IntArray, now_s: float) -> IntArray:
+        """The aged requests among ``waiting``, oldest first."""
+        if self.period is None or not waiting.size:
+            return NO_SLOTS
+        old = waiting[now_s - rows.arrival_s[waiting] > self._age_s[rows.class_id[waiting]]]
+        return old[np.argsort(rows.seq[old])]
+
+    def weave(self, order: IntArray, aged: IntArray) -> IntArray:
+        """``order`` with ``aged`` requests at the positions that are theirs; every request still stands once."""
+        if not aged.size or self.period is None:
+            return order
+        rest = order[~np.isin(order, aged)]
+        out: list[int] = []
+        position, taken = self._since_aged, 0
+        for slot in rest:
+            if position % self.period == self.period - 1 and taken < aged.size:
+                out.append(int(aged[taken]))
+                taken += 1
+                position += 1
+            out.append(int(slot))
+            position += 1
+        return np.array(out + [int(s) for s in aged[taken:]], np.int64)
+
+    def admitted(self, rows: Rows, slots: IntArray, aged: IntArray) -> None:
+        """Counts the step's admissions, and protects the aged ones among them from eviction."""
+        for slot in slots:
+            if slot in aged:
+                self._since_aged = 0
+                self._protected.add(int(slot))
+                rows.evictable[slot] = False
+            else:
+                self._since_aged += 1
+
+    def finished(self, slot: int) -> None:
+        self._protected.discard(slot)
+
+    def is_protected(self, slot: int) -> bool:
+        return slot in self._protected
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What this engine lets a plan do without changing outputs."""
+
+    evict: bool = True
+    pause: bool = True
+
+
+def permitted(plan: Plan, snapshot: Snapshot, can: Capabilities) -> Plan:
+    """``plan`` without evictions and pauses of requests that must not be touched; a request is not both evicted and paused."""
+    rows = snapshot.rows
+    evict = plan.evict[rows.evictable[plan.evict]] if can.evict else NO_SLOTS
+    pause = plan.pause[rows.pausable[plan.pause]] if can.pause else NO_SLOTS
+    if evict.size and pause.size:
+        pause = pause[~np.isin(pause, evict)]
+    if evict.size == plan.evict.size and pause.size == plan.pause.size:
+        return plan
+    return replace(plan, evict=evict, pause=pause)
+
+
+def keep_alive(plan: Plan, snapshot: Snapshot) -> Plan:
+    """``plan``, changed where it would leave the engine with nothing to schedule.
+
+    A running request that is neither evicted nor paused can always be scheduled, since KV shortage takes its victims from the
+    others. Without one, nothing is paused (paused requests hold the KV and slots that admissions need), and if nobody waits who
+    could be admitted at once, the request served first is not evicted.
+    """
+    running = snapshot.running
+    if not running.size or running.size > plan.evict.size + plan.pause.size:
+        return plan
+    kept = running[~np.isin(running, plan.evict)]
+    if kept.size > plan.pause.size:
+        return plan
+    if kept.size:
+        return replace(plan, pause=NO_SLOTS)
+    fresh = snapshot.rows.state[snapshot.waiting] == State.WAITING
+    if fresh.any():
+        return replace(plan, pause=NO_SLOTS)
+    # Evicted requests cannot be admitted again before their tokens in flight have arrived: one keeps running.
+    first = running[np.argmin(snapshot.rows.seq[running])]
+    evict = plan.evict[plan.evict != first]
+    order = None if plan.waiting is None else plan.waiting[plan.waiting != first]
+    return replace(plan, evict=evict, pause=NO_SLOTS, waiting=order)

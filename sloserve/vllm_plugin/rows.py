@@ -1,0 +1,187 @@
+"""Keeps the request table in step with vLLM's scheduler: which request has which slot, and what its columns say."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from vllm.v1.request import Request
+
+from sloserve.core.errors import InvalidRequest
+from sloserve.core.slo import SLO, ClassTable, Targets
+from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
+from sloserve.scheduler.rows import GATHERED_COLUMNS, IntArray, Rows, State
+from sloserve.vllm_plugin import compat
+from sloserve.wire.xargs import parse_slo, stated_output_tokens
+
+logger = logging.getLogger(__name__)
+
+_NAN = float("nan")
+
+
+class RequestTable:
+    """The rows of one engine. Sessions with streaming input have none, so that no policy can touch them."""
+
+    def __init__(self, needs: frozenset[str], classes: ClassTable, counters: Counter[str]) -> None:
+        self.rows = Rows(needs)
+        self.slot_of: dict[str, int] = {}
+        self.request_at: dict[int, Request] = {}
+        self._classes = classes
+        self._class_id = {c.name: i for i, c in enumerate(classes)}
+        self._gathered = sorted(self.rows.kept & GATHERED_COLUMNS)
+        self._blocked: dict[int, Request] = {}
+        self._loras: Counter[int] = Counter()
+        self._counters = counters
+
+    def add(self, request: Request) -> int | None:
+        """A row for a newly queued request, or ``None`` for one that is not ours to plan."""
+        if request.resumable or request.sampling_params is None:
+            return None
+        slo, stated = self._slo(request)
+        targets = slo.targets
+        slot = self.rows.add(
+            arrival_s=request.arrival_time,
+            priority=request.priority,
+            class_rank=slo.slo_class.rank,
+            class_id=self._class_id[slo.slo_class.name],
+            ttft_s=_NAN if targets.ttft_s is None else targets.ttft_s,
+            tpot_s=_NAN if targets.tpot_s is None else targets.tpot_s,
+            e2e_s=_NAN if targets.e2e_s is None else targets.e2e_s,
+            tds=_NAN if targets.tds is None else targets.tds,
+            prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+            oracle_output_tokens=-1 if stated is None else stated,
+        )
+        self.slot_of[request.request_id] = slot
+        self.request_at[slot] = request
+        if compat.is_blocked(request):
+            self.rows.state[slot] = State.BLOCKED
+            self._blocked[slot] = request
+        lora = compat.lora_id(request)
+        if lora is not None:
+            self._loras[lora] += 1
+        return slot
+
+    def _slo(self, request: Request) -> tuple[SLO, int | None]:
+        extra_args = request.sampling_params.extra_args
+        try:
+            return parse_slo(extra_args, self._classes), stated_output_tokens(extra_args)
+        except InvalidRequest as error:
+            # The engine cannot answer 400 any more; ``sloserve serve`` has refused such a request before it came here.
+            self._counters["malformed_slo"] += 1
+            if self._counters["malformed_slo"] == 1:
+                logger.warning("request %s is served without its SLO: %s", request.request_id, error)
+            return self._classes.slo(None, Targets()), None
+
+    def preempted(self, request: Request) -> None:
+        slot = self.slot_of.get(request.request_id)
+        if slot is None:
+            return
+        rows = self.rows
+        rows.state[slot] = State.PREEMPTED
+        for name, value in (
+            ("computed_tokens", 0),
+            ("kv_blocks", 0),
+            ("in_flight_tokens", request.num_in_flight_tokens),
+            ("output_tokens", request.num_output_tokens),
+            ("num_preemptions", request.num_preemptions),
+        ):
+            if name in rows.kept:
+                getattr(rows, name)[slot] = value
+
+    def admitted(self, output: Any) -> IntArray:
+        """Marks what the step's ``SchedulerOutput`` admitted as running; returns their slots."""
+        ids = [new.req_id for new in output.scheduled_new_reqs]
+        ids.extend(output.scheduled_cached_reqs.resumed_req_ids)
+        if not ids:
+            return NO_SLOTS
+        slots = np.array([self.slot_of[i] for i in ids if i in self.slot_of], np.int64)
+        self.rows.state[slots] = State.RUNNING
+        if self._blocked:
+            for slot in slots:
+                self._blocked.pop(int(slot), None)
+        if "cached_tokens" in self.rows.kept:
+            for slot in slots:
+                stats = self.request_at[int(slot)].prefill_stats
+                if stats is not None:
+                    self.rows.cached_tokens[slot] = stats.num_cached_tokens
+        return slots
+
+    def progressed(self, outputs: Mapping[int, Any], now_s: float) -> tuple[IntArray, IntArray]:
+        """Books the new tokens in a step's outputs; returns slots and token counts of requests that go on."""
+        found = [
+            (slot, len(out.new_token_ids))
+            for batch in outputs.values()
+            for out in batch.outputs
+            if out.new_token_ids and (slot := self.slot_of.get(out.request_id)) is not None
+        ]
+        if not found:
+            return NO_SLOTS, NO_SLOTS
+        slots, tokens = np.array(found, np.int64).T
+        rows = self.rows
+        if "first_token_s" in rows.kept:
+            fresh = slots[np.isnan(rows.first_token_s[slots])]
+            rows.first_token_s[fresh] = now_s
+        if "last_token_s" in rows.kept:
+            rows.last_token_s[slots] = now_s
+        return slots, tokens
+
+    def finished(self, request: Request) -> int | None:
+        """Completes the row of a request that ends; the caller frees it with :meth:`drop`."""
+        slot = self.slot_of.get(request.request_id)
+        if slot is not None and "output_tokens" in self.rows.kept:
+            self.rows.output_tokens[slot] = request.num_output_tokens
+        return slot
+
+    def drop(self, request: Request) -> None:
+        slot = self.slot_of.pop(request.request_id)
+        del self.request_at[slot]
+        self._blocked.pop(slot, None)
+        lora = compat.lora_id(request)
+        if lora is not None:
+            self._loras[lora] -= 1
+            if not self._loras[lora]:
+                del self._loras[lora]
+        self.rows.free(slot)
+
+    def snapshot(self, running: Iterable[Request], engine: EngineFacts, max_loras: int | None) -> Snapshot:
+        """The engine's state for a policy; gathers the columns that change with every step from the running requests."""
+        for slot, request in list(self._blocked.items()):
+            if not compat.is_blocked(request):
+                del self._blocked[slot]
+                self.rows.state[slot] = State.WAITING if request.num_preemptions == 0 else State.PREEMPTED
+        rows = self.rows
+        if self._gathered:
+            known = [r for r in running if r.request_id in self.slot_of]
+            slots = np.array([self.slot_of[r.request_id] for r in known], np.int64)
+            self._gather(known, slots, engine.block_size)
+        if max_loras is not None:
+            self._guard_loras(max_loras)
+        return Snapshot(rows, rows.slots_in(State.WAITING, State.PREEMPTED), rows.slots_in(State.RUNNING), engine)
+
+    def _gather(self, known: list[Request], slots: IntArray, block_size: int) -> None:
+        rows = self.rows
+        computed = None
+        if "computed_tokens" in rows.kept or "kv_blocks" in rows.kept:
+            computed = np.array([r.num_computed_tokens for r in known], np.int64)
+        for name in self._gathered:
+            if name == "computed_tokens":
+                rows.computed_tokens[slots] = computed
+            elif name == "kv_blocks":
+                rows.kv_blocks[slots] = -(-computed // block_size)
+            elif name == "output_tokens":
+                rows.output_tokens[slots] = [r.num_output_tokens for r in known]
+            elif name == "in_flight_tokens":
+                rows.in_flight_tokens[slots] = [r.num_in_flight_tokens for r in known]
+
+    def _guard_loras(self, max_loras: int) -> None:
+        """While more adapters are alive than fit, vLLM may pass over whoever lost its place: then none may be evicted or paused.
+
+        A paused request's adapter is not counted as scheduled, so another could take its place and both would run next step.
+        """
+        fits = len(self._loras) <= max_loras
+        for slot, request in self.request_at.items():
+            if compat.lora_id(request) is not None:
+                self.rows.pausable[slot] = fits
+                self.rows.evictable[slot] = fits

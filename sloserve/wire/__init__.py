@@ -1,0 +1,1 @@
+"""SLOs on the wire: how requests state them. Knows no web framework and no engine."""

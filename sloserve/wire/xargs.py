@@ -1,0 +1,75 @@
+"""SLOs in ``vllm_xargs``: flat keys that plain vLLM already carries from the request body to ``SamplingParams.extra_args``.
+
+    slo_ttft_ms, slo_tpot_ms, slo_e2e_ms   milliseconds     slo_tds            tokens per second
+    slo_class                              class name       slo_output_tokens  length of the reply, if the client knows it
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sloserve.core.errors import InvalidRequest
+from sloserve.core.slo import MAX_TARGET_S, MAX_TDS, SLO, ClassTable, Targets
+
+_TARGET_KEYS = {
+    # key: (field of Targets, factor to its unit, limit in the key's own unit, what is allowed)
+    "slo_ttft_ms": ("ttft_s", 1e-3, MAX_TARGET_S * 1e3, "milliseconds"),
+    "slo_tpot_ms": ("tpot_s", 1e-3, MAX_TARGET_S * 1e3, "milliseconds"),
+    "slo_e2e_ms": ("e2e_s", 1e-3, MAX_TARGET_S * 1e3, "milliseconds"),
+    "slo_tds": ("tds", 1.0, MAX_TDS, "tokens per second"),
+}
+PREFIX = "slo_"
+KEYS = (*_TARGET_KEYS, "slo_class", "slo_output_tokens")
+MAX_OUTPUT_TOKENS = 2**31
+
+
+def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
+    """The SLO that ``extra_args`` state; keys that do not begin with ``slo_`` are somebody else's and are ignored.
+
+    Raises: InvalidRequest for an unknown ``slo_`` key, an unknown class, or a value that is not a positive number in range.
+    """
+    args = {k: v for k, v in (extra_args or {}).items() if k.startswith(PREFIX)}
+    for key in args:
+        if key not in KEYS:
+            raise InvalidRequest(key, args[key], f"a known SLO key; known: {', '.join(KEYS)}")
+    targets = {}
+    for key, (name, factor, limit, unit) in _TARGET_KEYS.items():
+        if key in args:
+            targets[name] = _positive(key, args[key], limit, f"a number of {unit} above 0 and up to {limit:g}") * factor
+    slo_class = args.get("slo_class")
+    if slo_class is not None and (not isinstance(slo_class, str) or slo_class not in classes):
+        raise InvalidRequest("slo_class", slo_class, f"one of {', '.join(classes.names)}")
+    stated_output_tokens(extra_args)
+    return classes.slo(slo_class, Targets(**targets))
+
+
+def stated_output_tokens(extra_args: Mapping[str, Any] | None) -> int | None:
+    """The reply's length in tokens as the client states it, or ``None``. Raises: InvalidRequest."""
+    value = (extra_args or {}).get("slo_output_tokens")
+    if value is None:
+        return None
+    return int(
+        _positive("slo_output_tokens", value, MAX_OUTPUT_TOKENS, f"a number of tokens from 1 to {MAX_OUTPUT_TOKENS}")
+    )
+
+
+def _positive(key: str, value: Any, limit: float, allowed: str) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0.0 < number <= limit:
+        raise InvalidRequest(key, value, allowed)
+    return number
+
+
+def to_xargs(slo: SLO, output_tokens: int | None = None) -> dict[str, str | float]:
+    """The inverse of :func:`parse_slo`: what a client sends to state ``slo``."""
+    args: dict[str, str | float] = {"slo_class": slo.slo_class.name}
+    for key, (name, factor, _, _) in _TARGET_KEYS.items():
+        value = getattr(slo.targets, name)
+        if value is not None:
+            args[key] = value / factor
+    if output_tokens is not None:
+        args["slo_output_tokens"] = output_tokens
+    return args
