@@ -1,0 +1,116 @@
+"""EmpiricalLength against a reference written one request at a time, and the promises policies rely on."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloserve.estimator.length import EmpiricalLength, LengthPredictor
+
+NO_CAP = 1 << 40
+
+
+def remaining(predictor: LengthPredictor, class_id: int, so_far: int, max_tokens: int = NO_CAP) -> float:
+    return float(predictor.remaining(np.array([class_id]), np.array([so_far]), np.array([max_tokens]))[0])
+
+
+def naive(lengths: list[int], so_far: int, cap: int, window: int, prior_mean: float, prior_weight: float) -> float:
+    seen = lengths[-window:]
+    mean = (sum(seen) + prior_weight * prior_mean) / (len(seen) + prior_weight)
+    longer = [length - so_far for length in seen if length > so_far]
+    pseudo = prior_weight * (1.0 - 1.0 / mean) ** so_far
+    expected = (sum(longer) + pseudo * mean) / (len(longer) + pseudo) if longer else mean
+    return max(1.0, min(expected, cap - so_far))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    observed=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3000)), max_size=60),
+    asked=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4000), st.integers(0, 5000)), min_size=1, max_size=12),
+    window=st.integers(1, 24),
+    prior_mean=st.floats(1.0, 1000.0),
+    prior_weight=st.floats(0.1, 20.0),
+)
+def test_agrees_with_the_reference(
+    observed: list[tuple[int, int]],
+    asked: list[tuple[int, int, int]],
+    window: int,
+    prior_mean: float,
+    prior_weight: float,
+) -> None:
+    predictor = EmpiricalLength(window, prior_mean, prior_weight)
+    by_class: dict[int, list[int]] = {}
+    for class_id, length in observed:
+        predictor.observe(class_id, length)
+        by_class.setdefault(class_id, []).append(length)
+    columns = [np.array(column, dtype=np.int64) for column in zip(*asked, strict=True)]
+    got = predictor.remaining(*columns)
+    want = [naive(by_class.get(c, []), k, cap, window, prior_mean, prior_weight) for c, k, cap in asked]
+    np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+def test_a_class_never_seen_predicts_the_prior_however_far_a_request_is() -> None:
+    predictor = EmpiricalLength(prior_mean_tokens=100.0)
+    assert [remaining(predictor, 7, k) for k in (0, 50, 5000)] == pytest.approx([100.0] * 3)
+
+
+def test_many_requests_outweigh_the_prior() -> None:
+    predictor = EmpiricalLength()
+    for _ in range(500):
+        predictor.observe(0, 20)
+    assert remaining(predictor, 0, 0) == pytest.approx(20.0, rel=0.02)
+    assert remaining(predictor, 0, 15) == pytest.approx(5.0, rel=0.05)
+
+
+def test_a_request_longer_than_all_seen_predicts_the_classs_mean() -> None:
+    predictor = EmpiricalLength(prior_mean_tokens=20.0)
+    for _ in range(50):
+        predictor.observe(0, 20)
+    assert remaining(predictor, 0, 5000) == pytest.approx(20.0)
+
+
+def test_of_two_modes_the_survivors_of_the_first_are_known_to_be_long() -> None:
+    predictor = EmpiricalLength()
+    for length in [10, 1000] * 100:
+        predictor.observe(0, length)
+    assert remaining(predictor, 0, 100) > 1.5 * remaining(predictor, 0, 0)
+
+
+def test_the_window_forgets() -> None:
+    predictor = EmpiricalLength(window=8)
+    for length in [2000] * 50 + [10] * 8:
+        predictor.observe(0, length)
+    fresh = EmpiricalLength(window=8)
+    for _ in range(8):
+        fresh.observe(0, 10)
+    assert remaining(predictor, 0, 3) == remaining(fresh, 0, 3)
+
+
+def test_a_prediction_follows_a_new_observation() -> None:
+    predictor = EmpiricalLength()
+    before = remaining(predictor, 0, 0)
+    predictor.observe(0, 10_000)
+    assert remaining(predictor, 0, 0) > before
+
+
+@pytest.mark.parametrize(
+    ("so_far", "max_tokens", "expected"), [(0, 30, 30.0), (25, 30, 5.0), (30, 30, 1.0), (40, 30, 1.0)]
+)
+def test_max_tokens_caps_and_one_is_the_least(so_far: int, max_tokens: int, expected: float) -> None:
+    assert remaining(EmpiricalLength(), 0, so_far, max_tokens) == expected
+
+
+def test_no_requests_no_predictions() -> None:
+    none = np.empty(0, np.int64)
+    assert EmpiricalLength().remaining(none, none, none).shape == (0,)
+
+
+def test_a_length_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="output_tokens: 0"):
+        EmpiricalLength().observe(0, 0)
+
+
+@pytest.mark.parametrize("arguments", [(0, 256.0, 4.0), (8, 0.5, 4.0), (8, 256.0, 0.0), (8, float("nan"), 4.0)])
+def test_settings_out_of_range_are_refused(arguments: tuple[int, float, float]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        EmpiricalLength(*arguments)
