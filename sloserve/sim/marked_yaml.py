@@ -1,0 +1,135 @@
+"""YAML whose every value knows where it stands, so that a message can say file, line, column and key.
+
+Values are those of YAML's safe subset. Keys are text; a key that is given twice is an error, and so is an alias that
+contains itself.
+"""
+
+import difflib
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sloserve.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value and its place.
+
+    value: a ``dict[str, Node]``, a ``list[Node]`` or a scalar. place: file, line and column, of its key if it has one.
+    key: its path, as ``classes.chat.share``.
+    """
+
+    value: Any
+    place: str
+    key: str
+
+    def fail(self, message: str) -> ConfigError:
+        """An error about this value: place, key, then ``message``."""
+        return ConfigError(f"{self.place}: {self.key + ': ' if self.key else ''}{message}")
+
+    def not_allowed(self, allowed: str) -> ConfigError:
+        """An error that states the value and what is allowed."""
+        kinds: dict[type, str] = {dict: "a mapping", list: "a list"}
+        return self.fail(f"{kinds.get(type(self.value)) or repr(self.value)} is not {allowed}")
+
+    def mapping(self, keys: Collection[str] | None = None) -> dict[str, "Node"]:
+        """The entries of this mapping, whose keys must be among ``keys`` if those are given.
+
+        Raises: ConfigError if it is no mapping or has another key.
+        """
+        if not isinstance(self.value, dict):
+            raise self.not_allowed(f"a mapping with {', '.join(keys)}" if keys else "a mapping")
+        for key, entry in self.value.items():
+            if keys is not None and key not in keys:
+                close = difflib.get_close_matches(key, keys, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise entry.fail(f"unknown key; allowed: {', '.join(keys)}{hint}")
+        return dict(self.value)
+
+    def text(self) -> str:
+        """Raises: ConfigError unless this is non-empty text."""
+        if not isinstance(self.value, str) or not self.value:
+            raise self.not_allowed("text")
+        return self.value
+
+    def number(self, low: float, high: float, *, above: bool = False) -> float:
+        """The number, within ``low``..``high``, or above ``low`` if ``above``. Text such as ``1e3`` counts as one.
+
+        Raises: ConfigError for anything else.
+        """
+        allowed = f"a number {f'above {low:g}, up to' if above else f'from {low:g} to'} {high:.10g}"
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float | str):
+            raise self.not_allowed(allowed)
+        try:
+            number = float(self.value)
+        except (ValueError, OverflowError):
+            raise self.not_allowed(allowed) from None
+        if not math.isfinite(number) or number > high or number < low or (above and number == low):
+            raise self.not_allowed(allowed)
+        return number
+
+
+def load_yaml(path: Path) -> Node:
+    """The document in the file at ``path``.
+
+    Raises: ConfigError for a file that cannot be read or is not one well-formed YAML document.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}: {error.reason})") from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, source: str) -> Node:
+    """The document in ``text``; ``source`` stands for the file's name in messages.
+
+    Raises: ConfigError unless it is one well-formed YAML document.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            raise ConfigError(f"{source}:1:1: is empty")
+        return _mark(loader, root, source, "", _place(source, root), ())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise ConfigError(f"{source}{at}: is not YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{source}: is not YAML: {error}") from None
+
+
+def _place(source: str, node: yaml.Node) -> str:
+    return f"{source}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+
+def _mark(
+    loader: yaml.SafeLoader, node: yaml.Node, source: str, key: str, place: str, inside: tuple[yaml.Node, ...]
+) -> Node:
+    if node in inside:
+        raise ConfigError(f"{place}: {key}: contains itself")
+    inside = (*inside, node)
+    if isinstance(node, yaml.SequenceNode):
+        items = enumerate(node.value)
+        return Node([_mark(loader, x, source, f"{key}[{i}]", _place(source, x), inside) for i, x in items], place, key)
+    if not isinstance(node, yaml.MappingNode):
+        return Node(loader.construct_object(node), place, key)
+    entries: dict[str, Node] = {}
+    for key_node, value_node in node.value:
+        at = _place(source, key_node)
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(f"{at}: a key is text")
+        name = str(key_node.value)
+        path = f"{key}.{name}" if key else name
+        if name in entries:
+            raise ConfigError(f"{at}: {path}: key is given twice")
+        entries[name] = _mark(loader, value_node, source, path, at, inside)
+    return Node(entries, place, key)
