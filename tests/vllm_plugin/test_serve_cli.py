@@ -1,0 +1,268 @@
+"""``sloserve serve``: mistakes are answered before a model is loaded; a stock OpenAI client streams from a real engine."""
+
+import argparse
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import sloserve
+from sloserve import cli
+from sloserve.core.errors import ConfigError
+from sloserve.vllm_plugin import server
+
+STARTUP_LIMIT_S = 300.0
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["sloserve", *argv])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"sloserve {sloserve.__version__}\n"
+
+
+def test_policies_are_listed_with_what_they_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, "policies") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["edf", "fcfs", "priority", "sjf"]
+    assert all(len(line.split()) > 3 and "cannot be loaded" not in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("edff", r"unknown policy 'edff'; installed: .*; did you mean 'edf'\?"),
+        ("edf:speed=3", "policy 'edf' has no option 'speed'"),
+        ("edf:evict", r"'evict' is not of the form option=value"),
+    ],
+)
+def test_wrong_policy_is_refused_before_vllm_is_imported(
+    policy: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert run_main(monkeypatch, "serve", "builtin:tiny", "--policy", policy) == 2
+    assert re.fullmatch(f"sloserve: .*{message}.*\n", capsys.readouterr().err)
+
+
+@pytest.fixture
+def passed_on(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, list[str]]]:
+    calls: list[tuple[str | None, list[str]]] = []
+    monkeypatch.setattr(server, "serve", lambda policy, args: calls.append((policy, list(args))))
+    return calls
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["m", "--port", "8001", "-tp", "2", "-O3"],
+        ["--port", "8001", "--no-enable-prefix-caching", "m"],
+        ["--config", "server.yaml"],
+        ["m", "--served-model-name", "a", "b", "--hf-overrides", '{"a": 1}', "--json-arg.key", "-1"],
+    ],
+)
+@pytest.mark.parametrize("policy_at", [0, 1, -1])
+def test_vllm_flags_are_passed_on_in_order(
+    flags: list[str], policy_at: int, monkeypatch: pytest.MonkeyPatch, passed_on: list[tuple[str | None, list[str]]]
+) -> None:
+    at = {0: 0, 1: 1 if not flags[0].startswith("-") else 0, -1: len(flags)}[policy_at]
+    assert run_main(monkeypatch, "serve", *flags[:at], "--policy", "edf", *flags[at:]) == 0
+    assert passed_on == [("edf", flags)]
+
+
+def namespace(**flags: object) -> argparse.Namespace:
+    return argparse.Namespace(**{"scheduler_cls": None, "scheduling_policy": "fcfs", "additional_config": {}, **flags})
+
+
+def test_configure_keeps_what_else_the_user_configured() -> None:
+    args = namespace(additional_config={"other": 1, "sloserve": {"seed": 7}})
+    server.configure(args, "sjf")
+    assert args.scheduler_cls == server.SCHEDULER_CLS
+    assert args.additional_config == {"other": 1, "sloserve": {"seed": 7, "policy": "sjf"}}
+
+
+def test_configure_without_policy_leaves_the_default() -> None:
+    args = namespace()
+    server.configure(args, None)
+    assert args.additional_config == {"sloserve": {}}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"scheduler_cls": "a.B"}, "--scheduler-cls a.B: sloserve serve sets the scheduler"),
+        ({"scheduling_policy": "priority"}, "use --policy priority"),
+        ({"additional_config": {"sloserve": {"policy": "sjf"}}}, "--policy edf, but --additional-config has"),
+        ({"additional_config": {"sloserve": {"sede": 1}}}, "sloserve.sede is not a setting.*did you mean 'seed'"),
+        ({"additional_config": {"sloserve": {"policy_options": {"x": 1}}}}, "policy 'edf' has no option 'x'"),
+        ({"additional_config": {"sloserve": []}}, "is not a mapping"),
+    ],
+)
+def test_configure_refuses(flags: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        server.configure(namespace(**flags), "edf")
+
+
+def test_port_in_use_is_one_message() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
+            server.check_port_free("127.0.0.1", port)
+    server.check_port_free("127.0.0.1", port)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["builtin:tiny", "--prot", "1"], "unrecognized arguments: --prot 1; did you mean --port?"),
+        (["builtin:tiny", "--port", "x"], "argument --port: invalid int value: 'x'"),
+        (["builtin:tiny", "--dtype", "int3"], "argument --dtype: invalid choice"),
+        (["--port", "8000"], "no model given; for example: sloserve serve builtin:tiny"),
+        (["--config", "/nowhere.yaml"], "/nowhere.yaml"),
+    ],
+)
+def test_wrong_vllm_flag_is_one_message(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        server.parse_vllm_args(flags)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_tiny_model_sets_defaults_that_flags_override() -> None:
+    args = server.parse_vllm_args(["builtin:tiny", "--max-model-len", "512"])
+    assert (Path(args.model_tag) / "config.json").exists()
+    assert (args.host, args.max_model_len, args.dtype) == ("127.0.0.1", 512, "float32")
+    assert args.served_model_name == ["builtin:tiny"] and args.enforce_eager
+    other = server.parse_vllm_args(["some/model", "--host", "0.0.0.0"])
+    assert (other.model_tag, other.host, other.max_model_len, other.enforce_eager) == (
+        "some/model", "0.0.0.0", None, False,
+    )  # fmt: skip
+
+
+class Server:
+    """A running ``sloserve serve``; its output is read as it comes."""
+
+    def __init__(self, *flags: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log: list[str] = []
+        self._ready = threading.Event()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sloserve.cli", "serve", "builtin:tiny", "--port", str(self.port), *flags],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.log.append(line)
+            if "Application startup complete" in line:
+                self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self) -> None:
+        self._ready.wait(STARTUP_LIMIT_S)
+        if self.process.poll() is not None or not self._ready.is_set():
+            pytest.fail("the server did not start:\n" + "".join(self.log[-60:]))
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(60)
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Server]:
+    started = Server("--policy", "edf", "--max-num-seqs", "8")
+    try:
+        started.wait_ready()
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.mark.vllm
+def test_stock_openai_client_streams_with_an_slo(running: Server) -> None:
+    from openai import OpenAI
+
+    with OpenAI(base_url=f"{running.url}/v1", api_key="none") as client:
+        assert [m.id for m in client.models.list()] == ["builtin:tiny"]
+        stream = client.chat.completions.create(
+            model="builtin:tiny",
+            messages=[{"role": "user", "content": "Hello"}],
+            max_tokens=12,
+            stream=True,
+            extra_body={"ignore_eos": True, "vllm_xargs": {"slo_ttft_ms": 500, "slo_class": "batch"}},
+        )
+        chunks = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert len(chunks) > 3 and len("".join(chunks)) == 12
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("endpoint", ["completions", "chat/completions"])
+@pytest.mark.parametrize(
+    ("xargs", "field", "says"),
+    [
+        ({"slo_ttft_ms": -5}, "slo_ttft_ms", "-5 is not"),
+        ({"slo_tds": "fast"}, "slo_tds", "'fast' is not"),
+        ({"slo_class": "gold"}, "slo_class", "one of priority, interactive, batch, background"),
+        ({"slo_ttft": 5}, "slo_ttft", "a known SLO key"),
+    ],
+)
+def test_malformed_slo_is_a_400_in_openai_format(
+    running: Server, stream: bool, endpoint: str, xargs: dict[str, object], field: str, says: str
+) -> None:
+    prompt = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in endpoint else {"prompt": "Hi"}
+    body = {"model": "builtin:tiny", "max_tokens": 4, "stream": stream, "vllm_xargs": xargs, **prompt}
+    answer = httpx.post(f"{running.url}/v1/{endpoint}", json=body, timeout=60)
+    assert answer.status_code == 400
+    error = json.loads(answer.text)["error"]
+    assert (error["type"], error["param"], error["code"]) == ("BadRequestError", f"vllm_xargs.{field}", 400)
+    assert error["message"].startswith(f"{field}: ") and says in error["message"]
+
+
+@pytest.mark.vllm
+def test_same_prompt_same_output_different_prompt_different_output(running: Server) -> None:
+    def complete(prompt: str, **xargs: object) -> str:
+        body = {"model": "builtin:tiny", "prompt": prompt, "max_tokens": 24, "temperature": 0, "vllm_xargs": xargs}
+        answer = httpx.post(f"{running.url}/v1/completions", json={**body, "ignore_eos": True}, timeout=60)
+        return str(answer.raise_for_status().json()["choices"][0]["text"])
+
+    texts = [complete(f"Request {i}") for i in range(6)]
+    assert len(set(texts)) == 6
+    assert [complete(f"Request {i}", slo_e2e_ms=1000) for i in range(6)] == texts
+
+
+@pytest.mark.vllm
+def test_second_server_on_the_port_is_refused(running: Server) -> None:
+    second = subprocess.run(
+        [sys.executable, "-m", "sloserve.cli", "serve", "builtin:tiny", "--port", str(running.port)],
+        capture_output=True, text=True, timeout=STARTUP_LIMIT_S,
+    )  # fmt: skip
+    assert second.returncode == 2
+    message = second.stderr.splitlines()[-1]
+    assert message.startswith(f"sloserve: cannot listen on 127.0.0.1 port {running.port}: Address already in use")
+    assert httpx.get(f"{running.url}/health", timeout=60).status_code == 200
