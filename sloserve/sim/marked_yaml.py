@@ -103,8 +103,8 @@ def parse_yaml(text: str, source: str) -> Node:
         mark = error.problem_mark or error.context_mark
         at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         raise ConfigError(f"{source}{at}: is not YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{source}: is not YAML: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _place(source: str, node: yaml.Node) -> str:

@@ -180,6 +180,13 @@ def test_malformed_file(tmp_path: Path, text: str, expected: str) -> None:
     assert expected in str(caught.value)
 
 
+def test_a_long_value_is_shortened(tmp_path: Path) -> None:
+    path = write(tmp_path / "bad.csv", CSV + f"0,{'x' * 10_000},1,t\n")
+    with pytest.raises(ConfigError, match=r"xxx\.\.\.xxx") as caught:
+        read_trace(path)
+    assert len(str(caught.value)) < len(str(path)) + 250
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     for name, content, expected in (
         ("binary.csv", b"\xff\xfe\x00\x01", "is not UTF-8 text"),

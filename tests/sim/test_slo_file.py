@@ -128,6 +128,8 @@ def test_scaled_deadline_follows_the_output() -> None:
         ("classes: {a: {e2e_scale: 2, t_p_ms: 1, t_g_ms: 1, e2e_ms: 9}}", "classes.a.e2e_ms: contradicts e2e_scale"),
         ("classes: {? [a] : {}}", "a key is text"),
         ("classes: &c {a: *c}", "contains itself"),
+        ("classes: \x00", "is not YAML: unacceptable character"),
+        ("[" * 5000, "is not YAML"),
         ("classes: {a: {}}\n---\nclasses: {a: {}}", "is not YAML"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import reprlib
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ MAX_ARRIVAL_S = 10 * 365 * 86_400.0
 TOKENS_ALLOWED = f"a whole number of tokens from 1 to {MAX_TOKENS}"
 
 GZIP_MAGIC = b"\x1f\x8b"
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,8 +66,8 @@ def open_trace(path: Path) -> Iterator[TextIO]:
 
 
 def bad_cell(path: Path, line: int, column: str, value: object, allowed: str) -> ConfigError:
-    """The one message about a malformed value."""
-    return ConfigError(f"{path}:{line}: column {column!r}: {value!r} is not {allowed}")
+    """The one message about a malformed value, which is shortened if it is long."""
+    return ConfigError(f"{path}:{line}: column {column!r}: {_SHORT.repr(value)} is not {allowed}")
 
 
 def check_prefix_ids(path: Path, line: int, column: str, ids: tuple[int, ...], prompt_tokens: int) -> None:
