@@ -1,12 +1,13 @@
 """Which requests were good, and how many: attainment and goodput.
 
-A request is good when it was completed and met every target it has. Requests without targets are left out of numerator and
-denominator; they have nothing to attain. One that was rejected, aborted, evicted or lost met none of its targets.
-Attainment is reported twice: over all requests that have targets, so that nobody improves it by refusing work, and over the
-admitted ones, which says what a client may expect once it is in.
+A request is good when it was completed and met every target it has. Requests without targets are left out of
+numerator and denominator; they have nothing to attain. One that was rejected, aborted, evicted or lost met none of
+its targets. Attainment is reported twice: over all requests that have targets, so that nobody improves it by refusing
+work, and over the admitted ones, which says what a client may expect once it is in.
 
-A TDS target counts here as a TPOT of ``1 / tds``: the mean speed after the first token. Whether the reader was held up in
-between is what QoE measures. All of it can thus be computed again from arrival, first token, finish and output length.
+A TDS target counts here as a TPOT of ``1 / tds``: the mean speed after the first token. Whether the reader was held
+up in between is what QoE measures. All of it can thus be computed again from arrival, first token, finish and output
+length.
 """
 
 from collections.abc import Iterable

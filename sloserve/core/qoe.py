@@ -3,11 +3,11 @@
 Two curves over the time since arrival, for a reply of ``l`` tokens whose reader digests ``tds`` tokens per second:
 
 * expected, ``min(T(t), l)`` with ``T(t) = tds * max(0, t - ttft)``;
-* actual, ``A(t)``, tokens digested: slope ``tds`` while delivered tokens are undigested, else 0. Tokens that come faster than
-  they are read wait in the reader's buffer and add nothing.
+* actual, ``A(t)``, tokens digested: slope ``tds`` while delivered tokens are undigested, else 0. Tokens that come
+  faster than they are read wait in the reader's buffer and add nothing.
 
-QoE is the ratio of the areas under both from arrival to the delivery of the last token (the paper's TTLT), clamped to [0, 1].
-Both areas are exact, in closed form. What follows from that upper limit, and is meant:
+QoE is the ratio of the areas under both from arrival to the delivery of the last token (the paper's TTLT), clamped to
+[0, 1]. Both areas are exact, in closed form. What follows from that upper limit, and is meant:
 
 * a reply that ended no later than the expected TTFT was not waited for: expected area 0, QoE 1;
 * what is read after the last token's delivery does not count, for either curve. A late reply that comes all at once
@@ -27,7 +27,7 @@ from sloserve.core.slo import Targets
 FloatArray = NDArray[np.float64]
 
 DEFAULT_TTFT_S = 1.0
-"""Expected TTFT where a request states a TDS alone. Source: Andes, Sec. 2.2 and 6.1: users expect a reply within a second."""
+"""Expected TTFT where a request states a TDS alone. Source: Andes, Sec. 2.2 and 6.1, for web applications."""
 
 DEFAULT_TDS = 4.8
 """Expected tokens/s where a request states a TTFT alone. Source: Andes, Sec. 2.2: average reading speed."""
@@ -65,9 +65,9 @@ def qoe(token_times_s: FloatArray, *, ttft_s: float, tds: float, alpha: float | 
     """QoE in [0, 1] of a reply that was delivered to its end.
 
     Args:
-        token_times_s: ``[tokens]``, at least one: seconds from arrival to each token's delivery, ascending, ties allowed.
-        ttft_s: expected seconds to the first token. tds: expected tokens per second.
-        alpha: in [0, 1]; if given, the ratio is multiplied by ``alpha`` to the power of the first token's lateness in seconds.
+        token_times_s: ``[tokens]``, at least one: seconds from arrival to each token's delivery, ascending, ties
+        allowed. ttft_s: expected seconds to the first token. tds: expected tokens per second. alpha: in [0, 1]; if
+        given, the ratio is multiplied by ``alpha`` to the power of the first token's lateness in seconds.
 
     Raises: ValueError for a timeline that is empty, descends or begins before arrival, and for an alpha out of range.
     Source: Andes, Eq. 1, and the paragraph behind it for alpha.
@@ -103,13 +103,13 @@ def expectation(targets: Targets) -> tuple[float, float] | None:
 
 
 def request_qoe(log: RequestLog, *, alpha: float | None = None) -> float | None:
-    """QoE of one request of a run; 0 unless it was completed with at least one token, ``None`` if it promises no timeline."""
+    """QoE of one request of a run; 0 unless completed with at least one token, ``None`` if it promises no timeline."""
     expected = expectation(log.request.slo.targets)
     if expected is None:
         return None
     if log.outcome is not Outcome.COMPLETED or not log.token_times_s.size:
         return 0.0
     ttft_s, tds = expected
-    # Arrival and tokens come from different sums of floats: a token in the very instant of arrival may lie 1e-10 s before it.
+    # Arrival and tokens are different sums of floats: a token in the instant of arrival may lie 1e-10 s before it.
     since_arrival_s = np.maximum(log.token_times_s - log.request.arrival_s, 0.0)
     return qoe(since_arrival_s, ttft_s=ttft_s, tds=tds, alpha=alpha)
