@@ -53,7 +53,8 @@ def plan_by_key(
     victims = NO_SLOTS
     if evict is not None and waiting.size and running.size:
         wanted = waiting.size if may_evict_for is None else _leading(may_evict_for[head])
-        victims = _victims(snapshot, evict, waiting[:wanted], waiting_key[head][:wanted], running, running_key[order])
+        if wanted:
+            victims = _victims(snapshot, evict, waiting[:wanted], waiting_key[head][:wanted], running, running_key[order])
     return Plan(running=running[~np.isin(running, victims)] if victims.size else running, waiting=waiting, evict=victims)
 
 

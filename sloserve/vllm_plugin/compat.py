@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 import vllm
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.errors import ConfigError
@@ -16,7 +17,7 @@ from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
 SCHEDULER_ATTRIBUTES = (
     "running", "waiting", "requests", "current_step", "kv_cache_manager", "max_num_running_reqs", "max_num_scheduled_tokens",
     "scheduler_config", "lora_config", "connector", "requires_kv_delivery", "use_pp", "is_encoder_decoder", "has_mamba_layers",
-    "num_spec_tokens", "use_v2_model_runner", "num_sampled_tokens_per_step", "vllm_config", "block_size",
+    "num_spec_tokens", "use_v2_model_runner", "num_sampled_tokens_per_step", "vllm_config", "block_size", "pause_state",
 )  # fmt: skip
 SCHEDULER_METHODS = ("schedule", "update_from_output", "add_request", "_preempt_request", "_free_request")
 REQUEST_ATTRIBUTES = (
@@ -66,6 +67,11 @@ def pause_for_next_step(scheduler: Any, request: Request) -> None:
     ``schedule()`` first counts ``current_step`` up by one.
     """
     request.next_decode_eligible_step = scheduler.current_step + 2
+
+
+def admits_new(scheduler: Any) -> bool:
+    """Whether the engine is not being paused: while it is, who runs must finish, and nothing evicted could come back."""
+    return bool(scheduler.pause_state == PauseState.UNPAUSED)
 
 
 def is_blocked(request: Request) -> bool:

@@ -54,7 +54,6 @@ class Ageing:
         self.period = math.ceil(1.0 / share) if share > 0 else None
         self._age_s = np.array([c.aged_after_s for c in classes])
         self._since_aged = 0
-        self._protected: set[int] = set()
 
     def aged(self, rows: Rows, waiting: IntArray, now_s: float) -> IntArray:
         """The aged requests among ``waiting``, oldest first."""
@@ -69,31 +68,23 @@ class Ageing:
             return order
         rest = order[~np.isin(order, aged)]
         out: list[int] = []
-        position, taken = self._since_aged, 0
-        for slot in rest:
-            if position % self.period == self.period - 1 and taken < aged.size:
+        gap, taken = max(self.period - 1 - self._since_aged, 0), 0
+        for slot in rest.tolist():
+            if gap == 0 and taken < aged.size:
                 out.append(int(aged[taken]))
-                taken += 1
-                position += 1
-            out.append(int(slot))
-            position += 1
-        return np.array(out + [int(s) for s in aged[taken:]], np.int64)
+                gap, taken = self.period, taken + 1
+            out.append(slot)
+            gap -= 1
+        return np.array(out + aged[taken:].tolist(), np.int64)
 
     def admitted(self, rows: Rows, slots: IntArray, aged: IntArray) -> None:
         """Counts the step's admissions, and protects the aged ones among them from eviction."""
-        for slot in slots:
+        for slot in slots.tolist():
             if slot in aged:
                 self._since_aged = 0
-                self._protected.add(int(slot))
                 rows.evictable[slot] = False
             else:
                 self._since_aged += 1
-
-    def finished(self, slot: int) -> None:
-        self._protected.discard(slot)
-
-    def is_protected(self, slot: int) -> bool:
-        return slot in self._protected
 
 
 @dataclass(frozen=True, slots=True)

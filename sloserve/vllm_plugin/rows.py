@@ -32,6 +32,7 @@ class RequestTable:
         self._gathered = sorted(self.rows.kept & GATHERED_COLUMNS)
         self._blocked: dict[int, Request] = {}
         self._loras: Counter[int] = Counter()
+        self._held_by_lora: list[int] = []
         self._counters = counters
 
     def add(self, request: Request) -> int | None:
@@ -180,8 +181,12 @@ class RequestTable:
 
         A paused request's adapter is not counted as scheduled, so another could take its place and both would run next step.
         """
-        fits = len(self._loras) <= max_loras
-        for slot, request in self.request_at.items():
-            if compat.lora_id(request) is not None:
-                self.rows.pausable[slot] = fits
-                self.rows.evictable[slot] = fits
+        if len(self._loras) > max_loras:
+            for slot, request in self.request_at.items():
+                if self.rows.evictable[slot] and compat.lora_id(request) is not None:
+                    self.rows.evictable[slot] = self.rows.pausable[slot] = False
+                    self._held_by_lora.append(slot)
+        elif self._held_by_lora:
+            # Slots freed since then hold a fresh row, for which the flags are true anyway.
+            self.rows.evictable[self._held_by_lora] = self.rows.pausable[self._held_by_lora] = True
+            self._held_by_lora.clear()

@@ -6,6 +6,7 @@ vLLM schedule. Whatever the policy does, outputs stay vLLM's and no request is l
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -82,7 +83,7 @@ class SLOScheduler(AsyncScheduler):
             return
         slot = self._table.add(request)
         if slot is not None:
-            self.slo_policy.arrived(self._table.rows, slot, self._clock.now_s())
+            self._tell(self.slo_policy.arrived, slot, self._clock.now_s())
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
@@ -93,8 +94,7 @@ class SLOScheduler(AsyncScheduler):
         if not self._identity_only:
             slot = self._table.finished(request)
             if slot is not None:
-                self.slo_policy.finished(self._table.rows, slot, self._clock.now_s())
-                self._ageing.finished(slot)
+                self._tell(self.slo_policy.finished, slot, self._clock.now_s())
                 self._table.drop(request)
         return super()._free_request(request, *args, **kwargs)
 
@@ -104,13 +104,20 @@ class SLOScheduler(AsyncScheduler):
             now_s = self._clock.now_s()
             slots, tokens = self._table.progressed(outputs, now_s)
             if slots.size and self.slo_policy.wants_progress:
-                self.slo_policy.progressed(self._table.rows, slots, tokens, now_s)
+                self._tell(self.slo_policy.progressed, slots, tokens, now_s)
         return outputs
+
+    def _tell(self, event: Callable[..., None], *args: Any) -> None:
+        """Reports an event to the policy; a policy that fails on it must not take the engine down."""
+        try:
+            event(self._table.rows, *args)
+        except Exception:
+            self._count_error()
 
     # What we tell vLLM.
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        if self._identity_only or not self._table.slot_of:
+        if self._identity_only or not self._table.slot_of or not compat.admits_new(self):
             return super().schedule(*args, **kwargs)
         plan = self._next_plan()
         if plan is Plan.IDENTITY:
