@@ -87,7 +87,7 @@ def test_an_earlier_token_never_hurts(times_s: FloatArray, ttft_s: float, tds: f
 
 
 def test_figure_2_of_the_paper() -> None:
-    """1 follows the expectation, 2 is ahead of it; 3 and 4 share a late first and last token, 4 gets fewer in between."""
+    """1 is as expected, 2 ahead of that; 3 and 4 share a late first and the last token, 4 gets fewer in between."""
     steady = TTFT_S + np.arange(20) / TDS
     fast = 0.5 + np.arange(20) / (3 * TDS)
     late_fast_start = np.concatenate([np.linspace(4.0, 5.0, 15), np.linspace(8.0, 10.0, 5)])
@@ -107,7 +107,7 @@ def test_delivery_faster_than_reading_adds_nothing() -> None:
 
 
 def test_known_areas() -> None:
-    """One second late, then at pace, three tokens: triangles with legs of 1 and 2 seconds at 2 tokens/s, 4 tokens s apart."""
+    """Three tokens, one second late, then at pace: read for 1 s, expected over 1.5 s and then all there for 0.5 s."""
     times_s = np.array([2.0, 2.5, 3.0])
     assert digested_area(times_s, 2.0, 3.0) == pytest.approx(1.0)
     assert expected_area(3, 1.0, 2.0, 3.0) == pytest.approx(0.5 * 1.5 * 3.0 + 0.5 * 3.0)

@@ -1,0 +1,169 @@
+"""One run in figures: the record that goes under ``runs`` of ``result.json``, in the words of ``vllm bench serve``.
+
+Latencies are those of completed requests, from arrival, queueing included; attainment and QoE count every request
+that states a target. A figure that has no data is ``None``. All but ``timing`` follows from the run log alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.core.goodput import attainment, by_class, latency
+from sloserve.core.outcome import Outcome
+from sloserve.core.qoe import request_qoe
+from sloserve.core.runlog import RequestLog, RunLog, StepLog
+
+FloatArray = NDArray[np.float64]
+Run = dict[str, Any]
+"""The record of one run, as :func:`summarize` makes it: safe to write as JSON."""
+
+TIMING_KEYS = ("plan_us_mean", "plan_us_p99", "vllm_schedule_us_mean", "wall_s")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Latencies:
+    """Latency samples of some requests, in seconds.
+
+    ttft_s, e2e_s, normalized_s: ``[completed]``; the last is e2e latency per output token. tpot_s: ``[completed with
+    two or more tokens]``. itl_s: every gap between two tokens of a completed request. requests: how many there were,
+    completed or not.
+    """
+
+    requests: int
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    itl_s: FloatArray
+    e2e_s: FloatArray
+    normalized_s: FloatArray
+
+
+def latencies(logs: Sequence[RequestLog]) -> Latencies:
+    """The latency samples of ``logs``, in their order."""
+    served = [(log.token_times_s, found) for log in logs if (found := latency(log)) is not None]
+    gaps_s = [np.diff(times_s) for times_s, _ in served]
+    return Latencies(
+        requests=len(logs),
+        ttft_s=np.array([found.ttft_s for _, found in served]),
+        tpot_s=np.array([found.tpot_s for times_s, found in served if times_s.size > 1]),
+        itl_s=np.concatenate(gaps_s) if gaps_s else np.empty(0),
+        e2e_s=np.array([found.e2e_s for _, found in served]),
+        normalized_s=np.array([found.e2e_s / times_s.size for times_s, found in served]),
+    )
+
+
+def duration_s(log: RunLog) -> float:
+    """Seconds from the start of the run to its last token or, if that is later, to its last arrival."""
+    ends_s = (
+        max(r.request.arrival_s, float(r.token_times_s[-1]) if r.token_times_s.size else 0.0) for r in log.requests
+    )
+    return max(ends_s, default=0.0)
+
+
+def summarize(log: RunLog, *, policy: str, seed: int, rps: float, load: float | None = None) -> Run:
+    """The record of one run.
+
+    Args:
+        rps: requests offered per second.
+        load: offered rate in multiples of stock's capacity, where that is the experiment's axis; then a key of the
+        record.
+    """
+    requests = log.requests
+    samples = latencies(requests)
+    completed = [r for r in requests if r.outcome is Outcome.COMPLETED]
+    elapsed_s = duration_s(log)
+    attained = attainment(requests)
+    classes = by_class(requests)
+    qoes = np.array([value for r in requests if (value := request_qoe(r)) is not None])
+    run: Run = {
+        "policy": policy,
+        "seed": seed,
+        "rps": rps,
+        "requests": len(requests),
+        "completed": len(completed),
+        "lost": sum(r.outcome is Outcome.LOST for r in requests),
+        "duration_s": elapsed_s,
+        "request_throughput": _ratio(len(completed), elapsed_s),
+        "output_throughput": _ratio(sum(r.token_times_s.size for r in completed), elapsed_s),
+        "request_goodput": attained.goodput_per_s(elapsed_s) if elapsed_s else None,
+        "slo_attainment": attained.ratio,
+        "slo_attainment_admitted": attained.ratio_admitted,
+        "slo_attainment_by_class": {
+            name: ratio for name, of_class in classes.items() if (ratio := attainment(of_class).ratio) is not None
+        },
+        **_spread_ms("ttft", samples.ttft_s),
+        **_spread_ms("tpot", samples.tpot_s),
+        **_spread_ms("itl", samples.itl_s),
+        **_spread_ms("e2el", samples.e2e_s),
+        "normalized_latency_ms": _mean(samples.normalized_s * 1e3),
+        "qoe_mean": _mean(qoes),
+        "qoe_p10": _percentile(qoes, 10),
+        "preemptions_per_request": _ratio(sum(r.num_preemptions for r in requests), len(requests)),
+        "recomputed_tokens_per_request": _ratio(sum(r.recomputed_tokens for r in requests), len(requests)),
+        "kv_utilization_mean": _kv_utilization_mean(log.steps),
+        "forward_tokens_mean": _mean(log.steps.scheduled_tokens.astype(np.float64)),
+        "max_wait_s": max((_longest_wait_s(r, elapsed_s) for r in requests), default=None),
+        "by_class": {name: _class_record(of_class) for name, of_class in classes.items()},
+        "timing": {key: log.timing.get(key) for key in TIMING_KEYS},
+    }
+    if load is not None:
+        run["load"] = load
+    return run
+
+
+def _class_record(logs: Sequence[RequestLog]) -> dict[str, Any]:
+    samples = latencies(logs)
+    attained = attainment(logs)
+    qoes = np.array([value for r in logs if (value := request_qoe(r)) is not None])
+    return {
+        "requests": len(logs),
+        "completed": sum(r.outcome is Outcome.COMPLETED for r in logs),
+        "slo_attainment": attained.ratio,
+        "slo_attainment_admitted": attained.ratio_admitted,
+        **_spread_ms("ttft", samples.ttft_s),
+        **_spread_ms("e2el", samples.e2e_s),
+        "qoe_mean": _mean(qoes),
+    }
+
+
+def _longest_wait_s(log: RequestLog, end_s: float) -> float:
+    """Longest time the request went without a token: before the first, or between two, as an evicted or paused one
+    does.
+
+    One that was lost waited to the end of the run. For other unfinished ones the log does not say when they ended:
+    only the time up to their last token counts.
+    """
+    times_s = np.concatenate(([log.request.arrival_s], log.token_times_s))
+    if log.outcome is Outcome.LOST:
+        times_s = np.append(times_s, end_s)
+    return float(np.max(np.diff(times_s), initial=0.0))
+
+
+def _kv_utilization_mean(steps: StepLog) -> float | None:
+    """Share of KV blocks in use, each step weighted with its duration."""
+    total_s = float(np.sum(steps.duration_s))
+    return float(np.dot(steps.kv_utilization, steps.duration_s)) / total_s if total_s > 0.0 else None
+
+
+def _spread_ms(name: str, samples_s: FloatArray) -> dict[str, float | None]:
+    samples_ms = samples_s * 1e3
+    return {
+        f"mean_{name}_ms": _mean(samples_ms),
+        f"median_{name}_ms": _percentile(samples_ms, 50),
+        f"p90_{name}_ms": _percentile(samples_ms, 90),
+        f"p99_{name}_ms": _percentile(samples_ms, 99),
+    }
+
+
+def _mean(samples: FloatArray) -> float | None:
+    return float(np.mean(samples)) if samples.size else None
+
+
+def _percentile(samples: FloatArray, percent: float) -> float | None:
+    return float(np.percentile(samples, percent)) if samples.size else None
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None

@@ -1,0 +1,95 @@
+"""Figures: which are written, that they are reproducible, and what the lines in them are."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sloserve.core.outcome import Outcome
+from sloserve.core.runlog import RequestLog, RunLog, StepLog
+from sloserve.sim.plots import (
+    ATTAINMENT_PNG,
+    COLOURS,
+    LATENCY_PNG,
+    QOE_PNG,
+    LatencySample,
+    attainment_figure,
+    latency_figure,
+    line_styles,
+    write_plots,
+)
+from sloserve.sim.summary import Run, latencies, summarize
+
+MakeRequest = Callable[..., RequestLog]
+MakeSteps = Callable[..., StepLog]
+MakeRun = Callable[..., RunLog]
+Experiment = tuple[list[Run], list[LatencySample]]
+
+
+@pytest.fixture
+def experiment(synthetic_run: MakeRun) -> Experiment:
+    runs, samples = [], []
+    for policy, delay_s in (("stock", 1.0), ("edf", 0.5)):
+        for load in (0.5, 1.0):
+            for seed in range(2):
+                log = synthetic_run(seed=seed, delay_s=delay_s * load)
+                runs.append(summarize(log, policy=policy, seed=seed, rps=4.0 * load, load=load))
+                samples.append(LatencySample(policy, load, latencies(log.requests)))
+    return runs, samples
+
+
+@pytest.mark.slow
+def test_three_figures_with_equal_bytes_for_equal_input(tmp_path: Path, experiment: Experiment) -> None:
+    runs = [run for run in experiment[0] if run["load"] == 1.0]
+    samples = [sample for sample in experiment[1] if sample.load == 1.0]
+    written = write_plots(tmp_path / "a", runs, samples)
+    assert [path.name for path in written] == [ATTAINMENT_PNG, LATENCY_PNG, QOE_PNG]
+    for path, again in zip(written, write_plots(tmp_path / "b", runs, samples), strict=True):
+        assert path.read_bytes() == again.read_bytes()
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_without_data_are_left_out(tmp_path: Path, request_log: MakeRequest, step_log: MakeSteps) -> None:
+    free = RunLog([request_log("a", 0.0, [0.5, 0.6], slo_class="free")], step_log())
+    runs = [summarize(free, policy="stock", seed=0, rps=1.0)]
+    written = write_plots(tmp_path, runs, [LatencySample("stock", 1.0, latencies(free.requests))])
+    assert [path.name for path in written] == [LATENCY_PNG]
+    assert write_plots(tmp_path, [], []) == []
+
+
+def test_baseline_is_black_dashed_and_last() -> None:
+    styles = line_styles(["stock", "fcfs", "edf"])
+    assert list(styles) == ["fcfs", "edf", "stock"]
+    assert styles["stock"]["color"] == "black" and styles["stock"]["linestyle"] != "-"
+    assert [styles[policy]["color"] for policy in ("fcfs", "edf")] == list(COLOURS[:2])
+
+
+def test_attainment_has_a_panel_for_each_class(experiment: Experiment) -> None:
+    runs, _ = experiment
+    figure = attainment_figure(runs, line_styles(["stock", "edf"]))
+    assert [axes.get_title() for axes in figure.axes] == ["all classes", "interactive", "batch"]
+    stock = figure.axes[0].containers[-1][0]
+    assert list(stock.get_xdata()) == [0.5, 1.0]
+    expected = [
+        np.mean([r["slo_attainment"] for r in runs if r["policy"] == "stock" and r["load"] == x]) for x in (0.5, 1)
+    ]
+    assert list(stock.get_ydata()) == pytest.approx(expected)
+
+
+def test_distribution_ends_below_one_by_what_was_not_completed(request_log: MakeRequest) -> None:
+    requests = [request_log("a", 0.0, [0.5]), request_log("b", 0.0, [], outcome=Outcome.REJECTED)]
+    samples = [LatencySample("stock", 2.0, latencies(requests))]
+    figure = latency_figure(samples, line_styles(["stock"]), in_capacity=False)
+    line = figure.axes[0].lines[0]
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([0.5], [0.5])
+    assert figure.axes[0].get_title() == "2 requests/s"
+
+
+def test_at_most_four_loads_are_shown_with_both_ends(request_log: MakeRequest) -> None:
+    found = latencies([request_log("a", 0.0, [0.5])])
+    samples = [LatencySample("stock", load, found) for load in (0.7, 0.9, 1.0, 1.2, 1.5, 2.0)]
+    figure = latency_figure(samples, line_styles(["stock"]), in_capacity=True)
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert len(titles) == 4
+    assert (titles[0], titles[-1]) == ("0.7 x stock's capacity", "2 x stock's capacity")
