@@ -1,4 +1,4 @@
-"""``sloserve serve``: mistakes are answered before a model is loaded; a stock OpenAI client streams from a real engine."""
+"""``sloserve serve``: mistakes are answered before a model is loaded; a stock client streams from a real engine."""
 
 import argparse
 import json
