@@ -4,7 +4,9 @@ Heavy libraries are imported by the command that needs them, so that ``--help`` 
 """
 
 import inspect
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -61,6 +63,67 @@ def serve(
     from sloserve.vllm_plugin import server
 
     server.serve(policy, arguments or [])
+
+
+@app.command()
+def simulate(
+    workload: Annotated[str | None, typer.Option(help="A named workload; `sloserve workloads` lists them.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="A trace to replay: CSV, Azure's CSV or Mooncake's JSONL.")] = None,
+    profile: Annotated[str, typer.Option(help="Engine profile, shipped name or path.")] = "h100-llama3-8b",
+    policy: Annotated[str, typer.Option(help="Policies, comma-separated; stock is vLLM's own scheduler.")] = "stock,edf",
+    slo: Annotated[Path | None, typer.Option(help="SLO file: classes, their targets and who gets which.")] = None,
+    rps: Annotated[str | None, typer.Option(help="Offered requests per second, comma-separated.")] = None,
+    rate_scale: Annotated[float | None, typer.Option(help="Offered load in multiples of the recorded rate.")] = None,
+    load: Annotated[str | None, typer.Option(help="Offered load in multiples of stock's measured capacity, e.g. 0.7,1.5.")] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds: windows of the trace, class assignments, draws.")] = 3,
+    max_requests: Annotated[int, typer.Option(help="Requests a run.")] = 1000,
+    kv_blocks: Annotated[int | None, typer.Option(help="KV blocks of the engine; the profile's if not given.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Requests that may run at once; the profile's if not given.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens a step; the profile's if not given.")] = None,
+    aged_share: Annotated[float, typer.Option(help="Share of admissions for aged requests; 0 turns ageing off.")] = 0.0,
+    jobs: Annotated[int, typer.Option(help="Processes to run in; results do not depend on it.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for result.json, requests.csv and plots.")] = Path("out"),
+    token_log: Annotated[bool, typer.Option("--token-log", help="Also write tokens.csv.gz.")] = False,
+) -> None:
+    """Replay a workload through vLLM's real scheduler in virtual time, under several policies.
+
+    Stock (vLLM's AsyncScheduler) and every policy see the same requests and run through the same loop. Without --rps,
+    --rate-scale or --load a trace is replayed at its recorded rate and a named workload at 0.7, 1, 1.5 and 2 times
+    stock's capacity.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported; there is no engine to warn about
+    from sloserve.sim.simulate import build_experiment
+    from sloserve.sim.simulate import simulate as run
+
+    experiment = build_experiment(
+        workload=workload,
+        trace=trace,
+        profile=profile,
+        policies=policy,
+        slo=slo,
+        rps=rps,
+        rate_scale=rate_scale,
+        load=load,
+        seeds=seeds,
+        max_requests=max_requests,
+        kv_blocks=kv_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        aged_share=aged_share,
+    )
+    run(experiment, out, token_log=token_log, jobs=jobs)
+
+
+@app.command()
+def workloads() -> None:
+    """List the named workloads and the shipped profiles."""
+    from sloserve.estimator.profile import profile_names
+    from sloserve.sim.workloads import WORKLOADS
+
+    width = max(map(len, WORKLOADS))
+    for item in WORKLOADS.values():
+        print(f"{item.name:<{width}}  {item.description}")
+    print(f"profiles: {', '.join(profile_names())}")
 
 
 @app.command()

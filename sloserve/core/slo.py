@@ -5,8 +5,9 @@ Targets are durations from arrival (TTFT, end-to-end) or between tokens (TPOT), 
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 from sloserve.core.errors import ConfigError
 
@@ -77,7 +78,7 @@ class ClassTable:
         self._classes = dict(classes)
         self.default = self._classes[default]
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[SLOClass]:
         return iter(self._classes.values())
 
     def __contains__(self, name: str) -> bool:
@@ -96,6 +97,42 @@ class ClassTable:
         """The SLO of a request of class ``name`` (``None``: the default class) that states ``targets`` of its own."""
         slo_class = self.default if name is None else self._classes[name]
         return SLO(slo_class, targets.over(slo_class.targets))
+
+    def as_config(self) -> dict[str, Any]:
+        """Plain values from which :func:`class_table` builds an equal table; they travel as JSON."""
+        classes = {
+            c.name: {"rank": c.rank, "aged_after_s": c.aged_after_s, **{k: v for k, v in asdict(c.targets).items() if v}}
+            for c in self
+        }
+        return {"classes": classes, "default_class": self.default.name}
+
+
+def class_table(classes: Mapping[str, Any], default: str | None) -> ClassTable:
+    """Builds a table from ``{name: {rank, aged_after_s, ttft_s, tpot_s, e2e_s, tds}}``, ``rank`` alone being required.
+
+    default: name of the default class; ``None``: the first one.
+
+    Raises: ConfigError naming the class and key that is unknown, missing or out of range.
+    """
+    if not classes:
+        raise ConfigError("classes: an empty table; name at least one class")
+    targets = [f.name for f in fields(Targets)]
+    table = {}
+    for name, entry in classes.items():
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("rank"), int):
+            raise ConfigError(f"classes.{name}: {entry!r} is not a mapping with a whole number under rank")
+        for key in entry:
+            if key not in ("rank", "aged_after_s", *targets):
+                raise ConfigError(f"classes.{name}.{key} is unknown; known: rank, aged_after_s, {', '.join(targets)}")
+        try:
+            own = Targets(**{k: float(v) for k, v in entry.items() if k in targets})
+            aged_after_s = float(entry.get("aged_after_s", SLOClass.__dataclass_fields__["aged_after_s"].default))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"classes.{name}: {error}") from None
+        if not aged_after_s > 0:
+            raise ConfigError(f"classes.{name}.aged_after_s: {aged_after_s} is not a positive number of seconds")
+        table[name] = SLOClass(name, entry["rank"], own, aged_after_s)
+    return ClassTable(table, default or next(iter(table)))
 
 
 def _default_classes() -> dict[str, SLOClass]:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sloserve.core.errors import ConfigError
-from sloserve.core.slo import DEFAULT_CLASSES, ClassTable
+from sloserve.core.slo import DEFAULT_CLASSES, ClassTable, class_table
 from sloserve.scheduler.registry import parse_policy
 
 KEY = "sloserve"
+DEFAULT_CLASS = "default_class"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class PluginSettings:
     policy, policy_options: which policy plans, see :mod:`sloserve.scheduler.registry`. seed: of the policy.
     plan_share: planning may cost at most this share of the time the engine spends stepping; 1 plans at every step.
     aged_share: at most this share of admissions goes to the oldest requests past their class's age; 0 turns ageing off.
+    classes: the service classes, in the form of :func:`~sloserve.core.slo.class_table`; ``default_class`` beside it names
+    the class of requests that name none.
     """
 
     policy: str = "fcfs"
@@ -45,7 +48,7 @@ def plugin_settings(additional_config: Mapping[str, Any] | None) -> PluginSettin
     section = (additional_config or {}).get(KEY, {})
     if not isinstance(section, Mapping):
         raise ConfigError(f"{KEY}: {section!r} is not a mapping of settings")
-    known = [f.name for f in fields(PluginSettings) if f.name != "classes"]
+    known = [*(f.name for f in fields(PluginSettings)), DEFAULT_CLASS]
     for key in section:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
@@ -60,4 +63,11 @@ def plugin_settings(additional_config: Mapping[str, Any] | None) -> PluginSettin
     if "policy" in values:
         values["policy"], inline = parse_policy(values["policy"])
         values["policy_options"] = {**inline, **options}
+    default = values.pop(DEFAULT_CLASS, None)
+    if "classes" in values:
+        if not isinstance(values["classes"], Mapping):
+            raise ConfigError(f"{KEY}.classes: {values['classes']!r} is not a mapping of class name to settings")
+        values["classes"] = class_table(values["classes"], default)
+    elif default is not None:
+        raise ConfigError(f"{KEY}.{DEFAULT_CLASS}: give {KEY}.classes as well")
     return PluginSettings(**values)

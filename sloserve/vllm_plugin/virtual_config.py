@@ -5,7 +5,6 @@ import json
 import logging
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,35 +14,9 @@ from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig,
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.structured_output import StructuredOutputManager
 
-from sloserve.core.errors import ConfigError
+from sloserve.vllm_plugin.engine_settings import EngineSettings
 
 VOCABULARY = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """Size and limits of a virtual engine, named as vLLM's flags.
-
-    kv_blocks: blocks a request can use (vLLM keeps one more for itself). block_size: tokens a block.
-    """
-
-    kv_blocks: int
-    block_size: int = 16
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    max_model_len: int = 8192
-    enable_prefix_caching: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)} is not a whole number from 1")
-        if self.max_model_len > self.kv_blocks * self.block_size:
-            # As vLLM refuses to start: a request of full length could never be served.
-            raise ConfigError(
-                f"max_model_len: {self.max_model_len} tokens do not fit the KV cache of {self.kv_blocks} blocks of "
-                f"{self.block_size} tokens; give at most {self.kv_blocks * self.block_size}, or more kv_blocks"
-            )
 
 
 @lru_cache(maxsize=4)

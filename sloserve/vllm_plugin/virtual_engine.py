@@ -29,8 +29,9 @@ from sloserve.estimator.latency import StepLoad
 from sloserve.estimator.profile import Profile
 from sloserve.vllm_plugin import compat
 from sloserve.vllm_plugin.config import KEY
+from sloserve.vllm_plugin.engine_settings import EngineSettings
 from sloserve.vllm_plugin.scheduler import SLOScheduler
-from sloserve.vllm_plugin.virtual_config import VOCABULARY, EngineSettings, scheduler_arguments
+from sloserve.vllm_plugin.virtual_config import VOCABULARY, scheduler_arguments
 from sloserve.wire.xargs import to_xargs
 
 _EOS = 0

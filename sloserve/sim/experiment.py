@@ -1,0 +1,198 @@
+"""Experiments as data: a workload, an engine, a load axis, policies and seeds; every policy sees the same requests of a seed.
+
+Load is offered in requests per second or in multiples of stock's own capacity, which is measured first, in the same run, on the
+same requests. Stock is vLLM's AsyncScheduler, untouched. Results are deterministic but for what stands under ``timing``.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+
+import numpy as np
+
+from sloserve.core.errors import ConfigError
+from sloserve.core.outcome import Outcome
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.runlog import RunLog
+from sloserve.estimator.profile import Profile
+from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.sim.slo_assignment import SLOAssignment
+from sloserve.sim.workloads import Workload
+from sloserve.vllm_plugin.engine_settings import EngineSettings
+
+STOCK = "stock"
+"""vLLM's AsyncScheduler; every other name is a policy's."""
+
+DEFAULT_POLICIES = (STOCK, "fcfs", "priority", "edf", "sjf")
+DEFAULT_LOADS = (0.7, 1.0, 1.5, 2.0)
+PLAN_SHARE = 0.05
+"""As live; it matters only for profiles that give planning a cost."""
+_RUSH = 1e-6
+"""Arrivals are compressed by this to offer everything at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What to run.
+
+    loads: multiples of stock's capacity; rps: requests per second; rate_scale: multiples of the workload's own rate. One of the
+    three is given. slos: replaces the workload's own SLOs. aged_share: of the ageing guard, 0 turns it off.
+    """
+
+    workload: Workload
+    profile: Profile
+    engine: EngineSettings
+    policies: tuple[str, ...] = DEFAULT_POLICIES
+    seeds: tuple[int, ...] = (0, 1, 2)
+    max_requests: int = 1000
+    loads: tuple[float, ...] | None = None
+    rps: tuple[float, ...] | None = None
+    rate_scale: float | None = None
+    slos: SLOAssignment | None = None
+    aged_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if sum(axis is not None for axis in (self.loads, self.rps, self.rate_scale)) != 1:
+            raise ConfigError("give one of --load, --rps and --rate-scale")
+        axis = self.loads or self.rps or ((self.rate_scale,) if self.rate_scale is not None else ())
+        for value in axis:
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"load: {value} is not a positive number")
+        if not axis or len(set(axis)) != len(axis):
+            raise ConfigError("load: give at least one value, each once")
+        if not self.seeds:
+            raise ConfigError("seeds: give at least one")
+        if len(set(self.policies)) != len(self.policies):
+            raise ConfigError(f"policy: {', '.join(self.policies)} names one twice")
+        for policy in self.policies:
+            if policy != STOCK:
+                make_policy(*parse_policy(policy))  # an unknown one fails here, not after the first runs
+
+    def requests(self, seed: int, *, rps: float | None = None, rate_scale: float = 1.0) -> list[WorkloadRequest]:
+        return self.workload.requests(self.max_requests, seed, rps, rate_scale=rate_scale, slos=self.slos)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One place on the load axis for one seed. load: multiples of stock's capacity, where that is the axis."""
+
+    seed: int
+    rps: float
+    load: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One run of one policy."""
+
+    policy: str
+    point: Point
+    log: RunLog
+
+
+def capacity_rps(experiment: Experiment, log: RunLog) -> float:
+    """Requests per second that stock completes while it has more than it can do, from a run in which all arrived at once.
+
+    Measured between the 10th and the 90th percentile of completions: before, the batch fills; after, it drains.
+
+    Raises: ConfigError if fewer than 20 requests completed.
+    """
+    finished = np.sort([r.finish_s for r in log.requests if r.outcome is Outcome.COMPLETED and r.finish_s is not None])
+    if finished.size < 20:
+        raise ConfigError(
+            f"stock completed {finished.size} of {len(log.requests)} requests of {experiment.workload.name}: too few to measure "
+            "its capacity; give --rps, more --max-requests, or an engine that fits the workload"
+        )
+    low, high = int(0.1 * finished.size), int(0.9 * finished.size)
+    return float((high - low) / (finished[high] - finished[low]))
+
+
+def run_experiment(
+    experiment: Experiment, *, jobs: int = 1, on_progress: Callable[[int, int], None] | None = None
+) -> Iterator[Run]:
+    """Yields every run: loads ascending, then seeds, then policies, however many processes work on them.
+
+    on_progress: told (requests ended, requests in all) as runs end, and within runs when ``jobs`` is 1.
+    """
+    with _pool(jobs) as pool:
+        points = list(_points(experiment, pool))
+        tasks = [(policy, point) for point in points for policy in experiment.policies]
+        total = len(tasks) * experiment.max_requests
+        ended = 0
+
+        def tell(done: int) -> None:
+            if on_progress is not None:
+                on_progress(ended + done, total)
+
+        futures: list[Future[RunLog]] = []
+        if pool is not None:
+            futures = [pool.submit(run_one, experiment, policy, point) for policy, point in tasks]
+        for i, (policy, point) in enumerate(tasks):
+            log = futures[i].result() if futures else run_one(experiment, policy, point, tell)
+            if futures:
+                futures[i] = Future()  # the log may be large and is the caller's now
+            ended += experiment.max_requests
+            tell(0)
+            yield Run(policy, point, log)
+
+
+class _InProcess:
+    """Stands in for a pool when everything runs here."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+def _pool(jobs: int) -> "ProcessPoolExecutor | _InProcess":
+    if jobs < 1:
+        raise ConfigError(f"jobs: {jobs} is not a whole number from 1")
+    return _InProcess() if jobs == 1 else ProcessPoolExecutor(min(jobs, os.cpu_count() or 1), get_context("spawn"))
+
+
+def _points(experiment: Experiment, pool: Executor | None) -> Iterator[Point]:
+    if experiment.rps is not None:
+        for rps in sorted(experiment.rps):
+            yield from (Point(seed, rps, None) for seed in experiment.seeds)
+        return
+    if experiment.rate_scale is not None:
+        for seed in experiment.seeds:
+            yield Point(seed, _offered_rps(experiment.requests(seed, rate_scale=experiment.rate_scale)), None)
+        return
+    # Each seed's own capacity: its window of a trace, or its draw of lengths, is what the policies will be given.
+    rush = replace(experiment, loads=None, rps=None, rate_scale=1.0 / _RUSH)
+    every = [Point(seed, float("inf"), None) for seed in experiment.seeds]
+    if pool is not None:
+        logs = list(pool.map(run_one, [rush] * len(every), [STOCK] * len(every), every))
+    else:
+        logs = [run_one(rush, STOCK, point) for point in every]
+    capacity = [capacity_rps(experiment, log) for log in logs]
+    for load in sorted(experiment.loads or ()):
+        yield from (Point(s, load * c, load) for s, c in zip(experiment.seeds, capacity, strict=True))
+
+
+def _offered_rps(requests: Sequence[WorkloadRequest]) -> float:
+    span_s = requests[-1].arrival_s - requests[0].arrival_s
+    return (len(requests) - 1) / span_s if span_s > 0 else float("inf")
+
+
+def run_one(
+    experiment: Experiment, policy: str, point: Point, on_progress: Callable[[int], None] | None = None
+) -> RunLog:
+    """One run in virtual time."""
+    from sloserve.vllm_plugin.virtual_engine import VirtualEngine  # vLLM takes seconds to import: only where runs happen
+
+    if experiment.rate_scale is not None:
+        requests = experiment.requests(point.seed, rate_scale=experiment.rate_scale)
+    else:
+        requests = experiment.requests(point.seed, rps=point.rps)
+    config = None
+    if policy != STOCK:
+        slos = experiment.slos or experiment.workload.slos
+        section = {"policy": policy, "seed": point.seed, "aged_share": experiment.aged_share, "plan_share": PLAN_SHARE}
+        config = {"sloserve": section | slos.table.as_config()}
+    return VirtualEngine(experiment.engine, experiment.profile, config).run(requests, on_progress)

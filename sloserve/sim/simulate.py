@@ -1,0 +1,180 @@
+"""Runs an experiment for a person: progress bar, table, and a folder with records, raw logs and plots."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.profile import load_profile
+from sloserve.sim.compare import Comparison, compare
+from sloserve.sim.experiment import DEFAULT_LOADS, STOCK, Experiment, run_experiment
+from sloserve.sim.logs import LogWriter, write_result
+from sloserve.sim.plots import LatencySample, write_plots
+from sloserve.sim.readers import read_trace
+from sloserve.sim.slo_file import read_slo_file
+from sloserve.sim.summary import latencies, summarize
+from sloserve.sim.tables import summary_table
+from sloserve.sim.workloads import trace_workload
+from sloserve.sim.workloads import workload as named_workload
+from sloserve.vllm_plugin.engine_settings import EngineSettings
+from sloserve.vllm_plugin.versions import installed_vllm
+
+RESULT_JSON = "result.json"
+MIN_TABLE_WIDTH = 110
+"""Narrower, the table would lose columns; a terminal then wraps its lines instead."""
+
+
+def simulate(
+    experiment: Experiment, out_dir: Path, *, token_log: bool = False, jobs: int = 1, console: Console | None = None
+) -> list[dict[str, Any]]:
+    """Runs ``experiment`` and writes ``result.json``, ``requests.csv``, ``tokens.csv.gz`` (token_log) and the plots to ``out_dir``.
+
+    Returns the runs' records (:func:`~sloserve.sim.summary.summarize`).
+    """
+    console = console or Console()
+    console.width = max(console.width, MIN_TABLE_WIDTH)
+    runs: list[dict[str, Any]] = []
+    samples: list[LatencySample] = []
+    counters: list[dict[str, Any]] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with LogWriter(out_dir, token_log=token_log) as logs, Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("requests", total=None)
+
+        def tell(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        for run in run_experiment(experiment, jobs=jobs, on_progress=tell):
+            point = run.point
+            record = summarize(run.log, policy=run.policy, seed=point.seed, rps=point.rps, load=point.load)
+            logs.add(run.log, policy=run.policy, seed=point.seed, rps=point.rps)
+            runs.append(record)
+            counters.append({"policy": run.policy, "seed": point.seed, "rps": point.rps, **run.log.counters})
+            axis = point.rps if point.load is None else point.load
+            samples.append(LatencySample(run.policy, axis, latencies(run.log.requests)))
+    comparisons = compare(runs)
+    _write(experiment, out_dir, runs, comparisons, counters)
+    plots = write_plots(out_dir, runs, samples)
+    console.print(summary_table(runs, comparisons, title=_title(experiment)))
+    for path in (out_dir / RESULT_JSON, *plots):
+        console.print(f"wrote {path}", soft_wrap=True, highlight=False)
+    return runs
+
+
+def build_experiment(
+    *,
+    workload: str | None,
+    trace: Path | None,
+    profile: str,
+    policies: str,
+    slo: Path | None,
+    rps: str | None,
+    rate_scale: float | None,
+    load: str | None,
+    seeds: int,
+    max_requests: int,
+    kv_blocks: int | None,
+    max_num_seqs: int | None,
+    max_num_batched_tokens: int | None,
+    aged_share: float,
+) -> Experiment:
+    """The experiment that the command line's flags describe; each as ``sloserve simulate --help`` says.
+
+    Raises: ConfigError for a flag that contradicts another, or a value out of range.
+    """
+    if (workload is None) == (trace is None):
+        raise ConfigError("give one of --workload and --trace")
+    if seeds < 1:
+        raise ConfigError(f"--seeds: {seeds} is not a whole number from 1")
+    if max_requests < 1:
+        raise ConfigError(f"--max-requests: {max_requests} is not a whole number from 1")
+    if not 0.0 <= aged_share <= 1.0:
+        raise ConfigError(f"--aged-share: {aged_share} is not within 0..1")
+    slos = read_slo_file(slo) if slo is not None else None
+    source = trace_workload(read_trace(trace)) if trace is not None else named_workload(str(workload))
+    if load is None and rps is None and rate_scale is None:
+        if trace is not None:
+            rate_scale = 1.0
+        else:
+            load = ",".join(f"{x:g}" for x in DEFAULT_LOADS)
+    measured = load_profile(profile)
+    blocks = measured.kv_blocks if kv_blocks is None else kv_blocks
+    return Experiment(
+        workload=source,
+        profile=measured,
+        engine=EngineSettings(
+            kv_blocks=blocks,
+            block_size=measured.block_size,
+            max_num_seqs=measured.max_num_seqs if max_num_seqs is None else max_num_seqs,
+            max_num_batched_tokens=(
+                measured.max_num_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
+            ),
+            max_model_len=max(min(measured.max_model_len, blocks * measured.block_size), 1),
+            # Without ids every prompt is unique, and hashing it would only cost time.
+            enable_prefix_caching=any(r.prefix_ids for r in source.requests(1, 0)),
+        ),
+        policies=tuple(p.strip() for p in policies.split(",") if p.strip()),
+        seeds=tuple(range(seeds)),
+        max_requests=max_requests,
+        loads=_numbers("--load", load),
+        rps=_numbers("--rps", rps),
+        rate_scale=rate_scale,
+        slos=slos,
+        aged_share=aged_share,
+    )
+
+
+def _numbers(flag: str, text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(x) for x in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{flag}: {text!r} is not a comma-separated list of numbers") from None
+
+
+def _title(experiment: Experiment) -> str:
+    engine = experiment.engine
+    ageing = f"ageing {experiment.aged_share:g}" if experiment.aged_share else "ageing off"
+    return (
+        f"{experiment.workload.name} on {experiment.profile.name}, {len(experiment.seeds)} seeds of "
+        f"{experiment.max_requests} requests, {engine.kv_blocks} KV blocks of {engine.block_size}, "
+        f"max_num_seqs {engine.max_num_seqs}, {ageing}"
+    )
+
+
+def _write(
+    experiment: Experiment,
+    out_dir: Path,
+    runs: list[dict[str, Any]],
+    comparisons: list[Comparison],
+    counters: list[dict[str, Any]],
+) -> None:
+    from vllm import __version__ as vllm_version
+
+    engine, slos = experiment.engine, experiment.slos or experiment.workload.slos
+    write_result(
+        out_dir / RESULT_JSON,
+        runs,
+        vllm_version=str(installed_vllm()),
+        profile=experiment.profile.name,
+        workload={
+            "name": experiment.workload.name,
+            "description": experiment.workload.description,
+            "slos": slos.source,
+            "requests": experiment.max_requests,
+        },
+        settings={
+            "kv_blocks": engine.kv_blocks,
+            "block_size": engine.block_size,
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "max_model_len": engine.max_model_len,
+            "enable_prefix_caching": engine.enable_prefix_caching,
+            "aged_share": experiment.aged_share,
+            "baseline": STOCK,
+            "counters": counters,
+        },
+        comparisons=[c.as_dict() for c in comparisons],
+    )
