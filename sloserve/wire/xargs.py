@@ -21,6 +21,8 @@ _TARGET_KEYS = {
 PREFIX = "slo_"
 KEYS = (*_TARGET_KEYS, "slo_class", "slo_output_tokens")
 MAX_OUTPUT_TOKENS = 2**31
+_LEAST = 1e-300
+"""Smaller numbers would be 0 in seconds, or have no reciprocal."""
 
 
 def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
@@ -28,14 +30,15 @@ def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
 
     Raises: InvalidRequest for an unknown ``slo_`` key, an unknown class, or a value that is not a positive number in range.
     """
-    args = {k: v for k, v in (extra_args or {}).items() if k.startswith(PREFIX)}
+    args = {k: v for k, v in (extra_args or {}).items() if isinstance(k, str) and k.startswith(PREFIX)}
     for key in args:
         if key not in KEYS:
             raise InvalidRequest(key, args[key], f"a known SLO key; known: {', '.join(KEYS)}")
     targets = {}
     for key, (name, factor, limit, unit) in _TARGET_KEYS.items():
         if key in args:
-            targets[name] = _positive(key, args[key], limit, f"a number of {unit} above 0 and up to {limit:g}") * factor
+            allowed = f"a number of {unit} above 0 and up to {limit:g}"
+            targets[name] = _number(key, args[key], _LEAST, limit, allowed) * factor
     slo_class = args.get("slo_class")
     if slo_class is not None and (not isinstance(slo_class, str) or slo_class not in classes):
         raise InvalidRequest("slo_class", slo_class, f"one of {', '.join(classes.names)}")
@@ -48,17 +51,16 @@ def stated_output_tokens(extra_args: Mapping[str, Any] | None) -> int | None:
     value = (extra_args or {}).get("slo_output_tokens")
     if value is None:
         return None
-    return int(
-        _positive("slo_output_tokens", value, MAX_OUTPUT_TOKENS, f"a number of tokens from 1 to {MAX_OUTPUT_TOKENS}")
-    )
+    allowed = f"a number of tokens from 1 to {MAX_OUTPUT_TOKENS}"
+    return int(_number("slo_output_tokens", value, 1.0, MAX_OUTPUT_TOKENS, allowed))
 
 
-def _positive(key: str, value: Any, limit: float, allowed: str) -> float:
+def _number(key: str, value: Any, least: float, limit: float, allowed: str) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not 0.0 < number <= limit:
+    if not least <= number <= limit:
         raise InvalidRequest(key, value, allowed)
     return number
 
