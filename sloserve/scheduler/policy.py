@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sloserve.scheduler.rows import IntArray, Rows, State
 
 NO_SLOTS: IntArray = np.empty(0, np.int64)
+
+# Plain numbers: an enum member is looked up anew at each use, and these are used at each step.
+_WAITING, _PREEMPTED, _RUNNING = int(State.WAITING), int(State.PREEMPTED), int(State.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,8 @@ def check_plan(plan: Plan, snapshot: Snapshot) -> None:
     """Raises PlanError unless every slot is known, in the right state and named once, and every limit is possible."""
     state = snapshot.rows.state
 
-    def states(name: str, slots: IntArray) -> Any:
-        if slots.ndim != 1 or not np.issubdtype(slots.dtype, np.integer):
+    def states(name: str, slots: IntArray) -> NDArray[np.int8]:
+        if slots.ndim != 1 or slots.dtype.kind != "i":
             raise PlanError(f"{name}: an array of slots is one-dimensional and integer, not {slots.dtype}{list(slots.shape)}")
         if slots.size and (slots.min() < 0 or slots.max() >= state.size):
             raise PlanError(f"{name}: names a slot outside 0..{state.size - 1}")
@@ -91,16 +95,20 @@ def check_plan(plan: Plan, snapshot: Snapshot) -> None:
         return state[slots]
 
     for name, slots in (("running", plan.running), ("evict", plan.evict), ("pause", plan.pause)):
-        if slots is not None and not np.all(states(name, slots) == State.RUNNING):
+        if slots is not None and slots is not NO_SLOTS and not (states(name, slots) == _RUNNING).all():
             raise PlanError(f"{name}: names a request that is not running")
     if plan.waiting is not None:
         found = states("waiting", plan.waiting)
-        idle = (found == State.WAITING) | (found == State.PREEMPTED)
-        if not np.all(idle | np.isin(plan.waiting, plan.evict)):
+        idle = (found == _WAITING) | (found == _PREEMPTED)
+        if not idle.all() and not (idle | np.isin(plan.waiting, plan.evict)).all():
             raise PlanError("waiting: names a request that is neither waiting nor evicted by this plan")
     for name in ("max_running", "token_budget", "prefill_chunk_tokens"):
         limit = getattr(plan, name)
-        if limit is not None and limit < 1:
+        if limit is None:
+            continue
+        if not isinstance(limit, int | np.integer):
+            raise PlanError(f"{name}: {limit!r} is not a whole number")
+        if limit < 1:
             raise PlanError(f"{name}: {limit} leaves the engine nothing to do; the least is 1")
 
 

@@ -8,6 +8,7 @@ reused needs no further work, and the identity plan is to touch nothing.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from vllm.v1.request import Request
@@ -43,7 +44,7 @@ def _in_front(present: Any, named: IntArray, table: RequestTable) -> list[Reques
     """
     request_at, slot_of = table.request_at, table.slot_of
     wanted = [request_at[s] for s in named.tolist()]
-    if all(a is b for a, b in zip(wanted, present, strict=False)) and len(wanted) <= len(present):
+    if wanted == list(islice(present, len(wanted))):
         return None
     members = {id(r) for r in present}
     wanted = [r for r in wanted if id(r) in members]
@@ -78,11 +79,11 @@ def narrowed(scheduler: Any, plan: Plan, table: RequestTable, counters: Counter[
     try:
         if plan.max_running is not None:
             # Never below what runs already: the limit is on admission, and vLLM 0.30 asserts it on the running list.
-            setattr(scheduler, limit_name, min(saved[0], max(plan.max_running, len(running))))
+            setattr(scheduler, limit_name, min(saved[0], max(int(plan.max_running), len(running))))
         if plan.token_budget is not None:
-            scheduler.max_num_scheduled_tokens = min(saved[1], plan.token_budget)
+            scheduler.max_num_scheduled_tokens = min(saved[1], int(plan.token_budget))
         if plan.prefill_chunk_tokens is not None:
-            chunk = plan.prefill_chunk_tokens
+            chunk = int(plan.prefill_chunk_tokens)
             config.long_prefill_token_threshold = min(saved[2], chunk) if saved[2] > 0 else chunk
         yield
     finally:
