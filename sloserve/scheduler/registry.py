@@ -75,12 +75,18 @@ def _settings(name: str, cls: type[Policy], options: Mapping[str, Any]) -> Any:
 
 
 def _convert(where: str, value: Any, kind: Any) -> Any:
-    if kind is bool and isinstance(value, str):
+    """``value`` as ``kind``: text is read, numbers may only widen."""
+    if kind is bool:
         flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-        if value.lower() not in flags:
+        if str(value).lower() not in flags:
             raise ConfigError(f"{where}: {value!r} is not true or false")
-        return flags[value.lower()]
+        return flags[str(value).lower()]
     try:
-        return kind(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{where}: {value!r} is not a valid {kind.__name__}") from None
+        converted = kind(value)
+    except (TypeError, ValueError, OverflowError):
+        converted = None
+    # A value that reads back differently is of another type: 2.7 or true for a count, nan for a duration.
+    same = converted == value or (isinstance(value, str) and converted == converted)
+    if converted is None or isinstance(value, bool) or not same:
+        raise ConfigError(f"{where}: {value!r} is not a valid {getattr(kind, '__name__', kind)}")
+    return converted
