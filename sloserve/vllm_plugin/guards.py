@@ -70,9 +70,9 @@ class Ageing:
         out: list[int] = []
         gap, taken = max(self.period - 1 - self._since_aged, 0), 0
         for slot in rest.tolist():
-            if gap == 0 and taken < aged.size:
+            while gap <= 0 and taken < aged.size:
                 out.append(int(aged[taken]))
-                gap, taken = self.period, taken + 1
+                gap, taken = self.period - 1, taken + 1
             out.append(slot)
             gap -= 1
         return np.array(out + aged[taken:].tolist(), np.int64)

@@ -92,9 +92,12 @@ class RequestTable:
                 getattr(rows, name)[slot] = value
 
     def admitted(self, output: Any) -> IntArray:
-        """Marks what the step's ``SchedulerOutput`` admitted as running; returns their slots."""
+        """Marks what the step's ``SchedulerOutput`` admitted as running; returns their slots in the order of admission."""
         ids = [new.req_id for new in output.scheduled_new_reqs]
-        ids.extend(output.scheduled_cached_reqs.resumed_req_ids)
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        if resumed:
+            members = resumed.union(ids)
+            ids = [i for i in output.num_scheduled_tokens if i in members]
         if not ids:
             return NO_SLOTS
         slots = np.array([self.slot_of[i] for i in ids if i in self.slot_of], np.int64)
@@ -154,8 +157,9 @@ class RequestTable:
                 self.rows.state[slot] = State.WAITING if request.num_preemptions == 0 else State.PREEMPTED
         rows = self.rows
         if self._gathered:
-            known = [r for r in running if r.request_id in self.slot_of]
-            slots = np.array([self.slot_of[r.request_id] for r in known], np.int64)
+            slot_of = self.slot_of
+            known = [r for r in running if r.request_id in slot_of]
+            slots = np.array([slot_of[r.request_id] for r in known], np.int64)
             self._gather(known, slots, engine.block_size)
         if max_loras is not None:
             self._guard_loras(max_loras)
