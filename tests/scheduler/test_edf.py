@@ -1,0 +1,161 @@
+"""EDF: deadlines computed by hand, order by them, and whom it evicts for whom."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sloserve.scheduler.edf import EDF, deadlines_s
+from sloserve.scheduler.policy import Plan, Snapshot, check_plan
+
+Make = Callable[..., Snapshot]
+NOW_S = 1000.0
+URGENT = {"arrival_s": NOW_S, "e2e_s": 1.0}
+LAX = {"arrival_s": 900.0, "e2e_s": 600.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "deadline_s"),
+    [
+        ({"arrival_s": 100.0}, np.inf),
+        ({"arrival_s": 100.0, "e2e_s": 30.0}, 130.0),
+        ({"arrival_s": 100.0, "ttft_s": 2.0}, 102.0),
+        ({"arrival_s": 100.0, "ttft_s": 2.0, "e2e_s": 30.0}, 102.0),
+        ({"arrival_s": 100.0, "ttft_s": 40.0, "e2e_s": 30.0}, 130.0),
+        # Only a TPOT target: nothing is promised until the first token; then the next is due a pace later.
+        ({"arrival_s": 100.0, "tpot_s": 0.5}, np.inf),
+        ({"arrival_s": 100.0, "tpot_s": 0.5, "first_token_s": 101.0, "output_tokens": 1}, 101.5),
+        ({"arrival_s": 100.0, "tpot_s": 0.5, "first_token_s": 101.0, "output_tokens": 4}, 103.0),
+        # After the first token a TTFT target binds no more.
+        ({"arrival_s": 100.0, "ttft_s": 2.0, "first_token_s": 101.0, "output_tokens": 1}, np.inf),
+        ({"arrival_s": 100.0, "ttft_s": 2.0, "e2e_s": 9.0, "first_token_s": 101.0, "output_tokens": 1}, 109.0),
+        # TDS is a pace too; the faster of both binds.
+        ({"arrival_s": 100.0, "tds": 4.0, "first_token_s": 101.0, "output_tokens": 2}, 101.5),
+        ({"arrival_s": 100.0, "tds": 4.0, "tpot_s": 0.1, "first_token_s": 101.0, "output_tokens": 2}, 101.2),
+        # All four: TTFT first, then the pace, and never later than e2e.
+        ({"arrival_s": 100.0, "ttft_s": 2.0, "tpot_s": 1.0, "e2e_s": 5.0}, 102.0),
+        (
+            {
+                "arrival_s": 100.0,
+                "ttft_s": 2.0,
+                "tpot_s": 1.0,
+                "e2e_s": 5.0,
+                "first_token_s": 101.0,
+                "output_tokens": 9,
+            },
+            105.0,
+        ),
+    ],
+)
+def test_deadline(row: dict[str, float], deadline_s: float, snapshot: Make) -> None:
+    at = snapshot([row])
+    assert deadlines_s(at.rows, at.waiting).tolist() == [pytest.approx(deadline_s)]
+
+
+def plan(at: Snapshot, **settings: Any) -> Plan:
+    made = EDF(EDF.Settings(**settings)).plan(at, NOW_S)
+    check_plan(made, at)
+    return made
+
+
+def order(slots: Any) -> list[int]:
+    return [int(s) for s in slots]
+
+
+def test_serves_and_admits_the_nearest_deadline_first_and_ties_by_arrival(snapshot: Make) -> None:
+    due = [{"arrival_s": 1000.0, "e2e_s": e2e} for e2e in (9.0, 3.0, 9.0)] + [{"arrival_s": 0.0}]
+    made = plan(snapshot(waiting=due, running=due))
+    assert order(made.running) == [1, 0, 2, 3]
+    assert order(made.waiting) == [5, 4, 6, 7]
+    assert not made.evict.size and not made.pause.size
+
+
+def test_ties_end_in_seq_not_in_the_slot(snapshot: Make) -> None:
+    at = snapshot(waiting=[{}, {}, {}])
+    at.rows.seq[[0, 1, 2]] = [7, 5, 6]
+    assert order(plan(at).waiting) == [1, 2, 0]
+
+
+def test_names_no_more_than_a_step_can_admit(snapshot: Make) -> None:
+    at = snapshot(waiting=[{"arrival_s": 1000.0, "e2e_s": 100.0 - i} for i in range(20)], max_num_seqs=3)
+    assert order(plan(at).waiting) == [19, 18, 17]
+
+
+def test_evicts_the_latest_deadline_when_every_slot_is_taken(snapshot: Make) -> None:
+    later = {**LAX, "e2e_s": 700.0}
+    made = plan(snapshot([URGENT], [LAX, later, LAX], max_num_seqs=3))
+    assert order(made.evict) == [1]
+    assert order(made.running) == [0, 2]
+    assert order(made.waiting) == [3]
+
+
+def test_among_equal_deadlines_the_last_to_arrive_gives_way(snapshot: Make) -> None:
+    assert order(plan(snapshot([URGENT, URGENT], [LAX] * 3, max_num_seqs=3)).evict) == [2, 1]
+
+
+def test_a_request_without_targets_gives_way_before_one_with_a_late_deadline(snapshot: Make) -> None:
+    assert order(plan(snapshot([URGENT], [{"arrival_s": 1.0}, LAX], max_num_seqs=2)).evict) == [0]
+
+
+NOBODY = {
+    "a slot is free": ([URGENT], [LAX, LAX], {"max_num_seqs": 3}, {}),
+    "it is switched off": ([URGENT], [LAX, LAX], {"max_num_seqs": 2}, {"evict": False}),
+    "the deadlines lie within the margin": (
+        [URGENT],
+        [{"arrival_s": NOW_S, "e2e_s": 5.0}],
+        {"max_num_seqs": 1},
+        {"evict_margin_s": 4.0},
+    ),
+    "all have been preempted often enough": (
+        [URGENT],
+        [{**LAX, "num_preemptions": 3}] * 2,
+        {"max_num_seqs": 2},
+        {"max_preemptions": 3},
+    ),
+    "the guards forbid it": ([URGENT], [{**LAX, "evictable": False}] * 2, {"max_num_seqs": 2}, {}),
+    "the deadline has passed": ([{"arrival_s": 900.0, "e2e_s": 99.0}], [LAX, LAX], {"max_num_seqs": 2}, {}),
+    "the blocked one has no deadline": ([{"arrival_s": 1.0}], [LAX, LAX], {"max_num_seqs": 2}, {}),
+    "all victims together do not hold enough blocks": (
+        [{**URGENT, "prompt_tokens": 1000}],
+        [LAX, LAX],
+        {"max_num_seqs": 2, "free_blocks": 20},
+        {},
+    ),
+    "nobody waits": ([], [LAX, LAX], {"max_num_seqs": 2}, {}),
+    "nobody runs": ([{**URGENT, "prompt_tokens": 1000}], [], {"free_blocks": 2}, {}),
+}
+
+
+@pytest.mark.parametrize(("waiting", "running", "engine", "settings"), NOBODY.values(), ids=NOBODY)
+def test_evicts_nobody_when(
+    waiting: list[Any], running: list[Any], engine: dict[str, int], settings: dict[str, Any], snapshot: Make
+) -> None:
+    assert not plan(snapshot(waiting, running, **engine), **settings).evict.size
+
+
+def test_a_margin_that_is_just_exceeded_evicts(snapshot: Make) -> None:
+    running = [{"arrival_s": NOW_S, "e2e_s": 5.0}]
+    assert order(plan(snapshot([URGENT], running, max_num_seqs=1), evict_margin_s=3.9).evict) == [0]
+
+
+def test_an_exhausted_request_is_passed_over_for_the_next_one(snapshot: Make) -> None:
+    running = [LAX, {**LAX, "e2e_s": 900.0, "num_preemptions": 3}]
+    assert order(plan(snapshot([URGENT], running, max_num_seqs=2)).evict) == [0]
+
+
+def test_evicts_as_many_as_the_missing_blocks_take(snapshot: Make) -> None:
+    # 10 blocks and one more for the next token are needed; 1 % of 100 stays free, so 3 of the 4 free ones count.
+    waiting = [{**URGENT, "prompt_tokens": 160}]
+    at = snapshot(waiting, [{**LAX, "kv_blocks": 4}] * 4, free_blocks=4, total_blocks=100)
+    assert order(plan(at).evict) == [3, 2]
+    at = snapshot(waiting, [{**LAX, "kv_blocks": 4}] * 4, free_blocks=3, total_blocks=100)
+    assert order(plan(at).evict) == [3, 2, 1]
+
+
+def test_evicts_nobody_for_one_that_waits_behind_a_late_one(snapshot: Make) -> None:
+    # The late one keeps its place at the head, so whatever is freed would go to it.
+    late = {"arrival_s": 900.0, "e2e_s": 50.0}
+    made = plan(snapshot([URGENT, late], [LAX, LAX], max_num_seqs=2))
+    assert order(made.waiting) == [3, 2]
+    assert not made.evict.size

@@ -1,0 +1,81 @@
+"""Policies by name: how one is written, found and configured, and what a typing error gets to read."""
+
+import re
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.scheduler.chaos import Chaos
+from sloserve.scheduler.edf import EDF
+from sloserve.scheduler.registry import make_policy, parse_policy, policy_names
+from sloserve.scheduler.sjf import SJF
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("edf", ("edf", {})),
+        (" sjf ", ("sjf", {})),
+        ("edf:evict=false", ("edf", {"evict": "false"})),
+        ("edf:evict=no: max_preemptions = 2 ", ("edf", {"evict": "no", "max_preemptions": "2"})),
+        ("x:formula=a=b", ("x", {"formula": "a=b"})),
+    ],
+)
+def test_parse(text: str, expected: tuple[str, dict[str, str]]) -> None:
+    assert parse_policy(text) == expected
+
+
+@pytest.mark.parametrize("text", ["edf:evict", "edf:=3", "edf:"])
+def test_parse_refuses_what_is_not_option_equals_value(text: str) -> None:
+    pair = text.split(":", 1)[1]
+    with pytest.raises(ConfigError, match=re.escape(f"policy {text!r}: {pair!r} is not of the form option=value")):
+        parse_policy(text)
+
+
+def test_chaos_is_hidden_but_loadable() -> None:
+    assert {"edf", "fcfs", "priority", "sjf"} <= set(policy_names())
+    assert "chaos" not in policy_names()
+    assert isinstance(make_policy("chaos", seed=3), Chaos)
+
+
+def test_options_become_settings_of_their_type() -> None:
+    policy = make_policy("edf", {"evict": "False", "evict_margin_s": "2", "max_preemptions": 5}, seed=4)
+    assert isinstance(policy, EDF) and policy.seed == 4
+    assert policy.settings == EDF.Settings(evict=False, evict_margin_s=2.0, max_preemptions=5)
+    assert make_policy("sjf", {"length": "oracle"}).settings == SJF.Settings(length="oracle")
+    assert make_policy("edf", {"evict": True}).settings.evict is True
+
+
+def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> None:
+    with pytest.raises(ConfigError, match=r"unknown policy 'edff'; installed: .*edf, fcfs.*; did you mean 'edf'\?"):
+        make_policy("edff")
+    with pytest.raises(ConfigError, match=r"unknown policy ''; installed: [^;]*$"):
+        make_policy("")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("edf", {"margin": 1}, "policy 'edf' has no option 'margin'; it has: evict, evict_margin_s, max_preemptions"),
+        ("fcfs", {"x": 1}, "policy 'fcfs' has no option 'x'; it has: none"),
+        ("edf", {"max_preemptions": "many"}, "policy 'edf', option 'max_preemptions': 'many' is not a valid int"),
+        ("edf", {"max_preemptions": 2.7}, "policy 'edf', option 'max_preemptions': 2.7 is not a valid int"),
+        ("edf", {"max_preemptions": True}, "policy 'edf', option 'max_preemptions': True is not a valid int"),
+        ("edf", {"max_preemptions": float("inf")}, "policy 'edf', option 'max_preemptions': inf is not a valid int"),
+        ("edf", {"evict_margin_s": [1]}, "policy 'edf', option 'evict_margin_s': [1] is not a valid float"),
+        ("edf", {"evict_margin_s": "nan"}, "policy 'edf', option 'evict_margin_s': 'nan' is not a valid float"),
+        ("edf", {"evict": "maybe"}, "policy 'edf', option 'evict': 'maybe' is not true or false"),
+        ("edf", {"evict": 2}, "policy 'edf', option 'evict': 2 is not true or false"),
+        ("edf", {"evict": None}, "policy 'edf', option 'evict': None is not true or false"),
+        ("edf", {"evict_margin_s": -1}, "policy 'edf': evict_margin_s and max_preemptions must not be negative"),
+        ("sjf", {"length": "guess"}, "policy 'sjf': length: 'guess' is not predicted or oracle"),
+        ("sjf", {"length": 5}, "policy 'sjf', option 'length': 5 is not a valid str"),
+        ("sjf", {"prompt_weight": 2}, "policy 'sjf': prompt_weight: 2.0 is not within 0..1"),
+    ],
+)
+def test_a_bad_option_is_named_with_its_value_and_what_is_allowed(
+    name: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_policy(name, options)
+    assert str(refused.value) == message

@@ -1,0 +1,151 @@
+"""SLOs in ``vllm_xargs``: what is read, and the exact words with which each malformed value is refused."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloserve.core.errors import InvalidRequest
+from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, SLO, ClassTable, SLOClass, Targets
+from sloserve.wire.xargs import parse_slo, stated_output_tokens, to_xargs
+
+CLASSES = ClassTable(
+    {"chat": SLOClass("chat", 0, Targets(ttft_s=1.0, tds=5.0)), "batch": SLOClass("batch", 1, Targets(e2e_s=600.0))},
+    default="chat",
+)
+
+
+@pytest.mark.parametrize("args", [None, {}, {"other": [1]}, {7: "not a string"}])
+def test_nothing_stated_is_the_default_class_with_its_targets(args: Any) -> None:
+    assert parse_slo(args, CLASSES) == SLO(CLASSES["chat"], Targets(ttft_s=1.0, tds=5.0))
+
+
+def test_milliseconds_become_seconds_and_the_class_fills_in() -> None:
+    args = {"slo_ttft_ms": 250, "slo_tpot_ms": 50.5, "slo_tds": "7", "slo_class": "batch", "x": 1}
+    assert parse_slo(args, CLASSES) == SLO(CLASSES["batch"], Targets(ttft_s=0.25, tpot_s=0.0505, e2e_s=600.0, tds=7.0))
+
+
+SECONDS = st.one_of(st.none(), st.floats(1e-6, MAX_TARGET_S))
+
+
+@given(
+    SECONDS,
+    SECONDS,
+    SECONDS,
+    st.one_of(st.none(), st.floats(1e-3, MAX_TDS)),
+    st.sampled_from(DEFAULT_CLASSES.names),
+    st.one_of(st.none(), st.integers(1, 2**31)),
+)
+def test_round_trip(
+    ttft_s: float | None, tpot_s: float | None, e2e_s: float | None, tds: float | None, name: str, tokens: int | None
+) -> None:
+    slo = DEFAULT_CLASSES.slo(name, Targets(ttft_s, tpot_s, e2e_s, tds))
+    args = to_xargs(slo, tokens)
+    back = parse_slo(args, DEFAULT_CLASSES)
+    assert back.slo_class is slo.slo_class
+    assert stated_output_tokens(args) == tokens
+    for field in ("ttft_s", "tpot_s", "e2e_s", "tds"):
+        sent, read = getattr(slo.targets, field), getattr(back.targets, field)
+        assert (read is None) if sent is None else read == pytest.approx(sent, rel=1e-12)
+
+
+MILLISECONDS = "a number of milliseconds above 0 and up to 6.048e+08"
+SPEED = "a number of tokens per second above 0 and up to 10000"
+COUNT = "a number of tokens from 1 to 2147483648"
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("key", ["slo_ttft_ms", "slo_tpot_ms", "slo_e2e_ms"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        -1,
+        0,
+        0.0,
+        -0.0,
+        6.1e8,
+        1e300,
+        10**400,
+        NAN,
+        INF,
+        -INF,
+        True,
+        False,
+        None,
+        [],
+        [5],
+        {},
+        "",
+        "soon",
+        "nan",
+        "1e9",
+        1e-323,
+    ],
+    ids=repr,
+)
+def test_a_malformed_duration(key: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_slo({key: value}, CLASSES)
+    assert str(refused.value) == f"{key}: {value!r} is not {MILLISECONDS}"
+    assert (refused.value.field, refused.value.allowed) == (key, MILLISECONDS)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("slo_tds", 0, SPEED),
+        ("slo_tds", -3.5, SPEED),
+        ("slo_tds", 10001, SPEED),
+        ("slo_tds", True, SPEED),
+        ("slo_tds", [4], SPEED),
+        ("slo_tds", "fast", SPEED),
+        ("slo_class", "vip", "one of chat, batch"),
+        ("slo_class", "", "one of chat, batch"),
+        ("slo_class", 3, "one of chat, batch"),
+        ("slo_class", ["chat"], "one of chat, batch"),
+        ("slo_output_tokens", 0, COUNT),
+        ("slo_output_tokens", 0.5, COUNT),
+        ("slo_output_tokens", -1, COUNT),
+        ("slo_output_tokens", 2**31 + 1, COUNT),
+        ("slo_output_tokens", NAN, COUNT),
+        ("slo_output_tokens", True, COUNT),
+        ("slo_output_tokens", "many", COUNT),
+        (
+            "slo_tttf_ms",
+            100,
+            "a known SLO key; known: slo_ttft_ms, slo_tpot_ms, slo_e2e_ms, slo_tds, slo_class, slo_output_tokens",
+        ),
+    ],
+)
+def test_other_malformed_values(key: str, value: Any, allowed: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_slo({key: value}, CLASSES)
+    assert str(refused.value) == f"{key}: {value!r} is not {allowed}"
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["slo_ttft_ms", "slo_tpot_ms", "slo_e2e_ms", "slo_tds", "slo_class", "slo_output_tokens"]),
+        st.one_of(
+            st.none(),
+            st.booleans(),
+            st.integers(),
+            st.floats(),
+            st.text(max_size=5),
+            st.lists(st.integers(), max_size=2),
+        ),
+    )
+)
+def test_whatever_is_sent_is_read_or_refused_as_an_invalid_request(args: dict[str, Any]) -> None:
+    try:
+        slo = parse_slo(args, CLASSES)
+    except InvalidRequest:
+        return
+    assert slo.slo_class.name in CLASSES
+
+
+def test_the_largest_values_are_allowed() -> None:
+    args = {"slo_ttft_ms": MAX_TARGET_S * 1e3, "slo_tds": MAX_TDS, "slo_output_tokens": 2**31}
+    assert parse_slo(args, CLASSES).targets == Targets(ttft_s=MAX_TARGET_S, tds=MAX_TDS)
+    assert stated_output_tokens(args) == 2**31
