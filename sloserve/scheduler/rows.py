@@ -151,7 +151,7 @@ class Rows:
 
     def slots_in(self, *states: State) -> IntArray:
         """Slots of all requests in one of ``states``, ascending, which is not an order of service."""
-        mask = self.state == states[0]
+        mask = self.state == int(states[0])
         for state in states[1:]:
-            mask |= self.state == state
-        return np.flatnonzero(mask)
+            mask |= self.state == int(state)
+        return mask.nonzero()[0]

@@ -25,7 +25,6 @@ from sloserve.vllm_plugin.engine_settings import EngineSettings
 STOCK = "stock"
 """vLLM's AsyncScheduler; every other name is a policy's."""
 
-DEFAULT_POLICIES = (STOCK, "fcfs", "priority", "edf", "sjf")
 DEFAULT_LOADS = (0.7, 1.0, 1.5, 2.0)
 PLAN_SHARE = 0.05
 """As live; it matters only for profiles that give planning a cost."""
@@ -44,7 +43,7 @@ class Experiment:
     workload: Workload
     profile: Profile
     engine: EngineSettings
-    policies: tuple[str, ...] = DEFAULT_POLICIES
+    policies: tuple[str, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     max_requests: int = 1000
     loads: tuple[float, ...] | None = None

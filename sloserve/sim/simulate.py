@@ -64,20 +64,20 @@ def simulate(
 
 def build_experiment(
     *,
-    workload: str | None,
-    trace: Path | None,
-    profile: str,
-    policies: str,
-    slo: Path | None,
-    rps: str | None,
-    rate_scale: float | None,
-    load: str | None,
-    seeds: int,
-    max_requests: int,
-    kv_blocks: int | None,
-    max_num_seqs: int | None,
-    max_num_batched_tokens: int | None,
-    aged_share: float,
+    workload: str | None = None,
+    trace: Path | None = None,
+    profile: str = "h100-llama3-8b",
+    policy: str = "stock,edf",
+    slo: Path | None = None,
+    rps: str | None = None,
+    rate_scale: float | None = None,
+    load: str | None = None,
+    seeds: int = 3,
+    max_requests: int = 1000,
+    kv_blocks: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    aged_share: float = 0.0,
 ) -> Experiment:
     """The experiment that the command line's flags describe; each as ``sloserve simulate --help`` says.
 
@@ -114,7 +114,7 @@ def build_experiment(
             # Without ids every prompt is unique, and hashing it would only cost time.
             enable_prefix_caching=any(r.prefix_ids for r in source.requests(1, 0)),
         ),
-        policies=tuple(p.strip() for p in policies.split(",") if p.strip()),
+        policies=tuple(p.strip() for p in policy.split(",") if p.strip()),
         seeds=tuple(range(seeds)),
         max_requests=max_requests,
         loads=_numbers("--load", load),

@@ -1,0 +1,87 @@
+"""Registry of experiments: each row is the flags of ``sloserve simulate`` under a name. New work adds rows, not scripts.
+
+``sloserve simulate --experiment NAME`` runs a row; flags given beside it replace the row's. Traces are named by file and looked
+for in the folder that the environment variable SLOSERVE_DATA names.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sloserve.core.errors import ConfigError
+
+DATA_FOLDER = "SLOSERVE_DATA"
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentRow:
+    """question: what the experiment answers. flags: of ``sloserve simulate``, with underscores. trace: file in the data folder."""
+
+    question: str
+    flags: dict[str, Any] = field(default_factory=dict)
+    trace: str | None = None
+
+
+_RIVALS = "stock,fcfs,priority,edf,sjf"
+
+EXPERIMENTS = {
+    "azure-conv": ExperimentRow(
+        "What do simple orders gain over stock on production chat traffic, KV plentiful?",
+        {"profile": "h100-llama3-8b", "load": "0.7,1,1.5,2", "max_requests": 3000, "policy": _RIVALS},
+        trace="azure2023_conv_first_two_thirds.csv.gz",
+    ),
+    "azure-conv-scarce-kv": ExperimentRow(
+        "The same with a tenth of the KV cache, where the order of victims matters.",
+        {"profile": "h100-llama3-8b", "load": "0.7,1,1.5,2", "max_requests": 1500, "policy": _RIVALS, "kv_blocks": 3000},
+        trace="azure2023_conv_first_two_thirds.csv.gz",
+    ),
+    "azure-code": ExperimentRow(
+        "And on bursts of long prompts with short replies?",
+        {"profile": "h100-llama3-8b", "load": "0.7,1,1.5", "max_requests": 1500, "policy": _RIVALS},
+        trace="azure2023_code_first_two_thirds.csv.gz",
+    ),
+    "mooncake-conversation": ExperimentRow(
+        "And where prompts are long and share prefixes?",
+        {"profile": "h200-llama3-8b", "load": "0.7,1,1.5", "max_requests": 500, "policy": _RIVALS},
+        trace="mooncake_conversation_first_half.csv.gz",
+    ),
+    "servegen": ExperimentRow(
+        "And on a mix of many clients' habits?",
+        {"profile": "h100-llama3-8b", "load": "0.7,1,1.5", "max_requests": 1500, "policy": _RIVALS},
+        trace="servegen_mlarge_day2_10h.csv.gz",
+    ),
+    "sharegpt-opt13b": ExperimentRow(
+        "And on the papers' own setting, ShareGPT-like lengths on OPT-13B with 12 GB of KV?",
+        {
+            "workload": "sharegpt-poisson",
+            "profile": "a100-opt-13b-12gb",
+            "load": "0.7,1,1.5",
+            "max_requests": 1000,
+            "policy": _RIVALS,
+        },
+    ),
+    "chat-batch-mix": ExperimentRow(
+        "How long does chat wait behind a burst of batch jobs?",
+        {"workload": "chat-batch-mix", "load": "0.7,1,1.5", "max_requests": 1000, "policy": _RIVALS},
+    ),
+}
+
+
+def experiment_flags(name: str) -> dict[str, Any]:
+    """The flags of the row ``name``, its trace as a path.
+
+    Raises: ConfigError for an unknown name, or when the trace's folder is unknown or lacks the file.
+    """
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"unknown experiment {name!r}; known: {', '.join(EXPERIMENTS)}")
+    row = EXPERIMENTS[name]
+    if row.trace is None:
+        return dict(row.flags)
+    folder = os.environ.get(DATA_FOLDER)
+    if folder is None:
+        raise ConfigError(f"experiment {name!r} replays {row.trace}; set {DATA_FOLDER} to the folder that holds it")
+    path = Path(folder, row.trace)
+    if not path.is_file():
+        raise ConfigError(f"experiment {name!r} replays {row.trace}, which {DATA_FOLDER}={folder} does not hold")
+    return {**row.flags, "trace": path}
