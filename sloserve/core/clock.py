@@ -1,7 +1,7 @@
 """Time as a dependency: whoever needs the time is handed a clock.
 
-Every clock counts seconds since the epoch (vLLM's ``arrival_time`` does too), so deadlines compare across processes of one
-host. Policies get ``now_s`` as an argument and never hold a clock.
+Every clock counts seconds since the epoch (vLLM's ``arrival_time`` does too), so deadlines compare across processes of
+one host. Policies get ``now_s`` as an argument and never hold a clock.
 """
 
 import time
@@ -24,8 +24,8 @@ class SystemClock:
 class ManualClock:
     """A clock that moves only when told: virtual time in the simulator and in tests.
 
-    Starts at an arbitrary epoch offset rather than at zero, so that code which reads the host's clock by mistake is off by
-    years and fails loudly.
+    Starts at an arbitrary epoch offset rather than at zero, so that code which reads the host's clock by mistake is off
+    by years and fails loudly.
     """
 
     EPOCH_OFFSET_S = 1_000_000.0

@@ -8,7 +8,8 @@ class Outcome(StrEnum):
 
     COMPLETED = "completed"
     REJECTED = "rejected"
-    """Refused before queueing (:class:`~sloserve.core.errors.Rejected`, :class:`~sloserve.core.errors.InvalidRequest`)."""
+    """Refused before queueing (:class:`~sloserve.core.errors.Rejected`, :class:`~sloserve.core.errors.InvalidRequest`).
+    """
     EVICTED = "evicted"
     """Given up after queueing (:class:`~sloserve.core.errors.Evicted`)."""
     ABORTED = "aborted"

@@ -12,9 +12,12 @@ PREFIX_BLOCK_TOKENS = 512
 class WorkloadRequest:
     """One request of a trace or of a generator.
 
-    arrival_s: seconds from the start of the run. prompt_tokens, output_tokens: at least 1 each. task: the trace's own label.
-    max_tokens: the client's cap on output; ``None``: whatever the context length leaves. priority: lower is earlier (vLLM).
-    prefix_ids: ids of the prompt's 512-token blocks; two prompts share KV as far as their leading ids agree; empty: shares nothing.
+    arrival_s: seconds from the start of the run. prompt_tokens, output_tokens: at least 1 each. task: the trace's own
+    label.
+    max_tokens: the client's cap on output; ``None``: whatever the context length leaves. priority: lower is earlier
+    (vLLM).
+    prefix_ids: ids of the prompt's 512-token blocks; two prompts share KV as far as their leading ids agree; empty:
+    shares nothing.
     """
 
     request_id: str

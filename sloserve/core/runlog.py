@@ -1,6 +1,7 @@
 """What one run of a workload left behind: per request the time of every token, per engine step what it did.
 
-Written by the virtual engine and by the bench client alike, read by reports. Times are seconds from the start of the run.
+Written by the virtual engine and by the bench client alike, read by reports. Times are seconds from the start of the
+run.
 """
 
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ class RequestLog:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLog:
-    """One entry per executed engine step, all ``[steps]``: when it ended and lasted, its tokens, and the engine around it.
+    """One entry per executed engine step, all ``[steps]``: when it ended and lasted, its tokens, and the engine around
+    it.
 
     kv_utilization: share of KV blocks in use, 0..1, when the step was scheduled.
     """
@@ -58,7 +60,8 @@ class StepLog:
 class RunLog:
     """One run: the requests in the order of the workload, the steps, and wall-clock measurements.
 
-    timing: measured, so different in each run: plan_us_mean, plan_us_p99, vllm_schedule_us_mean, wall_s. Nothing else is.
+    timing: measured, so different in each run: plan_us_mean, plan_us_p99, vllm_schedule_us_mean, wall_s. Nothing else
+    is.
     """
 
     requests: list[RequestLog]

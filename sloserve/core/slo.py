@@ -1,7 +1,8 @@
 """What a request asks for: latency targets, and the service class that supplies defaults.
 
-Targets are durations from arrival (TTFT, end-to-end) or between tokens (TPOT), in seconds, or a speed in tokens per second
-(TDS, token delivery speed: how fast the reader digests). Any subset may be given; an absent one is ``None`` and promises nothing.
+Targets are durations from arrival (TTFT, end-to-end) or between tokens (TPOT), in seconds, or a speed in tokens per
+second (TDS, token delivery speed: how fast the reader digests). Any subset may be given; an absent one is ``None`` and
+promises nothing.
 """
 
 import math
@@ -50,9 +51,11 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class SLOClass:
-    """A service class: default targets, rank among classes, and the age from which it must not be overtaken without bound.
+    """A service class: default targets, rank among classes, and the age from which it must not be overtaken without
+    bound.
 
-    rank: lower is more urgent. aged_after_s: waiting time after which the adapter's ageing guard counts a request as aged.
+    rank: lower is more urgent. aged_after_s: waiting time after which the adapter's ageing guard counts a request as
+    aged.
     """
 
     name: str
@@ -101,7 +104,11 @@ class ClassTable:
     def as_config(self) -> dict[str, Any]:
         """Plain values from which :func:`class_table` builds an equal table; they travel as JSON."""
         classes = {
-            c.name: {"rank": c.rank, "aged_after_s": c.aged_after_s, **{k: v for k, v in asdict(c.targets).items() if v}}
+            c.name: {
+                "rank": c.rank,
+                "aged_after_s": c.aged_after_s,
+                **{k: v for k, v in asdict(c.targets).items() if v},
+            }
             for c in self
         }
         return {"classes": classes, "default_class": self.default.name}

@@ -1,7 +1,7 @@
 """Request eviction: whom to preempt so that more urgent requests get a slot and KV blocks now.
 
-Source: QLM, Sec. 5.2 (request eviction). Differs: victims are chosen per blocked request, fewest first, and only ones that the
-policy ranks later by a margin; QLM evicts whatever is not of the head group.
+Source: QLM, Sec. 5.2 (request eviction). Differs: victims are chosen per blocked request, fewest first, and only ones
+that the policy ranks later by a margin; QLM evicts whatever is not of the head group.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A request as eviction sees it. key: the policy's rank, lower is served first. blocks: KV blocks held, or needed."""
+    """A request as eviction sees it. key: rank, lower is served first. blocks: KV blocks held, or needed."""
 
     slot: int
     key: float
@@ -23,8 +23,9 @@ def select_victims(
     """Slots to evict so that ``heads`` can be admitted, in the order chosen.
 
     heads: waiting requests, most urgent first. candidates: running requests that may be evicted, most expendable first.
-    A candidate gives way to a head only if its key exceeds the head's by more than ``margin``. Evictions for a head happen only
-    if they suffice to admit it; the first head that cannot be admitted ends the search, since the engine's admission stops there.
+    A candidate gives way to a head only if its key exceeds the head's by more than ``margin``. Evictions for a head
+    happen only if they suffice to admit it; the first head that cannot be admitted ends the search, since the engine's
+    admission stops there.
     """
     victims: list[int] = []
     next_candidate = 0

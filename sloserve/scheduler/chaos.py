@@ -1,4 +1,5 @@
-"""Random plans, legal and illegal, to test the adapter: outputs must stay equal and no request may be lost whatever it plans.
+"""Random plans, legal and illegal, to test the adapter: outputs must stay equal and no request may be lost whatever it
+plans.
 
 For tests alone; not listed by ``sloserve policies``.
 """
@@ -13,7 +14,7 @@ from sloserve.scheduler.rows import COLUMNS, IntArray
 
 
 class Chaos(Policy):
-    """Draws orders, evictions, pauses and limits at random; now and then a plan that is plainly wrong, or an exception."""
+    """Draws orders, evictions, pauses and limits at random; now and then a plan that is wrong, or an exception."""
 
     needs = frozenset(COLUMNS)
     wants_progress = True

@@ -1,12 +1,12 @@
 """Earliest deadline first: the simple rival every deadline-aware policy has to beat.
 
-A request's deadline is arrival + e2e. With a TTFT target it is, until the first token, arrival + ttft (the earlier of both);
-after it, the time by which the next token is due at the TPOT target (or at 1 / TDS). Without any target it is infinite, and
-such requests are served in order of arrival after all others.
+A request's deadline is arrival + e2e. With a TTFT target it is, until the first token, arrival + ttft (the earlier of
+both); after it, the time by which the next token is due at the TPOT target (or at 1 / TDS). Without any target it is
+infinite, and such requests are served in order of arrival after all others.
 
-Evicts when a waiting request whose deadline has not passed finds no slot or no KV blocks, and running requests whose deadlines
-lie later by ``evict_margin_s`` can make room; each request at most ``max_preemptions`` times. Requests that are already late
-keep their place in the order but nobody is evicted for them: their promise is broken either way.
+Evicts when a waiting request whose deadline has not passed finds no slot or no KV blocks, and running requests whose
+deadlines lie later by ``evict_margin_s`` can make room; each request at most ``max_preemptions`` times. Requests that
+are already late keep their place in the order but nobody is evicted for them: their promise is broken either way.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """Planning by one key: admit and serve in ascending key, take victims from the end, evict across a margin.
 
-Most policies reduce to a number per request (a deadline, a priority, remaining work); this module turns such numbers into a plan.
+Most policies reduce to a number per request (a deadline, a priority, remaining work); this module turns such numbers
+into a plan.
 """
 
 import math
@@ -42,7 +43,8 @@ def plan_by_key(
     """Serves and admits in ascending key, ties by ``seq``.
 
     waiting_key: ``[len(snapshot.waiting)]``; running_key: ``[len(snapshot.running)]``; inf ranks last.
-    may_evict_for: ``[len(snapshot.waiting)]`` of bool-like; requests for which nobody is evicted still keep their place.
+    may_evict_for: ``[len(snapshot.waiting)]`` of bool-like; requests for which nobody is evicted still keep their
+    place.
     """
     rows, engine = snapshot.rows, snapshot.engine
     # No step can admit more than there are slots, so the rest of the queue needs no order.
@@ -54,8 +56,12 @@ def plan_by_key(
     if evict is not None and waiting.size and running.size:
         wanted = waiting.size if may_evict_for is None else _leading(may_evict_for[head])
         if wanted:
-            victims = _victims(snapshot, evict, waiting[:wanted], waiting_key[head][:wanted], running, running_key[order])
-    return Plan(running=running[~np.isin(running, victims)] if victims.size else running, waiting=waiting, evict=victims)
+            victims = _victims(
+                snapshot, evict, waiting[:wanted], waiting_key[head][:wanted], running, running_key[order]
+            )
+    return Plan(
+        running=running[~np.isin(running, victims)] if victims.size else running, waiting=waiting, evict=victims
+    )
 
 
 def _leading(flags: FloatArray) -> int:
@@ -65,7 +71,12 @@ def _leading(flags: FloatArray) -> int:
 
 
 def _victims(
-    snapshot: Snapshot, rule: EvictionRule, waiting: IntArray, waiting_key: FloatArray, running: IntArray, running_key: FloatArray
+    snapshot: Snapshot,
+    rule: EvictionRule,
+    waiting: IntArray,
+    waiting_key: FloatArray,
+    running: IntArray,
+    running_key: FloatArray,
 ) -> IntArray:
     rows, engine = snapshot.rows, snapshot.engine
     free_blocks = engine.free_blocks - math.ceil(rule.keep_free * engine.total_blocks)

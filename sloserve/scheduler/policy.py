@@ -1,7 +1,8 @@
 """The contract between engine and policy: a policy turns a snapshot of the engine into a plan.
 
-Purity: what a policy plans follows from the events it was given, the snapshots it saw and its seed. It reads no clock, does no
-I/O, uses no global random state. The same object runs in live vLLM, in the virtual-time simulator and in shadow mode.
+Purity: what a policy plans follows from the events it was given, the snapshots it saw and its seed. It reads no clock,
+does no I/O, uses no global random state. The same object runs in live vLLM, in the virtual-time simulator and in shadow
+mode.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +24,8 @@ _WAITING, _PREEMPTED, _RUNNING = int(State.WAITING), int(State.PREEMPTED), int(S
 class EngineFacts:
     """What the engine can do, as of now.
 
-    free_blocks, total_blocks, block_size: KV cache, in blocks and tokens a block. max_num_seqs: requests that may run at once.
+    free_blocks, total_blocks, block_size: KV cache, in blocks and tokens a block. max_num_seqs: requests that may run
+    at once.
     token_budget: tokens one step may compute. free_slots: how many more requests could be admitted now.
     """
 
@@ -37,9 +39,11 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The engine as a policy sees it. Slots index the columns of ``rows``; the two arrays are sets, ascending, not orders.
+    """The engine as a policy sees it. Slots index the columns of ``rows``; the two arrays are sets, ascending, not
+    orders.
 
-    waiting: requests that could be admitted (never admitted, or evicted); blocked ones are left out. running: admitted ones.
+    waiting: requests that could be admitted (never admitted, or evicted); blocked ones are left out. running: admitted
+    ones.
     """
 
     rows: Rows
@@ -52,9 +56,11 @@ class Snapshot:
 class Plan:
     """What the engine shall do in the next steps. Arrays hold slots; ``None`` leaves the engine's own choice untouched.
 
-    running: service order of admitted requests, first served first; KV shortage takes victims from its end. Those not named
+    running: service order of admitted requests, first served first; KV shortage takes victims from its end. Those not
+    named
         keep their present order behind the named ones.
-    waiting: admission order, may name requests that ``evict`` sends there. Those not named keep their present order behind.
+    waiting: admission order, may name requests that ``evict`` sends there. Those not named keep their present order
+    behind.
     evict: admitted requests to preempt now; their KV is dropped and recomputed when they are admitted again.
     pause: admitted requests that get no tokens in the next step; they keep KV and slot.
     max_running: no admission while this many requests run. token_budget: tokens a step may compute.
@@ -87,7 +93,9 @@ def check_plan(plan: Plan, snapshot: Snapshot) -> None:
 
     def states(name: str, slots: IntArray) -> NDArray[np.int8]:
         if slots.ndim != 1 or slots.dtype.kind != "i":
-            raise PlanError(f"{name}: an array of slots is one-dimensional and integer, not {slots.dtype}{list(slots.shape)}")
+            raise PlanError(
+                f"{name}: an array of slots is one-dimensional and integer, not {slots.dtype}{list(slots.shape)}"
+            )
         if slots.size and (slots.min() < 0 or slots.max() >= state.size):
             raise PlanError(f"{name}: names a slot outside 0..{state.size - 1}")
         if slots.size > 1 and np.bincount(slots).max() > 1:
@@ -115,11 +123,13 @@ def check_plan(plan: Plan, snapshot: Snapshot) -> None:
 class Policy(ABC):
     """Which requests shall be served next, and which shall give way?
 
-    Subclasses are registered under the entry point group ``sloserve.policies``; ``Settings`` is a dataclass of their options.
+    Subclasses are registered under the entry point group ``sloserve.policies``; ``Settings`` is a dataclass of their
+    options.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Columns of :class:`~sloserve.scheduler.rows.Rows` that this policy reads; with none it can only return IDENTITY."""
+    """Columns of :class:`~sloserve.scheduler.rows.Rows` that this policy reads; with none it can only return IDENTITY.
+    """
 
     wants_progress: ClassVar[bool] = False
     """Whether :meth:`progressed` is to be called; costs one call a step."""
@@ -129,7 +139,7 @@ class Policy(ABC):
         """Options of the policy, as given in configuration; unknown names are errors."""
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
-        self.settings = settings if settings is not None else self.Settings()
+        self.settings: Any = settings if settings is not None else self.Settings()
         self.seed = seed
 
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:  # noqa: B027 - an optional hook

@@ -1,11 +1,13 @@
 """The request table that policies read: one slot per unfinished request, one numpy array per column.
 
-The adapter writes it when a request is added, makes progress, changes state or ends; nothing is rebuilt per step. A slot is
-reused after its request ended, so slots are no order: ties between requests end in ``seq``, the enqueue counter.
-A policy declares the columns it reads (``Policy.needs``); only those are kept up to date, the others raise on access.
+The adapter writes it when a request is added, makes progress, changes state or ends; nothing is rebuilt per step. A
+slot is reused after its request ended, so slots are no order: ties between requests end in ``seq``, the enqueue
+counter. A policy declares the columns it reads (``Policy.needs``); only those are kept up to date, the others raise on
+access.
 """
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +65,7 @@ ALWAYS_KEPT = frozenset({"seq", "state", "evictable", "pausable"})
 PROGRESS_COLUMNS = frozenset({"first_token_s", "last_token_s"})
 """Columns written as each step's output arrives."""
 
-GATHERED_COLUMNS = frozenset({"computed_tokens", "in_flight_tokens", "output_tokens", "kv_blocks", "cached_tokens"})
+GATHERED_COLUMNS = frozenset({"computed_tokens", "in_flight_tokens", "output_tokens", "kv_blocks"})
 """Columns read from the running requests just before a plan is made."""
 
 
@@ -122,7 +124,7 @@ class Rows:
     def _grow(self, capacity: int) -> None:
         for name in self.kept:
             dtype, fill = COLUMNS[name]
-            column = np.full(capacity, fill, dtype)
+            column: NDArray[Any] = np.full(capacity, fill, dtype)
             column[: self._capacity] = getattr(self, name)
             setattr(self, name, column)
         self._free.extend(range(capacity - 1, self._capacity - 1, -1))
@@ -154,4 +156,5 @@ class Rows:
         mask = self.state == int(states[0])
         for state in states[1:]:
             mask |= self.state == int(state)
-        return mask.nonzero()[0]
+        slots: IntArray = mask.nonzero()[0]
+        return slots

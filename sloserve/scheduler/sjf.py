@@ -1,7 +1,8 @@
 """Shortest remaining job first: least work left, prompt and output, is served first.
 
-The output's length is predicted per class from the requests that ended (``length=predicted``), or taken from what the client or
-the simulator states (``length=oracle``; requests without a statement are predicted). Victims of KV shortage are the longest.
+The output's length is predicted per class from the requests that ended (``length=predicted``), or taken from what the
+client or the simulator states (``length=oracle``; requests without a statement are predicted). Victims of KV shortage
+are the longest.
 """
 
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ class SJF(Policy):
     class Settings:
         """length: ``predicted`` or ``oracle``. prompt_weight: work of a prompt token relative to an output token's.
 
-        prompt_weight's default: on the shipped H100 and A100 profiles a prompt token costs 0.02 to 0.06 ms and an output token
-        of a batch of 50 to 100 costs 0.1 to 0.4 ms. evict: also evict longer running requests for shorter waiting ones.
+        prompt_weight's default: on the shipped H100 and A100 profiles a prompt token costs 0.02 to 0.06 ms and an
+        output token of a batch of 50 to 100 costs 0.1 to 0.4 ms. evict: also evict longer running requests for shorter
+        waiting ones.
         """
 
         length: str = "predicted"
@@ -49,7 +51,9 @@ class SJF(Policy):
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows = snapshot.rows
-        return plan_by_key(snapshot, self._work(rows, snapshot.waiting), self._work(rows, snapshot.running), evict=self._rule)
+        return plan_by_key(
+            snapshot, self._work(rows, snapshot.waiting), self._work(rows, snapshot.running), evict=self._rule
+        )
 
     def _work(self, rows: Rows, slots: IntArray) -> FloatArray:
         """Weighted tokens left ``[len(slots)]``; an evicted request has its prompt and output to compute again."""
@@ -59,4 +63,5 @@ class SJF(Policy):
             stated = rows.oracle_output_tokens[slots]
             left = np.where(stated >= 0, np.maximum(stated - done, 1), left)
         uncomputed = np.maximum(rows.prompt_tokens[slots] + done - rows.computed_tokens[slots], 0)
-        return left + self.settings.prompt_weight * uncomputed
+        work: FloatArray = left + self.settings.prompt_weight * uncomputed
+        return work

@@ -1,7 +1,9 @@
-"""Experiments as data: a workload, an engine, a load axis, policies and seeds; every policy sees the same requests of a seed.
+"""Experiments as data: a workload, an engine, a load axis, policies and seeds; every policy sees the same requests of a
+seed.
 
-Load is offered in requests per second or in multiples of stock's own capacity, which is measured first, in the same run, on the
-same requests. Stock is vLLM's AsyncScheduler, untouched. Results are deterministic but for what stands under ``timing``.
+Load is offered in requests per second or in multiples of stock's own capacity, which is measured first, in the same
+run, on the same requests. Stock is vLLM's AsyncScheduler, untouched. Results are deterministic but for what stands
+under ``timing``.
 """
 
 import os
@@ -36,8 +38,8 @@ _RUSH = 1e-6
 class Experiment:
     """What to run.
 
-    loads: multiples of stock's capacity; rps: requests per second; rate_scale: multiples of the workload's own rate. One of the
-    three is given. slos: replaces the workload's own SLOs. aged_share: of the ageing guard, 0 turns it off.
+    loads: multiples of stock's capacity; rps: requests per second; rate_scale: multiples of the workload's own rate.
+    One of the three is given. slos: replaces the workload's own SLOs. aged_share: of the ageing guard, 0 turns it off.
     """
 
     workload: Workload
@@ -92,7 +94,8 @@ class Run:
 
 
 def capacity_rps(experiment: Experiment, log: RunLog) -> float:
-    """Requests per second that stock completes while it has more than it can do, from a run in which all arrived at once.
+    """Requests per second that stock completes while it has more than it can do, from a run in which all arrived at
+    once.
 
     Measured between the 10th and the 90th percentile of completions: before, the batch fills; after, it drains.
 
@@ -101,8 +104,8 @@ def capacity_rps(experiment: Experiment, log: RunLog) -> float:
     finished = np.sort([r.finish_s for r in log.requests if r.outcome is Outcome.COMPLETED and r.finish_s is not None])
     if finished.size < 20:
         raise ConfigError(
-            f"stock completed {finished.size} of {len(log.requests)} requests of {experiment.workload.name}: too few to measure "
-            "its capacity; give --rps, more --max-requests, or an engine that fits the workload"
+            f"stock completed {finished.size} of {len(log.requests)} requests of {experiment.workload.name}: too few "
+            "to measure its capacity; give --rps, more --max-requests, or an engine that fits the workload"
         )
     low, high = int(0.1 * finished.size), int(0.9 * finished.size)
     return float((high - low) / (finished[high] - finished[low]))
@@ -183,7 +186,9 @@ def run_one(
     experiment: Experiment, policy: str, point: Point, on_progress: Callable[[int], None] | None = None
 ) -> RunLog:
     """One run in virtual time."""
-    from sloserve.vllm_plugin.virtual_engine import VirtualEngine  # vLLM takes seconds to import: only where runs happen
+    from sloserve.vllm_plugin.virtual_engine import (
+        VirtualEngine,
+    )  # vLLM takes seconds to import: only where runs happen
 
     if experiment.rate_scale is not None:
         requests = experiment.requests(point.seed, rate_scale=experiment.rate_scale)

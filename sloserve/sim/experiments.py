@@ -1,7 +1,8 @@
-"""Registry of experiments: each row is the flags of ``sloserve simulate`` under a name. New work adds rows, not scripts.
+"""Registry of experiments: each row is the flags of ``sloserve simulate`` under a name. New work adds rows, not
+scripts.
 
-``sloserve simulate --experiment NAME`` runs a row; flags given beside it replace the row's. Traces are named by file and looked
-for in the folder that the environment variable SLOSERVE_DATA names.
+``sloserve simulate --experiment NAME`` runs a row; flags given beside it replace the row's. Traces are named by file
+and looked for in the folder that the environment variable SLOSERVE_DATA names.
 """
 
 import os
@@ -16,7 +17,9 @@ DATA_FOLDER = "SLOSERVE_DATA"
 
 @dataclass(frozen=True, slots=True)
 class ExperimentRow:
-    """question: what the experiment answers. flags: of ``sloserve simulate``, with underscores. trace: file in the data folder."""
+    """question: what the experiment answers. flags: of ``sloserve simulate``, with underscores. trace: file in the data
+    folder.
+    """
 
     question: str
     flags: dict[str, Any] = field(default_factory=dict)
@@ -33,7 +36,13 @@ EXPERIMENTS = {
     ),
     "azure-conv-scarce-kv": ExperimentRow(
         "The same with a tenth of the KV cache, where the order of victims matters.",
-        {"profile": "h100-llama3-8b", "load": "0.7,1,1.5,2", "max_requests": 1500, "policy": _RIVALS, "kv_blocks": 3000},
+        {
+            "profile": "h100-llama3-8b",
+            "load": "0.7,1,1.5,2",
+            "max_requests": 1500,
+            "policy": _RIVALS,
+            "kv_blocks": 3000,
+        },
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "azure-code": ExperimentRow(

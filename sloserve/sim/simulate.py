@@ -29,7 +29,8 @@ MIN_TABLE_WIDTH = 110
 def simulate(
     experiment: Experiment, out_dir: Path, *, token_log: bool = False, jobs: int = 1, console: Console | None = None
 ) -> list[dict[str, Any]]:
-    """Runs ``experiment`` and writes ``result.json``, ``requests.csv``, ``tokens.csv.gz`` (token_log) and the plots to ``out_dir``.
+    """Runs ``experiment`` and writes ``result.json``, ``requests.csv``, ``tokens.csv.gz`` (token_log) and the plots to
+    ``out_dir``.
 
     Returns the runs' records (:func:`~sloserve.sim.summary.summarize`).
     """
@@ -38,8 +39,17 @@ def simulate(
     runs: list[dict[str, Any]] = []
     samples: list[LatencySample] = []
     counters: list[dict[str, Any]] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with LogWriter(out_dir, token_log=token_log) as logs, Progress(*columns, console=console, transient=True) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with (
+        LogWriter(out_dir, token_log=token_log) as logs,
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
         task = progress.add_task("requests", total=None)
 
         def tell(done: int, total: int) -> None:
@@ -151,8 +161,6 @@ def _write(
     comparisons: list[Comparison],
     counters: list[dict[str, Any]],
 ) -> None:
-    from vllm import __version__ as vllm_version
-
     engine, slos = experiment.engine, experiment.slos or experiment.workload.slos
     write_result(
         out_dir / RESULT_JSON,

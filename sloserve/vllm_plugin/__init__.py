@@ -1,4 +1,5 @@
-"""Everything that touches vLLM: the scheduler plugin, its guards, the virtual engine and the server. Nothing else imports vllm.
+"""Everything that touches vLLM: the scheduler plugin, its guards, the virtual engine and the server. Nothing else
+imports vllm.
 
 ``sloserve.vllm_plugin.SLOScheduler`` is the name to give to vLLM's ``--scheduler-cls``.
 """

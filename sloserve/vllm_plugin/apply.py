@@ -1,8 +1,8 @@
 """Carries a plan out on vLLM's scheduler: reorders its own queues, evicts, pauses, and narrows its limits for one step.
 
-No queue of ours: the plan's order is written into vLLM's ``running`` list and ``waiting`` deque. So everything vLLM does with them
-afterwards (append what arrives, put a preempted request in front, re-prepend what it skipped) keeps its meaning, a plan that is
-reused needs no further work, and the identity plan is to touch nothing.
+No queue of ours: the plan's order is written into vLLM's ``running`` list and ``waiting`` deque. So everything vLLM
+does with them afterwards (append what arrives, put a preempted request in front, re-prepend what it skipped) keeps its
+meaning, a plan that is reused needs no further work, and the identity plan is to touch nothing.
 """
 
 from collections import Counter
@@ -37,10 +37,11 @@ def carry_out(scheduler: Any, plan: Plan, table: RequestTable, counters: Counter
 
 
 def _in_front(present: Any, named: IntArray, table: RequestTable) -> list[Request] | None:
-    """``present`` with the named requests in front, the others behind in their present order; ``None`` if it is so already.
+    """``present`` with the named requests in front, the others behind in their present order; ``None`` if it is so
+    already.
 
-    Requests without a row stay ahead of all: no policy may delay what it cannot see. A named request that is not in ``present``
-    (it waits elsewhere, holding KV) is left out.
+    Requests without a row stay ahead of all: no policy may delay what it cannot see. A named request that is not in
+    ``present`` (it waits elsewhere, holding KV) is left out.
     """
     request_at, slot_of = table.request_at, table.slot_of
     wanted = [request_at[s] for s in named.tolist()]
@@ -66,7 +67,9 @@ def _evict(scheduler: Any, victims: list[Request]) -> None:
 
 @contextmanager
 def narrowed(scheduler: Any, plan: Plan, table: RequestTable, counters: Counter[str]) -> Iterator[None]:
-    """The plan's pauses and limits for one ``schedule()``; the limits are vLLM's own again afterwards, whatever happens."""
+    """The plan's pauses and limits for one ``schedule()``; the limits are vLLM's own again afterwards, whatever
+    happens.
+    """
     running = scheduler.running
     if plan.pause.size:
         paused = [r for s in plan.pause.tolist() if (r := table.request_at.get(s)) is not None]

@@ -1,7 +1,7 @@
 """The one place that names vLLM's private attributes, and what differs between its versions.
 
-The scheduler interface of vLLM is not public. Whatever of it this package reads or calls stands in the tables below and is checked
-once at start-up, so that a vLLM that moved something fails with a name instead of a wrong schedule.
+The scheduler interface of vLLM is not public. Whatever of it this package reads or calls stands in the tables below and
+is checked once at start-up, so that a vLLM that moved something fails with a name instead of a wrong schedule.
 """
 
 import os
@@ -15,14 +15,14 @@ from sloserve.core.errors import ConfigError
 from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
 
 SCHEDULER_ATTRIBUTES = (
-    "running", "waiting", "requests", "current_step", "kv_cache_manager", "max_num_running_reqs", "max_num_scheduled_tokens",
-    "scheduler_config", "lora_config", "connector", "requires_kv_delivery", "use_pp", "is_encoder_decoder", "has_mamba_layers",
-    "num_spec_tokens", "use_v2_model_runner", "num_sampled_tokens_per_step", "vllm_config", "block_size", "pause_state",
+    "block_size", "connector", "current_step", "has_mamba_layers", "is_encoder_decoder", "kv_cache_manager",
+    "lora_config", "max_num_running_reqs", "max_num_scheduled_tokens", "num_spec_tokens", "pause_state", "requests",
+    "requires_kv_delivery", "running", "scheduler_config", "use_pp", "vllm_config", "waiting",
 )  # fmt: skip
 SCHEDULER_METHODS = ("schedule", "update_from_output", "add_request", "_preempt_request", "_free_request")
 REQUEST_ATTRIBUTES = (
-    "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_output_placeholders", "prefill_stats",
-    "resumable", "structured_output_request", "lora_request", "status", "num_preemptions",
+    "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
+    "prefill_stats", "resumable", "status", "structured_output_request",
 )  # fmt: skip
 
 BLOCKED_STATUSES = frozenset(
@@ -51,7 +51,8 @@ def check_scheduler(scheduler: Any) -> None:
     missing += [f"Request.{name}" for name in REQUEST_ATTRIBUTES if name not in probe]
     if missing:
         raise ConfigError(
-            f"vLLM {vllm.__version__} lacks {', '.join(missing)}, which sloserve needs; use one of {', '.join(TESTED_VLLM)}"
+            f"vLLM {vllm.__version__} lacks {', '.join(missing)}, which sloserve needs; "
+            f"use one of {', '.join(TESTED_VLLM)}"
         )
 
 
@@ -63,14 +64,14 @@ def admission_limit_name(scheduler: Any) -> str:
 def pause_for_next_step(scheduler: Any, request: Request) -> None:
     """Makes the next ``schedule()`` pass ``request`` over; it keeps KV and slot, and the pause ends by itself.
 
-    vLLM skips a running request until ``next_decode_eligible_step`` (made for pipeline parallelism), in every configuration;
-    ``schedule()`` first counts ``current_step`` up by one.
+    vLLM skips a running request until ``next_decode_eligible_step`` (made for pipeline parallelism), in every
+    configuration; ``schedule()`` first counts ``current_step`` up by one.
     """
     request.next_decode_eligible_step = scheduler.current_step + 2
 
 
 def admits_new(scheduler: Any) -> bool:
-    """Whether the engine is not being paused: while it is, who runs must finish, and nothing evicted could come back."""
+    """Whether the engine is not being paused: while it is, who runs must finish, and nobody evicted comes back."""
     return bool(scheduler.pause_state == PauseState.UNPAUSED)
 
 

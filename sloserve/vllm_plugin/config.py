@@ -20,8 +20,8 @@ class PluginSettings:
     policy, policy_options: which policy plans, see :mod:`sloserve.scheduler.registry`. seed: of the policy.
     plan_share: planning may cost at most this share of the time the engine spends stepping; 1 plans at every step.
     aged_share: at most this share of admissions goes to the oldest requests past their class's age; 0 turns ageing off.
-    classes: the service classes, in the form of :func:`~sloserve.core.slo.class_table`; ``default_class`` beside it names
-    the class of requests that name none.
+    classes: the service classes, in the form of :func:`~sloserve.core.slo.class_table`; ``default_class`` beside it
+    names the class of requests that name none.
     """
 
     policy: str = "fcfs"

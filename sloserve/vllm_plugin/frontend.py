@@ -34,7 +34,7 @@ def install() -> None:
 
 
 def runs_our_scheduler(vllm_config: Any) -> bool:
-    """Whether the engine was configured with our scheduler, named as a path or given as a class, or a subclass of it."""
+    """Whether the engine was configured with our scheduler, as a path or as a class, or a subclass of it."""
     scheduler_cls = vllm_config.scheduler_config.scheduler_cls
     if isinstance(scheduler_cls, type):
         return any(base.__module__.startswith("sloserve.") for base in scheduler_cls.__mro__)

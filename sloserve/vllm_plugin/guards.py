@@ -1,4 +1,6 @@
-"""What holds whatever a policy plans: bounded planning cost, bounded overtaking, liveness, and requests that must not be touched."""
+"""What holds whatever a policy plans: bounded planning cost, bounded overtaking, liveness, and requests that must not
+be touched.
+"""
 
 import math
 import time
@@ -13,13 +15,16 @@ from sloserve.scheduler.rows import IntArray, Rows, State
 
 
 class PlanBudget:
-    """Amortises planning: a new plan is made once the time since the last one, times ``share``, covers what that one cost.
+    """Amortises planning: a new plan is made once the time since the last one, times ``share``, covers what that one
+    cost.
 
-    measure: reads a cost meter in seconds. Live, a monotonic timer; in the simulator the profile's constant stands in for it, so
-    that virtual runs do not depend on the machine they run on.
+    measure: reads a cost meter in seconds. Live, a monotonic timer; in the simulator the profile's constant stands in
+    for it, so that virtual runs do not depend on the machine they run on.
     """
 
-    def __init__(self, share: float, measure: Callable[[], float] = time.perf_counter, fixed_cost_s: float | None = None) -> None:
+    def __init__(
+        self, share: float, measure: Callable[[], float] = time.perf_counter, fixed_cost_s: float | None = None
+    ) -> None:
         self._share = share
         self._measure = measure
         self._fixed_cost_s = fixed_cost_s
@@ -42,7 +47,8 @@ class PlanBudget:
 
 
 class Ageing:
-    """Bounded overtaking: every ``period``-th admission belongs to the oldest aged request, whatever the policy ranks first.
+    """Bounded overtaking: every ``period``-th admission belongs to the oldest aged request, whatever the policy ranks
+    first.
 
     A request is aged once it has waited for its class's ``aged_after_s``. With k aged requests before it, at most
     ``(k + 1) * period`` requests are admitted before it. A request admitted in this way is not evicted again by a plan.
@@ -96,7 +102,9 @@ class Capabilities:
 
 
 def permitted(plan: Plan, snapshot: Snapshot, can: Capabilities) -> Plan:
-    """``plan`` without evictions and pauses of requests that must not be touched; a request is not both evicted and paused."""
+    """``plan`` without evictions and pauses of requests that must not be touched; a request is not both evicted and
+    paused.
+    """
     rows = snapshot.rows
     evict = plan.evict[rows.evictable[plan.evict]] if can.evict else NO_SLOTS
     pause = plan.pause[rows.pausable[plan.pause]] if can.pause else NO_SLOTS
@@ -110,9 +118,9 @@ def permitted(plan: Plan, snapshot: Snapshot, can: Capabilities) -> Plan:
 def keep_alive(plan: Plan, snapshot: Snapshot) -> Plan:
     """``plan``, changed where it would leave the engine with nothing to schedule.
 
-    A running request that is neither evicted nor paused can always be scheduled, since KV shortage takes its victims from the
-    others. Without one, nothing is paused (paused requests hold the KV and slots that admissions need), and if nobody waits who
-    could be admitted at once, the request served first is not evicted.
+    A running request that is neither evicted nor paused can always be scheduled, since KV shortage takes its victims
+    from the others. Without one, nothing is paused (paused requests hold the KV and slots that admissions need), and if
+    nobody waits who could be admitted at once, the request served first is not evicted.
     """
     running = snapshot.running
     if not running.size or running.size > plan.evict.size + plan.pause.size:

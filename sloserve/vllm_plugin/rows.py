@@ -29,7 +29,7 @@ class RequestTable:
         self.request_at: dict[int, Request] = {}
         self._classes = classes
         self._class_id = {c.name: i for i, c in enumerate(classes)}
-        self._gathered = sorted(self.rows.kept & GATHERED_COLUMNS)
+        self._gathered = self.rows.kept & GATHERED_COLUMNS
         self._blocked: dict[int, Request] = {}
         self._loras: Counter[int] = Counter()
         self._held_by_lora: list[int] = []
@@ -92,7 +92,7 @@ class RequestTable:
                 getattr(rows, name)[slot] = value
 
     def admitted(self, output: Any) -> IntArray:
-        """Marks what the step's ``SchedulerOutput`` admitted as running; returns their slots in the order of admission."""
+        """Marks what the step's ``SchedulerOutput`` admitted as running; returns their slots in order of admission."""
         ids = [new.req_id for new in output.scheduled_new_reqs]
         resumed = output.scheduled_cached_reqs.resumed_req_ids
         if resumed:
@@ -150,7 +150,7 @@ class RequestTable:
         self.rows.free(slot)
 
     def snapshot(self, running: Iterable[Request], engine: EngineFacts, max_loras: int | None) -> Snapshot:
-        """The engine's state for a policy; gathers the columns that change with every step from the running requests."""
+        """The engine's state for a policy; gathers what changes with every step from the running requests."""
         for slot, request in list(self._blocked.items()):
             if not compat.is_blocked(request):
                 del self._blocked[slot]
@@ -167,23 +167,24 @@ class RequestTable:
 
     def _gather(self, known: list[Request], slots: IntArray, block_size: int) -> None:
         rows = self.rows
-        computed = None
-        if "computed_tokens" in rows.kept or "kv_blocks" in rows.kept:
+        kept = self._gathered
+        if "computed_tokens" in kept or "kv_blocks" in kept:
             computed = np.array([r.num_computed_tokens for r in known], np.int64)
-        for name in self._gathered:
-            if name == "computed_tokens":
+            if "computed_tokens" in kept:
                 rows.computed_tokens[slots] = computed
-            elif name == "kv_blocks":
+            if "kv_blocks" in kept:
                 rows.kv_blocks[slots] = -(-computed // block_size)
-            elif name == "output_tokens":
-                rows.output_tokens[slots] = [r.num_output_tokens for r in known]
-            elif name == "in_flight_tokens":
-                rows.in_flight_tokens[slots] = [r.num_in_flight_tokens for r in known]
+        if "output_tokens" in kept:
+            rows.output_tokens[slots] = [r.num_output_tokens for r in known]
+        if "in_flight_tokens" in kept:
+            rows.in_flight_tokens[slots] = [r.num_in_flight_tokens for r in known]
 
     def _guard_loras(self, max_loras: int) -> None:
-        """While more adapters are alive than fit, vLLM may pass over whoever lost its place: then none may be evicted or paused.
+        """While more adapters are alive than fit, vLLM may pass over whoever lost its place: then none may be evicted
+        or paused.
 
-        A paused request's adapter is not counted as scheduled, so another could take its place and both would run next step.
+        A paused request's adapter is not counted as scheduled, so another could take its place and both would run next
+        step.
         """
         if len(self._loras) > max_loras:
             for slot, request in self.request_at.items():

@@ -1,7 +1,8 @@
 """``SLOScheduler``: vLLM's own scheduler, whose order of service is planned by a policy.
 
-Wires only. Each ``schedule()``: take a snapshot, ask the policy for a plan if the budget allows, carry it out on vLLM's queues, let
-vLLM schedule. Whatever the policy does, outputs stay vLLM's and no request is lost: see ``guards`` and ``apply``.
+Wires only. Each ``schedule()``: take a snapshot, ask the policy for a plan if the budget allows, carry it out on vLLM's
+queues, let vLLM schedule. Whatever the policy does, outputs stay vLLM's and no request is lost: see ``guards`` and
+``apply``.
 """
 
 import logging
@@ -35,7 +36,8 @@ class SLOScheduler(AsyncScheduler):
     With no configuration the policy is fcfs, which is vLLM's own behaviour.
 
     Args:
-        clock, plan_cost_s: given by the virtual engine alone: virtual time, and a constant in place of measured planning cost.
+        clock, plan_cost_s: given by the virtual engine alone: virtual time, and a constant in place of measured
+        planning cost.
 
     Raises:
         ConfigError: an untested vLLM, an unknown policy or setting, or ``--scheduling-policy priority``.
@@ -131,7 +133,9 @@ class SLOScheduler(AsyncScheduler):
         return output
 
     def _next_plan(self) -> Plan:
-        """The plan for this step: a fresh one, carried out, if the budget allows; else the last one, less what has ended."""
+        """The plan for this step: a fresh one, carried out, if the budget allows; else the last one, less what has
+        ended.
+        """
         now_s = self._clock.now_s()
         if not self._budget.allows(now_s):
             return self._reused()
@@ -156,7 +160,11 @@ class SLOScheduler(AsyncScheduler):
         self.slo_counters["plans"] += 1
         self._aged = self._ageing.aged(snapshot.rows, snapshot.waiting, now_s)
         if self._aged.size:
-            order = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])] if plan.waiting is None else plan.waiting
+            order = (
+                snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
+                if plan.waiting is None
+                else plan.waiting
+            )
             plan = replace(plan, waiting=self._ageing.weave(order, self._aged))
         if plan is Plan.IDENTITY:
             return plan
@@ -174,7 +182,9 @@ class SLOScheduler(AsyncScheduler):
             logger.warning("policy %s has failed %d times", type(self.slo_policy).__name__, count)
 
     def _reused(self) -> Plan:
-        """The last plan for one more step: requests that stopped running since are not paused, and not all that run are."""
+        """The last plan for one more step: requests that stopped running since are not paused, and not all that run
+        are.
+        """
         plan = self._plan
         self.slo_counters["reused_plans"] += 1
         if not plan.pause.size:

@@ -1,7 +1,7 @@
 """``sloserve serve``: vLLM's own OpenAI server, in this process, with our scheduler in its engine.
 
-Flags are parsed by vLLM's own parser, so that every flag of ``vllm serve`` works, ``--config`` included. What can be checked
-without loading a model is checked first, and fails with one message.
+Flags are parsed by vLLM's own parser, so that every flag of ``vllm serve`` works, ``--config`` included. What can be
+checked without loading a model is checked first, and fails with one message.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """``builtin:tiny``: a model made on the spot, so that everything runs on a laptop without a download.
 
-A Llama of two layers over single bytes, with seeded random weights: it says nothing, but its greedy output depends on the
-whole prompt, which is what tests of a scheduler compare. Written once into the user's cache folder (1.5 MB).
+A Llama of two layers over single bytes, with seeded random weights: it says nothing, but its greedy output depends on
+the whole prompt, which is what tests of a scheduler compare. Written once into the user's cache folder (1.5 MB).
 """
 
 import os
@@ -89,8 +89,8 @@ def _write_model(folder: Path) -> None:
 def _unspeakable(tokenizer: Any) -> list[int]:
     """Tokens that shall not be generated: their logit is 0, which the best of the 96 random others exceeds.
 
-    Bytes outside printable ASCII would come as broken UTF-8, which vLLM holds back until it knows that it is broken, so that
-    a stream would show its first text late.
+    Bytes outside printable ASCII would come as broken UTF-8, which vLLM holds back until it knows that it is broken, so
+    that a stream would show its first text late.
     """
     speakable = {tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(["Ġ", *map(chr, range(33, 127))])}
     return [i for i in range(len(tokenizer)) if i not in speakable]

@@ -1,8 +1,9 @@
 """vLLM's real scheduler in virtual time: no device, no model, made-up tokens, step times from a profile.
 
-The loop is that of vLLM's EngineCore with a batch queue of two: step n+1 is scheduled right after step n was dispatched, then n's
-result is applied, then n+2 is scheduled; the worker runs batches one after another. What arrives while n runs joins n+2. Stock's
-AsyncScheduler and SLOScheduler run through the identical code. Runs are deterministic: only ``RunLog.timing`` is measured.
+The loop is that of vLLM's EngineCore with a batch queue of two: step n+1 is scheduled right after step n was
+dispatched, then n's result is applied, then n+2 is scheduled; the worker runs batches one after another. What arrives
+while n runs joins n+2. Stock's AsyncScheduler and SLOScheduler run through the identical code. Runs are deterministic:
+only ``RunLog.timing`` is measured.
 """
 
 import gc
@@ -39,12 +40,16 @@ _FILLER = [1]
 _LAST = [_EOS]
 _BATCH_QUEUE = 2
 _MAX_EMPTY_STEPS = 1000
-"""Steps in a row that schedule nothing although requests wait, after which the run is given up and the requests count as lost."""
+"""Steps in a row that schedule nothing although requests wait, after which the run is given up and the requests count
+as lost.
+"""
 
 
 @dataclass(slots=True)
 class _Live:
-    """A request inside the engine. tokens_left counts down to the one that is EOS; prefilled: tokens whose KV existed once."""
+    """A request inside the engine. tokens_left counts down to the one that is EOS; prefilled: tokens whose KV existed
+    once.
+    """
 
     workload: WorkloadRequest
     tokens_left: int
@@ -88,10 +93,10 @@ class VirtualEngine:
         self.on_step: Callable[[Any], None] | None = None
         """Called with each SchedulerOutput; tests compare decisions with it."""
 
-    def run(
-        self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None = None
-    ) -> RunLog:
-        """Serves ``workload`` (ascending arrivals) to its end. on_progress is told how many requests have ended, now and then."""
+    def run(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None = None) -> RunLog:
+        """Serves ``workload`` (ascending arrivals) to its end. on_progress is told how many requests have ended, now
+        and then.
+        """
         started = time.perf_counter()
         with _collector_paused():
             self._loop(workload, on_progress)
@@ -101,7 +106,7 @@ class VirtualEngine:
             requests=[self._done[r.request_id] for r in workload],
             steps=self._step_log(),
             timing=self._timing(time.perf_counter() - started),
-            counters=dict(self._counters + getattr(self.scheduler, "slo_counters", Counter())),
+            counters={**self._counters, **getattr(self.scheduler, "slo_counters", {})},
         )
 
     def _loop(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None) -> None:
@@ -134,7 +139,8 @@ class VirtualEngine:
             if on_progress is not None and len(self._steps) % 256 == 0:
                 on_progress(len(self._done))
             if empty and not batches:
-                # Nothing in flight and nothing could be scheduled: only an arrival, or a plan that changes its mind, helps.
+                # Nothing in flight and nothing could be scheduled: only an arrival, or a plan that changes its mind,
+                # helps.
                 if next_arrival < len(workload):
                     empty = 0
                     now_s = max(now_s, workload[next_arrival].arrival_s)
@@ -250,9 +256,15 @@ class VirtualEngine:
         del self._live[item.request_id]
 
     def _step_log(self) -> StepLog:
-        columns = list(zip(*self._steps, strict=True)) or [()] * 6
-        kinds = (np.float64, np.float64, np.int64, np.int64, np.int64, np.float64)
-        return StepLog(*(np.array(c, kind) for c, kind in zip(columns, kinds, strict=True)))
+        end_s, duration_s, tokens, running, waiting, used = zip(*self._steps, strict=True) if self._steps else [()] * 6
+        return StepLog(
+            end_s=np.array(end_s, np.float64),
+            duration_s=np.array(duration_s, np.float64),
+            scheduled_tokens=np.array(tokens, np.int64),
+            running=np.array(running, np.int64),
+            waiting=np.array(waiting, np.int64),
+            kv_utilization=np.array(used, np.float64),
+        )
 
     def _timing(self, wall_s: float) -> dict[str, float]:
         costs_s = getattr(self.scheduler, "plan_costs_s", None) or [0.0]

@@ -1,7 +1,8 @@
-"""SLOs in ``vllm_xargs``: flat keys that plain vLLM already carries from the request body to ``SamplingParams.extra_args``.
+"""SLOs in ``vllm_xargs``: flat keys that plain vLLM already carries from the request body to
+``SamplingParams.extra_args``.
 
-    slo_ttft_ms, slo_tpot_ms, slo_e2e_ms   milliseconds     slo_tds            tokens per second
-    slo_class                              class name       slo_output_tokens  length of the reply, if the client knows it
+slo_ttft_ms, slo_tpot_ms, slo_e2e_ms   milliseconds     slo_tds            tokens per second
+slo_class                              class name       slo_output_tokens  length of the reply, if the client knows it
 """
 
 import math
@@ -28,7 +29,8 @@ _LEAST = 1e-300
 def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
     """The SLO that ``extra_args`` state; keys that do not begin with ``slo_`` are somebody else's and are ignored.
 
-    Raises: InvalidRequest for an unknown ``slo_`` key, an unknown class, or a value that is not a positive number in range.
+    Raises: InvalidRequest for an unknown ``slo_`` key, an unknown class, or a value that is not a positive number in
+    range.
     """
     args = {k: v for k, v in (extra_args or {}).items() if isinstance(k, str) and k.startswith(PREFIX)}
     for key in args:
