@@ -14,8 +14,8 @@ BIN = $(VENV)/bin
 OVERRIDES = overrides.txt
 BUILD_INPUTS = pyproject.toml CMakeLists.txt overrides.txt $(shell find csrc -type f)
 
-# The CPU build of torch is not on PyPI: it comes from a folder of wheels where one is given, else from torch's own index.
-UV_INSTALL = $(BIN)/uv pip install --python $(BIN)/python --overrides $(OVERRIDES) --reinstall-package sloserve \
+# The CPU build of torch comes from a folder of wheels where one is given, else from torch's own index.
+UV_INSTALL = $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --overrides $(OVERRIDES) --reinstall-package sloserve \
 	$(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)",--torch-backend $(if $(filter cpu,$(ENGINE)),cpu,auto))
 
 FAST = not slow and not vllm and not gpu
