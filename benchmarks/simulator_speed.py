@@ -76,8 +76,9 @@ def main() -> None:
     }
     path = Path(__file__).parent / "results" / "simulator_speed.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**provenance(), "repeats": REPEATS, "median": medians}, indent=1, sort_keys=True) +
-    "\n") print(json.dumps(medians, indent=1))
+    result = {**provenance(), "repeats": REPEATS, "median": medians}
+    path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    print(json.dumps(medians, indent=1))
 
 
 if __name__ == "__main__":
