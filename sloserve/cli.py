@@ -4,7 +4,6 @@ Heavy libraries are imported by the command that needs them, so that ``--help`` 
 """
 
 import inspect
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -111,7 +110,6 @@ def simulate(
     --rate-scale or --load a trace is replayed at its recorded rate, and a named workload at 0.7, 1, 1.5 and 2 times
     stock's capacity.
     """
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported; there is no engine to warn about
     from sloserve.sim.experiments import experiment_flags
     from sloserve.sim.simulate import build_experiment
     from sloserve.sim.simulate import simulate as run

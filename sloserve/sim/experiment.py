@@ -6,6 +6,7 @@ run, on the same requests. Stock is vLLM's AsyncScheduler, untouched. Results ar
 under ``timing``.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor

@@ -98,7 +98,15 @@ class SLOScheduler(AsyncScheduler):
             if slot is not None:
                 self._tell(self.slo_policy.finished, slot, self._clock.now_s())
                 self._table.drop(request)
+                self._forget(slot)
         return super()._free_request(request, *args, **kwargs)
+
+    def _forget(self, slot: int) -> None:
+        """The slot may go to another request, which a plan that is still in use must not pause, nor ageing take for its own."""
+        if self._plan.pause.size:
+            self._plan = replace(self._plan, pause=self._plan.pause[self._plan.pause != slot])
+        if self._aged.size:
+            self._aged = self._aged[self._aged != slot]
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)

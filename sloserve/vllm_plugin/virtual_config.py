@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 import tempfile
 from collections.abc import Mapping
 from functools import lru_cache
@@ -32,7 +31,6 @@ def _base_config(settings: EngineSettings) -> VllmConfig:
         "vocab_size": VOCABULARY,
         "max_position_embeddings": settings.max_model_len,
     }
-    logging.getLogger("vllm").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="sloserve-virtual-") as folder:
         Path(folder, "config.json").write_text(json.dumps(model))
         config = VllmConfig(
