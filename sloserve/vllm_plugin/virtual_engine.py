@@ -171,6 +171,8 @@ class VirtualEngine:
                 pooling_params=None,
                 arrival_time=epoch_s + item.arrival_s,
                 priority=item.priority,
+                # Made-up prompts are all alike; the salt keeps those that share nothing apart in the prefix cache.
+                cache_salt=None if item.prefix_ids else item.request_id,
                 block_hasher=self._hasher,
             )
         )
