@@ -1,0 +1,51 @@
+"""Small virtual engines for the tests of the plugin. vLLM is imported when the first is built, not when tests are collected."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.scheduler.policy import Policy
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Builds an engine of four slots and 40 KV blocks. policy: ``None`` (stock), a name, or a policy object."""
+
+    def make(policy: Policy | str | None, *, section: dict[str, Any] | None = None, **settings: Any) -> Any:
+        from sloserve.estimator.profile import load_profile
+        from sloserve.vllm_plugin.virtual_config import EngineSettings
+        from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+
+        size = {"kv_blocks": 40, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256} | settings
+        config = None if policy is None else {"sloserve": dict(section or {})}
+        if isinstance(policy, Policy):
+            monkeypatch.setattr("sloserve.vllm_plugin.scheduler.make_policy", lambda *args, **kwargs: policy)
+        elif config is not None:
+            config["sloserve"]["policy"] = policy
+        return VirtualEngine(EngineSettings(**size), load_profile("h100-llama3-8b"), config)
+
+    return make
+
+
+@pytest.fixture
+def request_of() -> Callable[..., WorkloadRequest]:
+    """A request of a workload; keywords that name targets become its SLO."""
+
+    def make(
+        request_id: str,
+        arrival_s: float = 0.0,
+        prompt_tokens: int = 20,
+        output_tokens: int = 10,
+        *,
+        slo_class: str | None = None,
+        ttft_s: float | None = None,
+        e2e_s: float | None = None,
+        **others: Any,
+    ) -> WorkloadRequest:
+        slo = DEFAULT_CLASSES.slo(slo_class, Targets(ttft_s=ttft_s, e2e_s=e2e_s))
+        return WorkloadRequest(request_id, arrival_s, prompt_tokens, output_tokens, slo, **others)
+
+    return make

@@ -1,0 +1,137 @@
+"""The request table against vLLM's own requests: rows are right when read, and no request without a row can be planned."""
+
+import logging
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.scheduler.policy import EngineFacts
+from sloserve.scheduler.rows import COLUMNS, State
+
+pytestmark = pytest.mark.vllm
+
+ENGINE = EngineFacts(10, 20, 16, 4, 64, 4)
+
+
+def make_request(request_id: str, extra_args: dict[str, Any] | None = None, **others: Any) -> Any:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    params = SamplingParams(max_tokens=9, extra_args=extra_args)
+    given = {"prompt_token_ids": [1] * 20, "sampling_params": params, "pooling_params": None, "arrival_time": 50.0}
+    return Request(request_id, **(given | others))
+
+
+def make_table(counters: Counter[str] | None = None) -> Any:
+    from sloserve.vllm_plugin.rows import RequestTable
+
+    return RequestTable(frozenset(COLUMNS), DEFAULT_CLASSES, Counter() if counters is None else counters)
+
+
+def test_a_row_says_what_the_request_says() -> None:
+    table = make_table()
+    args = {"slo_class": "batch", "slo_ttft_ms": 200, "slo_e2e_ms": 3000, "slo_output_tokens": 7}
+    request = make_request("a", args, priority=3)
+    slot = table.add(request)
+    row = {name: getattr(table.rows, name)[slot] for name in COLUMNS}
+    assert (table.slot_of, table.request_at) == ({"a": slot}, {slot: request})
+    expected = {"arrival_s": 50.0, "priority": 3, "class_rank": 2, "class_id": 2, "ttft_s": 0.2, "e2e_s": 3.0}
+    expected |= {"prompt_tokens": 20, "max_tokens": 9, "oracle_output_tokens": 7, "state": State.WAITING}
+    assert {name: row[name] for name in expected} == pytest.approx(expected)
+    assert np.isnan(row["tpot_s"]) and np.isnan(row["tds"]) and np.isnan(row["first_token_s"])
+
+
+def test_streaming_sessions_and_pooling_requests_have_no_row() -> None:
+    from vllm.pooling_params import PoolingParams
+
+    table = make_table()
+    assert table.add(make_request("session", resumable=True)) is None
+    assert table.add(make_request("pool", sampling_params=None, pooling_params=PoolingParams())) is None
+    assert len(table.rows) == 0 and not table.slot_of
+
+
+def test_a_malformed_slo_is_counted_warned_of_once_and_served_as_default(caplog: pytest.LogCaptureFixture) -> None:
+    counters: Counter[str] = Counter()
+    table = make_table(counters)
+    malformed: list[Any] = [{"slo_ttft_ms": -1, "slo_class": "batch"}, {"slo_output_tokens": 0}, {"slo_e2e_ms": 1e-323}]
+    with caplog.at_level(logging.WARNING, logger="sloserve"):
+        slots = [table.add(make_request(str(i), args)) for i, args in enumerate(malformed)]
+    assert table.rows.class_id[slots].tolist() == [1, 1, 1]
+    assert np.isnan(table.rows.ttft_s[slots]).all() and np.isnan(table.rows.e2e_s[slots]).all()
+    assert counters == {"malformed_slo": 3}
+    (record,) = [r for r in caplog.records if r.name.startswith("sloserve")]
+    assert record.getMessage().startswith("request 0 is served without its SLO: slo_ttft_ms: -1 is not a number of")
+
+
+def test_a_request_whose_grammar_is_pending_is_no_candidate_until_it_is_there() -> None:
+    from vllm.v1.request import RequestStatus
+
+    table = make_table()
+    request = make_request("a")
+    request.structured_output_request = SimpleNamespace(grammar=None)
+    request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    slot = table.add(request)
+    assert table.rows.state[slot] == State.BLOCKED
+    assert table.snapshot([], ENGINE, None).waiting.size == 0
+    request.structured_output_request.grammar = object()
+    assert table.snapshot([], ENGINE, None).waiting.tolist() == [slot]
+
+
+def test_admission_progress_preemption_and_the_end() -> None:
+    table = make_table()
+    first, second = make_request("a"), make_request("b")
+    slots = [table.add(first), table.add(second)]
+    output = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id="b"), SimpleNamespace(req_id="stranger")],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={"a"}),
+        num_scheduled_tokens={"a": 5, "stranger": 1, "b": 3},
+    )
+    assert table.admitted(output).tolist() == slots  # as they were admitted, not new ones first
+    first.num_computed_tokens, second.num_computed_tokens, second.num_in_flight_tokens = 17, 16, 1
+    at = table.snapshot([second, first], ENGINE, None)
+    assert at.running.tolist() == slots and not at.waiting.size
+    assert at.rows.computed_tokens[slots].tolist() == [17, 16]
+    assert at.rows.kv_blocks[slots].tolist() == [2, 1]
+    assert at.rows.in_flight_tokens[slots].tolist() == [0, 1]
+
+    outputs = {0: SimpleNamespace(outputs=[SimpleNamespace(request_id="a", new_token_ids=[5, 6])])}
+    found, tokens = table.progressed(outputs, 60.0)
+    assert (found.tolist(), tokens.tolist()) == ([slots[0]], [2])
+    table.progressed(outputs, 61.0)
+    assert (at.rows.first_token_s[slots[0]], at.rows.last_token_s[slots[0]]) == (60.0, 61.0)
+
+    first.append_output_token_ids([5, 6])
+    first.num_preemptions = 1
+    table.preempted(first)
+    assert table.rows.state[slots[0]] == State.PREEMPTED
+    assert (at.rows.kv_blocks[slots[0]], at.rows.output_tokens[slots[0]], at.rows.num_preemptions[slots[0]]) == (
+        0,
+        2,
+        1,
+    )
+
+    assert table.finished(first) == slots[0]
+    table.drop(first)
+    assert table.rows.state[slots[0]] == State.FREE and set(table.slot_of) == {"b"}
+    assert table.finished(first) is None
+
+
+def test_no_one_may_be_touched_while_more_adapters_live_than_fit() -> None:
+    from vllm.lora.request import LoRARequest
+
+    def adapter(number: int) -> Any:
+        return LoRARequest(lora_name=f"l{number}", lora_int_id=number, lora_path="/nowhere")
+
+    table = make_table()
+    plain = table.add(make_request("plain"))
+    requests = [make_request(f"r{n}", lora_request=adapter(n)) for n in (1, 2)]
+    slots = [table.add(r) for r in requests]
+    rows = table.snapshot([], ENGINE, max_loras=1).rows
+    assert rows.evictable[[plain, *slots]].tolist() == rows.pausable[[plain, *slots]].tolist() == [True, False, False]
+    table.drop(requests[1])
+    rows = table.snapshot([], ENGINE, max_loras=1).rows
+    assert rows.evictable[slots[0]] and rows.pausable[slots[0]]
