@@ -187,9 +187,8 @@ def run_one(
     experiment: Experiment, policy: str, point: Point, on_progress: Callable[[int], None] | None = None
 ) -> RunLog:
     """One run in virtual time."""
-    from sloserve.vllm_plugin.virtual_engine import (
-        VirtualEngine,
-    )  # vLLM takes seconds to import: only where runs happen
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
+    from sloserve.vllm_plugin.virtual_engine import VirtualEngine  # takes seconds to import: only where runs happen
 
     if experiment.rate_scale is not None:
         requests = experiment.requests(point.seed, rate_scale=experiment.rate_scale)

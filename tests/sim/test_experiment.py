@@ -1,0 +1,161 @@
+"""Experiments: what the command line refuses, what it writes, and that this depends on nothing but its flags."""
+
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sloserve.cli import app
+from sloserve.core.errors import ConfigError
+from sloserve.core.outcome import Outcome
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.runlog import RequestLog, RunLog, StepLog
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.sim.experiment import capacity_rps
+from sloserve.sim.experiments import EXPERIMENTS, experiment_flags
+from sloserve.sim.simulate import build_experiment
+
+RUN_KEYS = {
+    "policy", "seed", "rps", "requests", "completed", "lost", "duration_s", "request_throughput", "output_throughput",
+    "request_goodput", "slo_attainment", "slo_attainment_by_class", "normalized_latency_ms", "qoe_mean", "qoe_p10",
+    "preemptions_per_request", "recomputed_tokens_per_request", "kv_utilization_mean", "forward_tokens_mean",
+    "max_wait_s", "timing",
+} | {f"{s}_{m}_ms" for s in ("mean", "median", "p90", "p99") for m in ("ttft", "tpot", "itl", "e2el")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({}, "one of --workload and --trace"),
+        ({"workload": "voice", "trace": Path("x.csv")}, "one of --workload and --trace"),
+        ({"workload": "voices"}, "voice"),
+        ({"workload": "voice", "profile": "h100"}, "h100"),
+        ({"workload": "voice", "policy": "stock,edff"}, "did you mean 'edf'"),
+        ({"workload": "voice", "policy": "edf,edf"}, "names one twice"),
+        ({"workload": "voice", "policy": "edf:evict=perhaps"}, "not true or false"),
+        ({"workload": "voice", "load": "1,x"}, "--load: '1,x' is not"),
+        ({"workload": "voice", "load": "0"}, "not a positive number"),
+        ({"workload": "voice", "load": "1", "rps": "2"}, "one of --load, --rps and --rate-scale"),
+        ({"workload": "voice", "seeds": 0}, "--seeds"),
+        ({"workload": "voice", "max_requests": 0}, "--max-requests"),
+        ({"workload": "voice", "aged_share": 2.0}, "--aged-share"),
+        ({"workload": "voice", "kv_blocks": 0}, "kv_blocks"),
+        ({"workload": "voice", "max_num_seqs": -1}, "max_num_seqs"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_experiment(**flags)
+
+
+@pytest.mark.parametrize("name", [name for name, row in EXPERIMENTS.items() if row.trace is None])
+def test_generated_experiments_can_be_built(name: str) -> None:
+    experiment = build_experiment(**experiment_flags(name))
+    assert experiment.policies[0] == "stock"
+    assert len(experiment.requests(seed=0)) == experiment.max_requests
+
+
+def test_an_experiment_on_a_trace_says_where_it_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SLOSERVE_DATA", raising=False)
+    with pytest.raises(ConfigError, match="set SLOSERVE_DATA"):
+        experiment_flags("azure-conv")
+    monkeypatch.setenv("SLOSERVE_DATA", str(tmp_path))
+    with pytest.raises(ConfigError, match="does not hold"):
+        experiment_flags("azure-conv")
+    with pytest.raises(ConfigError, match="unknown experiment 'azure'"):
+        experiment_flags("azure")
+
+
+def test_capacity_is_the_rate_of_the_saturated_middle() -> None:
+    slo = DEFAULT_CLASSES.slo(None, Targets())
+    logs = [
+        RequestLog(WorkloadRequest(f"r{i}", 0.0, 1, 1, slo), Outcome.COMPLETED, np.array([0.5 * i + 7.0]))
+        for i in range(100)
+    ]
+    empty = np.empty(0)
+    steps = StepLog(empty, empty, empty.astype(int), empty.astype(int), empty.astype(int), empty)
+    experiment = build_experiment(workload="voice")
+    assert capacity_rps(experiment, RunLog(logs, steps)) == pytest.approx(2.0)
+    with pytest.raises(ConfigError, match="stock completed 10 of 10"):
+        capacity_rps(experiment, RunLog(logs[:10], steps))
+
+
+def test_one_line_and_status_2_for_a_malformed_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens,task\n0.0,10,5,chat\n1.0,ten,5,chat\n")
+    done = _sloserve("simulate", "--trace", str(trace), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    for part in (str(trace), "3", "prompt_tokens", "ten"):
+        assert part in done.stderr
+
+
+def test_unknown_flag_and_help() -> None:
+    assert CliRunner().invoke(app, ["simulate", "--nope"]).exit_code == 2
+    help_text = CliRunner().invoke(app, ["simulate", "--help"]).output
+    for flag in (
+        "--workload",
+        "--trace",
+        "--profile",
+        "--policy",
+        "--slo",
+        "--rps",
+        "--rate-scale",
+        "--load",
+        "--seeds",
+    ):
+        assert flag in help_text
+
+
+@pytest.mark.vllm
+def test_files_depend_on_the_flags_alone(tmp_path: Path) -> None:
+    """Two values of PYTHONHASHSEED, one process or two: the same bytes but for what stands under timing."""
+    flags = ["--workload", "chat-batch-mix", "--load", "1.5", "--seeds", "2", "--max-requests", "60", "--token-log"]
+    flags += ["--policy", "stock,fcfs,edf,sjf"]
+    folders = []
+    for hash_seed, jobs in (("1", "1"), ("2", "2")):
+        folder = tmp_path / hash_seed
+        done = _sloserve("simulate", *flags, "--jobs", jobs, "--out", str(folder), PYTHONHASHSEED=hash_seed)
+        assert done.returncode == 0, done.stderr
+        folders.append(folder)
+    first, second = (json.loads((f / "result.json").read_text()) for f in folders)
+    for run in first["runs"] + second["runs"]:
+        assert set(run.pop("timing")) == {"plan_us_mean", "plan_us_p99", "vllm_schedule_us_mean", "wall_s"}
+        assert RUN_KEYS - {"timing"} <= set(run)
+        assert run["completed"] == run["requests"] == 60
+        assert run["lost"] == 0
+    assert first == second
+    for name in ("requests.csv", "tokens.csv.gz", "attainment.png", "latency_cdf.png", "qoe.png"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
+    stock, fcfs = ([r for r in first["runs"] if r["policy"] == p] for p in ("stock", "fcfs"))
+    assert [r | {"policy": ""} for r in stock] == [r | {"policy": ""} for r in fcfs]
+    _check_logs_agree(folders[0], first["runs"])
+
+
+def _check_logs_agree(folder: Path, runs: list[dict[str, Any]]) -> None:
+    """The raw logs tell the same story as the records."""
+    with open(folder / "requests.csv", newline="") as file:
+        requests = list(csv.DictReader(file))
+    with gzip.open(folder / "tokens.csv.gz", "rt", newline="") as file:
+        tokens = list(csv.DictReader(file))
+    assert len(requests) == sum(run["requests"] for run in runs)
+    assert len(tokens) == sum(int(row["output_tokens"]) for row in requests)
+    for run in runs:
+        rows = [r for r in requests if r["policy"] == run["policy"] and int(r["seed"]) == run["seed"]]
+        ttft_ms = [1e3 * (float(r["first_token_s"]) - float(r["arrival_s"])) for r in rows]
+        assert run["mean_ttft_ms"] == pytest.approx(np.mean(ttft_ms))
+
+
+def _sloserve(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sloserve.cli", *args]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=600, check=False
+    )
