@@ -69,28 +69,43 @@ class Ageing:
         return old[np.argsort(rows.seq[old])]
 
     def weave(self, order: IntArray, aged: IntArray) -> IntArray:
-        """``order`` with ``aged`` requests at the positions that are theirs; every request still stands once."""
+        """``order`` with the oldest of ``aged`` drawn forward to the positions that are theirs; each stands once.
+
+        No aged request comes later than ``order`` has it.
+        """
         if not aged.size or self.period is None:
             return order
-        rest = order[~np.isin(order, aged)]
+        oldest_first = aged.tolist()
         out: list[int] = []
-        gap, taken = max(self.period - 1 - self._since_aged, 0), 0
-        for slot in rest.tolist():
-            while gap <= 0 and taken < aged.size:
-                out.append(int(aged[taken]))
-                gap, taken = self.period - 1, taken + 1
-            out.append(slot)
-            gap -= 1
-        return np.array(out + aged[taken:].tolist(), np.int64)
+        placed: set[int] = set()
+        gap, at = max(self.period - 1 - self._since_aged, 0), 0
+        for slot in order.tolist():
+            while gap <= 0 and at < len(oldest_first):
+                if oldest_first[at] not in placed:
+                    out.append(oldest_first[at])
+                    placed.add(oldest_first[at])
+                    gap = self.period - 1
+                at += 1
+            if slot not in placed:
+                out.append(slot)
+                placed.add(slot)
+                gap -= 1
+        return np.array(out + [slot for slot in oldest_first if slot not in placed], np.int64)
 
     def admitted(self, rows: Rows, slots: IntArray, aged: IntArray) -> None:
-        """Counts the step's admissions, and protects the aged ones among them from eviction."""
+        """Counts the step's admissions, and protects the aged ones among them from eviction.
+
+        Only the admission of the oldest starts the count anew: else a policy that prefers the youngest of the aged
+        would keep the oldest waiting for ever.
+        """
+        rows.evictable[slots[np.isin(slots, aged)]] = False
+        gone: set[int] = set()
+        oldest = 0
         for slot in slots.tolist():
-            if slot in aged:
-                self._since_aged = 0
-                rows.evictable[slot] = False
-            else:
-                self._since_aged += 1
+            gone.add(slot)
+            self._since_aged = 0 if oldest < aged.size and slot == aged[oldest] else self._since_aged + 1
+            while oldest < aged.size and int(aged[oldest]) in gone:
+                oldest += 1
 
 
 @dataclass(frozen=True, slots=True)

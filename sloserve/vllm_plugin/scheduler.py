@@ -102,7 +102,7 @@ class SLOScheduler(AsyncScheduler):
         return super()._free_request(request, *args, **kwargs)
 
     def _forget(self, slot: int) -> None:
-        """The slot may go to another request, which a plan that is still in use must not pause, nor ageing take for its own."""
+        """The slot may go to another request, which a plan still in use must not pause, nor ageing take for its own."""
         if self._plan.pause.size:
             self._plan = replace(self._plan, pause=self._plan.pause[self._plan.pause != slot])
         if self._aged.size:

@@ -103,8 +103,10 @@ def test_aged_by_the_age_of_its_own_class_oldest_first() -> None:
         (0.25, 0, [0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [0, 1, 2, 8, 3, 4, 5, 9, 6, 7]),
         (0.25, 2, [0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [0, 8, 1, 2, 3, 9, 4, 5, 6, 7]),
         (0.25, 9, [0, 1, 2, 3], [8], [8, 0, 1, 2, 3]),
-        # An aged request that the policy ranks first anyway comes no sooner than its position, once.
-        (0.5, 0, [8, 0, 1, 2], [8], [0, 8, 1, 2]),
+        # What the policy ranks first anyway stays there; if it is not the oldest, the oldest is still due.
+        (0.5, 0, [8, 0, 1, 2], [8], [8, 0, 1, 2]),
+        (0.5, 0, [8, 9, 0, 1, 2], [8, 9], [8, 9, 0, 1, 2]),
+        (0.25, 0, [9, 0, 1, 2, 3, 4, 5], [8, 9], [9, 0, 1, 8, 2, 3, 4, 5]),
         (0.25, 0, [0], [8, 9], [0, 8, 9]),
         (1.0, 0, [0, 1], [8, 9], [8, 9, 0, 1]),
         (0.0, 0, [0, 1], [8], [0, 1]),
@@ -126,9 +128,13 @@ def test_an_aged_admission_starts_the_count_anew_and_is_safe_from_eviction() -> 
     assert ageing.weave(np.array([3, 4, 5]), np.array([9])).tolist() == [3, 4, 9, 5]
 
 
-@given(st.integers(0, 2**32), st.sampled_from([0.1, 0.25, 0.5, 1.0]), st.integers(1, 8), st.integers(0, 6))
+@given(
+    st.integers(0, 2**32), st.sampled_from([0.1, 0.25, 0.5, 1.0]), st.integers(1, 8), st.integers(0, 6), st.booleans()
+)
 @settings(max_examples=40)
-def test_bounded_overtaking_whatever_the_policy_ranks_first(seed: int, share: float, backlog: int, named: int) -> None:
+def test_bounded_overtaking_whatever_the_policy_ranks_first(
+    seed: int, share: float, backlog: int, named: int, newest_first: bool
+) -> None:
     """At most (k + 1) * period are admitted before a request that became aged with k aged ones before it."""
     rng = np.random.default_rng(seed)
     ageing = Ageing(share, CLASSES)
@@ -144,10 +150,13 @@ def test_bounded_overtaking_whatever_the_policy_ranks_first(seed: int, share: fl
         for k, slot in enumerate(aged.tolist()):
             limit.setdefault(slot, (k + 1) * ageing.period)
             overtaken.setdefault(slot, 0)
-        first = waiting[::-1][:named]  # the newest, so that whoever aged is never named
-        woven = ageing.weave(first, aged)
+        # The newest first, or any order: policies rank aged requests too, only not the oldest first.
+        ranked = waiting[::-1] if newest_first else rng.permutation(waiting)
+        woven = ageing.weave(ranked[:named], aged)
         order = np.concatenate([woven, waiting[~np.isin(waiting, woven)]])
         assert sorted(order.tolist()) == waiting.tolist()
+        places = woven.tolist()
+        assert all(places.index(s) <= i for i, s in enumerate(ranked[:named].tolist()) if s in aged)
         taken = order[: int(rng.integers(4))]
         rows.state[taken] = State.RUNNING
         ageing.admitted(rows, taken, aged)
