@@ -1,0 +1,169 @@
+"""Real vLLM engines of the tiny model, on the CPU, in this process: one for each configuration.
+
+An engine costs seconds to start, a scheduler nothing, so the scheduler is exchanged from run to run. That is sound when
+every request has ended and the model runner was told so: what is left is weights, and KV that no scheduler refers to.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+BLOCK_TOKENS = 32
+"""The CPU attention kernel takes multiples of 32."""
+
+KV_BLOCKS = 16
+"""Blocks a request can use: eight requests of the workloads below want 20 to 30, so that KV is scarce."""
+
+MAX_NUM_SEQS = 8
+MAX_MODEL_LEN = 256
+
+ENGINE_WARNINGS = (
+    # vLLM looks through torch's deprecated names when it registers its kernels.
+    "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
+    # torch's own use of torch.jit, and of the type of a numpy array it does not write to.
+    "ignore:`torch.jit.script:DeprecationWarning",
+    # xgrammar's notice on an argument that vLLM gives it.
+    "ignore:max_rollback_tokens is deprecated:DeprecationWarning",
+    # SWIG's generated types, imported by the tokenizers' dependencies.
+    "ignore:builtin type Swig.* has no __module__ attribute:DeprecationWarning",
+)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What cannot be exchanged in a running engine."""
+
+    async_scheduling: bool
+    prefix_caching: bool
+    lora: bool = False
+
+    def __str__(self) -> str:
+        words = ["async" if self.async_scheduling else "sync", "cache" if self.prefix_caching else "nocache"]
+        return "-".join(words + ["lora"] * self.lora)
+
+
+class Engine:
+    """vLLM's own ``LLMEngine`` and what the tests need of its inside."""
+
+    def __init__(self, config: EngineConfig, **engine_args: Any) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from sloserve.vllm_plugin.tiny_model import resolve_model
+
+        self.config = config
+        arguments: dict[str, Any] = {
+            "model": resolve_model("builtin:tiny"),
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": MAX_MODEL_LEN,
+            "block_size": BLOCK_TOKENS,
+            "num_gpu_blocks_override": KV_BLOCKS + 1,  # vLLM keeps one for itself
+            "max_num_seqs": MAX_NUM_SEQS,
+            "max_num_batched_tokens": 48,  # so that prompts are computed in chunks, between other requests' tokens
+            "enable_prefix_caching": config.prefix_caching,
+            "disable_log_stats": True,
+            "enable_lora": config.lora,
+            **({"max_loras": 2, "max_lora_rank": 8} if config.lora else {}),
+            **engine_args,
+        }
+        self.llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self.core: Any = self.llm.engine_core.engine_core
+        stock = self.core.scheduler
+        self._stock_class = type(stock)
+        self._settings = {
+            "vllm_config": self.llm.vllm_config,
+            "kv_cache_config": stock.kv_cache_config,
+            "structured_output_manager": self.core.structured_output_manager,
+            "block_size": stock.block_size,
+            "hash_block_size": stock.hash_block_size,
+            "log_stats": False,
+        }
+
+    @property
+    def scheduler(self) -> Any:
+        return self.core.scheduler
+
+    def use_stock(self) -> None:
+        """A fresh scheduler of the class that vLLM itself chose for this configuration."""
+        self._exchange(self._stock_class, {})
+
+    def use_sloserve(self, section: dict[str, Any], **test_doubles: Any) -> None:
+        """A fresh SLOScheduler; ``section`` as in ``--additional-config``, test_doubles: clock and plan_cost_s."""
+        from sloserve.vllm_plugin import SLOScheduler
+
+        self._exchange(SLOScheduler, {"sloserve": section}, **test_doubles)
+
+    def _exchange(self, scheduler_class: Any, additional_config: dict[str, Any], **arguments: Any) -> None:
+        assert self.idle(), "an earlier run on this engine failed and left its requests"
+        self.llm.vllm_config.additional_config = additional_config
+        self.core.scheduler = scheduler_class(**self._settings, **arguments)
+
+    def idle(self) -> bool:
+        """Whether nothing is queued, running or in flight, and the model runner has forgotten what has ended."""
+        runner = self.core.model_executor.driver_worker.worker.model_runner
+        return not self.core.scheduler.has_requests() and not self.core.batch_queue and not runner.requests
+
+    def shutdown(self) -> None:
+        self.llm.engine_core.shutdown()
+
+
+@contextlib.contextmanager
+def started(config: EngineConfig, **engine_args: Any) -> Iterator[Engine]:
+    """An engine for the length of the block."""
+    import torch
+
+    # The sampler's top-k would be compiled, anew for each size of batch: minutes, where eager code takes milliseconds.
+    with pytest.MonkeyPatch.context() as patch, torch.compiler.set_stance("force_eager"):
+        for name, value in {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+        }.items():
+            patch.setenv(name, value)
+        # One thread: the model is tiny, and threads that wait for each other are slow beside other work. vLLM replaces
+        # the function by one that does nothing; leaving the block puts it back.
+        threads = torch.get_num_threads()
+        patch.setattr(torch, "set_num_threads", set_threads := torch.set_num_threads)
+        set_threads(1)
+        if config.async_scheduling:
+            _run_two_deep(patch)
+        engine = Engine(config, **engine_args)
+        try:
+            assert (engine.core.batch_queue is not None) == config.async_scheduling
+            yield engine
+        finally:
+            engine.shutdown()
+            set_threads(threads)
+
+
+def _run_two_deep(patch: pytest.MonkeyPatch) -> None:
+    """Lets the CPU engine schedule asynchronously, as a GPU's does: step n+1 is scheduled before n's tokens are known.
+
+    vLLM's CPU platform turns that off as of no use there, not as impossible: the model runner is the GPU's, and all it
+    lacks are CUDA's streams and events. On a CPU all has happened when a call returns: doing nothing takes their place.
+    """
+    import torch
+    from vllm.platforms.cpu import CpuPlatform
+
+    class Instant:
+        """A stream, or an event: nothing to wait for."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.record = self.synchronize = self.wait_stream = lambda *a: None
+
+    stock = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        stock(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    patch.setattr(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config))
+    patch.setattr(torch.cuda, "Event", Instant)
+    patch.setattr(torch.cuda, "Stream", Instant)
+    patch.setattr(torch.cuda, "current_stream", Instant)
+    patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())

@@ -1,0 +1,190 @@
+"""Serves a workload on a real engine, step by step, and holds what must be true whatever a policy plans.
+
+Checked in every run: each request ends exactly once, and never after it was aborted; tokens come once and in order; all
+KV blocks are free at the end; the model runner has no request left; steps that compute nothing are few. Outputs are for
+the caller to compare with stock's.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sloserve.core.clock import ManualClock
+from sloserve.vllm_plugin import compat
+from tests.equality.engine import MAX_NUM_SEQS, Engine
+from tests.equality.lora import lora_request
+from tests.equality.workloads import Job
+
+STEP_S = 0.05
+"""Virtual time of a step: the deadlines of the workloads pass at some time during a run, on every machine alike."""
+
+MAX_EMPTY_RUN = 4
+"""Steps in a row that may compute nothing while requests wait: two deep, an evicted request cannot come back before its
+tokens in flight have arrived."""
+
+MAX_STEPS = 4000
+
+
+@dataclass
+class Served:
+    """What a run produced.
+
+    outputs: request name -> tokens of each of its samples. aborted: name -> states it was aborted in.
+    margins: name -> by how much the logit of each token led, where asked for.
+    """
+
+    outputs: dict[str, list[list[int]]] = field(default_factory=dict)
+    aborted: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
+    paused_steps: int = 0
+    preemptions: int = 0
+    margins: dict[str, list[float]] = field(default_factory=dict)
+
+
+class _Observer:
+    """Sits between engine and scheduler, and books what passes."""
+
+    def __init__(self, engine: Engine, served: Served) -> None:
+        scheduler = engine.scheduler
+        self._scheduler = scheduler
+        self._served = served
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: Counter[str] = Counter()
+        self._schedule, self._update, self._preempt = (
+            scheduler.schedule,
+            scheduler.update_from_output,
+            scheduler._preempt_request,
+        )
+        scheduler.schedule, scheduler.update_from_output = self.schedule, self.update_from_output
+        scheduler._preempt_request = self.preempt_request
+        self._empty = 0
+
+    def schedule(self, *args: Any) -> Any:
+        scheduler = self._scheduler
+        output = self._schedule(*args)
+        assert len(scheduler.running) <= MAX_NUM_SEQS
+        self._served.paused_steps += sum(is_paused(scheduler, r) for r in scheduler.running)
+        for request_id in output.num_scheduled_tokens:
+            assert not is_paused(scheduler, scheduler.requests[request_id]), "a paused request was scheduled"
+        grammar_pending = any(compat.is_blocked(r) for r in scheduler.requests.values())
+        idle = not scheduler.has_unfinished_requests()
+        self._empty = 0 if output.total_num_scheduled_tokens or idle or grammar_pending else self._empty + 1
+        assert self._empty <= MAX_EMPTY_RUN, "the engine spins on empty steps"
+        return output
+
+    def update_from_output(self, *args: Any) -> Any:
+        outputs = self._update(*args)
+        for batch in outputs.values():
+            for out in batch.outputs:
+                assert not self.ends[out.request_id], f"{out.request_id}: output after its end"
+                self.tokens.setdefault(out.request_id, []).extend(out.new_token_ids)
+                self.ends[out.request_id] += out.finish_reason is not None
+        return outputs
+
+    def preempt_request(self, *args: Any, **kwargs: Any) -> None:
+        self._served.preemptions += 1
+        self._preempt(*args, **kwargs)
+
+
+def serve(
+    engine: Engine, jobs: list[Job], clock: ManualClock, adapters: Path, *, order: int = 1, margins: bool = False
+) -> Served:
+    """Runs ``jobs`` to their end. order: -1 sends those of the same step in reverse. margins: collects them."""
+    served = Served()
+    observer = _Observer(engine, served)
+    scheduler, llm = engine.scheduler, engine.llm
+    free_at_start = compat.free_blocks(scheduler)
+    assert free_at_start == compat.total_blocks(scheduler) - 1
+    pending = sorted(jobs[::order], key=lambda job: job.at_step)
+    live: dict[str, tuple[Job, str]] = {}
+    while pending or llm.has_unfinished_requests() or not engine.idle():
+        assert served.steps < MAX_STEPS, f"no end in sight: {sorted(live)} unfinished"
+        while pending and (pending[0].at_step <= served.steps or not live):
+            job = pending.pop(0)
+            live[job.name] = (job, _send(engine, job, clock, adapters, margins))
+            if job.abort_in == "new":
+                _abort(engine, job, served, live, "new")
+        for output in llm.step():
+            assert output.finished and output.request_id not in served.outputs
+            del live[output.request_id]
+            assert all(sample.finish_reason in ("stop", "length") for sample in output.outputs), output
+            served.outputs[output.request_id] = [list(sample.token_ids) for sample in output.outputs]
+            if margins:
+                served.margins[output.request_id] = _margins(output)
+        for job, request_id in list(live.values()):
+            if job.abort_in is not None and job.abort_in in (seen := _states(scheduler, request_id)):
+                _abort(engine, job, served, live, ",".join(sorted(seen)))
+        served.steps += 1
+        clock.advance_to(clock.now_s() + STEP_S)
+    _check(served, observer, jobs)
+    assert compat.free_blocks(scheduler) == free_at_start, "KV blocks were lost"
+    assert not scheduler.requests and not scheduler.running and not scheduler.waiting
+    return served
+
+
+def _check(served: Served, observer: _Observer, jobs: list[Job]) -> None:
+    assert sorted([*served.outputs, *served.aborted]) == sorted(job.name for job in jobs), "a request was lost"
+    assert all(count == 1 for request_id, count in observer.ends.items() if observer.tokens.get(request_id) and count)
+    ended = Counter(tuple(observer.tokens[i]) for i, count in observer.ends.items() if count)
+    wanted = Counter(tuple(sample) for samples in served.outputs.values() for sample in samples)
+    assert not wanted - ended, "tokens were lost, repeated or reordered on their way out"
+
+
+def _send(engine: Engine, job: Job, clock: ManualClock, adapters: Path, margins: bool) -> str:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    params = dict(job.params)
+    if "structured_outputs" in params:
+        params["structured_outputs"] = StructuredOutputsParams(**params["structured_outputs"])
+    if margins:
+        params["logprobs"] = 2
+    return str(
+        engine.llm.add_request(
+            job.name,
+            job.prompt,
+            SamplingParams(**params, extra_args=dict(job.slo), output_kind=RequestOutputKind.FINAL_ONLY),
+            arrival_time=clock.now_s(),
+            priority=job.priority,
+            lora_request=lora_request(job.adapter, adapters) if job.adapter is not None else None,
+        )
+    )
+
+
+def _abort(engine: Engine, job: Job, served: Served, live: dict[str, tuple[Job, str]], state: str) -> None:
+    engine.llm.abort_request([job.name])
+    served.aborted[job.name] = state
+    del live[job.name]
+
+
+def is_paused(scheduler: Any, request: Any) -> bool:
+    """Whether the last ``schedule()`` passed ``request`` over; on the V1 model runner nothing else sets this field."""
+    return bool(request.next_decode_eligible_step > scheduler.current_step)
+
+
+def _states(scheduler: Any, request_id: str) -> set[str]:
+    """Where the request stands, or each of its samples."""
+    from vllm.v1.request import RequestStatus
+
+    states = set()
+    for request in scheduler.requests.values():
+        if request.request_id != request_id and not request.request_id.endswith(f"_{request_id}"):
+            continue
+        if request.status == RequestStatus.PREEMPTED:
+            states.add("preempted")
+        elif request.status != RequestStatus.RUNNING:
+            states.add("waiting")
+        else:
+            states.add("decoding" if request.num_output_tokens else "prefilling")
+            if is_paused(scheduler, request):
+                states.add("paused")
+    return states
+
+
+def _margins(output: Any) -> list[float]:
+    """By how much the best token's logit exceeds the second's, at each token of the first sample."""
+    found = []
+    for candidates in output.outputs[0].logprobs or []:
+        best, second = sorted((c.logprob for c in candidates.values()), reverse=True)[:2]
+        found.append(best - second)
+    return found

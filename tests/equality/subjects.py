@@ -1,0 +1,56 @@
+"""What is put to the test: every policy, each with every means it has."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A scheduler's settings. plan_every: steps that one plan serves, as if planning were so costly.
+
+    pauses, evicts, errs: what the run must show, or must not.
+    """
+
+    name: str
+    section: dict[str, Any] = field(default_factory=dict)
+    plan_every: int = 1
+    pauses: bool = False
+    evicts: bool = False
+    errs: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _chaos(name: str, plan_every: int = 1, **options: float) -> Subject:
+    quiet = {"evict": 0.0, "pause": 0.0, "limit": 0.0, "illegal": 0.0}
+    chances = {**quiet, **options}
+    section = {"policy": "chaos", "policy_options": chances, "seed": 7}
+    return Subject(
+        f"chaos-{name}",
+        section,
+        plan_every,
+        pauses=chances["pause"] > 0,
+        evicts=chances["evict"] > 0,
+        errs=chances["illegal"] > 0,
+    )
+
+
+SUBJECTS = (
+    Subject("fcfs"),
+    Subject("priority", {"policy": "priority"}, evicts=True),
+    Subject("priority-order-only", {"policy": "priority:evict=false"}),
+    Subject("edf", {"policy": "edf"}, evicts=True),
+    Subject("edf-order-only", {"policy": "edf:evict=false"}),
+    Subject("sjf", {"policy": "sjf"}),
+    Subject("sjf-evict", {"policy": "sjf:evict=true"}),
+    _chaos("evict", evict=0.1),
+    _chaos("pause", pause=0.4),
+    _chaos("nearly-all", evict=0.5, pause=0.9),
+    _chaos("limit", limit=0.5, illegal=0.2),
+    _chaos("all", evict=0.1, pause=0.3, limit=0.2, illegal=0.05),
+    _chaos("all-reused-plans", plan_every=3, evict=0.3, pause=0.3, limit=0.2, illegal=0.2),
+)
+
+LORA_SUBJECTS = tuple(s for s in SUBJECTS if s.name in ("fcfs", "edf", "chaos-evict", "chaos-pause", "chaos-all"))
+"""LoRA is slow on a CPU; these bring every means to it."""

@@ -1,0 +1,124 @@
+"""Greedy outputs equal stock's on the real engine, whatever is planned: every policy, mode and feature, random plans.
+
+The CPU engine runs vLLM's V1 model runner. Async scheduling is on in half of the engines, two steps deep as on a GPU.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sloserve.core.clock import ManualClock
+from tests.equality.engine import ENGINE_WARNINGS, Engine, EngineConfig, started
+from tests.equality.harness import STEP_S, Served, serve
+from tests.equality.lora import ADAPTERS
+from tests.equality.subjects import LORA_SUBJECTS, SUBJECTS, Subject
+from tests.equality.workloads import WORKLOADS, Job
+
+pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
+
+CONFIGS = [
+    EngineConfig(async_scheduling=two_deep, prefix_caching=cache)
+    for two_deep in (True, False)
+    for cache in (True, False)
+]
+LORA = EngineConfig(async_scheduling=True, prefix_caching=True, lora=True)
+
+MIN_MARGIN = 1e-4
+"""Another batch rounds differently and moves logits by about 1e-5: a token that leads by less could flip."""
+
+
+class Bench:
+    """An engine, and stock's outputs on it, each workload served once."""
+
+    def __init__(self, engine: Engine, adapters: Path) -> None:
+        self.engine = engine
+        self._adapters = adapters
+        self._stock: dict[str, Served] = {}
+
+    def stock(self, workload: str) -> Served:
+        if workload not in self._stock:
+            self._stock[workload] = self.serve_stock(workload)
+        return self._stock[workload]
+
+    def serve_stock(self, workload: str, *, order: int = 1, margins: bool = False) -> Served:
+        self.engine.use_stock()
+        return serve(self.engine, WORKLOADS[workload](), ManualClock(), self._adapters, order=order, margins=margins)
+
+    def serve(self, subject: Subject, workload: str) -> Served:
+        clock = ManualClock()
+        # A plan that costs what a share of one of plan_every steps' time covers is made anew every plan_every steps.
+        cost_s = (subject.plan_every - 0.5) * STEP_S if subject.plan_every > 1 else 0.0
+        self.engine.use_sloserve({**subject.section, "plan_share": 1.0}, clock=clock, plan_cost_s=cost_s)
+        return serve(self.engine, WORKLOADS[workload](), clock, self._adapters)
+
+
+@pytest.fixture(scope="module")
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with started(request.param) as engine:
+        yield Bench(engine, tmp_path_factory.mktemp("adapters"))
+
+
+def check_equal(subject: Subject, workload: str, bench: Bench) -> Served:
+    expected, served = bench.stock(workload), bench.serve(subject, workload)
+    counters = bench.engine.scheduler.slo_counters
+    for name, samples in served.outputs.items():
+        if name in expected.outputs:
+            assert samples == expected.outputs[name], f"{name} differs from stock's"
+    assert (served.paused_steps > 0) == subject.pauses
+    # With more adapters than places nobody may be evicted, so that there a policy may find no one.
+    assert counters["evictions"] > 0 or not subject.evicts or workload == "crowded-lora"
+    assert (counters["plan_errors"] > 0) == subject.errs
+    assert counters["malformed_slo"] == 0
+    return served
+
+
+@pytest.mark.parametrize("bench", CONFIGS, indirect=True, ids=str)
+class TestPolicies:
+    @pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+    def test_outputs(self, bench: Bench, subject: Subject) -> None:
+        check_equal(subject, "mixed", bench)
+
+    @pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+    def test_aborts(self, bench: Bench, subject: Subject) -> None:
+        served = check_equal(subject, "aborts", bench)
+        seen = {state for states in served.aborted.values() for state in states.split(",")}
+        wanted = {"new", "waiting", "prefilling", "decoding"}
+        wanted |= {"paused"} if subject.pauses else set()
+        wanted |= {"preempted"} if subject.name in ("chaos-evict", "chaos-all") else set()
+        assert wanted <= seen
+
+    @pytest.mark.parametrize("workload", ["mixed", "aborts"])
+    def test_stock_equals_itself(self, bench: Bench, workload: str) -> None:
+        """In another order, on a scheduler put in after others: neither the batches nor the exchange change a token."""
+        first, second = bench.stock(workload), bench.serve_stock(workload, order=-1)
+        assert first.preemptions or workload != "mixed", "KV is not scarce"
+        for name in first.outputs.keys() & second.outputs.keys():
+            assert first.outputs[name] == second.outputs[name]
+
+    def test_margins_are_beyond_rounding(self, bench: Bench) -> None:
+        served = bench.serve_stock("mixed", margins=True)
+        assert served.outputs == bench.stock("mixed").outputs
+        for name, margins in served.margins.items():
+            # Where a grammar leaves only tokens that the model never says, all have logit 0 and the first is taken.
+            tied = "json" in name
+            assert min(m for m in margins if m > 0.0 or not tied) > MIN_MARGIN
+
+
+@pytest.mark.parametrize("bench", [LORA], indirect=True, ids=str)
+class TestLoRA:
+    @pytest.mark.parametrize("workload", ["lora", "crowded-lora"])
+    def test_stock_equals_itself(self, bench: Bench, workload: str) -> None:
+        assert bench.serve_stock(workload, order=-1).outputs == bench.stock(workload).outputs
+
+    @pytest.mark.parametrize("workload", ["lora", "crowded-lora"])
+    @pytest.mark.parametrize("subject", LORA_SUBJECTS, ids=str)
+    def test_outputs(self, bench: Bench, subject: Subject, workload: str) -> None:
+        check_equal(subject, workload, bench)
+
+    def test_adapters_matter(self, bench: Bench) -> None:
+        """Requests with the same prompt and another adapter differ, so that a mix-up of adapters would show."""
+        jobs = [Job(f"a{a}", "Same prompt", 0, {"max_tokens": 12, "temperature": 0.0}, adapter=a) for a in ADAPTERS]
+        bench.engine.use_stock()
+        served = serve(bench.engine, jobs, ManualClock(), bench._adapters)
+        assert len({tuple(samples[0]) for samples in served.outputs.values()}) == len(jobs)
