@@ -11,7 +11,7 @@ from sloserve.scheduler.policy import Plan, PlanError, Snapshot, check_plan
 from sloserve.scheduler.rows import State
 
 # Slots 0 and 1 run, 2 and 3 wait, 4 was evicted, 5 waits for its grammar; the table has 64 slots.
-RUNNING = [{}, {}]
+RUNNING: list[dict[str, Any]] = [{}, {}]
 WAITING = [{}, {}, {"state": State.PREEMPTED}, {"state": State.BLOCKED}]
 
 

@@ -1,4 +1,4 @@
-"""Small virtual engines for the tests of the plugin. vLLM is imported when the first is built, not when tests are collected."""
+"""Small virtual engines for the tests of the plugin. vLLM is imported when the first is built."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def make(policy: Policy | str | None, *, section: dict[str, Any] | None = None, **settings: Any) -> Any:
         from sloserve.estimator.profile import load_profile
-        from sloserve.vllm_plugin.virtual_config import EngineSettings
+        from sloserve.vllm_plugin.engine_settings import EngineSettings
         from sloserve.vllm_plugin.virtual_engine import VirtualEngine
 
         size = {"kv_blocks": 40, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256} | settings

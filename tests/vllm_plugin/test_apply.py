@@ -14,7 +14,7 @@ pytestmark = pytest.mark.vllm
 
 
 class Scheduler(SimpleNamespace):
-    """The part of vLLM's scheduler that a plan is carried out on. Requests a, b, c run, d, e, f wait; slots as letters."""
+    """What a plan is carried out on, of vLLM's scheduler. a, b, c run, d, e, f wait; slots as letters."""
 
     def __init__(self, running: str = "abc", waiting: str = "def") -> None:
         self.made = {name: SimpleNamespace(request_id=name) for name in running + waiting}
@@ -136,7 +136,6 @@ def test_limits_are_restored_when_vllm_raises(
 ) -> None:
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-    scheduler = build(Narrow()).scheduler
     engine = build(Narrow())
     scheduler = engine.scheduler
     engine._add(request_of("a"), 0.0)

@@ -1,4 +1,4 @@
-"""The request table against vLLM's own requests: rows are right when read, and no request without a row can be planned."""
+"""The request table against vLLM's own requests: rows are right when read."""
 
 import logging
 from collections import Counter

@@ -1,4 +1,4 @@
-"""SLOScheduler inside vLLM: pauses, evictions, policies that misbehave, aborts, ageing, and what it refuses to start with."""
+"""SLOScheduler inside vLLM: pauses, evictions, policies that misbehave, aborts, ageing, and what it refuses."""
 
 import dataclasses
 from collections.abc import Callable
@@ -238,7 +238,8 @@ def test_an_old_request_gets_in_within_the_bound_under_a_flood(
 
 
 def scheduler_arguments(**scheduler_config: Any) -> dict[str, Any]:
-    from sloserve.vllm_plugin.virtual_config import EngineSettings, scheduler_arguments
+    from sloserve.vllm_plugin.engine_settings import EngineSettings
+    from sloserve.vllm_plugin.virtual_config import scheduler_arguments
 
     arguments = scheduler_arguments(EngineSettings(kv_blocks=40, max_model_len=256), {"sloserve": {"policy": "edf"}})
     config = arguments["vllm_config"]

@@ -1,4 +1,4 @@
-"""The virtual engine: vLLM's two-deep pipeline in virtual time, computed by hand where it can be, and the same twice."""
+"""The virtual engine: vLLM's two-deep pipeline in virtual time, computed by hand, and the same twice."""
 
 import hashlib
 import json
@@ -164,7 +164,7 @@ def mixed_workload(n: int = 40) -> list[WorkloadRequest]:
 
 def digests() -> dict[str, str]:
     """A digest of everything in the run log but the timing, by policy; ageing at work, engines that share a process."""
-    from sloserve.vllm_plugin.virtual_config import EngineSettings
+    from sloserve.vllm_plugin.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual_engine import VirtualEngine
 
     size = EngineSettings(kv_blocks=40, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256)
