@@ -24,6 +24,7 @@ class LastCome(Policy):
 
         def order(slots: IntArray) -> IntArray:
             long = rows.prompt_tokens[slots] > self.settings.short_first_tokens
-            return np.take(slots, np.lexsort((-rows.seq[slots], long)))
+            ranked: IntArray = slots[np.lexsort((-rows.seq[slots], long))]
+            return ranked
 
         return Plan(running=order(snapshot.running), waiting=order(snapshot.waiting))
