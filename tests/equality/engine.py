@@ -156,7 +156,7 @@ def _run_two_deep(patch: pytest.MonkeyPatch) -> None:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self.record = self.synchronize = self.wait_stream = lambda *a: None
 
-    stock = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
+    stock = CpuPlatform.check_and_update_config.__func__
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         stock(cls, vllm_config)
