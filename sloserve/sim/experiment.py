@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 
@@ -131,11 +132,13 @@ def run_experiment(
 
         futures: list[Future[RunLog]] = []
         if pool is not None:
-            futures = [pool.submit(run_one, experiment, policy, point) for policy, point in tasks]
+            futures = [pool.submit(_serve, *_task(experiment, *task)) for task in tasks]
         for i, (policy, point) in enumerate(tasks):
-            log = futures[i].result() if futures else run_one(experiment, policy, point, tell)
             if futures:
+                log = futures[i].result()
                 futures[i] = Future()  # the log may be large and is the caller's now
+            else:
+                log = _serve(*_task(experiment, policy, point), on_progress=tell)
             ended += experiment.max_requests
             tell(0)
             yield Run(policy, point, log)
@@ -168,11 +171,9 @@ def _points(experiment: Experiment, pool: Executor | None) -> Iterator[Point]:
         return
     # Each seed's own capacity: its window of a trace, or its draw of lengths, is what the policies will be given.
     rush = replace(experiment, loads=None, rps=None, rate_scale=1.0 / _RUSH)
-    every = [Point(seed, float("inf"), None) for seed in experiment.seeds]
-    if pool is not None:
-        logs = list(pool.map(run_one, [rush] * len(every), [STOCK] * len(every), every))
-    else:
-        logs = [run_one(rush, STOCK, point) for point in every]
+    tasks = [_task(rush, STOCK, Point(seed, float("inf"), None)) for seed in experiment.seeds]
+    futures = [pool.submit(_serve, *task) for task in tasks] if pool is not None else []
+    logs = [future.result() for future in futures] or [_serve(*task) for task in tasks]
     capacity = [capacity_rps(experiment, log) for log in logs]
     for load in sorted(experiment.loads or ()):
         yield from (Point(s, load * c, load) for s, c in zip(experiment.seeds, capacity, strict=True))
@@ -183,13 +184,11 @@ def _offered_rps(requests: Sequence[WorkloadRequest]) -> float:
     return (len(requests) - 1) / span_s if span_s > 0 else float("inf")
 
 
-def run_one(
-    experiment: Experiment, policy: str, point: Point, on_progress: Callable[[int], None] | None = None
-) -> RunLog:
-    """One run in virtual time."""
-    logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
-    from sloserve.vllm_plugin.virtual_engine import VirtualEngine  # takes seconds to import: only where runs happen
+Task = tuple[list[WorkloadRequest], EngineSettings, Profile, dict[str, Any] | None]
+"""One run as plain values, so that it can be sent to another process: requests, engine, profile, additional config."""
 
+
+def _task(experiment: Experiment, policy: str, point: Point) -> Task:
     if experiment.rate_scale is not None:
         requests = experiment.requests(point.seed, rate_scale=experiment.rate_scale)
     else:
@@ -199,4 +198,18 @@ def run_one(
         slos = experiment.slos or experiment.workload.slos
         section = {"policy": policy, "seed": point.seed, "aged_share": experiment.aged_share, "plan_share": PLAN_SHARE}
         config = {"sloserve": section | slos.table.as_config()}
-    return VirtualEngine(experiment.engine, experiment.profile, config).run(requests, on_progress)
+    return requests, experiment.engine, experiment.profile, config
+
+
+def _serve(
+    requests: list[WorkloadRequest],
+    engine: EngineSettings,
+    profile: Profile,
+    config: dict[str, Any] | None,
+    on_progress: Callable[[int], None] | None = None,
+) -> RunLog:
+    """One run in virtual time."""
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
+    from sloserve.vllm_plugin.virtual_engine import VirtualEngine  # takes seconds to import: only where runs happen
+
+    return VirtualEngine(engine, profile, config).run(requests, on_progress)
