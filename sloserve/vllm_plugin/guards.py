@@ -5,7 +5,7 @@ be touched.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -108,21 +108,13 @@ class Ageing:
                 oldest += 1
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What this engine lets a plan do without changing outputs."""
-
-    evict: bool = True
-    pause: bool = True
-
-
-def permitted(plan: Plan, snapshot: Snapshot, can: Capabilities) -> Plan:
+def permitted(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
     """``plan`` without evictions and pauses of requests that must not be touched; a request is not both evicted and
     paused.
     """
     rows = snapshot.rows
-    evict = plan.evict[rows.evictable[plan.evict]] if can.evict else NO_SLOTS
-    pause = plan.pause[rows.pausable[plan.pause]] if can.pause else NO_SLOTS
+    evict = plan.evict[rows.evictable[plan.evict]]
+    pause = plan.pause[rows.pausable[plan.pause]] if may_pause else NO_SLOTS
     if evict.size and pause.size:
         pause = pause[~np.isin(pause, evict)]
     if evict.size == plan.evict.size and pause.size == plan.pause.size:

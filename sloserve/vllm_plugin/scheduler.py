@@ -24,7 +24,7 @@ from sloserve.scheduler.rows import State
 from sloserve.vllm_plugin import compat
 from sloserve.vllm_plugin.apply import carry_out, narrowed
 from sloserve.vllm_plugin.config import plugin_settings
-from sloserve.vllm_plugin.guards import Ageing, Capabilities, PlanBudget, keep_alive, permitted
+from sloserve.vllm_plugin.guards import Ageing, PlanBudget, keep_alive, permitted
 from sloserve.vllm_plugin.rows import RequestTable
 
 logger = logging.getLogger(__name__)
@@ -40,30 +40,35 @@ class SLOScheduler(AsyncScheduler):
         planning cost.
 
     Raises:
-        ConfigError: an untested vLLM, an unknown policy or setting, or ``--scheduling-policy priority``.
+        ConfigError: an untested vLLM, an unknown policy or setting, or ``--scheduling-policy priority`` with a policy
+        that orders the queues.
     """
+
+    # Until the constructor knows better: vLLM's own tests build schedulers without calling it.
+    _identity_only = True
+    _wants_output = False
 
     def __init__(self, *args: Any, clock: Clock | None = None, plan_cost_s: float | None = None, **kwargs: Any) -> None:
         compat.check_version()
         super().__init__(*args, **kwargs)
         compat.check_scheduler(self)
-        if self.scheduler_config.policy != "fcfs":
-            raise ConfigError(
-                f"--scheduling-policy {self.scheduler_config.policy} orders vLLM's queues itself; "
-                "leave it at fcfs and choose --policy priority"
-            )
         settings = plugin_settings(self.vllm_config.additional_config)
         self.slo_policy = make_policy(settings.policy, settings.policy_options, seed=settings.seed)
+        needs = self.slo_policy.needs
+        if needs and self.scheduler_config.policy != "fcfs":
+            raise ConfigError(
+                f"--scheduling-policy {self.scheduler_config.policy} orders vLLM's queues itself, "
+                f"which policy {settings.policy} cannot; leave it at fcfs and choose --policy priority"
+            )
         self.slo_counters: Counter[str] = Counter()
         self._clock = clock or SystemClock()
         self._budget = PlanBudget(settings.plan_share, fixed_cost_s=plan_cost_s)
-        needs = self.slo_policy.needs
         self._identity_only = not needs or self._identity_reason() is not None
         self._ageing = Ageing(0.0 if self._identity_only else settings.aged_share, settings.classes)
         if self._ageing.period is not None:
             needs = needs | Ageing.NEEDS
         self._table = RequestTable(needs, settings.classes, self.slo_counters)
-        self._can = Capabilities(evict=True, pause=compat.may_pause(self))
+        self._may_pause = compat.may_pause(self)
         self._plan = Plan.IDENTITY
         self._aged = NO_SLOTS
         self._wants_output = bool({"first_token_s", "last_token_s"} & needs) or self.slo_policy.wants_progress
@@ -176,7 +181,7 @@ class SLOScheduler(AsyncScheduler):
             plan = replace(plan, waiting=self._ageing.weave(order, self._aged))
         if plan is Plan.IDENTITY:
             return plan
-        plan = keep_alive(permitted(plan, snapshot, self._can), snapshot)
+        plan = keep_alive(permitted(plan, snapshot, may_pause=self._may_pause), snapshot)
         carry_out(self, plan, self._table, self.slo_counters)
         return plan
 

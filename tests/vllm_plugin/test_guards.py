@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sloserve.core.slo import ClassTable, SLOClass
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
 from sloserve.scheduler.rows import COLUMNS, IntArray, Rows, State
-from sloserve.vllm_plugin.guards import Ageing, Capabilities, PlanBudget, keep_alive, permitted
+from sloserve.vllm_plugin.guards import Ageing, PlanBudget, keep_alive, permitted
 
 ENGINE = EngineFacts(100, 100, 16, 8, 2048, 8)
 
@@ -183,18 +183,16 @@ FREE, PINNED = (True, True), (False, False)
 def test_permitted_drops_what_must_not_be_touched() -> None:
     at = engine_state([FREE, PINNED, FREE], [])
     plan = Plan(evict=np.array([0, 1]), pause=np.array([0, 1, 2]))
-    made = permitted(plan, at, Capabilities())
+    made = permitted(plan, at, may_pause=True)
     assert (made.evict.tolist(), made.pause.tolist()) == ([0], [2])
-    made = permitted(plan, at, Capabilities(evict=False))
-    assert (made.evict.tolist(), made.pause.tolist()) == ([], [0, 2])
-    made = permitted(plan, at, Capabilities(pause=False))
+    made = permitted(plan, at, may_pause=False)
     assert (made.evict.tolist(), made.pause.tolist()) == ([0], [])
 
 
 def test_permitted_hands_back_the_same_plan_where_nothing_is_forbidden() -> None:
     at = engine_state([FREE, FREE], [])
     for plan in (Plan.IDENTITY, Plan(evict=np.array([0]), pause=np.array([1]))):
-        assert permitted(plan, at, Capabilities()) is plan
+        assert permitted(plan, at, may_pause=True) is plan
 
 
 def test_keep_alive_changes_nothing_while_somebody_runs() -> None:
@@ -225,9 +223,9 @@ STATES = st.sampled_from([State.WAITING, State.PREEMPTED, State.BLOCKED])
 FLAGS = st.tuples(st.booleans(), st.booleans())
 
 
-@given(st.data(), st.lists(FLAGS, max_size=6), st.lists(STATES, max_size=4), st.booleans(), st.booleans())
+@given(st.data(), st.lists(FLAGS, max_size=6), st.lists(STATES, max_size=4), st.booleans())
 def test_something_can_always_be_scheduled(
-    data: st.DataObject, running: list[Any], waiting: list[State], can_evict: bool, can_pause: bool
+    data: st.DataObject, running: list[Any], waiting: list[State], may_pause: bool
 ) -> None:
     at = engine_state(running, waiting)
 
@@ -236,14 +234,13 @@ def test_something_can_always_be_scheduled(
 
     plan = Plan(evict=some(at.running), pause=some(at.running))
     check_plan(plan, at)
-    made = keep_alive(permitted(plan, at, Capabilities(can_evict, can_pause)), at)
+    made = keep_alive(permitted(plan, at, may_pause=may_pause), at)
     check_plan(made, at)
 
     assert set(made.evict.tolist()) <= set(plan.evict.tolist()) and set(made.pause.tolist()) <= set(plan.pause.tolist())
     assert not set(made.evict.tolist()) & set(made.pause.tolist())
     assert at.rows.evictable[made.evict].all() and at.rows.pausable[made.pause].all()
-    assert can_evict or not made.evict.size
-    assert can_pause or not made.pause.size
+    assert may_pause or not made.pause.size
     served = set(at.running.tolist()) - set(made.evict.tolist()) - set(made.pause.tolist())
     admissible = (at.rows.state[at.waiting] == State.WAITING).any() and not made.pause.size
     assert not at.running.size or served or admissible

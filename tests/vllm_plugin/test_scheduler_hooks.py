@@ -252,7 +252,8 @@ def test_vllm_s_own_priority_scheduling_is_refused() -> None:
     from sloserve.vllm_plugin import SLOScheduler
 
     with pytest.raises(
-        ConfigError, match=r"--scheduling-policy priority .*leave it at fcfs and choose --policy priority"
+        ConfigError,
+        match=r"--scheduling-policy priority .*policy edf cannot; leave it at fcfs and choose --policy priority",
     ):
         SLOScheduler(**scheduler_arguments(policy="priority"))
 
