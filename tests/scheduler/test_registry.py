@@ -56,7 +56,7 @@ def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> Non
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("edf", {"margin": 1}, "policy 'edf' has no option 'margin'; it has: evict, evict_margin_s, max_preemptions"),
+        ("priority", {"margin": 1}, "policy 'priority' has no option 'margin'; it has: evict, max_preemptions"),
         ("fcfs", {"x": 1}, "policy 'fcfs' has no option 'x'; it has: none"),
         ("edf", {"max_preemptions": "many"}, "policy 'edf', option 'max_preemptions': 'many' is not a valid int"),
         ("edf", {"max_preemptions": 2.7}, "policy 'edf', option 'max_preemptions': 2.7 is not a valid int"),
