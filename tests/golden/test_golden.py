@@ -89,8 +89,9 @@ def words(ids: Iterable[str]) -> str:
     return ",".join(ids)
 
 
-@pytest.mark.parametrize("policy", ["edf", "priority"])
-def test_decisions(policy: str, update_golden: bool) -> None:
+# A small margin, so that the log shows evictions: the workload's deadlines lie seconds apart.
+@pytest.mark.parametrize(("log_name", "policy"), [("edf", "edf:evict_margin_s=1"), ("priority", "priority")])
+def test_decisions(log_name: str, policy: str, update_golden: bool) -> None:
     from sloserve.vllm_plugin.virtual_engine import VirtualEngine
 
     engine = VirtualEngine(SETTINGS, load_profile("h100-llama3-8b"), {"sloserve": {"policy": policy}})
@@ -98,7 +99,7 @@ def test_decisions(policy: str, update_golden: bool) -> None:
     log = engine.run(small_workload())
     ends = [f"{r.request.request_id} {r.outcome} {r.token_times_s.size} {r.num_preemptions}" for r in log.requests]
     text = "\n".join([*recorder.lines, "", "request outcome tokens preemptions", *ends]) + "\n"
-    path = LOGS / f"{policy}.txt"
+    path = LOGS / f"{log_name}.txt"
     if update_golden:
         path.write_text(text)
     assert text == path.read_text()

@@ -154,8 +154,15 @@ def test_evicts_as_many_as_the_missing_blocks_take(snapshot: Make) -> None:
 
 
 def test_evicts_nobody_for_one_that_waits_behind_a_late_one(snapshot: Make) -> None:
-    # The late one keeps its place at the head, so whatever is freed would go to it.
+    # With late_last off the late one keeps its place at the head, so whatever is freed would go to it.
     late = {"arrival_s": 900.0, "e2e_s": 50.0}
-    made = plan(snapshot([URGENT, late], [LAX, LAX], max_num_seqs=2))
+    made = plan(snapshot([URGENT, late], [LAX, LAX], max_num_seqs=2), late_last=False)
     assert order(made.waiting) == [3, 2]
     assert not made.evict.size
+
+
+def test_late_ones_go_behind_those_that_can_be_in_time_and_ahead_of_those_without_a_deadline(snapshot: Make) -> None:
+    late, later = ({"arrival_s": 900.0, "e2e_s": e2e_s} for e2e_s in (50.0, 40.0))
+    made = plan(snapshot([late, {"arrival_s": 1.0}, later, URGENT], [LAX, LAX], max_num_seqs=2))
+    assert order(made.waiting) == [5, 4]  # as many as there are slots: the urgent one, then the one longest late
+    assert order(made.evict) == [1]
