@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from sloserve.core.clock import ManualClock
-from sloserve.vllm_plugin import compat
 from tests.equality.engine import MAX_NUM_SEQS, Engine
 from tests.equality.lora import lora_request
 from tests.equality.workloads import Job
@@ -61,6 +60,8 @@ class _Observer:
         self._empty = 0
 
     def schedule(self, *args: Any) -> Any:
+        from sloserve.vllm_plugin import compat  # imports vllm: not while tests are collected
+
         scheduler = self._scheduler
         output = self._schedule(*args)
         assert len(scheduler.running) <= MAX_NUM_SEQS
@@ -91,6 +92,8 @@ def serve(
     engine: Engine, jobs: list[Job], clock: ManualClock, adapters: Path, *, order: int = 1, margins: bool = False
 ) -> Served:
     """Runs ``jobs`` to their end. order: -1 sends those of the same step in reverse. margins: collects them."""
+    from sloserve.vllm_plugin import compat
+
     served = Served()
     observer = _Observer(engine, served)
     scheduler, llm = engine.scheduler, engine.llm
