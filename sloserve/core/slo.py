@@ -37,7 +37,7 @@ class Targets:
             value = getattr(self, f.name)
             limit = MAX_TDS if f.name == "tds" else MAX_TARGET_S
             if value is not None and not (math.isfinite(value) and 0.0 < value <= limit):
-                raise ValueError(f"{f.name}: {value!r} is not a positive number up to {limit:g}")
+                raise ValueError(f"{f.name}: {value!r} is not a positive number up to {limit:.0f}")
 
     def __bool__(self) -> bool:
         """Whether any target is set."""

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 import vllm
+import vllm.logger
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
@@ -54,6 +55,13 @@ def check_scheduler(scheduler: Any) -> None:
             f"vLLM {vllm.__version__} lacks {', '.join(missing)}, which sloserve needs; "
             f"use one of {', '.join(TESTED_VLLM)}"
         )
+
+
+def configure_logging(args: Any) -> None:
+    """Applies the logging flags of ``vllm serve``; 0.30 has none."""
+    apply = getattr(vllm.logger, "configure_logging_from_args", None)
+    if apply is not None:
+        apply(args)
 
 
 def admission_limit_name(scheduler: Any) -> str:

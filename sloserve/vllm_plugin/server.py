@@ -47,14 +47,13 @@ def serve(policy: str | None, vllm_args: Sequence[str]) -> None:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as the vllm command does
 
     from vllm.entrypoints.cli.serve import ServeSubcommand
-    from vllm.logger import configure_logging_from_args
 
-    from sloserve.vllm_plugin.compat import check_version
+    from sloserve.vllm_plugin import compat
 
-    check_version()
+    compat.check_version()
     args = parse_vllm_args(vllm_args)
     configure(args, policy)
-    configure_logging_from_args(args)
+    compat.configure_logging(args)
     command = ServeSubcommand()
     try:
         command.validate(args)

@@ -39,7 +39,7 @@ def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
     targets = {}
     for key, (name, factor, limit, unit) in _TARGET_KEYS.items():
         if key in args:
-            allowed = f"a number of {unit} above 0 and up to {limit:g}"
+            allowed = f"a number of {unit} above 0 and up to {limit:.0f}"
             targets[name] = _number(key, args[key], _LEAST, limit, allowed) * factor
     slo_class = args.get("slo_class")
     if slo_class is not None and (not isinstance(slo_class, str) or slo_class not in classes):

@@ -87,8 +87,11 @@ def test_an_order_that_is_there_already_moves_nothing() -> None:
 
 
 def limits(scheduler: Any) -> tuple[int, int, int]:
+    from sloserve.vllm_plugin.compat import admission_limit_name
+
     config = scheduler.scheduler_config
-    return scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
+    admissions = getattr(scheduler, admission_limit_name(scheduler))
+    return admissions, scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_round_trip(
         assert (read is None) if sent is None else read == pytest.approx(sent, rel=1e-12)
 
 
-MILLISECONDS = "a number of milliseconds above 0 and up to 6.048e+08"
+MILLISECONDS = "a number of milliseconds above 0 and up to 604800000"
 SPEED = "a number of tokens per second above 0 and up to 10000"
 COUNT = "a number of tokens from 1 to 2147483648"
 NAN, INF = float("nan"), float("inf")
