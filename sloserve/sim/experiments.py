@@ -34,6 +34,17 @@ EXPERIMENTS = {
         {"profile": "h100-llama3-8b", "load": "0.7,1,1.5,2", "max_requests": 3000, "policy": _RIVALS},
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
+    "azure-conv-short-steps": ExperimentRow(
+        "The same with 512 tokens a step instead of 2,048, so that a TPOT of 50 ms can be kept while prompts are computed?",
+        {
+            "profile": "h100-llama3-8b",
+            "load": "1,1.5",
+            "max_requests": 1500,
+            "max_num_batched_tokens": 512,
+            "policy": "stock,priority,edf,sjf",
+        },
+        trace="azure2023_conv_first_two_thirds.csv.gz",
+    ),
     "azure-conv-scarce-kv": ExperimentRow(
         "The same with a tenth of the KV cache, where the order of victims matters.",
         {
