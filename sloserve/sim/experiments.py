@@ -35,7 +35,7 @@ EXPERIMENTS = {
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "azure-conv-short-steps": ExperimentRow(
-        "The same with 512 tokens a step instead of 2,048, so that a TPOT of 50 ms can be kept while prompts are computed?",
+        "The same with 512 tokens a step, not 2,048, so that a TPOT of 50 ms can be kept beside prompts?",
         {
             "profile": "h100-llama3-8b",
             "load": "1,1.5",
