@@ -91,7 +91,8 @@ def to_requests(trace: Trace, slos: SLOAssignment, seed: int) -> list[WorkloadRe
 
 def trace_workload(trace: Trace, slos: SLOAssignment = DEFAULT_ASSIGNMENT) -> Workload:
     """A workload that replays windows of ``trace``, half of it interactive and half batch unless ``slos`` says else."""
-    description = f"{len(trace)} requests of {trace.source}"
+    # The file's name without its folder: what is reported must not depend on where the trace lies.
+    description = f"{len(trace)} requests of {Path(trace.source).name}"
     return Workload(trace.name, description, lambda n, seed: trace.window(seed, n), None, slos)
 
 
