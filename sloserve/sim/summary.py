@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.core.goodput import attainment, by_class, latency
+from sloserve.core.goodput import attainment, attainment_by_class, by_class, latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.qoe import request_qoe
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
@@ -90,9 +90,7 @@ def summarize(log: RunLog, *, policy: str, seed: int, rps: float, load: float | 
         "request_goodput": attained.goodput_per_s(elapsed_s) if elapsed_s else None,
         "slo_attainment": attained.ratio,
         "slo_attainment_admitted": attained.ratio_admitted,
-        "slo_attainment_by_class": {
-            name: ratio for name, of_class in classes.items() if (ratio := attainment(of_class).ratio) is not None
-        },
+        "slo_attainment_by_class": {name: of.ratio for name, of in attainment_by_class(requests).items()},
         **_spread_ms("ttft", samples.ttft_s),
         **_spread_ms("tpot", samples.tpot_s),
         **_spread_ms("itl", samples.itl_s),

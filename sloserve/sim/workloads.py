@@ -18,7 +18,6 @@ from sloserve.sim.generators import ArrivalProcess, Bursts, Gamma, OnOff, Poisso
 from sloserve.sim.lengths import IndependentLengths, Lengths, alpaca, bookcorpus, sharegpt
 from sloserve.sim.seeding import stream
 from sloserve.sim.slo_assignment import DEFAULT_ASSIGNMENT, ClassRule, SLOAssignment
-from sloserve.sim.slo_file import read_slo_file
 from sloserve.sim.speeds import EXPECTED_TTFT_S, READING, SPEAKING, DigestSpeeds
 from sloserve.sim.trace import Trace, make_trace, merge
 
@@ -94,23 +93,6 @@ def trace_workload(trace: Trace, slos: SLOAssignment = DEFAULT_ASSIGNMENT) -> Wo
     # The file's name without its folder: what is reported must not depend on where the trace lies.
     description = f"{len(trace)} requests of {Path(trace.source).name}"
     return Workload(trace.name, description, lambda n, seed: trace.window(seed, n), None, slos)
-
-
-def workload_from_trace(
-    trace: Trace,
-    slo_file: str | Path | None,
-    seed: int,
-    n: int,
-    *,
-    rate_per_s: float | None = None,
-    rate_scale: float = 1.0,
-) -> list[WorkloadRequest]:
-    """A window of ``n`` requests of ``trace`` with SLOs from ``slo_file``: :func:`trace_workload` in one call.
-
-    Raises: ConfigError as :meth:`Workload.requests` and :func:`~sloserve.sim.slo_file.read_slo_file` do.
-    """
-    slos = DEFAULT_ASSIGNMENT if slo_file is None else read_slo_file(slo_file)
-    return trace_workload(trace, slos).requests(n, seed, rate_per_s, rate_scale=rate_scale)
 
 
 def digest_assignment(name: str, speeds: DigestSpeeds) -> SLOAssignment:

@@ -20,7 +20,7 @@ from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, check_plan
 from sloserve.scheduler.registry import make_policy
-from sloserve.scheduler.rows import State
+from sloserve.scheduler.rows import PROGRESS_COLUMNS, State
 from sloserve.vllm_plugin import compat
 from sloserve.vllm_plugin.apply import carry_out, narrowed
 from sloserve.vllm_plugin.config import plugin_settings
@@ -71,7 +71,7 @@ class SLOScheduler(AsyncScheduler):
         self._may_pause = compat.may_pause(self)
         self._plan = Plan.IDENTITY
         self._aged = NO_SLOTS
-        self._wants_output = bool({"first_token_s", "last_token_s"} & needs) or self.slo_policy.wants_progress
+        self._wants_output = bool(PROGRESS_COLUMNS & needs) or self.slo_policy.wants_progress
         self.plan_costs_s: list[float] | None = None
         """Measured cost of each plan, collected only where a list is put here (the simulator and benchmarks do)."""
 

@@ -10,7 +10,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 from sloserve.sim.slo_file import read_slo_file
 from sloserve.sim.trace import Trace, make_trace
-from sloserve.sim.workloads import WORKLOADS, Workload, trace_workload, workload, workload_from_trace
+from sloserve.sim.workloads import WORKLOADS, Workload, trace_workload, workload
 
 
 def recorded(n: int = 200) -> Trace:
@@ -94,8 +94,8 @@ def test_replay_at_a_rate_scales_the_window_exactly() -> None:
 def test_slo_file_changes_nothing_but_the_slos(tmp_path: Path) -> None:
     path = tmp_path / "slo.yaml"
     path.write_text("classes: {fast: {ttft_ms: 100}, slow: {e2e_ms: 9000}}\nby_task: {conv: fast, code: slow}\n")
-    default = workload_from_trace(recorded(), None, seed=2, n=60)
-    ours = workload_from_trace(recorded(), path, seed=2, n=60)
+    default = trace_workload(recorded()).requests(60, seed=2)
+    ours = trace_workload(recorded(), read_slo_file(path)).requests(60, seed=2)
     assert [replace(r, slo=default[0].slo, priority=0) for r in default] == [
         replace(r, slo=default[0].slo, priority=0) for r in ours
     ]
