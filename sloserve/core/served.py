@@ -1,0 +1,39 @@
+"""How one request of a live server fared, as the process that answered it saw it."""
+
+from dataclasses import dataclass
+
+from sloserve.core.goodput import Latency, targets_met
+from sloserve.core.outcome import Outcome
+from sloserve.core.slo import SLO
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequest:
+    """One request that ended, of a class and perhaps a tenant.
+
+    latency: in seconds from the arrival at our front end, queueing included; ``None`` unless it was completed with at
+    least one token. qoe: 0..1; ``None`` where it promises no timeline, or was not streamed: nobody reads it as it
+    comes. waited_s: from arrival to the first step that served it, ``None`` where it never was or is not known.
+    evictions: how often its KV was dropped. paused_steps: engine steps it sat out with its KV kept.
+    """
+
+    slo: SLO
+    outcome: Outcome
+    tenant: str | None = None
+    latency: Latency | None = None
+    qoe: float | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    waited_s: float | None = None
+    evictions: int = 0
+    paused_steps: int = 0
+
+    @property
+    def met(self) -> dict[str, bool]:
+        """For each of its targets, ``ttft``, ``tpot``, ``e2e``, ``tds``: whether it was met."""
+        return targets_met(self.slo.targets, self.latency)
+
+    @property
+    def good(self) -> bool | None:
+        """Whether it met every target it has; ``None`` if it has none."""
+        return all(self.met.values()) if self.slo.targets else None
