@@ -17,6 +17,12 @@
 A message says what, the value, the limit and the remedy. Only ``wire/`` knows HTTP status codes.
 """
 
+import reprlib
+
+_SHOWN = reprlib.Repr()
+"""A client's value is repeated in a message, and a message may be logged: neither in full."""
+_SHOWN.maxstring = _SHOWN.maxother = 80
+
 
 class SloServeError(Exception):
     """Root of every error raised on purpose by this package."""
@@ -30,7 +36,7 @@ class InvalidRequest(SloServeError):
     """A client's request carries an SLO that cannot be read; names the field, the value and what is allowed."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}: {value!r} is not {allowed}")
+        super().__init__(f"{_SHOWN.repr(field)[1:-1]}: {_SHOWN.repr(value)} is not {allowed}")
         self.field = field
         self.value = value
         self.allowed = allowed
@@ -41,7 +47,12 @@ class Rejected(SloServeError):
 
 
 class QueueFull(Rejected):
-    """The queue is at its cap."""
+    """The queue is at its cap; says in how many whole seconds a place should be free, and in which class's queue."""
+
+    def __init__(self, message: str, retry_after_s: int, slo_class: str) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.slo_class = slo_class
 
 
 class SLOUnattainable(Rejected):

@@ -1,0 +1,182 @@
+"""Admission by cap: who may wait, who is refused, and when the refused are told to come again."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloserve.core.errors import ConfigError, QueueFull
+from sloserve.scheduler.admission import (
+    DEFAULT_RETRY_AFTER_S,
+    MAX_RETRY_AFTER_S,
+    MIN_RETRY_AFTER_S,
+    SWEEP_INTERVAL_S,
+    Admission,
+    Ticket,
+)
+
+T0 = 1_700_000_000.0
+
+
+def all_wait(ticket: Ticket) -> bool:
+    return True
+
+
+def refused(admission: Admission, now_s: float, class_name: str = "batch") -> QueueFull:
+    with pytest.raises(QueueFull) as caught:
+        admission.admit(class_name, now_s)
+    return caught.value
+
+
+def drained_at(per_s: float, cap: int = 4, for_s: float = 120.0) -> tuple[Admission, list[Ticket], float]:
+    """A full class whose requests started, evenly, ``per_s`` a second for ``for_s`` seconds; who waits, and the time."""
+    admission = Admission({"batch": cap}, all_wait)
+    tickets = [admission.admit("batch", T0) for _ in range(cap)]
+    now_s = T0
+    for i in range(int(for_s * per_s)):
+        now_s = T0 + (i + 1) / per_s
+        tickets.pop(0).started(now_s)
+        tickets.append(admission.admit("batch", now_s))
+    return admission, tickets, now_s
+
+
+def test_the_cap_is_per_class_and_the_message_says_what_to_do() -> None:
+    admission = Admission({"interactive": 1, "batch": 2}, all_wait)
+    admission.admit("batch", T0)
+    admission.admit("batch", T0)
+    error = refused(admission, T0)
+    assert str(error) == (
+        "queue full: 2 of 2 requests of class 'batch' wait; retry in 5 s or raise admission.max_waiting"
+    )
+    assert (error.slo_class, error.retry_after_s) == ("batch", DEFAULT_RETRY_AFTER_S)
+    admission.admit("interactive", T0)
+    assert (admission.waiting("interactive"), admission.waiting("batch")) == (1, 2)
+
+
+@pytest.mark.parametrize("release", [Ticket.started, Ticket.left])
+def test_a_released_place_can_be_taken_once(release: Callable[[Ticket, float], None]) -> None:
+    admission = Admission({"batch": 2}, all_wait)
+    first, second = (admission.admit("batch", T0) for _ in range(2))
+    release(first, T0 + 1.0)
+    first.left(T0 + 2.0)
+    first.started(T0 + 2.0)
+    assert admission.waiting("batch") == 1
+    admission.admit("batch", T0 + 2.0)
+    refused(admission, T0 + 2.0)
+    second.left(T0 + 3.0)
+    assert admission.waiting("batch") == 1
+
+
+def test_a_full_class_is_swept_before_anybody_is_refused_and_not_at_every_request() -> None:
+    emitted: set[Ticket] = set()
+    asked: list[Ticket] = []
+
+    def still_waiting(ticket: Ticket) -> bool:
+        asked.append(ticket)
+        return ticket not in emitted
+
+    admission = Admission({"batch": 2}, still_waiting)
+    first, second = (admission.admit("batch", T0) for _ in range(2))
+    assert asked == []
+    refused(admission, T0)
+    emitted.add(first)
+    refused(admission, T0 + 0.9 * SWEEP_INTERVAL_S)
+    assert asked == [first, second]
+    third = admission.admit("batch", T0 + 1.1 * SWEEP_INTERVAL_S)
+    first.started(T0 + 1.0)  # the keeper sees it late; the place is not freed a second time
+    assert admission.waiting("batch") == 2
+    refused(admission, T0 - 100.0)  # a clock set back does not stop the sweeps
+    assert asked == [first, second, first, second, second, third]
+
+
+@pytest.mark.parametrize("per_s", [0.2, 1.0, 10.0, 100.0])
+def test_the_refused_are_told_to_come_one_by_one_at_the_rate_the_queue_drains(per_s: float) -> None:
+    admission, _, now_s = drained_at(per_s)
+    for nth in range(1, 41):
+        expected_s = min(max(nth / per_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+        assert refused(admission, now_s).retry_after_s == pytest.approx(expected_s, rel=0.15, abs=1.0)
+
+
+def test_promised_places_pass_with_time() -> None:
+    admission, _, now_s = drained_at(1.0)
+    first = [refused(admission, now_s).retry_after_s for _ in range(10)]
+    assert first[0] < first[4] < first[9]
+    assert refused(admission, now_s + 5.0).retry_after_s < first[9]
+    assert refused(admission, now_s + 1000.0).retry_after_s == MAX_RETRY_AFTER_S  # nothing has started for so long
+
+
+def test_an_empty_queue_tells_nothing_of_its_speed() -> None:
+    admission, tickets, now_s = drained_at(10.0, cap=1)
+    assert refused(admission, now_s).retry_after_s == 1
+    tickets[0].left(now_s)
+    next_day_s = now_s + 86_400.0
+    admission.admit("batch", next_day_s)
+    assert refused(admission, next_day_s).retry_after_s == 1
+
+
+def test_requests_that_leave_unserved_do_not_make_the_queue_look_fast() -> None:
+    admission = Admission({"batch": 50}, all_wait)
+    for ticket in [admission.admit("batch", T0) for _ in range(50)]:
+        ticket.left(T0 + 1.0)
+    for _ in range(50):
+        admission.admit("batch", T0 + 1.0)
+    assert refused(admission, T0 + 1.0).retry_after_s == DEFAULT_RETRY_AFTER_S
+
+
+def test_a_cap_below_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="admission.max_waiting of class 'batch': 0 is not a whole number from 1"):
+        Admission({"interactive": 1, "batch": 0}, all_wait)
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["admit", "emit", "started", "left"]),
+        st.sampled_from(["interactive", "batch"]),
+        st.integers(0, 20),
+        st.floats(-0.5, 5.0) | st.just(0.0),
+    ),
+    max_size=80,
+)
+
+
+@given(caps=st.tuples(st.integers(1, 4), st.integers(1, 4)), history=events)
+def test_never_above_the_cap_never_refused_below_it_released_once(
+    caps: tuple[int, int], history: list[tuple[str, str, int, float]]
+) -> None:
+    """Against a model that knows which tickets are held; ``emit`` is a first token that only a sweep can see."""
+    limits = dict(zip(("interactive", "batch"), caps, strict=True))
+    held: dict[str, list[Ticket]] = {name: [] for name in limits}
+    emitted: set[Ticket] = set()
+    found: list[Ticket] = []
+
+    def still_waiting(ticket: Ticket) -> bool:
+        if ticket in emitted:
+            found.append(ticket)
+        return ticket not in emitted
+
+    admission = Admission(limits, still_waiting)
+    issued: dict[str, list[Ticket]] = {name: [] for name in limits}
+    now_s = T0
+    for action, name, nth, elapsed_s in history:
+        now_s += elapsed_s
+        if action == "admit":
+            try:
+                issued[name].append(admission.admit(name, now_s))
+            except QueueFull as error:
+                assert MIN_RETRY_AFTER_S <= error.retry_after_s <= MAX_RETRY_AFTER_S
+                assert isinstance(error.retry_after_s, int)
+                assert len([t for t in held[name] if t not in found]) == limits[name]
+            else:
+                held[name].append(issued[name][-1])
+        elif issued[name]:
+            ticket = issued[name][nth % len(issued[name])]
+            if action == "emit":
+                emitted.add(ticket)
+            else:
+                ticket.started(now_s) if action == "started" else ticket.left(now_s)
+                held[name] = [t for t in held[name] if t is not ticket]
+        held[name] = [t for t in held[name] if t not in found]
+        assert len(found) == len(set(found)), "a released ticket was asked about again"
+        for each, limit in limits.items():
+            assert admission.waiting(each) == len(held[each]) <= limit
