@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.latency import Bilinear, DistServe, Hinge, NotNegative, Positive, StepLoad
-from sloserve.estimator.profile_file import read_yaml_model
+from sloserve.files.model import read_yaml_model
 
 Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import MAX_TARGET_S, MAX_TDS, SLOClass, Targets
-from sloserve.sim.marked_yaml import Node, load_yaml
+from sloserve.files.marked_yaml import Node, load_yaml
 from sloserve.sim.slo_assignment import ClassRule, ScaledDeadline, SLOAssignment
 from sloserve.sim.speeds import SPEEDS
 
@@ -48,7 +48,7 @@ def read_slo_file(path: str | Path) -> SLOAssignment:
 
 
 def parse_slos(root: Node, source: str) -> SLOAssignment:
-    """The assignment that the mapping ``root`` of :func:`~sloserve.sim.marked_yaml.parse_yaml` describes.
+    """The assignment that the mapping ``root`` of :func:`~sloserve.files.marked_yaml.parse_yaml` describes.
 
     Raises: ConfigError for a key or value that is not allowed.
     """

@@ -8,7 +8,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import MAX_TARGET_S, SLO, Targets
-from sloserve.sim.marked_yaml import parse_yaml
+from sloserve.files.marked_yaml import parse_yaml
 from sloserve.sim.slo_assignment import DEFAULT_ASSIGNMENT, ScaledDeadline, SLOAssignment
 from sloserve.sim.slo_file import parse_slos, read_slo_file
 from sloserve.sim.speeds import READING
@@ -105,7 +105,7 @@ def test_scaled_deadline_follows_the_output() -> None:
         ),
         ("classes: {a: {ttft_ms: -5}}", "f.yaml:1:15: classes.a.ttft_ms: -5 is not a number above 0, up to 604800000"),
         ("classes: {a: {tpot_ms: 0}}", "classes.a.tpot_ms: 0 is not a number above 0"),
-        ("classes: {a: {e2e_ms: 1e12}}", "classes.a.e2e_ms: '1e12' is not a number above 0, up to 604800000"),
+        ("classes: {a: {e2e_ms: 1e12}}", "classes.a.e2e_ms: 1000000000000.0 is not a number above 0, up to 604800000"),
         ("classes: {a: {e2e_ms: .nan}}", "classes.a.e2e_ms: nan is not"),
         ("classes: {a: {e2e_ms: .inf}}", "classes.a.e2e_ms: inf is not"),
         ("classes: {a: {e2e_ms: true}}", "classes.a.e2e_ms: True is not"),
@@ -121,7 +121,7 @@ def test_scaled_deadline_follows_the_output() -> None:
         ("classes: {a: {share: 1.2}}", "classes.a.share: 1.2 is not a number from 0 to 1"),
         ("classes: {a: {share: 0.5}, b: {share: 0.4}}", "classes: shares sum to 0.9, not 1 (a 0.5, b 0.4)"),
         ("classes: {a: {}, b: {}}", "classes: no request would get any of them; give shares, by_task or a default"),
-        ("classes: {a: {}, a: {}}", "f.yaml:1:18: classes.a: key is given twice"),
+        ("classes: {a: {}, a: {}}", "f.yaml:1:18: classes.a: given twice, first in line 1"),
         ("classes: {a: {}}\ndefault: b", "f.yaml:2:1: default: 'b' is not one of the classes a"),
         ("classes: {a: {}}\nby_task: {conv: b}", "f.yaml:2:11: by_task.conv: 'b' is not one of the classes a"),
         ("classes: {a: {e2e_scale: 2}}", "classes.a: has e2e_scale only; e2e_scale, t_p_ms and t_g_ms come together"),

@@ -1,19 +1,32 @@
 """YAML whose every value knows where it stands, so that a message can say file, line, column and key.
 
-Values are those of YAML's safe subset. Keys are text; a key that is given twice is an error, and so is an alias that
-contains itself.
+Values are those of YAML's safe subset, and ``1e3`` is a number as in YAML 1.2. Keys are text; a key that is given twice
+is an error, and so is an alias that contains itself.
 """
 
 import difflib
 import math
+import pathlib
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from sloserve.core.errors import ConfigError
+
+Path = tuple[str | int, ...]
+"""Where a value stands in nested mappings and lists."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe subset."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +40,25 @@ class Node:
     value: Any
     place: str
     key: str
+
+    def plain(self) -> Any:
+        """The value without places: mappings, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        return [node.plain() for node in self.value] if isinstance(self.value, list) else self.value
+
+    def nearest(self, path: Path) -> "Node":
+        """The value at ``path`` below this one, or as far on the way there as there is any."""
+        node = self
+        for part in path:
+            below = node.value
+            if isinstance(below, dict) and part in below:
+                node = below[str(part)]
+            elif isinstance(below, list) and isinstance(part, int) and part < len(below):
+                node = below[part]
+            else:
+                break
+        return node
 
     def fail(self, message: str) -> ConfigError:
         """An error about this value: place, key, then ``message``."""
@@ -74,7 +106,7 @@ class Node:
         return number
 
 
-def load_yaml(path: Path) -> Node:
+def load_yaml(path: pathlib.Path) -> Node:
     """The document in the file at ``path``.
 
     Raises: ConfigError for a file that cannot be read or is not one well-formed YAML document.
@@ -94,7 +126,7 @@ def parse_yaml(text: str, source: str) -> Node:
     Raises: ConfigError unless it is one well-formed YAML document.
     """
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         root = loader.get_single_node()
         if root is None:
             raise ConfigError(f"{source}:1:1: is empty")
@@ -130,6 +162,7 @@ def _mark(
         name = str(key_node.value)
         path = f"{key}.{name}" if key else name
         if name in entries:
-            raise ConfigError(f"{at}: {path}: key is given twice")
+            first = entries[name].place.split(":")[-2]
+            raise ConfigError(f"{at}: {path}: given twice, first in line {first}")
         entries[name] = _mark(loader, value_node, source, path, at, inside)
     return Node(entries, place, key)

@@ -1,0 +1,1 @@
+"""Files an operator writes: read with the place of every value, checked with every mistake named at its place."""

@@ -1,0 +1,117 @@
+"""What a pydantic model finds wrong, in our words: which field, what it holds, what it may hold."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from sloserve.core.errors import ConfigError
+from sloserve.files.marked_yaml import Node, Path, parse_yaml
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """In a field's ``Annotated``: what its value must be, to end the sentence "5 is not ..."."""
+
+    text: str
+
+
+class Problem(NamedTuple):
+    """A mistake in a value at ``path``; ``text`` says what is wrong and what is needed."""
+
+    path: Path
+    text: str
+
+
+def check_model(model: type[Model], values: Any, at: Path = ()) -> tuple[Model | None, list[Problem]]:
+    """``model`` made of ``values``, or ``None`` and everything that is wrong with them. at: where ``values`` stand."""
+    try:
+        return model.model_validate(values), []
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    problems = [_problem(model, dict(detail)) for detail in details]
+    return None, [Problem((*at, *path), text) for path, text in problems]
+
+
+def read_yaml_model(model: type[Model], where: str, text: str) -> Model:
+    """Builds ``model`` from YAML; ``where`` names the file in messages.
+
+    Raises: ConfigError that lists each missing, unknown or out-of-range field with its place and what is needed.
+    """
+    root = parse_yaml(text, where)
+    if not isinstance(root.value, dict):
+        raise root.not_allowed("a mapping of fields to values")
+    made, problems = check_model(model, root.plain())
+    if made is None:
+        raise ConfigError("\n".join(at_place(root, problem) for problem in problems))
+    return made
+
+
+def at_place(root: Node, problem: Problem) -> str:
+    """One line: place in the file that ``root`` was read from, field, what is wrong."""
+    return f"{root.nearest(problem.path).place}: {dotted(problem.path) or 'the file'}: {problem.text}"
+
+
+def dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def unknown(name: object, known: tuple[str, ...]) -> str:
+    """What to say of a name that is not one of ``known``."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f"is unknown; known here: {', '.join(known)}" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
+def _problem(model: type[BaseModel], detail: Mapping[str, Any]) -> Problem:
+    path, fields, field = _resolve(model, detail["loc"])
+    needed = f"; needed: {field.description}" if field is not None and field.description else ""
+    allowed = next((x.text for x in field.metadata if isinstance(x, Allowed)), None) if field is not None else None
+    value = detail["input"]
+    match detail["type"]:
+        case "missing":
+            text = f"is missing; needed: {allowed}" if allowed else f"is missing{needed}"
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            text = unknown(path[-1], tuple(fields))
+        case "union_tag_invalid" | "union_tag_not_found":
+            given = "is missing" if detail["type"] == "union_tag_not_found" else f"{detail['ctx']['tag']!r} is unknown"
+            text = f"form {given}; needed: one of {', '.join(_tags(field))}"
+        case _ if allowed:
+            text = f"{value!r} is not {allowed}"
+        case _ if isinstance(value, dict):
+            text = f"{detail['msg']}{needed}"
+        case _:
+            text = f"{value!r}: {detail['msg']}{needed}"
+    return Problem(path, text)
+
+
+def _resolve(model: type[BaseModel], loc: Path) -> tuple[Path, Mapping[str, FieldInfo], FieldInfo | None]:
+    """The path as written in the file (pydantic's adds the union's tag), the fields known there, the field meant."""
+    path: list[str | int] = []
+    fields: Mapping[str, FieldInfo] = model.model_fields
+    field: FieldInfo | None = None
+    parts = list(loc)
+    while parts:
+        part = parts.pop(0)
+        path.append(part)
+        field = fields.get(str(part))
+        if field is None or not parts:
+            break
+        members: dict[str, type] = _tags(field) if field.discriminator else {}
+        owner = members[str(parts.pop(0))] if members else field.annotation
+        below = getattr(owner, "__pydantic_fields__", None)
+        if below is None or not parts:
+            path += parts
+            break
+        fields = below
+    return tuple(path), fields, field
+
+
+def _tags(field: FieldInfo | None) -> dict[str, type]:
+    """The classes of a union by the value of the field that tells them apart."""
+    assert field is not None and isinstance(field.discriminator, str)
+    return {get_args(cls.__annotations__[field.discriminator])[0]: cls for cls in get_args(field.annotation)}
