@@ -1,0 +1,238 @@
+"""One small memory-mapped file per engine process, through which a scheduler's figures reach the API process.
+
+The scheduler stores, whoever cares reads; nobody waits and no message is sent. Each figure is one aligned slot of eight
+bytes, written by one store, so no value is ever torn. A snapshot may mix values of two adjacent steps, which harms
+neither counters nor gauges. Text lies in two buffers: the one not in use is written, then the slot that says which
+counts is switched.
+
+Layout: magic, version, offset of the slots, the fixed facts as JSON, two texts; then the slots of :class:`Layout`
+(float64, counts are exact to 2**53) and a ring of paused requests (uint64). Readers skip files of another version.
+"""
+
+import json
+import mmap
+import os
+import struct
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.scheduler.rows import FloatArray
+from sloserve.vllm_plugin import page_folder
+
+_MAGIC, _VERSION = b"sloserve", 1
+_PROLOGUE = struct.Struct("<8sIIII")  # magic, version, length of the JSON, offset of the slots, ring entries
+_TEXT_BYTES = 1024
+_RING = 2048
+_COUNT_BITS = 24
+
+PLAN_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
+"""Upper bounds of the histogram of planning times; one more bucket holds what took longer."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a scheduler counts. Gauges say how it was at the last step, the others count from the engine's start.
+
+    Gauges: last_step_s, epoch seconds; running, waiting, preempted: requests by state, waiting those that vLLM queues,
+    preempted those of them that ran before; paused: requests that sat out the last step.
+    plans, reused_plans: steps with a fresh plan and with the last one; plan_errors: plans and events on which the
+    policy failed. evictions: by a plan, preemptions: by vLLM, mostly for want of KV; both recompute. paused_steps:
+    request-steps. malformed_slo: requests served without the SLO that they could not state. shadow_*: of the shadow
+    policy, sums over its plans and how many of them had such a figure, see :mod:`sloserve.scheduler.shadow`.
+    """
+
+    last_step_s: float
+    running: float
+    waiting: float
+    preempted: float
+    paused: float
+    steps: float
+    scheduled_tokens: float
+    plans: float
+    reused_plans: float
+    plan_errors: float
+    plan_seconds_sum: float
+    evictions: float
+    preemptions: float
+    paused_steps: float
+    malformed_slo: float
+    shadow_plans: float
+    shadow_errors: float
+    shadow_agreement_sum: float
+    shadow_agreement_count: float
+    shadow_gain_sum: float
+    shadow_gain_count: float
+
+
+@dataclass(frozen=True)
+class PageSnapshot(Figures):
+    """All a page says. plan_seconds: plans in each bucket of :data:`PLAN_BUCKETS_S` and above.
+
+    By class: waiting, requests never admitted yet; enqueued and admitted, totals (a request is admitted once).
+    """
+
+    rank: int
+    pid: int
+    alive: bool
+    policy: str
+    shadow_policy: str | None
+    plan_seconds: tuple[int, ...]
+    waiting_by_class: dict[str, int]
+    enqueued_by_class: dict[str, int]
+    admitted_by_class: dict[str, int]
+
+
+SCALARS = tuple(f.name for f in fields(Figures))
+
+
+class Layout:
+    """Where in the array of slots each figure lies: the scalars, the histogram, three times one slot a class."""
+
+    at = {name: index for index, name in enumerate(SCALARS)}
+    plan_seconds = len(SCALARS)
+
+    def __init__(self, classes: int) -> None:
+        self.waiting = self.plan_seconds + len(PLAN_BUCKETS_S) + 1
+        self.enqueued = self.waiting + classes
+        self.admitted = self.enqueued + classes
+        self.size = self.admitted + classes
+
+    @classmethod
+    def bucket(cls, cost_s: float) -> int:
+        """The slot of the histogram's bucket that ``cost_s`` falls into."""
+        return cls.plan_seconds + bisect_left(PLAN_BUCKETS_S, cost_s)
+
+
+class PageWriter:
+    """The engine's side. ``values`` is the array of slots itself; whoever holds it stores into the page.
+
+    Raises: OSError when no file can be made.
+    """
+
+    def __init__(self, classes: Sequence[str], rank: int, folder: Path | None = None) -> None:
+        folder = page_folder.page_folder() if folder is None else folder
+        page_folder.sweep(folder)
+        facts = json.dumps({"rank": rank, "pid": os.getpid(), "classes": list(classes)}).encode()
+        offset = -(-(_PROLOGUE.size + len(facts) + 2 * _TEXT_BYTES) // 8) * 8
+        size = Layout(len(classes)).size
+        # One slot more, behind the figures: which of the two texts counts.
+        content = bytearray(offset + 8 * (size + 1 + _RING))
+        _PROLOGUE.pack_into(content, 0, _MAGIC, _VERSION, len(facts), offset, _RING)
+        content[_PROLOGUE.size : _PROLOGUE.size + len(facts)] = facts
+        self._texts_at = _PROLOGUE.size + len(facts)
+        self.path, self._memory = page_folder.create(folder, rank, bytes(content))
+        slots = np.frombuffer(self._memory, np.float64, size + 1, offset)
+        self.values: FloatArray = slots[:size]
+        self._text_slot = slots[size:]
+        self._ring: NDArray[np.uint64] = np.frombuffer(self._memory, np.uint64, _RING, offset + 8 * (size + 1))
+        self._next = 0
+
+    def set_policies(self, policy: str, shadow_policy: str | None) -> None:
+        """Says which policies are at work from now on."""
+        text = json.dumps([policy, shadow_policy]).encode()
+        if len(text) > _TEXT_BYTES - 4:
+            names = [policy.partition(":")[0][:100], (shadow_policy or "").partition(":")[0][:100] or None]
+            text = json.dumps(names).encode()
+        other = 1 - int(self._text_slot[0])
+        struct.pack_into(f"<I{len(text)}s", self._memory, self._texts_at + other * _TEXT_BYTES, len(text), text)
+        self._text_slot[0] = other
+
+    def note_paused(self, request_id: str, steps: int) -> None:
+        """Leaves word of a request that ended and was paused for ``steps`` steps; the oldest entry makes room."""
+        key = _key(request_id)
+        self._ring[self._ring >> _COUNT_BITS == key] = 0  # an id that comes again means its latest request
+        self._ring[self._next] = key << _COUNT_BITS | min(steps, 2**_COUNT_BITS - 1)
+        self._next = (self._next + 1) % _RING
+
+    def close(self) -> None:
+        """Removes the page; readers that have it mapped keep its last state."""
+        self.path.unlink(missing_ok=True)
+
+
+def _key(request_id: str) -> int:
+    """40 bits, never 0: they share a slot with the count, so that no reader sees one request's hash with another's
+    count.
+    """
+    return int.from_bytes(blake2b(request_id.encode(), digest_size=5).digest()) or 1
+
+
+class PageReader:
+    """The other side. Raises: OSError, or ValueError for a file that is no page of this version."""
+
+    def __init__(self, file: page_folder.PageFile) -> None:
+        self._file = file
+        with open(file.path, "rb") as opened:
+            self._memory: Any = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        magic, version, length, offset, ring = _PROLOGUE.unpack_from(self._memory)
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise ValueError(f"{file.path}: no page of version {_VERSION}")
+        facts = json.loads(self._memory[_PROLOGUE.size : _PROLOGUE.size + length])
+        self.classes: tuple[str, ...] = tuple(facts["classes"])
+        self.rank = file.rank
+        self._layout = Layout(len(self.classes))
+        self._texts_at = _PROLOGUE.size + length
+        self._slots = np.frombuffer(self._memory, np.float64, self._layout.size + 1, offset)
+        self._ring = np.frombuffer(self._memory, np.uint64, ring, offset + self._slots.nbytes)
+
+    def snapshot(self) -> PageSnapshot:
+        """What the page says now."""
+        at = self._texts_at + int(self._slots[-1]) * _TEXT_BYTES
+        (length,) = struct.unpack_from("<I", self._memory, at)
+        policy, shadow_policy = json.loads(self._memory[at + 4 : at + 4 + length] or '["", null]')
+        values, layout = self._slots.tolist(), self._layout
+
+        def by_class(first: int) -> dict[str, int]:
+            return {name: int(values[first + i]) for i, name in enumerate(self.classes)}
+
+        return PageSnapshot(
+            **dict(zip(SCALARS, values, strict=False)),
+            rank=self.rank,
+            pid=self._file.pid,
+            alive=self._file.is_alive,
+            policy=policy,
+            shadow_policy=shadow_policy,
+            plan_seconds=tuple(int(n) for n in values[layout.plan_seconds : layout.waiting]),
+            waiting_by_class=by_class(layout.waiting),
+            enqueued_by_class=by_class(layout.enqueued),
+            admitted_by_class=by_class(layout.admitted),
+        )
+
+    def paused_steps(self, request_id: str) -> int | None:
+        """For how many steps a request that ended lately was paused, by the id it has in the API process.
+
+        ``None`` where the page does not know: it was never paused, or ended too long ago. Of several replies to one
+        request the first is ``0_`` + its id, and so on.
+        """
+        found = self._ring[self._ring >> _COUNT_BITS == _key(request_id)]
+        return int(found[-1]) & (2**_COUNT_BITS - 1) if found.size else None
+
+
+def find_pages(folder: Path | None = None) -> list[PageReader]:
+    """The pages of this server's engines, by rank; none where they run on another host, or made none.
+
+    Cheap enough to be called at each scrape, which is how engines that start late are found. Raises: OSError.
+    """
+    pages = []
+    for file in page_folder.page_files(page_folder.page_folder() if folder is None else folder):
+        try:
+            pages.append(PageReader(file))
+        except (OSError, ValueError):
+            continue  # it has just gone, or is another release's
+    return pages
+
+
+def remove_pages(folder: Path | None = None) -> None:
+    """Removes the pages that engines of this process left behind; to be called when it exits.
+
+    An engine removes its own page when it stops, which one that is killed cannot. Raises: OSError.
+    """
+    folder = page_folder.page_folder() if folder is None else folder
+    page_folder.remove_started_here(folder)
+    page_folder.sweep(folder)
