@@ -87,6 +87,12 @@ class ClassTable:
     def __contains__(self, name: str) -> bool:
         return name in self._classes
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClassTable) and (tuple(self), self.default) == (tuple(other), other.default)
+
+    def __hash__(self) -> int:
+        return hash((tuple(self), self.default))
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all classes, in the order they were given."""
@@ -102,7 +108,7 @@ class ClassTable:
         return SLO(slo_class, targets.over(slo_class.targets))
 
     def as_config(self) -> dict[str, Any]:
-        """Plain values from which :func:`class_table` builds an equal table; they travel as JSON."""
+        """Plain values, as the settings ``classes`` and ``default_class`` have them; they travel as JSON."""
         classes = {
             c.name: {
                 "rank": c.rank,
@@ -112,34 +118,6 @@ class ClassTable:
             for c in self
         }
         return {"classes": classes, "default_class": self.default.name}
-
-
-def class_table(classes: Mapping[str, Any], default: str | None) -> ClassTable:
-    """Builds a table from ``{name: {rank, aged_after_s, ttft_s, tpot_s, e2e_s, tds}}``, ``rank`` alone being required.
-
-    default: name of the default class; ``None``: the first one.
-
-    Raises: ConfigError naming the class and key that is unknown, missing or out of range.
-    """
-    if not classes:
-        raise ConfigError("classes: an empty table; name at least one class")
-    targets = [f.name for f in fields(Targets)]
-    table = {}
-    for name, entry in classes.items():
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("rank"), int):
-            raise ConfigError(f"classes.{name}: {entry!r} is not a mapping with a whole number under rank")
-        for key in entry:
-            if key not in ("rank", "aged_after_s", *targets):
-                raise ConfigError(f"classes.{name}.{key} is unknown; known: rank, aged_after_s, {', '.join(targets)}")
-        try:
-            own = Targets(**{k: float(v) for k, v in entry.items() if k in targets})
-            aged_after_s = float(entry.get("aged_after_s", SLOClass.__dataclass_fields__["aged_after_s"].default))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"classes.{name}: {error}") from None
-        if not aged_after_s > 0:
-            raise ConfigError(f"classes.{name}.aged_after_s: {aged_after_s} is not a positive number of seconds")
-        table[name] = SLOClass(name, entry["rank"], own, aged_after_s)
-    return ClassTable(table, default or next(iter(table)))
 
 
 def _default_classes() -> dict[str, SLOClass]:

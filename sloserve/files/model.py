@@ -106,6 +106,7 @@ def _resolve(model: type[BaseModel], loc: Path) -> tuple[Path, Mapping[str, Fiel
         below = getattr(owner, "__pydantic_fields__", None)
         if below is None or not parts:
             path += parts
+            field = field if not parts else None
             break
         fields = below
     return tuple(path), fields, field

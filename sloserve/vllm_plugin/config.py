@@ -1,73 +1,213 @@
 """The plugin's settings, as they travel in ``--additional-config '{"sloserve": {...}}'``."""
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from sloserve.core.errors import ConfigError
-from sloserve.core.slo import DEFAULT_CLASSES, ClassTable, class_table
-from sloserve.scheduler.registry import parse_policy
+from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
+from sloserve.files.model import Allowed, Problem, check_model, dotted, unknown
+from sloserve.scheduler.registry import make_policy, parse_policy
 
 KEY = "sloserve"
-DEFAULT_CLASS = "default_class"
+MAX_BODY_BYTES = 32 * 2**20
+MAX_WAITING = 1024
+MAX_RANK = 1000
+ADMIN_KEY = "SLOSERVE_ADMIN_KEY"
+"""Environment variable with the key of the admin routes: never a setting, so that no configuration shows it."""
+
+Seconds = Annotated[float, Field(strict=True, gt=0.0, le=MAX_TARGET_S)]
+SECONDS = Allowed(f"a number of seconds above 0, up to {MAX_TARGET_S:.0f}")
+Target = Annotated[Seconds | None, SECONDS]
+Count = Annotated[int, Field(strict=True, ge=0), Allowed("a whole number from 0")]
 
 
-@dataclass(frozen=True, slots=True)
-class PluginSettings:
-    """Settings of one engine's scheduler.
+def _default_tiers(classes: ClassTable) -> dict[str, str]:
+    default = classes.default.name
+    tiers = {"auto": default, "default": default, "flex": "background", "scale": "priority", "priority": "priority"}
+    return {tier: name for tier, name in tiers.items() if name in classes}
 
-    policy, policy_options: which policy plans, see :mod:`sloserve.scheduler.registry`. seed: of the policy.
-    plan_share: planning may cost at most this share of the time the engine spends stepping; 1 plans at every step.
-    aged_share: at most this share of admissions goes to the oldest requests past their class's age; 0 turns ageing off.
-    classes: the service classes, in the form of :func:`~sloserve.core.slo.class_table`; ``default_class`` beside it
-    names the class of requests that name none.
+
+SERVICE_TIERS = tuple(_default_tiers(DEFAULT_CLASSES))
+"""The values of ``service_tier`` that the OpenAI API has."""
+
+
+def _max_waiting(value: Any) -> int | dict[str, int]:
+    caps = list(value.values()) if isinstance(value, Mapping) else [value]
+    if any(isinstance(cap, bool) or not isinstance(cap, int) or cap < 1 for cap in caps):
+        raise ValueError
+    return dict(value) if isinstance(value, Mapping) else int(value)
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class ClassSettings(_Settings):
+    """One service class, see :class:`~sloserve.core.slo.SLOClass`."""
+
+    rank: Annotated[int, Field(strict=True, ge=0, le=MAX_RANK), Allowed(f"a whole number from 0 to {MAX_RANK}")]
+    aged_after_s: Annotated[Seconds, SECONDS] = 60.0
+    ttft_s: Target = None
+    tpot_s: Target = None
+    e2e_s: Target = None
+    tds: Annotated[
+        Annotated[float, Field(strict=True, gt=0.0, le=MAX_TDS)] | None,
+        Allowed(f"a number of tokens per second above 0, up to {MAX_TDS:.0f}"),
+    ] = None
+
+    def slo_class(self, name: str) -> SLOClass:
+        return SLOClass(name, self.rank, Targets(self.ttft_s, self.tpot_s, self.e2e_s, self.tds), self.aged_after_s)
+
+
+class AdmissionSettings(_Settings):
+    """mode: ``none``, or ``cap``: a request that would wait behind ``max_waiting`` of its class is answered with 429.
+
+    max_waiting: one number for each class, or a number by class; 1024 for a class that is not named.
     """
 
-    policy: str = "fcfs"
-    policy_options: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    plan_share: float = 0.05
-    aged_share: float = 0.1
-    classes: ClassTable = DEFAULT_CLASSES
+    mode: Annotated[Literal["none", "cap"], Allowed("one of none, cap")] = "none"
+    max_waiting: Annotated[
+        int | Mapping[str, int],
+        PlainValidator(_max_waiting),
+        Allowed("a whole number from 1, or a mapping of class to one"),
+    ] = MAX_WAITING
 
-    def __post_init__(self) -> None:
-        for name, low in (("plan_share", 1e-6), ("aged_share", 0.0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= 1.0:
-                raise ConfigError(f"{KEY}.{name}: {value!r} is not a number within {low:g}..1")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ConfigError(f"{KEY}.seed: {self.seed!r} is not a whole number from 0")
+    def cap(self, class_name: str) -> int:
+        """How many requests of a class may wait."""
+        return self.max_waiting if isinstance(self.max_waiting, int) else self.max_waiting.get(class_name, MAX_WAITING)
+
+
+class PluginSettings(_Settings):
+    """Settings of one engine and of the server before it; made by :func:`plugin_settings`.
+
+    policy, policy_options: which policy plans, see :mod:`sloserve.scheduler.registry`. seed: of the policy.
+    shadow_policy: ``name:option=value`` of a policy whose plans are scored and never carried out.
+    plan_share: planning may cost at most this share of the time the engine spends stepping; 1 plans at every step.
+    aged_share: at most this share of admissions goes to the oldest requests past their class's age; 0 turns ageing off.
+    classes: the service classes; default_class: name of that of requests that name none.
+    service_tiers: OpenAI's ``service_tier`` to class; what is given is laid over the default table.
+    unknown_class: whether a request that names an unknown class is refused or gets the default class.
+    tenants: the most urgent class that each tenant may use; tenant_default: that of others, ``None`` for no limit.
+    max_body_bytes: longest request body. max_tenant_labels: tenants with metrics of their own; the rest is ``other``.
+    """
+
+    policy: Annotated[str, Allowed("the name of a policy")] = "fcfs"
+    policy_options: Annotated[dict[str, Any], Allowed("a mapping of option to value")] = {}
+    shadow_policy: Annotated[str | None, Allowed("the name of a policy")] = None
+    seed: Count = 0
+    plan_share: Annotated[float, Field(strict=True, ge=1e-6, le=1.0), Allowed("a number within 1e-06..1")] = 0.05
+    aged_share: Annotated[float, Field(strict=True, ge=0.0, le=1.0), Allowed("a number within 0..1")] = 0.1
+    classes: ClassTable = DEFAULT_CLASSES
+    default_class: str = DEFAULT_CLASSES.default.name
+    service_tiers: Annotated[dict[str, str], Allowed("a mapping of service tier to class")] = _default_tiers(
+        DEFAULT_CLASSES
+    )
+    unknown_class: Annotated[Literal["reject", "default"], Allowed("one of reject, default")] = "reject"
+    tenants: Annotated[dict[str, str], Allowed("a mapping of tenant to class")] = {}
+    tenant_default: Annotated[str | None, Allowed("the name of a class")] = None
+    admission: Annotated[AdmissionSettings, Allowed("a mapping with mode, max_waiting")] = AdmissionSettings()
+    max_body_bytes: Annotated[int, Field(strict=True, ge=1), Allowed("a whole number of bytes from 1")] = MAX_BODY_BYTES
+    max_tenant_labels: Count = 50
+
+    def as_config(self) -> dict[str, Any]:
+        """Plain values from which :func:`plugin_settings` makes equal settings; they travel as JSON."""
+        plain = self.model_dump(exclude={"classes", "default_class"})
+        table = self.classes.as_config()
+        return {key: table[key] if key in table else plain[key] for key in PluginSettings.model_fields}
 
 
 def plugin_settings(additional_config: Mapping[str, Any] | None) -> PluginSettings:
     """Reads the ``sloserve`` section of vLLM's additional config; without one the policy is fcfs.
 
-    Raises: ConfigError for an unknown key or a value out of range.
+    Raises: ConfigError that lists every unknown key, value out of range and name of a class that there is not.
     """
-    section = (additional_config or {}).get(KEY, {})
+    settings, problems = read_settings((additional_config or {}).get(KEY, {}))
+    if settings is None:
+        raise ConfigError("\n".join(f"{dotted((KEY, *path))}: {text}" for path, text in problems))
+    return settings
+
+
+def read_settings(section: Any) -> tuple[PluginSettings | None, list[Problem]]:
+    """The settings that ``section`` holds, or ``None`` and everything that is wrong with it.
+
+    Whether its policies exist is for :func:`policy_problems` to say.
+    """
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{KEY}: {section!r} is not a mapping of settings")
-    known = [*(f.name for f in fields(PluginSettings)), DEFAULT_CLASS]
-    for key in section:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"{KEY}.{key} is not a setting; settings: {', '.join(known)}{hint}")
-    values = dict(section)
-    options = values.get("policy_options", {})
-    if not isinstance(options, Mapping):
-        raise ConfigError(f"{KEY}.policy_options: {options!r} is not a mapping of option to value")
-    if not isinstance(values.get("policy", ""), str):
-        raise ConfigError(f"{KEY}.policy: {values['policy']!r} is not the name of a policy")
-    if "policy" in values:
-        values["policy"], inline = parse_policy(values["policy"])
-        values["policy_options"] = {**inline, **options}
-    default = values.pop(DEFAULT_CLASS, None)
-    if "classes" in values:
-        if not isinstance(values["classes"], Mapping):
-            raise ConfigError(f"{KEY}.classes: {values['classes']!r} is not a mapping of class name to settings")
-        values["classes"] = class_table(values["classes"], default)
-    elif default is not None:
-        raise ConfigError(f"{KEY}.{DEFAULT_CLASS}: give {KEY}.classes as well")
-    return PluginSettings(**values)
+        return None, [Problem((), f"{section!r} is not a mapping of settings")]
+    table, problems = _class_table(section)
+    values = {**section, "classes": table, "default_class": table.default.name}
+    for key in ("policy", "shadow_policy"):
+        if isinstance(section.get(key), str):
+            try:
+                name, options = parse_policy(section[key])
+            except ConfigError as error:
+                problems.append(Problem((key,), str(error)))
+                continue
+            if key == "policy" and isinstance(section.get("policy_options", {}), Mapping):
+                values |= {"policy": name, "policy_options": {**options, **section.get("policy_options", {})}}
+    tiers = section.get("service_tiers", {})
+    values["service_tiers"] = _default_tiers(table) | dict(tiers) if isinstance(tiers, Mapping) else tiers
+    settings, more = check_model(PluginSettings, values)
+    problems += more + _unknown_names(section, table)
+    return (None if problems else settings), problems
+
+
+def policy_problems(section: Mapping[str, Any]) -> list[Problem]:
+    """Why the policies that ``section`` names cannot be made, with their options; what cannot be read is left out."""
+    problems = []
+    for key, options in (("policy", section.get("policy_options", {})), ("shadow_policy", {})):
+        text = section.get(key, PluginSettings.model_fields[key].default)
+        try:
+            name, inline = parse_policy(text) if isinstance(text, str) else ("", {})
+        except ConfigError:
+            continue
+        if name and isinstance(options, Mapping):
+            try:
+                make_policy(name, {**inline, **options})
+            except ConfigError as error:
+                problems.append(Problem((key if key in section else "policy_options",), str(error)))
+    return problems
+
+
+def _class_table(section: Mapping[str, Any]) -> tuple[ClassTable, list[Problem]]:
+    """The table in ``section`` as far as it can be read, the built-in one else, and what is wrong with it."""
+    problems: list[Problem] = []
+    classes = {c.name: c for c in DEFAULT_CLASSES}
+    given = section.get("classes", None)
+    if isinstance(given, Mapping) and given:
+        made = {name: check_model(ClassSettings, entry, ("classes", name)) for name, entry in given.items()}
+        problems = [problem for _, wrong in made.values() for problem in wrong]
+        classes = {name: (c or ClassSettings(rank=0)).slo_class(name) for name, (c, _) in made.items()}
+    elif "classes" in section:
+        problems.append(Problem(("classes",), f"{given!r} is not a mapping of at least one class name to settings"))
+    default = DEFAULT_CLASSES.default.name if DEFAULT_CLASSES.default.name in classes else next(iter(classes))
+    if "default_class" in section:
+        if section["default_class"] in list(classes):
+            default = section["default_class"]
+        else:
+            problems.append(_no_class(("default_class",), section["default_class"], tuple(classes)))
+    return ClassTable(classes, default), problems
+
+
+def _unknown_names(section: Mapping[str, Any], table: ClassTable) -> list[Problem]:
+    """Names of classes and service tiers that there are not; values that are no names are reported by their type."""
+    named: list[tuple[tuple[str, ...], Any]] = [(("tenant_default",), section.get("tenant_default"))]
+    for key in ("service_tiers", "tenants"):
+        entries = section.get(key)
+        named += [((key, name), value) for name, value in entries.items()] if isinstance(entries, Mapping) else []
+    problems = [_no_class(path, x, table.names) for path, x in named if isinstance(x, str) and x not in table]
+    tiers, admission = section.get("service_tiers"), section.get("admission")
+    caps = admission.get("max_waiting") if isinstance(admission, Mapping) else None
+    for path, names, known in (
+        (("service_tiers",), tiers, SERVICE_TIERS),
+        (("admission", "max_waiting"), caps, table.names),
+    ):
+        if isinstance(names, Mapping):
+            problems += [Problem((*path, name), unknown(name, known)) for name in names if name not in known]
+    return problems
+
+
+def _no_class(path: tuple[str, ...], value: Any, names: tuple[str, ...]) -> Problem:
+    return Problem(path, f"{value!r} is not one of the classes {', '.join(names)}")
