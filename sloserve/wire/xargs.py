@@ -59,7 +59,9 @@ def stated_output_tokens(extra_args: Mapping[str, Any] | None) -> int | None:
 
 def _number(key: str, value: Any, least: float, limit: float, allowed: str) -> float:
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        # Python reads an underscore within digits; nobody else does.
+        odd = isinstance(value, bool) or (isinstance(value, str) and "_" in value)
+        number = math.nan if odd else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not least <= number <= limit:

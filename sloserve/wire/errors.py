@@ -1,0 +1,70 @@
+"""Errors on the wire: the one place that knows status codes, and the headers that go with them."""
+
+from http import HTTPStatus
+from typing import Any
+
+from sloserve.core.errors import (
+    Cancelled,
+    ConfigError,
+    DeadlinePassed,
+    EngineError,
+    Evicted,
+    InternalError,
+    InvalidRequest,
+    QueueFull,
+    Rejected,
+    ShuttingDown,
+    SloServeError,
+    SLOUnattainable,
+    UnknownModel,
+)
+from sloserve.wire.headers import DROPPED_REASON, RETRY_AFTER
+
+STATUS: dict[type[SloServeError], HTTPStatus] = {
+    InvalidRequest: HTTPStatus.BAD_REQUEST,
+    Rejected: HTTPStatus.TOO_MANY_REQUESTS,
+    QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
+    SLOUnattainable: HTTPStatus.TOO_MANY_REQUESTS,
+    UnknownModel: HTTPStatus.NOT_FOUND,
+    Evicted: HTTPStatus.SERVICE_UNAVAILABLE,
+    DeadlinePassed: HTTPStatus.TOO_MANY_REQUESTS,
+    Cancelled: HTTPStatus.SERVICE_UNAVAILABLE,
+    ShuttingDown: HTTPStatus.SERVICE_UNAVAILABLE,
+    EngineError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    InternalError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    ConfigError: HTTPStatus.BAD_REQUEST,  # of an operator, over the admin routes
+}
+
+REASON: dict[type[SloServeError], str] = {
+    QueueFull: "rejected-saturated",
+    SLOUnattainable: "rejected-slo-unattainable",
+    DeadlinePassed: "rejected-ttl-expired",
+}
+"""Value of ``x-slo-dropped-reason``, in llm-d's words."""
+
+
+def status(error: SloServeError) -> HTTPStatus:
+    """The status that answers ``error``."""
+    return STATUS[type(error)]
+
+
+def reason(error: SloServeError) -> str | None:
+    """Why a request was dropped, as a word of few; ``None`` where no queue was the cause."""
+    return REASON.get(type(error))
+
+
+def headers(error: SloServeError) -> list[tuple[str, str]]:
+    """The headers that go with the answer to ``error``."""
+    found = []
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        found.append((RETRY_AFTER, str(retry_after_s)))
+    why = reason(error)
+    if why is not None:
+        found.append((DROPPED_REASON, why))
+    return found
+
+
+def body(status: HTTPStatus, message: str, param: str | None = None) -> dict[str, Any]:
+    """OpenAI's error format, as vLLM's server writes it."""
+    return {"error": {"message": message, "type": status.phrase, "param": param, "code": status.value}}

@@ -1,0 +1,40 @@
+"""How a request fared, as its client is told: the ``slo`` object of an answer."""
+
+from typing import Any
+
+from sloserve.core.served import ServedRequest
+
+
+def outcome(served: ServedRequest) -> dict[str, Any]:
+    """Targets, what was achieved, and what became of the request on the way; milliseconds, and tokens per second.
+
+    A target that the request does not have is left out; so is what is not known (QoE of a reply that was not streamed).
+    """
+    targets, latency = served.slo.targets, served.latency
+    told: dict[str, Any] = {"class": served.slo.slo_class.name, "outcome": served.outcome.value}
+    told["targets"] = _known(
+        ttft_ms=_ms(targets.ttft_s), tpot_ms=_ms(targets.tpot_s), e2e_ms=_ms(targets.e2e_s), tds=targets.tds
+    )
+    if latency is not None:
+        told["achieved"] = {
+            "ttft_ms": _ms(latency.ttft_s),
+            "tpot_ms": _ms(latency.tpot_s),
+            "e2e_ms": _ms(latency.e2e_s),
+        }
+    return told | _known(
+        met=served.met,
+        good=served.good,
+        qoe=None if served.qoe is None else round(served.qoe, 4),
+        output_tokens=served.output_tokens,
+        waited_ms=_ms(served.waited_s),
+        evictions=served.evictions,
+        paused_steps=served.paused_steps,
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
+
+
+def _known(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,29 @@
+"""Every error has its status, and a full queue says when to come again and why."""
+
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import pytest
+
+from sloserve.core.errors import QueueFull, SloServeError
+from sloserve.wire import errors
+
+
+def subclasses(cls: type[SloServeError]) -> Iterator[type[SloServeError]]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from subclasses(sub)
+
+
+@pytest.mark.parametrize("error", [e for e in subclasses(SloServeError) if e.__module__ == SloServeError.__module__])
+def test_every_error_is_mapped(error: type[SloServeError]) -> None:
+    assert errors.STATUS[error] >= 400
+
+
+def test_full_queue() -> None:
+    error = QueueFull("queue full", 7, "batch")
+    assert errors.status(error) is HTTPStatus.TOO_MANY_REQUESTS
+    assert errors.headers(error) == [("retry-after", "7"), ("x-slo-dropped-reason", "rejected-saturated")]
+    assert errors.body(HTTPStatus.TOO_MANY_REQUESTS, str(error)) == {
+        "error": {"message": "queue full", "type": "Too Many Requests", "param": None, "code": 429}
+    }

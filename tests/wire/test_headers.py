@@ -1,0 +1,59 @@
+"""SLO headers: names, aliases, and what is refused."""
+
+import pytest
+
+from sloserve.core.errors import InvalidRequest
+from sloserve.wire.headers import FIELDS, Field, read_headers
+
+
+def raw(**headers: str) -> list[tuple[bytes, bytes]]:
+    return [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_header_is_a_key_of_vllm_xargs(name: str) -> None:
+    found = read_headers([(b"content-type", b"application/json"), (name.encode(), b" 500 ")])
+    assert found.fields == {FIELDS[name]: Field(name, "500")}
+    assert (found.tenant, found.report) == (None, False)
+
+
+def test_others_headers_are_not_ours() -> None:
+    found = read_headers(raw(x_request_id="1", x_forwarded_for="y", accept="x-slo", x_slo_dropped_reason="z"))
+    assert (found.fields, found.tenant) == ({}, None)
+
+
+def test_alias_that_agrees_is_fine_and_one_that_contradicts_is_not() -> None:
+    agreeing = raw(x_slo_ttft_ms="500", x_llm_d_slo_ttft_ms="500")
+    assert read_headers(agreeing).fields["slo_ttft_ms"].name == "x-slo-ttft-ms"
+    with pytest.raises(InvalidRequest, match="x-llm-d-slo-ttft-ms: '600' is not '500', which x-slo-ttft-ms says"):
+        read_headers(raw(x_slo_ttft_ms="500", x_llm_d_slo_ttft_ms="600"))
+
+
+def test_misspelt_header_is_named_with_a_suggestion() -> None:
+    with pytest.raises(InvalidRequest, match=r"x-slo-tfft-ms: '500' is not a known SLO header.*mean x-slo-ttft-ms\?"):
+        read_headers(raw(x_slo_tfft_ms="500"))
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("1", True), ("true", True), ("0", False), ("False", False)])
+def test_report(text: str, wanted: bool) -> None:
+    assert read_headers(raw(x_slo_report=text)).report is wanted
+
+
+@pytest.mark.parametrize("headers", [{"x_slo_report": "maybe"}, {"x_slo_report": ""}])
+def test_report_is_yes_or_no(headers: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest, match="x-slo-report: '.*' is not 1 or 0"):
+        read_headers(raw(**headers))
+
+
+def test_tenant_and_its_alias() -> None:
+    assert read_headers(raw(x_tenant_id=" acme ")).tenant == "acme"
+    assert read_headers(raw(x_llm_d_inference_fairness_id="acme", x_tenant_id="acme")).tenant == "acme"
+    with pytest.raises(InvalidRequest, match="x-tenant-id: 'b' is not 'a'"):
+        read_headers(raw(x_llm_d_inference_fairness_id="a", x_tenant_id="b"))
+
+
+@pytest.mark.parametrize("tenant", ["", "x" * 129, "a\tb", "t\xe9l\xe9"])
+def test_tenant_is_a_short_label(tenant: str) -> None:
+    with pytest.raises(InvalidRequest, match="x-tenant-id: .* is not 1 to 128 visible ASCII characters") as error:
+        read_headers(raw(x_tenant_id=tenant))
+    assert len(str(error.value)) < 200
