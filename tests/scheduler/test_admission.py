@@ -30,7 +30,7 @@ def refused(admission: Admission, now_s: float, class_name: str = "batch") -> Qu
 
 
 def drained_at(per_s: float, cap: int = 4, for_s: float = 120.0) -> tuple[Admission, list[Ticket], float]:
-    """A full class whose requests started, evenly, ``per_s`` a second for ``for_s`` seconds; who waits, and the time."""
+    """A full class whose requests started, evenly, ``per_s`` a second for ``for_s`` s; who waits, and the time."""
     admission = Admission({"batch": cap}, all_wait)
     tickets = [admission.admit("batch", T0) for _ in range(cap)]
     now_s = T0

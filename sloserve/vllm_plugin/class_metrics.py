@@ -1,0 +1,128 @@
+"""How the requests of each class fared, as metrics. Times count from the arrival at our front end."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sloserve.core.attainment_window import AttainmentWindow
+from sloserve.core.clock import Clock
+from sloserve.core.outcome import Outcome
+from sloserve.core.served import ServedRequest
+from sloserve.vllm_plugin.page_metrics import PREFIX
+
+TARGETS: Final = ("ttft", "tpot", "e2e", "tds")
+OUTCOMES: Final[tuple[Outcome, ...]] = tuple(outcome for outcome in Outcome if outcome is not Outcome.LOST)
+"""Only a simulation can lose a request."""
+
+# Seconds. Finer than vLLM's where targets are usually set, so that a quantile near a target can be read off.
+TTFT_BUCKETS_S: Final = (
+    0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0,
+    300.0, 900.0, 3600.0,
+)  # fmt: skip
+TPOT_BUCKETS_S: Final = (
+    0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0,
+)  # fmt: skip
+E2E_BUCKETS_S: Final = (
+    0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
+    1800.0, 3600.0, 7200.0,
+)  # fmt: skip
+QOE_BUCKETS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+
+
+class Families:
+    """The metrics by name, each for all classes. ``class`` is the request's, after any clamp of its tenant."""
+
+    def __init__(self) -> None:
+        self.requests = _counter("requests", "Requests that ended", "class", "outcome")
+        self.slo_requests = _counter("slo_requests", "Requests that ended and had at least one target", "class")
+        self.goodput = _counter("goodput_requests", "Requests that met every target they had", "class")
+        self.targets = _counter("slo_targets", "Requests that ended and had this target", "class", "dim")
+        self.violations = _counter(
+            "slo_violations", "Requests that missed this target; one not completed misses all of its", "class", "type"
+        )
+        self.rejected = _counter("rejected_requests", "Requests refused before they were queued", "class", "reason")
+        self.tenant_requests = _counter("tenant_requests", "Requests that ended", "tenant", "outcome")
+        self.qoe = _histogram("qoe", "Quality of experience of streamed replies, 0 to 1", QOE_BUCKETS)
+        self.ttft = _histogram(
+            "ttft_seconds", "Arrival at the front end to first token, of completed requests", TTFT_BUCKETS_S
+        )
+        self.tpot = _histogram(
+            "tpot_seconds", "Mean time per token after the first, of completed requests with several", TPOT_BUCKETS_S
+        )
+        self.e2e = _histogram(
+            "e2e_seconds", "Arrival at the front end to last token, of completed requests", E2E_BUCKETS_S
+        )
+
+
+def _counter(name: str, documentation: str, *labels: str) -> Counter:
+    return Counter(f"{PREFIX}{name}", documentation, labels, registry=None)
+
+
+def _histogram(name: str, documentation: str, buckets: Iterable[float]) -> Histogram:
+    return Histogram(f"{PREFIX}{name}", documentation, ["class"], buckets=tuple(buckets), registry=None)
+
+
+class ClassMetrics:
+    """The series of one class, looked up once: each starts at 0 rather than with its first request."""
+
+    def __init__(self, name: str, families: Families) -> None:
+        self.window = AttainmentWindow()
+        self._requests = {outcome: families.requests.labels(name, outcome) for outcome in OUTCOMES}
+        self._slo_requests = families.slo_requests.labels(name)
+        self._goodput = families.goodput.labels(name)
+        self._targets = {target: families.targets.labels(name, target) for target in TARGETS}
+        self._violations = {target: families.violations.labels(name, target) for target in TARGETS}
+        self._qoe = families.qoe.labels(name)
+        self._ttft, self._tpot, self._e2e = (
+            family.labels(name) for family in (families.ttft, families.tpot, families.e2e)
+        )
+
+    def record(self, served: ServedRequest, now_s: float) -> None:
+        self._requests[served.outcome].inc()
+        met = served.met
+        if met:
+            self._slo_requests.inc()
+            if all(met.values()):
+                self._goodput.inc()
+            for target, was_met in met.items():
+                self._targets[target].inc()
+                if not was_met:
+                    self._violations[target].inc()
+            self.window.record(met, served.outcome is Outcome.REJECTED, now_s)
+        if served.qoe is not None:
+            self._qoe.observe(served.qoe)
+        if served.latency is not None:
+            self._ttft.observe(served.latency.ttft_s)
+            if served.output_tokens > 1:
+                self._tpot.observe(served.latency.tpot_s)
+            self._e2e.observe(served.latency.e2e_s)
+
+
+class AttainmentGauge(Collector):
+    """Attainment of the latest requests, computed when it is asked for."""
+
+    def __init__(self, windows: Mapping[str, AttainmentWindow], clock: Clock) -> None:
+        self._windows = windows
+        self._clock = clock
+
+    def describe(self) -> Iterable[Metric]:
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        family = self._family()
+        now_s = self._clock.now_s()
+        for name, window in self._windows.items():
+            for dim, ratio in window.ratios(now_s).items():
+                family.add_metric([name, dim], ratio)
+        return [family]
+
+    def _family(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(
+            f"{PREFIX}slo_attainment_ratio",
+            "Share of the class's latest requests (5 minutes, at most 1,000) that met this target; all: all of theirs; "
+            "all_admitted: the same without rejected ones",
+            labels=["class", "dim"],
+        )

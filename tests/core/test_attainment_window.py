@@ -1,0 +1,37 @@
+"""Attainment of the latest requests: what is remembered, for how long, and what it adds up to."""
+
+import pytest
+
+from sloserve.core.attainment_window import MAX_REQUESTS, SPAN_S, AttainmentWindow
+
+T0 = 1_700_000_000.0
+
+
+def test_each_target_counts_among_those_that_have_it_and_all_of_them_together() -> None:
+    window = AttainmentWindow()
+    window.record({"ttft": True, "tpot": True}, False, T0)
+    window.record({"ttft": True, "tpot": False}, False, T0)
+    window.record({"e2e": False}, True, T0)
+    window.record({"ttft": False}, False, T0)
+    assert window.ratios(T0) == pytest.approx(
+        {"ttft": 2 / 3, "tpot": 1 / 2, "e2e": 0.0, "all": 1 / 4, "all_admitted": 1 / 3}
+    )
+
+
+def test_a_share_of_nothing_is_left_out() -> None:
+    window = AttainmentWindow()
+    assert window.ratios(T0) == {}
+    window.record({"ttft": False}, True, T0)
+    assert window.ratios(T0) == {"ttft": 0.0, "all": 0.0}
+
+
+def test_requests_are_forgotten_with_time_and_by_number() -> None:
+    window = AttainmentWindow()
+    window.record({"ttft": False}, False, T0)
+    window.record({"ttft": True}, False, T0 + 1.0)
+    assert window.ratios(T0 + SPAN_S)["all"] == 0.5
+    assert window.ratios(T0 + SPAN_S + 0.5)["all"] == 1.0
+    assert window.ratios(T0 + SPAN_S + 1.5) == {}
+    for i in range(MAX_REQUESTS + 1):
+        window.record({"ttft": i > 0}, False, T0)
+    assert window.ratios(T0)["all"] == 1.0

@@ -1,0 +1,220 @@
+"""Our metrics: they count what core.goodput counts, under few labels, and survive several API processes."""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.parser import text_string_to_metric_families
+
+from sloserve.core.clock import ManualClock
+from sloserve.core.goodput import Latency, attainment_by_class, latency, targets_met
+from sloserve.core.outcome import Outcome
+from sloserve.core.qoe import request_qoe
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.runlog import RequestLog
+from sloserve.core.served import ServedRequest
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.vllm_plugin import metrics
+from sloserve.vllm_plugin.class_metrics import OUTCOMES, TARGETS
+from sloserve.vllm_plugin.config import PluginSettings
+from sloserve.vllm_plugin.metrics import INVALID_REQUEST, REASONS, FrontEndMetrics, TenantLabels
+
+SLO = DEFAULT_CLASSES.slo("batch", Targets(ttft_s=1.0, tpot_s=0.1))
+SERVED = ServedRequest(SLO, Outcome.COMPLETED, "acme", Latency(0.5, 0.2, 2.5), qoe=0.75, output_tokens=11)
+
+
+class Bench:
+    """Metrics in a registry of their own."""
+
+    def __init__(self, tenants: TenantLabels | None = None) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        self.clock = ManualClock()
+        names = DEFAULT_CLASSES.names
+        self.metrics = FrontEndMetrics(names, tenants or TenantLabels([], 50), self.clock, list, self.registry)
+
+    def scrape(self) -> Callable[..., float | None]:
+        """What a scrape shows now: a sample's value by its name and labels, of which ``cls`` stands for ``class``."""
+        samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in self.registry.collect()
+            for sample in family.samples
+        }
+
+        def value(name: str, **labels: str) -> float | None:
+            found = {("class" if key == "cls" else key): value for key, value in labels.items()}
+            return samples.get((f"sloserve:{name}", frozenset(found.items())))
+
+        return value
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.scrape()(name, **labels)
+
+
+def test_one_request_counts_once_everywhere() -> None:
+    bench = Bench()
+    bench.metrics.record(SERVED)
+    value = bench.scrape()
+    assert value("requests_total", cls="batch", outcome="completed") == 1.0
+    assert value("tenant_requests_total", tenant="acme", outcome="completed") == 1.0
+    assert value("slo_requests_total", cls="batch") == 1.0
+    assert value("goodput_requests_total", cls="batch") == 0.0
+    assert [value("slo_targets_total", cls="batch", dim=target) for target in TARGETS] == [1.0, 1.0, 0.0, 0.0]
+    assert [value("slo_violations_total", cls="batch", type=target) for target in TARGETS] == [0.0, 1.0, 0.0, 0.0]
+    assert value("slo_attainment_ratio", cls="batch", dim="ttft") == 1.0
+    assert value("slo_attainment_ratio", cls="batch", dim="tpot") == 0.0
+    assert value("slo_attainment_ratio", cls="interactive", dim="ttft") is None
+    sums = {name: value(f"{name}_sum", cls="batch") for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds", "qoe")}
+    assert sums == {"ttft_seconds": 0.5, "tpot_seconds": 0.2, "e2e_seconds": 2.5, "qoe": 0.75}
+    assert value("qoe_bucket", cls="batch", le="0.7") == 0.0 and value("qoe_bucket", cls="batch", le="0.8") == 1.0
+
+
+def test_series_of_known_labels_begin_at_zero() -> None:
+    bench = Bench()
+    for name in DEFAULT_CLASSES.names:
+        assert [bench.value("requests_total", cls=name, outcome=outcome) for outcome in OUTCOMES] == [0.0] * 5
+        assert [bench.value("rejected_requests_total", cls=name, reason=r) for r in REASONS] == [0.0] * len(REASONS)
+
+
+def test_what_was_not_completed_or_not_streamed_enters_no_histogram() -> None:
+    bench = Bench()
+    bench.metrics.record(ServedRequest(SLO, Outcome.ABORTED))
+    bench.metrics.record(ServedRequest(SLO, Outcome.COMPLETED, latency=Latency(0.5, 0.0, 0.5), output_tokens=1))
+    counts = [bench.value(f"{n}_count", cls="batch") for n in ("qoe", "ttft_seconds", "tpot_seconds", "e2e_seconds")]
+    assert counts == [0.0, 1.0, 0.0, 1.0]  # one token has no time per following token
+
+
+def test_attainment_forgets_while_counters_do_not() -> None:
+    bench = Bench()
+    bench.metrics.record(SERVED)
+    bench.clock.advance_to(bench.clock.now_s() + 301.0)
+    assert bench.value("slo_attainment_ratio", cls="batch", dim="all") is None
+    assert bench.value("slo_requests_total", cls="batch") == 1.0
+
+
+def test_why_requests_were_refused() -> None:
+    bench = Bench()
+    bench.metrics.rejected("batch", "rejected-saturated")
+    bench.metrics.rejected("batch", "because")
+    bench.metrics.rejected("batch", None)
+    bench.metrics.rejected(None, INVALID_REQUEST)
+    bench.metrics.rejected("made-up-by-a-client", INVALID_REQUEST)
+    assert bench.value("rejected_requests_total", cls="batch", reason="rejected-saturated") == 1.0
+    assert bench.value("rejected_requests_total", cls="batch", reason="other") == 2.0
+    assert bench.value("rejected_requests_total", cls="none", reason="invalid-request") == 2.0
+
+
+def test_tenants_beyond_the_limit_share_a_label_and_named_ones_have_theirs() -> None:
+    labels = TenantLabels(["named"], limit=2)
+    assert [labels.of(tenant) for tenant in ("first", "second", "named", "first", None)] == [
+        "first", "other", "named", "first", "none",
+    ]  # fmt: skip
+    assert TenantLabels(["a", "b"], limit=1).of("b") == "other"
+    assert TenantLabels([], limit=0).of("a") == "other"
+
+
+targets = st.builds(
+    lambda values: Targets(**values),
+    st.dictionaries(st.sampled_from(["ttft_s", "tpot_s", "e2e_s", "tds"]), st.sampled_from([0.5, 2.0, 8.0])),
+)
+logs = st.lists(
+    st.builds(
+        lambda wanted, name, outcome, gaps_s: RequestLog(
+            WorkloadRequest("r", 10.0, 5, 3, DEFAULT_CLASSES.slo(name, wanted)), outcome, 10.0 + np.cumsum(gaps_s)
+        ),
+        targets,
+        st.sampled_from(["interactive", "batch"]),
+        st.sampled_from(OUTCOMES),
+        st.lists(st.sampled_from([0.0, 0.2, 1.0, 3.0]), max_size=4),
+    ),
+    max_size=20,
+)
+
+
+@given(logs)
+def test_counters_equal_what_goodput_computes_from_the_same_requests(ended: list[RequestLog]) -> None:
+    bench = Bench()
+    missed: Counter[tuple[str, str]] = Counter()
+    for log in ended:
+        slo = log.request.slo
+        qoe, tokens = request_qoe(log), log.token_times_s.size
+        bench.metrics.record(ServedRequest(slo, log.outcome, None, latency(log), qoe, output_tokens=tokens))
+        missed.update((slo.slo_class.name, t) for t, met in targets_met(slo.targets, latency(log)).items() if not met)
+    found, value = attainment_by_class(ended), bench.scrape()
+    for name in ("interactive", "batch"):
+        of_class = [log for log in ended if log.request.slo.slo_class.name == name]
+        for outcome in OUTCOMES:
+            count = sum(log.outcome is outcome for log in of_class)
+            assert value("requests_total", cls=name, outcome=outcome) == count
+        counts = found.get(name)
+        assert value("slo_requests_total", cls=name) == (counts.total if counts else 0)
+        assert value("goodput_requests_total", cls=name) == (counts.good if counts else 0)
+        assert value("slo_attainment_ratio", cls=name, dim="all") == (counts.ratio if counts else None)
+        admitted = value("slo_attainment_ratio", cls=name, dim="all_admitted")
+        assert admitted == (counts.ratio_admitted if counts else None)
+        for target in TARGETS:
+            assert value("slo_violations_total", cls=name, type=target) == missed[name, target]
+        assert value("e2e_seconds_count", cls=name) == sum(latency(log) is not None for log in of_class)
+
+
+@pytest.fixture
+def uninstalled() -> Iterator[None]:
+    yield
+    if metrics._installed is not None:
+        metrics._installed.unregister()
+
+
+def test_a_second_install_replaces_the_first(uninstalled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "find_pages", list)
+    labels = {"class": "interactive", "outcome": "completed"}
+    slo = DEFAULT_CLASSES.slo(None, Targets())
+    for _ in range(2):
+        installed = metrics.install(PluginSettings(), ManualClock())
+        installed.record(ServedRequest(slo, Outcome.COMPLETED))
+        assert REGISTRY.get_sample_value("sloserve:requests_total", labels) == 1.0
+    installed.unregister()
+    installed.unregister()
+    assert REGISTRY.get_sample_value("sloserve:requests_total", labels) is None
+
+
+def test_a_scrape_outlives_pages_that_cannot_be_read(uninstalled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable() -> None:
+        raise PermissionError("/dev/shm/sloserve-0 is not a folder that only user 0 can enter")
+
+    monkeypatch.setattr(metrics, "find_pages", unreadable)
+    metrics.install(PluginSettings(), ManualClock())
+    text = generate_latest(REGISTRY).decode()
+    assert "sloserve:requests_total" in text and "sloserve:plans_total" not in text
+
+
+ONE_PROCESS = """
+import sys
+sys.path.insert(0, {here!r})
+from test_metrics import SERVED, Bench
+Bench().metrics.record(SERVED)
+"""
+
+
+def test_several_processes_add_up_and_what_is_computed_at_scrape_is_not_shown(tmp_path: Path) -> None:
+    script = ONE_PROCESS.format(here=str(Path(__file__).parent))
+    env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    processes = [subprocess.Popen([sys.executable, "-c", script], env=env) for _ in range(2)]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(tmp_path))
+    families = {f.name: f for f in text_string_to_metric_families(generate_latest(registry).decode())}
+    (completed,) = (
+        sample.value
+        for sample in families["sloserve:requests"].samples
+        if sample.labels == {"class": "batch", "outcome": "completed"}
+    )
+    assert completed == 2.0
+    assert {s.value for s in families["sloserve:e2e_seconds"].samples if s.name.endswith("_sum")} == {5.0, 0.0}
+    assert "sloserve:slo_attainment_ratio" not in families
