@@ -4,6 +4,8 @@ Heavy libraries are imported by the command that needs them, so that ``--help`` 
 """
 
 import inspect
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +19,12 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 
 def main() -> None:
-    """Entry point: an operator's mistake ends with one line on stderr and exit status 2."""
+    """Entry point: each of an operator's mistakes ends with one line on stderr, and all with exit status 2."""
     try:
         app()
     except ConfigError as error:
-        print(f"sloserve: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"sloserve: {line}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -40,6 +43,23 @@ def _root(
     """Per-request service level objectives for vLLM."""
 
 
+PolicyFlag = Annotated[
+    str | None,
+    typer.Option("--policy", help="Scheduling policy, as name or name:option=value; fcfs if not given."),
+]
+ShadowPolicyFlag = Annotated[
+    str | None,
+    typer.Option("--shadow-policy", help="A policy whose plans are scored in metrics and never carried out."),
+]
+AdmissionFlag = Annotated[
+    str | None,
+    typer.Option("--admission", help="none, or cap: 429 once --max-waiting requests of a class wait. Default: none."),
+]
+MaxWaitingFlag = Annotated[
+    int | None, typer.Option("--max-waiting", help="Requests of one class that may wait under --admission cap.")
+]
+
+
 @app.command(context_settings={"ignore_unknown_options": True})
 def serve(
     arguments: Annotated[
@@ -48,20 +68,62 @@ def serve(
             metavar="MODEL [VLLM_FLAG]", help="Model and flags exactly as for `vllm serve`.", show_default=False
         ),
     ] = None,
-    policy: Annotated[
+    policy: PolicyFlag = None,
+    shadow_policy: ShadowPolicyFlag = None,
+    slo_config: Annotated[
+        Path | None, typer.Option(help="YAML file of settings, see configs/serve.yaml; flags win over it.")
+    ] = None,
+    admission: AdmissionFlag = None,
+    max_waiting: MaxWaitingFlag = None,
+    admin_key: Annotated[
         str | None,
-        typer.Option(help="Scheduling policy, as name or name:option=value; fcfs if not given.", show_default=False),
+        typer.Option(help="Turns the admin routes on, for who shows this key. Better in env SLOSERVE_ADMIN_KEY."),
     ] = None,
 ) -> None:
     """Serve MODEL with vLLM's OpenAI server under an SLO-aware policy.
 
     Every flag of `vllm serve` is accepted and passed on; the host is 127.0.0.1 unless --host says otherwise. MODEL may
-    be builtin:tiny, a model made on the spot. Requests state their SLO in `vllm_xargs`: slo_ttft_ms, slo_tpot_ms,
-    slo_e2e_ms, slo_tds, slo_class. `sloserve policies` lists the policies.
+    be builtin:tiny, a model made on the spot. Requests state their SLO in headers x-slo-*, in the field `slo`, in
+    `service_tier`, or in `vllm_xargs`. `sloserve policies` lists the policies, `sloserve check-config` checks a file.
     """
+    from sloserve import config
     from sloserve.vllm_plugin import server
 
-    server.serve(policy, arguments or [])
+    flags = {"policy": policy, "shadow_policy": shadow_policy, "admission": admission, "max_waiting": max_waiting}
+    sources = config.read_sources(slo_config, flags)
+    config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
+    key = config.read_admin_key(admin_key, os.environ)
+    args = server.prepare(arguments or [])
+    effective = config.settle(sources, args.additional_config)
+    admin = ("admin routes", "on" if key else "off", key.source if key else config.DEFAULT)
+    print(f"sloserve {sloserve.__version__} settings\n{config.table([*effective.rows(), admin])}", flush=True)
+    server.run(args, effective.section, key.value if key else None)
+
+
+@app.command("check-config")
+def check_config(
+    file: Annotated[Path, typer.Argument(help="The YAML file that --slo-config is to name.", show_default=False)],
+    policy: PolicyFlag = None,
+    shadow_policy: ShadowPolicyFlag = None,
+    admission: AdmissionFlag = None,
+    max_waiting: MaxWaitingFlag = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Settings and origins, or the mistakes, as JSON.")] = False,
+) -> None:
+    """Say everything that is wrong with FILE, or print the settings that follow from it; start nothing.
+
+    Ends with status 0 if `sloserve serve --slo-config FILE` would take it, together with the flags given, else with 2.
+    """
+    from sloserve import config
+
+    flags = {"policy": policy, "shadow_policy": shadow_policy, "admission": admission, "max_waiting": max_waiting}
+    try:
+        effective = config.settle(config.read_sources(file, flags))
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"errors": str(error).splitlines()}, indent=2))
+        raise typer.Exit(2) from None
+    print(json.dumps(effective.as_json(), indent=2) if as_json else config.table(effective.rows()))
 
 
 @app.command()

@@ -7,18 +7,22 @@ checked without loading a model is checked first, and fails with one message.
 import argparse
 import difflib
 import importlib.util
+import ipaddress
 import os
 import re
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from sloserve.core.errors import ConfigError
-from sloserve.scheduler.registry import make_policy
 from sloserve.vllm_plugin import tiny_model
-from sloserve.vllm_plugin.config import KEY, PluginSettings, plugin_settings
+from sloserve.vllm_plugin.config import ADMIN_KEY, KEY
 
 SCHEDULER_CLS = "sloserve.vllm_plugin.SLOScheduler"
+MIDDLEWARE = "sloserve.api.middleware.SLOMiddleware"
+"""Named, not imported: vLLM imports it, outside all of its own layers."""
+
 DEFAULT_HOST = "127.0.0.1"
 
 TINY_FLAGS = {
@@ -33,12 +37,11 @@ TINY_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 """1 GiB of KV cache is a million tokens of the tiny model; without a bound vLLM takes its share of the whole memory."""
 
 
-def serve(policy: str | None, vllm_args: Sequence[str]) -> None:
-    """Serves until it is told to stop. policy: ``name:option=value``. vllm_args: model and flags as for ``vllm serve``.
+def prepare(vllm_args: Sequence[str]) -> argparse.Namespace:
+    """What ``vllm serve`` would do with these arguments, model and flags; imports vLLM, starts nothing.
 
-    Raises: ConfigError for anything wrong that shows before the model is loaded.
+    Raises: ConfigError for a vLLM that is missing or untested, wrong arguments, and flags that are not ours to share.
     """
-    make_configured_policy(plugin_settings({KEY: {} if policy is None else {"policy": policy}}))
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError("vLLM is not installed; install sloserve[gpu], or sloserve[cpu] where there is no GPU")
     if tiny_model.NAME in vllm_args:
@@ -46,13 +49,26 @@ def serve(policy: str | None, vllm_args: Sequence[str]) -> None:
             os.environ.setdefault(name, value)
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as the vllm command does
 
-    from vllm.entrypoints.cli.serve import ServeSubcommand
-
     from sloserve.vllm_plugin import compat
 
     compat.check_version()
     args = parse_vllm_args(vllm_args)
-    configure(args, policy)
+    check_scheduler_flags(args)
+    return args
+
+
+def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | None = None) -> None:
+    """Serves with the settings in ``section`` until it is told to stop. admin_key: opens the admin routes.
+
+    Raises: ConfigError for anything else that shows before the model is loaded.
+    """
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+
+    from sloserve.vllm_plugin import compat
+
+    configure(args, section)
+    if admin_key is not None:
+        os.environ[ADMIN_KEY] = admin_key  # API processes inherit it, and no log shows it
     compat.configure_logging(args)
     command = ServeSubcommand()
     try:
@@ -60,13 +76,14 @@ def serve(policy: str | None, vllm_args: Sequence[str]) -> None:
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
     if not args.uds and not args.headless:
+        if is_exposed(args.host) and not any(args.api_key or [os.environ.get("VLLM_API_KEY")]):
+            print(
+                f"sloserve: warning: whoever reaches {args.host} port {args.port} may use the model; "
+                "--api-key or VLLM_API_KEY asks for a key",
+                file=sys.stderr,
+            )
         check_port_free(args.host, args.port)
     command.cmd(args)
-
-
-def make_configured_policy(settings: PluginSettings) -> None:
-    """Raises: ConfigError unless the engine will be able to make the policy that ``settings`` name."""
-    make_policy(settings.policy, settings.policy_options, seed=settings.seed)
 
 
 def parse_vllm_args(vllm_args: Sequence[str]) -> argparse.Namespace:
@@ -89,11 +106,8 @@ def parse_vllm_args(vllm_args: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def configure(args: argparse.Namespace, policy: str | None) -> None:
-    """Sets our scheduler and its settings in ``args``, beside whatever else ``--additional-config`` holds.
-
-    Raises: ConfigError for flags that would set another scheduler, or settings that are wrong or contradict each other.
-    """
+def check_scheduler_flags(args: argparse.Namespace) -> None:
+    """Raises: ConfigError for flags that would set another scheduler, or another order than the policy's."""
     if args.scheduler_cls is not None:
         raise ConfigError(
             f"--scheduler-cls {args.scheduler_cls}: sloserve serve sets the scheduler; use `vllm serve` for another"
@@ -103,17 +117,22 @@ def configure(args: argparse.Namespace, policy: str | None) -> None:
             f"--scheduling-policy {args.scheduling_policy} makes vLLM order its own queues; "
             f"use --policy {args.scheduling_policy}"
         )
-    additional = dict(args.additional_config or {})
-    section: Any = additional.get(KEY, {})
-    if isinstance(section, dict) and policy is not None:
-        if "policy" in section and section["policy"] != policy:
-            raise ConfigError(
-                f"--policy {policy}, but --additional-config has {KEY}.policy {section['policy']!r}; give one"
-            )
-        section = {**section, "policy": policy}
-    make_configured_policy(plugin_settings({KEY: section}))
-    args.additional_config = {**additional, KEY: section}
+
+
+def configure(args: argparse.Namespace, section: Mapping[str, Any]) -> None:
+    """Sets our scheduler, its settings and our middleware in ``args``, beside what else the user configured there."""
+    args.additional_config = {**(args.additional_config or {}), KEY: dict(section)}
     args.scheduler_cls = SCHEDULER_CLS
+    if MIDDLEWARE not in args.middleware:
+        args.middleware = [*args.middleware, MIDDLEWARE]
+
+
+def is_exposed(host: str | None) -> bool:
+    """Whether other machines may reach a server that listens on ``host``; a name that is not known counts as such."""
+    try:
+        return not ipaddress.ip_address(host or "::").is_loopback
+    except ValueError:
+        return host != "localhost"
 
 
 def check_port_free(host: str, port: int) -> None:

@@ -1,6 +1,7 @@
 """``sloserve serve``: mistakes are answered before a model is loaded; a stock client streams from a real engine."""
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import sloserve
 from sloserve import cli
 from sloserve.core.errors import ConfigError
 from sloserve.vllm_plugin import server
+from sloserve.vllm_plugin.config import ADMIN_KEY
 
 STARTUP_LIMIT_S = 300.0
 
@@ -60,10 +62,24 @@ def test_wrong_policy_is_refused_before_vllm_is_imported(
     assert re.fullmatch(f"sloserve: .*{message}.*\n", capsys.readouterr().err)
 
 
+Served = tuple[list[str], dict[str, object], str | None]
+"""Arguments that vLLM's parser got, settings and admin key that the server got."""
+
+
+def namespace(**flags: object) -> argparse.Namespace:
+    stock = {"scheduler_cls": None, "scheduling_policy": "fcfs", "additional_config": {}, "middleware": []}
+    return argparse.Namespace(**{**stock, **flags})
+
+
 @pytest.fixture
-def passed_on(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, list[str]]]:
-    calls: list[tuple[str | None, list[str]]] = []
-    monkeypatch.setattr(server, "serve", lambda policy, args: calls.append((policy, list(args))))
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
+    """What ``sloserve serve`` hands on, instead of starting anything."""
+    calls: list[Served] = []
+    monkeypatch.delenv(ADMIN_KEY, raising=False)
+    monkeypatch.setattr(server, "prepare", lambda vllm_args: namespace(vllm_args=list(vllm_args)))
+    monkeypatch.setattr(
+        server, "run", lambda args, section, admin_key: calls.append((args.vllm_args, dict(section), admin_key))
+    )
     return calls
 
 
@@ -78,28 +94,59 @@ def passed_on(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, list[st
 )
 @pytest.mark.parametrize("policy_at", [0, 1, -1])
 def test_vllm_flags_are_passed_on_in_order(
-    flags: list[str], policy_at: int, monkeypatch: pytest.MonkeyPatch, passed_on: list[tuple[str | None, list[str]]]
+    flags: list[str], policy_at: int, monkeypatch: pytest.MonkeyPatch, served: list[Served]
 ) -> None:
     at = {0: 0, 1: 1 if not flags[0].startswith("-") else 0, -1: len(flags)}[policy_at]
     assert run_main(monkeypatch, "serve", *flags[:at], "--policy", "edf", *flags[at:]) == 0
-    assert passed_on == [("edf", flags)]
+    assert served == [(flags, {"policy": "edf"}, None)]
 
 
-def namespace(**flags: object) -> argparse.Namespace:
-    return argparse.Namespace(**{"scheduler_cls": None, "scheduling_policy": "fcfs", "additional_config": {}, **flags})
+def test_settings_and_their_origins_are_printed_once_and_handed_on(
+    monkeypatch: pytest.MonkeyPatch, served: list[Served], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("policy: sjf\nadmission:\n  mode: cap\n  max_waiting: 5\n")
+    flags = ["--slo-config", str(file), "--policy", "edf", "--shadow-policy", "sjf", "--max-waiting", "7"]
+    assert run_main(monkeypatch, "serve", "m", *flags, "--admin-key", "hunter2") == 0
+    section = {"policy": "edf", "shadow_policy": "sjf", "admission": {"mode": "cap", "max_waiting": 7}}
+    assert served == [(["m"], section, "hunter2")]
+    out = capsys.readouterr().out
+    assert "hunter2" not in out
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()}
+    assert rows["policy"] == ["edf", "--policy"] and rows["seed"] == ["0", "default"]
+    assert rows["admission.mode"] == ["cap", f"{file}:3"] and rows["admission.max_waiting"] == ["7", "--max-waiting"]
+    assert rows["admin"] == ["routes", "on", "--admin-key"]
+
+
+def test_admin_key_may_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, served: list[Served], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, "serve", "m") == 0
+    monkeypatch.setenv(ADMIN_KEY, "from-env")
+    assert run_main(monkeypatch, "serve", "m") == 0
+    assert run_main(monkeypatch, "serve", "m", "--admin-key", "from-flag") == 0
+    assert [key for _, _, key in served] == [None, "from-env", "from-flag"]
+    out = capsys.readouterr().out
+    assert re.search(r"admin routes +off +default\n", out) and re.search(rf"admin routes +on +{ADMIN_KEY}\n", out)
+    assert "from-" not in out
+    for key in ("", "two words", "key\n", "schl\u00fcssel"):
+        assert run_main(monkeypatch, "serve", "m", "--admin-key", key) == 2
+    assert all(key not in capsys.readouterr().err for key in ("two words", "schl\u00fcssel"))
 
 
 def test_configure_keeps_what_else_the_user_configured() -> None:
-    args = namespace(additional_config={"other": 1, "sloserve": {"seed": 7}})
-    server.configure(args, "sjf")
+    args = namespace(additional_config={"other": 1, "sloserve": {"seed": 7}}, middleware=["a.B"])
+    server.configure(args, {"seed": 7, "policy": "sjf"})
     assert args.scheduler_cls == server.SCHEDULER_CLS
     assert args.additional_config == {"other": 1, "sloserve": {"seed": 7, "policy": "sjf"}}
+    assert args.middleware == ["a.B", server.MIDDLEWARE]
+    server.configure(args, {})
+    assert args.middleware == ["a.B", server.MIDDLEWARE]
 
 
-def test_configure_without_policy_leaves_the_default() -> None:
-    args = namespace()
-    server.configure(args, None)
-    assert args.additional_config == {"sloserve": {}}
+def test_the_middleware_exists() -> None:
+    module, name = server.MIDDLEWARE.rsplit(".", 1)
+    assert callable(getattr(importlib.import_module(module), name))
 
 
 @pytest.mark.parametrize(
@@ -107,15 +154,22 @@ def test_configure_without_policy_leaves_the_default() -> None:
     [
         ({"scheduler_cls": "a.B"}, "--scheduler-cls a.B: sloserve serve sets the scheduler"),
         ({"scheduling_policy": "priority"}, "use --policy priority"),
-        ({"additional_config": {"sloserve": {"policy": "sjf"}}}, "--policy edf, but --additional-config has"),
-        ({"additional_config": {"sloserve": {"sede": 1}}}, "sloserve.sede is not a setting.*did you mean 'seed'"),
-        ({"additional_config": {"sloserve": {"policy_options": {"x": 1}}}}, "policy 'edf' has no option 'x'"),
-        ({"additional_config": {"sloserve": []}}, "is not a mapping"),
     ],
 )
-def test_configure_refuses(flags: dict[str, object], message: str) -> None:
+def test_flags_of_another_scheduler_are_refused(flags: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        server.configure(namespace(**flags), "edf")
+        server.check_scheduler_flags(namespace(**flags))
+
+
+@pytest.mark.parametrize(
+    ("host", "exposed"),
+    [
+        ("127.0.0.1", False), ("127.8.8.8", False), ("::1", False), ("localhost", False), ("0.0.0.0", True),
+        ("::", True), ("10.0.0.5", True), ("server.example", True), ("", True), (None, True),
+    ],
+)  # fmt: skip
+def test_hosts_that_other_machines_reach(host: str | None, exposed: bool) -> None:
+    assert server.is_exposed(host) == exposed
 
 
 def test_port_in_use_is_one_message() -> None:

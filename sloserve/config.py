@@ -1,0 +1,194 @@
+"""The server's settings out of the places an operator writes them in, each value with its origin.
+
+A flag beats the file of ``--slo-config``, and what neither says has its default. ``--additional-config``, vLLM's own
+way in, may add to them; where it says otherwise than they do, that is an error, because neither is meant to yield.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sloserve.core.errors import ConfigError
+from sloserve.files.marked_yaml import Node, load_yaml
+from sloserve.files.marked_yaml import Path as Key
+from sloserve.files.model import Problem, at_place, dotted
+from sloserve.vllm_plugin.config import ADMIN_KEY, KEY, PluginSettings, policy_problems, read_settings
+
+FLAGS: dict[str, Key] = {
+    "policy": ("policy",),
+    "shadow_policy": ("shadow_policy",),
+    "admission": ("admission", "mode"),
+    "max_waiting": ("admission", "max_waiting"),
+}
+"""Flags of ``sloserve serve`` to the settings they are."""
+
+ADDITIONAL = "--additional-config"
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value that somebody wrote. source: the flag, or the file's name. root: the whole file it stands in, if any."""
+
+    value: Any
+    source: str
+    root: Node | None = None
+
+    def origin(self, key: Key) -> str:
+        """Where the setting ``key``, which this value is or belongs to, was written: flag, or file and line."""
+        return self.source if self.root is None else self.root.nearest(key).place.rpartition(":")[0]
+
+    def fault(self, problem: Problem) -> str:
+        """What is wrong, as one line that says where."""
+        if self.root is not None:
+            return at_place(self.root, problem)
+        at = dotted((KEY, *problem.path)) if self.source == ADDITIONAL else self.source
+        return f"{at}: {problem.text}"
+
+    def contradicted(self, key: Key, other: Key, value: Any) -> str:
+        mine = f"{self.source} {self.value}" if self.root is None else self.fault(Problem(key, repr(self.value)))
+        return f"{mine}, but {ADDITIONAL} has {dotted((KEY, *other))} {value!r}; give one"
+
+
+Sources = Mapping[Key, Given]
+"""What was written, by setting; no setting stands below another."""
+
+
+def read_sources(slo_config: Path | None, flags: Mapping[str, Any]) -> Sources:
+    """What the file and the flags say; ``flags`` by names of :data:`FLAGS`, ``None`` for one that was not given.
+
+    Raises: ConfigError for a file that cannot be read, or holds no mapping.
+    """
+    sources: dict[Key, Given] = {}
+    if slo_config is not None:
+        root = load_yaml(slo_config)
+        if not isinstance(root.value, dict):
+            raise root.not_allowed(f"a mapping of settings: {', '.join(PluginSettings.model_fields)}")
+        sources = {key: Given(value, str(slo_config), root) for key, value in _leaves(root.plain())}
+    for name, value in flags.items():
+        if value is not None:
+            key = FLAGS[name]
+            # The options of a policy in the file are not those of another policy.
+            displaced = [key, ("policy_options",)] if name == "policy" else [key]
+            sources = {k: given for k, given in sources.items() if not any(_overlap(k, d) for d in displaced)}
+            sources[key] = Given(value, f"--{name.replace('_', '-')}")
+    return sources
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """Settings that hold, and who wrote them. section: what to hand to vLLM, defaults left out."""
+
+    settings: PluginSettings
+    section: Mapping[str, Any]
+    sources: Sources
+
+    def origin(self, *keys: Key) -> str:
+        """Where the settings at or below ``keys`` were written."""
+        found = [given.origin(key) for key in keys for k, given in self.sources.items() if _overlap(k, key)]
+        return ", ".join(dict.fromkeys(found)) or DEFAULT
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Name, value and origin of every setting, one row for each entry of a mapping."""
+        config = self.settings.as_config()
+        options = config.pop("policy_options")
+        config["policy"] = ":".join([config["policy"], *(f"{name}={_text(x)}" for name, x in options.items())])
+        origin = self.origin(("policy",), *([("policy_options",)] if options else []))
+        rows = [("policy", config.pop("policy"), origin)]
+        for name, value in config.items():
+            entries: dict[Key, Any] = {(name,): value}
+            if isinstance(value, dict) and value:
+                entries = {(name, below): entry for below, entry in value.items()}
+            rows += [(dotted(key), _text(entry), self.origin(key)) for key, entry in entries.items()]
+        return rows
+
+    def as_json(self) -> dict[str, Any]:
+        """Settings and origins for machines."""
+        return {"settings": self.settings.as_config(), "origins": {name: origin for name, _, origin in self.rows()}}
+
+
+def settle(sources: Sources, additional_config: Any = None) -> Effective:
+    """The settings that follow from ``sources`` and vLLM's additional config.
+
+    Raises: ConfigError that lists everything wrong, each with its place.
+    """
+    section = (additional_config or {}).get(KEY, {})
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{ADDITIONAL}: {KEY}: {section!r} is not a mapping of settings")
+    merged, faults = dict(sources), []
+    for key, value in _leaves(section):
+        said = next(((k, given) for k, given in sources.items() if _overlap(k, key)), None)
+        if said is None:
+            merged[key] = Given(value, ADDITIONAL)
+        elif said != (key, said[1]) or said[1].value != value:
+            faults.append(said[1].contradicted(said[0], key, value))
+    nested = _nested(merged)
+    settings, problems = read_settings(nested)
+    faults += [_fault(merged, problem) for problem in problems + policy_problems(nested)]
+    limit = merged.get(FLAGS["max_waiting"])
+    if settings is not None and limit is not None and limit.root is None and settings.admission.mode == "none":
+        faults.append(f"{limit.source} {limit.value} has no effect while admission.mode is none; add --admission cap")
+    if faults or settings is None:
+        raise ConfigError("\n".join(faults))
+    return Effective(settings, nested, merged)
+
+
+def read_admin_key(flag: str | None, environment: Mapping[str, str]) -> Given | None:
+    """The key of the admin routes, or ``None`` if there shall be none.
+
+    Raises: ConfigError for a key that no client could send.
+    """
+    given = Given(flag, "--admin-key") if flag is not None else Given(environment.get(ADMIN_KEY) or None, ADMIN_KEY)
+    if given.value is None:
+        return None
+    if not given.value or not given.value.isascii() or not given.value.isprintable() or " " in given.value:
+        raise ConfigError(f"{given.source}: the key is empty or holds a character that is not visible ASCII")
+    return given
+
+
+def table(rows: list[tuple[str, str, str]]) -> str:
+    """``rows`` as aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    return "\n".join(f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in rows)
+
+
+def _fault(sources: Sources, problem: Problem) -> str:
+    """The problem at the place of the value that it is about, or of what stands closest."""
+    for depth in range(len(problem.path), 0, -1):
+        for key, given in sources.items():
+            if _overlap(key, problem.path[:depth]):
+                return given.fault(problem)
+    return f"{dotted((KEY, *problem.path))}: {problem.text}"
+
+
+def _leaves(values: Mapping[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*above, name))
+        else:
+            yield (*above, name), value
+
+
+def _nested(sources: Sources) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, given in sources.items():
+        inner = nested
+        for name in key[:-1]:
+            inner = inner.setdefault(str(name), {})
+        inner[str(key[-1])] = given.value
+    return nested
+
+
+def _overlap(a: Key, b: Key) -> bool:
+    """Whether one of two settings is the other, or stands below it."""
+    length = min(len(a), len(b))
+    return a[:length] == b[:length]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={_text(entry)}" for name, entry in value.items()) or "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,195 @@
+"""Settings from flags, file and --additional-config: who wins, who wrote what, and what every mistake gets to read."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sloserve import cli
+from sloserve.config import Effective, read_sources, settle
+from sloserve.core.errors import ConfigError
+from sloserve.vllm_plugin.config import PluginSettings, plugin_settings
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+EXAMPLES = sorted(CONFIGS.glob("serve*.yaml"))
+
+Made = Callable[..., Effective]
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Settles flags, the text of a file ``f.yaml`` and a section of the additional config."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(text: str | None = None, section: Any = None, **flags: Any) -> Effective:
+        file = Path("f.yaml")
+        if text is not None:
+            file.write_text(text)
+        additional = {} if section is None else {"sloserve": section, "other": 1}
+        return settle(read_sources(None if text is None else file, flags), additional)
+
+    return make
+
+
+def origins(effective: Effective) -> dict[str, str]:
+    return {name: origin for name, _, origin in effective.rows() if origin != "default"}
+
+
+def test_nothing_written_means_defaults(made: Made) -> None:
+    effective = made()
+    assert (effective.settings, effective.section, origins(effective)) == (PluginSettings(), {}, {})
+
+
+def test_a_flag_beats_the_file_and_others_add_to_it(made: Made) -> None:
+    text = "policy: sjf\nseed: 3\nadmission:\n  mode: none\n  max_waiting: 9\n"
+    effective = made(text, {"aged_share": 0.5}, admission="cap", shadow_policy="sjf")
+    settings = effective.settings
+    assert (settings.policy, settings.seed, settings.aged_share) == ("sjf", 3, 0.5)
+    assert (settings.admission.mode, settings.admission.max_waiting, settings.shadow_policy) == ("cap", 9, "sjf")
+    assert origins(effective) == {
+        "policy": "f.yaml:1", "seed": "f.yaml:2", "admission.mode": "--admission",
+        "admission.max_waiting": "f.yaml:5", "aged_share": "--additional-config", "shadow_policy": "--shadow-policy",
+    }  # fmt: skip
+    assert plugin_settings({"sloserve": json.loads(json.dumps(effective.section))}) == settings
+
+
+def test_another_policy_does_not_get_the_options_of_the_files(made: Made) -> None:
+    text = "policy: edf\npolicy_options:\n  evict: false\n"
+    assert made(text).settings.policy_options == {"evict": False}
+    assert origins(made(text)) == {"policy": "f.yaml:1, f.yaml:2"}
+    assert made(text).rows()[0][1] == "edf:evict=false"
+    assert (made(text, policy="sjf").settings.policy, made(text, policy="sjf").settings.policy_options) == ("sjf", {})
+
+
+def test_one_cap_of_the_flag_replaces_caps_by_class(made: Made) -> None:
+    text = "admission: {mode: cap, max_waiting: {batch: 5}}"
+    assert made(text).settings.admission.cap("batch") == 5
+    assert made(text, max_waiting=7).settings.admission.max_waiting == 7
+
+
+def test_saying_the_same_twice_is_no_contradiction(made: Made) -> None:
+    effective = made("seed: 3", {"seed": 3, "policy": "edf"}, policy="edf")
+    assert origins(effective) == {"policy": "--policy", "seed": "f.yaml:1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "section", "flags", "message"),
+    [
+        (
+            None, {"policy": "sjf"}, {"policy": "edf"},
+            "--policy edf, but --additional-config has sloserve.policy 'sjf'; give one",
+        ),
+        (
+            "admission:\n  mode: cap", {"admission": {"mode": "none"}}, {},
+            "f.yaml:2:3: admission.mode: 'cap', but --additional-config has sloserve.admission.mode 'none'; give one",
+        ),
+        (
+            "admission: {max_waiting: 5}", {"admission": {"max_waiting": {"batch": 5}}}, {},
+            "f.yaml:1:13: admission.max_waiting: 5, but --additional-config has "
+            "sloserve.admission.max_waiting.batch 5; give one",
+        ),
+        (None, [], {}, "--additional-config: sloserve: [] is not a mapping of settings"),
+        (None, {"admission": {"mode": "capp"}}, {}, "sloserve.admission.mode: 'capp' is not one of none, cap"),
+        (None, None, {"admission": "capp"}, "--admission: 'capp' is not one of none, cap"),
+        (None, None, {"policy": "edf:evict"}, "--policy: policy 'edf:evict': 'evict' is not of the form option=value"),
+        (
+            None, None, {"max_waiting": 5},
+            "--max-waiting 5 has no effect while admission.mode is none; add --admission cap",
+        ),
+        (None, {"policy_options": {"x": 1}}, {"policy": "edf"}, "--policy: policy 'edf' has no option 'x'; it has: "),
+        ("", None, {}, "f.yaml:1:1: is empty"),
+        ("- 1", None, {}, "f.yaml:1:1: a list is not a mapping of settings: policy, policy_options"),
+        ("seed: 1\nseed: 2", None, {}, "f.yaml:2:1: seed: given twice, first in line 1"),
+        ("seed: [1\n", None, {}, "f.yaml:2:1: is not YAML"),
+        ("polcy: {name: edf}", None, {}, "f.yaml:1:1: polcy: is unknown; known here: "),
+        ("classes:\n  a: {ttft_s: 1}", None, {}, "f.yaml:2:3: classes.a.rank: is missing; needed: a whole number"),
+        ("classes: {a: {rank: 1, ttft_s: 1e6}}", None, {}, "f.yaml:1:24: classes.a.ttft_s: 1000000.0 is not a number"),
+        ("classes: {}", None, {}, "f.yaml:1:1: classes: {} is not a mapping of at least one class name to settings"),
+        ("classes: [a]", None, {}, "f.yaml:1:1: classes: ['a'] is not a mapping of at least one class name"),
+        ("seed: 2024-01-01", None, {}, "f.yaml:1:1: seed: datetime.date(2024, 1, 1) is not a whole number from 0"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_place(
+    made: Made, text: str | None, section: Any, flags: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        made(text, section, **flags)
+    assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
+
+
+def test_every_mistake_is_told_at_once(made: Made) -> None:
+    text = "seed: -1\ntenants:\n  acme: gold\nplan_share: 5e-2\nunknown_class: x\n"
+    with pytest.raises(ConfigError) as refused:
+        made(text, {"seed": 4, "max_body_bytes": 0}, policy="edff", shadow_policy="sjf:x=1")
+    assert sorted(line.rpartition(": ")[0].split(": ")[0] for line in str(refused.value).splitlines()) == [
+        "--policy", "--shadow-policy", "f.yaml:1:1", "f.yaml:1:1", "f.yaml:3:3", "f.yaml:5:1",
+        "sloserve.max_body_bytes",
+    ]  # fmt: skip
+
+
+def test_missing_file() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read: No such file or directory"):
+        read_sources(Path("nowhere.yaml"), {})
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_shipped_examples_are_valid(path: Path) -> None:
+    effective = settle(read_sources(path, {}))
+    assert origins(effective)["policy"].startswith(f"{path}:")
+
+
+def test_the_full_example_has_every_setting_with_its_default() -> None:
+    effective = settle(read_sources(CONFIGS / "serve.yaml", {}))
+    assert effective.settings == PluginSettings()
+    assert list(effective.section) == list(PluginSettings.model_fields)
+    assert all(origin != "default" for _, _, origin in effective.rows())
+
+
+def test_check_config_prints_values_with_their_origin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["sloserve", "check-config", str(CONFIGS / "serve.yaml"), "--shadow-policy", "sjf"]
+    )
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert not exit_.value.code
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["shadow_policy", "sjf", "--shadow-policy"] in lines
+    assert [line[0] for line in lines if line[-1].startswith(str(CONFIGS / "serve.yaml"))][-1] == "max_tenant_labels"
+
+
+def test_check_config_for_machines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "f.yaml"
+
+    def answer(text: str) -> tuple[int, Any]:
+        file.write_text(text)
+        monkeypatch.setattr(sys, "argv", ["sloserve", "check-config", "--json", str(file)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        return int(exit_.value.code or 0), json.loads(capsys.readouterr().out)
+
+    status, good = answer("seed: 5")
+    assert (status, good["settings"]["seed"], good["origins"]["seed"]) == (0, 5, f"{file}:1")
+    status, bad = answer("seed: x\npolicy: edff")
+    assert status == 2 and [line.split(": ")[0] for line in bad["errors"]] == [f"{file}:1:1", f"{file}:2:1"]
+
+
+def test_check_config_loads_nothing_heavy_and_puts_each_mistake_on_a_line(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text("seed: -1\npolicy: edff\n")
+    code = (
+        "import sys\nfrom sloserve import cli\nsys.argv = ['sloserve', 'check-config', 'f.yaml']\n"
+        "try:\n    cli.main()\nfinally:\n"
+        "    print([m for m in ('vllm', 'torch', 'matplotlib', 'scipy') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (2, "[]\n")
+    assert [line.split(": ")[:3] for line in found.stderr.splitlines()] == [
+        ["sloserve", "f.yaml:1:1", "seed"], ["sloserve", "f.yaml:2:1", "policy"],
+    ]  # fmt: skip
