@@ -1,0 +1,126 @@
+"""Runs a bench: endpoints in turn on the same requests, so that what else the machine does hits them alike."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sloserve.bench.report import Reporter
+from sloserve.bench.settings import Bench, Point, points
+from sloserve.client.endpoint import Agreed, Endpoint, agree, open_endpoint
+from sloserve.client.payload import payload
+from sloserve.client.replay import Replay, replay
+from sloserve.client.shaping import check_context
+from sloserve.core.clock import Clock
+
+WARMUP_SEED = 2**31
+"""Of the prompts of warm-up requests: no run has it, so that none finds its prompts in a prefix cache."""
+WARMUP_CONCURRENCY = 8
+REFRESHES_PER_S = 2
+"""Of the progress bar, which shares the client's processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    label: str
+    endpoint: Endpoint
+    agreed: Agreed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """One run of one endpoint."""
+
+    label: str
+    point: Point
+    run: Replay
+
+
+def bench(
+    settings: Bench, out_dir: Path, clock: Clock, *, token_log: bool = False, console: Console | None = None
+) -> list[dict[str, Any]]:
+    """Runs ``settings``, prints the table and writes the files of :class:`~sloserve.bench.report.Reporter`.
+
+    Returns the runs' records.
+
+    Raises: ConfigError for an endpoint that cannot be used, and requests that it refuses.
+    """
+    console = console or Console()
+    todo = points(settings)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        Progress(*columns, console=console, transient=True, refresh_per_second=REFRESHES_PER_S) as progress,
+        Reporter(settings, out_dir, console, token_log=token_log) as reporter,
+    ):
+        task = progress.add_task("requests", total=len(settings.target.urls) * sum(len(p.requests) for p in todo))
+
+        async def run() -> None:
+            async for measured in measure(settings, todo, clock, reporter, lambda: progress.advance(task)):
+                reporter.add(measured.label, measured.point, measured.run, ended_s=clock.now_s())
+
+        asyncio.run(run())
+        return reporter.finish()
+
+
+async def measure(
+    settings: Bench,
+    todo: Sequence[Point],
+    clock: Clock,
+    reporter: Reporter,
+    on_ended: Callable[[], None],
+) -> AsyncIterator[Measured]:
+    """Yields every run: points in order, the endpoints in turn, first one and then the other first.
+
+    reporter: told what the endpoints are. on_ended: called as each request ends.
+    """
+    async with AsyncExitStack() as stack:
+        ready = [
+            await _get_ready(stack, label, url, settings, todo, clock) for label, url in settings.target.urls.items()
+        ]
+        for one in ready:
+            reporter.endpoint(one.label, one.endpoint, one.agreed)
+        for one in ready:
+            await _warm_up(one, settings, todo[0], clock)
+        for i, point in enumerate(todo):
+            for one in ready if i % 2 == 0 else reversed(ready):
+                run = await _run_point(one, point, settings, clock, on_ended)
+                yield Measured(one.label, point, run)
+
+
+async def _get_ready(
+    stack: AsyncExitStack, label: str, url: str, settings: Bench, todo: Sequence[Point], clock: Clock
+) -> _Ready:
+    target = settings.target
+    endpoint = await stack.enter_async_context(
+        open_endpoint(url, model=target.model, api_key=target.api_key, settings=settings.replay)
+    )
+    for point in todo:
+        check_context(point.requests, endpoint.context_tokens, estimated=settings.prompts is None)
+    asked = replace(settings.payload, model=endpoint.model)
+    return _Ready(label, endpoint, await agree(endpoint, asked, settings.prompts, todo[0].requests[0], clock))
+
+
+async def _warm_up(one: _Ready, settings: Bench, point: Point, clock: Clock) -> None:
+    """Sends the first requests' lengths with prompts of their own, a few at once; they are not counted."""
+    few = [replace(r, arrival_s=0.0, prefix_ids=()) for r in point.requests[: settings.target.warmup]]
+    limit = min(settings.replay.max_concurrency or WARMUP_CONCURRENCY, WARMUP_CONCURRENCY)
+    payloads = [payload(r, one.agreed.prompts.make(r, WARMUP_SEED), one.agreed.payload) for r in few]
+    if payloads:
+        await replay(one.endpoint.client, payloads, clock, replace(settings.replay, max_concurrency=limit))
+
+
+async def _run_point(one: _Ready, point: Point, settings: Bench, clock: Clock, on_ended: Callable[[], None]) -> Replay:
+    payloads = [payload(r, one.agreed.prompts.make(r, point.seed), one.agreed.payload) for r in point.requests]
+    # What exists now lives to the end of the run: the collector need not look at it while tokens come.
+    gc.collect()
+    gc.freeze()
+    try:
+        return await replay(one.endpoint.client, payloads, clock, settings.replay, on_ended)
+    finally:
+        gc.unfreeze()

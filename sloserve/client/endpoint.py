@@ -1,0 +1,143 @@
+"""The endpoint under test: its connections, its model, and what it understands; mistakes show here, before the run."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+
+from sloserve.client.exchange import Exchange, exchange
+from sloserve.client.payload import PayloadSettings, payload
+from sloserve.client.prompts import Prompts, calibrated, sample_text
+from sloserve.client.replay import ReplaySettings
+from sloserve.core.clock import Clock
+from sloserve.core.errors import ConfigError
+from sloserve.core.outcome import Outcome
+from sloserve.core.request import WorkloadRequest
+
+CONNECT_TIMEOUT_S = 10.0
+KEEP_ALIVE_S = 3.0
+"""Idle connections are closed before the server does it (uvicorn: 5 s), which would fail the request then sent."""
+CALIBRATION_WORDS = (16, 128)
+TRIAL_TIMEOUT_S = 120.0
+"""A server may compile for its first request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server that answered. context_tokens: longest prompt and reply; version: of the server; ``None``: not told."""
+
+    url: str
+    client: httpx.AsyncClient
+    model: str
+    context_tokens: int | None
+    version: str | None
+
+
+@asynccontextmanager
+async def open_endpoint(
+    url: str, *, model: str | None, api_key: str | None, settings: ReplaySettings
+) -> AsyncIterator[Endpoint]:
+    """Connects to the server at ``url`` (with or without ``/v1``) and asks what it serves; ``model`` ``None``: its
+    first.
+
+    Raises: ConfigError for a server that is not reached, refuses the key or does not have the model.
+    """
+    base = url.rstrip("/").removesuffix("/v1")
+    if not base.startswith(("http://", "https://")):
+        raise ConfigError(f"--url: {url!r} is not an http:// or https:// address, as in http://127.0.0.1:8000")
+    limits = httpx.Limits(
+        max_connections=None, max_keepalive_connections=settings.max_concurrency, keepalive_expiry=KEEP_ALIVE_S
+    )
+    # Replies are bounded as a whole: a pause between two tokens is a finding, not an error.
+    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    async with httpx.AsyncClient(base_url=base, limits=limits, timeout=timeout, headers=headers) as client:
+        models = await _models(client, base)
+        names = [str(entry.get("id")) for entry in models]
+        if model is None:
+            if not names:
+                raise ConfigError(f"{base} names no model at /v1/models; give --model")
+            model = names[0]
+        elif names and model not in names:
+            raise ConfigError(f"--model: {base} does not serve {model!r}; it serves {', '.join(names)}")
+        context = next((entry.get("max_model_len") for entry in models if entry.get("id") == model), None)
+        yield Endpoint(base, client, model, context, await _version(client))
+
+
+async def _models(client: httpx.AsyncClient, base: str) -> list[dict[str, Any]]:
+    """What ``/v1/models`` lists; nothing where the server has no such page."""
+    try:
+        response = await client.get("/v1/models", timeout=CONNECT_TIMEOUT_S)
+    except httpx.HTTPError as error:
+        raise ConfigError(f"{base} is not reached ({type(error).__name__}: {error}); is the server up?") from None
+    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise ConfigError(f"{base} refuses the key ({response.status_code}); give --api-key or set OPENAI_API_KEY")
+    try:
+        listed = response.json()["data"] if response.is_success else []
+    except (ValueError, KeyError, TypeError):
+        return []
+    return [entry for entry in listed if isinstance(entry, dict)]
+
+
+async def _version(client: httpx.AsyncClient) -> str | None:
+    """What vLLM's ``/version`` says."""
+    try:
+        response = await client.get("/version", timeout=CONNECT_TIMEOUT_S)
+        return str(response.json()["version"]) if response.is_success else None
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What client and server agreed on before the run."""
+
+    payload: PayloadSettings
+    prompts: Prompts
+
+
+async def agree(
+    endpoint: Endpoint, settings: PayloadSettings, prompts: Prompts | None, like: WorkloadRequest, clock: Clock
+) -> Agreed:
+    """Tries a short request, then without ``continuous_usage_stats`` where the server refuses it.
+
+    prompts: ``None``: words, whose length in tokens is measured here. like: a request of the workload, for its SLO.
+
+    Raises: ConfigError if the server does not answer as it should.
+    """
+    trial = replace(like, request_id="trial", arrival_s=0.0, prompt_tokens=8, output_tokens=2, prefix_ids=())
+    prompt = sample_text(2) if prompts is None else prompts.make(trial, 0)
+    try:
+        await _try(endpoint, trial, prompt, settings, clock)
+    except ConfigError as refused:
+        plain = replace(settings, continuous_usage=False)
+        if not settings.continuous_usage or not await _works(endpoint, trial, prompt, plain, clock):
+            raise refused
+        settings = plain
+    if prompts is not None:
+        return Agreed(settings, prompts)
+    tried = [await _try(endpoint, trial, sample_text(words), settings, clock) for words in CALIBRATION_WORDS]
+    counted = [exchange.prompt_tokens for exchange in tried]
+    return Agreed(settings, calibrated(list(zip(CALIBRATION_WORDS, counted, strict=True))))
+
+
+async def _works(
+    endpoint: Endpoint, trial: WorkloadRequest, prompt: list[int] | str, settings: PayloadSettings, clock: Clock
+) -> bool:
+    try:
+        await _try(endpoint, trial, prompt, settings, clock)
+    except ConfigError:
+        return False
+    return True
+
+
+async def _try(
+    endpoint: Endpoint, trial: WorkloadRequest, prompt: list[int] | str, settings: PayloadSettings, clock: Clock
+) -> Exchange:
+    sent = payload(trial, prompt, settings)
+    tried = await exchange(endpoint.client, sent, clock, clock.now_s(), 0.0, TRIAL_TIMEOUT_S)
+    if tried.outcome is not Outcome.COMPLETED:
+        raise ConfigError(f"{endpoint.url}: a trial request was {tried.outcome}: {tried.error}")
+    return tried

@@ -1,0 +1,151 @@
+"""One request against the endpoint: sent once, its stream read, its end noted. Never retried."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+from httpx_sse import EventSource
+
+from sloserve.client.payload import Payload
+from sloserve.client.stream import StreamReader, error_message
+from sloserve.core.clock import Clock
+from sloserve.core.errors import ConfigError
+from sloserve.core.goodput import Latency
+from sloserve.core.outcome import Outcome
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.runlog import FloatArray, RequestLog
+
+TOO_MANY, UNAVAILABLE, TIMED_OUT = 429, 503, 408
+DROPPED_REASON = "x-slo-dropped-reason"
+OTHER_REASON = "no reason given"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """What became of one request, as its client saw it. Times are seconds from the start of the run.
+
+    request: as it was sent; it was due at its ``arrival_s``. woke_s: when the client turned to it, which differs from
+    ``arrival_s`` by the client's own lateness. sent_s: when it was sent, later than that by the wait for
+    ``max_concurrency``. chunk_times_s: of chunks, ``[chunks]``. token_times_s: of tokens, ``[tokens]``. prompt_tokens,
+    output_tokens: as the server counted. error: why it was not completed. reason, retry_after_s: what a rejection
+    said. slo: the server's own verdict.
+    """
+
+    request: WorkloadRequest
+    outcome: Outcome
+    woke_s: float
+    sent_s: float
+    ended_s: float
+    chunk_times_s: FloatArray
+    token_times_s: FloatArray
+    prompt_tokens: int
+    output_tokens: int
+    error: str | None = None
+    reason: str | None = None
+    retry_after_s: float | None = None
+    slo: dict[str, Any] | None = None
+
+    def log(self, judged: WorkloadRequest) -> RequestLog:
+        """The same for reports; judged: the request with the targets by which it is judged."""
+        return RequestLog(judged, self.outcome, self.token_times_s)
+
+    def latency(self, since_s: float) -> Latency | None:
+        """Latency by ``vllm bench serve``'s definitions, counted from ``since_s``; ``None`` unless completed."""
+        if self.outcome is not Outcome.COMPLETED:
+            return None
+        first_s, last_s = float(self.chunk_times_s[0]), float(self.chunk_times_s[-1])
+        tpot_s = (last_s - first_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+        return Latency(first_s - since_s, tpot_s, last_s - since_s)
+
+
+async def exchange(
+    client: httpx.AsyncClient, sent: Payload, clock: Clock, start_s: float, woke_s: float, timeout_s: float
+) -> Exchange:
+    """Sends ``sent`` now and reads the reply to its end, for at most ``timeout_s``.
+
+    start_s: of the run, by ``clock``.
+
+    Raises: ConfigError for an answer that says that the workload or a flag is wrong: 4xx but 408 and 429.
+    """
+    reader = StreamReader()
+    outcome, error = Outcome.FAILED, None
+    refused: _Refusal | None = None
+    sent_s = clock.now_s() - start_s
+    try:
+        async with (
+            asyncio.timeout(timeout_s),
+            client.stream("POST", sent.path, content=sent.content, headers=sent.headers) as response,
+        ):
+            if response.status_code == httpx.codes.OK:
+                async for event in EventSource(response).aiter_sse():
+                    reader.feed(event.data, clock.now_s() - start_s)
+            else:
+                refused = await _refusal(response)
+    except TimeoutError:
+        outcome, error = Outcome.ABORTED, f"not complete after {timeout_s:g} s"
+    except httpx.HTTPError as failure:
+        error = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
+    else:
+        if refused is not None:
+            outcome, error = refused.outcome(sent.request.request_id), refused.text
+        elif reader.error is not None:
+            error = reader.error
+        elif not reader.done or not reader.chunk_times_s:
+            error = "the stream ended before the reply was complete"
+        else:
+            outcome = Outcome.COMPLETED
+    token_times_s = reader.token_times_s()
+    return Exchange(
+        request=sent.request,
+        outcome=outcome,
+        woke_s=woke_s,
+        sent_s=sent_s,
+        ended_s=clock.now_s() - start_s,
+        chunk_times_s=np.array(reader.chunk_times_s),
+        token_times_s=token_times_s,
+        prompt_tokens=sent.request.prompt_tokens if reader.prompt_tokens is None else reader.prompt_tokens,
+        output_tokens=token_times_s.size if reader.output_tokens is None else reader.output_tokens,
+        error=error,
+        reason=refused.reason if refused is not None and outcome is Outcome.REJECTED else None,
+        retry_after_s=refused.retry_after_s if refused is not None else None,
+        slo=reader.slo,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """An answer other than 200."""
+
+    status: int
+    text: str
+    reason: str
+    retry_after_s: float | None
+
+    def outcome(self, request_id: str) -> Outcome:
+        if self.status in (TOO_MANY, UNAVAILABLE):
+            return Outcome.REJECTED
+        if 400 <= self.status < 500 and self.status != TIMED_OUT:
+            raise ConfigError(f"the endpoint answered {self.text} to request {request_id}; the run is stopped")
+        return Outcome.FAILED
+
+
+async def _refusal(response: httpx.Response) -> _Refusal:
+    raw = await response.aread()
+    try:
+        said = error_message(json.loads(raw))
+    except ValueError:
+        said = raw.decode(errors="replace")[:300]
+    return _Refusal(
+        response.status_code,
+        f"{response.status_code}: {said}",
+        response.headers.get(DROPPED_REASON, OTHER_REASON),
+        _seconds(response.headers.get("retry-after")),
+    )
+
+
+def _seconds(text: str | None) -> float | None:
+    """Retry-After as whole seconds; the form with a date is not read."""
+    return float(text) if text is not None and text.isdigit() else None

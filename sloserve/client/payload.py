@@ -1,0 +1,82 @@
+"""A request as HTTP: path, headers and body, encoded before the run so that sending costs little."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import SLO
+
+REPORT_HEADER = "x-slo-report"
+
+
+class Api(StrEnum):
+    """Which of OpenAI's APIs is asked."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+
+    @property
+    def path(self) -> str:
+        return "/v1/completions" if self is Api.COMPLETIONS else "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class StatedSLO:
+    """An SLO as it is stated to the server: headers, and fields of the body."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadSettings:
+    """How requests are put.
+
+    ignore_eos: replies have exactly the workload's length (a field of vLLM's). continuous_usage: each chunk says how
+    many tokens there are so far (another). state_slo: ``None`` where the server is not told. report: asks sloserve's
+    server how the request fared.
+    """
+
+    model: str
+    api: Api = Api.COMPLETIONS
+    ignore_eos: bool = True
+    continuous_usage: bool = True
+    state_slo: Callable[[SLO], StatedSLO] | None = None
+    report: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """One request, ready to be sent."""
+
+    request: WorkloadRequest
+    path: str
+    headers: dict[str, str]
+    content: bytes
+
+
+def payload(request: WorkloadRequest, prompt: list[int] | str, settings: PayloadSettings) -> Payload:
+    """``request`` with ``prompt``, streamed, asking for as many tokens as the workload says."""
+    body: dict[str, Any] = {
+        "model": settings.model,
+        "stream": True,
+        "stream_options": {"include_usage": True}
+        | ({"continuous_usage_stats": True} if settings.continuous_usage else {}),
+    }
+    if settings.api is Api.CHAT:
+        body |= {"messages": [{"role": "user", "content": prompt}], "max_completion_tokens": request.output_tokens}
+    else:
+        body |= {"prompt": prompt, "max_tokens": request.output_tokens}
+    if settings.ignore_eos:
+        body["ignore_eos"] = True
+    headers = {"content-type": "application/json"}
+    if settings.state_slo is not None:
+        stated = settings.state_slo(request.slo)
+        headers |= stated.headers
+        body |= stated.body
+    if settings.report:
+        headers[REPORT_HEADER] = "1"
+    return Payload(request, settings.api.path, headers, json.dumps(body, separators=(",", ":")).encode())
