@@ -209,6 +209,31 @@ def test_tiny_model_sets_defaults_that_flags_override() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "warned"), [(["--host", "0.0.0.0"], True), (["--host", "0.0.0.0", "--api-key", "k"], False), ([], False)]
+)
+def test_vllm_gets_everything_and_an_open_door_is_pointed_out(
+    flags: list[str], warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+
+    started: list[argparse.Namespace] = []
+    monkeypatch.setattr(ServeSubcommand, "cmd", staticmethod(started.append))
+    monkeypatch.setenv(ADMIN_KEY, "old")
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    args = server.prepare(["builtin:tiny", "--port", str(port), "--additional-config", '{"other": 1}', *flags])
+    server.run(args, {"policy": "edf"}, "secret")
+    (passed,) = started
+    assert (passed.scheduler_cls, passed.middleware) == (server.SCHEDULER_CLS, [server.MIDDLEWARE])
+    assert passed.additional_config == {"other": 1, "sloserve": {"policy": "edf"}}
+    assert os.environ[ADMIN_KEY] == "secret" and "secret" not in repr(vars(passed))
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sloserve: warning: ")]
+    assert len(warnings) == warned and all("--api-key" in line for line in warnings)
+
+
 class Server:
     """A running ``sloserve serve``; its output is read as it comes."""
 
