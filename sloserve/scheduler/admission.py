@@ -13,6 +13,7 @@ several threads.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sloserve.core.errors import ConfigError, QueueFull
 
@@ -48,8 +49,10 @@ class Admission:
         self._still_waiting = still_waiting
         self._queues = {name: _ClassQueue(name, cap) for name, cap in max_waiting.items()}
 
-    def admit(self, class_name: str, now_s: float) -> "Ticket":
+    def admit(self, class_name: str, request: Any, now_s: float) -> "Ticket":
         """Books a request as waiting.
+
+        request: what ``still_waiting`` finds again in ``ticket.request``.
 
         Raises: QueueFull where the class is at its cap. KeyError for an unknown class.
         """
@@ -66,7 +69,7 @@ class Admission:
                 retry_after_s,
                 class_name,
             )
-        ticket = Ticket(queue)
+        ticket = Ticket(request, queue)
         queue.waiting[ticket] = None
         return ticket
 
@@ -76,14 +79,15 @@ class Admission:
 
 
 class Ticket:
-    """One admitted request's place among the waiting, a key for what its keeper knows of the request.
+    """One admitted request's place among the waiting.
 
     Released once; every further release changes nothing, so that ``left`` may be called at the end of every request.
     """
 
-    __slots__ = ("_queue",)
+    __slots__ = ("request", "_queue")
 
-    def __init__(self, queue: "_ClassQueue") -> None:
+    def __init__(self, request: Any, queue: "_ClassQueue") -> None:
+        self.request = request
         self._queue = queue
 
     def started(self, now_s: float) -> None:

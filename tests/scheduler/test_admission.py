@@ -25,69 +25,69 @@ def all_wait(ticket: Ticket) -> bool:
 
 def refused(admission: Admission, now_s: float, class_name: str = "batch") -> QueueFull:
     with pytest.raises(QueueFull) as caught:
-        admission.admit(class_name, now_s)
+        admission.admit(class_name, None, now_s)
     return caught.value
 
 
 def drained_at(per_s: float, cap: int = 4, for_s: float = 120.0) -> tuple[Admission, list[Ticket], float]:
     """A full class whose requests started, evenly, ``per_s`` a second for ``for_s`` s; who waits, and the time."""
     admission = Admission({"batch": cap}, all_wait)
-    tickets = [admission.admit("batch", T0) for _ in range(cap)]
+    tickets = [admission.admit("batch", None, T0) for _ in range(cap)]
     now_s = T0
     for i in range(int(for_s * per_s)):
         now_s = T0 + (i + 1) / per_s
         tickets.pop(0).started(now_s)
-        tickets.append(admission.admit("batch", now_s))
+        tickets.append(admission.admit("batch", None, now_s))
     return admission, tickets, now_s
 
 
 def test_the_cap_is_per_class_and_the_message_says_what_to_do() -> None:
     admission = Admission({"interactive": 1, "batch": 2}, all_wait)
-    admission.admit("batch", T0)
-    admission.admit("batch", T0)
+    admission.admit("batch", None, T0)
+    admission.admit("batch", None, T0)
     error = refused(admission, T0)
     assert str(error) == (
         "queue full: 2 of 2 requests of class 'batch' wait; retry in 5 s or raise admission.max_waiting"
     )
     assert (error.slo_class, error.retry_after_s) == ("batch", DEFAULT_RETRY_AFTER_S)
-    admission.admit("interactive", T0)
+    admission.admit("interactive", None, T0)
     assert (admission.waiting("interactive"), admission.waiting("batch")) == (1, 2)
 
 
 @pytest.mark.parametrize("release", [Ticket.started, Ticket.left])
 def test_a_released_place_can_be_taken_once(release: Callable[[Ticket, float], None]) -> None:
     admission = Admission({"batch": 2}, all_wait)
-    first, second = (admission.admit("batch", T0) for _ in range(2))
+    first, second = (admission.admit("batch", None, T0) for _ in range(2))
     release(first, T0 + 1.0)
     first.left(T0 + 2.0)
     first.started(T0 + 2.0)
     assert admission.waiting("batch") == 1
-    admission.admit("batch", T0 + 2.0)
+    admission.admit("batch", None, T0 + 2.0)
     refused(admission, T0 + 2.0)
     second.left(T0 + 3.0)
     assert admission.waiting("batch") == 1
 
 
 def test_a_full_class_is_swept_before_anybody_is_refused_and_not_at_every_request() -> None:
-    emitted: set[Ticket] = set()
-    asked: list[Ticket] = []
+    emitted: set[str] = set()
+    asked: list[str] = []
 
     def still_waiting(ticket: Ticket) -> bool:
-        asked.append(ticket)
-        return ticket not in emitted
+        asked.append(ticket.request)
+        return ticket.request not in emitted
 
     admission = Admission({"batch": 2}, still_waiting)
-    first, second = (admission.admit("batch", T0) for _ in range(2))
+    first, _ = (admission.admit("batch", name, T0) for name in ("a", "b"))
     assert asked == []
     refused(admission, T0)
-    emitted.add(first)
+    emitted.add("a")
     refused(admission, T0 + 0.9 * SWEEP_INTERVAL_S)
-    assert asked == [first, second]
-    third = admission.admit("batch", T0 + 1.1 * SWEEP_INTERVAL_S)
+    assert asked == ["a", "b"]
+    admission.admit("batch", "c", T0 + 1.1 * SWEEP_INTERVAL_S)
     first.started(T0 + 1.0)  # the keeper sees it late; the place is not freed a second time
     assert admission.waiting("batch") == 2
     refused(admission, T0 - 100.0)  # a clock set back does not stop the sweeps
-    assert asked == [first, second, first, second, second, third]
+    assert asked == ["a", "b", "a", "b", "b", "c"]
 
 
 @pytest.mark.parametrize("per_s", [0.2, 1.0, 10.0, 100.0])
@@ -111,16 +111,16 @@ def test_an_empty_queue_tells_nothing_of_its_speed() -> None:
     assert refused(admission, now_s).retry_after_s == 1
     tickets[0].left(now_s)
     next_day_s = now_s + 86_400.0
-    admission.admit("batch", next_day_s)
+    admission.admit("batch", None, next_day_s)
     assert refused(admission, next_day_s).retry_after_s == 1
 
 
 def test_requests_that_leave_unserved_do_not_make_the_queue_look_fast() -> None:
     admission = Admission({"batch": 50}, all_wait)
-    for ticket in [admission.admit("batch", T0) for _ in range(50)]:
+    for ticket in [admission.admit("batch", None, T0) for _ in range(50)]:
         ticket.left(T0 + 1.0)
     for _ in range(50):
-        admission.admit("batch", T0 + 1.0)
+        admission.admit("batch", None, T0 + 1.0)
     assert refused(admission, T0 + 1.0).retry_after_s == DEFAULT_RETRY_AFTER_S
 
 
@@ -162,7 +162,7 @@ def test_never_above_the_cap_never_refused_below_it_released_once(
         now_s += elapsed_s
         if action == "admit":
             try:
-                issued[name].append(admission.admit(name, now_s))
+                issued[name].append(admission.admit(name, None, now_s))
             except QueueFull as error:
                 assert MIN_RETRY_AFTER_S <= error.retry_after_s <= MAX_RETRY_AFTER_S
                 assert isinstance(error.retry_after_s, int)
