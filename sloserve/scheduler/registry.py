@@ -41,6 +41,11 @@ def parse_policy(text: str) -> tuple[str, dict[str, str]]:
     return name, options
 
 
+def policy_text(name: str, options: Mapping[str, Any]) -> str:
+    """The inverse of :func:`parse_policy`."""
+    return ":".join([name, *(f"{key}={value}" for key, value in options.items())])
+
+
 def make_policy(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Policy:
     """Builds the policy registered under ``name`` with its ``Settings`` filled from ``options``.
 

@@ -130,6 +130,21 @@ class Rows:
         self._free.extend(range(capacity - 1, self._capacity - 1, -1))
         self._capacity = capacity
 
+    def keep(self, needs: frozenset[str]) -> frozenset[str]:
+        """Keeps these columns from now on, and no others beside those always kept; returns the new ones.
+
+        New columns hold their fresh value in every slot.
+        """
+        wanted = needs | ALWAYS_KEPT
+        new = wanted - self.kept
+        for name in self.kept - wanted:
+            delattr(self, name)
+        for name in new:
+            dtype, fill = COLUMNS[name]
+            setattr(self, name, np.full(self._capacity, fill, dtype))
+        self.kept = wanted
+        return new
+
     def add(self, **values: float) -> int:
         """Takes a slot for a new request, with the next ``seq`` and state WAITING, and returns it.
 

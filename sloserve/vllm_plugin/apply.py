@@ -66,11 +66,12 @@ def _evict(scheduler: Any, victims: list[Request]) -> None:
 
 
 @contextmanager
-def narrowed(scheduler: Any, plan: Plan, table: RequestTable, counters: Counter[str]) -> Iterator[None]:
+def narrowed(scheduler: Any, plan: Plan, table: RequestTable, counters: Counter[str]) -> Iterator[list[Request]]:
     """The plan's pauses and limits for one ``schedule()``; the limits are vLLM's own again afterwards, whatever
-    happens.
+    happens. Yields whom it paused.
     """
     running = scheduler.running
+    paused: list[Request] = []
     if plan.pause.size:
         paused = [r for s in plan.pause.tolist() if (r := table.request_at.get(s)) is not None]
         for request in paused:
@@ -88,7 +89,7 @@ def narrowed(scheduler: Any, plan: Plan, table: RequestTable, counters: Counter[
         if plan.prefill_chunk_tokens is not None:
             chunk = int(plan.prefill_chunk_tokens)
             config.long_prefill_token_threshold = min(saved[2], chunk) if saved[2] > 0 else chunk
-        yield
+        yield paused
     finally:
         setattr(scheduler, limit_name, saved[0])
         scheduler.max_num_scheduled_tokens = saved[1]

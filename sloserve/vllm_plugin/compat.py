@@ -4,6 +4,7 @@ The scheduler interface of vLLM is not public. Whatever of it this package reads
 is checked once at start-up, so that a vLLM that moved something fails with a name instead of a wrong schedule.
 """
 
+import asyncio
 import os
 from typing import Any
 
@@ -13,6 +14,8 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.errors import ConfigError
+from sloserve.scheduler.policy import EngineFacts
+from sloserve.scheduler.rows import State
 from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
 
 SCHEDULER_ATTRIBUTES = (
@@ -91,6 +94,18 @@ def is_blocked(request: Request) -> bool:
     return request.status in BLOCKED_STATUSES
 
 
+def state_of(request: Request) -> State:
+    """Where an unfinished request stands that is not blocked."""
+    if request.status == RequestStatus.RUNNING:
+        return State.RUNNING
+    return State.WAITING if request.num_preemptions == 0 else State.PREEMPTED
+
+
+def live_requests(scheduler: Any) -> list[Request]:
+    """Unfinished requests in order of arrival. (One whose blocks a connector still reads is kept although finished.)"""
+    return [request for request in scheduler.requests.values() if not request.is_finished()]
+
+
 def lora_id(request: Request) -> int | None:
     return request.lora_request.lora_int_id if request.lora_request is not None else None
 
@@ -101,6 +116,30 @@ def free_blocks(scheduler: Any) -> int:
 
 def total_blocks(scheduler: Any) -> int:
     return int(scheduler.kv_cache_manager.block_pool.num_gpu_blocks)
+
+
+def engine_facts(scheduler: Any) -> EngineFacts:
+    """What the engine can do, as of now."""
+    return EngineFacts(
+        free_blocks=free_blocks(scheduler),
+        total_blocks=total_blocks(scheduler),
+        block_size=scheduler.block_size,
+        max_num_seqs=scheduler.max_num_running_reqs,
+        token_budget=scheduler.max_num_scheduled_tokens,
+        free_slots=max(getattr(scheduler, admission_limit_name(scheduler)) - len(scheduler.running), 0),
+    )
+
+
+def max_loras(scheduler: Any) -> int | None:
+    return scheduler.lora_config.max_loras if scheduler.lora_config is not None else None
+
+
+async def call_every_engine(client: Any, method: str, *args: Any) -> list[Any]:
+    """The answers of all ranks to a utility call, in order; a client's plain utility call returns the first alone."""
+    if hasattr(client, "call_utility_all_async"):
+        return list(await client.call_utility_all_async(method, *args))
+    calls = (client._call_utility_async(method, *args, engine=engine) for engine in client.core_engines)
+    return list(await asyncio.gather(*calls))
 
 
 def identity_reason(scheduler: Any) -> str | None:

@@ -38,9 +38,12 @@ class PlanBudget:
     def start(self) -> None:
         self._started = self._measure()
 
-    def stop(self, now_s: float) -> float:
-        """Books the plan that :meth:`start` began; returns what it really cost, in seconds."""
-        cost_s = self._measure() - self._started
+    def stop(self, now_s: float, *, others_s: float = 0.0) -> float:
+        """Books the plan that :meth:`start` began; returns what it really cost, in seconds.
+
+        others_s: how much of the time since then went to something else.
+        """
+        cost_s = self._measure() - self._started - others_s
         self._last_cost_s = cost_s if self._fixed_cost_s is None else self._fixed_cost_s
         self._last_plan_s = now_s
         return cost_s

@@ -9,6 +9,7 @@ Layout: magic, version, offset of the slots, the fixed facts as JSON, two texts;
 (float64, counts are exact to 2**53) and a ring of paused requests (uint64). Readers skip files of another version.
 """
 
+import contextlib
 import json
 import mmap
 import os
@@ -31,6 +32,7 @@ _PROLOGUE = struct.Struct("<8sIIII")  # magic, version, length of the JSON, offs
 _TEXT_BYTES = 1024
 _RING = 2048
 _COUNT_BITS = 24
+_COUNT_MASK = 2**_COUNT_BITS - 1
 
 PLAN_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 """Upper bounds of the histogram of planning times; one more bucket holds what took longer."""
@@ -145,10 +147,16 @@ class PageWriter:
         self._text_slot[0] = other
 
     def note_paused(self, request_id: str, steps: int) -> None:
-        """Leaves word of a request that ended and was paused for ``steps`` steps; the oldest entry makes room."""
+        """Leaves word of a request that ended and was paused for ``steps`` steps; the oldest entry makes room.
+
+        Said again of the same id, for several replies to one request, the steps add up.
+        """
         key = _key(request_id)
-        self._ring[self._ring >> _COUNT_BITS == key] = 0  # an id that comes again means its latest request
-        self._ring[self._next] = key << _COUNT_BITS | min(steps, 2**_COUNT_BITS - 1)
+        same = self._ring >> _COUNT_BITS == key
+        steps += sum(int(entry) & _COUNT_MASK for entry in self._ring[same])
+        self._ring[self._next] = key << _COUNT_BITS | min(steps, _COUNT_MASK)
+        same[self._next] = False
+        self._ring[same] = 0
         self._next = (self._next + 1) % _RING
 
     def close(self) -> None:
@@ -205,13 +213,12 @@ class PageReader:
         )
 
     def paused_steps(self, request_id: str) -> int | None:
-        """For how many steps a request that ended lately was paused, by the id it has in the API process.
+        """For how many steps a request that ended lately was paused, by the id it has in the engine.
 
-        ``None`` where the page does not know: it was never paused, or ended too long ago. Of several replies to one
-        request the first is ``0_`` + its id, and so on.
+        ``None`` where the page does not know: it was never paused, or ended too long ago.
         """
         found = self._ring[self._ring >> _COUNT_BITS == _key(request_id)]
-        return int(found[-1]) & (2**_COUNT_BITS - 1) if found.size else None
+        return int(found[-1]) & _COUNT_MASK if found.size else None
 
 
 def find_pages(folder: Path | None = None) -> list[PageReader]:
@@ -236,3 +243,25 @@ def remove_pages(folder: Path | None = None) -> None:
     folder = page_folder.page_folder() if folder is None else folder
     page_folder.remove_started_here(folder)
     page_folder.sweep(folder)
+
+
+class PageSet:
+    """The pages of this server's engines, opened once they are there, for look-ups at every request's end."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._pages: list[PageReader] = []
+
+    def paused_steps(self, request_id: str) -> int:
+        """For how many steps a request that has just ended was paused; 0 where no page knows."""
+        if not self._pages:
+            try:
+                self._pages = find_pages(self._folder)
+            except OSError:
+                return 0  # the engine's own log says why there is no page
+        return next((steps for page in self._pages if (steps := page.paused_steps(request_id)) is not None), 0)
+
+    def remove(self) -> None:
+        """Removes what engines of this process left behind, see :func:`remove_pages`; never raises."""
+        with contextlib.suppress(OSError):
+            remove_pages(self._folder)

@@ -1,6 +1,5 @@
 """Keeps the request table in step with vLLM's scheduler: which request has which slot, and what its columns say."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,52 +7,30 @@ from typing import Any
 import numpy as np
 from vllm.v1.request import Request
 
-from sloserve.core.errors import InvalidRequest
-from sloserve.core.slo import SLO, ClassTable, Targets
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 from sloserve.scheduler.rows import GATHERED_COLUMNS, IntArray, Rows, State
 from sloserve.vllm_plugin import compat
-from sloserve.wire.xargs import parse_slo, stated_output_tokens
-
-logger = logging.getLogger(__name__)
-
-_NAN = float("nan")
+from sloserve.vllm_plugin.columns import live_columns, static_columns
+from sloserve.vllm_plugin.ledger import StatedSLO
 
 
 class RequestTable:
     """The rows of one engine. Sessions with streaming input have none, so that no policy can touch them."""
 
-    def __init__(self, needs: frozenset[str], classes: ClassTable, counters: Counter[str]) -> None:
+    def __init__(self, needs: frozenset[str]) -> None:
         self.rows = Rows(needs)
         self.slot_of: dict[str, int] = {}
         self.request_at: dict[int, Request] = {}
-        self._classes = classes
-        self._class_id = {c.name: i for i, c in enumerate(classes)}
         self._gathered = self.rows.kept & GATHERED_COLUMNS
         self._blocked: dict[int, Request] = {}
         self._loras: Counter[int] = Counter()
         self._held_by_lora: list[int] = []
-        self._counters = counters
 
-    def add(self, request: Request) -> int | None:
+    def add(self, request: Request, stated: StatedSLO) -> int | None:
         """A row for a newly queued request, or ``None`` for one that is not ours to plan."""
         if request.resumable or request.sampling_params is None:
             return None
-        slo, stated = self._slo(request)
-        targets = slo.targets
-        slot = self.rows.add(
-            arrival_s=request.arrival_time,
-            priority=request.priority,
-            class_rank=slo.slo_class.rank,
-            class_id=self._class_id[slo.slo_class.name],
-            ttft_s=_NAN if targets.ttft_s is None else targets.ttft_s,
-            tpot_s=_NAN if targets.tpot_s is None else targets.tpot_s,
-            e2e_s=_NAN if targets.e2e_s is None else targets.e2e_s,
-            tds=_NAN if targets.tds is None else targets.tds,
-            prompt_tokens=request.num_prompt_tokens,
-            max_tokens=request.max_tokens,
-            oracle_output_tokens=-1 if stated is None else stated,
-        )
+        slot = self.rows.add(**static_columns(request, stated))
         self.slot_of[request.request_id] = slot
         self.request_at[slot] = request
         if compat.is_blocked(request):
@@ -64,16 +41,26 @@ class RequestTable:
             self._loras[lora] += 1
         return slot
 
-    def _slo(self, request: Request) -> tuple[SLO, int | None]:
-        extra_args = request.sampling_params.extra_args
-        try:
-            return parse_slo(extra_args, self._classes), stated_output_tokens(extra_args)
-        except InvalidRequest as error:
-            # The engine cannot answer 400 any more; ``sloserve serve`` has refused such a request before it came here.
-            self._counters["malformed_slo"] += 1
-            if self._counters["malformed_slo"] == 1:
-                logger.warning("request %s is served without its SLO: %s", request.request_id, error)
-            return self._classes.slo(None, Targets()), None
+    def add_live(self, request: Request, stated: StatedSLO, now_s: float) -> int | None:
+        """A row for a request that vLLM has had for a while: as if it had had one from the start."""
+        slot = self.add(request, stated)
+        if slot is not None:
+            if self.rows.state[slot] != State.BLOCKED:
+                self.rows.state[slot] = compat.state_of(request)
+            self._fill(slot, live_columns(request, stated, now_s), self.rows.kept)
+        return slot
+
+    def keep(self, needs: frozenset[str], slo_of: Mapping[str, StatedSLO], now_s: float) -> None:
+        """Keeps these columns from now on, slots and order unchanged; those that were not kept are made up for."""
+        new = self.rows.keep(needs)
+        self._gathered = self.rows.kept & GATHERED_COLUMNS
+        for slot, request in self.request_at.items():
+            stated = slo_of[request.request_id]
+            self._fill(slot, static_columns(request, stated) | live_columns(request, stated, now_s), new)
+
+    def _fill(self, slot: int, values: Mapping[str, float], columns: frozenset[str]) -> None:
+        for name in columns & values.keys():
+            getattr(self.rows, name)[slot] = values[name]
 
     def preempted(self, request: Request) -> None:
         slot = self.slot_of.get(request.request_id)
@@ -154,7 +141,7 @@ class RequestTable:
         for slot, request in list(self._blocked.items()):
             if not compat.is_blocked(request):
                 del self._blocked[slot]
-                self.rows.state[slot] = State.WAITING if request.num_preemptions == 0 else State.PREEMPTED
+                self.rows.state[slot] = compat.state_of(request)
         rows = self.rows
         if self._gathered:
             slot_of = self.slot_of

@@ -106,7 +106,8 @@ def test_every_request_ends_once_with_its_tokens(policy: str | None, seed: int) 
     assert not scheduler.requests and not scheduler.running and not scheduler.waiting
     assert scheduler.max_num_scheduled_tokens == settings.max_num_batched_tokens
     assert scheduler.scheduler_config.long_prefill_token_threshold == 0
-    if policy is not None:
-        assert len(scheduler._table.rows) == 0 and not scheduler._table.slot_of and not scheduler._table.request_at
+    if policy not in (None, "fcfs"):
+        table = scheduler._planner.table
+        assert len(table.rows) == 0 and not table.slot_of and not table.request_at
     if policy is not None and policy.startswith("chaos"):
         assert log.counters["plan_errors"] > 0

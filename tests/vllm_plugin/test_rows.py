@@ -1,6 +1,5 @@
 """The request table against vLLM's own requests: rows are right when read."""
 
-import logging
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -26,17 +25,27 @@ def make_request(request_id: str, extra_args: dict[str, Any] | None = None, **ot
     return Request(request_id, **(given | others))
 
 
-def make_table(counters: Counter[str] | None = None) -> Any:
+def make_table() -> Any:
     from sloserve.vllm_plugin.rows import RequestTable
 
-    return RequestTable(frozenset(COLUMNS), DEFAULT_CLASSES, Counter() if counters is None else counters)
+    return RequestTable(frozenset(COLUMNS))
+
+
+def add(table: Any, request: Any) -> Any:
+    return table.add(request, stated(request))
+
+
+def stated(request: Any) -> Any:
+    from sloserve.vllm_plugin.ledger import Ledger
+
+    return Ledger(DEFAULT_CLASSES, Counter()).enqueued(request)
 
 
 def test_a_row_says_what_the_request_says() -> None:
     table = make_table()
     args = {"slo_class": "batch", "slo_ttft_ms": 200, "slo_e2e_ms": 3000, "slo_output_tokens": 7}
     request = make_request("a", args, priority=3)
-    slot = table.add(request)
+    slot = add(table, request)
     row = {name: getattr(table.rows, name)[slot] for name in COLUMNS}
     assert (table.slot_of, table.request_at) == ({"a": slot}, {slot: request})
     expected = {"arrival_s": 50.0, "priority": 3, "class_rank": 2, "class_id": 2, "ttft_s": 0.2, "e2e_s": 3.0}
@@ -49,22 +58,9 @@ def test_streaming_sessions_and_pooling_requests_have_no_row() -> None:
     from vllm.pooling_params import PoolingParams
 
     table = make_table()
-    assert table.add(make_request("session", resumable=True)) is None
-    assert table.add(make_request("pool", sampling_params=None, pooling_params=PoolingParams())) is None
+    assert add(table, make_request("session", resumable=True)) is None
+    assert add(table, make_request("pool", sampling_params=None, pooling_params=PoolingParams())) is None
     assert len(table.rows) == 0 and not table.slot_of
-
-
-def test_a_malformed_slo_is_counted_warned_of_once_and_served_as_default(caplog: pytest.LogCaptureFixture) -> None:
-    counters: Counter[str] = Counter()
-    table = make_table(counters)
-    malformed: list[Any] = [{"slo_ttft_ms": -1, "slo_class": "batch"}, {"slo_output_tokens": 0}, {"slo_e2e_ms": 1e-323}]
-    with caplog.at_level(logging.WARNING, logger="sloserve"):
-        slots = [table.add(make_request(str(i), args)) for i, args in enumerate(malformed)]
-    assert table.rows.class_id[slots].tolist() == [1, 1, 1]
-    assert np.isnan(table.rows.ttft_s[slots]).all() and np.isnan(table.rows.e2e_s[slots]).all()
-    assert counters == {"malformed_slo": 3}
-    (record,) = [r for r in caplog.records if r.name.startswith("sloserve")]
-    assert record.getMessage().startswith("request 0 is served without its SLO: slo_ttft_ms: -1 is not a number of")
 
 
 def test_a_request_whose_grammar_is_pending_is_no_candidate_until_it_is_there() -> None:
@@ -74,7 +70,7 @@ def test_a_request_whose_grammar_is_pending_is_no_candidate_until_it_is_there() 
     request = make_request("a")
     request.structured_output_request = SimpleNamespace(grammar=None)
     request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-    slot = table.add(request)
+    slot = add(table, request)
     assert table.rows.state[slot] == State.BLOCKED
     assert table.snapshot([], ENGINE, None).waiting.size == 0
     request.structured_output_request.grammar = object()
@@ -84,7 +80,7 @@ def test_a_request_whose_grammar_is_pending_is_no_candidate_until_it_is_there() 
 def test_admission_progress_preemption_and_the_end() -> None:
     table = make_table()
     first, second = make_request("a"), make_request("b")
-    slots = [table.add(first), table.add(second)]
+    slots = [add(table, first), add(table, second)]
     output = SimpleNamespace(
         scheduled_new_reqs=[SimpleNamespace(req_id="b"), SimpleNamespace(req_id="stranger")],
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={"a"}),
@@ -127,11 +123,57 @@ def test_no_one_may_be_touched_while_more_adapters_live_than_fit() -> None:
         return LoRARequest(lora_name=f"l{number}", lora_int_id=number, lora_path="/nowhere")
 
     table = make_table()
-    plain = table.add(make_request("plain"))
+    plain = add(table, make_request("plain"))
     requests = [make_request(f"r{n}", lora_request=adapter(n)) for n in (1, 2)]
-    slots = [table.add(r) for r in requests]
+    slots = [add(table, r) for r in requests]
     rows = table.snapshot([], ENGINE, max_loras=1).rows
     assert rows.evictable[[plain, *slots]].tolist() == rows.pausable[[plain, *slots]].tolist() == [True, False, False]
     table.drop(requests[1])
     rows = table.snapshot([], ENGINE, max_loras=1).rows
     assert rows.evictable[slots[0]] and rows.pausable[slots[0]]
+
+
+def test_a_request_met_in_the_middle_gets_the_row_it_would_have() -> None:
+    from vllm.v1.request import RequestStatus
+
+    table = make_table()
+    args = {"slo_tpot_ms": 100, "slo_tds": 5}
+    fresh, running, evicted, paced = (make_request(name, args if name == "paced" else None) for name in NAMES)
+    for request in (running, paced):
+        request.status, request.num_computed_tokens = RequestStatus.RUNNING, 22
+        request.append_output_token_ids([5, 6, 7])
+    evicted.status, evicted.num_preemptions = RequestStatus.PREEMPTED, 2
+    slots = [table.add_live(request, stated(request), 60.0) for request in (fresh, running, evicted, paced)]
+    at = table.snapshot([running, paced], ENGINE, None)
+    assert (at.waiting.tolist(), at.running.tolist()) == ([slots[0], slots[2]], [slots[1], slots[3]])
+    rows = at.rows
+    assert rows.state[slots].tolist() == [State.WAITING, State.RUNNING, State.PREEMPTED, State.RUNNING]
+    assert rows.seq[slots].tolist() == [0, 1, 2, 3]
+    assert rows.output_tokens[slots].tolist() == [0, 3, 0, 3] and rows.num_preemptions[slots].tolist() == [0, 0, 2, 0]
+    assert rows.computed_tokens[slots].tolist() == [0, 22, 0, 22]
+    # On the pace it asks for, the faster of the two it states; without one, all at once.
+    assert rows.first_token_s[slots] == pytest.approx([np.nan, 60.0, np.nan, 59.8], nan_ok=True)
+
+
+NAMES = ("fresh", "running", "evicted", "paced")
+
+
+def test_columns_change_while_slots_order_and_what_was_noted_stay() -> None:
+    from sloserve.vllm_plugin.rows import RequestTable
+
+    table = RequestTable(frozenset({"priority", "first_token_s"}))
+    requests = [make_request(name, {"slo_e2e_ms": 1000}, priority=i) for i, name in enumerate(NAMES)]
+    slo_of = {request.request_id: stated(request) for request in requests}
+    slots = [add(table, request) for request in requests]
+    table.drop(requests[0])
+    del slo_of[requests[0].request_id]
+    rows = table.rows
+    rows.first_token_s[slots[1]] = 55.0
+    rows.evictable[slots[2]] = False
+    table.keep(frozenset({"e2e_s", "first_token_s"}), slo_of, 60.0)
+    assert table.rows is rows and not hasattr(rows, "priority")
+    assert rows.seq[slots[1:]].tolist() == [1, 2, 3] and rows.e2e_s[slots[1:]].tolist() == [1.0] * 3
+    assert rows.first_token_s[slots[1]] == 55.0 and rows.evictable[slots[1:]].tolist() == [True, False, True]
+    table.keep(frozenset({"priority"}), slo_of, 60.0)
+    assert rows.priority[slots[1:]].tolist() == [1, 2, 3]
+    assert add(table, make_request("late")) == slots[0]

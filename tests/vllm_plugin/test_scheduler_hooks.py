@@ -157,14 +157,14 @@ def test_aborts_in_every_state_leave_neither_rows_nor_blocks(build: Build, reque
         engine._apply(engine._dispatch(0.0), 0.0)
     scheduler._preempt_request(scheduler.running.pop(), None)
     engine._apply(engine._dispatch(0.0), 0.0)
-    rows = scheduler._table.rows
+    rows = scheduler._planner.table.rows
     states = {State(s) for s in rows.state.tolist()}
     assert len(rows) == 6 and states == {State.FREE, State.WAITING, State.RUNNING} | (states & {State.PREEMPTED})
     in_flight = engine._dispatch(0.0)
     scheduler.finish_requests([f"r{i}" for i in range(5)], RequestStatus.FINISHED_ABORTED)
     engine._live = {"r5": engine._live["r5"]}
     engine._apply(in_flight, 0.0)
-    assert len(rows) == len(scheduler._table.slot_of) == 1
+    assert len(rows) == len(scheduler._planner.table.slot_of) == 1
     scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
     scheduler.schedule()
     assert len(rows) == 0 and not scheduler.has_unfinished_requests()
@@ -193,14 +193,14 @@ def test_a_reused_plan_does_not_pause_the_next_request_in_a_freed_slot(build: Bu
         engine._add(request_of(name, output_tokens=40), 0.0)
     engine._apply(engine._dispatch(0.0), 0.0)
     engine._apply(engine._dispatch(0.0), 0.0)
-    assert scheduler._plan.pause.tolist() == [0]
+    assert scheduler._planner.plan.pause.tolist() == [0]
     from vllm.v1.request import RequestStatus
 
-    scheduler._budget.allows = lambda now_s: False
+    scheduler._planner.budget.allows = lambda now_s: False
     scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
     engine._live.pop("a")
     engine._add(request_of("d", output_tokens=40), 0.0)
-    assert scheduler._table.slot_of["d"] == 0
+    assert scheduler._planner.table.slot_of["d"] == 0
     engine._apply(engine._dispatch(0.0), 0.0)
     batch = engine._dispatch(0.0)
     assert set(batch.output.num_scheduled_tokens) == {"b", "c", "d"}

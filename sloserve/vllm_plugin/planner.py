@@ -1,0 +1,218 @@
+"""Which plan holds for the next step: a policy at work on the rows of one engine, within its budget and the guards."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from vllm.v1.request import Request
+
+from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot, check_plan
+from sloserve.scheduler.rows import PROGRESS_COLUMNS, IntArray, State
+from sloserve.vllm_plugin import compat
+from sloserve.vllm_plugin.apply import carry_out
+from sloserve.vllm_plugin.config import PluginSettings
+from sloserve.vllm_plugin.guards import Ageing, PlanBudget, keep_alive, permitted
+from sloserve.vllm_plugin.ledger import StatedSLO
+from sloserve.vllm_plugin.rows import RequestTable
+from sloserve.vllm_plugin.shadow import Shadow
+
+logger = logging.getLogger(__name__)
+
+
+class Planner:
+    """Keeps the rows that its policies read, tells them what happens, asks them for plans.
+
+    plan: the last plan; it holds until the next. aged: the requests that ageing gave a place in it.
+    plan_costs_s: measured cost of each plan, collected only where a list is put here.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        shadow: Shadow | None,
+        settings: PluginSettings,
+        counters: Counter[str],
+        on_plan: Callable[[float], None],
+        *,
+        may_pause: bool,
+        plan_cost_s: float | None,
+    ) -> None:
+        """on_plan: is told what each plan cost, in seconds. may_pause: whether the engine can pause requests.
+
+        plan_cost_s: what a plan costs in virtual time, ``None`` for what is measured.
+        """
+        self.policy, self.shadow = policy, shadow
+        self.budget = PlanBudget(settings.plan_share, fixed_cost_s=plan_cost_s)
+        self.ageing = Ageing(settings.aged_share if policy.needs else 0.0, settings.classes)
+        needs = policy.needs | (Ageing.NEEDS if self.ageing.period is not None else frozenset())
+        self.needs = needs if shadow is None else needs | shadow.needs
+        self.table = RequestTable(self.needs)
+        self.plan = Plan.IDENTITY
+        self.aged = NO_SLOTS
+        self._wants_progress = policy.wants_progress or (shadow is not None and shadow.policy.wants_progress)
+        self._wants_output = bool(PROGRESS_COLUMNS & self.needs) or self._wants_progress
+        self._counters = counters
+        self._on_plan = on_plan
+        self._may_pause = may_pause
+
+    def take_over(
+        self, before: "Planner | None", live: Iterable[Request], slo_of: Mapping[str, StatedSLO], now_s: float
+    ) -> None:
+        """Goes on in the place of ``before``, between two steps, with the requests that are ``live``, in order of
+        arrival.
+
+        Rows keep their slots, so a policy that stays is not disturbed, nor are its plan, budget and ageing. One that is
+        new is told of each request's arrival.
+        """
+        if before is None:
+            for request in live:
+                self.table.add_live(request, slo_of[request.request_id], now_s)
+        else:
+            self.table = before.table
+            self.table.keep(self.needs, slo_of, now_s)
+        if before is not None and before.policy is self.policy:
+            self.budget, self.ageing, self.plan, self.aged = before.budget, before.ageing, before.plan, before.aged
+        rows = self.table.rows
+        for slot in sorted(self.table.request_at, key=lambda slot: int(rows.seq[slot])):
+            if before is None or before.policy is not self.policy:
+                self._tell_policy("arrived", slot, now_s)
+            if self.shadow is not None and (before is None or before.shadow is not self.shadow):
+                self.shadow.tell("arrived", rows, slot, now_s)
+
+    # What happens: the table is kept in step, then the policies are told.
+
+    def arrived(self, request: Request, stated: StatedSLO, now_s: float) -> None:
+        slot = self.table.add(request, stated)
+        if slot is not None:
+            self._tell("arrived", slot, now_s)
+
+    def finished(self, request: Request, now_s: float) -> None:
+        slot = self.table.finished(request)
+        if slot is None:
+            return
+        self._tell("finished", slot, now_s)
+        self.table.drop(request)
+        # The slot may go to another request, which a plan still in use must not pause, nor ageing take for its own.
+        if self.plan.pause.size:
+            self.plan = replace(self.plan, pause=self.plan.pause[self.plan.pause != slot])
+        if self.aged.size:
+            self.aged = self.aged[self.aged != slot]
+
+    def progressed(self, outputs: Any, now_s: float) -> None:
+        if not self._wants_output:
+            return
+        slots, tokens = self.table.progressed(outputs, now_s)
+        if slots.size and self._wants_progress:
+            if self.policy.wants_progress:
+                self._tell_policy("progressed", slots, tokens, now_s)
+            if self.shadow is not None and self.shadow.policy.wants_progress:
+                self.shadow.tell("progressed", self.table.rows, slots, tokens, now_s)
+
+    def admitted(self, output: Any, now_s: float) -> None:
+        """Books whom a step admitted."""
+        slots = self.table.admitted(output)
+        if slots.size and self.ageing.period is not None:
+            self.ageing.admitted(self.table.rows, slots, self.aged)
+        if self.shadow is not None:
+            self.shadow.rate.observe(slots.size, now_s)
+
+    def _tell(self, event: str, *args: Any) -> None:
+        self._tell_policy(event, *args)
+        if self.shadow is not None:
+            self.shadow.tell(event, self.table.rows, *args)
+
+    def _tell_policy(self, event: str, *args: Any) -> None:
+        """Reports an event to the policy; a policy that fails on it must not take the engine down."""
+        try:
+            getattr(self.policy, event)(self.table.rows, *args)
+        except Exception:
+            self._count_error()
+
+    # What shall be.
+
+    def next_plan(self, scheduler: Any, now_s: float) -> Plan:
+        """The plan for this step: a fresh one, carried out, if the budget allows; else the last one, less what has
+        ended.
+        """
+        if not self.policy.needs:
+            if self.shadow is not None and self.shadow.is_due(now_s):
+                self._consider(Plan.IDENTITY, self._snapshot(scheduler), scheduler, now_s)
+            return Plan.IDENTITY
+        if not self.budget.allows(now_s):
+            return self._reused()
+        self.budget.start()
+        shadow_s = 0.0
+        try:
+            snapshot = self._snapshot(scheduler)
+            plan = self._checked(snapshot, now_s)
+            if plan is not None and self.shadow is not None and self.shadow.is_due(now_s):
+                # Before the plan is carried out: both saw the same, and neither sees what the other does.
+                shadow_s = self._consider(plan, snapshot, scheduler, now_s)
+            self.plan = Plan.IDENTITY if plan is None else plan
+            if self.plan is not Plan.IDENTITY:
+                carry_out(scheduler, self.plan, self.table, self._counters)
+        finally:
+            cost_s = self.budget.stop(now_s, others_s=shadow_s)
+        self._on_plan(cost_s)
+        return self.plan
+
+    def _snapshot(self, scheduler: Any) -> Snapshot:
+        return self.table.snapshot(scheduler.running, compat.engine_facts(scheduler), compat.max_loras(scheduler))
+
+    def _checked(self, snapshot: Snapshot, now_s: float) -> Plan | None:
+        """What the guards leave of the policy's plan; ``None`` where it has failed."""
+        try:
+            plan = self.policy.plan(snapshot, now_s)
+            if plan is not Plan.IDENTITY:
+                check_plan(plan, snapshot)
+        except Exception:
+            self._count_error()
+            return None
+        self._counters["plans"] += 1
+        self.aged = self.ageing.aged(snapshot.rows, snapshot.waiting, now_s)
+        return self._guarded(plan, snapshot)
+
+    def _guarded(self, plan: Plan, snapshot: Snapshot) -> Plan:
+        if self.aged.size:
+            order = plan.waiting
+            if order is None:
+                order = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
+            plan = replace(plan, waiting=self.ageing.weave(order, self.aged))
+        if plan is Plan.IDENTITY:
+            return plan
+        return keep_alive(permitted(plan, snapshot, may_pause=self._may_pause), snapshot)
+
+    def _consider(self, plan: Plan, snapshot: Snapshot, scheduler: Any, now_s: float) -> float:
+        assert self.shadow is not None
+        slot_of = self.table.slot_of
+
+        def queue() -> IntArray:
+            found = [slot_of[r.request_id] for r in scheduler.waiting if r.request_id in slot_of]
+            return np.array(found, np.int64)
+
+        return self.shadow.consider(plan, snapshot, self._guarded, queue, now_s)
+
+    def _reused(self) -> Plan:
+        """The last plan for one more step: requests that stopped running since are not paused, and not all that run
+        are.
+        """
+        self._counters["reused_plans"] += 1
+        if not self.plan.pause.size:
+            return self.plan
+        running = self.table.rows.slots_in(State.RUNNING)
+        still = self.plan.pause[np.isin(self.plan.pause, running)]
+        if still.size >= running.size:
+            still = NO_SLOTS
+        return replace(self.plan, pause=still, evict=NO_SLOTS)
+
+    def _count_error(self) -> None:
+        self._counters["plan_errors"] += 1
+        count = self._counters["plan_errors"]
+        # The first in full, then at each power of ten: one faulty policy must not fill the log.
+        if count == 1:
+            logger.exception("policy %s failed; vLLM's own order holds for this step", type(self.policy).__name__)
+        elif str(count).strip("0") == "1":
+            logger.warning("policy %s has failed %d times", type(self.policy).__name__, count)
