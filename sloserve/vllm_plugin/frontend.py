@@ -1,36 +1,74 @@
-"""The front end's part: a request whose SLO cannot be read is answered with 400 before it is queued, streamed or not.
+"""The front end's part, in the API process: what a request states becomes its SLO, a full queue is said to be full, and
+how each request fared is counted and told.
 
-vLLM carries ``vllm_xargs`` to the engine unread, where a refusal would come too late: a stream has its 200 by then. So
-``AsyncLLM.generate`` gets a check that runs when it is called, not when the stream is first read. :func:`install` is
-registered as a ``vllm.general_plugins`` entry point, hence works under plain ``vllm serve`` and in each of several API
-processes, and leaves engines alone that do not run our scheduler.
+All of it happens around ``AsyncLLM.generate``, which every route that generates comes through (chat, completions,
+responses, Anthropic's messages), and when it is called rather than when the stream is first read, so that a refusal can
+still be an HTTP status. :func:`install` is registered as a ``vllm.general_plugins`` entry point, hence works under
+plain ``vllm serve`` and in each of several API processes, and leaves engines alone that do not run our scheduler.
+Headers, nested bodies and reports need ``sloserve.api.middleware`` besides, which ``sloserve serve`` adds.
 """
 
+import atexit
 import functools
+import weakref
 from typing import Any
 
-from sloserve.core.errors import InvalidRequest
-from sloserve.core.slo import ClassTable
+from sloserve.core.clock import Clock, SystemClock
+from sloserve.core.errors import InvalidRequest, Rejected
+from sloserve.core.outcome import Outcome
+from sloserve.core.served import ServedRequest
+from sloserve.core.slo import SLO
+from sloserve.scheduler.admission import Admission, Ticket
+from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.vllm_plugin import engine_control, metrics
 from sloserve.vllm_plugin.config import KEY, plugin_settings
-from sloserve.wire.xargs import parse_slo
+from sloserve.vllm_plugin.observe import Observed, entering
+from sloserve.vllm_plugin.page import PageReader, find_pages, remove_pages
+from sloserve.wire import context, errors
+from sloserve.wire.body import BodyFields
+from sloserve.wire.context import HTTPContext
+from sloserve.wire.headers import Field, HeaderFields
+from sloserve.wire.resolve import Rules, resolve
+
+_ATTRIBUTE = "sloserve_front_end"
 
 
 def install() -> None:
-    """Makes ``AsyncLLM.generate`` check SLOs; a second call changes nothing."""
+    """Wraps ``AsyncLLM`` once; a second call changes nothing."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    stock = AsyncLLM.generate
-    if hasattr(stock, "__wrapped__"):
+    if hasattr(AsyncLLM.generate, "__wrapped__"):
         return
+    engine_control.install()
+    stock_init, stock_generate, stock_add = AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request
 
-    @functools.wraps(stock)
-    def generate(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(stock_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock_init(self, *args, **kwargs)
         if runs_our_scheduler(self.vllm_config):
-            classes = plugin_settings(self.vllm_config.additional_config).classes
-            check_slo(getattr(sampling_params, "extra_args", None), classes)
-        return stock(self, prompt, sampling_params, *args, **kwargs)
+            setattr(self, _ATTRIBUTE, FrontEnd(self, SystemClock()))
 
-    AsyncLLM.generate = generate
+    @functools.wraps(stock_generate)
+    def generate(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        front_end = getattr(self, _ATTRIBUTE, None)
+        if front_end is None or not hasattr(sampling_params, "output_kind"):
+            return stock_generate(self, prompt, sampling_params, *args, **kwargs)
+        observed = front_end.accept(sampling_params)
+        replies = stock_generate(self, prompt, sampling_params, *args, **kwargs)
+        return front_end.watch(observed, replies, sampling_params.output_kind)
+
+    @functools.wraps(stock_add)
+    async def add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        observed = entering.get()
+        if observed is None:
+            return await stock_add(self, *args, **kwargs)
+        entering.set(None)
+        kwargs.setdefault("arrival_time", observed.arrival_s)  # the engine's deadlines count from our front end
+        collector = await stock_add(self, *args, **kwargs)
+        observed.engine_request_id = collector.request_id
+        return collector
+
+    AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request = init, generate, add_request
 
 
 def runs_our_scheduler(vllm_config: Any) -> bool:
@@ -44,11 +82,128 @@ def runs_our_scheduler(vllm_config: Any) -> bool:
     )
 
 
-def check_slo(extra_args: dict[str, Any] | None, classes: ClassTable) -> None:
-    """Raises: vLLM's validation error, which its server answers with 400, for an SLO that cannot be read."""
-    from vllm.exceptions import VLLMValidationError
+class FrontEnd:
+    """What the requests of one engine client share in this process."""
 
-    try:
-        parse_slo(extra_args, classes)
-    except InvalidRequest as error:
-        raise VLLMValidationError(str(error), parameter=f"vllm_xargs.{error.field}") from error
+    def __init__(self, engine: Any, clock: Clock) -> None:
+        settings = plugin_settings(engine.vllm_config.additional_config)
+        self._clock = clock
+        self._rules = Rules(
+            classes=settings.classes,
+            service_tiers=settings.service_tiers,
+            unknown_to_default=settings.unknown_class == "default",
+            tenants=settings.tenants,
+            tenant_default=settings.tenant_default,
+        )
+        self._policy = settings.policy
+        self._metrics = metrics.install(settings, clock)
+        caps = {name: settings.admission.cap(name) for name in settings.classes.names}
+        self._admission = Admission(caps, self._still_waiting) if settings.admission.mode == "cap" else None
+        self._states = engine.output_processor.request_states
+        self._pages: list[PageReader] = []
+        # An engine that was killed leaves its page behind; vLLM ends this process soon after.
+        atexit.register(remove_pages)
+
+    def accept(self, sampling_params: Any) -> Observed:
+        """Reads the SLO of a request, writes it where the engine finds it, and books the request's place.
+
+        Raises: vLLM's errors, which its server answers with 400 for an SLO that cannot be read, and 429 for a full
+        queue.
+        """
+        http = context.current.get()
+        slo = self._slo_of(http, sampling_params)
+        observed = Observed(
+            slo,
+            None if http is None else http.headers.tenant,
+            self._clock.now_s() if http is None else http.arrival_s,
+            self._clock,
+            paused_steps=self._paused_steps,
+            started=self._started,
+            ended=functools.partial(self._ended, http),
+        )
+        self._admit(http, observed)
+        return observed
+
+    def watch(self, observed: Observed, replies: Any, output_kind: Any) -> Any:
+        """``replies``, observed on their way."""
+        kind = output_kind.name
+        watched = observed.watch(replies, streamed=kind != "FINAL_ONLY", cumulative=kind == "CUMULATIVE")
+        # A handler may fail between this call and the first reading; what was never begun is never closed either.
+        weakref.finalize(watched, observed.abandoned).atexit = False
+        return watched
+
+    def _slo_of(self, http: HTTPContext | None, sampling_params: Any) -> SLO:
+        from vllm.exceptions import VLLMValidationError
+
+        try:
+            if http is not None and http.error is not None:
+                raise http.error
+            headers, body = (HeaderFields(), BodyFields()) if http is None else (http.headers, http.body)
+            resolved = resolve(self._rules, sampling_params.extra_args, headers, body)
+            if http is not None and http.priority is not None and http.priority.value != 0:
+                self._check_priority(http.priority)
+        except InvalidRequest as error:
+            self._metrics.rejected(None, metrics.INVALID_REQUEST)
+            raise VLLMValidationError(str(error), parameter=error.field) from error
+        sampling_params.extra_args = resolved.xargs
+        return resolved.slo
+
+    def _check_priority(self, stated: Field) -> None:
+        """Raises: InvalidRequest for a priority that the policy at work would ignore."""
+        for text in {page.snapshot().policy for page in self._found_pages()} or {self._policy}:
+            name, _ = parse_policy(text)
+            if not _uses_priority(name):
+                allowed = (
+                    f"0, all that policy {name!r} can use; state a class or targets, or serve with policy 'priority'"
+                )
+                raise InvalidRequest(stated.name, stated.value, allowed)
+
+    def _admit(self, http: HTTPContext | None, observed: Observed) -> None:
+        from vllm.exceptions import GracefulHTTPError
+
+        if self._admission is None:
+            return
+        class_name = observed.slo.slo_class.name
+        try:
+            observed.ticket = self._admission.admit(class_name, observed, self._clock.now_s())
+        except Rejected as error:
+            self._metrics.record(ServedRequest(observed.slo, Outcome.REJECTED, observed.tenant))
+            self._metrics.rejected(class_name, errors.reason(error))
+            if http is not None:
+                http.rejection = error
+            raise GracefulHTTPError(str(error), errors.status(error)) from error
+
+    def _still_waiting(self, ticket: Ticket) -> bool:
+        engine_request_id = ticket.request.engine_request_id
+        if engine_request_id is None:
+            return True
+        state = self._states.get(engine_request_id) or self._states.get(f"0_{engine_request_id}")
+        return state is not None and state.is_prefilling
+
+    def _started(self, observed: Observed) -> None:
+        if observed.ticket is not None:
+            observed.ticket.started(self._clock.now_s())
+
+    def _ended(self, http: HTTPContext | None, observed: Observed, served: ServedRequest) -> None:
+        if observed.ticket is not None:
+            observed.ticket.left(self._clock.now_s())
+        self._metrics.record(served)
+        if http is not None:
+            http.served.append(served)
+
+    def _paused_steps(self, engine_request_id: str) -> int:
+        found = [page.paused_steps(engine_request_id) for page in self._found_pages()]
+        return max((steps for steps in found if steps is not None), default=0)
+
+    def _found_pages(self) -> list[PageReader]:
+        if not self._pages:
+            try:
+                self._pages = find_pages()
+            except OSError:  # the engine could not make one either, and said so
+                return []
+        return self._pages
+
+
+@functools.cache
+def _uses_priority(policy: str) -> bool:
+    return "priority" in make_policy(policy).needs

@@ -19,6 +19,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.qoe import expectation, qoe
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import SLO
+from sloserve.scheduler.admission import Ticket
 
 entering: ContextVar["Observed | None"] = ContextVar("sloserve_entering", default=None)
 """The request that is about to enter the engine: set for the call between ``AsyncLLM.generate`` and its
@@ -35,6 +36,9 @@ class Observed:
     With n > 1 there is one outcome for all n replies: the first token of the first, and the last, the slowest and the
     least well read of the others.
 
+    engine_request_id: its name in the engine, once it is there. ticket: its place among the waiting, if they are
+    counted.
+
     Args:
         paused_steps: looks up how often the engine's request of a given id was paused.
         started, ended: called once each: at the first token that is seen, and with the outcome.
@@ -48,13 +52,14 @@ class Observed:
         clock: Clock,
         *,
         paused_steps: Callable[[str], int],
-        started: Callable[[], None],
-        ended: Callable[[ServedRequest], None],
+        started: Callable[["Observed"], None],
+        ended: Callable[["Observed", ServedRequest], None],
     ) -> None:
         self.slo = slo
         self.tenant = tenant
         self.arrival_s = arrival_s
         self.engine_request_id: str | None = None
+        self.ticket: Ticket | None = None
         self._clock = clock
         self._paused_steps = paused_steps
         self._started = started
@@ -94,7 +99,7 @@ class Observed:
                 times_s.extend((now_s,) * new)
         if any_new and not self._begun:
             self._begun = True
-            self._started()
+            self._started(self)
 
     def _finish(self, reply: Any, streamed: bool) -> None:
         reasons = {one.finish_reason for one in reply.outputs}
@@ -154,7 +159,7 @@ class Observed:
             evictions=0 if stats is None else stats.num_preemptions,
             paused_steps=0 if self.engine_request_id is None else self._paused_steps(self.engine_request_id),
         )
-        self._ended(served)
+        self._ended(self, served)
 
     def _output_tokens(self, reply: Any) -> int:
         if self._token_times_s:

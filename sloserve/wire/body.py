@@ -1,6 +1,7 @@
 """SLOs in the request body: the nested ``slo`` object and OpenAI's ``service_tier``.
 
-The body belongs to vLLM; of it only these two fields are read, everything else is skipped without being built.
+The body belongs to vLLM; of it only these and its own ``priority`` are read, everything else is skipped without being
+built.
 """
 
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ REPORT = "report"
 class _Body(msgspec.Struct):
     slo: Any = None
     service_tier: Any = None
+    priority: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -32,11 +34,15 @@ _decoder = msgspec.json.Decoder(_Body)
 
 @dataclass(slots=True)
 class BodyFields:
-    """What the body of one request states. fields: by key of ``vllm_xargs``. tier: its ``service_tier``."""
+    """What the body of one request states.
+
+    fields: by key of ``vllm_xargs``. tier: its ``service_tier``. priority: vLLM's, where it is a whole number.
+    """
 
     fields: dict[str, Field] = field(default_factory=dict)
     tier: str | None = None
     report: bool = False
+    priority: Field | None = None
 
 
 def read_body(body: bytes) -> BodyFields:
@@ -49,6 +55,8 @@ def read_body(body: bytes) -> BodyFields:
         read = _decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return found  # vLLM says what is wrong with it
+    if isinstance(read.priority, int) and not isinstance(read.priority, bool):
+        found.priority = Field("priority", read.priority)
     if read.service_tier is not None:
         if not isinstance(read.service_tier, str):
             raise InvalidRequest("service_tier", read.service_tier, "a string")

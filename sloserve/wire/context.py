@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from sloserve.core.errors import InvalidRequest, Rejected
 from sloserve.core.served import ServedRequest
 from sloserve.wire.body import BodyFields, read_body
-from sloserve.wire.headers import HeaderFields, read_headers
+from sloserve.wire.headers import Field, HeaderFields, read_headers
 
 
 @dataclass(slots=True)
@@ -41,6 +41,11 @@ class HTTPContext:
             self.body = read_body(body)
         except InvalidRequest as error:
             self.error = self.error or error
+
+    @property
+    def priority(self) -> Field | None:
+        """The numeric priority that vLLM will find, if one is stated."""
+        return self.headers.priority or self.body.priority
 
     @property
     def wants_report(self) -> bool:

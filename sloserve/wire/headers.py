@@ -24,6 +24,9 @@ FIELDS = {
 """Header to the key of ``vllm_xargs`` that says the same. Source of the aliases: llm-d-router, pkg/epp/metadata."""
 
 REPORT = "x-slo-report"
+PRIORITY = "x-vllm-priority"
+"""vLLM's own; it beats the body's ``priority`` and is passed over where it is no whole number."""
+
 TENANTS = ("x-tenant-id", "x-llm-d-inference-fairness-id")
 REQUEST_ID = "x-request-id"
 RETRY_AFTER = "retry-after"
@@ -46,11 +49,12 @@ class Field(NamedTuple):
 
 @dataclass(slots=True)
 class HeaderFields:
-    """What the headers of one request state. fields: by key of ``vllm_xargs``."""
+    """What the headers of one request state. fields: by key of ``vllm_xargs``. priority: vLLM's, a whole number."""
 
     fields: dict[str, Field] = field(default_factory=dict)
     tenant: str | None = None
     report: bool = False
+    priority: Field | None = None
 
 
 def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderFields:
@@ -72,6 +76,8 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderFields:
                 raise InvalidRequest(name, text, f"{before.value!r}, which {before.name} says; give one of them")
         elif name == REPORT:
             found.report = _flag(name, raw_value.decode("latin-1").strip())
+        elif name == PRIORITY:
+            found.priority = _priority(raw_value)
         elif name in TENANTS:
             tenant = label(name, raw_value)
             if found.tenant not in (None, tenant):
@@ -99,3 +105,10 @@ def _flag(name: str, text: str) -> bool:
     if text.lower() in FALSE:
         return False
     raise InvalidRequest(name, text, "1 or 0")
+
+
+def _priority(raw: bytes) -> Field | None:
+    try:
+        return Field(PRIORITY, int(raw))
+    except ValueError:
+        return None

@@ -45,8 +45,8 @@ class Call:
             ARRIVAL_S,
             self.clock,
             paused_steps=lambda request_id: {"internal": 7}[request_id],
-            started=lambda: self.starts.append(self.clock.now_s() - ARRIVAL_S),
-            ended=self.ended.append,
+            started=lambda _: self.starts.append(self.clock.now_s() - ARRIVAL_S),
+            ended=lambda _, served: self.ended.append(served),
         )
 
     async def replies(self, timeline: list[tuple[float, Any]]) -> AsyncIterator[Any]:

@@ -1,0 +1,168 @@
+"""The ASGI middleware around vLLM's server: it reads what headers and bodies state, bounds bodies, completes answers.
+
+It changes no request: the body is looked at as it passes, and the SLO travels in a context variable to the wrapper
+around ``AsyncLLM.generate`` (:mod:`sloserve.vllm_plugin.frontend`), which also answers for what cannot be read, in the
+error format of the route at hand. vLLM puts it outside its own authentication; it reads nothing before the server does.
+
+``sloserve serve`` adds it; under plain vLLM it is ``--middleware sloserve.api.middleware.SLOMiddleware``.
+"""
+
+import json
+import os
+import uuid
+from http import HTTPStatus
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sloserve.api.admin import ENGINE, PREFIX, admin_app
+from sloserve.api.report import Reporter
+from sloserve.core.clock import Clock, SystemClock
+from sloserve.core.errors import InvalidRequest
+from sloserve.vllm_plugin.config import ADMIN_KEY, plugin_settings
+from sloserve.wire import context, errors
+from sloserve.wire.context import HTTPContext
+from sloserve.wire.headers import REQUEST_ID, label
+
+
+class BodyTooLarge(Exception):
+    """Raised to whoever reads a body that has passed the limit; its answer is replaced by a 413."""
+
+
+class SLOMiddleware:
+    """Serves ``app`` with SLOs read from requests and outcomes told in answers."""
+
+    def __init__(self, app: ASGIApp, clock: Clock | None = None) -> None:
+        self._app = app
+        self._clock = clock or SystemClock()
+        self._max_body_bytes: int | None = None
+        admin_key = os.environ.get(ADMIN_KEY)
+        self._admin = admin_app(admin_key) if admin_key else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self._admin is not None and scope["path"].removeprefix(scope.get("root_path", "")).startswith(PREFIX):
+            await self._admin({**scope, ENGINE: _engine(scope)}, receive, send)
+            return
+        exchange = Exchange(HTTPContext(self._clock.now_s()), self._limit(scope), receive, send)
+        try:
+            scope = exchange.begin(scope)
+        except InvalidRequest as error:
+            await exchange.refuse(errors.status(error), str(error), error.field)
+            return
+        if exchange.too_large:
+            await exchange.refuse_too_large()
+            return
+        token = context.current.set(exchange.http)
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except BodyTooLarge:
+            pass
+        finally:
+            context.current.reset(token)
+        if exchange.too_large:
+            await exchange.refuse_too_large()
+
+    def _limit(self, scope: Scope) -> int:
+        if self._max_body_bytes is None:
+            engine = _engine(scope)
+            config = None if engine is None else engine.vllm_config.additional_config
+            self._max_body_bytes = plugin_settings(config).max_body_bytes
+        return self._max_body_bytes
+
+
+def _engine(scope: Scope) -> Any:
+    """The engine client of the app that serves ``scope``; ``None`` for an app of no engine."""
+    return getattr(scope["app"].state, "engine_client", None) if "app" in scope else None
+
+
+class Exchange:
+    """One request and its answer, as they pass. too_large: its body is, or says that it will be."""
+
+    def __init__(self, http: HTTPContext, max_body_bytes: int, receive: Receive, send: Send) -> None:
+        self.http = http
+        self.too_large = False
+        self._max_body_bytes = max_body_bytes
+        self._receive = receive
+        self._send = send
+        self._body: list[bytes] = []
+        self._received_bytes = 0
+        self._answering = False
+        self._request_id = ""
+        self._reporter: Reporter | None = None
+
+    def begin(self, scope: Scope) -> Scope:
+        """Reads the headers; returns the scope with a request id, the client's or a new one.
+
+        Raises: InvalidRequest for a request id that is no label. What is wrong with an SLO is said later, by a route
+        that has any use for it.
+        """
+        headers = scope["headers"]
+        self.http.read_headers(headers)
+        found = dict(headers)
+        declared = found.get(b"content-length", b"0")
+        self.too_large = declared.isdigit() and int(declared[:20]) > self._max_body_bytes
+        given = found.get(REQUEST_ID.encode())
+        if given is not None:
+            self._request_id = label(REQUEST_ID, given)
+            return scope
+        self._request_id = uuid.uuid4().hex
+        return {**scope, "headers": [*headers, (REQUEST_ID.encode(), self._request_id.encode())]}
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request" and not self._answering:
+            part = message.get("body", b"")
+            self._received_bytes += len(part)
+            if self._received_bytes > self._max_body_bytes:
+                self.too_large = True
+                self._body.clear()
+                raise BodyTooLarge
+            self._body.append(part)
+            if not message.get("more_body", False):
+                self.http.read_body(b"".join(self._body))
+                self._body.clear()
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self.too_large:
+            return  # whatever the server made of the broken body: :meth:`refuse_too_large` answers
+        if message["type"] == "http.response.start":
+            self._answering = True
+            headers = MutableHeaders(raw=message["headers"])
+            headers[REQUEST_ID] = self._request_id
+            if self.http.rejection is not None:
+                for name, value in errors.headers(self.http.rejection):
+                    headers[name] = value
+            if self.http.wants_report:
+                self._reporter = Reporter.of(message, self.http)
+                if self._reporter is not None:
+                    return  # a body that grows needs another length: the reporter sends the head as well
+        if self._reporter is None:
+            await self._send(message)
+        else:
+            for changed in self._reporter.pass_on(message):
+                await self._send(changed)
+
+    async def refuse_too_large(self) -> None:
+        message = (
+            f"request body: more than {self._max_body_bytes} bytes; send less, or have max_body_bytes raised in the "
+            "server's configuration"
+        )
+        await self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, None)
+
+    async def refuse(self, status: HTTPStatus, message: str, param: str | None) -> None:
+        """Answers in place of the server, unless its answer has begun."""
+        if self._answering:
+            return
+        body = json.dumps(errors.body(status, message, param)).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),  # the rest of a body that is too large is not read
+        ]
+        await self._send({"type": "http.response.start", "status": status.value, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})

@@ -1,0 +1,124 @@
+"""Puts the outcome of a request into its answer, for clients that asked for it.
+
+Where the answer carries ``usage`` (the body of a reply in one piece; of a stream the last usage chunk of chat and
+completions, ``message_delta`` of Anthropic's messages, ``response.completed`` of the responses API), ``slo`` stands
+beside it. A stream that sends no usage gets a chunk without choices before ``[DONE]``, shaped like a usage chunk.
+One object where the request was one call of the engine, a list where it was several.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import Message
+
+from sloserve.wire.context import HTTPContext
+from sloserve.wire.outcome import outcome
+
+KEY = "slo"
+_DATA = b"data: "
+_DONE = b"[DONE]"
+_ENVELOPE = ("id", "object", "created", "model")
+
+
+class Reporter:
+    """One answer on its way out."""
+
+    def __init__(self, start: Message, http: HTTPContext, *, streamed: bool) -> None:
+        self._start: Message | None = start
+        self._http = http
+        self._streamed = streamed
+        self._parts: list[bytes] = []
+        self._rest = b""
+        self._envelope: dict[str, Any] = {}
+        self._told = False
+
+    @classmethod
+    def of(cls, start: Message, http: HTTPContext) -> "Reporter | None":
+        """A reporter for the answer that ``start`` begins; ``None`` for one that has no place for an outcome."""
+        kind = Headers(raw=start["headers"]).get("content-type", "").partition(";")[0].strip()
+        if kind not in ("application/json", "text/event-stream"):
+            return None
+        return cls(start, http, streamed=kind == "text/event-stream")
+
+    def pass_on(self, message: Message) -> Iterator[Message]:
+        """The messages to send in place of ``message``."""
+        if message["type"] != "http.response.body":
+            yield message
+            return
+        if self._streamed:
+            if self._start is not None:
+                yield self._start
+                self._start = None
+            yield {**message, "body": self._events(message.get("body", b""), last=not message.get("more_body", False))}
+            return
+        self._parts.append(message.get("body", b""))
+        if message.get("more_body", False):
+            return
+        body = self._whole(b"".join(self._parts))
+        assert self._start is not None
+        MutableHeaders(raw=self._start["headers"])["content-length"] = str(len(body))
+        yield self._start
+        yield {"type": "http.response.body", "body": body}
+
+    def _whole(self, body: bytes) -> bytes:
+        try:
+            reply = json.loads(body)
+        except ValueError:
+            return body
+        if not isinstance(reply, dict) or not self._http.served:
+            return body
+        reply[KEY] = self._outcome()
+        return json.dumps(reply, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def _events(self, chunk: bytes, *, last: bool) -> bytes:
+        """``chunk`` of the stream with its complete events; an event that a chunk breaks off is kept for the next."""
+        *events, self._rest = (self._rest + chunk).split(b"\n\n")
+        out = b"".join(self._event(event) + b"\n\n" for event in events)
+        if last:
+            out += self._rest
+            self._rest = b""
+        return out
+
+    def _event(self, event: bytes) -> bytes:
+        at = 0 if event.startswith(_DATA) else event.find(b"\n" + _DATA) + 1
+        if self._told or not event.startswith(_DATA, at):
+            return event  # a comment that keeps the connection alive
+        head, data = event[:at], event[at + len(_DATA) :]
+        if data.strip() == _DONE:
+            return self._before_done(event)
+        if not self._envelope or b'"usage"' in data:
+            try:
+                chunk = json.loads(data)
+            except ValueError:
+                return event
+            if isinstance(chunk, dict):
+                self._envelope = self._envelope or {k: chunk[k] for k in _ENVELOPE if k in chunk}
+                if self._complete(chunk):
+                    return head + _DATA + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode()
+        return event
+
+    def _complete(self, chunk: dict[str, Any]) -> bool:
+        """Puts the outcome where ``chunk`` is the one that says what the whole reply used."""
+        if not self._http.served:
+            return False
+        if chunk.get("type") == "response.completed" and isinstance(chunk.get("response"), dict):
+            chunk["response"][KEY] = self._outcome()
+        elif chunk.get("type") == "message_delta" or (chunk.get("choices") == [] and chunk.get("usage")):
+            chunk[KEY] = self._outcome()
+        else:
+            return False
+        self._told = True
+        return True
+
+    def _before_done(self, event: bytes) -> bytes:
+        if not self._http.served:
+            return event
+        self._told = True
+        chunk = {**self._envelope, "choices": [], KEY: self._outcome()}
+        return _DATA + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n" + event
+
+    def _outcome(self) -> Any:
+        told = [outcome(served) for served in self._http.served]
+        return told[0] if len(told) == 1 else told

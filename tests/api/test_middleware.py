@@ -1,0 +1,252 @@
+"""The middleware around a small app: what is read, bounded, echoed and told, without vLLM."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from sloserve.api.middleware import SLOMiddleware
+from sloserve.core.clock import ManualClock
+from sloserve.core.errors import QueueFull
+from sloserve.core.goodput import Latency
+from sloserve.core.outcome import Outcome
+from sloserve.core.served import ServedRequest
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.vllm_plugin.config import ADMIN_KEY
+from sloserve.wire import context
+
+SERVED = ServedRequest(
+    slo=DEFAULT_CLASSES.slo("batch", Targets(ttft_s=0.5)),
+    outcome=Outcome.COMPLETED,
+    latency=Latency(ttft_s=0.25, tpot_s=0.01, e2e_s=1.25),
+    output_tokens=101,
+    waited_s=0.125,
+)
+TOLD = {
+    "class": "batch",
+    "outcome": "completed",
+    "targets": {"ttft_ms": 500.0},
+    "achieved": {"ttft_ms": 250.0, "tpot_ms": 10.0, "e2e_ms": 1250.0},
+    "met": {"ttft": True},
+    "good": True,
+    "output_tokens": 101,
+    "waited_ms": 125.0,
+    "evictions": 0,
+    "paused_steps": 0,
+}
+
+
+class Engine:
+    class vllm_config:
+        additional_config = {"sloserve": {"max_body_bytes": 1000}}
+
+
+def call(
+    handler: Callable[[Request], Any], *, engine: Any = Engine, method: str = "POST", **request: Any
+) -> httpx.Response:
+    """One request to an app that has ``handler`` at /v1/completions behind the middleware."""
+
+    async def go() -> httpx.Response:
+        app = Starlette(routes=[Route("/v1/completions", handler, methods=["POST", "GET"])])
+        app.state.engine_client = engine
+        app.add_middleware(SLOMiddleware, clock=ManualClock(1_000_000.0))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.request(method, "/v1/completions", **request)
+
+    return asyncio.run(go())
+
+
+def serves(*served: ServedRequest, answer: Callable[[], Response]) -> Callable[[Request], Any]:
+    """A handler that reads the body, has the engine serve requests, and answers."""
+
+    async def handler(request: Request) -> Response:
+        await request.body()
+        http = context.current.get()
+        assert http is not None
+        http.served.extend(served)
+        return answer()
+
+    return handler
+
+
+def test_the_handler_finds_what_the_request_states() -> None:
+    seen: list[Any] = []
+
+    async def handler(request: Request) -> Response:
+        assert (await request.json())["prompt"] == "Hi"
+        http = context.current.get()
+        assert http is not None
+        task = asyncio.create_task(asyncio.to_thread(context.current.get))
+        seen.extend([http, await task is http, request.headers["x-request-id"]])
+        return JSONResponse({})
+
+    body = {"prompt": "Hi", "slo": {"tds": 5}, "service_tier": "flex"}
+    answer = call(handler, json=body, headers={"x-slo-ttft-ms": "500", "x-tenant-id": "acme"})
+    http, same_in_tasks, request_id = seen
+    assert same_in_tasks and http.arrival_s == 1_000_000.0 and http.error is None
+    assert http.headers.fields["slo_ttft_ms"].value == "500" and http.headers.tenant == "acme"
+    assert http.body.fields["slo_tds"].value == 5 and http.body.tier == "flex"
+    assert answer.headers["x-request-id"] == request_id and len(request_id) == 32
+    assert context.current.get() is None
+
+
+def test_body_in_parts_is_read_whole() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for byte in b'{"slo": {"class": "batch"}}':
+            yield bytes([byte])
+
+    async def handler(request: Request) -> Response:
+        await request.body()
+        http = context.current.get()
+        assert http is not None
+        return JSONResponse({"read": http.body.fields["slo_class"].value})
+
+    assert call(handler, content=parts()).json() == {"read": "batch"}
+
+
+def test_request_id_is_echoed_and_a_bad_one_refused() -> None:
+    async def handler(request: Request) -> Response:
+        return JSONResponse({"id": request.headers["x-request-id"]}, headers={"x-request-id": "another"})
+
+    answer = call(handler, headers={"X-Request-Id": "mine-1"})
+    assert answer.json() == {"id": "mine-1"} and answer.headers.get_list("x-request-id") == ["mine-1"]
+    refused = call(handler, headers={"X-Request-Id": "x" * 200})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "x-request-id"
+
+
+def test_what_is_wrong_with_an_slo_waits_for_a_route_that_needs_one() -> None:
+    async def handler(request: Request) -> Response:
+        http = context.current.get()
+        assert http is not None
+        return JSONResponse({"error": str(http.error)})
+
+    answer = call(handler, method="GET", headers={"x-slo-tffts-ms": "5"})
+    assert answer.status_code == 200 and answer.json()["error"].startswith("x-slo-tffts-ms: '5' is not a known")
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("swallows", [True, False])
+def test_body_beyond_the_limit_is_a_413(declared: bool, swallows: bool) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(11):
+            yield b"x" * 100
+
+    async def handler(request: Request) -> Response:
+        try:
+            await request.body()
+        except Exception:
+            if not swallows:
+                raise
+        return JSONResponse({"not": "seen"})
+
+    answer = call(handler, content=b"x" * 1100 if declared else parts())
+    assert answer.status_code == 413
+    assert "more than 1000 bytes" in answer.json()["error"]["message"]
+    assert call(serves(answer=lambda: JSONResponse({})), content=b"x" * 1000).status_code == 200
+
+
+def test_rejection_gets_its_headers() -> None:
+    async def handler(request: Request) -> Response:
+        http = context.current.get()
+        assert http is not None
+        http.rejection = QueueFull("full", 3, "batch")
+        return JSONResponse({}, 429)
+
+    answer = call(handler)
+    assert (answer.headers["retry-after"], answer.headers["x-slo-dropped-reason"]) == ("3", "rejected-saturated")
+
+
+@pytest.mark.parametrize("asks", [{"headers": {"x-slo-report": "1"}}, {"json": {"slo": {"report": True}}}])
+def test_report_in_a_body(asks: dict[str, Any]) -> None:
+    handler = serves(SERVED, answer=lambda: JSONResponse({"usage": {"total_tokens": 3}, "text": "é"}))
+    answer = call(handler, **asks)
+    assert answer.json() == {"usage": {"total_tokens": 3}, "text": "é", "slo": TOLD}
+    several = call(serves(SERVED, SERVED, answer=lambda: JSONResponse({})), **asks)
+    assert several.json()["slo"] == [TOLD, TOLD]
+
+
+def test_no_report_unless_asked_for_and_none_where_nothing_was_served() -> None:
+    assert call(serves(SERVED, answer=lambda: JSONResponse({"a": 1}))).json() == {"a": 1}
+    asks = {"x-slo-report": "1"}
+    assert call(serves(answer=lambda: JSONResponse({"a": 1})), headers=asks).json() == {"a": 1}
+    assert call(serves(SERVED, answer=lambda: Response(b"\x00", media_type="audio/wav")), headers=asks).content == b"\0"
+    assert call(serves(SERVED, answer=lambda: JSONResponse([1])), headers=asks).json() == [1]
+
+
+def events(*payloads: str) -> list[str]:
+    return [f"{payload}\n\n" for payload in payloads]
+
+
+CHUNK = '{"id":"c1","object":"text_completion","created":1,"model":"m","choices":[{"text":"data: [DONE] \\"usage\\""}]}'
+USAGE = '{"id":"c1","choices":[],"usage":{"total_tokens":3}}'
+
+
+@pytest.mark.parametrize("size", [None, 1, 7])
+@pytest.mark.parametrize(
+    ("sent", "index", "where"),
+    [
+        (events(": keep-alive", f"data: {CHUNK}", f"data: {USAGE}", "data: [DONE]"), 2, []),
+        (events(f"data: {CHUNK}", "data: [DONE]"), 1, []),
+        (
+            events(
+                'event: response.created\ndata: {"type":"response.created"}',
+                'event: response.completed\ndata: {"type":"response.completed","response":{"usage":{}}}',
+            ),
+            1,
+            ["response"],
+        ),
+        (
+            events(
+                'event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":3}}',
+                'event: message_stop\ndata: {"type":"message_stop"}',
+            ),
+            0,
+            [],
+        ),
+    ],
+)
+def test_report_in_a_stream(sent: list[str], index: int, where: list[str], size: int | None) -> None:
+    whole = "".join(sent)
+    parts = sent if size is None else [whole[i : i + size] for i in range(0, len(whole), size)]
+
+    async def stream() -> AsyncIterator[str]:
+        for part in parts:
+            yield part
+
+    handler = serves(SERVED, answer=lambda: StreamingResponse(stream(), media_type="text/event-stream"))
+    assert call(handler).text == whole
+    told = call(handler, headers={"x-slo-report": "1"}).text.split("\n\n")
+    assert told[-1] == "" and len([e for e in told if '"slo"' in e]) == 1
+    chunk = json.loads(told[index].split("data: ", 1)[1])
+    for key in where:
+        chunk = chunk[key]
+    assert chunk["slo"] == TOLD
+    if len(sent) == len(told) - 1:  # changed in place
+        untouched = [e for i, e in enumerate(told[:-1]) if i != index]
+        assert untouched == [e.removesuffix("\n\n") for i, e in enumerate(sent) if i != index]
+    else:
+        assert (chunk["choices"], chunk["id"], chunk["model"]) == ([], "c1", "m")
+        assert told[-2] == "data: [DONE]"
+
+
+def test_without_a_key_there_are_no_admin_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ADMIN_KEY, raising=False)
+    seen = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+
+    async def nothing(*_: Any) -> Any:
+        return {"type": "http.request"}
+
+    scope = {"type": "http", "path": "/sloserve/policy", "headers": [], "method": "PUT"}
+    asyncio.run(SLOMiddleware(inner)(scope, nothing, nothing))
+    assert seen == ["/sloserve/policy"]

@@ -1,0 +1,76 @@
+"""A real ``sloserve serve`` for tests, in processes of its own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+STARTUP_LIMIT_S = 300.0
+
+
+class Server:
+    """A running ``sloserve serve builtin:tiny``; its output is read as it comes."""
+
+    def __init__(self, *flags: str, env: Mapping[str, str] | None = None) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log: list[str] = []
+        self._ready = threading.Event()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sloserve.cli", "serve", "builtin:tiny", "--port", str(self.port), *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.log.append(line)
+            if "Application startup complete" in line:
+                self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self) -> None:
+        self._ready.wait(STARTUP_LIMIT_S)
+        if self.process.poll() is not None or not self._ready.is_set():
+            pytest.fail("the server did not start:\n" + "".join(self.log[-60:]))
+
+    def engine_pids(self) -> list[int]:
+        """The server's EngineCore processes, by the names that vLLM gives them."""
+        pids = []
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            for pid in map(int, (task / "children").read_text().split()):
+                if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + Path(f"/proc/{pid}/cmdline").read_text():
+                    pids.append(pid)
+        return pids
+
+    def metrics(self) -> str:
+        return httpx.get(f"{self.url}/metrics", timeout=60).raise_for_status().text
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended. Kills it after two minutes."""
+        try:
+            status = self.process.wait(120)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status

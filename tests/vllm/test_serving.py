@@ -1,0 +1,343 @@
+"""The serving surface on a real engine: every way to state an SLO, what is refused and how, what is told and counted.
+
+One server serves all tests, in the order in which they stand here: the last one kills its engine.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import APIStatusError, OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from sloserve.vllm_plugin import page_folder
+from tests.grafana.queries import check_dashboard
+from tests.vllm.server import Server
+
+pytestmark = pytest.mark.vllm
+
+ADMIN_KEY = "admin-secret"
+MODEL = "builtin:tiny"
+SETTINGS = """
+policy: edf
+shadow_policy: sjf
+tenants: {small: background}
+admission: {mode: cap, max_waiting: {background: 2, batch: 64, interactive: 64, priority: 64}}
+max_body_bytes: 100000
+"""
+MAX_NUM_SEQS = 4
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    config = tmp_path_factory.mktemp("config") / "serve.yaml"
+    config.write_text(SETTINGS)
+    flags = ["--slo-config", str(config), "--max-num-seqs", str(MAX_NUM_SEQS), "--api-key", "user-secret"]
+    running = Server(*flags, env={"SLOSERVE_ADMIN_KEY": ADMIN_KEY})
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.stop()
+
+
+@pytest.fixture(scope="module")
+def http(server: Server) -> Iterator[httpx.Client]:
+    headers = {"Authorization": "Bearer user-secret"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=120) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def openai(server: Server) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="user-secret", max_retries=0) as client:
+        yield client
+
+
+def samples(server: Server, name: str) -> dict[tuple[str, ...], float]:
+    """The samples of a metric by the values of their labels, sorted by label name."""
+    return {
+        tuple(value for _, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(server.metrics())
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}),
+    "completions": ("/v1/completions", {"prompt": "Hi", "max_tokens": 6}),
+    "responses": ("/v1/responses", {"input": "Hi", "max_output_tokens": 6}),
+    "messages": ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}),
+}
+
+
+def told(answer: httpx.Response, stream: bool) -> Any:
+    """The outcome in an answer, wherever it stands there."""
+    if not stream:
+        return answer.json().get("slo")
+    chunks = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    found = [chunk.get("slo") or chunk.get("response", {}).get("slo") for chunk in map(json.loads, chunks)]
+    (outcome,) = [one for one in found if one is not None]
+    return outcome
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_takes_an_slo_and_tells_how_it_went(http: httpx.Client, route: str, stream: bool) -> None:
+    path, body = ROUTES[route]
+    headers = {"x-slo-ttft-ms": "60000", "x-slo-class": "batch", "x-slo-report": "1", "X-Request-Id": f"mine-{route}"}
+    nested = {"slo": {"e2e_ms": 90_000, "class": "priority"}}
+    answer = http.post(path, json={"model": MODEL, "stream": stream, **body, **nested}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-request-id"] == f"mine-{route}"
+    outcome = told(answer, stream)
+    assert outcome["class"] == "batch"  # the header beats the body
+    assert outcome["targets"] == {"ttft_ms": 60_000.0, "e2e_ms": 90_000.0}
+    assert outcome["met"] == {"ttft": True, "e2e": True} and outcome["good"] is True
+    assert 0 < outcome["achieved"]["ttft_ms"] <= outcome["achieved"]["e2e_ms"] < 60_000
+    assert outcome["outcome"] == "completed" and outcome["output_tokens"] >= 1
+    assert (outcome["evictions"], outcome["paused_steps"]) == (0, 0) and outcome["waited_ms"] >= 0
+    assert ("qoe" in outcome) is stream
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_openai_client_with_tier_headers_and_body(openai: OpenAI, include_usage: bool) -> None:
+    stream = openai.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hello"}],
+        max_tokens=12,
+        stream=True,
+        stream_options={"include_usage": include_usage},
+        service_tier="flex",
+        extra_headers={"x-slo-tds": "10"},
+        extra_body={"ignore_eos": True, "slo": {"ttft_ms": 60_000, "report": True}},
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    outcomes = [chunk.model_extra["slo"] for chunk in chunks if chunk.model_extra and "slo" in chunk.model_extra]
+    assert len(text) == 12 and len(outcomes) == 1
+    assert outcomes[0]["class"] == "background" and outcomes[0]["targets"] == {"ttft_ms": 60_000.0, "tds": 10.0}
+    assert outcomes[0]["output_tokens"] == 12 and 0 <= outcomes[0]["qoe"] <= 1
+    assert (chunks[-1].usage is not None) is include_usage
+
+
+def test_several_prompts_have_an_outcome_each_and_several_replies_one(http: httpx.Client) -> None:
+    body = {"model": MODEL, "max_tokens": 4, "slo": {"report": True}}
+    two = http.post("/v1/completions", json={**body, "prompt": ["One", "Another"]}).json()
+    assert [one["outcome"] for one in two["slo"]] == ["completed", "completed"]
+    n2 = http.post("/v1/completions", json={**body, "prompt": "One", "n": 2, "temperature": 1, "ignore_eos": True})
+    assert n2.json()["slo"]["output_tokens"] == 8
+
+
+BAD: list[tuple[dict[str, str], dict[str, Any], str, str]] = [
+    ({"x-slo-ttft-ms": "soon"}, {}, "x-slo-ttft-ms", "'soon' is not a number of milliseconds above 0"),
+    ({"x-slo-class": "gold"}, {}, "x-slo-class", "'gold' is not one of priority, interactive, batch, background"),
+    ({"x-slo-tfft-ms": "5"}, {}, "x-slo-tfft-ms", "did you mean x-slo-ttft-ms?"),
+    ({"x-slo-ttft-ms": "1", "x-llm-d-slo-ttft-ms": "2"}, {}, "x-llm-d-slo-ttft-ms", "give one of them"),
+    ({"x-tenant-id": "x" * 200}, {}, "x-tenant-id", "1 to 128 visible ASCII characters"),
+    ({}, {"slo": {"ttft": 1}}, "slo.ttft", "known: ttft_ms, tpot_ms"),
+    ({}, {"slo": [1]}, "slo", "is not an object"),
+    ({}, {"slo": {"tds": -1}}, "slo.tds", "tokens per second above 0"),
+    ({}, {"vllm_xargs": {"slo_class": "gold"}}, "vllm_xargs.slo_class", "one of priority, interactive"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("headers", "stated", "param", "says"), BAD)
+def test_malformed_slo_is_a_400_that_names_it(
+    openai: OpenAI, headers: dict[str, str], stated: dict[str, Any], param: str, says: str, stream: bool
+) -> None:
+    with pytest.raises(APIStatusError) as refused:
+        openai.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Hi"}],
+            max_tokens=4,
+            stream=stream,
+            extra_headers=headers,
+            extra_body=stated,
+        )
+    assert refused.value.status_code == 400
+    body = refused.value.body
+    assert isinstance(body, dict)
+    assert (body["type"], body["param"], body["code"]) == ("BadRequestError", param, 400)
+    assert body["message"].startswith(f"{param}: ") and says in body["message"]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_bad_header_and_unknown_tier_are_400_on_every_route(http: httpx.Client, route: str) -> None:
+    path, body = ROUTES[route]
+    answer = http.post(path, json={"model": MODEL, **body}, headers={"x-slo-tds": "fast"})
+    assert answer.status_code == 400 and "x-slo-tds: 'fast' is not" in answer.json()["error"]["message"]
+    answer = http.post(path, json={"model": MODEL, **body, "service_tier": "turbo"})
+    assert answer.status_code == 400 and "service_tier" in answer.text
+
+
+def test_api_key_is_asked_for_before_anything_else(server: Server) -> None:
+    path, body = ROUTES["chat"]
+    answer = httpx.post(server.url + path, json={"model": MODEL, **body}, headers={"x-slo-tds": "fast"}, timeout=60)
+    assert answer.status_code == 401
+    large = httpx.post(server.url + path, content=b"x" * 100_001, timeout=60)
+    assert large.status_code == 413 and "more than 100000 bytes" in large.json()["error"]["message"]
+
+
+def test_tenant_is_held_to_its_class(http: httpx.Client) -> None:
+    path, body = ROUTES["chat"]
+    asks = {"x-tenant-id": "small", "x-slo-class": "priority", "x-slo-report": "1"}
+    assert http.post(path, json={"model": MODEL, **body}, headers=asks).json()["slo"]["class"] == "background"
+
+
+def test_metrics_count_what_was_served(server: Server, http: httpx.Client) -> None:
+    def counts() -> tuple[float, ...]:
+        one = ("interactive",)
+        return (
+            samples(server, "sloserve:slo_requests_total").get(one, 0.0),
+            samples(server, "sloserve:goodput_requests_total").get(one, 0.0),
+            samples(server, "sloserve:slo_violations_total").get((*one, "e2e"), 0.0),
+            samples(server, "sloserve:requests_total").get((*one, "completed"), 0.0),
+        )
+
+    path, body = ROUTES["completions"]
+    before = counts()
+    for e2e_ms in (60_000, 0.001, 60_000):
+        http.post(path, json={"model": MODEL, **body, "slo": {"e2e_ms": e2e_ms}}).raise_for_status()
+    http.post(path, json={"model": MODEL, **body}).raise_for_status()
+    assert tuple(now - then for now, then in zip(counts(), before, strict=True)) == (3, 2, 1, 4)
+    assert samples(server, "sloserve:shadow_plans_total")
+    assert sum(samples(server, "sloserve:plans_total").values()) > 0
+    assert "vllm:num_requests_running" in server.metrics()
+
+
+def test_dashboard_asks_for_what_is_there(server: Server) -> None:
+    dashboard = json.loads((Path(__file__).parents[2] / "configs" / "grafana" / "sloserve.json").read_text())
+    assert check_dashboard(dashboard, server.metrics()) == []
+
+
+def complete(http: httpx.Client, prompt: str, **more: Any) -> str:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True, **more}
+    return str(http.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"])
+
+
+def test_policy_changes_at_run_time_and_outputs_do_not(server: Server, http: httpx.Client) -> None:
+    admin = httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, timeout=60)
+    expected = complete(http, "Count")
+    with admin:
+        for policy in ("sjf:length=oracle", "fcfs", "priority", "edf"):
+            (status,) = admin.put("/sloserve/policy", json={"policy": policy}).raise_for_status().json()
+            assert status["policy"] == policy
+            assert complete(http, "Count", slo={"e2e_ms": 50_000}) == expected
+        (status,) = admin.put("/sloserve/policy", json={"shadow_policy": ""}).raise_for_status().json()
+        assert (status["policy"], status["shadow_policy"]) == ("edf", None)
+        for wrong, says in (({"policy": "nope"}, "unknown policy 'nope'"), ({"policy": "edf:x=1"}, "no option 'x'")):
+            refused = admin.put("/sloserve/policy", json=wrong)
+            assert refused.status_code == 400 and says in refused.json()["error"]["message"]
+        assert admin.put("/sloserve/policy", json={"polciy": "edf"}).status_code == 422
+        (status,) = admin.get("/sloserve/status").raise_for_status().json()
+        assert status["policy"] == "edf"
+    for key in ("user-secret", "", "admin-secreT"):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert httpx.put(f"{server.url}/sloserve/policy", json={}, headers=headers, timeout=60).status_code == 401
+    assert not any(ADMIN_KEY in line or "user-secret" in line for line in server.log)
+
+
+def test_numeric_priority_is_used_or_refused(server: Server, http: httpx.Client) -> None:
+    admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
+
+    def policy(name: str) -> None:
+        httpx.put(f"{server.url}/sloserve/policy", json={"policy": name}, headers=admin, timeout=60).raise_for_status()
+
+    path, body = ROUTES["chat"]
+    policy("priority")
+    assert http.post(path, json={"model": MODEL, **body, "priority": 5}).status_code == 200
+    policy("edf")
+    refused = http.post(path, json={"model": MODEL, **body, "priority": 5})
+    assert refused.status_code == 400 and "priority" in refused.json()["error"]["message"]
+
+
+@contextlib.contextmanager
+def streams(server: Server, count: int, body: dict[str, Any], max_tokens: int = 2000) -> Iterator[list[str]]:
+    """Streams under way, each past its first token where it can be; yields what each had received at its end."""
+    ends: list[str] = []
+    begun = threading.Barrier(count + 1)
+
+    def read() -> None:
+        request = {"model": MODEL, "prompt": "Long", "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+        headers = {"Authorization": "Bearer user-secret"}
+        seen = ""
+        waited = False
+        try:
+            with httpx.stream(
+                "POST", f"{server.url}/v1/completions", json=request | body, headers=headers, timeout=120
+            ) as answer:
+                for part in answer.iter_text():
+                    if not waited:
+                        waited = True
+                        begun.wait(60)
+                    seen += part
+                    if stopped.is_set():
+                        return
+        except httpx.HTTPError as error:
+            seen += f"<{type(error).__name__}>"
+        finally:
+            ends.append(seen)
+
+    stopped = threading.Event()
+    threads = [threading.Thread(target=read) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        begun.wait(60)
+        yield ends
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join(120)
+
+
+def test_full_queue_is_a_429_that_says_when_to_come_again(server: Server, http: httpx.Client) -> None:
+    body = {"slo": {"class": "background"}}
+    with streams(server, MAX_NUM_SEQS, body):
+        waiting = [threading.Thread(target=complete, args=(http, "Wait"), kwargs=body) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        while sum(samples(server, "sloserve:queue_requests").values()) < 2:
+            pass  # a scrape takes longer than a step
+        answer = http.post("/v1/completions", json={"model": MODEL, "prompt": "No", "stream": True, **body})
+        assert answer.status_code == 429
+        assert 1 <= int(answer.headers["retry-after"]) <= 30
+        assert answer.headers["x-slo-dropped-reason"] == "rejected-saturated"
+        assert re.match(
+            r"queue full: 2 of 2 requests of class 'background' wait; retry in \d+ s",
+            answer.json()["error"]["message"],
+        )
+        other = http.post("/v1/completions", json={"model": MODEL, "prompt": "Yes", "max_tokens": 1})
+        assert other.status_code == 200  # another class has its own queue
+    for thread in waiting:
+        thread.join(60)
+    assert samples(server, "sloserve:rejected_requests_total")[("background", "rejected-saturated")] == 1
+    assert samples(server, "sloserve:requests_total")[("background", "rejected")] == 1
+    assert samples(server, "sloserve:requests_total")[("background", "aborted")] == MAX_NUM_SEQS
+
+
+def test_engine_killed_under_load_is_a_clean_error_and_leaves_nothing(server: Server) -> None:
+    pages = page_folder.page_folder()
+    (engine,) = server.engine_pids()
+    assert [page for page in pages.iterdir() if page.name.startswith(f"{engine}-")]
+    with streams(server, MAX_NUM_SEQS, {}) as ends:
+        os.kill(engine, signal.SIGKILL)
+        status = server.wait()
+    assert len(ends) == MAX_NUM_SEQS
+    for end in ends:
+        assert '"error"' in end or end.endswith("Error>")
+    assert any("EngineDeadError" in line or "died unexpectedly" in line for line in server.log)
+    assert status is not None
+    assert not [page for page in pages.iterdir() if page.name.startswith(f"{engine}-")]
