@@ -86,7 +86,7 @@ def predicted_gain(
 
 
 class AdmissionRate:
-    """Requests admitted per second, an exponential average over the last ``memory_s`` seconds or so.
+    """Requests admitted per second: admissions over time, both fading with a time constant of ``memory_s``.
 
     Steps at one and the same time count together. ``None`` until time has passed.
     """
@@ -94,8 +94,12 @@ class AdmissionRate:
     def __init__(self, memory_s: float = 10.0) -> None:
         self._memory_s = memory_s
         self._since_s: float | None = None
-        self._admitted = 0
-        self.per_s: float | None = None
+        self._pending = 0
+        self._admitted = self._elapsed_s = 0.0
+
+    @property
+    def per_s(self) -> float | None:
+        return self._admitted / self._elapsed_s if self._elapsed_s else None
 
     def observe(self, admitted: int, now_s: float) -> None:
         """A step at ``now_s`` admitted so many."""
@@ -103,8 +107,8 @@ class AdmissionRate:
             self._since_s = now_s
         elapsed_s = now_s - self._since_s
         if elapsed_s > 0.0:
-            rate = self._admitted / elapsed_s
-            weight = -math.expm1(-elapsed_s / self._memory_s)
-            self.per_s = rate if self.per_s is None else self.per_s + weight * (rate - self.per_s)
-            self._since_s, self._admitted = now_s, 0
-        self._admitted += admitted
+            fade = math.exp(-elapsed_s / self._memory_s)
+            self._admitted = self._admitted * fade + self._pending
+            self._elapsed_s = self._elapsed_s * fade + elapsed_s
+            self._since_s, self._pending = now_s, 0
+        self._pending += admitted

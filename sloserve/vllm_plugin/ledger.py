@@ -57,6 +57,7 @@ class Ledger:
         self._preempted: set[str] = set()
         self._paused: Counter[str] = Counter()
         self._preemptions = 0
+        self._steps = self._tokens = 0
 
     def enqueued(self, request: Request) -> StatedSLO:
         """Counts a new request; returns what it states."""
@@ -103,11 +104,15 @@ class Ledger:
         values[_WAITING] = waiting
         values[_PREEMPTED] = len(self._preempted)
         values[_PAUSED] = num_paused
-        values[_STEPS] += 1
-        values[_TOKENS] += output.total_num_scheduled_tokens
-        values[_PREEMPTIONS] = self._preemptions - self._counters.get("evictions", 0)
-        for at, name in _COUNTERS:
-            values[at] = self._counters.get(name, 0)
+        self._steps += 1
+        self._tokens += output.total_num_scheduled_tokens
+        values[_STEPS] = self._steps
+        values[_TOKENS] = self._tokens
+        if self._preemptions:
+            values[_PREEMPTIONS] = self._preemptions - self._counters.get("evictions", 0)
+        if self._counters:
+            for at, name in _COUNTERS:
+                values[at] = self._counters.get(name, 0)
 
     def planned(self, cost_s: float) -> None:
         """Books what one plan cost."""
