@@ -85,10 +85,12 @@ class Hinge:
     """Weight reads bound small steps, so the first ``free_tokens`` cost nothing beyond the base.
 
     With prefill: ``base + token * max(0, tokens - free_tokens) + seq * decode_seqs + context_token * context +
-    attention * Q0 + prefix_attention * Q1``; without: ``decode``. Q1 is the part of the attention term that is surely
-    due to prefixes, above ``prefill_tokens ** 2``; Q0 is the rest. The fit saw no prefixes, and its attention
-    coefficient also absorbs curvature of the matrix products, which long prefixes do not bring: hence a coefficient
-    of its own, the attention kernel's. seq_ms may be negative (a decode token's own cost is in token_ms already); the
+    attention * Q0 + prefix_attention * Q1 + prefill * num_prefills``; without: ``decode``. Q1 is the part of the
+    attention term that is surely due to prefixes, above ``prefill_tokens ** 2``; Q0 is the rest. The shipped fits saw
+    no prefixes, and their attention coefficient also absorbs curvature of the matrix products, which long prefixes do
+    not bring: hence a coefficient of its own, the attention kernel's. prefill_ms is what each prompt in the step costs
+    by itself, its row in the batch and its own attention; sums of kernel times have none. seq_ms may be negative (a
+    decode token's own cost is in token_ms already); the
     set is valid as a whole only.
     """
 
@@ -100,6 +102,7 @@ class Hinge:
     context_token_ms: NotNegative
     attention_token2_ms: NotNegative
     prefix_attention_token2_ms: NotNegative
+    prefill_ms: NotNegative = 0.0
     decode: DecodeLine
 
     def __post_init__(self) -> None:
@@ -117,6 +120,7 @@ class Hinge:
             + self.context_token_ms * load.decode_context_tokens
             + self.attention_token2_ms * fresh
             + self.prefix_attention_token2_ms * (load.prefill_attention_tokens2 - fresh)
+            + self.prefill_ms * load.num_prefills
         )
         return ms / _MS_PER_S
 
