@@ -291,6 +291,31 @@ def bench(
     run(settings, out, SystemClock(), token_log=token_log)
 
 
+@app.command("train-length")
+def train_length(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA.jsonl",
+            help="One request a line: output_tokens or output; prompt, prompt_tokens, max_tokens, task, arrival_s.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="File of the model.")] = Path("length-model.json"),
+    text: Annotated[bool, typer.Option(help="Learn from the prompts' text, where the file has it.")] = True,
+    seeds: Annotated[int, typer.Option(help="Random splits to report on.")] = 3,
+    held_out: Annotated[float, typer.Option(help="Share of the requests kept apart in each split.")] = 0.2,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+) -> None:
+    """Learn to predict output lengths from DATA.jsonl, and report how well on requests kept apart.
+
+    The model is then trained on all of DATA. Its file holds numbers only; predicting needs nothing that training does.
+    """
+    from sloserve.estimator.length_report import train_and_report
+
+    train_and_report(data, out, text=text, seeds=seeds, share=held_out, seed=seed)
+
+
 @app.command()
 def workloads() -> None:
     """List the named workloads, the named experiments and the shipped profiles."""

@@ -1,18 +1,22 @@
 """How many tokens a request will still emit, judged from the requests of its class that have ended.
 
-Pure and deterministic: a prediction follows from the lengths observed, in their order. Finished requests
-over-represent short ones just after a start, since long ones are still running; the window forgets that once it has
-turned over.
+Pure and deterministic: a prediction follows from the lengths observed, in their order. Requests that ended
+over-represent short ones just after a start, since long ones are still running; tell the predictor of those
+(:meth:`EmpiricalLength.running`), or wait for the window to turn over.
+
+The other predictors behind the same interface, ``length_rest.LengthEstimator``: ``length_gaussian``, ``length_given``
+(range, oracle, oracle with an error) and ``length_learned``.
 """
 
 from collections import deque
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from sloserve.estimator.length_rest import Estimator, FloatArray, IntArray, Requests
+from sloserve.estimator.length_survival import CurveOfEach, SurvivalCurve, survival_curve
+
+_NONE: IntArray = np.empty(0, np.int64)
 
 
 class LengthPredictor(Protocol):
@@ -30,19 +34,16 @@ class LengthPredictor(Protocol):
         ...
 
 
-class EmpiricalLength:
-    """The mean of L - k over the class's last finished lengths L above k, the tokens so far; shrunk to a prior.
+class EmpiricalLength(Estimator):
+    """The class's last lengths above k, the tokens so far; shrunk to a prior (see ``length_survival``).
 
-    The prior is ``prior_weight`` pseudo-requests of geometric length, of which ``prior_weight * (1 - 1/m) ** k``
-    outlive k tokens and whose expected rest is m whatever k. m is the class's own mean, itself shrunk to
-    ``prior_mean_tokens`` with the same weight: a new class predicts the prior, and a request longer than all that
-    were seen predicts the class's mean.
+    A new class predicts the prior, and a request longer than all that were seen predicts the class's mean.
 
     Args:
-        window: finished requests remembered per class.
+        window: ended requests remembered per class.
         prior_mean_tokens: mean length before any was seen; 256 lies between the means of Azure's conversations (201)
             and of Mooncake's (346).
-        prior_weight: finished requests that the prior is worth.
+        prior_weight: ended requests that the prior is worth.
 
     Raises: ValueError when an argument is out of range.
     """
@@ -56,45 +57,64 @@ class EmpiricalLength:
         self._window = window
         self._prior_mean_tokens = prior_mean_tokens
         self._prior_weight = prior_weight
-        self._lengths: dict[int, deque[int]] = {}
-        self._sorted: dict[int, tuple[IntArray, IntArray]] = {}
+        self._ended: dict[int, deque[tuple[int, bool, int]]] = {}  # tokens, ended by itself, seq
+        self._first_seq: dict[int, int] = {}  # of each class: every request enqueued from here on is remembered
+        self._running: dict[int, tuple[IntArray, IntArray]] = {}  # tokens so far, seq
+        self._curves: dict[int, SurvivalCurve] = {}
 
-    def observe(self, class_id: int, output_tokens: int) -> None:
-        """A request of the class ended by itself after ``output_tokens``. Raises: ValueError when that is below 1."""
+    def observe(self, class_id: int, output_tokens: int, *, cut: bool = False, seq: int | None = None) -> None:
+        """A request of the class ended after ``output_tokens``: by itself, or ``cut`` by its cap, its client or else.
+
+        seq: its enqueue counter; give it when :meth:`running` is used. Raises: ValueError for less than one token.
+        """
         if output_tokens < 1:
             raise ValueError(
                 f"output_tokens: {output_tokens} is no length; a request that ended with no token tells none"
             )
-        self._lengths.setdefault(class_id, deque(maxlen=self._window)).append(output_tokens)
-        self._sorted.pop(class_id, None)
+        ended = self._ended.setdefault(class_id, deque())
+        ended.append((output_tokens, cut, -1 if seq is None else seq))
+        if len(ended) > self._window:
+            self._first_seq[class_id] = max(self._first_seq.get(class_id, 0), ended.popleft()[2] + 1)
+        self._curves.pop(class_id, None)
+
+    def running(self, class_id: IntArray, output_tokens: IntArray, seq: IntArray) -> None:
+        """These requests, and no others, run now; ``output_tokens`` of each is the least that is known of its length.
+
+        From now on a prediction rests on the requests enqueued after every forgotten one, ended or running: those
+        that started in one period, followed alike. Older ones would be known only if they are long.
+        """
+        self._running = {
+            int(one): (output_tokens[class_id == one], seq[class_id == one]) for one in np.unique(class_id)
+        }
+        self._curves.clear()
+
+    def form(self, requests: Requests) -> CurveOfEach:
+        """See :meth:`sloserve.estimator.length_rest.LengthEstimator.form`."""
+        parts = [
+            (self._curve(int(one)), np.flatnonzero(requests.class_id == one)) for one in np.unique(requests.class_id)
+        ]
+        return CurveOfEach(parts, requests.class_id.size)
 
     def remaining(self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
-        """See :meth:`LengthPredictor.remaining`."""
-        expected = np.empty(class_id.shape, np.float64)
-        for one in np.unique(class_id):
-            members = class_id == one
-            expected[members] = self._expected(int(one), output_tokens[members])
+        """See :meth:`LengthPredictor.remaining`; the mean is cut at the cap, not taken under it as by :meth:`rest`."""
+        requests = Requests(class_id=class_id, output_tokens=output_tokens, max_tokens=max_tokens)
+        expected = self.form(requests).mean_after(output_tokens)
         capped: FloatArray = np.maximum(np.minimum(expected, max_tokens - output_tokens), 1.0)
         return capped
 
-    def _expected(self, class_id: int, so_far: IntArray) -> FloatArray:
-        lengths, sums_from = self._sorted_window(class_id)
-        weight = self._prior_weight
-        mean = (sums_from[0] + weight * self._prior_mean_tokens) / (lengths.size + weight)
-        index = np.searchsorted(lengths, so_far, side="right")
-        longer = lengths.size - index
-        rest = sums_from[index] - longer * so_far
-        pseudo = weight * (1.0 - 1.0 / mean) ** so_far
-        # A correction of the mean, so that it is the mean where nothing is longer and the prior's weight underflows.
-        expected: FloatArray = mean + (rest - longer * mean) / np.where(longer > 0, longer + pseudo, 1.0)
-        return expected
-
-    def _sorted_window(self, class_id: int) -> tuple[IntArray, IntArray]:
-        """The class's window ascending ``[n]``, and the sum from each place to its end ``[n + 1]``."""
-        found = self._sorted.get(class_id)
+    def _curve(self, class_id: int) -> SurvivalCurve:
+        found = self._curves.get(class_id)
         if found is None:
-            lengths = np.sort(np.array(self._lengths.get(class_id, ()), dtype=np.int64))
-            sums_from = np.zeros(lengths.size + 1, np.int64)
-            sums_from[:-1] = np.cumsum(lengths[::-1])[::-1]
-            found = self._sorted[class_id] = lengths, sums_from
+            tokens, cut, seq = np.array([*self._ended.get(class_id, ())], np.int64).reshape(-1, 3).T
+            running, running_seq = self._running.get(class_id, (_NONE, _NONE))
+            first = self._first_seq.get(class_id, 0)
+            if running.size:
+                known = (seq >= first) | (seq < 0)
+                tokens, cut, running = tokens[known], cut[known], running[running_seq >= first]
+            found = self._curves[class_id] = survival_curve(
+                tokens[cut == 0],
+                np.concatenate((tokens[cut != 0], running)),
+                prior_mean_tokens=self._prior_mean_tokens,
+                prior_weight=self._prior_weight,
+            )
         return found

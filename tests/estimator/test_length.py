@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from sloserve.estimator.length import EmpiricalLength, LengthPredictor
+from sloserve.estimator.length_rest import Requests, Rest
 
 NO_CAP = 1 << 40
 
@@ -114,3 +116,78 @@ def test_a_length_below_one_is_refused() -> None:
 def test_settings_out_of_range_are_refused(arguments: tuple[int, float, float]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         EmpiricalLength(*arguments)
+
+
+def rest(predictor: EmpiricalLength, class_id: int, so_far: int, max_tokens: int = NO_CAP) -> Rest:
+    return predictor.rest(
+        Requests(class_id=np.array([class_id]), output_tokens=np.array([so_far]), max_tokens=np.array([max_tokens]))
+    )
+
+
+def test_quantiles_are_those_of_the_class_and_of_its_survivors() -> None:
+    predictor = EmpiricalLength(window=4096)
+    for length in range(1, 1001):
+        predictor.observe(3, length)
+    assert float(rest(predictor, 3, 0).quantile(0.9)[0]) == pytest.approx(900, abs=12)
+    assert float(rest(predictor, 3, 500).quantile(0.5)[0]) == pytest.approx(250, abs=6)
+    assert float(rest(predictor, 3, 500).survival(250)[0]) == pytest.approx(0.5, abs=0.02)
+
+
+def started(tokens: list[int], now: int) -> tuple[list[tuple[int, int]], NDArray[np.int64], NDArray[np.int64]]:
+    """Requests of these lengths that started together ``now`` steps ago: (length, seq) of the ended; the others."""
+    ended = [(length, seq) for seq, length in enumerate(tokens) if length <= now]
+    left = [seq for seq, length in enumerate(tokens) if length > now]
+    return ended, np.full(len(left), now), np.array(left, np.int64)
+
+
+def test_just_after_a_start_those_that_still_run_correct_the_prediction() -> None:
+    lengths = [10, 1000] * 50
+    naive, told = EmpiricalLength(), EmpiricalLength()
+    ended, tokens, seq = started(lengths, now=400)
+    for predictor in (naive, told):
+        for length, one in sorted(ended):
+            predictor.observe(0, length, seq=one)
+    told.running(np.zeros(tokens.size, np.int64), tokens, seq)
+    assert float(rest(naive, 0, 0).survival(400)[0]) < 0.05
+    assert float(rest(told, 0, 0).survival(400)[0]) == pytest.approx(0.5, abs=0.05)
+    assert remaining(told, 0, 0) > 5 * remaining(naive, 0, 0)
+
+
+def test_all_ended_or_all_running_agree_with_what_they_are() -> None:
+    plain, told = EmpiricalLength(), EmpiricalLength()
+    for seq, length in enumerate([5, 9, 9, 100]):
+        plain.observe(0, length)
+        told.observe(0, length, seq=seq)
+    none = np.empty(0, np.int64)
+    told.running(none, none, none)
+    asked = [remaining(predictor, 0, 7) for predictor in (plain, told)]
+    assert asked[0] == asked[1]
+
+
+def test_a_request_that_was_cut_is_known_only_to_be_longer() -> None:
+    cut, complete = EmpiricalLength(), EmpiricalLength()
+    for length in [10, 10, 100, 100]:
+        complete.observe(0, length)
+        cut.observe(0, length, cut=length == 100)
+    assert remaining(cut, 0, 0) > remaining(complete, 0, 0)
+    assert float(rest(cut, 0, 50).survival(51)[0]) > float(rest(complete, 0, 50).survival(51)[0]) + 0.3
+
+
+def test_running_requests_older_than_a_forgotten_one_are_not_followed() -> None:
+    """Of the period before, all but the long ones are forgotten; counting those would make every request look long."""
+    predictor = EmpiricalLength(window=16)
+    for seq in range(1, 200):
+        predictor.observe(0, 20, seq=seq)
+    before = float(rest(predictor, 0, 0).quantile(0.9)[0])
+    predictor.running(np.array([0]), np.array([5000]), np.array([0]))
+    assert float(rest(predictor, 0, 0).quantile(0.9)[0]) == before
+    predictor.running(np.array([0]), np.array([5000]), np.array([200]))
+    assert float(rest(predictor, 0, 0).quantile(0.9)[0]) > before
+
+
+def test_the_mean_under_a_cap_is_below_the_capped_mean() -> None:
+    predictor = EmpiricalLength()
+    for length in [10, 400] * 100:
+        predictor.observe(0, length)
+    assert float(rest(predictor, 0, 0, max_tokens=200).mean()[0]) == pytest.approx(105, rel=0.05)
+    assert remaining(predictor, 0, 0, max_tokens=200) == 200.0

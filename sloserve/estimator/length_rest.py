@@ -1,0 +1,166 @@
+"""What remains of n requests, as a distribution: what every predictor of output lengths gives, and what it is asked.
+
+A predictor describes whole lengths L by a :class:`LengthForm`, conditional on what a request has emitted already; a
+:class:`Rest` puts the request's ``max_tokens`` on top, exactly. All arrays are ``[n]``, all figures are output tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Requests:
+    """What is known of n requests, one column each; ``None`` where the deployment does not know a column.
+
+    output_tokens: emitted so far. stated_tokens: the whole length that a simulator or a client states, -1 where none.
+    lower_tokens, upper_tokens: the range a user gives, -1 where none. seq: the enqueue counter, which identifies a
+    request. arrival_s: epoch seconds. task: a label, where it is finer than the class. prompt: the text.
+    """
+
+    class_id: IntArray
+    output_tokens: IntArray
+    max_tokens: IntArray
+    seq: IntArray | None = None
+    prompt_tokens: IntArray | None = None
+    stated_tokens: IntArray | None = None
+    lower_tokens: IntArray | None = None
+    upper_tokens: IntArray | None = None
+    arrival_s: FloatArray | None = None
+    task: Sequence[str] | None = None
+    prompt: Sequence[str] | None = None
+
+    def take(self, places: Sequence[int] | IntArray) -> "Requests":
+        """The requests at ``places``."""
+        columns = {}
+        for name in self.__dataclass_fields__:
+            values = getattr(self, name)
+            if isinstance(values, np.ndarray):
+                values = values[places]
+            elif values is not None:
+                values = [values[place] for place in places]
+            columns[name] = values
+        return Requests(**columns)
+
+
+class LengthForm(Protocol):
+    """How long are these n requests, given that each is longer than ``so_far``?"""
+
+    def mean_after(self, so_far: IntArray) -> FloatArray:
+        """E[L - so_far | L > so_far]: positive and finite for any ``so_far >= 0``."""
+        ...
+
+    def survival_after(self, so_far: IntArray, tokens: FloatArray) -> FloatArray:
+        """P(L > so_far + tokens | L > so_far), for ``tokens >= 0``."""
+        ...
+
+    def quantile_after(self, so_far: IntArray, q: FloatArray) -> FloatArray:
+        """The least t with P(L <= so_far + t | L > so_far) >= q, for q within (0, 1)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rest:
+    """Tokens still to come: at least 1, at most ``left``. Build one with :func:`rest_of`."""
+
+    form: LengthForm
+    so_far: IntArray
+    left: IntArray
+
+    def mean(self) -> FloatArray:
+        """Expected tokens still to come, the cap's effect included: E[min(L - so_far, left)]."""
+        beyond = self.form.survival_after(self.so_far, self.left.astype(np.float64))
+        mean = self.form.mean_after(self.so_far) - beyond * self.form.mean_after(self.so_far + self.left)
+        capped: FloatArray = np.clip(mean, 1.0, self.left)
+        return capped
+
+    def quantile(self, q: float | FloatArray) -> FloatArray:
+        """The least number of tokens that the rest does not exceed with probability ``q``, within (0, 1); whole."""
+        levels = np.broadcast_to(np.asarray(q, np.float64), self.so_far.shape)
+        if levels.size and not (levels.min() > 0.0 and levels.max() < 1.0):
+            raise ValueError(f"q: {q} is not within 0..1, ends excluded")
+        # The tolerance keeps rounding from making a whole number one more.
+        tokens = np.ceil(self.form.quantile_after(self.so_far, levels) - 1e-6)
+        capped: FloatArray = np.clip(tokens, 1.0, self.left)
+        return capped
+
+    def survival(self, tokens: float | IntArray | FloatArray) -> FloatArray:
+        """The probability that more than ``tokens``, 0 or more, are still to come."""
+        asked = np.broadcast_to(np.asarray(tokens, np.float64), self.so_far.shape)
+        survival: FloatArray = np.where(asked >= self.left, 0.0, self.form.survival_after(self.so_far, asked))
+        return np.where(asked < 1.0, 1.0, survival)
+
+
+def rest_of(form: LengthForm, requests: Requests) -> Rest:
+    """What remains of ``requests`` when their whole lengths are distributed as ``form``."""
+    left = np.maximum(requests.max_tokens - requests.output_tokens, 1)
+    return Rest(form, requests.output_tokens, left)
+
+
+class LengthEstimator(Protocol):
+    """How many tokens are still to come, and how sure is that?
+
+    Also a :class:`~sloserve.estimator.length.LengthPredictor`, for callers that know classes and counts alone.
+    """
+
+    def observe(self, class_id: int, output_tokens: int) -> None:
+        """A request of the class ended by itself after ``output_tokens``."""
+        ...
+
+    def form(self, requests: Requests) -> LengthForm:
+        """The distribution of the whole lengths of ``requests``."""
+        ...
+
+    def rest(self, requests: Requests) -> Rest:
+        """The distribution of what ``requests`` have still to emit."""
+        ...
+
+    def remaining(self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
+        """Expected tokens still to come; see :meth:`sloserve.estimator.length.LengthPredictor.remaining`."""
+        ...
+
+
+class Estimator:
+    """What follows for any estimator from its form."""
+
+    def observe(self, class_id: int, output_tokens: int) -> None:
+        """See :meth:`LengthEstimator.observe`."""
+        raise NotImplementedError
+
+    def form(self, requests: Requests) -> LengthForm:
+        """See :meth:`LengthEstimator.form`."""
+        raise NotImplementedError
+
+    def rest(self, requests: Requests) -> Rest:
+        """See :meth:`LengthEstimator.rest`."""
+        return rest_of(self.form(requests), requests)
+
+    def remaining(self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
+        """See :meth:`sloserve.estimator.length.LengthPredictor.remaining`."""
+        return self.rest(Requests(class_id=class_id, output_tokens=output_tokens, max_tokens=max_tokens)).mean()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Either:
+    """``chosen`` where ``mask``, ``otherwise`` elsewhere; each form covers all n requests."""
+
+    mask: BoolArray
+    chosen: LengthForm
+    otherwise: LengthForm
+
+    def mean_after(self, so_far: IntArray) -> FloatArray:
+        return np.where(self.mask, self.chosen.mean_after(so_far), self.otherwise.mean_after(so_far))
+
+    def survival_after(self, so_far: IntArray, tokens: FloatArray) -> FloatArray:
+        chosen = self.chosen.survival_after(so_far, tokens)
+        return np.where(self.mask, chosen, self.otherwise.survival_after(so_far, tokens))
+
+    def quantile_after(self, so_far: IntArray, q: FloatArray) -> FloatArray:
+        return np.where(self.mask, self.chosen.quantile_after(so_far, q), self.otherwise.quantile_after(so_far, q))
