@@ -9,7 +9,6 @@ Layout: magic, version, offset of the slots, the fixed facts as JSON, two texts;
 (float64, counts are exact to 2**53) and a ring of paused requests (uint64). Readers skip files of another version.
 """
 
-import contextlib
 import json
 import mmap
 import os
@@ -243,25 +242,3 @@ def remove_pages(folder: Path | None = None) -> None:
     folder = page_folder.page_folder() if folder is None else folder
     page_folder.remove_started_here(folder)
     page_folder.sweep(folder)
-
-
-class PageSet:
-    """The pages of this server's engines, opened once they are there, for look-ups at every request's end."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
-        self._pages: list[PageReader] = []
-
-    def paused_steps(self, request_id: str) -> int:
-        """For how many steps a request that has just ended was paused; 0 where no page knows."""
-        if not self._pages:
-            try:
-                self._pages = find_pages(self._folder)
-            except OSError:
-                return 0  # the engine's own log says why there is no page
-        return next((steps for page in self._pages if (steps := page.paused_steps(request_id)) is not None), 0)
-
-    def remove(self) -> None:
-        """Removes what engines of this process left behind, see :func:`remove_pages`; never raises."""
-        with contextlib.suppress(OSError):
-            remove_pages(self._folder)

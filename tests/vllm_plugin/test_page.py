@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sloserve.vllm_plugin.page import PLAN_BUCKETS_S, Layout, PageSet, PageWriter, find_pages, remove_pages
+from sloserve.vllm_plugin.page import PLAN_BUCKETS_S, Layout, PageWriter, find_pages, remove_pages
 from sloserve.vllm_plugin.page_folder import page_folder, sweep
 
 CLASSES = ("urgent", "lax")
@@ -60,10 +60,6 @@ def test_another_process_reads_what_was_stored_and_who_was_paused(
     found = page.snapshot()
     assert (found.running, found.pid, found.rank, found.alive) == (7, child.pid, 0, True)
     assert (page.paused_steps("request-1"), page.paused_steps("request-2")) == (3, None)
-    pages = PageSet(tmp_path)
-    assert (pages.paused_steps("request-1"), pages.paused_steps("request-2")) == (3, 0)
-    pages.remove()
-    assert files(tmp_path) == []
 
 
 def test_the_page_of_a_killed_engine_is_swept_and_that_of_a_living_one_stays(
