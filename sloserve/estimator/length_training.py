@@ -30,14 +30,14 @@ _TASK_PRIOR = 10.0
 class TrainingSettings:
     """levels: quantiles learned; more cost more per prediction. text: whether prompts are used, where there are any.
 
-    word_buckets: columns of hashed words; 2,000 short prompts do not fill more. trees, leaves, learning_rate,
+    word_buckets: columns of hashed words; 2,000 short prompts gained nothing from more. trees, leaves, learning_rate,
     least_in_leaf: of each quantile; small, since the features say little and files of thousands of requests are
     soon learned by heart.
     """
 
     levels: tuple[float, ...] = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
     text: bool = True
-    word_buckets: int = 128
+    word_buckets: int = 256
     trees: int = 100
     leaves: int = 15
     learning_rate: float = 0.05
