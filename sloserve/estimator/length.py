@@ -9,6 +9,7 @@ The other predictors behind the same interface, ``length_rest.LengthEstimator``:
 """
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +35,31 @@ class LengthPredictor(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Window:
+    """The requests of one class that ended last, in the order they ended; ``cut``: not by themselves.
+
+    first_seq: every request enqueued from there on that has ended is here.
+    """
+
+    tokens: deque[int] = field(default_factory=deque)
+    cut: deque[bool] = field(default_factory=deque)
+    seq: deque[int] = field(default_factory=deque)
+    num_cut: int = 0
+    first_seq: int = 0
+
+    def add(self, tokens: int, cut: bool, seq: int) -> None:
+        self.tokens.append(tokens)
+        self.cut.append(cut)
+        self.seq.append(seq)
+        self.num_cut += cut
+
+    def forget(self) -> None:
+        self.tokens.popleft()
+        self.num_cut -= self.cut.popleft()
+        self.first_seq = max(self.first_seq, self.seq.popleft() + 1)
+
+
 class EmpiricalLength(Estimator):
     """The class's last lengths above k, the tokens so far; shrunk to a prior (see ``length_survival``).
 
@@ -57,8 +83,7 @@ class EmpiricalLength(Estimator):
         self._window = window
         self._prior_mean_tokens = prior_mean_tokens
         self._prior_weight = prior_weight
-        self._ended: dict[int, deque[tuple[int, bool, int]]] = {}  # tokens, ended by itself, seq
-        self._first_seq: dict[int, int] = {}  # of each class: every request enqueued from here on is remembered
+        self._ended: dict[int, _Window] = {}
         self._running: dict[int, tuple[IntArray, IntArray]] = {}  # tokens so far, seq
         self._curves: dict[int, SurvivalCurve] = {}
 
@@ -71,10 +96,10 @@ class EmpiricalLength(Estimator):
             raise ValueError(
                 f"output_tokens: {output_tokens} is no length; a request that ended with no token tells none"
             )
-        ended = self._ended.setdefault(class_id, deque())
-        ended.append((output_tokens, cut, -1 if seq is None else seq))
-        if len(ended) > self._window:
-            self._first_seq[class_id] = max(self._first_seq.get(class_id, 0), ended.popleft()[2] + 1)
+        ended = self._ended.setdefault(class_id, _Window())
+        ended.add(output_tokens, cut, -1 if seq is None else seq)
+        if len(ended.tokens) > self._window:
+            ended.forget()
         self._curves.pop(class_id, None)
 
     def running(self, class_id: IntArray, output_tokens: IntArray, seq: IntArray) -> None:
@@ -105,15 +130,17 @@ class EmpiricalLength(Estimator):
     def _curve(self, class_id: int) -> SurvivalCurve:
         found = self._curves.get(class_id)
         if found is None:
-            tokens, cut, seq = np.array([*self._ended.get(class_id, ())], np.int64).reshape(-1, 3).T
+            ended = self._ended.get(class_id, _Window())
+            tokens = np.array(ended.tokens, np.int64)
             running, running_seq = self._running.get(class_id, (_NONE, _NONE))
-            first = self._first_seq.get(class_id, 0)
-            if running.size:
-                known = (seq >= first) | (seq < 0)
-                tokens, cut, running = tokens[known], cut[known], running[running_seq >= first]
+            if running.size or ended.num_cut:
+                cut, seq = np.array(ended.cut, bool), np.array(ended.seq, np.int64)
+                known = (seq >= ended.first_seq) | (seq < 0) | (not running.size)
+                running = np.concatenate((tokens[cut & known], running[running_seq >= ended.first_seq]))
+                tokens = tokens[~cut & known]
             found = self._curves[class_id] = survival_curve(
-                tokens[cut == 0],
-                np.concatenate((tokens[cut != 0], running)),
+                tokens,
+                running,
                 prior_mean_tokens=self._prior_mean_tokens,
                 prior_weight=self._prior_weight,
             )
