@@ -26,11 +26,12 @@ Count = Annotated[int, Field(strict=True, ge=0), Allowed("a whole number from 0"
 def _default_tiers(classes: ClassTable) -> dict[str, str]:
     default = classes.default.name
     tiers = {"auto": default, "default": default, "flex": "background", "scale": "priority", "priority": "priority"}
+    tiers["standard_only"] = default  # Anthropic's; it has auto besides
     return {tier: name for tier, name in tiers.items() if name in classes}
 
 
 SERVICE_TIERS = tuple(_default_tiers(DEFAULT_CLASSES))
-"""The values of ``service_tier`` that the OpenAI API has."""
+"""The values of ``service_tier`` that the APIs of OpenAI and Anthropic have."""
 
 
 def _max_waiting(value: Any) -> int | dict[str, int]:
@@ -87,7 +88,7 @@ class PluginSettings(_Settings):
     plan_share: planning may cost at most this share of the time the engine spends stepping; 1 plans at every step.
     aged_share: at most this share of admissions goes to the oldest requests past their class's age; 0 turns ageing off.
     classes: the service classes; default_class: name of that of requests that name none.
-    service_tiers: OpenAI's ``service_tier`` to class; what is given is laid over the default table.
+    service_tiers: ``service_tier`` to class; what is given is laid over the default table.
     unknown_class: whether a request that names an unknown class is refused or gets the default class.
     tenants: the most urgent class that each tenant may use; tenant_default: that of others, ``None`` for no limit.
     max_body_bytes: longest request body. max_tenant_labels: tenants with metrics of their own; the rest is ``other``.

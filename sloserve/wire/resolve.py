@@ -22,7 +22,7 @@ XARGS = "vllm_xargs"
 class Rules:
     """What a deployment makes of requests' SLOs.
 
-    classes: its service classes. service_tiers: OpenAI's ``service_tier`` to class. unknown_to_default: whether an
+    classes: its service classes. service_tiers: ``service_tier`` to class. unknown_to_default: whether an
     unknown class becomes the default one instead of an error. tenants: the most urgent class a tenant may use;
     tenant_default: that of tenants not named, ``None`` for no limit.
     """

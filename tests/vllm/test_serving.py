@@ -125,7 +125,7 @@ def test_openai_client_with_tier_headers_and_body(openai: OpenAI, include_usage:
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     outcomes = [chunk.model_extra["slo"] for chunk in chunks if chunk.model_extra and "slo" in chunk.model_extra]
-    assert len(text) == 12 and len(outcomes) == 1
+    assert len(text) > 3 and len(outcomes) == 1  # random bytes: some are no text
     assert outcomes[0]["class"] == "background" and outcomes[0]["targets"] == {"ttft_ms": 60_000.0, "tds": 10.0}
     assert outcomes[0]["output_tokens"] == 12 and 0 <= outcomes[0]["qoe"] <= 1
     assert (chunks[-1].usage is not None) is include_usage
@@ -243,7 +243,7 @@ def test_policy_changes_at_run_time_and_outputs_do_not(server: Server, http: htt
         assert admin.put("/sloserve/policy", json={"polciy": "edf"}).status_code == 422
         (status,) = admin.get("/sloserve/status").raise_for_status().json()
         assert status["policy"] == "edf"
-    for key in ("user-secret", "", "admin-secreT"):
+    for key in ("user-secret", "x", "admin-secreT"):
         headers = {"Authorization": f"Bearer {key}"}
         assert httpx.put(f"{server.url}/sloserve/policy", json={}, headers=headers, timeout=60).status_code == 401
     assert not any(ADMIN_KEY in line or "user-secret" in line for line in server.log)
@@ -305,12 +305,12 @@ def streams(server: Server, count: int, body: dict[str, Any], max_tokens: int = 
 
 def test_full_queue_is_a_429_that_says_when_to_come_again(server: Server, http: httpx.Client) -> None:
     body = {"slo": {"class": "background"}}
-    with streams(server, MAX_NUM_SEQS, body):
+    with streams(server, MAX_NUM_SEQS, {}):
         waiting = [threading.Thread(target=complete, args=(http, "Wait"), kwargs=body) for _ in range(2)]
         for thread in waiting:
             thread.start()
-        while sum(samples(server, "sloserve:queue_requests").values()) < 2:
-            pass  # a scrape takes longer than a step
+        scrapes = (samples(server, "sloserve:queue_requests") for _ in range(1000))
+        assert any(sum(queued.values()) >= 2 for queued in scrapes)
         answer = http.post("/v1/completions", json={"model": MODEL, "prompt": "No", "stream": True, **body})
         assert answer.status_code == 429
         assert 1 <= int(answer.headers["retry-after"]) <= 30
@@ -325,7 +325,15 @@ def test_full_queue_is_a_429_that_says_when_to_come_again(server: Server, http: 
         thread.join(60)
     assert samples(server, "sloserve:rejected_requests_total")[("background", "rejected-saturated")] == 1
     assert samples(server, "sloserve:requests_total")[("background", "rejected")] == 1
-    assert samples(server, "sloserve:requests_total")[("background", "aborted")] == MAX_NUM_SEQS
+
+
+def test_a_client_that_leaves_is_counted_as_aborted(server: Server) -> None:
+    aborted = ("interactive", "aborted")
+    before = samples(server, "sloserve:requests_total")[aborted]
+    with streams(server, 2, {}):
+        pass
+    counts = (samples(server, "sloserve:requests_total")[aborted] for _ in range(1000))
+    assert any(count == before + 2 for count in counts)
 
 
 def test_engine_killed_under_load_is_a_clean_error_and_leaves_nothing(server: Server) -> None:

@@ -51,10 +51,10 @@ def test_service_tiers_are_laid_over_those_whose_class_exists() -> None:
 
     assert tiers() == {
         "auto": "interactive", "default": "interactive", "flex": "background", "scale": "priority",
-        "priority": "priority",
+        "priority": "priority", "standard_only": "interactive",
     }  # fmt: skip
     assert tiers(service_tiers={"flex": "batch"}) == tiers() | {"flex": "batch"}
-    assert tiers(classes={"chat": {"rank": 1}}) == {"auto": "chat", "default": "chat"}
+    assert tiers(classes={"chat": {"rank": 1}}) == dict.fromkeys(("auto", "default", "standard_only"), "chat")
     assert tiers(classes={"chat": {"rank": 1}}, service_tiers={"flex": "chat"})["flex"] == "chat"
 
 
@@ -73,7 +73,7 @@ EVERYTHING = {
     "aged_share": 0.0,
     "classes": {"chat": {"rank": 0, "aged_after_s": 5.0, "ttft_s": 0.5}, "jobs": {"rank": 9, "aged_after_s": 60.0}},
     "default_class": "jobs",
-    "service_tiers": {"auto": "jobs", "default": "chat", "priority": "chat"},
+    "service_tiers": {"auto": "jobs", "default": "chat", "priority": "chat", "standard_only": "jobs"},
     "unknown_class": "default",
     "tenants": {"acme": "jobs"},
     "tenant_default": "chat",
@@ -165,7 +165,7 @@ def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[
         ),
         (
             {"service_tiers": {"prority": "batch"}},
-            "sloserve.service_tiers.prority: is unknown; known here: auto, default, flex, scale, priority; "
+            "sloserve.service_tiers.prority: is unknown; known here: auto, default, flex, scale, priority, standard_only; "
             "did you mean 'priority'?",
         ),
         ({"service_tiers": "flex"}, "sloserve.service_tiers: 'flex' is not a mapping of service tier to class"),
