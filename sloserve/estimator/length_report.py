@@ -35,6 +35,8 @@ def train_and_report(data: Path, out: Path, *, text: bool, seeds: int, share: fl
     """
     if seed < 0:
         raise ConfigError(f"--seed: {seed} is below 0")
+    if not out.resolve().parent.is_dir():  # known before minutes of training
+        raise ConfigError(f"--out: no folder {out.parent} to write {out.name} into")
     examples = read_examples(data)
     settings = TrainingSettings(text=text, seed=seed)
     console = Console()

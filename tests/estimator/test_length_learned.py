@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from sloserve.cli import app
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.length_accuracy import Predictions, accuracy
 from sloserve.estimator.length_examples import Examples, make_examples, read_examples
@@ -252,19 +254,18 @@ def test_a_malformed_line_is_named(row: str, message: str, tmp_path: Path) -> No
         read_examples(lines(tmp_path, '{"output_tokens": 5}', row))
 
 
-def test_the_command_trains_reports_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from sloserve.estimator.length_report import train_and_report
-
+def test_the_command_trains_reports_and_saves(tmp_path: Path) -> None:
     data = examples(300)
     assert data.requests.prompt_tokens is not None
     rows = [
         json.dumps({"prompt_tokens": int(p), "output_tokens": int(o)})
         for p, o in zip(data.requests.prompt_tokens, data.lengths, strict=True)
     ]
-    out = tmp_path / "model.json"
-    train_and_report(lines(tmp_path, *rows), out, text=True, seeds=1, share=0.2, seed=0)
-    shown = capsys.readouterr().out
-    assert "300 requests" in shown and "learned" in shown and "gaussian" in shown
+    path, out = lines(tmp_path, *rows), tmp_path / "model.json"
+    done = CliRunner().invoke(app, ["train-length", str(path), "--out", str(out), "--seeds", "1"])
+    assert done.exit_code == 0, done.output
+    for expected in ("300 requests", "without text", "learned", "gaussian", "held out: 60"):
+        assert expected in done.output
     assert load_length_model(out).levels.size == 8
-    with pytest.raises(ConfigError, match="--out"):
-        train_and_report(lines(tmp_path, *rows), tmp_path / "no" / "x", text=True, seeds=1, share=0.2, seed=0)
+    failed = CliRunner().invoke(app, ["train-length", str(path), "--out", str(tmp_path / "no" / "x"), "--seeds", "1"])
+    assert isinstance(failed.exception, ConfigError) and "--out" in str(failed.exception)
