@@ -23,7 +23,7 @@ FREE_TOKENS = (0, 8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512)
 SMALL_BATCH_BELOW = (1, 9, 17, 33, 65, 95, 129)
 """Candidates for DistServe's threshold; 95 is its own. 1: one set for all."""
 
-MIN_STEPS = 8
+MIN_STEPS = 6
 """Fewer steps of a kind, with prefill or without, do not determine its coefficients."""
 
 _MIN_BASE_MS = 1e-6

@@ -98,6 +98,12 @@ class Profile(_Section):
     """default of the engine's flag of this name"""
     max_num_batched_tokens: Count
     """default of the engine's flag of this name"""
+    tfs_tokens: Count | None = None
+    """tokens a step from which throughput hardly grows (EconoServe's target forward size); null where not measured"""
+    start_s: Positive | None = None
+    """time from starting the engine until it can serve; null where not measured"""
+    load_s: Positive | None = None
+    """the part of start_s that loading the weights takes; null where not measured"""
     grid: Grid
     """the largest step the latency form was fitted on"""
     latency: Annotated[Hinge | DistServe | Bilinear, Field(discriminator="form")]

@@ -90,7 +90,7 @@ def test_parts_are_disjoint_and_the_extremes_are_fitted(count: int, share: float
 
 
 def test_too_few_steps_say_which_kind_is_missing() -> None:
-    with pytest.raises(ValueError, match="0 steps with prefill; a fit needs at least 8"):
+    with pytest.raises(ValueError, match="0 steps with prefill; a fit needs at least 6"):
         fit_hinge(measured(HINGE, LOADS[:24]))
     with pytest.raises(ValueError, match="0 steps without prefill"):
         fit_bilinear(measured(HINGE, LOADS[24:]))

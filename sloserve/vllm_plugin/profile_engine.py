@@ -1,0 +1,309 @@
+"""vLLM's engine in this process, made to compute chosen steps, and timed: what ``sloserve profile`` measures with.
+
+The engine is the real one, with stock's scheduler and whatever executor its flags ask for; what runs in a server around
+it (front end, detokenisation, network) is left out. A step is chosen by what is asked for: requests that are left
+decoding, then prompts, under a budget of tokens a step that makes their chunks. Its load is read off vLLM's own
+SchedulerOutput, its time by the rule of :class:`~sloserve.estimator.step_timer.StepTimer`, so that it is right with
+asynchronous scheduling too. A step is scheduled when ``schedule()`` is entered, and its output is there when
+``update_from_output()`` has returned.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import vllm
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.request import Request
+
+from sloserve.core.errors import EngineError
+from sloserve.estimator.latency import StepLoad
+from sloserve.estimator.measurements import Measurements, TimedStep
+from sloserve.estimator.profile import Profile
+from sloserve.estimator.profiling import ProfileSettings, make_profile, measure_grid, scores, write_profile
+from sloserve.estimator.step_grid import EngineLimits, Scenario, Wave
+from sloserve.estimator.step_timer import StepTimer
+
+DECODE_STEPS = 12
+"""Like steps a scenario times; their median is one repetition."""
+
+_MAX_STEPS = 100_000
+_COPY_BYTES, _COPIES = 1 << 28, 5
+
+
+class ProfileEngine:
+    """Starts the engine that ``args``, as for ``vllm serve``, describe.
+
+    Prefix caching is off, so that a prompt is computed however often it was seen.
+
+    Args:
+        now_s: the clock of the steps. Wall time, but for an engine of one thread in this process on a machine that does
+            other work too, where the process's CPU time is what the step would take.
+    """
+
+    def __init__(self, args: argparse.Namespace, now_s: Callable[[], float] = time.perf_counter) -> None:
+        args.model = args.model_tag or args.model
+        args.enable_prefix_caching = False
+        engine_args = EngineArgs.from_cli_args(args)
+        self._now_s = now_s
+        self.start_times_s: dict[str, float] = {}
+        began_s = time.perf_counter()
+        self._config = engine_args.create_engine_config()
+        with _timed_load(self._config, self.start_times_s):
+            self._core: Any = EngineCore(self._config, Executor.get_class(self._config), log_stats=False)
+        self.start_times_s["start_s"] = time.perf_counter() - began_s
+        self._scheduler = self._core.scheduler
+        self._budget: int = self._scheduler.max_num_scheduled_tokens
+        self._prompt_tokens: dict[str, int] = {}
+        self._timed: list[tuple[StepLoad, float]] = []
+        self._rng = np.random.default_rng(0)
+        self._vocabulary = self._config.model_config.get_vocab_size()
+        self._serial = 0
+        self._watch()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What this engine takes."""
+        return EngineLimits(
+            max_num_batched_tokens=self._budget,
+            max_num_seqs=self._scheduler.max_num_running_reqs,
+            max_model_len=self._config.model_config.max_model_len,
+            # One block is vLLM's own.
+            kv_capacity_tokens=(self._config.cache_config.num_gpu_blocks - 1) * self._scheduler.block_size,
+        )
+
+    def facts(self, name: str, model: str) -> dict[str, Any]:
+        """The profile's fields that no step tells. They stay the same when the same engine is started again."""
+        parallel = self._config.parallel_config.tensor_parallel_size
+        groups = self._scheduler.kv_cache_config.kv_cache_groups
+        kv_bytes = sum(
+            len(g.layer_names) * g.kv_cache_spec.page_size_bytes // g.kv_cache_spec.block_size for g in groups
+        )
+        limits = self.limits
+        return {
+            "name": name,
+            "hardware": hardware(parallel),
+            "model": f"{model}, {str(self._config.model_config.dtype).removeprefix('torch.')}",
+            "tensor_parallel": parallel,
+            "vllm_version": vllm.__version__,
+            "kv_bytes_per_token": kv_bytes * parallel,
+            "kv_capacity_tokens": limits.kv_capacity_tokens,
+            "block_size": self._scheduler.block_size,
+            "max_model_len": limits.max_model_len,
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "async_scheduling": self._core.batch_queue is not None,
+        }
+
+    def measure(self, scenario: Scenario) -> list[TimedStep]:
+        """The scenario's steps, each timed once; the engine is empty before and after.
+
+        Raises: EngineError when the engine does not compute the steps that were asked for.
+        """
+        try:
+            return [*self._decode(scenario), *self._waves(scenario)]
+        finally:
+            self._scheduler.max_num_scheduled_tokens = self._budget
+            self._core.abort_requests(list(self._scheduler.requests))
+            self._run_until(lambda: not self._scheduler.has_requests() and not self._core.batch_queue)
+            self._prompt_tokens.clear()
+
+    def shutdown(self) -> None:
+        """Ends the engine and gives its memory back."""
+        self._core.shutdown()
+
+    def _decode(self, scenario: Scenario) -> Iterator[TimedStep]:
+        seqs = scenario.decode_seqs
+        if not seqs:
+            return
+        ids = [self._add(scenario.context_tokens, max_tokens=None) for _ in range(seqs)]
+        requests = [self._scheduler.requests[i] for i in ids]
+        self._run_until(lambda: all(request.num_output_tokens for request in requests))
+        self._timed.clear()
+        self._run_until(lambda: len(self._timed) > DECODE_STEPS)
+        for load, duration_s in self._timed[1:]:  # the first may have been scheduled with a prompt still in it
+            if load.decode_seqs == seqs and not load.prefill_tokens:
+                yield TimedStep("decode", load, duration_s)
+
+    def _waves(self, scenario: Scenario) -> Iterator[TimedStep]:
+        for i, wave in enumerate(scenario.waves):
+            self._timed.clear()
+            self._scheduler.max_num_scheduled_tokens = min(self._budget, scenario.decode_seqs + wave.step_tokens)
+            self._serve(wave)
+            steps = [(load, s) for load, s in self._timed if load.prefill_tokens]
+            for j, (load, duration_s) in enumerate(steps):
+                if load.decode_seqs == scenario.decode_seqs:
+                    yield TimedStep(f"wave {i} step {j}", load, duration_s)
+            self._scheduler.max_num_scheduled_tokens = self._budget
+
+    def _serve(self, wave: Wave) -> None:
+        ids = [self._add(wave.prompt_tokens, max_tokens=1) for _ in range(wave.prompts)]
+        self._run_until(lambda: not any(i in self._scheduler.requests for i in ids))
+
+    def _add(self, prompt_tokens: int, max_tokens: int | None) -> str:
+        self._serial += 1
+        request_id = f"profile-{self._serial}"
+        params = SamplingParams(
+            max_tokens=max_tokens or self._config.model_config.max_model_len - prompt_tokens,
+            temperature=0.0,
+            ignore_eos=True,
+        )
+        params.update_from_generation_config({}, eos_token_id=None)
+        self._prompt_tokens[request_id] = prompt_tokens
+        self._core.add_request(
+            Request(
+                request_id=request_id,
+                prompt_token_ids=self._rng.integers(0, self._vocabulary, prompt_tokens).tolist(),
+                sampling_params=params,
+                pooling_params=None,
+                arrival_time=0.0,
+            )
+        )
+        return request_id
+
+    def _run_until(self, done: Any) -> None:
+        for _ in range(_MAX_STEPS):
+            if done():
+                return
+            _, executed = self._core.step_fn()
+            self._core.post_step(executed)
+        raise EngineError(f"the engine made {_MAX_STEPS} steps without doing what was asked for")
+
+    def _watch(self) -> None:
+        """Wraps the scheduler's two calls, so that each step's load and time are noted."""
+        scheduler, timer = self._scheduler, StepTimer()
+        schedule, update = scheduler.schedule, scheduler.update_from_output
+
+        def timed_schedule(*args: Any, **kwargs: Any) -> Any:
+            began_s = self._now_s()
+            output = schedule(*args, **kwargs)
+            timer.scheduled(step_load(output, self._prompt_tokens), began_s)
+            return output
+
+        def timed_update(*args: Any, **kwargs: Any) -> Any:
+            outputs = update(*args, **kwargs)
+            step = timer.output(self._now_s())
+            if step is not None:
+                self._timed.append(step)
+            return outputs
+
+        scheduler.schedule, scheduler.update_from_output = timed_schedule, timed_update
+
+
+def profile_model(
+    args: argparse.Namespace,
+    settings: ProfileSettings,
+    out: Path,
+    raw: Path,
+    console: Console | None = None,
+    now_s: Callable[[], float] = time.perf_counter,
+) -> Profile:
+    """Measures the engine that ``args`` describe into ``raw``, going on with what is there, and writes ``out``.
+
+    Raises: ConfigError when ``raw`` is about another engine, or the engine is too small to fit anything to.
+    """
+    console = console or Console()
+    # What it is served as, where that is said: the tag of builtin:tiny is a folder.
+    model = args.served_model_name[0] if args.served_model_name else args.model_tag or args.model
+    engine = ProfileEngine(args, now_s)
+    try:
+        measured = Measurements.open(raw, engine.facts(out.stem, model))
+        measured.add_start({**engine.start_times_s, "link_bandwidth_gb_per_s": link_bandwidth_gb_per_s()})
+        columns = (
+            TextColumn("scenarios"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("scenarios", total=None)
+            measure_grid(
+                engine,
+                settings.scenarios(engine.limits),
+                settings.repetitions,
+                measured,
+                on_progress=lambda done, total: progress.update(task, completed=done, total=total),
+            )
+    finally:
+        engine.shutdown()
+    profile = write_profile(out, make_profile(measured, settings.form))
+    for form, found in scores(measured.steps()).items():
+        console.print(f"{form:<10} R^2 {found.r2:.4f}, MAPE {found.mape_percent:.1f} % on {found.steps} held-out steps")
+    console.print(f"wrote {out}, from {raw}", soft_wrap=True, highlight=False)
+    return profile
+
+
+def step_load(output: Any, prompt_tokens: Mapping[str, int]) -> StepLoad:
+    """What vLLM's SchedulerOutput computes. prompt_tokens: of each request in it, by id."""
+    prefills, contexts = [], []
+    cached = output.scheduled_cached_reqs
+    for request_id, computed in (
+        *((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs),
+        *zip(cached.req_ids, cached.num_computed_tokens, strict=True),
+    ):
+        tokens = output.num_scheduled_tokens[request_id]
+        if tokens == 1 and computed >= prompt_tokens[request_id]:
+            contexts.append(computed + 1)
+        else:
+            prefills.append((tokens, computed))
+    return StepLoad.of(prefills, contexts)
+
+
+def hardware(tensor_parallel: int) -> str:
+    """The devices of one engine, as text."""
+    if torch.cuda.is_available():
+        return f"{tensor_parallel}x {torch.cuda.get_device_name()}"
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"{tensor_parallel}x CPU {names[0] if names else 'of unknown name'}, {torch.get_num_threads()} threads"
+
+
+def link_bandwidth_gb_per_s() -> float:
+    """Host to device, pinned; without a device, from memory to memory. 1e9 bytes/s, the best of a few copies."""
+    device = torch.cuda.is_available()
+    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=device)
+    target = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda" if device else "cpu")
+    best_s = float("inf")
+    for _ in range(_COPIES):
+        began_s = time.perf_counter()
+        target.copy_(source)
+        if device:
+            torch.cuda.synchronize()
+        best_s = min(best_s, time.perf_counter() - began_s)
+    return round(_COPY_BYTES / best_s / 1e9, 1)
+
+
+@contextmanager
+def _timed_load(config: Any, into: dict[str, float]) -> Iterator[None]:
+    """Notes as load_s how long the worker loads the weights; nothing where workers are processes of their own."""
+    worker = config.parallel_config.worker_cls
+    worker = resolve_obj_by_qualname(worker) if isinstance(worker, str) else worker
+    load = worker.load_model
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began_s = time.perf_counter()
+        try:
+            return load(*args, **kwargs)
+        finally:
+            into["load_s"] = time.perf_counter() - began_s
+
+    worker.load_model = timed
+    try:
+        yield
+    finally:
+        worker.load_model = load

@@ -1,0 +1,58 @@
+"""``sloserve profile`` on the real engine of the tiny model: a profile that loads, of the steps that were asked for."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.equality.engine import ENGINE_WARNINGS
+
+pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
+
+
+def test_profile_of_the_tiny_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    import torch
+    from typer.testing import CliRunner
+
+    for name, value in {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }.items():
+        monkeypatch.setenv(name, value)
+    # One thread, as the command sets in the environment, too late here. vLLM replaces the function: put back after.
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "set_num_threads", set_threads := torch.set_num_threads)
+    request.addfinalizer(lambda: set_threads(threads))
+    set_threads(1)
+
+    from sloserve.cli import app
+    from sloserve.estimator.measurements import Measurements
+    from sloserve.estimator.profile import load_profile
+
+    out = tmp_path / "tiny.yaml"
+    flags = ["--max-num-seqs", "32", "--grid", "small", "--repetitions", "2", "--out", str(out)]
+    result = CliRunner().invoke(app, ["profile", "builtin:tiny", *flags], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "held-out steps" in result.stdout
+
+    profile = load_profile(out)
+    assert profile.model == "builtin:tiny, float32"
+    assert (profile.max_num_seqs, profile.kv_bytes_per_token) == (32, 2 * 2 * 2 * 32 * 4)
+    assert profile.start_s is not None and profile.load_s is not None and 0.0 < profile.load_s < profile.start_s
+    assert profile.tfs_tokens is not None and 8 <= profile.tfs_tokens <= 512
+
+    steps = Measurements.read(out.with_suffix(".jsonl")).steps()
+    loads = [s.load for s in steps]
+    assert {x.prefill_tokens for x in loads if not x.decode_seqs and x.num_prefills == 1} >= {8, 32, 128, 256, 512}
+    assert {(x.prefill_tokens, x.num_prefills) for x in loads} >= {(64, 2), (256, 2)}, "two prompts in a step"
+    assert any(x.prefill_attention_tokens2 == 32 * (32 + 2 * 64) for x in loads), "a chunk of 32 on 64 computed before"
+    assert {x.decode_seqs for x in loads} >= {1, 4, 16}
+    assert any(x.decode_seqs and x.prefill_tokens == 64 for x in loads), "mixed"
+    assert all(0.0 < s.duration_s < 5.0 for s in steps)
+    predicted = profile.step_s(loads[0])
+    assert 0.0 < predicted < 5.0
