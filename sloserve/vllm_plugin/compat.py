@@ -23,7 +23,14 @@ SCHEDULER_ATTRIBUTES = (
     "lora_config", "max_num_running_reqs", "max_num_scheduled_tokens", "num_spec_tokens", "pause_state", "requests",
     "requires_kv_delivery", "running", "scheduler_config", "use_pp", "vllm_config", "waiting",
 )  # fmt: skip
-SCHEDULER_METHODS = ("schedule", "update_from_output", "add_request", "_preempt_request", "_free_request")
+SCHEDULER_METHODS = (
+    "schedule",
+    "update_from_output",
+    "add_request",
+    "_preempt_request",
+    "_free_request",
+    "get_request_counts",
+)
 REQUEST_ATTRIBUTES = (
     "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
     "prefill_stats", "resumable", "status", "structured_output_request",
