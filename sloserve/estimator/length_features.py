@@ -14,8 +14,9 @@ import numpy as np
 
 from sloserve.estimator.length_rest import FloatArray, Requests
 
-_PLAIN = ("prompt_tokens", "max_tokens", "hour", "task_tokens")
+_PLAIN = ("prompt_tokens", "max_tokens", "hour", "task_p10", "task_p50", "task_p90")
 _TEXT = ("chars", "words", "lines", "digits", "questions", "code_marks", "number")
+TASK_LEVELS = (0.1, 0.5, 0.9)
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"\b\d{1,4}\b")
 _CODE_MARKS = frozenset("{}()[];=<>`_")
@@ -27,11 +28,12 @@ _TEXT_LIMIT = 8192
 class Features:
     """Which columns there are and what stands in for an unknown value; part of the model file.
 
-    medians: per column. tasks: label -> median output tokens in training. buckets: of hashed words; 0: no text is used.
+    medians: per column. tasks: label -> output tokens at TASK_LEVELS in training. buckets: of hashed words; 0: no text
+    is used.
     """
 
     medians: tuple[float, ...] = ()
-    tasks: dict[str, float] = field(default_factory=dict)
+    tasks: dict[str, tuple[float, ...]] = field(default_factory=dict)
     buckets: int = 0
 
     @property
@@ -57,7 +59,8 @@ class Features:
         if labels is None and class_names:
             labels = [class_names[one] if 0 <= one < len(class_names) else "" for one in requests.class_id.tolist()]
         if labels is not None:
-            out[:, 3] = [self.tasks.get(label, np.nan) for label in labels]
+            unknown = (np.nan,) * len(TASK_LEVELS)
+            out[:, 3 : len(_PLAIN)] = [self.tasks.get(label, unknown) for label in labels]
         if self.buckets and requests.prompt is not None:
             start, counts = len(_PLAIN), len(_TEXT)
             for row, text in zip(out, requests.prompt, strict=True):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.errors import ConfigError
-from sloserve.estimator.length_features import Features
+from sloserve.estimator.length_features import TASK_LEVELS, Features
 from sloserve.estimator.length_forest import Forest, forest_from_json
 from sloserve.estimator.length_quantiles import QuantileLengths, quantile_lengths
 from sloserve.estimator.length_rest import Estimator, FloatArray, Requests
@@ -78,9 +78,11 @@ def _from_json(fields: dict[str, Any]) -> LengthModel:
     if type(buckets) is not int or not 0 <= buckets <= 65_536:
         raise ValueError(f"buckets: {buckets!r} is not within 0..65536")
     medians = tuple(float(value) for value in fields["medians"])
-    tasks = {str(label): float(tokens) for label, tokens in fields["tasks"].items()}
+    tasks = {str(label): tuple(float(value) for value in tokens) for label, tokens in fields["tasks"].items()}
+    if any(len(tokens) != len(TASK_LEVELS) or not np.isfinite(tokens).all() for tokens in tasks.values()):
+        raise ValueError(f"tasks: {len(TASK_LEVELS)} finite numbers are needed for each")
     features = Features(medians, tasks, buckets)
-    if len(medians) != len(features.names) or not np.isfinite([*medians, *tasks.values()]).all():
+    if len(medians) != len(features.names) or not np.isfinite(medians).all():
         raise ValueError(f"medians: {len(features.names)} finite numbers are needed")
     forest = forest_from_json(fields["forest"], len(features.names))
     if forest.roots.shape[0] != levels.size:

@@ -86,8 +86,8 @@ class Rest:
         levels = np.broadcast_to(np.asarray(q, np.float64), self.so_far.shape)
         if levels.size and not (levels.min() > 0.0 and levels.max() < 1.0):
             raise ValueError(f"q: {q} is not within 0..1, ends excluded")
-        # The tolerance keeps rounding from making a whole number one more.
-        tokens = np.ceil(self.form.quantile_after(self.so_far, levels) - 1e-6)
+        # A form that is not of whole numbers stands for lengths that were rounded.
+        tokens = np.floor(self.form.quantile_after(self.so_far, levels) + 0.5)
         capped: FloatArray = np.clip(tokens, 1.0, self.left)
         return capped
 

@@ -81,8 +81,9 @@ class SurvivalCurve:
             beyond = end + (np.log(target) - np.log(np.maximum(after[last], target))) / self._log_stay
             length = np.where(index > last, beyond, length)
         # Far beyond all that was seen, weights are too small to divide; there the rest is geometric.
-        quantile: FloatArray = np.where(now > 1e-200, np.maximum(length - so_far, 0.0), geometric)
-        return quantile
+        quantile = np.where(now > 1e-200, np.maximum(length - so_far, 0.0), geometric)
+        whole: FloatArray = np.ceil(quantile - 1e-6)  # rounding must not make a whole number one more
+        return whole
 
 
 def survival_curve(

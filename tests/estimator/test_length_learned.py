@@ -127,6 +127,7 @@ def broken(**changes: Any) -> Any:
         (broken(medians=[1.0]), "medians"),
         (broken(medians=lambda old: [float("inf")] * len(old)), "medians"),
         (broken(tasks={"a": "b"}), "could not convert"),
+        (broken(tasks={"a": [1.0]}), "tasks"),
         (broken(left=lambda old: [0] * len(old)), "left"),
         (broken(right=lambda old: [10**6] * len(old)), "right"),
         (broken(right=lambda old: [0.5] * len(old)), "right"),
