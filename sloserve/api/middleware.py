@@ -105,12 +105,12 @@ class Exchange:
         found = dict(headers)
         declared = found.get(b"content-length", b"0")
         self.too_large = declared.isdigit() and int(declared[:20]) > self._max_body_bytes
-        given = found.get(REQUEST_ID.encode())
-        if given is not None:
-            self._request_id = label(REQUEST_ID, given)
+        name = REQUEST_ID.encode()
+        if found.get(name):
+            self._request_id = label(REQUEST_ID, found[name])
             return scope
         self._request_id = uuid.uuid4().hex
-        return {**scope, "headers": [*headers, (REQUEST_ID.encode(), self._request_id.encode())]}
+        return {**scope, "headers": [h for h in headers if h[0] != name] + [(name, self._request_id.encode())]}
 
     async def receive(self) -> Message:
         message = await self._receive()

@@ -117,6 +117,8 @@ def test_request_id_is_echoed_and_a_bad_one_refused() -> None:
 
     answer = call(handler, headers={"X-Request-Id": "mine-1"})
     assert answer.json() == {"id": "mine-1"} and answer.headers.get_list("x-request-id") == ["mine-1"]
+    made = call(handler, headers={"X-Request-Id": ""})
+    assert len(made.json()["id"]) == 32 and made.headers.get_list("x-request-id") == [made.json()["id"]]
     refused = call(handler, headers={"X-Request-Id": "x" * 200})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "x-request-id"

@@ -8,6 +8,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +17,15 @@ from typing import Any
 
 import httpx
 import pytest
+import schemathesis
+from hypothesis import Phase, settings
 from openai import APIStatusError, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from sloserve.vllm_plugin import page_folder
 from tests.grafana.queries import check_dashboard
 from tests.vllm.server import Server
+from tests.vllm.slo_openapi import document
 
 pytestmark = pytest.mark.vllm
 
@@ -215,6 +220,44 @@ def test_metrics_count_what_was_served(server: Server, http: httpx.Client) -> No
     assert samples(server, "sloserve:shadow_plans_total")
     assert sum(samples(server, "sloserve:plans_total").values()) > 0
     assert "vllm:num_requests_running" in server.metrics()
+
+
+schema = schemathesis.openapi.from_dict(document())
+# What the document allows is wrong often enough; what it forbids is vLLM's to refuse.
+schema.config.generation.update(modes=[schemathesis.GenerationMode.POSITIVE])
+
+
+@schema.parametrize()
+@settings(max_examples=60, phases=[Phase.generate])
+def test_no_statement_of_an_slo_makes_a_route_fail(server: Server, case: schemathesis.Case) -> None:
+    answer = case.call(base_url=server.url, headers={"Authorization": "Bearer user-secret"}, timeout=60)
+    assert answer.status_code in (200, 400)
+    if answer.status_code == 400:
+        error = answer.json()["error"]
+        assert error["code"] == 400 and 0 < len(error["message"]) < 3000
+
+
+def test_attainment_on_metrics_is_what_the_bench_client_measured(server: Server, tmp_path: Path) -> None:
+    slo = tmp_path / "slo.yaml"
+    slo.write_text(
+        "classes:\n  interactive: {share: 0.6, ttft_ms: 60}\n  batch: {share: 0.4, e2e_ms: 700}\ndefault: interactive\n"
+    )
+    names = ("sloserve:slo_requests_total", "sloserve:goodput_requests_total")
+    before = [samples(server, name) for name in names]
+    command = [sys.executable, "-m", "sloserve.cli", "bench", "--url", server.url, "--workload", "sharegpt-poisson"]
+    command += ["--rps", "20", "--max-requests", "60", "--max-prompt-tokens", "100", "--max-output-tokens", "20"]
+    command += ["--slo", str(slo), "--report", "--send-slo", "headers", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OPENAI_API_KEY": "user-secret"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = [samples(server, name) for name in names]
+    (run,) = json.loads((tmp_path / "result.json").read_text())["runs"]
+    assert run["server_slo"]["reports"] == 60
+    judged, good = (sum(now.values()) - sum(then.values()) for now, then in zip(after, before, strict=True))
+    trial = judged - 60  # the client's first request, which it does not count
+    assert trial in (0, 1)
+    # Where the two clocks put a request on different sides of a target the verdicts differ, and the client lists those.
+    assert abs(good - run["slo_attainment"] * 60) <= run["server_slo"]["disagreements"] + trial
+    assert run["server_slo"]["disagreements"] < 30
 
 
 def test_dashboard_asks_for_what_is_there(server: Server) -> None:

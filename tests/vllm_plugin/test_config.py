@@ -165,8 +165,8 @@ def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[
         ),
         (
             {"service_tiers": {"prority": "batch"}},
-            "sloserve.service_tiers.prority: is unknown; known here: auto, default, flex, scale, priority, standard_only; "
-            "did you mean 'priority'?",
+            "sloserve.service_tiers.prority: is unknown; known here: auto, default, flex, scale, priority, "
+            "standard_only; did you mean 'priority'?",
         ),
         ({"service_tiers": "flex"}, "sloserve.service_tiers: 'flex' is not a mapping of service tier to class"),
         ({"unknown_class": "ignore"}, "sloserve.unknown_class: 'ignore' is not one of reject, default"),
