@@ -44,6 +44,8 @@ SUBJECTS = (
     Subject("edf-order-only", {"policy": "edf:evict=false"}),
     Subject("sjf", {"policy": "sjf"}),
     Subject("sjf-evict", {"policy": "sjf:evict=true"}),
+    Subject("sa", {"policy": "sa"}),
+    Subject("sa-batches", {"policy": "sa:batches=true"}),
     _chaos("evict", evict=0.1),
     _chaos("pause", pause=0.4),
     _chaos("nearly-all", evict=0.5, pause=0.9),

@@ -91,7 +91,9 @@ def words(ids: Iterable[str]) -> str:
 
 
 # A small margin, so that the log shows evictions: the workload's deadlines lie seconds apart.
-@pytest.mark.parametrize(("log_name", "policy"), [("edf", "edf:evict_margin_s=1"), ("priority", "priority")])
+@pytest.mark.parametrize(
+    ("log_name", "policy"), [("edf", "edf:evict_margin_s=1"), ("priority", "priority"), ("sa", "sa:length=oracle")]
+)
 def test_decisions(log_name: str, policy: str, update_golden: bool) -> None:
     from sloserve.vllm_plugin.virtual_engine import VirtualEngine
 

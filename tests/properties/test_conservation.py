@@ -19,6 +19,8 @@ POLICIES = (
     "edf",
     "sjf",
     "sjf:evict=true:length=oracle",
+    "sa",
+    "sa:batches=true:length=oracle",
     "chaos",
     "chaos:pause=0.9",
     "chaos:evict=0.7",
