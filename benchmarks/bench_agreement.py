@@ -10,18 +10,14 @@ are the figures that both write, latency counted from a request's sending.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import numpy as np
 from provenance import provenance
+from servers import served, sloserve_command
 
 from sloserve.vllm_plugin.tiny_model import NAME, tiny_model_path
 
@@ -44,7 +40,7 @@ VLLM_BENCH = (
 HEAD_START_S = 4.0
 """vLLM's requests come this much later: about as long as ours takes to start once vLLM's says that it does."""
 STARTS = "Starting main benchmark run"
-START_LIMIT_S = 300
+FLAGS = ["--max-num-seqs", "32", "--no-enable-prefix-caching", "--gpu-memory-utilization=0.5"]
 
 
 def write_trace(path: Path, requests: int, rps: float, start_s: float) -> None:
@@ -61,35 +57,6 @@ def write_trace(path: Path, requests: int, rps: float, start_s: float) -> None:
     keys = ("timestamp", "input_length", "output_length")
     lines = (json.dumps(dict(zip(keys, row, strict=True)) | {"hash_ids": [i]}) for i, row in enumerate(rows))
     path.write_text("\n".join(lines) + "\n")
-
-
-@contextmanager
-def server(port: int, log: Path) -> Iterator[str]:
-    url = f"http://127.0.0.1:{port}"
-    flags = ["--port", str(port), "--max-num-seqs", "32", "--no-enable-prefix-caching", "--gpu-memory-utilization=0.5"]
-    command = [sys.executable, "-m", "sloserve.cli", "serve", NAME, "--policy", "edf", *flags]
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
-        )
-        try:
-            for _ in range(START_LIMIT_S):
-                if _is_up(url):
-                    break
-                if process.poll() is not None:
-                    raise SystemExit(f"the server did not start:\n{log.read_text()[-2000:]}")
-                time.sleep(1.0)
-            yield url
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _is_up(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health").is_success
-    except httpx.HTTPError:
-        return False
 
 
 def our_command(url: str, trace: Path, requests: int, out: Path) -> list[str]:
@@ -154,7 +121,7 @@ def main() -> None:
         traces = {OURS: Path(folder, "ours.jsonl"), VLLM: Path(folder, "theirs.jsonl")}
         for tool, path in traces.items():
             write_trace(path, given.requests, given.rps / 2, HEAD_START_S if tool == VLLM else 0.0)
-        with server(given.port, Path(folder, "server.log")) as url:
+        with served([*sloserve_command("edf"), *FLAGS], given.port, Path(folder, "server.log")) as url:
             for repeat in range(given.repeats):
                 out = Path(folder, str(repeat))
                 out.mkdir()

