@@ -285,8 +285,8 @@ def plot(result: dict[str, dict], path: Path) -> None:
             axis.axhline(line, color="black", linewidth=0.8)
         axis.set_xticks(range(len(TRACES)), names, rotation=20, fontsize=8)
         axis.set_title(title, fontsize=10)
-    axes[0].legend(fontsize=7)
-    figure.tight_layout()
+    figure.legend(*axes[-1].get_legend_handles_labels(), loc="lower center", ncols=len(shown), fontsize=8)
+    figure.tight_layout(rect=(0.0, 0.06, 1.0, 1.0))
     figure.savefig(path, dpi=110)
 
 
