@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from sloserve.estimator.length_rest import FloatArray
 
-MAX_NODES = 2_000_000
-"""Nodes of all trees together; a thousand trees of 31 leaves have 61,000."""
+MAX_NODES = 200_000
+"""Nodes of all trees together, which also bounds the longest walk; 480 trees of 7 leaves have 6,240."""
+
+MAX_TREES = 20_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +23,7 @@ class Forest:
     """Nodes of all trees in a row ``[nodes]``; raises ValueError when they are not trees.
 
     feature: column to compare, -1 in a leaf. threshold: go left if value <= threshold; in a leaf, its value. left,
-    right: child nodes. roots: first node of each tree ``[levels, trees]``. start: constant of each level ``[levels]``.
+    right: child nodes. roots: first node of each tree ``[levels, trees]``.
     """
 
     feature: NDArray[np.int32]
@@ -45,6 +47,8 @@ class Forest:
                 raise ValueError(f"{name}: a child must lie behind its parent, below {nodes}")
         if self.roots.ndim != 2 or not self.roots.size or self.roots.min() < 0 or self.roots.max() >= nodes:
             raise ValueError(f"roots: one row of nodes below {nodes} for each level is needed")
+        if self.roots.size > MAX_TREES:
+            raise ValueError(f"roots: {self.roots.size} trees; at most {MAX_TREES} are evaluated")
 
     def predict(self, rows: FloatArray) -> FloatArray:
         """The sum of each level's trees for each row ``[n, num_features]``: ``[n, levels]``."""

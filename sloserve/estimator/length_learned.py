@@ -19,7 +19,7 @@ from sloserve.estimator.length_quantiles import QuantileLengths, quantile_length
 from sloserve.estimator.length_rest import Estimator, FloatArray, Requests
 
 FORMAT = "sloserve-length-1"
-MAX_FILE_BYTES = 256 * 1024 * 1024
+MAX_FILE_BYTES = 64 * 1024 * 1024
 _MAX_LOG_TOKENS = 20.0
 _REMEMBERED = 65_536
 

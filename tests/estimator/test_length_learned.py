@@ -137,6 +137,7 @@ def broken(**changes: Any) -> Any:
         (broken(threshold=lambda old: ["x", *old[1:]]), "threshold"),
         (broken(roots=[[-1]] * 3), "roots"),
         (broken(roots=[[0], [0]]), "roots"),
+        (broken(roots=[[0] * 10_000] * 3), "roots: 30000 trees"),
         (broken(forest={}), "feature"),
     ],
 )
