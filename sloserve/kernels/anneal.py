@@ -21,13 +21,13 @@ class Cooling:
     """The annealer's temperatures, in requests: a plan worse by T of n requests' part of G is accepted with chance 1/e.
 
     From ``initial``, times ``tau`` after each ``moves`` moves, until below ``final``. tau is the paper's; the default
-    makes 45 * 11 moves.
+    makes 45 * 9 moves.
     """
 
     initial: float = 0.6
     final: float = 0.06
     tau: float = 0.95
-    moves: int = 11
+    moves: int = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,8 +2,8 @@
 
 A new plan is made when a request arrived or ended; between, the order holds. What runs stays; there are no evictions.
 Output lengths are predicted by a Gaussian per class fitted on line (``length=predicted``) or taken as stated by client
-or simulator (``length=oracle``); step times come from a profile. A good order puts behind all others whom it cannot
-help in any case, so requests without hope starve under overload unless ageing is on.
+or simulator (``length=oracle``); step times come from a profile. A reader's speed (TDS) counts as a TPOT target.
+A good order puts behind all others whom it cannot help in any case: they starve under overload unless ageing is on.
 
 Source: SLO-aware scheduling by simulated annealing, Algorithm 1. Differs: see csrc/include/sloserve/anneal.h.
 """
@@ -51,6 +51,7 @@ class SA(Policy):
             "oracle_output_tokens",
             "output_tokens",
             "prompt_tokens",
+            "tds",
             "tpot_s",
             "ttft_s",
         }
@@ -145,8 +146,9 @@ class SA(Policy):
         plan = anneal(requests, max_batch, fixed=fixed, cooling=cooling, seed=self.seed)
         # Within a batch the model knows no order; prompts are computed one after another: the most urgent first.
         batch = np.repeat(np.arange(plan.sizes.size), plan.sizes)
-        due = np.fmin(requests.columns[6], requests.columns[8])[plan.order]
-        order = plan.order[np.lexsort((rows.seq[present[plan.order]], due, batch))]
+        slots = present[plan.order]
+        due = rows.arrival_s[slots] + np.fmin(rows.ttft_s[slots], rows.e2e_s[slots])
+        order = plan.order[np.lexsort((rows.seq[slots], due, batch))]
         return present[order[order >= fixed]], int(plan.sizes[0])
 
     def _work(self, rows: Rows, slots: IntArray) -> Work:
@@ -166,6 +168,7 @@ class SA(Policy):
         first, done = rows.first_token_s[slots], rows.output_tokens[slots]
         begun = ~np.isnan(first)
         spent = np.where(begun, now_s - first, 0.0)
+        pace = np.fmin(rows.tpot_s[slots], 1.0 / rows.tds[slots])
         return BatchRequests.of(
             prefill_base_s=times.prefill_base_s,
             prefill_slope_s=times.prefill_slope_s,
@@ -174,6 +177,6 @@ class SA(Policy):
             share=times.share,
             waited_s=waited,
             ttft_s=np.where(begun, np.nan, rows.ttft_s[slots]),
-            decode_limit_s=rows.tpot_s[slots] * (done + work.output_tokens) - spent,
+            decode_limit_s=pace * (done + work.output_tokens) - spent,
             e2e_s=rows.e2e_s[slots],
         )

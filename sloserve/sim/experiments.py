@@ -56,6 +56,27 @@ EXPERIMENTS = {
         },
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
+    "sa-azure-conv": ExperimentRow(
+        "What does annealing gain online, with 512 tokens a step, against the orders by one key?",
+        {
+            "profile": "h100-llama3-8b",
+            "load": "0.7,1,1.5",
+            "max_requests": 400,
+            "max_num_batched_tokens": 512,
+            "policy": "stock,edf,sjf,sa,sa:batches=true",
+        },
+        trace="azure2023_conv_first_two_thirds.csv.gz",
+    ),
+    "sa-servegen": ExperimentRow(
+        "And on a mix of many clients' habits, with the usual 2,048 tokens a step?",
+        {
+            "profile": "h100-llama3-8b",
+            "load": "0.7,1,1.5",
+            "max_requests": 400,
+            "policy": "stock,edf,sjf,sa,sa:batches=true",
+        },
+        trace="servegen_mlarge_day2_10h.csv.gz",
+    ),
     "azure-code": ExperimentRow(
         "And on bursts of long prompts with short replies?",
         {"profile": "h100-llama3-8b", "load": "0.7,1,1.5", "max_requests": 1500, "policy": _RIVALS},

@@ -6,7 +6,7 @@ import pytest
 from sloserve.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal, exhaustive
 
 THOROUGH = Cooling(moves=88)
-"""Eight times the default: 0.3 ms, what the paper's own search takes."""
+"""Ten times the default: 0.3 ms, what the paper's own search takes."""
 
 
 def paper_requests(rng: np.random.Generator, n: int, tightness: float = 1.0) -> BatchRequests:
@@ -148,7 +148,7 @@ def test_decisions_do_not_depend_on_the_platform() -> None:
         decode_slope_s=0.0625 * ((i * 5) % 12),
         e2e_s=4.0 + 2.0 * ((i * 11) % 12),
     )
-    plan = anneal(requests, 3, seed=7)
+    plan = anneal(requests, 3, cooling=Cooling(moves=11), seed=7)
     assert plan.order.tolist() == [9, 7, 0, 6, 4, 2, 8, 1, 11, 5, 3, 10]
     assert (plan.sizes.tolist(), plan.met, plan.latency_s) == ([3, 3, 3, 3], 7, 238.3125)
 

@@ -57,6 +57,11 @@ def test_whom_nothing_can_help_goes_behind(snapshot: Make) -> None:
     assert order(plan(snapshot(waiting, max_num_seqs=1), policy()))[0] == 1
 
 
+def test_a_readers_speed_counts_as_a_target_per_token(snapshot: Make) -> None:
+    waiting = [job(100, tds=1000.0), job(200, e2e_s=4.0), job(100, tds=10.0)]
+    assert order(plan(snapshot(waiting, max_num_seqs=1), policy())) == [1, 2, 0]
+
+
 def test_time_already_waited_counts(snapshot: Make) -> None:
     waiting = [job(200, e2e_s=8.0), job(200, e2e_s=8.0, arrival_s=-3.0)]
     assert order(plan(snapshot(waiting, max_num_seqs=1), policy())) == [1, 0]
