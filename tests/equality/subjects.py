@@ -8,7 +8,8 @@ from typing import Any
 class Subject:
     """A scheduler's settings. plan_every: steps that one plan serves, as if planning were so costly.
 
-    pauses, evicts, errs: what the run must show, or must not.
+    pauses, evicts, errs: what the run must show, or must not. waits: whether it leaves those that are to be aborted
+    while they wait waiting at all.
     """
 
     name: str
@@ -17,6 +18,7 @@ class Subject:
     pauses: bool = False
     evicts: bool = False
     errs: bool = False
+    waits: bool = True
 
     def __str__(self) -> str:
         return self.name
@@ -44,7 +46,7 @@ SUBJECTS = (
     Subject("edf-order-only", {"policy": "edf:evict=false"}),
     Subject("sjf", {"policy": "sjf"}),
     Subject("sjf-evict", {"policy": "sjf:evict=true"}),
-    Subject("sa", {"policy": "sa"}),
+    Subject("sa", {"policy": "sa"}, waits=False),
     Subject("sa-batches", {"policy": "sa:batches=true"}),
     _chaos("evict", evict=0.1),
     _chaos("pause", pause=0.4),
