@@ -15,7 +15,13 @@ import numpy as np
 
 from sloserve.estimator.distribution import FloatArray, TimeDistribution, lognormal_skewness
 from sloserve.estimator.latency import StepLatency
-from sloserve.estimator.queue_flow import NO_ARRIVALS, Arrivals, EngineSize, QueueFlow, Requests
+from sloserve.estimator.length_rest import Rest
+from sloserve.estimator.queue_flow import NO_ARRIVALS, Arrivals, Backlog, EngineSize, QueueFlow
+
+_PHASE = 0.6
+"""Standard deviation, in steps, of when the first token comes to one that need not wait: the phase of the step in which
+it arrives (0.3), and prompts of others in the two steps until its own is done."""
+_LEVELS = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,39 +39,65 @@ class CompletionModel:
     Args:
         latency: the step model; a Profile, or one that the live engine corrects.
         engine: its limits.
-        relative_error: standard deviation of an error common to all times, as a share of them.
     """
 
-    def __init__(self, latency: StepLatency, engine: EngineSize, relative_error: float = 0.0) -> None:
+    def __init__(self, latency: StepLatency, engine: EngineSize) -> None:
         self._latency = latency
         self._engine = engine
-        self._relative_error = relative_error
 
-    def predict(self, running: Requests, waiting: Requests, arrivals: Arrivals = NO_ARRIVALS) -> Completion:
-        """Times from now of all that run and all that wait, in the order given."""
+    def predict(
+        self, running: Backlog, waiting: Backlog, arrivals: Arrivals = NO_ARRIVALS, relative_error: float = 0.0
+    ) -> Completion:
+        """Times from now of all that run and all that wait, in the order given.
+
+        relative_error: standard deviation of an error common to all times, as a share of them.
+        """
         engine = self._engine
         flow = QueueFlow(self._latency, engine, running, waiting, arrivals)
         admitted, admitted_sd = flow.admissions()
         first = admitted + np.maximum(waiting.prefill_tokens / engine.prompt_budget, 1.0)
-        ttft_s, pace_s = flow.times_s(first)
-        waiting_sd_s = admitted_sd * pace_s
+        mean_s, pace_s = flow.times_s(first)
+        own_s = flow.own_prefill_s(first)
+        ttft_s = mean_s + own_s
+        # A step begun earlier or later, and what else is in it.
+        waiting_sd_s = np.hypot(admitted_sd * pace_s, _PHASE * (engine.steps_ahead > 0.0) * pace_s)
         prefill = np.cumsum(running.prefill_tokens) / engine.prompt_budget * (running.prefill_tokens > 0.0)
+        nothing = np.zeros(len(running))
+        started = prefill + max(engine.steps_ahead - 1.0, 0.0)
         return Completion(
-            ttft=TimeDistribution.normal(ttft_s, np.hypot(waiting_sd_s, self._relative_error * ttft_s)),
-            e2e=self._ends(flow, waiting, first - 1.0, waiting_sd_s),
-            running=self._ends(flow, running, prefill + max(engine.steps_ahead - 1.0, 0.0), np.zeros(len(running))),
+            ttft=TimeDistribution.normal(ttft_s, np.hypot(waiting_sd_s, relative_error * ttft_s)),
+            e2e=_ends(flow, waiting, first - 1.0, own_s, waiting_sd_s, relative_error),
+            running=_ends(flow, running, started, nothing, nothing, relative_error),
         )
 
-    def _ends(self, flow: QueueFlow, requests: Requests, start: FloatArray, start_sd_s: FloatArray) -> TimeDistribution:
-        """Times of the last tokens of requests whose next comes a step after step ``start``."""
-        mean, sd = requests.output_mean, requests.output_sd
-        centre_s, _ = flow.times_s(start + mean)
-        low_s, _ = flow.times_s(start + np.maximum(mean - sd, 1.0))
-        high_s, _ = flow.times_s(start + mean + sd)
-        own_sd = np.maximum(high_s - low_s, 0.0) / 2.0
-        total = np.hypot(own_sd, np.hypot(start_sd_s, self._relative_error * centre_s))
-        share = np.divide(own_sd, total, out=np.zeros_like(total), where=total > 0.0)
-        return TimeDistribution(centre_s, total, lognormal_skewness(mean, sd) * share**3)
+
+def _ends(
+    flow: QueueFlow,
+    requests: Backlog,
+    start: FloatArray,
+    late_s: FloatArray,
+    start_sd_s: FloatArray,
+    relative_error: float,
+) -> TimeDistribution:
+    """Times of the last tokens of requests whose next comes a step after step ``start``, and ``late_s``."""
+    mean, sd = requests.output_mean, requests.output_sd
+    centre_s = flow.times_s(start + mean)[0] + late_s
+    low_s, _ = flow.times_s(start + np.maximum(mean - sd, 1.0))
+    high_s, _ = flow.times_s(start + mean + sd)
+    own_sd = np.maximum(high_s - low_s, 0.0) / 2.0
+    total = np.hypot(own_sd, np.hypot(start_sd_s, relative_error * centre_s))
+    share = np.divide(own_sd, total, out=np.zeros_like(total), where=total > 0.0)
+    return TimeDistribution(centre_s, total, lognormal_skewness(mean, sd) * share**3)
+
+
+def token_moments(rest: Rest) -> tuple[FloatArray, FloatArray]:
+    """Mean and standard deviation of the tokens still to come, ``[n]`` each: what a :class:`Backlog` wants to know.
+
+    The standard deviation is that of the quantiles at ``_LEVELS`` equal probabilities.
+    """
+    levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
+    quantiles = np.stack([rest.quantile(float(q)) for q in levels])
+    return rest.mean(), np.asarray(quantiles.std(axis=0), np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +111,7 @@ class TokenWaiting:
     prefill_s: float
     decode_s: float
 
-    def predict(self, waiting: Requests) -> Completion:
+    def predict(self, waiting: Backlog) -> Completion:
         """Times from now; prompts, those that run, and the engine's limits do not count."""
         mean, sd = waiting.output_mean, waiting.output_sd
         wait_s = (np.cumsum(mean) - mean) / self.tokens_per_s

@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from sloserve.estimator.distribution import FloatArray
 from sloserve.estimator.latency import StepLatency, StepLoad
+
+IntArray = NDArray[np.int64]
 
 CELLS = 40
 _GROWTH = 1.04
@@ -55,7 +58,7 @@ class EngineSize:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Requests:
+class Backlog:
     """Requests in the order in which they are served, columns ``[n]``.
 
     prefill_tokens: still to be computed before the next output token; 0 for one that decodes. context_tokens: in the KV
@@ -99,7 +102,7 @@ class _Sums(NamedTuple):
 class _Queue:
     """The requests that wait, then those that arrive: sums up to any place, also between two requests."""
 
-    def __init__(self, waiting: Requests, arrivals: Arrivals) -> None:
+    def __init__(self, waiting: Backlog, arrivals: Arrivals) -> None:
         mean, sd = waiting.output_mean, waiting.output_sd
         columns = (waiting.prefill_tokens, mean, mean**2 + sd**2, sd**2)
         self._sums = [[0.0, *np.cumsum(column).tolist()] for column in columns]
@@ -130,7 +133,7 @@ class QueueFlow:
     """The recursion, run when built; then answers when places in the queue come in, and when steps end."""
 
     def __init__(
-        self, latency: StepLatency, engine: EngineSize, running: Requests, waiting: Requests, arrivals: Arrivals
+        self, latency: StepLatency, engine: EngineSize, running: Backlog, waiting: Backlog, arrivals: Arrivals
     ) -> None:
         self._latency, self._engine, self._waiting = latency, engine, waiting
         self._queue = _Queue(waiting, arrivals)
@@ -142,6 +145,7 @@ class QueueFlow:
         # left had, and the tokens held in the KV cache.
         self._left, self._noise, self._work, self._held = (np.zeros(CELLS + 1) for _ in range(4))
         self._time_s = [0.0]
+        self._decode_s: list[float] = []
         # Requests that have come in, at which step, and its standard deviation in steps.
         self._knots: list[tuple[float, float, float]] = [(0.0, engine.steps_ahead, 0.0)]
         if len(running):
@@ -182,13 +186,14 @@ class QueueFlow:
             prefill_left = max(prefill_left - room * steps, 0.0)
             slots = min(max(slots - leaving + more, 0.0), float(engine.max_num_seqs))
             context = (float(self._held[k]) + float(self._held[k + 1])) / 2.0
-            step_s = self._step_s(slots, context, computed / steps, more / steps)
+            step_s, decode_s = self._step_s(slots, context, computed / steps, more / steps)
+            self._decode_s.append(decode_s)
             # More KV than there is: that share of the requests is evicted and makes no progress.
             time_s += steps * step_s * max(context / engine.kv_tokens, 1.0)
             self._time_s.append(time_s)
             head, base = head + more, behind
 
-    def _add_running(self, running: Requests) -> None:
+    def _add_running(self, running: Backlog) -> None:
         """Adds the departures of those that run now, and the KV that they hold until then."""
         mean, sd = running.output_mean, running.output_sd
         offset = np.cumsum(running.prefill_tokens) / self._engine.prompt_budget * (running.prefill_tokens > 0.0)
@@ -232,12 +237,13 @@ class QueueFlow:
         few = math.sqrt(float(self._noise[cell + 1])) / rate
         return max(min(few, self._service, float(self._edges[cell + 1]) / 2.0), many)
 
-    def _step_s(self, slots: float, context: float, prompt_tokens: float, prompts: float) -> float:
-        """Mean duration of steps: some of them with prompts, as many as there are or, beyond one a step, all."""
+    def _step_s(self, slots: float, context: float, prompt_tokens: float, prompts: float) -> tuple[float, float]:
+        """Mean duration of steps, some of them with prompts (as many as there are, at most all), and of one without."""
         seqs, tokens = (round(slots), round(context)) if slots >= 0.5 else (0, 0)
         decode = StepLoad(decode_seqs=max(seqs, 1), decode_context_tokens=max(tokens, 1))
+        decode_s = self._latency.step_s(decode)
         if prompt_tokens < 1e-6:
-            return self._latency.step_s(decode)
+            return decode_s, decode_s
         share = min(max(1.0 - math.exp(-prompts), prompt_tokens / self._engine.prompt_budget, 1e-6), 1.0)
         chunk, each = prompt_tokens / share, max(prompts / share, 1.0)
         filled = StepLoad(
@@ -247,7 +253,7 @@ class QueueFlow:
             decode_context_tokens=tokens,
             prefill_attention_tokens2=round(chunk * chunk / each),
         )
-        return share * self._latency.step_s(filled) + (1.0 - share) * self._latency.step_s(decode)
+        return share * self._latency.step_s(filled) + (1.0 - share) * decode_s, decode_s
 
     def admissions(self) -> tuple[FloatArray, FloatArray]:
         """When each that waits comes in, and the standard deviation of that, in steps, ``[waiting]`` each."""
@@ -272,12 +278,28 @@ class QueueFlow:
         needs = (service / engine.max_num_seqs, held / engine.kv_tokens, waiting.prefill_tokens / engine.prompt_budget)
         return np.asarray(np.maximum.reduce(needs), np.float64)
 
+    def own_prefill_s(self, steps: FloatArray) -> FloatArray:
+        """Seconds by which the step, at ``steps``, that computes each one's prompt is longer than the mean there.
+
+        Its own step is one with a prompt in it, of which the mean step holds but a share.
+        """
+        _, pace_s = self.times_s(steps)
+        decode_s = np.array(self._decode_s)[self._cells(steps)]
+        prompts = np.minimum(self._waiting.prefill_tokens, self._engine.prompt_budget)
+        mean = float(prompts.mean()) if prompts.size else 1.0
+        alone = StepLoad.of([(max(round(mean), 1), 0)])
+        a_token_s = max(self._latency.step_s(alone) - self._decode_s[0], 0.0) / max(mean, 1.0)
+        return np.asarray(np.maximum(prompts * a_token_s - (pace_s - decode_s), 0.0), np.float64)
+
     def times_s(self, steps: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Seconds from now at which so many steps have passed, and seconds a step there, ``[n]`` each."""
         times = np.array(self._time_s)
         pace = np.diff(times) / np.diff(self._edges)
-        cell = np.clip(np.searchsorted(self._edges, steps, side="right") - 1, 0, CELLS - 1)
+        cell = self._cells(steps)
         return times[cell] + (steps - self._edges[cell]) * pace[cell], pace[cell]
+
+    def _cells(self, steps: FloatArray) -> IntArray:
+        return np.clip(np.searchsorted(self._edges, steps, side="right") - 1, 0, CELLS - 1).astype(np.int64)
 
 
 def _lognormal_cdf(steps: FloatArray, mean: FloatArray | float, sd: FloatArray | float) -> FloatArray:

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.estimator.completion import CompletionModel, TokenWaiting
+from sloserve.estimator import length_rest
+from sloserve.estimator.completion import CompletionModel, TokenWaiting, token_moments
 from sloserve.estimator.latency import BatchFit, Bilinear, StepLoad
+from sloserve.estimator.length import EmpiricalLength
 from sloserve.estimator.profile import load_profile
-from sloserve.estimator.queue_flow import Arrivals, EngineSize, Requests
+from sloserve.estimator.queue_flow import Arrivals, Backlog, EngineSize
 
 PROFILE = load_profile("h100-llama3-8b")
 STEP_S = 0.01
@@ -21,8 +23,8 @@ class Constant:
         return STEP_S if load.tokens else 0.0
 
 
-def requests(n: int, prompt: float = 0.0, context: float = 0.0, mean: float = 100.0, sd: float = 0.0) -> Requests:
-    return Requests(*(np.full(n, float(x)) for x in (prompt, context, mean, sd)))
+def requests(n: int, prompt: float = 0.0, context: float = 0.0, mean: float = 100.0, sd: float = 0.0) -> Backlog:
+    return Backlog(*(np.full(n, float(x)) for x in (prompt, context, mean, sd)))
 
 
 NONE = requests(0)
@@ -82,7 +84,8 @@ def test_uncertain_lengths_spread_and_skew() -> None:
     e2e = done.e2e
     assert np.all(e2e.sd_s > 200 * 0.007), "own length"
     assert np.all(e2e.quantile_s(0.5) < e2e.mean_s) and np.all(e2e.quantile_s(0.9) > e2e.mean_s)
-    wide = CompletionModel(PROFILE, roomy(64), relative_error=0.3).predict(NONE, requests(300, 200, 0, 300, 200))
+    waiting = requests(300, 200, 0, 300, 200)
+    wide = CompletionModel(PROFILE, roomy(64)).predict(NONE, waiting, relative_error=0.3)
     assert wide.ttft.sd_s[-1] > 0.3 * wide.ttft.mean_s[-1]
 
 
@@ -127,6 +130,20 @@ def test_other_latency_forms_serve_as_well() -> None:
     )
     done = CompletionModel(form, roomy(4)).predict(NONE, requests(8, prompt=100, mean=20))
     assert 0.0 < done.e2e.mean_s[0] < done.e2e.mean_s[7]
+
+
+def test_moments_of_a_predictors_distribution() -> None:
+    predictor = EmpiricalLength(prior_weight=1e-6)
+    lengths = np.random.default_rng(0).integers(1, 400, 500)
+    for tokens in lengths.tolist():
+        predictor.observe(0, tokens)
+    so_far = np.array([0, 200])
+    asked = length_rest.Requests(class_id=np.zeros(2, np.int64), output_tokens=so_far, max_tokens=np.full(2, 4096))
+    mean, sd = token_moments(predictor.rest(asked))
+    for i, k in enumerate(so_far.tolist()):
+        beyond = lengths[lengths > k] - k
+        assert mean[i] == pytest.approx(beyond.mean(), rel=0.01)
+        assert sd[i] == pytest.approx(beyond.std(), rel=0.05)
 
 
 def test_eq_2_divides_the_tokens_ahead() -> None:
