@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sloserve.estimator.latency import StepLatency
 from sloserve.scheduler.rows import IntArray, Rows, State
 
 NO_SLOTS: IntArray = np.empty(0, np.int64)
@@ -27,6 +28,7 @@ class EngineFacts:
     free_blocks, total_blocks, block_size: KV cache, in blocks and tokens a block. max_num_seqs: requests that may run
     at once.
     token_budget: tokens one step may compute. free_slots: how many more requests could be admitted now.
+    step_latency: how long its steps take, as far as observed; ``None`` where the deployment names no profile.
     """
 
     free_blocks: int
@@ -35,6 +37,7 @@ class EngineFacts:
     max_num_seqs: int
     token_budget: int
     free_slots: int
+    step_latency: StepLatency | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,7 @@ def engine_facts(scheduler: Any) -> EngineFacts:
         max_num_seqs=scheduler.max_num_running_reqs,
         token_budget=scheduler.max_num_scheduled_tokens,
         free_slots=max(getattr(scheduler, admission_limit_name(scheduler)) - len(scheduler.running), 0),
+        step_latency=None if scheduler.step_pace is None else scheduler.step_pace.latency,
     )
 
 

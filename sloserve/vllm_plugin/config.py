@@ -63,17 +63,20 @@ class ClassSettings(_Settings):
 
 
 class AdmissionSettings(_Settings):
-    """mode: ``none``, or ``cap``: a request that would wait behind ``max_waiting`` of its class is answered with 429.
+    """Whom the front end answers with 429. mode: ``none``; ``cap``: who would wait behind ``max_waiting`` of its class;
+    ``predict``: besides, who has targets that are predicted to be missed.
 
-    max_waiting: one number for each class, or a number by class; 1024 for a class that is not named.
+    max_waiting: one number for each class, or a number by class; 1024 for a class that is not named. min_chance: the
+    least predicted chance to meet its TTFT and e2e targets with which ``predict`` lets a request in.
     """
 
-    mode: Annotated[Literal["none", "cap"], Allowed("one of none, cap")] = "none"
+    mode: Annotated[Literal["none", "cap", "predict"], Allowed("one of none, cap, predict")] = "none"
     max_waiting: Annotated[
         int | Mapping[str, int],
         PlainValidator(_max_waiting),
         Allowed("a whole number from 1, or a mapping of class to one"),
     ] = MAX_WAITING
+    min_chance: Annotated[float, Field(strict=True, gt=0.0, lt=1.0), Allowed("a number above 0 and below 1")] = 0.5
 
     def cap(self, class_name: str) -> int:
         """How many requests of a class may wait."""
@@ -85,6 +88,7 @@ class PluginSettings(_Settings):
 
     policy, policy_options: which policy plans, see :mod:`sloserve.scheduler.registry`. seed: of the policy.
     shadow_policy: ``name:option=value`` of a policy whose plans are scored and never carried out.
+    profile: name or file of this engine's step times, which its own steps then correct; ``None`` for none.
     plan_share: planning may cost at most this share of the time the engine spends stepping; 1 plans at every step.
     aged_share: at most this share of admissions goes to the oldest requests past their class's age; 0 turns ageing off.
     classes: the service classes; default_class: name of that of requests that name none.
@@ -98,6 +102,7 @@ class PluginSettings(_Settings):
     policy_options: Annotated[dict[str, Any], Allowed("a mapping of option to value")] = {}
     shadow_policy: Annotated[str | None, Allowed("the name of a policy")] = None
     seed: Count = 0
+    profile: Annotated[str | None, Allowed("the name or file of a profile")] = None
     plan_share: Annotated[float, Field(strict=True, ge=1e-6, le=1.0), Allowed("a number within 1e-06..1")] = 0.05
     aged_share: Annotated[float, Field(strict=True, ge=0.0, le=1.0), Allowed("a number within 0..1")] = 0.1
     classes: ClassTable = DEFAULT_CLASSES
@@ -108,7 +113,9 @@ class PluginSettings(_Settings):
     unknown_class: Annotated[Literal["reject", "default"], Allowed("one of reject, default")] = "reject"
     tenants: Annotated[dict[str, str], Allowed("a mapping of tenant to class")] = {}
     tenant_default: Annotated[str | None, Allowed("the name of a class")] = None
-    admission: Annotated[AdmissionSettings, Allowed("a mapping with mode, max_waiting")] = AdmissionSettings()
+    admission: Annotated[AdmissionSettings, Allowed("a mapping with mode, max_waiting, min_chance")] = (
+        AdmissionSettings()
+    )
     max_body_bytes: Annotated[int, Field(strict=True, ge=1), Allowed("a whole number of bytes from 1")] = MAX_BODY_BYTES
     max_tenant_labels: Count = 50
 

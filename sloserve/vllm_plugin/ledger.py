@@ -124,6 +124,11 @@ class Ledger:
         for name, at in _SHADOW.items():
             self._values[at] = 0.0 if figures is None else figures[name]
 
+    def paced(self, figures: Mapping[str, float]) -> None:
+        """Puts in how far the engine is from its profile."""
+        for name, value in figures.items():
+            self._values[_AT[name]] = value
+
     def freed(self, request: Request) -> None:
         """A request ended, in whatever way. Its pauses are on the page before its last output leaves."""
         request_id = request.request_id

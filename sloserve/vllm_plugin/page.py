@@ -47,6 +47,7 @@ class Figures:
     policy failed. evictions: by a plan, preemptions: by vLLM, mostly for want of KV; both recompute. paused_steps:
     request-steps. malformed_slo: requests served without the SLO that they could not state. shadow_*: of the shadow
     policy, sums over its plans and how many of them had such a figure, see :mod:`sloserve.scheduler.shadow`.
+    step_*: how far the engine is from its profile, see :mod:`sloserve.estimator.recalibrate`; all 0 without a profile.
     """
 
     last_step_s: float
@@ -70,6 +71,10 @@ class Figures:
     shadow_agreement_count: float
     shadow_gain_sum: float
     shadow_gain_count: float
+    step_error: float
+    step_factor_constant: float
+    step_factor_prefill: float
+    step_factor_decode: float
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ def _families(pages: Iterable[PageSnapshot]) -> list[Metric]:
         "shadow_predicted_attainment_difference",
         "Mean predicted SLO attainment of the shadow policy's plans minus that of those applied, -1 to 1",
     )
+    factor = _gauge("step_time_factor", "Observed step time over the profile's, by part of the step", "part")
+    error = _gauge("step_time_relative_error", "Usual relative error of a step's predicted time")
     for page in pages:
         engine = str(page.rank)
         counts = list(accumulate(page.plan_seconds))
@@ -87,9 +89,13 @@ def _families(pages: Iterable[PageSnapshot]) -> list[Metric]:
             agreement.add_metric([engine], page.shadow_agreement_sum / page.shadow_agreement_count)
         if page.shadow_gain_count:
             gain.add_metric([engine], page.shadow_gain_sum / page.shadow_gain_count)
+        if page.step_factor_constant:
+            for part in ("constant", "prefill", "decode"):
+                factor.add_metric([engine, part], getattr(page, f"step_factor_{part}"))
+            error.add_metric([engine], page.step_error)
     return [
         plan_seconds, plans, preemptions, paused_steps, malformed, shadow_plans, shadow_errors, queue, running, paused,
-        preempted, policy, agreement, gain,
+        preempted, policy, agreement, gain, factor, error,
     ]  # fmt: skip
 
 

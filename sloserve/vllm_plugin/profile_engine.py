@@ -10,7 +10,7 @@ asynchronous scheduling too. A step is scheduled when ``schedule()`` is entered,
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from sloserve.estimator.profile import Profile
 from sloserve.estimator.profiling import ProfileSettings, make_profile, measure_grid, scores, write_profile
 from sloserve.estimator.step_grid import EngineLimits, Scenario, Wave
 from sloserve.estimator.step_timer import StepTimer
+from sloserve.vllm_plugin.step_load import step_load
 
 DECODE_STEPS = 12
 """Like steps a scenario times; their median is one repetition."""
@@ -65,7 +66,6 @@ class ProfileEngine:
         self.start_times_s["start_s"] = time.perf_counter() - began_s
         self._scheduler = self._core.scheduler
         self._budget: int = self._scheduler.max_num_scheduled_tokens
-        self._prompt_tokens: dict[str, int] = {}
         self._timed: list[tuple[StepLoad, float]] = []
         self._rng = np.random.default_rng(0)
         self._vocabulary = self._config.model_config.get_vocab_size()
@@ -117,7 +117,6 @@ class ProfileEngine:
             self._scheduler.max_num_scheduled_tokens = self._budget
             self._core.abort_requests(list(self._scheduler.requests))
             self._run_until(lambda: not self._scheduler.has_requests() and not self._core.batch_queue)
-            self._prompt_tokens.clear()
 
     def shutdown(self) -> None:
         """Ends the engine and gives its memory back."""
@@ -160,7 +159,6 @@ class ProfileEngine:
             ignore_eos=True,
         )
         params.update_from_generation_config({}, eos_token_id=None)
-        self._prompt_tokens[request_id] = prompt_tokens
         self._core.add_request(
             Request(
                 request_id=request_id,
@@ -188,7 +186,7 @@ class ProfileEngine:
         def timed_schedule(*args: Any, **kwargs: Any) -> Any:
             began_s = self._now_s()
             output = schedule(*args, **kwargs)
-            timer.scheduled(step_load(output, self._prompt_tokens), began_s)
+            timer.scheduled(step_load(output, self._scheduler.requests), began_s)
             return output
 
         def timed_update(*args: Any, **kwargs: Any) -> Any:
@@ -243,22 +241,6 @@ def profile_model(
         console.print(f"{form:<10} R^2 {found.r2:.4f}, MAPE {found.mape_percent:.1f} % on {found.steps} held-out steps")
     console.print(f"wrote {out}, from {raw}", soft_wrap=True, highlight=False)
     return profile
-
-
-def step_load(output: Any, prompt_tokens: Mapping[str, int]) -> StepLoad:
-    """What vLLM's SchedulerOutput computes. prompt_tokens: of each request in it, by id."""
-    prefills, contexts = [], []
-    cached = output.scheduled_cached_reqs
-    for request_id, computed in (
-        *((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs),
-        *zip(cached.req_ids, cached.num_computed_tokens, strict=True),
-    ):
-        tokens = output.num_scheduled_tokens[request_id]
-        if tokens == 1 and computed >= prompt_tokens[request_id]:
-            contexts.append(computed + 1)
-        else:
-            prefills.append((tokens, computed))
-    return StepLoad.of(prefills, contexts)
 
 
 def hardware(tensor_parallel: int) -> str:

@@ -15,6 +15,7 @@ from vllm.v1.request import Request
 
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
+from sloserve.estimator.profile import load_profile
 from sloserve.scheduler.policy import Plan, Policy
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.vllm_plugin import compat
@@ -24,6 +25,7 @@ from sloserve.vllm_plugin.ledger import Ledger
 from sloserve.vllm_plugin.page import PageWriter
 from sloserve.vllm_plugin.planner import Planner
 from sloserve.vllm_plugin.shadow import Shadow
+from sloserve.vllm_plugin.step_load import StepPace
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ class SLOScheduler(AsyncScheduler):
     # Until the constructor knows better: vLLM's own tests build schedulers without calling it.
     _counts = False
     _planner: Planner | None = None
+    step_pace: StepPace | None = None
+    """How long this engine's steps take, where the settings name a profile to begin with."""
 
     def __init__(self, *args: Any, clock: Clock | None = None, plan_cost_s: float | None = None, **kwargs: Any) -> None:
         compat.check_version()
@@ -55,6 +59,8 @@ class SLOScheduler(AsyncScheduler):
         self.plan_costs_s: list[float] | None = None
         """Measured cost of each plan, collected only where a list is put here (the simulator and benchmarks do)."""
         self._clock = clock or SystemClock()
+        if settings.profile is not None:
+            self.step_pace = StepPace(load_profile(settings.profile))
         self._plan_cost_s = plan_cost_s
         self._ledger = Ledger(settings.classes, self.slo_counters)
         self._may_pause = compat.may_pause(self)
@@ -178,6 +184,9 @@ class SLOScheduler(AsyncScheduler):
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
+        if self.step_pace is not None:
+            self.step_pace.output(self._clock.now_s())
+            self._ledger.paced(self.step_pace.figures())
         if self._planner is not None:
             self._planner.progressed(outputs, self._clock.now_s())
         return outputs
@@ -200,6 +209,8 @@ class SLOScheduler(AsyncScheduler):
                     output = super().schedule(*args, **kwargs)
             planner.admitted(output, now_s)
         self._ledger.stepped(self, output, paused, now_s)
+        if self.step_pace is not None:
+            self.step_pace.scheduled(output, self.requests, now_s)
         if self._shadow is not None:
             self._ledger.shadowed(self._shadow.figures)
         return output
