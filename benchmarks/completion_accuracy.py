@@ -37,15 +37,14 @@ LONG = IndependentLengths(truncated_lognormal(600.0, 16, 3200), truncated_lognor
 MEGA = IndependentLengths(uniform(1800, 2200), truncated_lognormal(30.0, 8, 120))
 # name: lengths, requests, slots, profile
 BURSTS = {
-    "sharegpt": (sharegpt(), 1000, 64, "h100-llama3-8b"),
-    "sharegpt, 256 slots": (sharegpt(), 1500, 256, "h100-llama3-8b"),
-    "alpaca, deep": (alpaca(), 3000, 32, "h100-llama3-8b"),
-    "mega prompts": (MEGA, 600, 256, "h100-llama3-8b"),
-    "scarce KV cache": (sharegpt(), 300, 256, "a100-opt-13b-12gb"),
+    "sharegpt": (sharegpt(), 700, 64, "h100-llama3-8b"),
+    "alpaca, deep": (alpaca(), 2000, 16, "h100-llama3-8b"),
+    "mega prompts": (MEGA, 400, 256, "h100-llama3-8b"),
+    "scarce KV cache": (sharegpt(), 200, 256, "a100-opt-13b-12gb"),
 }
 COVERAGE = {"load 0.9": 0.9, "load 1.1": 1.1}
-COVERAGE_REQUESTS = 1200
-TRANSITION = 200
+COVERAGE_REQUESTS = 900
+TRANSITION = 150
 """Backlog after the change that are counted apart: the lengths that ended lately are still the old ones."""
 SLOTS, WINDOW = 64, 300
 BUDGET = 2048
@@ -101,7 +100,7 @@ def bursts() -> tuple[dict[str, object], dict[str, np.ndarray]]:
         decode_s = float(np.median(profiled_log.steps.duration_s))
         own = borrowed = TokenWaiting(theta, decode_s, decode_s)
         if "sharegpt" not in name and "KV" not in name:
-            chats, _, chats_last, _ = served(sharegpt(), 400, slots, profile, 999)
+            chats, _, chats_last, _ = served(sharegpt(), 200, slots, profile, 999)
             borrowed = TokenWaiting(throughput(chats, chats_last), decode_s, decode_s)
         rows: dict[str, list[float]] = {}
         for seed in SEEDS:
