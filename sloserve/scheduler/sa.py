@@ -23,6 +23,9 @@ from sloserve.scheduler.sa_times import Slots, Times, Work, batch_times, bilinea
 MOST_ANNEALED = 512
 """Waiting requests that are planned by annealing; the others follow, the shortest first."""
 
+PLANS_A_FIT = 1000
+"""Plans between two looks at what the engine's steps take, where that is observed; each costs some milliseconds."""
+
 _PLAN_NS = 2.5e5
 _MOST_MOVES = 2000
 _TEMPERATURES = 45
@@ -59,7 +62,7 @@ class SA(Policy):
 
     @dataclass(frozen=True)
     class Settings:
-        """length: ``predicted`` or ``oracle``. profile: name or file of the step times.
+        """length: ``predicted`` or ``oracle``. profile: name or file of the step times, where the engine observes none.
 
         batches: plan in batches as the paper does, the first of which limits how many may run; else the order alone,
         for slots that are refilled one by one. effort: moves of the annealer, in multiples of what takes 0.25 ms.
@@ -80,6 +83,7 @@ class SA(Policy):
         super().__init__(settings, seed=seed)
         self._lengths = GaussianLength()
         self._fit = bilinear_of(load_profile(self.settings.profile))
+        self._plans = 0
         self._changed = False
         self._order = NO_SLOTS
         self._max_running: int | None = None
@@ -98,6 +102,9 @@ class SA(Policy):
             self._order, self._max_running = NO_SLOTS, None
             return Plan.IDENTITY
         if self._changed:
+            if snapshot.engine.step_latency is not None and self._plans % PLANS_A_FIT == 0:
+                self._fit = bilinear_of(snapshot.engine.step_latency)
+            self._plans += 1
             waiting, self._max_running = self._annealed(snapshot, waiting, now_s)
             self._changed = False
         self._order = waiting

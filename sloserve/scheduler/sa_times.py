@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.estimator.fit import MeasuredStep, fit_bilinear
-from sloserve.estimator.latency import BatchFit, Bilinear, StepLoad
+from sloserve.estimator.latency import BatchFit, Bilinear, StepLatency, StepLoad
 from sloserve.estimator.profile import Profile
 from sloserve.scheduler.rows import FloatArray, IntArray
 
@@ -23,15 +23,19 @@ _CONTEXTS = (128, 512, 1024, 2048, 4096)
 _DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def bilinear_of(profile: Profile) -> Bilinear:
-    """The profile's own fits if it has them; else fits to its step times, over the batches of a usual engine."""
-    if isinstance(profile.latency, Bilinear) and profile.engine_overhead_ms == 0.0:
-        return profile.latency
+def bilinear_of(latency: StepLatency) -> Bilinear:
+    """The paper's fits, if the latency consists of them; else fits to its step times over a usual engine's batches.
+
+    A profile is asked for steps within its own grid alone. Takes a few milliseconds.
+    """
+    profile = latency if isinstance(latency, Profile) else None
+    form = profile.latency if profile is not None and profile.engine_overhead_ms == 0.0 else latency
+    if isinstance(form, Bilinear):
+        return form
     prefills = [StepLoad.of([(tokens, 0)] * batch) for batch in _PREFILL_BATCHES for tokens in _PROMPTS]
     decodes = [StepLoad.of((), [tokens] * batch) for batch in _DECODE_BATCHES for tokens in _CONTEXTS]
-    within = [load for load in prefills + decodes if profile.within_grid(load)]
-    loads = within if len(within) > len(prefills) else prefills + decodes
-    return fit_bilinear([MeasuredStep(load, profile.step_s(load)) for load in loads])
+    loads = [load for load in prefills + decodes if profile is None or profile.within_grid(load)]
+    return fit_bilinear([MeasuredStep(load, latency.step_s(load)) for load in loads])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

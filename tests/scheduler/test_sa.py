@@ -1,6 +1,7 @@
 """SA: the order that meets most targets, new on arrivals and ends alone, in batches only when asked to."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,14 @@ def test_a_profile_of_any_form_becomes_bilinear(name: str) -> None:
     for load in (StepLoad.of([(512, 0)] * 2), StepLoad.of((), [700] * 8), StepLoad.of((), [1500] * 64)):
         if profile.within_grid(load):
             assert fit.step_s(load) == pytest.approx(profile.step_s(load), rel=0.3)
+
+
+def test_what_the_engine_observes_replaces_the_profile(snapshot: Make) -> None:
+    """On a V100 the long job cannot be in time and goes last; the engine says that it is an H100."""
+    at = snapshot([job(200), job(500, e2e_s=4.5)], max_num_seqs=1)
+    assert order(plan(at, policy())) == [0, 1]
+    fast = replace(at.engine, step_latency=load_profile("h100-llama3-8b").latency)
+    assert order(plan(replace(at, engine=fast), policy())) == [1, 0]
 
 
 def test_times_are_those_of_the_papers_equations() -> None:
