@@ -53,10 +53,18 @@ ShadowPolicyFlag = Annotated[
 ]
 AdmissionFlag = Annotated[
     str | None,
-    typer.Option("--admission", help="none, or cap: 429 once --max-waiting requests of a class wait. Default: none."),
+    typer.Option(
+        "--admission",
+        help="none; cap: 429 once --max-waiting of a class wait; predict: also for targets that will be missed. "
+        "Default: none.",
+    ),
 ]
 MaxWaitingFlag = Annotated[
-    int | None, typer.Option("--max-waiting", help="Requests of one class that may wait under --admission cap.")
+    int | None, typer.Option("--max-waiting", help="Requests of one class that may wait under cap and predict.")
+]
+MinChanceFlag = Annotated[
+    float | None,
+    typer.Option("--min-chance", help="Least chance to meet its targets with which predict lets a request in."),
 ]
 
 
@@ -75,6 +83,7 @@ def serve(
     ] = None,
     admission: AdmissionFlag = None,
     max_waiting: MaxWaitingFlag = None,
+    min_chance: MinChanceFlag = None,
     admin_key: Annotated[
         str | None,
         typer.Option(help="Turns the admin routes on, for who shows this key. Better in env SLOSERVE_ADMIN_KEY."),
@@ -89,7 +98,13 @@ def serve(
     from sloserve import config
     from sloserve.vllm_plugin import server
 
-    flags = {"policy": policy, "shadow_policy": shadow_policy, "admission": admission, "max_waiting": max_waiting}
+    flags = {
+        "policy": policy,
+        "shadow_policy": shadow_policy,
+        "admission": admission,
+        "max_waiting": max_waiting,
+        "min_chance": min_chance,
+    }
     sources = config.read_sources(slo_config, flags)
     config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
     key = config.read_admin_key(admin_key, os.environ)
@@ -107,6 +122,7 @@ def check_config(
     shadow_policy: ShadowPolicyFlag = None,
     admission: AdmissionFlag = None,
     max_waiting: MaxWaitingFlag = None,
+    min_chance: MinChanceFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Settings and origins, or the mistakes, as JSON.")] = False,
 ) -> None:
     """Say everything that is wrong with FILE, or print the settings that follow from it; start nothing.
@@ -115,7 +131,13 @@ def check_config(
     """
     from sloserve import config
 
-    flags = {"policy": policy, "shadow_policy": shadow_policy, "admission": admission, "max_waiting": max_waiting}
+    flags = {
+        "policy": policy,
+        "shadow_policy": shadow_policy,
+        "admission": admission,
+        "max_waiting": max_waiting,
+        "min_chance": min_chance,
+    }
     try:
         effective = config.settle(config.read_sources(file, flags))
     except ConfigError as error:
@@ -141,6 +163,13 @@ def simulate(
     policy: Annotated[
         str | None,
         typer.Option(help="Policies, comma-separated; stock is vLLM's own scheduler. Default: stock,edf."),
+    ] = None,
+    admission: Annotated[
+        str | None,
+        typer.Option(
+            help="Admissions, comma-separated, each for every policy: none, cap:max_waiting=64, "
+            "predict:min_chance=0.5, vllm:max_num_queued_tokens=16000 or max_num_queued_reqs. Default: none."
+        ),
     ] = None,
     slo: Annotated[Path | None, typer.Option(help="SLO file: classes, their targets and who gets which.")] = None,
     rps: Annotated[str | None, typer.Option(help="Offered requests per second, comma-separated.")] = None,
@@ -181,6 +210,7 @@ def simulate(
         "trace": trace,
         "profile": profile,
         "policy": policy,
+        "admission": admission,
         "slo": slo,
         "rps": rps,
         "rate_scale": rate_scale,

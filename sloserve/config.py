@@ -20,6 +20,7 @@ FLAGS: dict[str, Key] = {
     "shadow_policy": ("shadow_policy",),
     "admission": ("admission", "mode"),
     "max_waiting": ("admission", "max_waiting"),
+    "min_chance": ("admission", "min_chance"),
 }
 """Flags of ``sloserve serve`` to the settings they are."""
 
@@ -126,9 +127,12 @@ def settle(sources: Sources, additional_config: Any = None) -> Effective:
     nested = _nested(merged)
     settings, problems = read_settings(nested)
     faults += [_fault(merged, problem) for problem in problems + policy_problems(nested)]
-    limit = merged.get(FLAGS["max_waiting"])
-    if settings is not None and limit is not None and limit.root is None and settings.admission.mode == "none":
-        faults.append(f"{limit.source} {limit.value} has no effect while admission.mode is none; add --admission cap")
+    mode = None if settings is None else settings.admission.mode
+    for flag, needed in (("max_waiting", ("cap", "predict")), ("min_chance", ("predict",))):
+        limit = merged.get(FLAGS[flag])
+        if mode is not None and limit is not None and limit.root is None and mode not in needed:
+            what = f"{limit.source} {limit.value} has no effect while admission.mode is {mode}"
+            faults.append(f"{what}; add --admission {needed[0]}")
     if faults or settings is None:
         raise ConfigError("\n".join(faults))
     return Effective(settings, nested, merged)

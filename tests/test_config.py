@@ -93,8 +93,8 @@ def test_saying_the_same_twice_is_no_contradiction(made: Made) -> None:
             "sloserve.admission.max_waiting.batch 5; give one",
         ),
         (None, [], {}, "--additional-config: sloserve: [] is not a mapping of settings"),
-        (None, {"admission": {"mode": "capp"}}, {}, "sloserve.admission.mode: 'capp' is not one of none, cap"),
-        (None, None, {"admission": "capp"}, "--admission: 'capp' is not one of none, cap"),
+        (None, {"admission": {"mode": "capp"}}, {}, "sloserve.admission.mode: 'capp' is not one of none, cap, predict"),
+        (None, None, {"admission": "capp"}, "--admission: 'capp' is not one of none, cap, predict"),
         (None, None, {"policy": "edf:evict"}, "--policy: policy 'edf:evict': 'evict' is not of the form option=value"),
         (
             None, None, {"max_waiting": 5},

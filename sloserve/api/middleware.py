@@ -23,7 +23,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.vllm_plugin.config import ADMIN_KEY, plugin_settings
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.headers import REQUEST_ID, label
+from sloserve.wire.headers import REQUEST_ID, label, predictions
 
 
 class BodyTooLarge(Exception):
@@ -137,6 +137,8 @@ class Exchange:
             if self.http.rejection is not None:
                 for name, value in errors.headers(self.http.rejection):
                     headers[name] = value
+            for name, value in predictions(self.http.predicted):
+                headers[name] = value
             if self.http.wants_report:
                 self._reporter = Reporter.of(message, self.http)
                 if self._reporter is not None:

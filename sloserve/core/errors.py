@@ -56,7 +56,12 @@ class QueueFull(Rejected):
 
 
 class SLOUnattainable(Rejected):
-    """No order of service can meet the targets."""
+    """The targets cannot be met, or hardly; says in how many whole seconds they should be, ``None`` where never."""
+
+    def __init__(self, message: str, retry_after_s: int | None, slo_class: str) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.slo_class = slo_class
 
 
 class UnknownModel(Rejected):

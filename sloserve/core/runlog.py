@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloserve.core.outcome import Outcome
+from sloserve.core.predicted import Predicted
 from sloserve.core.request import WorkloadRequest
 
 FloatArray = NDArray[np.float64]
@@ -21,7 +22,7 @@ class RequestLog:
     """How one request fared.
 
     token_times_s: ``[tokens delivered]``, ascending: when each left the engine; empty if none did.
-    recomputed_tokens: tokens whose KV was computed again after evictions.
+    recomputed_tokens: tokens whose KV was computed again after evictions. predicted: what was told at admission.
     """
 
     request: WorkloadRequest
@@ -29,6 +30,7 @@ class RequestLog:
     token_times_s: FloatArray
     num_preemptions: int = 0
     recomputed_tokens: int = 0
+    predicted: Predicted | None = None
 
     @property
     def first_token_s(self) -> float | None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sloserve.core.goodput import Latency, targets_met
 from sloserve.core.outcome import Outcome
+from sloserve.core.predicted import Predicted
 from sloserve.core.slo import SLO
 
 
@@ -14,7 +15,8 @@ class ServedRequest:
     latency: in seconds from the arrival at our front end, queueing included; ``None`` unless it was completed with at
     least one token. qoe: 0..1; ``None`` where it promises no timeline, or was not streamed: nobody reads it as it
     comes. waited_s: from arrival to the first step that served it, ``None`` where it never was or is not known.
-    evictions: how often its KV was dropped. paused_steps: engine steps it sat out with its KV kept.
+    evictions: how often its KV was dropped. paused_steps: engine steps it sat out with its KV kept. predicted: what was
+    told at its admission.
     """
 
     slo: SLO
@@ -27,6 +29,7 @@ class ServedRequest:
     waited_s: float | None = None
     evictions: int = 0
     paused_steps: int = 0
+    predicted: Predicted | None = None
 
     @property
     def met(self) -> dict[str, bool]:

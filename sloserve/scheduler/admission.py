@@ -1,174 +1,196 @@
-"""Admission by a cap on waiting requests per class, and when the refused should come again.
+"""Who may come in: by a cap on those of a class that wait, and by what is predicted of the request's own targets.
 
-A request waits from :meth:`Admission.admit` until its ticket is told that the first token is out, or that the request
-ended before. Who keeps the tickets may not see every first token (a reply that is not streamed is seen when it is
-complete), so a class at its cap is swept before anybody is refused: the keeper is asked which of its requests still
-wait.
+Every request is predicted, whatever the mode; who refuses is decided at construction. A refusal says why, and when to
+come again, where coming again helps. In order:
 
-Guarantees: no class ever has more than its cap waiting; below the cap nobody is refused; a ticket counts once, however
-often it is released; memory is bounded by the caps. Deterministic: time is an argument, in epoch seconds. Not for
-several threads.
+- a target that the engine could not meet if it were idle, by the least it was seen to take (``floors``), is refused
+  without a time to come again;
+- a request whose chance to meet its TTFT target, or its e2e target, is predicted to be below ``min_chance`` is refused
+  while others of its class wait, and told when the queue should be short enough. Where none does it is let in, whatever
+  was learnt before: otherwise a wrong belief would keep away what corrects it;
+- a class at its cap is full.
+
+Guarantees: no class has more than its cap waiting; with neither cap nor chance nobody is refused; a request without
+targets is never refused for its targets. Memory is bounded by the requests in flight. Deterministic: time is an
+argument, in epoch seconds. Not for several threads.
 """
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sloserve.core.errors import ConfigError, QueueFull
+from sloserve.core.errors import ConfigError, QueueFull, SLOUnattainable
+from sloserve.core.goodput import TOLERANCE_S, Latency
+from sloserve.core.slo import Targets
+from sloserve.scheduler.backlog import Backlog, Place
+from sloserve.scheduler.prediction import Figure, Forecast, NewRequest, Predictor
 
-MIN_RETRY_AFTER_S = 1
-MAX_RETRY_AFTER_S = 30
-"""Longest wait a client is told to make; conventions of the ecosystem ask for at most 30 s."""
-
-DEFAULT_RETRY_AFTER_S = 5
-"""What a client is told while no request of its class was ever seen to start: the queue's speed is unknown."""
-
-SWEEP_INTERVAL_S = 0.02
-"""A class is swept at most this often: a sweep looks at every waiting request, and an overload refuses thousands of
-times per second. A place is thus found free at most this late."""
-
-MEMORY_S = 30.0
-"""Time constant of the observed rate, in seconds during which somebody waited: as far back as it predicts ahead."""
+UNCALIBRATED = 0.5
+"""Before it is known what comes of predictions, one must miss a target twofold to count."""
 
 
 class Admission:
-    """Answers one question: may this request wait, and if not, when is a place free?"""
+    """Answers: what is predicted of this request, may it come in, and if not, when is it worth another try?"""
 
-    def __init__(self, max_waiting: Mapping[str, int], still_waiting: Callable[["Ticket"], bool]) -> None:
+    def __init__(
+        self,
+        class_names: Sequence[str],
+        still_waiting: Callable[[Place], bool],
+        *,
+        caps: Mapping[str, int] | None = None,
+        min_chance: float | None = None,
+    ) -> None:
         """
         Args:
-            max_waiting: cap of waiting requests for each class, at least 1.
-            still_waiting: whether a ticket's request has yet to emit its first token; must not call back.
+            still_waiting: whether a place's request has yet to emit its first token; must not call back.
+            caps: how many requests of each class may wait, at least 1; ``None`` for no limit.
+            min_chance: least chance, within 0..1, to meet its targets with which a request is let in; ``None`` lets all
+                in.
 
-        Raises: ConfigError for a cap below 1.
+        Raises: ConfigError for a cap or a chance out of range.
         """
-        for name, cap in max_waiting.items():
+        for name, cap in (caps or {}).items():
             if cap < 1:
                 raise ConfigError(f"admission.max_waiting of class {name!r}: {cap} is not a whole number from 1")
-        self._still_waiting = still_waiting
-        self._queues = {name: _ClassQueue(name, cap) for name, cap in max_waiting.items()}
+        if min_chance is not None and not 0.0 < min_chance < 1.0:
+            raise ConfigError(f"admission.min_chance: {min_chance} is not within 0..1, ends excluded")
+        self._caps = caps
+        self._min_chance = min_chance
+        self._backlog = Backlog(class_names, still_waiting)
+        self._predictor = Predictor(class_names, () if min_chance is None else (min_chance,))
 
-    def admit(self, class_name: str, request: Any, now_s: float) -> "Ticket":
+    def forecast(self, new: NewRequest, now_s: float) -> Forecast:
+        """The prediction of a request that arrives now. Raises: KeyError for an unknown class."""
+        name = new.slo.slo_class.name
+        self._backlog.sweep(name, now_s)
+        ahead, interval_s = self._backlog.waiting(name), self._backlog.interval_s(name)
+        return self._predictor.forecast(new, ahead, interval_s, now_s, alone=self._backlog.is_empty)
+
+    def admit(self, new: NewRequest, forecast: Forecast, request: Any, now_s: float) -> "Ticket":
         """Books a request as waiting.
 
-        request: what ``still_waiting`` finds again in ``ticket.request``.
+        request: what ``still_waiting`` finds again in ``place.request``.
 
-        Raises: QueueFull where the class is at its cap. KeyError for an unknown class.
+        Raises: SLOUnattainable, QueueFull.
         """
-        queue = self._queues[class_name]
-        queue.pass_time(now_s)
-        if len(queue.waiting) >= queue.cap and queue.may_sweep(now_s):
-            for ticket in [t for t in queue.waiting if not self._still_waiting(t)]:
-                ticket.started(now_s)
-        if len(queue.waiting) >= queue.cap:
-            retry_after_s = queue.promise_place(now_s)
+        name = new.slo.slo_class.name
+        if self._min_chance is not None and new.slo.targets:
+            self._refuse_impossible(new, now_s)
+            if forecast.ahead:
+                self._refuse_unlikely(new, forecast, self._min_chance, now_s)
+        cap = None if self._caps is None else self._caps[name]
+        waiting = self._backlog.waiting(name)
+        if cap is not None and waiting >= cap:
+            retry_after_s = self._backlog.promise_place(name, now_s)
             raise QueueFull(
-                f"queue full: {len(queue.waiting)} of {queue.cap} requests of class {class_name!r} wait; "
+                f"queue full: {waiting} of {cap} requests of class {name!r} wait; "
                 f"retry in {retry_after_s} s or raise admission.max_waiting",
                 retry_after_s,
-                class_name,
+                name,
             )
-        ticket = Ticket(request, queue)
-        queue.waiting[ticket] = None
-        return ticket
+        self._predictor.admitted(new, forecast)
+        return Ticket(new, forecast, self._backlog.enter(name, request, now_s), self._predictor)
 
     def waiting(self, class_name: str) -> int:
         """How many requests of the class are booked as waiting."""
-        return len(self._queues[class_name].waiting)
+        return self._backlog.waiting(class_name)
+
+    def _refuse_impossible(self, new: NewRequest, now_s: float) -> None:
+        targets, floors = new.slo.targets, self._predictor.floors
+        ttft_s = None if new.prompt_tokens is None else floors.ttft_s(new.prompt_tokens, now_s)
+        tpot_s = floors.tpot_s(now_s)
+        for name, target_s, least_s in _least(targets, new.output_tokens, ttft_s, tpot_s):
+            if least_s > target_s + TOLERANCE_S:
+                raise SLOUnattainable(
+                    f"{name} target of {_ms(target_s)} ms: at best this takes {_ms(least_s)} ms here, even if nobody "
+                    f"else is served; ask for at least that",
+                    None,
+                    new.slo.slo_class.name,
+                )
+
+    def _refuse_unlikely(self, new: NewRequest, forecast: Forecast, min_chance: float, now_s: float) -> None:
+        class_name, targets = new.slo.slo_class.name, new.slo.targets
+        # Of a figure that is not known yet, the TTFT is the least that it takes.
+        for name, target_s, figure in (
+            ("ttft", targets.ttft_s, forecast.ttft),
+            ("e2e", targets.e2e_s, forecast.e2e or forecast.ttft),
+        ):
+            if target_s is None or figure is None:
+                continue
+            factor = figure.promise.factor(min_chance) or UNCALIBRATED
+            if factor * figure.promise.predicted <= target_s:
+                continue
+            retry_after_s = None
+            if factor * figure.unqueued_s <= target_s:
+                retry_after_s = self._backlog.promise_place(
+                    class_name, now_s, figure.promise.predicted - target_s / factor
+                )
+            raise SLOUnattainable(
+                _unlikely(name, target_s, factor, figure, forecast, retry_after_s), retry_after_s, class_name
+            )
+
+
+def _least(
+    targets: Targets, output_tokens: int | None, ttft_s: float | None, tpot_s: float | None
+) -> Iterator[tuple[str, float, float]]:
+    """Of each target that something is known about: its name, its value, and the least that it can take, in seconds."""
+    if targets.ttft_s is not None and ttft_s is not None:
+        yield "ttft", targets.ttft_s, ttft_s
+    if targets.e2e_s is not None and ttft_s is not None:
+        # A length that nobody stated may be a single token.
+        decode_s = 0.0 if tpot_s is None or output_tokens is None else (output_tokens - 1) * tpot_s
+        yield "e2e", targets.e2e_s, ttft_s + decode_s
+    if output_tokens != 1 and tpot_s is not None:
+        if targets.tpot_s is not None:
+            yield "tpot", targets.tpot_s, tpot_s
+        if targets.tds is not None:
+            yield "tds", 1.0 / targets.tds, tpot_s
+
+
+def _unlikely(
+    name: str, target_s: float, factor: float, figure: Figure, forecast: Forecast, retry_after_s: int | None
+) -> str:
+    remedy = "ask for more" if retry_after_s is None else f"retry in {retry_after_s} s or ask for more"
+    return (
+        f"{name} target of {_ms(target_s)} ms: {_ms(factor * figure.promise.predicted)} ms or more is predicted with "
+        f"{forecast.ahead} requests of its class ahead; {remedy}"
+    )
 
 
 class Ticket:
-    """One admitted request's place among the waiting.
+    """One admitted request, from which the predictor learns.
 
-    Released once; every further release changes nothing, so that ``left`` may be called at the end of every request.
+    Every event counts once, so that ``ended`` may be called at the end of every request.
     """
 
-    __slots__ = ("request", "_queue")
+    __slots__ = ("new", "forecast", "place", "_predictor", "_judged")
 
-    def __init__(self, request: Any, queue: "_ClassQueue") -> None:
-        self.request = request
-        self._queue = queue
+    def __init__(self, new: NewRequest, forecast: Forecast, place: Place, predictor: Predictor) -> None:
+        self.new = new
+        self.forecast = forecast
+        self.place = place
+        self._predictor = predictor
+        self._judged = False
 
     def started(self, now_s: float) -> None:
-        """The first token is out: the place is free, and counts towards the rate at which the queue drains."""
-        if self._release(now_s):
-            self._queue.rate.starts += 1.0
+        """Its first token leaves now."""
+        self.place.started(now_s)
+        self._judge(max(now_s - self.new.arrival_s, 0.0), now_s)
 
-    def left(self, now_s: float) -> None:
-        """The request ended. Before its first token: its place is free, which says nothing about the queue's speed."""
-        self._release(now_s)
+    def ended(self, latency: Latency | None, output_tokens: int, now_s: float) -> None:
+        """It is over. latency: ``None`` unless it was completed with at least one token."""
+        if latency is None:
+            self.place.left(now_s)
+            self._predictor.gave_up(self.forecast)
+            return
+        self.place.started(now_s)
+        self._judge(latency.ttft_s, now_s)
+        self._predictor.completed(self.new, self.forecast, latency, output_tokens, now_s)
 
-    def _release(self, now_s: float) -> bool:
-        if self not in self._queue.waiting:
-            return False
-        self._queue.pass_time(now_s)
-        del self._queue.waiting[self]
-        return True
-
-
-@dataclass(slots=True)
-class _DrainRate:
-    """Requests started per second of time during which somebody waited, older time weighing exponentially less.
-
-    Idle time does not count: a queue that is empty because nobody came says nothing about how fast it would drain.
-    """
-
-    starts: float = 0.0
-    waited_s: float = 0.0
-
-    def pass_time(self, elapsed_s: float) -> None:
-        keep = math.exp(-elapsed_s / MEMORY_S)
-        self.starts *= keep
-        self.waited_s = self.waited_s * keep + MEMORY_S * (1.0 - keep)
-
-    @property
-    def interval_s(self) -> float | None:
-        """Expected seconds from one start to the next; ``None`` where none was observed."""
-        return self.waited_s / self.starts if self.starts > 0.0 and self.waited_s > 0.0 else None
+    def _judge(self, ttft_s: float, now_s: float) -> None:
+        if not self._judged:
+            self._judged = True
+            self._predictor.started(self.new, self.forecast, ttft_s, now_s)
 
 
-@dataclass(slots=True)
-class _ClassQueue:
-    """One class: its tickets in order of admission, its rate, and the places promised to those it refused.
-
-    promised_until_s: when the last place is predicted to be free that a refused client was told to come for.
-    """
-
-    name: str
-    cap: int
-    waiting: dict[Ticket, None] = field(default_factory=dict)
-    rate: _DrainRate = field(default_factory=_DrainRate)
-    promised_until_s: float = -math.inf
-    seen_s: float | None = None
-    swept_s: float | None = None
-
-    def pass_time(self, now_s: float) -> None:
-        """Credits the time since the last event to the rate if somebody waited in it; a clock set back counts as 0."""
-        if self.waiting and self.seen_s is not None and now_s > self.seen_s:
-            self.rate.pass_time(now_s - self.seen_s)
-        self.seen_s = now_s
-
-    def may_sweep(self, now_s: float) -> bool:
-        """Whether the last sweep is long enough ago; if so, now is the last sweep."""
-        if self.swept_s is not None and 0.0 <= now_s - self.swept_s < SWEEP_INTERVAL_S:
-            return False
-        self.swept_s = now_s
-        return True
-
-    def promise_place(self, now_s: float) -> int:
-        """Whole seconds until the next place that nobody was promised yet is predicted to be free.
-
-        Refused clients thus queue virtually: the n-th is told to come for the n-th place, which keeps them from coming
-        back all at once. Places beyond the longest wait are not kept: those clients are told that wait.
-        """
-        interval_s = self.rate.interval_s
-        if interval_s is None:
-            return DEFAULT_RETRY_AFTER_S
-        horizon_s = now_s + MAX_RETRY_AFTER_S
-        # A clock set back leaves promises in the far future; none may lie beyond the horizon.
-        promised_s = min(max(self.promised_until_s, now_s), horizon_s)
-        self.promised_until_s = min(promised_s + interval_s, horizon_s)
-        # Epoch seconds are doubles, 2e-7 s apart: without the microsecond a whole second could become the next one.
-        seconds = math.ceil(self.promised_until_s - now_s - 1e-6)
-        return min(max(seconds, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f}" if seconds >= 0.01 else f"{seconds * 1e3:.2g}"

@@ -22,6 +22,7 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.estimator.profile import Profile
 from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.sim.admissions import NONE, make_engine, make_front, parse_admission, split_run
 from sloserve.sim.slo_assignment import SLOAssignment
 from sloserve.sim.workloads import Workload
 from sloserve.vllm_plugin.engine_settings import EngineSettings
@@ -41,7 +42,8 @@ class Experiment:
     """What to run.
 
     loads: multiples of stock's capacity; rps: requests per second; rate_scale: multiples of the workload's own rate.
-    One of the three is given. slos: replaces the workload's own SLOs. aged_share: of the ageing guard, 0 turns it off.
+    One of the three is given. policies: with an admission behind ``+``, see ``admissions``. slos: replaces the
+    workload's own SLOs. aged_share: of the ageing guard, 0 turns it off.
     """
 
     workload: Workload
@@ -69,7 +71,9 @@ class Experiment:
             raise ConfigError("seeds: give at least one")
         if len(set(self.policies)) != len(self.policies):
             raise ConfigError(f"policy: {', '.join(self.policies)} names one twice")
-        for policy in self.policies:
+        for name in self.policies:
+            policy, admission = split_run(name)
+            parse_admission(admission)
             if policy != STOCK:
                 make_policy(*parse_policy(policy))  # an unknown one fails here, not after the first runs
 
@@ -184,8 +188,10 @@ def _offered_rps(requests: Sequence[WorkloadRequest]) -> float:
     return (len(requests) - 1) / span_s if span_s > 0 else float("inf")
 
 
-Task = tuple[list[WorkloadRequest], EngineSettings, Profile, dict[str, Any] | None]
-"""One run as plain values, so that it can be sent to another process: requests, engine, profile, additional config."""
+Task = tuple[list[WorkloadRequest], EngineSettings, Profile, dict[str, Any] | None, str, tuple[str, ...]]
+"""One run as plain values, so that it can be sent to another process: requests, engine, profile, additional config,
+admission and the classes it is for.
+"""
 
 
 def _task(experiment: Experiment, policy: str, point: Point) -> Task:
@@ -194,11 +200,13 @@ def _task(experiment: Experiment, policy: str, point: Point) -> Task:
     else:
         requests = experiment.requests(point.seed, rps=point.rps)
     config = None
+    policy, admission = split_run(policy)
+    slos = experiment.slos or experiment.workload.slos
     if policy != STOCK:
-        slos = experiment.slos or experiment.workload.slos
         section = {"policy": policy, "seed": point.seed, "aged_share": experiment.aged_share, "plan_share": PLAN_SHARE}
         config = {"sloserve": section | slos.table.as_config()}
-    return requests, experiment.engine, experiment.profile, config
+    engine = make_engine(experiment.engine, admission)
+    return requests, engine, experiment.profile, config, admission, slos.table.names
 
 
 def _serve(
@@ -206,10 +214,14 @@ def _serve(
     engine: EngineSettings,
     profile: Profile,
     config: dict[str, Any] | None,
+    admission: str = NONE,
+    class_names: tuple[str, ...] = (),
     on_progress: Callable[[int], None] | None = None,
 ) -> RunLog:
     """One run in virtual time."""
     logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
     from sloserve.vllm_plugin.virtual_engine import VirtualEngine  # takes seconds to import: only where runs happen
 
-    return VirtualEngine(engine, profile, config).run(requests, on_progress)
+    # Without a limit it predicts all the same, so that promises can be judged; the requests see nothing of it.
+    front = make_front(admission, class_names) if class_names else None
+    return VirtualEngine(engine, profile, config, front).run(requests, on_progress)

@@ -27,6 +27,14 @@ class ExperimentRow:
 
 
 _RIVALS = "stock,fcfs,priority,edf,sjf"
+_OVERLOADED = {
+    "profile": "h100-llama3-8b",
+    "load": "2",
+    "max_requests": 1000,
+    "max_num_batched_tokens": 512,
+    "policy": "stock,edf,sjf",
+    "admission": "none,cap:max_waiting=16,vllm:max_num_queued_tokens=4000,vllm:max_num_queued_tokens=16000,predict",
+}
 
 EXPERIMENTS = {
     "azure-conv": ExperimentRow(
@@ -101,6 +109,14 @@ EXPERIMENTS = {
             "max_requests": 1000,
             "policy": _RIVALS,
         },
+    ),
+    "admission-azure-conv": ExperimentRow(
+        "Twice as much comes as can be served: whom to refuse, by a cap, by vLLM's cap on tokens, by prediction?",
+        _OVERLOADED,
+        trace="azure2023_conv_first_two_thirds.csv.gz",
+    ),
+    "admission-servegen": ExperimentRow(
+        "The same on a mix of many clients' habits.", _OVERLOADED, trace="servegen_mlarge_day2_10h.csv.gz"
     ),
     "chat-batch-mix": ExperimentRow(
         "How long does chat wait behind a burst of batch jobs?",

@@ -7,14 +7,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.runlog import RunLog
 from sloserve.estimator.profile import load_profile
+from sloserve.sim.admissions import NONE, run_names, split_run
 from sloserve.sim.compare import Comparison, compare
-from sloserve.sim.experiment import DEFAULT_LOADS, STOCK, Experiment, run_experiment
+from sloserve.sim.experiment import DEFAULT_LOADS, STOCK, Experiment, Point, run_experiment
 from sloserve.sim.logs import LogWriter, write_result
 from sloserve.sim.plots import LatencySample, write_plots
 from sloserve.sim.readers import read_trace
 from sloserve.sim.slo_file import read_slo_file
-from sloserve.sim.summary import latencies, summarize
+from sloserve.sim.summary import admission_record, latencies, summarize
 from sloserve.sim.tables import summary_table
 from sloserve.sim.workloads import trace_workload
 from sloserve.sim.workloads import workload as named_workload
@@ -39,6 +41,7 @@ def simulate(
     runs: list[dict[str, Any]] = []
     samples: list[LatencySample] = []
     counters: list[dict[str, Any]] = []
+    unrestricted: dict[tuple[str, Point], RunLog] = {}
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -57,7 +60,11 @@ def simulate(
 
         for run in run_experiment(experiment, jobs=jobs, on_progress=tell):
             point = run.point
+            policy, admission = split_run(run.policy)
+            if admission == NONE:
+                unrestricted[policy, point] = run.log
             record = summarize(run.log, policy=run.policy, seed=point.seed, rps=point.rps, load=point.load)
+            record |= admission_record(run.log, unrestricted.get((policy, point)))
             logs.add(run.log, policy=run.policy, seed=point.seed, rps=point.rps)
             runs.append(record)
             counters.append({"policy": run.policy, "seed": point.seed, "rps": point.rps, **run.log.counters})
@@ -78,6 +85,7 @@ def build_experiment(
     trace: Path | None = None,
     profile: str = "h100-llama3-8b",
     policy: str = "stock,edf",
+    admission: str = "none",
     slo: Path | None = None,
     rps: str | None = None,
     rate_scale: float | None = None,
@@ -124,7 +132,7 @@ def build_experiment(
             # Without ids every prompt is unique, and hashing it would only cost time.
             enable_prefix_caching=any(r.prefix_ids for r in source.requests(1, 0)),
         ),
-        policies=tuple(p.strip() for p in policy.split(",") if p.strip()),
+        policies=run_names(_listed(policy), _listed(admission)),
         seeds=tuple(range(seeds)),
         max_requests=max_requests,
         loads=_numbers("--load", load),
@@ -133,6 +141,10 @@ def build_experiment(
         slos=slos,
         aged_share=aged_share,
     )
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _numbers(flag: str, text: str | None) -> tuple[float, ...] | None:

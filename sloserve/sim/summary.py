@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.core.goodput import attainment, attainment_by_class, by_class, latency
+from sloserve.core.goodput import attainment, attainment_by_class, by_class, is_good, latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.qoe import request_qoe
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
@@ -109,6 +109,29 @@ def summarize(log: RunLog, *, policy: str, seed: int, rps: float, load: float | 
     if load is not None:
         run["load"] = load
     return run
+
+
+def admission_record(log: RunLog, unrestricted: RunLog | None) -> Run:
+    """What admission did in one run, and whether what it told was kept.
+
+    rejected: requests refused. false_rejects: those of them that met every target in ``unrestricted``, the same run
+    without admission; ``None`` where that is not known. prediction_coverage: by class, figure and quantile, the share
+    of completed requests with a prediction that took no longer.
+    """
+    rejected = {r.request.request_id for r in log.requests if r.outcome is Outcome.REJECTED}
+    good = None if unrestricted is None else {r.request.request_id for r in unrestricted.requests if is_good(r)}
+    kept: dict[str, dict[str, list[bool]]] = {}
+    for r in log.requests:
+        found = latency(r)
+        if found is not None and r.predicted is not None:
+            of_class = kept.setdefault(r.request.slo.slo_class.name, {})
+            for (name, level), held in r.predicted.kept(ttft_s=found.ttft_s, e2e_s=found.e2e_s).items():
+                of_class.setdefault(f"{name}_p{100 * level:.0f}", []).append(held)
+    return {
+        "rejected": len(rejected),
+        "false_rejects": None if good is None else len(rejected & good),
+        "prediction_coverage": {c: {key: sum(v) / len(v) for key, v in of.items()} for c, of in kept.items()},
+    }
 
 
 def _class_record(logs: Sequence[RequestLog]) -> dict[str, Any]:

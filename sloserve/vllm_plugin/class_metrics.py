@@ -1,5 +1,6 @@
 """How the requests of each class fared, as metrics. Times count from the arrival at our front end."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -9,11 +10,15 @@ from prometheus_client.registry import Collector
 
 from sloserve.core.attainment_window import AttainmentWindow
 from sloserve.core.clock import Clock
+from sloserve.core.goodput import Latency
 from sloserve.core.outcome import Outcome
+from sloserve.core.predicted import MEDIAN, P90, Predicted
 from sloserve.core.served import ServedRequest
 from sloserve.vllm_plugin.page_metrics import PREFIX
 
 TARGETS: Final = ("ttft", "tpot", "e2e", "tds")
+PREDICTED: Final = ("ttft", "e2e")
+COVERAGE_WINDOW: Final = 256
 OUTCOMES: Final[tuple[Outcome, ...]] = tuple(outcome for outcome in Outcome if outcome is not Outcome.LOST)
 """Only a simulation can lose a request."""
 
@@ -46,6 +51,12 @@ class Families:
         self.rejected = _counter("rejected_requests", "Requests refused before they were queued", "class", "reason")
         self.tenant_requests = _counter("tenant_requests", "Requests that ended", "tenant", "outcome")
         self.qoe = _histogram("qoe", "Quality of experience of streamed replies, 0 to 1", QOE_BUCKETS)
+        self.predicted_ttft = _histogram(
+            "predicted_ttft_seconds", "Median TTFT predicted at admission, of completed requests", TTFT_BUCKETS_S
+        )
+        self.predicted_e2e = _histogram(
+            "predicted_e2e_seconds", "Median e2e latency predicted at admission, of completed requests", E2E_BUCKETS_S
+        )
         self.ttft = _histogram(
             "ttft_seconds", "Arrival at the front end to first token, of completed requests", TTFT_BUCKETS_S
         )
@@ -70,6 +81,10 @@ class ClassMetrics:
 
     def __init__(self, name: str, families: Families) -> None:
         self.window = AttainmentWindow()
+        self.kept: dict[tuple[str, float], deque[bool]] = {
+            (dim, level): deque(maxlen=COVERAGE_WINDOW) for dim in PREDICTED for level in (MEDIAN, P90)
+        }
+        self._predicted = {"ttft": families.predicted_ttft.labels(name), "e2e": families.predicted_e2e.labels(name)}
         self._requests = {outcome: families.requests.labels(name, outcome) for outcome in OUTCOMES}
         self._slo_requests = families.slo_requests.labels(name)
         self._goodput = families.goodput.labels(name)
@@ -99,6 +114,41 @@ class ClassMetrics:
             if served.output_tokens > 1:
                 self._tpot.observe(served.latency.tpot_s)
             self._e2e.observe(served.latency.e2e_s)
+            if served.predicted is not None:
+                self._judge(served.predicted, served.latency)
+
+    def _judge(self, predicted: Predicted, latency: Latency) -> None:
+        for dim, quantiles in (("ttft", predicted.ttft), ("e2e", predicted.e2e)):
+            if quantiles is not None:
+                self._predicted[dim].observe(quantiles.median_s)
+        for which, kept in predicted.kept(ttft_s=latency.ttft_s, e2e_s=latency.e2e_s).items():
+            self.kept[which].append(kept)
+
+
+class CoverageGauge(Collector):
+    """Kept promises among the latest, computed when it is asked for."""
+
+    def __init__(self, classes: Mapping[str, ClassMetrics]) -> None:
+        self._classes = classes
+
+    def describe(self) -> Iterable[Metric]:
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        family = self._family()
+        for name, of_class in self._classes.items():
+            for (dim, level), kept in of_class.kept.items():
+                if kept:
+                    family.add_metric([name, dim, f"{level:g}"], sum(kept) / len(kept))
+        return [family]
+
+    def _family(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(
+            f"{PREFIX}prediction_coverage_ratio",
+            f"Share of the class's last {COVERAGE_WINDOW} predicted requests that took no longer than this quantile "
+            "of their prediction; the quantile itself if predictions are calibrated",
+            labels=["class", "dim", "quantile"],
+        )
 
 
 class AttainmentGauge(Collector):

@@ -1,6 +1,6 @@
 """The plugin's settings, as they travel in ``--additional-config '{"sloserve": {...}}'``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
 from sloserve.files.model import Allowed, Problem, check_model, dotted, unknown
+from sloserve.scheduler.admission import Admission
+from sloserve.scheduler.backlog import Place
 from sloserve.scheduler.registry import make_policy, parse_policy
 
 KEY = "sloserve"
@@ -77,6 +79,12 @@ class AdmissionSettings(_Settings):
         Allowed("a whole number from 1, or a mapping of class to one"),
     ] = MAX_WAITING
     min_chance: Annotated[float, Field(strict=True, gt=0.0, lt=1.0), Allowed("a number above 0 and below 1")] = 0.5
+
+    def make(self, class_names: Sequence[str], still_waiting: Callable[[Place], bool]) -> Admission:
+        """A new admission; under mode ``none`` it predicts and refuses nobody. still_waiting: see there."""
+        caps = None if self.mode == "none" else {name: self.cap(name) for name in class_names}
+        min_chance = self.min_chance if self.mode == "predict" else None
+        return Admission(class_names, still_waiting, caps=caps, min_chance=min_chance)
 
     def cap(self, class_name: str) -> int:
         """How many requests of a class may wait."""

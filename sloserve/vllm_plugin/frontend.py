@@ -1,5 +1,5 @@
-"""The front end's part, in the API process: what a request states becomes its SLO, a full queue is said to be full, and
-how each request fared is counted and told.
+"""The front end's part, in the API process: what a request states becomes its SLO, its latency is predicted, it may
+be refused, and how each request fared is counted and told.
 
 All of it happens around ``AsyncLLM.generate``, which every route that generates comes through (chat, completions,
 responses, Anthropic's messages), and when it is called rather than when the stream is first read, so that a refusal can
@@ -18,7 +18,8 @@ from sloserve.core.errors import InvalidRequest, Rejected
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import SLO
-from sloserve.scheduler.admission import Admission, Ticket
+from sloserve.scheduler.backlog import Place
+from sloserve.scheduler.prediction import NewRequest
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.vllm_plugin import engine_control, metrics
 from sloserve.vllm_plugin.config import KEY, plugin_settings
@@ -29,6 +30,7 @@ from sloserve.wire.body import BodyFields
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import Field, HeaderFields
 from sloserve.wire.resolve import Rules, resolve
+from sloserve.wire.xargs import stated_output_tokens
 
 _ATTRIBUTE = "sloserve_front_end"
 
@@ -53,7 +55,7 @@ def install() -> None:
         front_end = getattr(self, _ATTRIBUTE, None)
         if front_end is None or not hasattr(sampling_params, "output_kind"):
             return stock_generate(self, prompt, sampling_params, *args, **kwargs)
-        observed = front_end.accept(sampling_params)
+        observed = front_end.accept(prompt, sampling_params)
         replies = stock_generate(self, prompt, sampling_params, *args, **kwargs)
         return front_end.watch(observed, replies, sampling_params.output_kind)
 
@@ -97,18 +99,17 @@ class FrontEnd:
         )
         self._policy = settings.policy
         self._metrics = metrics.install(settings, clock)
-        caps = {name: settings.admission.cap(name) for name in settings.classes.names}
-        self._admission = Admission(caps, self._still_waiting) if settings.admission.mode == "cap" else None
+        self._admission = settings.admission.make(settings.classes.names, self._still_waiting)
         self._states = engine.output_processor.request_states
         self._pages: list[PageReader] = []
         # An engine that was killed leaves its page behind; vLLM ends this process soon after.
         atexit.register(remove_pages)
 
-    def accept(self, sampling_params: Any) -> Observed:
-        """Reads the SLO of a request, writes it where the engine finds it, and books the request's place.
+    def accept(self, prompt: Any, sampling_params: Any) -> Observed:
+        """Reads the SLO of a request, writes it where the engine finds it, predicts, and books the request's place.
 
         Raises: vLLM's errors, which its server answers with 400 for an SLO that cannot be read, and 429 for a full
-        queue.
+        queue or targets that cannot be met.
         """
         http = context.current.get()
         slo = self._slo_of(http, sampling_params)
@@ -121,7 +122,7 @@ class FrontEnd:
             started=self._started,
             ended=functools.partial(self._ended, http),
         )
-        self._admit(http, observed)
+        self._admit(http, observed, prompt, sampling_params)
         return observed
 
     def watch(self, observed: Observed, replies: Any, output_kind: Any) -> Any:
@@ -158,23 +159,34 @@ class FrontEnd:
                 )
                 raise InvalidRequest(stated.name, stated.value, allowed)
 
-    def _admit(self, http: HTTPContext | None, observed: Observed) -> None:
+    def _admit(self, http: HTTPContext | None, observed: Observed, prompt: Any, sampling_params: Any) -> None:
         from vllm.exceptions import GracefulHTTPError
 
-        if self._admission is None:
-            return
-        class_name = observed.slo.slo_class.name
+        now_s = self._clock.now_s()
+        new = NewRequest(
+            observed.slo,
+            observed.arrival_s,
+            prompt_tokens(prompt),
+            sampling_params.max_tokens,
+            stated_output_tokens(sampling_params.extra_args),
+            sampling_params.n or 1,
+        )
+        forecast = self._admission.forecast(new, now_s)
+        observed.predicted = forecast.predicted
+        if http is not None and forecast.predicted is not None:
+            http.predicted.append(forecast.predicted)
         try:
-            observed.ticket = self._admission.admit(class_name, observed, self._clock.now_s())
+            observed.ticket = self._admission.admit(new, forecast, observed, now_s)
         except Rejected as error:
-            self._metrics.record(ServedRequest(observed.slo, Outcome.REJECTED, observed.tenant))
-            self._metrics.rejected(class_name, errors.reason(error))
+            rejected = ServedRequest(observed.slo, Outcome.REJECTED, observed.tenant, predicted=observed.predicted)
+            self._metrics.record(rejected)
+            self._metrics.rejected(observed.slo.slo_class.name, errors.reason(error))
             if http is not None:
                 http.rejection = error
             raise GracefulHTTPError(str(error), errors.status(error)) from error
 
-    def _still_waiting(self, ticket: Ticket) -> bool:
-        engine_request_id = ticket.request.engine_request_id
+    def _still_waiting(self, place: Place) -> bool:
+        engine_request_id = place.request.engine_request_id
         if engine_request_id is None:
             return True
         state = self._states.get(engine_request_id) or self._states.get(f"0_{engine_request_id}")
@@ -186,7 +198,7 @@ class FrontEnd:
 
     def _ended(self, http: HTTPContext | None, observed: Observed, served: ServedRequest) -> None:
         if observed.ticket is not None:
-            observed.ticket.left(self._clock.now_s())
+            observed.ticket.ended(served.latency, served.output_tokens, self._clock.now_s())
         self._metrics.record(served)
         if http is not None:
             http.served.append(served)
@@ -202,6 +214,13 @@ class FrontEnd:
             except OSError:  # the engine could not make one either, and said so
                 return []
         return self._pages
+
+
+def prompt_tokens(prompt: Any) -> int | None:
+    """Length of what ``AsyncLLM.generate`` was given; ``None`` where it is not known yet, as of text."""
+    get = prompt.get if isinstance(prompt, dict) else functools.partial(getattr, prompt)
+    ids = get("prompt_token_ids", None)
+    return len(ids) if ids else None
 
 
 @functools.cache

@@ -2,8 +2,8 @@
 
 They stand in prometheus_client's own registry, as vLLM's do. With several API servers vLLM turns on prometheus'
 multiprocess mode: every counter and histogram here is then summed over the processes, and what is computed at scrape
-(``sloserve:slo_attainment_ratio`` and all of :mod:`sloserve.vllm_plugin.page_metrics`) is not shown, because that mode
-reads values from files and asks no collector.
+(``sloserve:slo_attainment_ratio``, ``sloserve:prediction_coverage_ratio`` and all of
+:mod:`sloserve.vllm_plugin.page_metrics`) is not shown, because that mode reads values from files and asks no collector.
 
 Labels have few values: classes come from the class table, outcomes and reasons are enumerated, and of tenants only so
 many as :class:`TenantLabels` allows have one of their own.
@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from sloserve.core.clock import Clock
 from sloserve.core.served import ServedRequest
-from sloserve.vllm_plugin.class_metrics import AttainmentGauge, ClassMetrics, Families
+from sloserve.vllm_plugin.class_metrics import AttainmentGauge, ClassMetrics, CoverageGauge, Families
 from sloserve.vllm_plugin.config import PluginSettings
 from sloserve.vllm_plugin.page import PageSnapshot, find_pages
 from sloserve.vllm_plugin.page_metrics import PageCollector
@@ -72,6 +72,7 @@ class FrontEndMetrics:
         self._collectors: list[Collector] = [
             *vars(self._families).values(),
             AttainmentGauge(windows, clock),
+            CoverageGauge(self._classes),
             PageCollector(snapshots),
         ]
         for collector in self._collectors:

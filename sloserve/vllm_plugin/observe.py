@@ -16,6 +16,7 @@ import numpy as np
 from sloserve.core.clock import Clock
 from sloserve.core.goodput import Latency
 from sloserve.core.outcome import Outcome
+from sloserve.core.predicted import Predicted
 from sloserve.core.qoe import expectation, qoe
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import SLO
@@ -36,8 +37,8 @@ class Observed:
     With n > 1 there is one outcome for all n replies: the first token of the first, and the last, the slowest and the
     least well read of the others.
 
-    engine_request_id: its name in the engine, once it is there. ticket: its place among the waiting, if they are
-    counted.
+    engine_request_id: its name in the engine, once it is there. ticket: of its admission. predicted: what was predicted
+    then.
 
     Args:
         paused_steps: looks up how often the engine's request of a given id was paused.
@@ -60,6 +61,7 @@ class Observed:
         self.arrival_s = arrival_s
         self.engine_request_id: str | None = None
         self.ticket: Ticket | None = None
+        self.predicted: Predicted | None = None
         self._clock = clock
         self._paused_steps = paused_steps
         self._started = started
@@ -158,6 +160,7 @@ class Observed:
             waited_s=_waited_s(stats),
             evictions=0 if stats is None else stats.num_preemptions,
             paused_steps=0 if self.engine_request_id is None else self._paused_steps(self.engine_request_id),
+            predicted=self.predicted,
         )
         self._ended(self, served)
 

@@ -28,11 +28,13 @@ from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.estimator.latency import StepLoad
 from sloserve.estimator.profile import Profile
+from sloserve.scheduler.admission import Admission
 from sloserve.vllm_plugin import compat
 from sloserve.vllm_plugin.config import KEY
 from sloserve.vllm_plugin.engine_settings import EngineSettings
 from sloserve.vllm_plugin.scheduler import SLOScheduler
 from sloserve.vllm_plugin.virtual_config import VOCABULARY, scheduler_arguments
+from sloserve.vllm_plugin.virtual_front_end import VirtualFrontEnd
 from sloserve.wire.xargs import to_xargs
 
 _EOS = 0
@@ -66,9 +68,18 @@ class _Batch:
 
 
 class VirtualEngine:
-    """One engine. ``additional_config`` is vLLM's, with our section in it; ``None`` runs stock's AsyncScheduler."""
+    """One engine. ``additional_config`` is vLLM's, with our section in it; ``None`` runs stock's AsyncScheduler.
 
-    def __init__(self, settings: EngineSettings, profile: Profile, additional_config: dict[str, Any] | None) -> None:
+    admission: of the front end before it; ``None`` takes in, and predicts, nothing.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        profile: Profile,
+        additional_config: dict[str, Any] | None,
+        admission: Admission | None = None,
+    ) -> None:
         self._settings = settings
         self._profile = profile
         self._clock = ManualClock()
@@ -84,6 +95,9 @@ class VirtualEngine:
         if settings.enable_prefix_caching:
             init_none_hash(sha256)
             self._hasher = get_request_block_hasher(settings.block_size, sha256)
+        self._front_end = VirtualFrontEnd(settings, admission)
+        self._arriving: deque[WorkloadRequest] = deque()
+        self._accepted: list[WorkloadRequest] = []
         self._live: dict[str, _Live] = {}
         self._prefilling: set[str] = set()
         self._done: dict[str, RequestLog] = {}
@@ -99,7 +113,8 @@ class VirtualEngine:
         """
         started = time.perf_counter()
         with _collector_paused():
-            self._loop(workload, on_progress)
+            self._arriving.extend(workload)
+            self._loop(on_progress)
         for live in list(self._live.values()):
             self._end(live, Outcome.LOST)
         return RunLog(
@@ -109,18 +124,19 @@ class VirtualEngine:
             counters={**self._counters, **getattr(self.scheduler, "slo_counters", {})},
         )
 
-    def _loop(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None) -> None:
+    def _loop(self, on_progress: Callable[[int], None] | None) -> None:
         scheduler, epoch_s = self.scheduler, self._clock.now_s()
-        now_s, worker_free_s, next_arrival, empty = 0.0, 0.0, 0, 0
+        now_s, worker_free_s, empty = 0.0, 0.0, 0
         batches: deque[_Batch] = deque()
         while True:
-            while next_arrival < len(workload) and workload[next_arrival].arrival_s <= now_s:
-                self._add(workload[next_arrival], epoch_s)
-                next_arrival += 1
+            self._arrive(now_s, epoch_s)
+            for item in self._accepted:
+                self._add(item, epoch_s)
+            self._accepted.clear()
             if not scheduler.has_requests() and not batches:
-                if next_arrival == len(workload):
+                if not self._arriving:
                     return
-                now_s = workload[next_arrival].arrival_s
+                now_s = self._arriving[0].arrival_s
                 self._clock.advance_to(epoch_s + now_s)
                 continue
             if scheduler.has_requests():
@@ -135,15 +151,19 @@ class VirtualEngine:
             batch = batches.popleft()
             now_s = max(now_s, batch.end_s)
             self._clock.advance_to(epoch_s + now_s)
+            # The front end works while the engine does: it decides before it sees this batch's tokens.
+            self._arrive(now_s, epoch_s)
             self._apply(batch, now_s)
             if on_progress is not None and len(self._steps) % 256 == 0:
                 on_progress(len(self._done))
             if empty and not batches:
                 # Nothing in flight and nothing could be scheduled: only an arrival, or a plan that changes its mind,
                 # helps.
-                if next_arrival < len(workload):
+                if self._accepted:
                     empty = 0
-                    now_s = max(now_s, workload[next_arrival].arrival_s)
+                elif self._arriving:
+                    empty = 0
+                    now_s = max(now_s, self._arriving[0].arrival_s)
                 elif empty > _MAX_EMPTY_STEPS:
                     return
                 else:
@@ -151,14 +171,18 @@ class VirtualEngine:
                 worker_free_s = max(worker_free_s, now_s)
                 self._clock.advance_to(epoch_s + now_s)
 
+    def _arrive(self, until_s: float, epoch_s: float) -> None:
+        """The front end takes in or refuses what has come until then, each when it came."""
+        while self._arriving and self._arriving[0].arrival_s <= until_s:
+            item = self._arriving.popleft()
+            if self._front_end.takes(item, epoch_s + item.arrival_s):
+                self._accepted.append(item)
+            else:
+                predicted = self._front_end.predicted(item.request_id)
+                self._done[item.request_id] = RequestLog(item, Outcome.REJECTED, np.empty(0), predicted=predicted)
+
     def _add(self, item: WorkloadRequest, epoch_s: float) -> None:
-        settings = self._settings
-        room = settings.max_model_len - item.prompt_tokens
-        if room < 1:
-            # vLLM's front end answers 400: the prompt leaves no room for a single output token.
-            self._done[item.request_id] = RequestLog(item, Outcome.REJECTED, np.empty(0))
-            return
-        max_tokens = room if item.max_tokens is None else min(room, item.max_tokens)
+        max_tokens = self._front_end.max_tokens(item)
         params = SamplingParams(
             max_tokens=max_tokens, temperature=0.0, extra_args=dict(to_xargs(item.slo, item.output_tokens))
         )
@@ -237,6 +261,8 @@ class VirtualEngine:
             live = live_of.get(request_id)
             if live is None:
                 continue  # ended while this step was in flight
+            if not live.token_times_s:
+                self._front_end.started(request_id, self._clock.now_s())
             live.token_times_s.append(now_s)
             live.tokens_left -= 1
             if live.tokens_left:
@@ -254,7 +280,10 @@ class VirtualEngine:
     def _end(self, live: _Live, outcome: Outcome, num_preemptions: int = 0) -> None:
         item = live.workload
         times_s = np.array(live.token_times_s)
-        self._done[item.request_id] = RequestLog(item, outcome, times_s, num_preemptions, live.recomputed)
+        predicted = self._front_end.predicted(item.request_id)
+        log = RequestLog(item, outcome, times_s, num_preemptions, live.recomputed, predicted)
+        self._front_end.ended(log, self._clock.now_s())
+        self._done[item.request_id] = log
         del self._live[item.request_id]
 
     def _step_log(self) -> StepLog:

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from sloserve.core.errors import InvalidRequest, Rejected
+from sloserve.core.predicted import Predicted
 from sloserve.core.served import ServedRequest
 from sloserve.wire.body import BodyFields, read_body
 from sloserve.wire.headers import Field, HeaderFields, read_headers
@@ -20,7 +21,7 @@ class HTTPContext:
 
     arrival_s: when its head arrived. error: why what it states cannot be read; raised where an SLO is asked for, since
     most routes have no use for one. served: the engine's requests that ended, in that order. rejection: why it was
-    refused, if it was.
+    refused, if it was. predicted: of the engine's requests, at their admission.
     """
 
     arrival_s: float
@@ -29,6 +30,7 @@ class HTTPContext:
     error: InvalidRequest | None = None
     served: list[ServedRequest] = field(default_factory=list)
     rejection: Rejected | None = None
+    predicted: list[Predicted] = field(default_factory=list)
 
     def read_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sloserve.core.errors import InvalidRequest
+from sloserve.core.predicted import Predicted, worst
 
 FIELDS = {
     "x-slo-ttft-ms": "slo_ttft_ms",
@@ -31,7 +32,9 @@ TENANTS = ("x-tenant-id", "x-llm-d-inference-fairness-id")
 REQUEST_ID = "x-request-id"
 RETRY_AFTER = "retry-after"
 DROPPED_REASON = "x-slo-dropped-reason"
-ANSWERS = frozenset({DROPPED_REASON, "x-slo-predicted-ttft-ms", "x-slo-predicted-e2e-ms"})
+PREDICTED_TTFT = "x-slo-predicted-ttft-ms"
+PREDICTED_E2E = "x-slo-predicted-e2e-ms"
+ANSWERS = frozenset({DROPPED_REASON, PREDICTED_TTFT, PREDICTED_E2E})
 """Names of ours that stand in answers; a proxy that copies them into a request is not told off."""
 
 MAX_LABEL_CHARS = 128
@@ -89,6 +92,23 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderFields:
             hint = f"; did you mean {close[0]}?" if close else ""
             raise InvalidRequest(name, raw_value.decode("latin-1"), f"a known SLO header: {', '.join(known)}{hint}")
     return found
+
+
+def predictions(predicted: Iterable[Predicted]) -> list[tuple[str, str]]:
+    """The headers that tell what was predicted of one HTTP request's calls of the engine: the worst of them.
+
+    A structured field (RFC 8941): the median as an integer, the 0.9-quantile as its parameter, ``120;p90=480``, in ms.
+    """
+    told = worst(predicted)
+    return [
+        (name, f"{_whole_ms(quantiles.median_s)};p90={_whole_ms(quantiles.p90_s)}")
+        for name, quantiles in ((PREDICTED_TTFT, told.ttft), (PREDICTED_E2E, told.e2e))
+        if quantiles is not None
+    ]
+
+
+def _whole_ms(seconds: float) -> int:
+    return max(round(seconds * 1e3), 1)
 
 
 def label(name: str, raw: bytes) -> str:

@@ -17,6 +17,7 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.errors import QueueFull
 from sloserve.core.goodput import Latency
 from sloserve.core.outcome import Outcome
+from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.vllm_plugin.config import ADMIN_KEY
@@ -164,6 +165,19 @@ def test_rejection_gets_its_headers() -> None:
 
     answer = call(handler)
     assert (answer.headers["retry-after"], answer.headers["x-slo-dropped-reason"]) == ("3", "rejected-saturated")
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-slo-report": "1"}])
+def test_predictions_are_told_in_headers(headers: dict[str, str]) -> None:
+    async def handler(request: Request) -> Response:
+        http = context.current.get()
+        assert http is not None
+        http.predicted += [Predicted(Quantiles(0.12, 0.48), Quantiles(1.0, 2.0)), Predicted(Quantiles(0.2, 0.3), None)]
+        return JSONResponse({})
+
+    answer = call(handler, headers=headers)
+    assert answer.headers["x-slo-predicted-ttft-ms"] == "200;p90=480"
+    assert answer.headers["x-slo-predicted-e2e-ms"] == "1000;p90=2000"
 
 
 @pytest.mark.parametrize("asks", [{"headers": {"x-slo-report": "1"}}, {"json": {"slo": {"report": True}}}])

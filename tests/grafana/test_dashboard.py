@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from sloserve.core.clock import ManualClock
 from sloserve.core.goodput import Latency
 from sloserve.core.outcome import Outcome
+from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.vllm_plugin.metrics import FrontEndMetrics, TenantLabels
@@ -26,7 +27,7 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("pages")
     page = PageWriter(DEFAULT_CLASSES.names, 0, folder)
     page.set_policies("edf", "sjf")
-    for name in ("shadow_agreement_count", "shadow_gain_count"):
+    for name in ("shadow_agreement_count", "shadow_gain_count", "step_factor_constant"):
         page.values[Layout.at[name]] = 1
     registry = CollectorRegistry(auto_describe=True)
     metrics = FrontEndMetrics(
@@ -37,7 +38,9 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
         registry,
     )
     slo = DEFAULT_CLASSES.slo(None, Targets(ttft_s=1.0))
-    metrics.record(ServedRequest(slo, Outcome.COMPLETED, "acme", Latency(0.1, 0.1, 1.0), qoe=1.0, output_tokens=10))
+    told = Predicted(Quantiles(0.1, 0.2), Quantiles(1.0, 2.0))
+    latency = Latency(0.1, 0.1, 1.0)
+    metrics.record(ServedRequest(slo, Outcome.COMPLETED, "acme", latency, qoe=1.0, output_tokens=10, predicted=told))
     _vllm_metrics(registry)
     text = generate_latest(registry).decode()
     page.close()

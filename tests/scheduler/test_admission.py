@@ -7,31 +7,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.errors import ConfigError, QueueFull
-from sloserve.scheduler.admission import (
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.scheduler.admission import Admission, Ticket
+from sloserve.scheduler.backlog import (
     DEFAULT_RETRY_AFTER_S,
     MAX_RETRY_AFTER_S,
     MIN_RETRY_AFTER_S,
     SWEEP_INTERVAL_S,
-    Admission,
-    Ticket,
+    Place,
 )
+from sloserve.scheduler.prediction import NewRequest
 
 T0 = 1_700_000_000.0
 
 
-def all_wait(ticket: Ticket) -> bool:
+def all_wait(place: Place) -> bool:
     return True
 
 
-def refused(admission: Admission, now_s: float, class_name: str = "batch") -> QueueFull:
+class Capped:
+    """An admission by cap alone, of requests without targets."""
+
+    def __init__(self, caps: dict[str, int], still_waiting: Callable[[Place], bool]) -> None:
+        self._admission = Admission(tuple(caps), still_waiting, caps=caps)
+        self.waiting = self._admission.waiting
+
+    def admit(self, class_name: str, request: object, now_s: float) -> Ticket:
+        new = NewRequest(DEFAULT_CLASSES.slo(class_name, Targets()), now_s)
+        return self._admission.admit(new, self._admission.forecast(new, now_s), request, now_s)
+
+
+def left(ticket: Ticket, now_s: float) -> None:
+    ticket.ended(None, 0, now_s)
+
+
+def refused(admission: Capped, now_s: float, class_name: str = "batch") -> QueueFull:
     with pytest.raises(QueueFull) as caught:
         admission.admit(class_name, None, now_s)
     return caught.value
 
 
-def drained_at(per_s: float, cap: int = 4, for_s: float = 120.0) -> tuple[Admission, list[Ticket], float]:
+def drained_at(per_s: float, cap: int = 4, for_s: float = 120.0) -> tuple[Capped, list[Ticket], float]:
     """A full class whose requests started, evenly, ``per_s`` a second for ``for_s`` s; who waits, and the time."""
-    admission = Admission({"batch": cap}, all_wait)
+    admission = Capped({"batch": cap}, all_wait)
     tickets = [admission.admit("batch", None, T0) for _ in range(cap)]
     now_s = T0
     for i in range(int(for_s * per_s)):
@@ -42,7 +60,7 @@ def drained_at(per_s: float, cap: int = 4, for_s: float = 120.0) -> tuple[Admiss
 
 
 def test_the_cap_is_per_class_and_the_message_says_what_to_do() -> None:
-    admission = Admission({"interactive": 1, "batch": 2}, all_wait)
+    admission = Capped({"interactive": 1, "batch": 2}, all_wait)
     admission.admit("batch", None, T0)
     admission.admit("batch", None, T0)
     error = refused(admission, T0)
@@ -54,17 +72,17 @@ def test_the_cap_is_per_class_and_the_message_says_what_to_do() -> None:
     assert (admission.waiting("interactive"), admission.waiting("batch")) == (1, 2)
 
 
-@pytest.mark.parametrize("release", [Ticket.started, Ticket.left])
+@pytest.mark.parametrize("release", [Ticket.started, left])
 def test_a_released_place_can_be_taken_once(release: Callable[[Ticket, float], None]) -> None:
-    admission = Admission({"batch": 2}, all_wait)
+    admission = Capped({"batch": 2}, all_wait)
     first, second = (admission.admit("batch", None, T0) for _ in range(2))
     release(first, T0 + 1.0)
-    first.left(T0 + 2.0)
+    left(first, T0 + 2.0)
     first.started(T0 + 2.0)
     assert admission.waiting("batch") == 1
     admission.admit("batch", None, T0 + 2.0)
     refused(admission, T0 + 2.0)
-    second.left(T0 + 3.0)
+    left(second, T0 + 3.0)
     assert admission.waiting("batch") == 1
 
 
@@ -72,18 +90,21 @@ def test_a_full_class_is_swept_before_anybody_is_refused_and_not_at_every_reques
     emitted: set[str] = set()
     asked: list[str] = []
 
-    def still_waiting(ticket: Ticket) -> bool:
-        asked.append(ticket.request)
-        return ticket.request not in emitted
+    def still_waiting(place: Place) -> bool:
+        asked.append(place.request)
+        return place.request not in emitted
 
-    admission = Admission({"batch": 2}, still_waiting)
-    first, _ = (admission.admit("batch", name, T0) for name in ("a", "b"))
+    admission = Capped({"batch": 2}, still_waiting)
+    first = admission.admit("batch", "a", T0)
+    admission.admit("batch", "b", T0)
     assert asked == []
-    refused(admission, T0)
-    emitted.add("a")
-    refused(admission, T0 + 0.9 * SWEEP_INTERVAL_S)
+    refused(admission, T0 + 1.01 * SWEEP_INTERVAL_S)
     assert asked == ["a", "b"]
-    admission.admit("batch", "c", T0 + 1.1 * SWEEP_INTERVAL_S)
+    refused(admission, T0 + 1.5 * SWEEP_INTERVAL_S)
+    emitted.add("a")
+    refused(admission, T0 + 2.0 * SWEEP_INTERVAL_S)
+    assert asked == ["a", "b"]
+    admission.admit("batch", "c", T0 + 2.1 * SWEEP_INTERVAL_S)
     first.started(T0 + 1.0)  # the keeper sees it late; the place is not freed a second time
     assert admission.waiting("batch") == 2
     refused(admission, T0 - 100.0)  # a clock set back does not stop the sweeps
@@ -109,16 +130,16 @@ def test_promised_places_pass_with_time() -> None:
 def test_an_empty_queue_tells_nothing_of_its_speed() -> None:
     admission, tickets, now_s = drained_at(10.0, cap=1)
     assert refused(admission, now_s).retry_after_s == 1
-    tickets[0].left(now_s)
+    left(tickets[0], now_s)
     next_day_s = now_s + 86_400.0
     admission.admit("batch", None, next_day_s)
     assert refused(admission, next_day_s).retry_after_s == 1
 
 
 def test_requests_that_leave_unserved_do_not_make_the_queue_look_fast() -> None:
-    admission = Admission({"batch": 50}, all_wait)
+    admission = Capped({"batch": 50}, all_wait)
     for ticket in [admission.admit("batch", None, T0) for _ in range(50)]:
-        ticket.left(T0 + 1.0)
+        left(ticket, T0 + 1.0)
     for _ in range(50):
         admission.admit("batch", None, T0 + 1.0)
     assert refused(admission, T0 + 1.0).retry_after_s == DEFAULT_RETRY_AFTER_S
@@ -126,7 +147,9 @@ def test_requests_that_leave_unserved_do_not_make_the_queue_look_fast() -> None:
 
 def test_a_cap_below_one_is_refused() -> None:
     with pytest.raises(ConfigError, match="admission.max_waiting of class 'batch': 0 is not a whole number from 1"):
-        Admission({"interactive": 1, "batch": 0}, all_wait)
+        Capped({"interactive": 1, "batch": 0}, all_wait)
+    with pytest.raises(ConfigError, match="admission.min_chance: 1.0 is not within"):
+        Admission(["batch"], all_wait, min_chance=1.0)
 
 
 events = st.lists(
@@ -150,12 +173,12 @@ def test_never_above_the_cap_never_refused_below_it_released_once(
     emitted: set[Ticket] = set()
     found: list[Ticket] = []
 
-    def still_waiting(ticket: Ticket) -> bool:
-        if ticket in emitted:
-            found.append(ticket)
-        return ticket not in emitted
+    def still_waiting(place: Place) -> bool:
+        gone = [t for t in emitted if t.place is place]
+        found.extend(gone)
+        return not gone
 
-    admission = Admission(limits, still_waiting)
+    admission = Capped(limits, still_waiting)
     issued: dict[str, list[Ticket]] = {name: [] for name in limits}
     now_s = T0
     for action, name, nth, elapsed_s in history:
@@ -174,7 +197,7 @@ def test_never_above_the_cap_never_refused_below_it_released_once(
             if action == "emit":
                 emitted.add(ticket)
             else:
-                ticket.started(now_s) if action == "started" else ticket.left(now_s)
+                ticket.started(now_s) if action == "started" else left(ticket, now_s)
                 held[name] = [t for t in held[name] if t is not ticket]
         held[name] = [t for t in held[name] if t not in found]
         assert len(found) == len(set(found)), "a released ticket was asked about again"

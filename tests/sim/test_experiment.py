@@ -27,7 +27,7 @@ RUN_KEYS = {
     "policy", "seed", "rps", "requests", "completed", "lost", "duration_s", "request_throughput", "output_throughput",
     "request_goodput", "slo_attainment", "slo_attainment_by_class", "normalized_latency_ms", "qoe_mean", "qoe_p10",
     "preemptions_per_request", "recomputed_tokens_per_request", "kv_utilization_mean", "forward_tokens_mean",
-    "max_wait_s", "timing",
+    "max_wait_s", "rejected", "false_rejects", "prediction_coverage", "timing",
 } | {f"{s}_{m}_ms" for s in ("mean", "median", "p90", "p99") for m in ("ttft", "tpot", "itl", "e2el")}  # fmt: skip
 
 
@@ -41,6 +41,10 @@ RUN_KEYS = {
         ({"workload": "voice", "policy": "stock,edff"}, "did you mean 'edf'"),
         ({"workload": "voice", "policy": "edf,edf"}, "names one twice"),
         ({"workload": "voice", "policy": "edf:evict=perhaps"}, "not true or false"),
+        ({"workload": "voice", "admission": "caps"}, "'caps' is not one of none, cap, predict, vllm"),
+        ({"workload": "voice", "admission": "cap:max_waiting=0"}, "max_waiting: 0 is not a whole number from 1"),
+        ({"workload": "voice", "admission": "predict:min_chance=x"}, "min_chance: 'x' is not a number"),
+        ({"workload": "voice", "admission": "vllm"}, "give whole numbers for max_num_queued_reqs or"),
         ({"workload": "voice", "load": "1,x"}, "--load: '1,x' is not"),
         ({"workload": "voice", "load": "0"}, "not a positive number"),
         ({"workload": "voice", "load": "1", "rps": "2"}, "one of --load, --rps and --rate-scale"),

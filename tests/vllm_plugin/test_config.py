@@ -77,7 +77,7 @@ EVERYTHING = {
     "unknown_class": "default",
     "tenants": {"acme": "jobs"},
     "tenant_default": "chat",
-    "admission": {"mode": "cap", "max_waiting": {"chat": 3}},
+    "admission": {"mode": "predict", "max_waiting": {"chat": 3}, "min_chance": 0.1},
     "max_body_bytes": 1000,
     "max_tenant_labels": 0,
 }
@@ -170,12 +170,14 @@ def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[
         ),
         ({"service_tiers": "flex"}, "sloserve.service_tiers: 'flex' is not a mapping of service tier to class"),
         ({"unknown_class": "ignore"}, "sloserve.unknown_class: 'ignore' is not one of reject, default"),
-        ({"admission": "cap"}, "sloserve.admission: 'cap' is not a mapping with mode, max_waiting"),
-        ({"admission": {"mode": "capp"}}, "sloserve.admission.mode: 'capp' is not one of none, cap"),
+        ({"admission": "cap"}, "sloserve.admission: 'cap' is not a mapping with mode, max_waiting, min_chance"),
+        ({"admission": {"mode": "capp"}}, "sloserve.admission.mode: 'capp' is not one of none, cap, predict"),
         (
             {"admission": {"max_waitin": 1}},
-            "sloserve.admission.max_waitin: is unknown; known here: mode, max_waiting; did you mean 'max_waiting'?",
+            "sloserve.admission.max_waitin: is unknown; known here: mode, max_waiting, min_chance; did you mean "
+            "'max_waiting'?",
         ),
+        ({"admission": {"min_chance": 1.0}}, "sloserve.admission.min_chance: 1.0 is not a number above 0 and below 1"),
         (
             {"admission": {"max_waiting": 0}},
             "sloserve.admission.max_waiting: 0 is not a whole number from 1, or a mapping of class to one",

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sloserve.core.clock import ManualClock
 from sloserve.core.goodput import Latency, attainment_by_class, latency, targets_met
 from sloserve.core.outcome import Outcome
+from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.qoe import request_qoe
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
@@ -74,6 +76,27 @@ def test_one_request_counts_once_everywhere() -> None:
     sums = {name: value(f"{name}_sum", cls="batch") for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds", "qoe")}
     assert sums == {"ttft_seconds": 0.5, "tpot_seconds": 0.2, "e2e_seconds": 2.5, "qoe": 0.75}
     assert value("qoe_bucket", cls="batch", le="0.7") == 0.0 and value("qoe_bucket", cls="batch", le="0.8") == 1.0
+
+
+def test_predictions_are_judged_by_what_came_of_them() -> None:
+    bench = Bench()
+    told = Predicted(Quantiles(0.4, 0.6), Quantiles(1.0, 2.0))
+    for predicted in (told, Predicted(Quantiles(0.6, 0.9), None), None):
+        bench.metrics.record(replace(SERVED, predicted=predicted))
+    value = bench.scrape()
+    assert value("predicted_ttft_seconds_sum", cls="batch") == 1.0
+    assert value("predicted_e2e_seconds_count", cls="batch") == 1.0
+    assert [value("prediction_coverage_ratio", cls="batch", dim="ttft", quantile=q) for q in ("0.5", "0.9")] == [
+        0.5,
+        1.0,
+    ]
+    assert [value("prediction_coverage_ratio", cls="batch", dim="e2e", quantile=q) for q in ("0.5", "0.9")] == [
+        0.0,
+        0.0,
+    ]
+    assert value("prediction_coverage_ratio", cls="interactive", dim="ttft", quantile="0.5") is None
+    bench.metrics.record(ServedRequest(SLO, Outcome.REJECTED, predicted=told))
+    assert bench.value("predicted_ttft_seconds_count", cls="batch") == 2.0
 
 
 def test_series_of_known_labels_begin_at_zero() -> None:

@@ -5,7 +5,7 @@ from http import HTTPStatus
 
 import pytest
 
-from sloserve.core.errors import QueueFull, SloServeError
+from sloserve.core.errors import QueueFull, SloServeError, SLOUnattainable
 from sloserve.wire import errors
 
 
@@ -27,3 +27,10 @@ def test_full_queue() -> None:
     assert errors.body(HTTPStatus.TOO_MANY_REQUESTS, str(error)) == {
         "error": {"message": "queue full", "type": "Too Many Requests", "param": None, "code": 429}
     }
+
+
+@pytest.mark.parametrize(("retry_after_s", "told"), [(4, [("retry-after", "4")]), (None, [])])
+def test_unattainable_targets(retry_after_s: int | None, told: list[tuple[str, str]]) -> None:
+    error = SLOUnattainable("too slow", retry_after_s, "batch")
+    assert errors.status(error) is HTTPStatus.TOO_MANY_REQUESTS
+    assert errors.headers(error) == [*told, ("x-slo-dropped-reason", "rejected-slo-unattainable")]

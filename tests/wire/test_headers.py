@@ -3,7 +3,8 @@
 import pytest
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.wire.headers import FIELDS, Field, read_headers
+from sloserve.core.predicted import Predicted, Quantiles
+from sloserve.wire.headers import FIELDS, Field, predictions, read_headers
 
 
 def raw(**headers: str) -> list[tuple[bytes, bytes]]:
@@ -57,3 +58,13 @@ def test_tenant_is_a_short_label(tenant: str) -> None:
     with pytest.raises(InvalidRequest, match="x-tenant-id: .* is not 1 to 128 visible ASCII characters") as error:
         read_headers(raw(x_tenant_id=tenant))
     assert len(str(error.value)) < 200
+
+
+def test_predictions_are_structured_fields_of_the_worst() -> None:
+    a = Predicted(Quantiles(0.1204, 0.48), None)
+    b = Predicted(Quantiles(0.05, 0.5), Quantiles(0.0001, 12.3456))
+    assert predictions([a, b]) == [
+        ("x-slo-predicted-ttft-ms", "120;p90=500"),
+        ("x-slo-predicted-e2e-ms", "1;p90=12346"),
+    ]
+    assert predictions([a]) == [("x-slo-predicted-ttft-ms", "120;p90=480")] and predictions([]) == []

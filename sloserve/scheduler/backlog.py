@@ -1,0 +1,166 @@
+"""Who waits in each class, how fast they start, and when those who were sent away should come again.
+
+A request waits from :meth:`Backlog.enter` until its place is told that the first token is out, or that it ended before.
+Who keeps the places may not see every first token (a reply that is not streamed is seen when it is complete),
+so a class can be swept: the keeper is asked which of its requests still wait.
+
+Guarantees: a place counts once, however often it is released. Deterministic: time is an argument, in epoch seconds. Not
+for several threads.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+MIN_RETRY_AFTER_S = 1
+MAX_RETRY_AFTER_S = 30
+"""Longest wait a client is told to make; conventions of the ecosystem ask for at most 30 s."""
+
+DEFAULT_RETRY_AFTER_S = 5
+"""What a client is told while no request of its class was ever seen to start: the queue's speed is unknown."""
+
+SWEEP_INTERVAL_S = 0.02
+SWEEP_INTERVAL_S_PER_WAITING = 1e-4
+"""A class is swept at most this often: a sweep looks at every waiting request, a microsecond each, and an overload asks
+thousands of times per second. A place is thus found free at most this late."""
+
+MEMORY_S = 30.0
+"""Time constant of the observed rate, in seconds during which somebody waited: as far back as it predicts ahead."""
+
+
+class Backlog:
+    """Answers: how many wait in a class, and how long from one start to the next?"""
+
+    def __init__(self, class_names: Iterable[str], still_waiting: Callable[["Place"], bool]) -> None:
+        """still_waiting: whether a place's request has yet to emit its first token; must not call back."""
+        self._still_waiting = still_waiting
+        self._queues = {name: _ClassQueue() for name in class_names}
+
+    def enter(self, class_name: str, request: Any, now_s: float) -> "Place":
+        """Books a request as waiting. request: what ``still_waiting`` finds again in ``place.request``.
+
+        Raises: KeyError for an unknown class.
+        """
+        queue = self._queues[class_name]
+        queue.pass_time(now_s)
+        place = Place(request, queue)
+        queue.waiting[place] = None
+        return place
+
+    def sweep(self, class_name: str, now_s: float) -> None:
+        """Asks the keeper who still waits, unless it was asked just now."""
+        queue = self._queues[class_name]
+        queue.pass_time(now_s)
+        if queue.may_sweep(now_s):
+            for place in [p for p in queue.waiting if not self._still_waiting(p)]:
+                place.started(now_s)
+
+    def waiting(self, class_name: str) -> int:
+        """How many requests of the class are booked as waiting."""
+        return len(self._queues[class_name].waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits, in no class."""
+        return not any(queue.waiting for queue in self._queues.values())
+
+    def interval_s(self, class_name: str) -> float | None:
+        """Expected seconds from one start of the class to the next while somebody waits; ``None`` if none was seen."""
+        return self._queues[class_name].rate.interval_s
+
+    def promise_place(self, class_name: str, now_s: float, after_s: float = 0.0) -> int:
+        """Whole seconds until the next place that nobody was promised yet is predicted to be free, from 1 to 30.
+
+        after_s: until when none can be, for a client who needs a shorter queue. Clients sent away thus queue virtually:
+        the n-th is told to come for the n-th place, which keeps them from coming back all at once. Places beyond the
+        longest wait are not kept: those clients are told that wait.
+        """
+        return self._queues[class_name].promise_place(now_s, after_s)
+
+
+class Place:
+    """One request's place among the waiting. Released once; every further release changes nothing."""
+
+    __slots__ = ("request", "_queue")
+
+    def __init__(self, request: Any, queue: "_ClassQueue") -> None:
+        self.request = request
+        self._queue = queue
+
+    def started(self, now_s: float) -> None:
+        """The first token is out: the place is free, and counts towards the rate at which the queue drains."""
+        if self._release(now_s):
+            self._queue.rate.starts += 1.0
+
+    def left(self, now_s: float) -> None:
+        """The request ended. Before its first token: its place is free, which says nothing about the queue's speed."""
+        self._release(now_s)
+
+    def _release(self, now_s: float) -> bool:
+        if self not in self._queue.waiting:
+            return False
+        self._queue.pass_time(now_s)
+        del self._queue.waiting[self]
+        return True
+
+
+@dataclass(slots=True)
+class _DrainRate:
+    """Requests started per second of time during which somebody waited, older time weighing exponentially less.
+
+    Idle time does not count: a queue that is empty because nobody came says nothing about how fast it would drain.
+    """
+
+    starts: float = 0.0
+    waited_s: float = 0.0
+
+    def pass_time(self, elapsed_s: float) -> None:
+        keep = math.exp(-elapsed_s / MEMORY_S)
+        self.starts *= keep
+        self.waited_s = self.waited_s * keep + MEMORY_S * (1.0 - keep)
+
+    @property
+    def interval_s(self) -> float | None:
+        """Expected seconds from one start to the next; ``None`` where none was observed."""
+        return self.waited_s / self.starts if self.starts > 0.0 and self.waited_s > 0.0 else None
+
+
+@dataclass(slots=True)
+class _ClassQueue:
+    """One class: its places in order of entering, its rate, and what was promised to those sent away.
+
+    promised_until_s: when the last place is predicted to be free that a client was told to come for.
+    """
+
+    waiting: dict[Place, None] = field(default_factory=dict)
+    rate: _DrainRate = field(default_factory=_DrainRate)
+    promised_until_s: float = -math.inf
+    seen_s: float | None = None
+    swept_s: float | None = None
+
+    def pass_time(self, now_s: float) -> None:
+        """Credits the time since the last event to the rate if somebody waited in it; a clock set back counts as 0."""
+        if self.waiting and self.seen_s is not None and now_s > self.seen_s:
+            self.rate.pass_time(now_s - self.seen_s)
+        self.seen_s = now_s
+
+    def may_sweep(self, now_s: float) -> bool:
+        """Whether the last sweep is long enough ago; if so, now is the last sweep."""
+        interval_s = max(SWEEP_INTERVAL_S, SWEEP_INTERVAL_S_PER_WAITING * len(self.waiting))
+        if self.swept_s is not None and 0.0 <= now_s - self.swept_s < interval_s:
+            return False
+        self.swept_s = now_s
+        return True
+
+    def promise_place(self, now_s: float, after_s: float) -> int:
+        interval_s = self.rate.interval_s
+        if interval_s is None:
+            return DEFAULT_RETRY_AFTER_S
+        horizon_s = now_s + MAX_RETRY_AFTER_S
+        # A clock set back leaves promises in the far future; none may lie beyond the horizon.
+        promised_s = min(max(self.promised_until_s, now_s + after_s), horizon_s)
+        self.promised_until_s = min(promised_s + interval_s, horizon_s)
+        # Epoch seconds are doubles, 2e-7 s apart: without the microsecond a whole second could become the next one.
+        seconds = math.ceil(self.promised_until_s - now_s - 1e-6)
+        return min(max(seconds, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)

@@ -1,0 +1,229 @@
+"""TTFT and e2e latency of a request at its admission, from what the front end itself sees of earlier ones.
+
+TTFT = time already passed + requests of its class ahead * seconds from one start of the class to the next + service of
+its own prompt. The class's queue and its rate are Little's law, so they hold under any policy: a class that others
+overtake starts more slowly, which is observed, not assumed. The service is a line in prompt tokens through the TTFTs of
+requests that found nobody waiting. e2e = TTFT + output tokens, as stated or as the class's replies are long, within
+``max_tokens`` * time per token of the class. What these estimates leave out (the order within a class, what arrives
+later, the spread of lengths) is in the calibration of each class: quantiles of actual over predicted.
+
+Events are calls with ``now_s``; no clock, no policy, no page. O(1) per event but for the windows of lengths and scores,
+which are bounded. Deterministic. A request that is refused teaches nothing, so quantiles are of those admitted.
+"""
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sloserve.core.goodput import Latency
+from sloserve.core.predicted import MEDIAN, P90, Predicted, Quantiles
+from sloserve.core.slo import SLO
+from sloserve.estimator.conformal import Calibration, Promise
+from sloserve.estimator.length import EmpiricalLength
+from sloserve.estimator.length_rest import Requests
+from sloserve.scheduler.floors import Floors
+
+_KEEP = 1.0 - 1.0 / 32.0
+"""Weight of what was known before each new sample of a mean or of the line: the last 32 samples or so count."""
+_MAX_TOKENS = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """What is known of a request at its admission; ``None`` for what is not.
+
+    arrival_s: epoch seconds, from when its latency counts. output_tokens: the reply's length as the client states it.
+    replies: to this one prompt; lengths are those of each.
+    """
+
+    slo: SLO
+    arrival_s: float
+    prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    output_tokens: int | None = None
+    replies: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One predicted figure, in seconds from arrival. unqueued_s: part that remains if nobody waits ahead."""
+
+    promise: Promise
+    unqueued_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The prediction of one request. ahead: requests of its class that waited. alone: nobody waited, in no class."""
+
+    ttft: Figure | None
+    e2e: Figure | None
+    ahead: int
+    alone: bool
+
+    @property
+    def predicted(self) -> Predicted | None:
+        """What to tell the client; ``None`` while nothing can be told."""
+        ttft, e2e = _told(self.ttft), _told(self.e2e)
+        return None if ttft is None and e2e is None else Predicted(ttft, e2e)
+
+
+class Predictor:
+    """Answers: when will this request get its first token and its last, and how sure is that?"""
+
+    def __init__(self, class_names: Iterable[str], levels: Iterable[float] = ()) -> None:
+        """levels: quantiles that are wanted besides the median and 0.9."""
+        wanted = tuple(sorted({MEDIAN, P90, *levels}))
+        self.floors = Floors()
+        self._line = _Line()
+        self._due: list[tuple[float, int, Calibration, Promise, float]] = []
+        self._counter = 0
+        self._lengths = EmpiricalLength()
+        self._classes = {name: _OfClass(i, wanted) for i, name in enumerate(class_names)}
+
+    def forecast(self, new: NewRequest, ahead: int, interval_s: float | None, now_s: float, *, alone: bool) -> Forecast:
+        """The prediction of a request behind ``ahead`` others of its class, which start ``interval_s`` apart.
+
+        Raises: KeyError for an unknown class.
+        """
+        self._run_out(now_s)
+        of_class = self._classes[new.slo.slo_class.name]
+        service_s = self._line.at(new.prompt_tokens)
+        if service_s is None:
+            return Forecast(None, None, ahead, alone)
+        passed_s = max(now_s - new.arrival_s, 0.0)
+        wait_s = ahead * (service_s if interval_s is None else interval_s)
+        ttft = _figure(of_class.ttft, passed_s + service_s, wait_s)
+        tpot_s = of_class.tpot.value
+        e2e = None
+        if tpot_s is not None:
+            decode_s = (self._output_tokens(of_class, new) - 1.0) * tpot_s
+            e2e = _figure(of_class.e2e_of(new), passed_s + service_s + decode_s, wait_s)
+        return Forecast(ttft, e2e, ahead, alone)
+
+    def admitted(self, new: NewRequest, forecast: Forecast) -> None:
+        """It came in; from now on its promises can run out."""
+        of_class = self._classes[new.slo.slo_class.name]
+        for calibration, figure in ((of_class.ttft, forecast.ttft), (of_class.e2e_of(new), forecast.e2e)):
+            if figure is not None:
+                for level, limit_s in (figure.promise.quantiles or {}).items():
+                    self._counter += 1
+                    due = (new.arrival_s + limit_s, self._counter, calibration, figure.promise, level)
+                    heapq.heappush(self._due, due)
+
+    def started(self, new: NewRequest, forecast: Forecast, ttft_s: float, now_s: float) -> None:
+        """Its first token came after ``ttft_s``."""
+        if forecast.alone and new.prompt_tokens is not None:
+            self._line.add(new.prompt_tokens, ttft_s)
+            self.floors.saw_ttft(new.prompt_tokens, ttft_s, now_s)
+        if forecast.ttft is not None:
+            self._classes[new.slo.slo_class.name].ttft.observe(forecast.ttft.promise, ttft_s)
+
+    def gave_up(self, forecast: Forecast) -> None:
+        """It ended before its time; what it would have taken is not known."""
+        for figure in (forecast.ttft, forecast.e2e):
+            if figure is not None:
+                figure.promise.over = True
+
+    def completed(
+        self, new: NewRequest, forecast: Forecast, latency: Latency, output_tokens: int, now_s: float
+    ) -> None:
+        """It is complete, after ``output_tokens`` in all its replies."""
+        output_tokens = max(output_tokens // new.replies, 1)
+        of_class = self._classes[new.slo.slo_class.name]
+        if output_tokens > 1:
+            of_class.tpot.add(latency.tpot_s)
+            self.floors.saw_tpot(output_tokens, latency.tpot_s, now_s)
+        cut = new.max_tokens is not None and output_tokens >= new.max_tokens
+        self._lengths.observe(of_class.id, output_tokens, cut=cut)
+        if forecast.e2e is not None:
+            of_class.e2e_of(new).observe(forecast.e2e.promise, latency.e2e_s)
+
+    def _run_out(self, now_s: float) -> None:
+        while self._due and self._due[0][0] < now_s:
+            _, _, calibration, promise, level = heapq.heappop(self._due)
+            calibration.ran_out(promise, level)
+
+    def _output_tokens(self, of_class: "_OfClass", new: NewRequest) -> float:
+        limit = _MAX_TOKENS if new.max_tokens is None else max(new.max_tokens, 1)
+        if new.output_tokens is not None:
+            return float(min(new.output_tokens, limit))
+        one = Requests(
+            class_id=np.array([of_class.id]), output_tokens=np.zeros(1, np.int64), max_tokens=np.array([limit])
+        )
+        return float(self._lengths.rest(one).mean()[0])
+
+
+class _OfClass:
+    """What is known of one class. e2e: by whether the length was stated, which is far surer."""
+
+    def __init__(self, class_id: int, levels: tuple[float, ...]) -> None:
+        self.id = class_id
+        self.tpot = _Mean()
+        self.ttft = Calibration(levels)
+        self._e2e = {stated: Calibration(levels) for stated in (False, True)}
+
+    def e2e_of(self, new: NewRequest) -> Calibration:
+        return self._e2e[new.output_tokens is not None]
+
+
+@dataclass(slots=True)
+class _Mean:
+    """A mean in which older samples weigh exponentially less."""
+
+    weight: float = 0.0
+    total: float = 0.0
+
+    def add(self, sample: float) -> None:
+        self.weight = self.weight * _KEEP + 1.0
+        self.total = self.total * _KEEP + sample
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.weight if self.weight else None
+
+
+@dataclass(slots=True)
+class _Line:
+    """A least-squares line through (prompt tokens, seconds), older samples weighing exponentially less.
+
+    It never falls, nor starts below 0: where noise says so, it is flat, or goes through the origin.
+    """
+
+    weight: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        for name, sample in (("weight", 1.0), ("x", x), ("y", y), ("xx", x * x), ("xy", x * y)):
+            setattr(self, name, getattr(self, name) * _KEEP + sample)
+
+    def at(self, x: float | None) -> float | None:
+        """The line at ``x``, its mean for ``None``; ``None`` before the first sample."""
+        if not self.weight:
+            return None
+        mean_x, mean_y = self.x / self.weight, self.y / self.weight
+        if x is None:
+            return max(mean_y, _LEAST_S)
+        spread = self.xx / self.weight - mean_x**2
+        slope = (self.xy / self.weight - mean_x * mean_y) / spread if spread > 1e-9 * (1.0 + mean_x**2) else 0.0
+        slope = min(max(slope, 0.0), mean_y / mean_x)
+        return max(mean_y + slope * (x - mean_x), _LEAST_S)
+
+
+_LEAST_S = 1e-6
+"""No engine answers in less; keeps predictions above 0."""
+
+
+def _figure(calibration: Calibration, unqueued_s: float, wait_s: float) -> Figure:
+    return Figure(calibration.promise(unqueued_s + wait_s), unqueued_s)
+
+
+def _told(figure: Figure | None) -> Quantiles | None:
+    if figure is None or figure.promise.quantiles is None:
+        return None
+    return Quantiles(figure.promise.quantiles[MEDIAN], figure.promise.quantiles[P90])

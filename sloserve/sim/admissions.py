@@ -1,0 +1,71 @@
+"""Admissions of a simulation by name: ``none``, ours, and vLLM's own caps as their rival.
+
+``cap:max_waiting=64``, ``predict:min_chance=0.5``, ``vllm:max_num_queued_tokens=16000``; options as of a policy. Every
+policy runs under each of them; a run is named by its policy, and behind ``+`` by its admission unless that is none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sloserve.core.errors import ConfigError
+from sloserve.files.model import check_model
+from sloserve.scheduler.admission import Admission
+from sloserve.scheduler.registry import parse_policy
+from sloserve.vllm_plugin.config import AdmissionSettings
+from sloserve.vllm_plugin.engine_settings import EngineSettings
+
+NONE, VLLM = "none", "vllm"
+MODES = (NONE, "cap", "predict", VLLM)
+VLLM_CAPS = ("max_num_queued_reqs", "max_num_queued_tokens")
+
+
+def parse_admission(text: str) -> tuple[AdmissionSettings, dict[str, int]]:
+    """Our settings and vLLM's caps that ``text`` asks for.
+
+    Raises: ConfigError for an unknown mode or option, or a value out of range.
+    """
+    mode, options = parse_policy(text)
+    if mode not in MODES:
+        raise ConfigError(f"admission {text!r}: {mode!r} is not one of {', '.join(MODES)}")
+    values = {name: _number(text, name, value) for name, value in options.items()}
+    if mode == VLLM:
+        if not values or not all(name in VLLM_CAPS and isinstance(value, int) for name, value in values.items()):
+            raise ConfigError(f"admission {text!r}: give whole numbers for {' or '.join(VLLM_CAPS)}")
+        return AdmissionSettings(), {name: int(value) for name, value in values.items()}
+    settings, problems = check_model(AdmissionSettings, {"mode": mode, **values})
+    if settings is None:
+        raise ConfigError("; ".join(f"admission {text!r}: {p.path[-1]}: {p.text}" for p in problems))
+    return settings, {}
+
+
+def split_run(name: str) -> tuple[str, str]:
+    """Policy and admission of a run's name."""
+    policy, _, admission = name.partition("+")
+    return policy, admission or NONE
+
+
+def run_names(policies: Sequence[str], admissions: Sequence[str]) -> tuple[str, ...]:
+    """Every policy under every admission, the bare policies first."""
+    return tuple(p if a == NONE else f"{p}+{a}" for p in policies for a in sorted(admissions, key=lambda a: a != NONE))
+
+
+def make_engine(settings: EngineSettings, admission: str) -> EngineSettings:
+    """The engine with vLLM's caps that ``admission`` asks for."""
+    caps = parse_admission(admission)[1]
+    reqs, tokens = (caps.get(name) for name in VLLM_CAPS)
+    return replace(settings, max_num_queued_reqs=reqs, max_num_queued_tokens=tokens)
+
+
+def make_front(admission: str, class_names: Sequence[str]) -> Admission:
+    """A new admission. Raises: ConfigError."""
+    return parse_admission(admission)[0].make(class_names, lambda place: True)
+
+
+def _number(text: str, name: str, value: Any) -> float | int:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    raise ConfigError(f"admission {text!r}: {name}: {value!r} is not a number")

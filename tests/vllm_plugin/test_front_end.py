@@ -1,0 +1,144 @@
+"""The front end around a fake engine: a request is predicted, told so, and refused or let in; its fate is learnt from."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sloserve.core.clock import ManualClock
+from sloserve.core.served import ServedRequest
+from sloserve.vllm_plugin.frontend import FrontEnd, prompt_tokens
+from sloserve.wire import context, errors
+from sloserve.wire.context import HTTPContext
+
+T0 = 1_000_000.0
+
+
+class Refused(Exception):
+    """Stands in for vLLM's GracefulHTTPError."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.served: list[ServedRequest] = []
+        self.reasons: list[str | None] = []
+
+    def record(self, served: ServedRequest) -> None:
+        self.served.append(served)
+
+    def rejected(self, slo_class: str | None, reason: str | None) -> None:
+        self.reasons.append(reason)
+
+
+@pytest.fixture
+def metrics(monkeypatch: pytest.MonkeyPatch) -> Metrics:
+    found = Metrics()
+    monkeypatch.setattr("sloserve.vllm_plugin.metrics.install", lambda *_: found)
+    monkeypatch.setattr("sloserve.vllm_plugin.frontend.remove_pages", lambda: None)
+    exceptions = SimpleNamespace(GracefulHTTPError=Refused, VLLMValidationError=Refused)
+    monkeypatch.setitem(__import__("sys").modules, "vllm.exceptions", exceptions)
+    return found
+
+
+class Server:
+    """A front end whose engine answers after ``prompt tokens * 1 ms``, then a token every 10 ms."""
+
+    def __init__(self, **section: Any) -> None:
+        config = SimpleNamespace(additional_config={"sloserve": section})
+        engine = SimpleNamespace(vllm_config=config, output_processor=SimpleNamespace(request_states={}))
+        self.clock = ManualClock(T0)
+        self.front_end = FrontEnd(engine, self.clock)
+
+    def http(self, *headers: tuple[str, str]) -> HTTPContext:
+        http = HTTPContext(self.clock.now_s())
+        http.read_headers([(name.encode(), value.encode()) for name, value in headers])
+        return http
+
+    def accept(self, http: HTTPContext | None, prompt: Any) -> Any:
+        token = context.current.set(http)
+        try:
+            params = SimpleNamespace(extra_args=None, max_tokens=None, n=1)
+            return self.front_end.accept(prompt, params)
+        finally:
+            context.current.reset(token)
+
+    def serve(self, http: HTTPContext | None = None, prompt: int = 100, tokens: int = 20) -> None:
+        observed = self.accept(http, {"prompt_token_ids": [0] * prompt})
+
+        async def replies() -> AsyncIterator[Any]:
+            for i in range(tokens):
+                self.clock.advance_to(self.clock.now_s() + (prompt * 1e-3 if i == 0 else 0.01))
+                ended = i == tokens - 1
+                one = SimpleNamespace(index=0, token_ids=[0], finish_reason="stop" if ended else None)
+                yield SimpleNamespace(outputs=[one], finished=ended, metrics=None, prompt_token_ids=[0] * prompt)
+
+        async def read() -> None:
+            kind = SimpleNamespace(name="DELTA")
+            async for _ in self.front_end.watch(observed, replies(), kind):
+                pass
+
+        asyncio.run(read())
+
+
+def test_what_is_predicted_is_told_and_counted(metrics: Metrics) -> None:
+    server = Server()
+    first = server.http()
+    server.serve(first)
+    assert first.predicted == [] and metrics.served[0].predicted is None
+    for _ in range(20):
+        server.serve(server.http())
+    http = server.http()
+    server.serve(http)
+    (told,) = http.predicted
+    assert told.ttft is not None and told.e2e is not None
+    assert told.ttft.median_s == pytest.approx(0.1, rel=0.05) and told.e2e.median_s == pytest.approx(0.29, rel=0.25)
+    assert metrics.served[-1].predicted == told
+    assert metrics.served[-1].latency is not None and metrics.reasons == []
+    server.serve(None)  # plain vLLM has no middleware
+    assert metrics.served[-1].predicted is not None
+
+
+def test_a_target_that_cannot_be_met_is_refused_under_predict_alone(metrics: Metrics) -> None:
+    for mode, refused in (("none", False), ("predict", True)):
+        server = Server(admission={"mode": mode})
+        for _ in range(20):
+            server.serve(server.http())
+        http = server.http(("x-slo-ttft-ms", "5"))
+        if not refused:
+            server.serve(http)
+            continue
+        with pytest.raises(Refused, match="ttft target of 5 ms") as caught:
+            server.serve(http)
+        assert caught.value.status == 429
+        assert http.rejection is not None and len(http.predicted) == 1
+        assert errors.headers(http.rejection) == [("x-slo-dropped-reason", "rejected-slo-unattainable")]
+        assert metrics.reasons == ["rejected-slo-unattainable"] and metrics.served[-1].good is False
+
+
+def test_predict_has_the_cap_as_well(metrics: Metrics) -> None:
+    server = Server(admission={"mode": "predict", "max_waiting": 2})
+    for _ in range(2):
+        server.accept(None, {"prompt_token_ids": [0]})
+    with pytest.raises(Refused, match="queue full: 2 of 2"):
+        server.accept(None, {"prompt_token_ids": [0]})
+    assert metrics.reasons == ["rejected-saturated"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        ({"prompt_token_ids": [1, 2, 3]}, 3),
+        (SimpleNamespace(prompt_token_ids=[1, 2]), 2),
+        (SimpleNamespace(prompt_token_ids=None), None),
+        ({"prompt": "text"}, None),
+        ("text", None),
+    ],
+)
+def test_how_long_a_prompt_is(prompt: Any, tokens: int | None) -> None:
+    assert prompt_tokens(prompt) == tokens
