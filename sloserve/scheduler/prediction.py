@@ -28,6 +28,7 @@ from sloserve.scheduler.floors import Floors
 _KEEP = 1.0 - 1.0 / 32.0
 """Weight of what was known before each new sample of a mean or of the line: the last 32 samples or so count."""
 _MAX_TOKENS = 2**31
+MAX_STALE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ class Predictor:
             self.floors.saw_tpot(output_tokens, latency.tpot_s, now_s)
         cut = new.max_tokens is not None and output_tokens >= new.max_tokens
         self._lengths.observe(of_class.id, output_tokens, cut=cut)
+        of_class.saw_length()
         if forecast.e2e is not None:
             of_class.e2e_of(new).observe(forecast.e2e.promise, latency.e2e_s)
 
@@ -150,20 +152,36 @@ class Predictor:
         limit = _MAX_TOKENS if new.max_tokens is None else max(new.max_tokens, 1)
         if new.output_tokens is not None:
             return float(min(new.output_tokens, limit))
-        one = Requests(
-            class_id=np.array([of_class.id]), output_tokens=np.zeros(1, np.int64), max_tokens=np.array([limit])
-        )
-        return float(self._lengths.rest(one).mean()[0])
+        known = of_class.mean_lengths.get(limit)
+        if known is None:
+            one = Requests(
+                class_id=np.array([of_class.id]), output_tokens=np.zeros(1, np.int64), max_tokens=np.array([limit])
+            )
+            known = of_class.mean_lengths[limit] = float(self._lengths.rest(one).mean()[0])
+        return known
 
 
 class _OfClass:
-    """What is known of one class. e2e: by whether the length was stated, which is far surer."""
+    """What is known of one class. e2e: by whether the length was stated, which is far surer.
+
+    mean_lengths: by ``max_tokens``, as of up to ``MAX_STALE`` replies ago, because a mean costs 100 us.
+    """
 
     def __init__(self, class_id: int, levels: tuple[float, ...]) -> None:
         self.id = class_id
         self.tpot = _Mean()
+        self.mean_lengths: dict[int, float] = {}
+        self._seen = self._seen_since = 0
         self.ttft = Calibration(levels)
         self._e2e = {stated: Calibration(levels) for stated in (False, True)}
+
+    def saw_length(self) -> None:
+        """Forgets the means once enough replies more have come to change them."""
+        self._seen += 1
+        self._seen_since += 1
+        if self._seen_since >= min(1 + self._seen // 16, MAX_STALE):
+            self._seen_since = 0
+            self.mean_lengths.clear()
 
     def e2e_of(self, new: NewRequest) -> Calibration:
         return self._e2e[new.output_tokens is not None]

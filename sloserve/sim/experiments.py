@@ -33,7 +33,10 @@ _OVERLOADED = {
     "max_requests": 1000,
     "max_num_batched_tokens": 512,
     "policy": "stock,edf,sjf",
-    "admission": "none,cap:max_waiting=16,vllm:max_num_queued_tokens=4000,vllm:max_num_queued_tokens=16000,predict",
+    "admission": (
+        "none,cap:max_waiting=16,vllm:max_num_queued_tokens=4000,vllm:max_num_queued_tokens=16000,"
+        "predict:min_chance=0.1,predict:min_chance=0.5"
+    ),
 }
 
 EXPERIMENTS = {

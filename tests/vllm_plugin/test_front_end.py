@@ -1,4 +1,4 @@
-"""The front end around a fake engine: a request is predicted, told so, and refused or let in; its fate is learnt from."""
+"""The front end around a fake engine: a request is predicted, told so, refused or let in; its fate is learnt from."""
 
 import asyncio
 from collections.abc import AsyncIterator
