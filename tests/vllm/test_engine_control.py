@@ -36,7 +36,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def served(llm: Any) -> None:
     requests = [asyncio.create_task(tokens_of(llm, f"r{i}")) for i in range(12)]
-    await until(lambda: len(find_pages()) == RANKS and all(page.snapshot().running > 0 for page in find_pages()))
+    await until(lambda: len(find_pages()) == RANKS and all(page.snapshot().steps > 0 for page in find_pages()))
     for text in ("fcfs", "sjf:length=oracle", "edf"):
         assert await engine_control.set_policy(llm, text) == [text] * RANKS
         assert {page.snapshot().policy for page in find_pages()} == {text}

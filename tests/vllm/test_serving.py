@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sloserve.vllm_plugin import page_folder
 from tests.grafana.queries import check_dashboard
-from tests.vllm.server import Server
+from tests.vllm.server import STARTUP_LIMIT_S, Server
 from tests.vllm.slo_openapi import document
 
 pytestmark = pytest.mark.vllm
@@ -304,6 +304,25 @@ def test_numeric_priority_is_used_or_refused(server: Server, http: httpx.Client)
     policy("edf")
     refused = http.post(path, json={"model": MODEL, **body, "priority": 5})
     assert refused.status_code == 400 and "priority" in refused.json()["error"]["message"]
+
+
+def test_different_prompts_have_different_outputs_whatever_their_slo(http: httpx.Client) -> None:
+    texts = [complete(http, f"Request {i}") for i in range(6)]
+    assert len(set(texts)) == 6
+    assert [complete(http, f"Request {i}", vllm_xargs={"slo_e2e_ms": 1000}) for i in range(6)] == texts
+
+
+def test_second_server_on_the_port_is_refused(server: Server) -> None:
+    second = subprocess.run(
+        [sys.executable, "-m", "sloserve.cli", "serve", MODEL, "--port", str(server.port)],
+        capture_output=True,
+        text=True,
+        timeout=STARTUP_LIMIT_S,
+    )
+    assert second.returncode == 2
+    message = second.stderr.splitlines()[-1]
+    assert message.startswith(f"sloserve: cannot listen on 127.0.0.1 port {server.port}: Address already in use")
+    assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
 
 
 @contextlib.contextmanager
