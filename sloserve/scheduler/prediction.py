@@ -23,10 +23,9 @@ from sloserve.core.slo import SLO
 from sloserve.estimator.conformal import Calibration, Promise
 from sloserve.estimator.length import EmpiricalLength
 from sloserve.estimator.length_rest import Requests
+from sloserve.estimator.running_fit import RunningLine, RunningMean
 from sloserve.scheduler.floors import Floors
 
-_KEEP = 1.0 - 1.0 / 32.0
-"""Weight of what was known before each new sample of a mean or of the line: the last 32 samples or so count."""
 _MAX_TOKENS = 2**31
 MAX_STALE = 16
 
@@ -36,7 +35,7 @@ class NewRequest:
     """What is known of a request at its admission; ``None`` for what is not.
 
     arrival_s: epoch seconds, from when its latency counts. output_tokens: the reply's length as the client states it.
-    replies: to this one prompt; lengths are those of each.
+    replies: to this one prompt; lengths are those of each. streamed: its first token is seen when it leaves.
     """
 
     slo: SLO
@@ -45,6 +44,7 @@ class NewRequest:
     max_tokens: int | None = None
     output_tokens: int | None = None
     replies: int = 1
+    streamed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Predictor:
         """levels: quantiles that are wanted besides the median and 0.9."""
         wanted = tuple(sorted({MEDIAN, P90, *levels}))
         self.floors = Floors()
-        self._line = _Line()
+        self._line = RunningLine()
         self._due: list[tuple[float, int, Calibration, Promise, float]] = []
         self._counter = 0
         self._lengths = EmpiricalLength()
@@ -107,7 +107,9 @@ class Predictor:
     def admitted(self, new: NewRequest, forecast: Forecast) -> None:
         """It came in; from now on its promises can run out."""
         of_class = self._classes[new.slo.slo_class.name]
-        for calibration, figure in ((of_class.ttft, forecast.ttft), (of_class.e2e_of(new), forecast.e2e)):
+        # A first token that nobody sees may have come in time.
+        ttft = forecast.ttft if new.streamed else None
+        for calibration, figure in ((of_class.ttft, ttft), (of_class.e2e_of(new), forecast.e2e)):
             if figure is not None:
                 for level, limit_s in (figure.promise.quantiles or {}).items():
                     self._counter += 1
@@ -169,7 +171,7 @@ class _OfClass:
 
     def __init__(self, class_id: int, levels: tuple[float, ...]) -> None:
         self.id = class_id
-        self.tpot = _Mean()
+        self.tpot = RunningMean()
         self.mean_lengths: dict[int, float] = {}
         self._seen = self._seen_since = 0
         self.ttft = Calibration(levels)
@@ -185,56 +187,6 @@ class _OfClass:
 
     def e2e_of(self, new: NewRequest) -> Calibration:
         return self._e2e[new.output_tokens is not None]
-
-
-@dataclass(slots=True)
-class _Mean:
-    """A mean in which older samples weigh exponentially less."""
-
-    weight: float = 0.0
-    total: float = 0.0
-
-    def add(self, sample: float) -> None:
-        self.weight = self.weight * _KEEP + 1.0
-        self.total = self.total * _KEEP + sample
-
-    @property
-    def value(self) -> float | None:
-        return self.total / self.weight if self.weight else None
-
-
-@dataclass(slots=True)
-class _Line:
-    """A least-squares line through (prompt tokens, seconds), older samples weighing exponentially less.
-
-    It never falls, nor starts below 0: where noise says so, it is flat, or goes through the origin.
-    """
-
-    weight: float = 0.0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
-
-    def add(self, x: float, y: float) -> None:
-        for name, sample in (("weight", 1.0), ("x", x), ("y", y), ("xx", x * x), ("xy", x * y)):
-            setattr(self, name, getattr(self, name) * _KEEP + sample)
-
-    def at(self, x: float | None) -> float | None:
-        """The line at ``x``, its mean for ``None``; ``None`` before the first sample."""
-        if not self.weight:
-            return None
-        mean_x, mean_y = self.x / self.weight, self.y / self.weight
-        if x is None:
-            return max(mean_y, _LEAST_S)
-        spread = self.xx / self.weight - mean_x**2
-        slope = (self.xy / self.weight - mean_x * mean_y) / spread if spread > 1e-9 * (1.0 + mean_x**2) else 0.0
-        slope = min(max(slope, 0.0), mean_y / mean_x)
-        return max(mean_y + slope * (x - mean_x), _LEAST_S)
-
-
-_LEAST_S = 1e-6
-"""No engine answers in less; keeps predictions above 0."""
 
 
 def _figure(calibration: Calibration, unqueued_s: float, wait_s: float) -> Figure:

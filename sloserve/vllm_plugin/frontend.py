@@ -127,8 +127,9 @@ class FrontEnd:
 
     def watch(self, observed: Observed, replies: Any, output_kind: Any) -> Any:
         """``replies``, observed on their way."""
-        kind = output_kind.name
-        watched = observed.watch(replies, streamed=kind != "FINAL_ONLY", cumulative=kind == "CUMULATIVE")
+        watched = observed.watch(
+            replies, streamed=_is_streamed(output_kind), cumulative=output_kind.name == "CUMULATIVE"
+        )
         # A handler may fail between this call and the first reading; what was never begun is never closed either.
         weakref.finalize(watched, observed.abandoned).atexit = False
         return watched
@@ -170,6 +171,7 @@ class FrontEnd:
             sampling_params.max_tokens,
             stated_output_tokens(sampling_params.extra_args),
             sampling_params.n or 1,
+            _is_streamed(sampling_params.output_kind),
         )
         forecast = self._admission.forecast(new, now_s)
         observed.predicted = forecast.predicted
@@ -214,6 +216,10 @@ class FrontEnd:
             except OSError:  # the engine could not make one either, and said so
                 return []
         return self._pages
+
+
+def _is_streamed(output_kind: Any) -> bool:
+    return bool(output_kind.name != "FINAL_ONLY")
 
 
 def prompt_tokens(prompt: Any) -> int | None:

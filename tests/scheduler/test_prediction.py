@@ -1,6 +1,6 @@
 """Predictions at admission, and who is refused by them, against a server whose times are known."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -233,3 +233,15 @@ def test_the_same_events_give_the_same_predictions(events: list[tuple[str, float
         return seen
 
     assert run() == run()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_first_token_that_nobody_sees_is_not_taken_for_late(streamed: bool) -> None:
+    """A reply in one piece tells its TTFT at its end, long after the promise would have run out."""
+    served, now_s = warm()
+    new = replace(request(now_s), streamed=streamed)
+    forecast = served.admission.forecast(new, now_s)
+    ticket = served.admission.admit(new, forecast, None, now_s)
+    served.admission.forecast(request(now_s + 5.0), now_s + 5.0)
+    promise = ticket.forecast.ttft.promise if ticket.forecast.ttft is not None else None
+    assert promise is not None and bool(promise.broken) == streamed

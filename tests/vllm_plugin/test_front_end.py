@@ -63,7 +63,8 @@ class Server:
     def accept(self, http: HTTPContext | None, prompt: Any) -> Any:
         token = context.current.set(http)
         try:
-            params = SimpleNamespace(extra_args=None, max_tokens=None, n=1)
+            kind = SimpleNamespace(name="DELTA")
+            params = SimpleNamespace(extra_args=None, max_tokens=None, n=1, output_kind=kind)
             return self.front_end.accept(prompt, params)
         finally:
             context.current.reset(token)
