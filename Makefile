@@ -19,6 +19,8 @@ UV_INSTALL = $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --o
 	$(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)",--torch-backend $(if $(filter cpu,$(ENGINE)),cpu,auto))
 
 FAST = not slow and not vllm and not gpu
+# Without fast tests, and their imports alone take seconds.
+NOT_FAST = --ignore=tests/vllm --ignore=tests/fuzz
 PYTEST = $(BIN)/python -m pytest -q --durations=10
 
 .PHONY: env serve test check static fast compat clean
@@ -36,7 +38,7 @@ serve: env
 	$(BIN)/sloserve serve builtin:tiny --policy edf --host 127.0.0.1 --port 8000
 
 test: env
-	$(PYTEST) -m "$(FAST)"
+	$(PYTEST) -m "$(FAST)" $(NOT_FAST)
 	$(PYTEST) -m "not ($(FAST))"
 
 check: static fast
@@ -48,7 +50,7 @@ static: env
 	$(BIN)/lint-imports
 
 fast: env
-	$(PYTEST) -m "$(FAST)"
+	$(PYTEST) -m "$(FAST)" $(NOT_FAST)
 
 # An override replaces the engine version that pyproject.toml pins.
 compat: VENV = .venv-compat-$(VLLM)

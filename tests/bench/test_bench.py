@@ -62,6 +62,7 @@ def flat(tmp_path: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_trace_is_replayed_and_reported_as_a_simulation_is(
     run_bench: RunBench, fake: FakeServer, tmp_path: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_an_endpoint_that_dies_is_reported_not_raised(run_bench: RunBench, fake:
     assert run["slo_attainment"] == run["slo_attainment_admitted"] == pytest.approx(5 / 12)
 
 
+@pytest.mark.slow
 def test_two_endpoints_get_the_same_requests_in_turn(run_bench: RunBench, fake: FakeServer) -> None:
     order: list[str] = []
     with ExitStack() as stack:

@@ -23,6 +23,7 @@ def trace() -> Trace:
     return make_trace("made", "here", arrivals, lengths * 3, lengths, ["long" if one else "short" for one in long])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARK.RIVALS)
 def test_every_rival_is_asked_at_admission_and_later(name: str, trace: Trace) -> None:
     answers = BENCHMARK.replay(trace, BENCHMARK.RIVALS[name], 0)
@@ -36,6 +37,7 @@ def test_every_rival_is_asked_at_admission_and_later(name: str, trace: Trace) ->
         assert steady[0].within_25 < 0.7 < steady[64].within_25
 
 
+@pytest.mark.slow
 def test_nothing_is_learned_before_it_has_happened(trace: Trace) -> None:
     """A request's own length must not reach its prediction: with the last one changed, all before stay the same."""
     changed = make_trace(

@@ -92,6 +92,7 @@ def test_capacity_is_the_rate_of_the_saturated_middle() -> None:
         capacity_rps(experiment, RunLog(logs[:10], steps))
 
 
+@pytest.mark.slow
 def test_one_line_and_status_2_for_a_malformed_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens,task\n0.0,10,5,chat\n1.0,ten,5,chat\n")

@@ -270,6 +270,7 @@ def test_scaling_multiplies_every_gap_by_one_constant() -> None:
 DATA = Path(os.environ.get("SLOSERVE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows", "prompt_mean", "output_mean", "span_s", "rate_per_s"),
     [  # as the data folder's README states them

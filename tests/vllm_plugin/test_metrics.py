@@ -225,6 +225,7 @@ Bench().metrics.record(SERVED)
 """
 
 
+@pytest.mark.slow
 def test_several_processes_add_up_and_what_is_computed_at_scrape_is_not_shown(tmp_path: Path) -> None:
     script = ONE_PROCESS.format(here=str(Path(__file__).parent))
     env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
