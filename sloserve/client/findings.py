@@ -49,17 +49,18 @@ def client_was_late(run: Replay) -> bool:
 def server_verdicts(ended: Sequence[Exchange]) -> dict[str, Any] | None:
     """The ``slo`` objects of the server beside our own verdicts on the same targets, from the sending on.
 
-    disagreements: requests of which one side says that a target was met and the other that it was missed.
+    good: requests that met every target by our clock. disagreements: requests of which one side says that a target was met and the other that it was missed.
     max_difference_ms: largest difference of TTFT, TPOT or e2e: network, and what the server does after its clock
     stops. ``None`` if the server said nothing.
     """
     told = [(exchange, exchange.slo) for exchange in ended if exchange.slo is not None]
     if not told:
         return None
-    disagreements, differences_ms = [], [0.0]
+    good, disagreements, differences_ms = 0, [], [0.0]
     for exchange, slo in told:
         latency = exchange.latency(exchange.sent_s)
         ours = targets_met(exchange.request.slo.targets, latency)
+        good += bool(ours) and all(ours.values())
         theirs = slo.get("met") or {}
         if any(theirs[name] != met for name, met in ours.items() if name in theirs):
             disagreements.append(exchange.request.request_id)
@@ -71,6 +72,7 @@ def server_verdicts(ended: Sequence[Exchange]) -> dict[str, Any] | None:
             ]
     return {
         "reports": len(told),
+        "good": good,
         "disagreements": len(disagreements),
         "disagreeing_requests": disagreements[:MAX_ERRORS],
         "max_difference_ms": max(differences_ms),
