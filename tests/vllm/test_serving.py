@@ -269,6 +269,16 @@ def test_attainment_on_metrics_is_what_the_bench_client_measured(server: Server,
     assert run["server_slo"]["disagreements"] < 30
 
 
+def test_predictions_stand_in_the_head_of_the_answer(http: httpx.Client) -> None:
+    for _ in range(50):  # the least that a class must have been seen to be predicted
+        complete(http, "Learn", max_tokens=4)
+    path, body = ROUTES["completions"]
+    answer = http.post(path, json={"model": MODEL, **body, "stream": True})
+    for name in ("x-slo-predicted-ttft-ms", "x-slo-predicted-e2e-ms"):
+        told = re.fullmatch(r"(\d+);p90=(\d+)", answer.headers[name])
+        assert told is not None and int(told[1]) <= int(told[2]) < 60_000
+
+
 def test_dashboard_asks_for_what_is_there(server: Server) -> None:
     dashboard = json.loads((Path(__file__).parents[2] / "configs" / "grafana" / "sloserve.json").read_text())
     assert check_dashboard(dashboard, server.metrics()) == []
