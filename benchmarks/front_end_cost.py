@@ -57,7 +57,8 @@ def app(front_end: FrontEnd | None) -> Any:
         tokens = (await request.json())["max_tokens"]
         source: Any = replies(tokens)
         if front_end is not None:
-            observed = front_end.accept(SimpleNamespace(extra_args=None, output_kind=Kind.DELTA))
+            params = SimpleNamespace(extra_args=None, output_kind=Kind.DELTA, max_tokens=tokens, n=1)
+            observed = front_end.accept({"prompt_token_ids": [7] * 200}, params)
             source = front_end.watch(observed, source, Kind.DELTA)
 
         async def stream() -> AsyncIterator[bytes]:

@@ -1,6 +1,6 @@
 """What does sa gain on requests that come at once? The simulated-annealing paper's Fig. 7 to 11 in virtual time.
 
-Half chats (TTFT 10 s, TPOT 50 ms), half code (e2e 30 s). Writes results/sa-paper/: result.json, tables.txt and
+Half chats (TTFT 10 s, TPOT 50 ms), half code (e2e 30 s). Writes results/sa-paper/: result.json, table.txt and
 goodput.png. Fig. 7 and 9 run vLLM's scheduler; Fig. 8, 10 and 11 score plans by the paper's own latency model.
 """
 
@@ -297,7 +297,7 @@ def main() -> None:
     tasks = list(engine_tasks())
     with ProcessPoolExecutor(JOBS, get_context("spawn")) as pool:
         runs = list(pool.map(serve, *zip(*[(*t, 0.0)[:6] for t in tasks], strict=True), chunksize=10))
-    (out / "tables.txt").write_text(table(runs))
+    (out / "table.txt").write_text(table(runs))
     plot(runs, out / "goodput.png")
     result = {**provenance(), "seeds": len(SEEDS), **models, "runs": runs}
     (out / "result.json").write_text(json.dumps(result, separators=(",", ":"), sort_keys=True) + "\n")

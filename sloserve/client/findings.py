@@ -49,7 +49,8 @@ def client_was_late(run: Replay) -> bool:
 def server_verdicts(ended: Sequence[Exchange]) -> dict[str, Any] | None:
     """The ``slo`` objects of the server beside our own verdicts on the same targets, from the sending on.
 
-    good: requests that met every target by our clock. disagreements: requests of which one side says that a target was met and the other that it was missed.
+    good: requests that met every target by our clock. disagreements: requests of which one side says that a target was
+    met and the other that it was missed.
     max_difference_ms: largest difference of TTFT, TPOT or e2e: network, and what the server does after its clock
     stops. ``None`` if the server said nothing.
     """
