@@ -24,7 +24,7 @@ from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.vllm_plugin import engine_control, metrics
 from sloserve.vllm_plugin.config import KEY, plugin_settings
 from sloserve.vllm_plugin.observe import Observed, entering
-from sloserve.vllm_plugin.page import PageReader, find_pages, remove_pages
+from sloserve.vllm_plugin.page import PageReader, find_pages, remove_pages, sweep_pages
 from sloserve.wire import context, errors
 from sloserve.wire.body import BodyFields
 from sloserve.wire.context import HTTPContext
@@ -43,6 +43,7 @@ def install() -> None:
         return
     engine_control.install()
     stock_init, stock_generate, stock_add = AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request
+    stock_shutdown = AsyncLLM.shutdown
 
     @functools.wraps(stock_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -70,7 +71,14 @@ def install() -> None:
         observed.engine_request_id = collector.request_id
         return collector
 
+    @functools.wraps(stock_shutdown)
+    def shutdown(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock_shutdown(self, *args, **kwargs)
+        if hasattr(self, _ATTRIBUTE):
+            sweep_pages()  # an engine that took too long to stop was killed
+
     AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request = init, generate, add_request
+    AsyncLLM.shutdown = shutdown
 
 
 def runs_our_scheduler(vllm_config: Any) -> bool:

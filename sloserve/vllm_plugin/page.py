@@ -247,3 +247,11 @@ def remove_pages(folder: Path | None = None) -> None:
     folder = page_folder.page_folder() if folder is None else folder
     page_folder.remove_started_here(folder)
     page_folder.sweep(folder)
+
+
+def sweep_pages() -> None:
+    """Removes the pages of engines that are no more, whoever started them; where there is no folder, there are none."""
+    try:
+        page_folder.sweep(page_folder.page_folder())
+    except OSError:
+        pass

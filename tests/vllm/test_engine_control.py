@@ -1,6 +1,8 @@
 """Two engine ranks behind one client: each has a page, both answer, both change their policy under load."""
 
 import asyncio
+import gc
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +75,9 @@ def test_each_rank_has_a_page_and_follows(monkeypatch: pytest.MonkeyPatch) -> No
             await served(llm)
         finally:
             llm.shutdown()
-        await until(lambda: find_pages() == [])  # each took its own away
+        assert find_pages() == []  # each took its own away, or was killed and had it swept
 
     asyncio.run(run())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # vLLM leaves contexts of zmq to the collector
+        gc.collect()
