@@ -4,6 +4,7 @@ A predictor describes whole lengths L by a :class:`LengthForm`, conditional on w
 :class:`Rest` puts the request's ``max_tokens`` on top, exactly. All arrays are ``[n]``, all figures are output tokens.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -127,16 +128,16 @@ class LengthEstimator(Protocol):
         ...
 
 
-class Estimator:
+class Estimator(ABC):
     """What follows for any estimator from its form."""
 
+    @abstractmethod
     def observe(self, class_id: int, output_tokens: int) -> None:
         """See :meth:`LengthEstimator.observe`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def form(self, requests: Requests) -> LengthForm:
         """See :meth:`LengthEstimator.form`."""
-        raise NotImplementedError
 
     def rest(self, requests: Requests) -> Rest:
         """See :meth:`LengthEstimator.rest`."""

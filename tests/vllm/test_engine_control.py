@@ -30,10 +30,10 @@ async def tokens_of(llm: Any, name: str) -> int:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns once ``condition`` holds; the test fails if it does not within a minute."""
+    """Returns once ``condition``, about other processes, holds; the test fails if it does not within a minute."""
     async with asyncio.timeout(60):
         while not condition():
-            await asyncio.sleep(0.05)
+            await asyncio.to_thread(find_pages)
 
 
 async def served(llm: Any) -> None:
