@@ -1,0 +1,9 @@
+"""The ``sloserve`` command: composition root, the one place that turns flags into objects.
+
+Heavy libraries are imported by the command that needs them, so that ``--help`` and a mistyped policy answer at once.
+"""
+
+from sloserve.cli import benching, measuring, serving, simulating
+from sloserve.cli.root import app, main
+
+__all__ = ["app", "benching", "main", "measuring", "serving", "simulating"]

@@ -1,0 +1,137 @@
+"""``sloserve serve``, and what an operator asks before it: ``check-config``, ``policies``."""
+
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import sloserve
+from sloserve.cli.root import app
+from sloserve.core.errors import ConfigError
+
+PolicyFlag = Annotated[
+    str | None,
+    typer.Option("--policy", help="Scheduling policy, as name or name:option=value; fcfs if not given."),
+]
+ShadowPolicyFlag = Annotated[
+    str | None,
+    typer.Option("--shadow-policy", help="A policy whose plans are scored in metrics and never carried out."),
+]
+AdmissionFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--admission",
+        help="none; cap: 429 once --max-waiting of a class wait; predict: also for targets that will be missed. "
+        "Default: none.",
+    ),
+]
+MaxWaitingFlag = Annotated[
+    int | None, typer.Option("--max-waiting", help="Requests of one class that may wait under cap and predict.")
+]
+MinChanceFlag = Annotated[
+    float | None,
+    typer.Option("--min-chance", help="Least chance to meet its targets with which predict lets a request in."),
+]
+
+
+def _flags(
+    policy: str | None,
+    shadow_policy: str | None,
+    admission: str | None,
+    max_waiting: int | None,
+    min_chance: float | None,
+) -> dict[str, object]:
+    """Flags by the names of :data:`sloserve.config.FLAGS`."""
+    return {
+        "policy": policy,
+        "shadow_policy": shadow_policy,
+        "admission": admission,
+        "max_waiting": max_waiting,
+        "min_chance": min_chance,
+    }
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def serve(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL [VLLM_FLAG]", help="Model and flags exactly as for `vllm serve`.", show_default=False
+        ),
+    ] = None,
+    policy: PolicyFlag = None,
+    shadow_policy: ShadowPolicyFlag = None,
+    slo_config: Annotated[
+        Path | None, typer.Option(help="YAML file of settings, see configs/serve.yaml; flags win over it.")
+    ] = None,
+    admission: AdmissionFlag = None,
+    max_waiting: MaxWaitingFlag = None,
+    min_chance: MinChanceFlag = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(help="Turns the admin routes on, for who shows this key. Better in env SLOSERVE_ADMIN_KEY."),
+    ] = None,
+) -> None:
+    """Serve MODEL with vLLM's OpenAI server under an SLO-aware policy.
+
+    Every flag of `vllm serve` is accepted and passed on; the host is 127.0.0.1 unless --host says otherwise. MODEL may
+    be builtin:tiny, a model made on the spot. Requests state their SLO in headers x-slo-*, in the field `slo`, in
+    `service_tier`, or in `vllm_xargs`. `sloserve policies` lists the policies, `sloserve check-config` checks a file.
+    """
+    from sloserve import config
+    from sloserve.vllm_plugin import server
+
+    flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance)
+    sources = config.read_sources(slo_config, flags)
+    config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
+    key = config.read_admin_key(admin_key, os.environ)
+    args = server.prepare(arguments or [])
+    effective = config.settle(sources, args.additional_config)
+    admin = ("admin routes", "on" if key else "off", key.source if key else config.DEFAULT)
+    print(f"sloserve {sloserve.__version__} settings\n{config.table([*effective.rows(), admin])}", flush=True)
+    server.run(args, effective.section, key.value if key else None)
+
+
+@app.command("check-config")
+def check_config(
+    file: Annotated[Path, typer.Argument(help="The YAML file that --slo-config is to name.", show_default=False)],
+    policy: PolicyFlag = None,
+    shadow_policy: ShadowPolicyFlag = None,
+    admission: AdmissionFlag = None,
+    max_waiting: MaxWaitingFlag = None,
+    min_chance: MinChanceFlag = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Settings and origins, or the mistakes, as JSON.")] = False,
+) -> None:
+    """Say everything that is wrong with FILE, or print the settings that follow from it; start nothing.
+
+    Ends with status 0 if `sloserve serve --slo-config FILE` would take it, together with the flags given, else with 2.
+    """
+    from sloserve import config
+
+    flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance)
+    try:
+        effective = config.settle(config.read_sources(file, flags))
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"errors": str(error).splitlines()}, indent=2))
+        raise typer.Exit(2) from None
+    print(json.dumps(effective.as_json(), indent=2) if as_json else config.table(effective.rows()))
+
+
+@app.command()
+def policies() -> None:
+    """List the installed policies."""
+    from sloserve.scheduler.registry import make_policy, policy_names
+
+    names = policy_names()
+    width = max(map(len, names), default=0)
+    for name in names:
+        try:
+            text = (inspect.getdoc(type(make_policy(name))) or "").partition("\n")[0]
+        except ConfigError as error:  # a broken third-party package must not hide the others
+            text = str(error)
+        print(f"{name:<{width}}  {text}")
