@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sloserve.cli.root import app
+from sloserve.cli.root import VLLMArguments, app
 
 
 @app.command("train-length")
@@ -36,12 +36,7 @@ def train_length(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def profile(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MODEL [VLLM_FLAG]", help="Model and flags exactly as for `vllm serve`.", show_default=False
-        ),
-    ] = None,
+    arguments: VLLMArguments = None,
     out: Annotated[Path, typer.Option(help="The profile to write.")] = Path("profile.yaml"),
     raw: Annotated[
         Path | None, typer.Option(help="Raw measurements, which a run goes on with. Default: beside --out, .jsonl.")

@@ -11,6 +11,14 @@ from sloserve.core.errors import ConfigError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
+VLLMArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="MODEL [VLLM_FLAG]", help="Model and flags exactly as for `vllm serve`.", show_default=False
+    ),
+]
+
+
 def main() -> None:
     """Entry point: each of an operator's mistakes ends with one line on stderr, and all with exit status 2."""
     try:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import sloserve
-from sloserve.cli.root import app
+from sloserve.cli.root import VLLMArguments, app
 from sloserve.core.errors import ConfigError
 
 PolicyFlag = Annotated[
@@ -56,12 +56,7 @@ def _flags(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def serve(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MODEL [VLLM_FLAG]", help="Model and flags exactly as for `vllm serve`.", show_default=False
-        ),
-    ] = None,
+    arguments: VLLMArguments = None,
     policy: PolicyFlag = None,
     shadow_policy: ShadowPolicyFlag = None,
     slo_config: Annotated[
