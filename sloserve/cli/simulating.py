@@ -31,7 +31,10 @@ def simulate(
             "predict:min_chance=0.5, vllm:max_num_queued_tokens=16000 or max_num_queued_reqs. Default: none."
         ),
     ] = None,
-    slo: Annotated[Path | None, typer.Option(help="SLO file: classes, their targets and who gets which.")] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="SLO file (classes, targets, who gets which), or the built-in default, reading or voice."),
+    ] = None,
     rps: Annotated[str | None, typer.Option(help="Offered requests per second, comma-separated.")] = None,
     rate_scale: Annotated[float | None, typer.Option(help="Offered load in multiples of the workload's rate.")] = None,
     load: Annotated[

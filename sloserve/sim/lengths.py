@@ -143,6 +143,14 @@ def sharegpt() -> IndependentLengths:
     return IndependentLengths(truncated_lognormal(161.31, 16, 3200), truncated_lognormal(337.99, 19, 991))
 
 
+def multiround() -> IndependentLengths:
+    """ShareGPT whose prompts carry the earlier rounds, cut at 1k tokens: about three times as long, outputs alike.
+
+    Source: Andes, Sec. 6.1 and Fig. 9, in words only; three times the mean of :func:`sharegpt` is our reading of them.
+    """
+    return IndependentLengths(truncated_lognormal(3 * 161.31, 16, 1024), sharegpt().output)
+
+
 def bookcorpus() -> IndependentLengths:
     """Source: EconoServe, Table 2: input 1952.11 / 18 / 461K before, 2048 after chunking, output 681.2 / 32 / 1041."""
     return IndependentLengths(chunks(1952.11, 18, 2048), truncated_lognormal(681.2, 32, 1041))

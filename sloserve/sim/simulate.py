@@ -13,9 +13,9 @@ from sloserve.sim.admissions import NONE, run_names, split_run
 from sloserve.sim.compare import Comparison, compare
 from sloserve.sim.experiment import DEFAULT_LOADS, STOCK, Experiment, Point, run_experiment
 from sloserve.sim.logs import LogWriter, write_result
+from sloserve.sim.named_slos import find_slos
 from sloserve.sim.plots import LatencySample, write_plots
 from sloserve.sim.readers import read_trace
-from sloserve.sim.slo_file import read_slo_file
 from sloserve.sim.summary import admission_record, latencies, summarize
 from sloserve.sim.tables import summary_table
 from sloserve.sim.workloads import trace_workload
@@ -86,7 +86,7 @@ def build_experiment(
     profile: str = "h100-llama3-8b",
     policy: str = "stock,edf",
     admission: str = "none",
-    slo: Path | None = None,
+    slo: str | None = None,
     rps: str | None = None,
     rate_scale: float | None = None,
     load: str | None = None,
@@ -109,7 +109,7 @@ def build_experiment(
         raise ConfigError(f"--max-requests: {max_requests} is not a whole number from 1")
     if not 0.0 <= aged_share <= 1.0:
         raise ConfigError(f"--aged-share: {aged_share} is not within 0..1")
-    slos = read_slo_file(slo) if slo is not None else None
+    slos = find_slos(slo) if slo is not None else None
     source = trace_workload(read_trace(trace)) if trace is not None else named_workload(str(workload))
     if load is None and rps is None and rate_scale is None:
         if trace is not None:

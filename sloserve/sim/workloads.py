@@ -15,10 +15,10 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLOClass, Targets
 from sloserve.sim.generators import ArrivalProcess, Bursts, Gamma, OnOff, Poisson, generate
-from sloserve.sim.lengths import IndependentLengths, Lengths, alpaca, bookcorpus, sharegpt
+from sloserve.sim.lengths import IndependentLengths, Lengths, alpaca, bookcorpus, multiround, sharegpt
+from sloserve.sim.named_slos import NAMED_SLOS
 from sloserve.sim.seeding import stream
 from sloserve.sim.slo_assignment import DEFAULT_ASSIGNMENT, ClassRule, SLOAssignment
-from sloserve.sim.speeds import EXPECTED_TTFT_S, READING, SPEAKING, DigestSpeeds
 from sloserve.sim.trace import Trace, make_trace, merge
 
 TraceSource = Callable[[int, int], Trace]
@@ -95,12 +95,6 @@ def trace_workload(trace: Trace, slos: SLOAssignment = DEFAULT_ASSIGNMENT) -> Wo
     return Workload(trace.name, description, lambda n, seed: trace.window(seed, n), None, slos)
 
 
-def digest_assignment(name: str, speeds: DigestSpeeds) -> SLOAssignment:
-    """One class ``name`` of users who digest at ``speeds`` and expect the first token in a second (Andes, Sec. 6.1)."""
-    rule = ClassRule(SLOClass(name, 0, Targets(ttft_s=EXPECTED_TTFT_S)), speeds=speeds)
-    return SLOAssignment(f"workload {name}", (rule,), default=name)
-
-
 CHAT_SHARE = 0.8
 BATCH_BURST = 20
 """chat-batch-mix: one request in five is a batch job, and those come twenty at once."""
@@ -171,7 +165,7 @@ WORKLOADS: dict[str, Workload] = {
             Poisson(),
             sharegpt,
             3.3,
-            digest_assignment("reading", READING),
+            NAMED_SLOS["reading"],
         ),
         _generated(
             "reading-speed-gamma3",
@@ -179,7 +173,7 @@ WORKLOADS: dict[str, Workload] = {
             Gamma(3.0),
             sharegpt,
             3.3,
-            digest_assignment("reading", READING),
+            NAMED_SLOS["reading"],
         ),
         _generated(
             "voice",
@@ -187,7 +181,31 @@ WORKLOADS: dict[str, Workload] = {
             Poisson(),
             sharegpt,
             3.3,
-            digest_assignment("voice", SPEAKING),
+            NAMED_SLOS["voice"],
+        ),
+        _generated(
+            "voice-gamma3",
+            "spoken chats at people's speaking speeds, TTFT 1 s, Gamma gaps of CV 3",
+            Gamma(3.0),
+            sharegpt,
+            3.3,
+            NAMED_SLOS["voice"],
+        ),
+        _generated(
+            "multiround",
+            "chats that carry their earlier rounds, at people's reading speeds, TTFT 1 s, Poisson",
+            Poisson(),
+            multiround,
+            3.3,
+            NAMED_SLOS["reading"],
+        ),
+        _generated(
+            "multiround-gamma3",
+            "chats that carry their earlier rounds, at people's reading speeds, TTFT 1 s, Gamma gaps of CV 3",
+            Gamma(3.0),
+            multiround,
+            3.3,
+            NAMED_SLOS["reading"],
         ),
     )
 }

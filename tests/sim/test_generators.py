@@ -22,6 +22,7 @@ SHORT = IndependentLengths(lengths.fixed(10), lengths.uniform(1, 4))
         (lengths.alpaca().output, 58.41, 13, 292),
         (lengths.sharegpt().prompt, 161.31, 16, 3200),
         (lengths.sharegpt().output, 337.99, 19, 991),
+        (lengths.multiround().prompt, 3 * 161.31, 16, 1024),
         (lengths.bookcorpus().prompt, 1952.11, 18, 2048),
         (lengths.bookcorpus().output, 681.2, 32, 1041),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
+from sloserve.sim.named_slos import NAMED_SLOS, find_slos
 from sloserve.sim.slo_file import read_slo_file
 from sloserve.sim.trace import Trace, make_trace
 from sloserve.sim.workloads import WORKLOADS, Workload, trace_workload, workload
@@ -57,7 +58,7 @@ def test_chat_batch_mix_sends_batch_jobs_in_bursts_of_twenty() -> None:
 
 
 def test_digest_speeds_reach_the_requests() -> None:
-    for name, mean in (("reading-speed", 4.8), ("voice", 3.3)):
+    for name, mean in (("reading-speed", 4.8), ("multiround-gamma3", 4.8), ("voice", 3.3), ("voice-gamma3", 3.3)):
         targets = [r.slo.targets for r in workload(name).requests(5000, seed=0)]
         assert {t.ttft_s for t in targets} == {1.0}
         assert np.mean([t.tds or 0.0 for t in targets]) == pytest.approx(mean, rel=0.01)
@@ -110,3 +111,16 @@ def test_slos_can_be_replaced(tmp_path: Path) -> None:
     ours = workload("alpaca-poisson").requests(30, seed=0, slos=read_slo_file(path))
     assert {r.slo.slo_class.name for r in ours} == {"only"}
     assert [r.arrival_s for r in ours] == [r.arrival_s for r in plain]
+
+
+def test_a_trace_gets_readers_by_name(tmp_path: Path) -> None:
+    requests = trace_workload(recorded()).requests(100, seed=0, slos=find_slos("reading"))
+    assert {r.slo.slo_class.name for r in requests} == {"reading"}
+    assert {r.slo.targets.ttft_s for r in requests} == {1.0}
+    assert len({r.slo.targets.tds for r in requests}) > 1
+    assert workload("multiround").slos is NAMED_SLOS["reading"]
+    path = tmp_path / "slo.yaml"
+    path.write_text("classes: {only: {ttft_ms: 100}}")
+    assert find_slos(str(path)) == read_slo_file(str(path))
+    with pytest.raises(ConfigError, match="readers: cannot be read"):
+        find_slos("readers")
