@@ -1,14 +1,15 @@
 """SLO assignments by name, so that ``--slo reading`` gives any workload or trace the expectations of Andes's users."""
 
+from sloserve.core.qoe import DEFAULT_TTFT_S
 from sloserve.core.slo import SLOClass, Targets
+from sloserve.core.speeds import READING, SPEAKING, DigestSpeeds
 from sloserve.sim.slo_assignment import DEFAULT_ASSIGNMENT, ClassRule, SLOAssignment
 from sloserve.sim.slo_file import read_slo_file
-from sloserve.sim.speeds import EXPECTED_TTFT_S, READING, SPEAKING, DigestSpeeds
 
 
 def digest_assignment(name: str, speeds: DigestSpeeds) -> SLOAssignment:
     """One class ``name`` of users who digest at ``speeds`` and expect the first token in a second (Andes, Sec. 6.1)."""
-    rule = ClassRule(SLOClass(name, 0, Targets(ttft_s=EXPECTED_TTFT_S)), speeds=speeds)
+    rule = ClassRule(SLOClass(name, 0, Targets(ttft_s=DEFAULT_TTFT_S)), speeds=speeds)
     return SLOAssignment(f"built-in SLOs {name!r}", (rule,), default=name)
 
 

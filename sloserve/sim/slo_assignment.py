@@ -12,7 +12,7 @@ import numpy as np
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import MAX_TARGET_S, SLO, ClassTable, SLOClass, Targets
-from sloserve.sim.speeds import DigestSpeeds
+from sloserve.core.speeds import DigestSpeeds
 from sloserve.sim.trace import Trace
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import MAX_TARGET_S, MAX_TDS, SLOClass, Targets
+from sloserve.core.speeds import SPEEDS
 from sloserve.files.marked_yaml import Node, load_yaml
 from sloserve.sim.slo_assignment import ClassRule, ScaledDeadline, SLOAssignment
-from sloserve.sim.speeds import SPEEDS
 
 TOP_KEYS = ("classes", "by_task", "default")
 CLASS_KEYS = (

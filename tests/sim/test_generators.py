@@ -10,7 +10,6 @@ from sloserve.sim import lengths
 from sloserve.sim.generators import ArrivalProcess, Bursts, Gamma, OnOff, Poisson, generate
 from sloserve.sim.lengths import IndependentLengths, TokenCount
 from sloserve.sim.seeding import stream
-from sloserve.sim.speeds import READING, SPEAKING, DigestSpeeds
 
 SHORT = IndependentLengths(lengths.fixed(10), lengths.uniform(1, 4))
 
@@ -123,12 +122,3 @@ def test_streams_are_apart() -> None:
     assert stream(0, "arrivals").random() in draws
     with pytest.raises(ValueError, match="non-negative"):
         stream(-1, "arrivals")
-
-
-@pytest.mark.parametrize(("speeds", "mean", "fastest"), [(READING, 4.8, 5.459), (SPEAKING, 3.3, 4.661)])
-def test_digest_speeds_average_what_andes_states(speeds: DigestSpeeds, mean: float, fastest: float) -> None:
-    assert sum(share for _, share, _ in speeds.groups) == pytest.approx(1.0)
-    drawn = speeds.at(np.random.default_rng(0).random(50_000))
-    assert drawn.mean() == pytest.approx(mean, rel=0.01)
-    assert drawn.max() == pytest.approx(fastest, abs=0.001)
-    assert np.unique(drawn).size == np.unique(speeds.tds()).size

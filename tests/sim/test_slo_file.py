@@ -8,10 +8,10 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import MAX_TARGET_S, SLO, Targets
+from sloserve.core.speeds import READING
 from sloserve.files.marked_yaml import parse_yaml
 from sloserve.sim.slo_assignment import DEFAULT_ASSIGNMENT, ScaledDeadline, SLOAssignment
 from sloserve.sim.slo_file import parse_slos, read_slo_file
-from sloserve.sim.speeds import READING
 from sloserve.sim.trace import Trace, make_trace
 
 CONFIGS = Path(__file__).parents[2] / "configs"

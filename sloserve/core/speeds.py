@@ -3,16 +3,17 @@
 The tables are in words per minute; Andes states their averages in tokens, 4.8 tokens/s for reading and 3.3 tokens/s for
 speaking, but not the ratio of words to tokens. So each table is scaled by the one ratio that gives its stated average:
 1.388 tokens a word for reading, 1.283 for speaking.
+
+For a reader of a known group ``READING.of("25-44")``, for a listener ``SPEAKING.of("Spanish")``, for a known pace
+:func:`tokens_per_s`; each is a TDS.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from sloserve.sim.trace import FloatArray
-
-EXPECTED_TTFT_S = 1.0
-"""The first token every reader and listener expects within this time (Andes, Sec. 6.1)."""
+from sloserve.core.errors import ConfigError
+from sloserve.core.runlog import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,16 @@ class DigestSpeeds:
     def tds(self) -> FloatArray:
         """Speed of each group in tokens per second, ``[groups]``."""
         return np.array([wpm for _, _, wpm in self.groups]) / 60.0 * self.tokens_per_word
+
+    def of(self, group: str) -> float:
+        """Speed of one group in tokens per second.
+
+        Raises: ConfigError for a group that the table does not have.
+        """
+        for name, _, wpm in self.groups:
+            if name == group:
+                return tokens_per_s(wpm, self.tokens_per_word)
+        raise ConfigError(f"no speed of {group!r}; groups are {', '.join(name for name, _, _ in self.groups)}")
 
     def at(self, quantile: FloatArray) -> FloatArray:
         """The speeds of users drawn by ``quantile``, uniform numbers in [0, 1), ``[n]``; tokens per second, ``[n]``."""
@@ -66,3 +77,14 @@ SPEAKING = DigestSpeeds(
 
 SPEEDS = {"reading": READING, "speaking": SPEAKING}
 """By the name that an SLO file uses in ``tds:``."""
+
+
+def tokens_per_s(words_per_minute: float, tokens_per_word: float = READING.tokens_per_word) -> float:
+    """A pace in tokens per second; ``tokens_per_word`` depends on language and tokenizer, by default Andes's reading.
+
+    Raises: ConfigError unless both are above 0.
+    """
+    for name, value in (("words_per_minute", words_per_minute), ("tokens_per_word", tokens_per_word)):
+        if not value > 0.0:
+            raise ConfigError(f"{name}: {value!r} is not above 0")
+    return words_per_minute / 60.0 * tokens_per_word
