@@ -46,6 +46,7 @@ SUBJECTS = (
     Subject("edf-order-only", {"policy": "edf:evict=false"}),
     Subject("sjf", {"policy": "sjf"}),
     Subject("sjf-evict", {"policy": "sjf:evict=true"}),
+    Subject("rr", {"policy": "rr:interval_steps=5"}, evicts=True),
     Subject("sa", {"policy": "sa"}, waits=False),
     Subject("sa-batches", {"policy": "sa:batches=true"}),
     _chaos("evict", evict=0.1),

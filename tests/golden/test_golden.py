@@ -90,9 +90,15 @@ def words(ids: Iterable[str]) -> str:
     return ",".join(ids)
 
 
-# A small margin, so that the log shows evictions: the workload's deadlines lie seconds apart.
+# A small margin and short turns, so that the logs show evictions: deadlines lie seconds apart, replies end after 60.
 @pytest.mark.parametrize(
-    ("log_name", "policy"), [("edf", "edf:evict_margin_s=1"), ("priority", "priority"), ("sa", "sa:length=oracle")]
+    ("log_name", "policy"),
+    [
+        ("edf", "edf:evict_margin_s=1"),
+        ("priority", "priority"),
+        ("rr", "rr:interval_steps=20"),
+        ("sa", "sa:length=oracle"),
+    ],
 )
 def test_decisions(log_name: str, policy: str, update_golden: bool) -> None:
     from sloserve.vllm_plugin.virtual_engine import VirtualEngine

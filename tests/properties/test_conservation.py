@@ -19,6 +19,7 @@ POLICIES = (
     "edf",
     "sjf",
     "sjf:evict=true:length=oracle",
+    "rr:interval_steps=5",
     "sa",
     "sa:batches=true:length=oracle",
     "chaos",
