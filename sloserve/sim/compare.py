@@ -26,8 +26,8 @@ HIGHER_IS_BETTER: Mapping[str, bool] = {
     "request_goodput": True,
     "request_throughput": True,
     "output_throughput": True,
-    "qoe_mean": True,
-    "qoe_p10": True,
+    **{f"qoe_{part}": True for part in ("mean", "p10", "p50", "p90", "good_share", "perfect_share")},
+    "p10_ttft_ms": False,
     **{
         f"{part}_{name}_ms": False
         for name in ("ttft", "tpot", "itl", "e2el")
@@ -39,7 +39,7 @@ HIGHER_IS_BETTER: Mapping[str, bool] = {
     "recomputed_tokens_per_request": False,
     "lost": False,
 }
-"""Every metric of a run that has a better direction."""
+"""Every metric of a run that has a better direction; delivery beyond a user's speed is no gain, so TDS has none."""
 
 DEFAULT_METRICS = tuple(HIGHER_IS_BETTER)
 

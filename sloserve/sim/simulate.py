@@ -15,9 +15,10 @@ from sloserve.sim.experiment import DEFAULT_LOADS, STOCK, Experiment, Point, run
 from sloserve.sim.logs import LogWriter, write_result
 from sloserve.sim.named_slos import find_slos
 from sloserve.sim.plots import LatencySample, write_plots
+from sloserve.sim.qoe_capacity import QoECapacity, qoe_capacity
 from sloserve.sim.readers import read_trace
 from sloserve.sim.summary import admission_record, latencies, summarize
-from sloserve.sim.tables import summary_table
+from sloserve.sim.tables import capacity_table, summary_table
 from sloserve.sim.workloads import trace_workload
 from sloserve.sim.workloads import workload as named_workload
 from sloserve.vllm_plugin.engine_settings import EngineSettings
@@ -71,9 +72,12 @@ def simulate(
             axis = point.rps if point.load is None else point.load
             samples.append(LatencySample(run.policy, axis, latencies(run.log.requests)))
     comparisons = compare(runs)
-    _write(experiment, out_dir, runs, comparisons, counters)
+    capacities = qoe_capacity(runs)
+    _write(experiment, out_dir, runs, comparisons, capacities, counters)
     plots = write_plots(out_dir, runs, samples)
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
+    if capacities:
+        console.print(capacity_table(capacities, in_capacity=experiment.loads is not None))
     for path in (out_dir / RESULT_JSON, *plots):
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
     return runs
@@ -171,6 +175,7 @@ def _write(
     out_dir: Path,
     runs: list[dict[str, Any]],
     comparisons: list[Comparison],
+    capacities: list[QoECapacity],
     counters: list[dict[str, Any]],
 ) -> None:
     engine, slos = experiment.engine, experiment.slos or experiment.workload.slos
@@ -197,4 +202,5 @@ def _write(
             "counters": counters,
         },
         comparisons=[c.as_dict() for c in comparisons],
+        qoe_capacity=[c.as_dict() for c in capacities],
     )

@@ -1,10 +1,14 @@
-"""Means over seeds with their confidence intervals (Student's t: few seeds, roughly normal means)."""
+"""Means over seeds with their confidence intervals (Student's t: few seeds, roughly normal means), and figures of
+samples, ``None`` where there are none.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
@@ -34,3 +38,18 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Me
     standard_error = float(np.std(sample, ddof=1)) / math.sqrt(sample.size)
     reach = float(stdtrit(sample.size - 1, 0.5 + confidence / 2.0)) * standard_error
     return Mean(mean, mean - reach, mean + reach, int(sample.size))
+
+
+def mean_of(samples: NDArray[Any]) -> float | None:
+    """Mean; of booleans, the share that is true."""
+    return float(np.mean(samples)) if samples.size else None
+
+
+def percentile_of(samples: NDArray[np.float64], percent: float) -> float | None:
+    """The percentile, linear between samples."""
+    return float(np.percentile(samples, percent)) if samples.size else None
+
+
+def percentiles_of(name: str, samples: NDArray[np.float64], percents: Sequence[int]) -> dict[str, float | None]:
+    """``name_p10`` and the like."""
+    return {f"{name}_p{percent}": percentile_of(samples, percent) for percent in percents}

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from sloserve.core.goodput import attainment, attainment_by_class, by_class, is_good, latency
 from sloserve.core.outcome import Outcome
-from sloserve.core.qoe import request_qoe
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
+from sloserve.sim.experience import experience, qoe_samples
+from sloserve.sim.statistics import mean_of, percentile_of
 
 FloatArray = NDArray[np.float64]
 Run = dict[str, Any]
@@ -76,7 +77,6 @@ def summarize(log: RunLog, *, policy: str, seed: int, rps: float, load: float | 
     elapsed_s = duration_s(log)
     attained = attainment(requests)
     classes = by_class(requests)
-    qoes = np.array([value for r in requests if (value := request_qoe(r)) is not None])
     run: Run = {
         "policy": policy,
         "seed": seed,
@@ -91,17 +91,17 @@ def summarize(log: RunLog, *, policy: str, seed: int, rps: float, load: float | 
         "slo_attainment": attained.ratio,
         "slo_attainment_admitted": attained.ratio_admitted,
         "slo_attainment_by_class": {name: of.ratio for name, of in attainment_by_class(requests).items()},
+        "p10_ttft_ms": percentile_of(samples.ttft_s * 1e3, 10),
         **_spread_ms("ttft", samples.ttft_s),
         **_spread_ms("tpot", samples.tpot_s),
         **_spread_ms("itl", samples.itl_s),
         **_spread_ms("e2el", samples.e2e_s),
-        "normalized_latency_ms": _mean(samples.normalized_s * 1e3),
-        "qoe_mean": _mean(qoes),
-        "qoe_p10": _percentile(qoes, 10),
+        "normalized_latency_ms": mean_of(samples.normalized_s * 1e3),
+        **experience(requests, samples.tpot_s),
         "preemptions_per_request": _ratio(sum(r.num_preemptions for r in requests), len(requests)),
         "recomputed_tokens_per_request": _ratio(sum(r.recomputed_tokens for r in requests), len(requests)),
         "kv_utilization_mean": _kv_utilization_mean(log.steps),
-        "forward_tokens_mean": _mean(log.steps.scheduled_tokens.astype(np.float64)),
+        "forward_tokens_mean": mean_of(log.steps.scheduled_tokens.astype(np.float64)),
         "max_wait_s": max((_longest_wait_s(r, elapsed_s) for r in requests), default=None),
         "by_class": {name: _class_record(of_class) for name, of_class in classes.items()},
         "timing": {key: log.timing.get(key) for key in TIMING_KEYS},
@@ -137,7 +137,6 @@ def admission_record(log: RunLog, unrestricted: RunLog | None) -> Run:
 def _class_record(logs: Sequence[RequestLog]) -> dict[str, Any]:
     samples = latencies(logs)
     attained = attainment(logs)
-    qoes = np.array([value for r in logs if (value := request_qoe(r)) is not None])
     return {
         "requests": len(logs),
         "completed": sum(r.outcome is Outcome.COMPLETED for r in logs),
@@ -145,7 +144,7 @@ def _class_record(logs: Sequence[RequestLog]) -> dict[str, Any]:
         "slo_attainment_admitted": attained.ratio_admitted,
         **_spread_ms("ttft", samples.ttft_s),
         **_spread_ms("e2el", samples.e2e_s),
-        "qoe_mean": _mean(qoes),
+        "qoe_mean": mean_of(qoe_samples(logs)),
     }
 
 
@@ -171,19 +170,11 @@ def _kv_utilization_mean(steps: StepLog) -> float | None:
 def _spread_ms(name: str, samples_s: FloatArray) -> dict[str, float | None]:
     samples_ms = samples_s * 1e3
     return {
-        f"mean_{name}_ms": _mean(samples_ms),
-        f"median_{name}_ms": _percentile(samples_ms, 50),
-        f"p90_{name}_ms": _percentile(samples_ms, 90),
-        f"p99_{name}_ms": _percentile(samples_ms, 99),
+        f"mean_{name}_ms": mean_of(samples_ms),
+        f"median_{name}_ms": percentile_of(samples_ms, 50),
+        f"p90_{name}_ms": percentile_of(samples_ms, 90),
+        f"p99_{name}_ms": percentile_of(samples_ms, 99),
     }
-
-
-def _mean(samples: FloatArray) -> float | None:
-    return float(np.mean(samples)) if samples.size else None
-
-
-def _percentile(samples: FloatArray, percent: float) -> float | None:
-    return float(np.percentile(samples, percent)) if samples.size else None
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

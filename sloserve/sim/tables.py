@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sloserve.sim.compare import MIN_PAIRS, Comparison, Verdict, load_of, loads_of, policies_of
+from sloserve.sim.qoe_capacity import Bound, Estimate, QoECapacity
 from sloserve.sim.statistics import mean_interval
 from sloserve.sim.summary import Run
 
@@ -88,6 +89,34 @@ def summary_table(runs: Sequence[Run], comparisons: Sequence[Comparison] = (), *
             table.add_row(f"{load:.3g}", policy, overall, *of_classes, *figures)
         table.add_section()
     return table
+
+
+def capacity_table(capacities: Sequence[QoECapacity], *, in_capacity: bool) -> Table:
+    """The load that each policy carries at the threshold of mean QoE, of at least one policy, and its ratio to the
+    baseline's.
+    """
+    unit = "x stock's capacity" if in_capacity else "requests/s"
+    table = Table(
+        title=f"load at mean QoE >= {capacities[0].threshold:g}, {unit} (95 % interval over seeds)",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("policy", overflow="fold")
+    for heading in ("load", "interval", "ratio", "interval"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for found in capacities:
+        table.add_row(found.policy, *_estimate(found.load), *_estimate(found.ratio))
+    return table
+
+
+BOUND_SIGNS: Mapping[Bound, str] = {Bound.EXACT: "", Bound.AT_LEAST: ">= ", Bound.AT_MOST: "<= "}
+
+
+def _estimate(found: Estimate | None) -> tuple[str, str]:
+    if found is None:
+        return NO_VALUE, ""
+    interval = "" if found.low is None or found.high is None else f"{found.low:.2f} .. {found.high:.2f}"
+    return f"{BOUND_SIGNS[found.bound]}{found.value:.2f}", interval
 
 
 def _figure(column: Column, values: Sequence[float | None], verdict: Verdict | None) -> Text:

@@ -11,9 +11,10 @@ from scipy import stats
 
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.sim.compare import DEFAULT_METRICS, Comparison, Verdict, compare
+from sloserve.sim.qoe_capacity import qoe_capacity
 from sloserve.sim.statistics import mean_interval
 from sloserve.sim.summary import Run, summarize
-from sloserve.sim.tables import summary_table
+from sloserve.sim.tables import capacity_table, summary_table
 
 
 def runs_of(policy: str, values: list[float | None], *, metric: str = "slo_attainment", load: float = 1.0) -> list[Run]:
@@ -142,3 +143,18 @@ def test_table_of_one_seed_without_targets(
     text = printed(summary_table(runs, compare(runs)))
     assert "No verdicts against stock: they take at least 3 seeds." in text
     assert "req/s" in text and "+" not in text
+
+
+def test_table_of_what_policies_carry() -> None:
+    curves = {"stock": (0.95, 0.85), "low": (0.5, 0.4), "high": (1.0, 0.95)}
+    runs = [
+        {"policy": policy, "seed": seed, "rps": 4.0 * load, "load": load, "qoe_mean": qoe}
+        for policy, curve in curves.items()
+        for seed in range(2)
+        for load, qoe in zip((1.0, 2.0), curve, strict=True)
+    ]
+    rows = [line.split() for line in printed(capacity_table(qoe_capacity(runs), in_capacity=True)).splitlines()]
+    assert " ".join(rows[0]).startswith("load at mean QoE >= 0.9, x stock's capacity")
+    assert ["stock", "1.50", "1.50", "..", "1.50", "-"] in rows
+    assert ["low", "<=", "1.00", "<=", "0.67"] in rows
+    assert ["high", ">=", "2.00", ">=", "1.33"] in rows

@@ -27,7 +27,8 @@ RUN_KEYS = {
     "policy", "seed", "rps", "requests", "completed", "lost", "duration_s", "request_throughput", "output_throughput",
     "request_goodput", "slo_attainment", "slo_attainment_by_class", "normalized_latency_ms", "qoe_mean", "qoe_p10",
     "preemptions_per_request", "recomputed_tokens_per_request", "kv_utilization_mean", "forward_tokens_mean",
-    "max_wait_s", "rejected", "false_rejects", "prediction_coverage", "timing",
+    "max_wait_s", "rejected", "false_rejects", "prediction_coverage", "timing", "p10_ttft_ms", "qoe_p50", "qoe_p90",
+    "qoe_good_share", "qoe_perfect_share", "tds_p10", "tds_p50", "tds_p90",
 } | {f"{s}_{m}_ms" for s in ("mean", "median", "p90", "p99") for m in ("ttft", "tpot", "itl", "e2el")}  # fmt: skip
 
 

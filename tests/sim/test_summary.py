@@ -27,7 +27,10 @@ KEYS = {
     *("normalized_latency_ms", "qoe_mean", "qoe_p10", "preemptions_per_request", "recomputed_tokens_per_request"),
     *("kv_utilization_mean", "forward_tokens_mean", "max_wait_s", "timing"),
 }
-OURS = {"slo_attainment_admitted", "by_class"}
+OURS = {
+    *("slo_attainment_admitted", "by_class", "p10_ttft_ms"),
+    *("qoe_p50", "qoe_p90", "qoe_good_share", "qoe_perfect_share", "tds_p10", "tds_p50", "tds_p90"),
+}
 
 MakeRequest = Callable[..., RequestLog]
 MakeSteps = Callable[..., StepLog]
@@ -75,6 +78,7 @@ def test_counts_and_rates(small_run: RunLog) -> None:
 def test_latencies_are_those_of_completed_requests(small_run: RunLog) -> None:
     run = summarize(small_run, policy="edf", seed=1, rps=2.0)
     assert run["mean_ttft_ms"] == pytest.approx(1e3 * np.mean([0.5, 2.0, 1.0, 0.5]))
+    assert run["p10_ttft_ms"] == pytest.approx(1e3 * np.percentile([0.5, 2.0, 1.0, 0.5], 10))
     assert run["median_tpot_ms"] == pytest.approx(1e3 * np.median([0.15, 7.0, 7.5])), "a single token has no TPOT"
     assert run["p90_itl_ms"] == pytest.approx(1e3 * np.percentile([0.1, 0.2, 7.0, 7.5], 90))
     assert run["p99_e2el_ms"] == pytest.approx(1e3 * np.percentile([0.8, 2.0, 8.0, 8.0], 99))
@@ -85,7 +89,8 @@ def test_qoe_is_of_requests_that_promise_a_timeline(small_run: RunLog) -> None:
     """Interactive ones: one over before its expected first token, one late in one piece, one rejected."""
     run = summarize(small_run, policy="edf", seed=1, rps=2.0)
     assert run["qoe_mean"] == pytest.approx(1 / 3)
-    assert run["qoe_p10"] == 0.0
+    assert (run["qoe_p10"], run["qoe_p50"], run["qoe_p90"]) == pytest.approx((0.0, 0.0, 0.8))
+    assert run["qoe_perfect_share"] == run["qoe_good_share"] == pytest.approx(1 / 3)
     assert run["by_class"]["interactive"]["qoe_mean"] == pytest.approx(1 / 3)
     assert run["by_class"]["batch"]["qoe_mean"] is None
 
@@ -113,6 +118,9 @@ def test_no_data_is_none(request_log: MakeRequest, step_log: MakeSteps) -> None:
             "mean_ttft_ms",
             "p99_itl_ms",
             "qoe_mean",
+            "qoe_p50",
+            "qoe_perfect_share",
+            "tds_p50",
             "slo_attainment",
             "request_goodput",
             "kv_utilization_mean",
