@@ -2,16 +2,19 @@
 // ranges) and hands results over without a copy. std::invalid_argument arrives in Python as ValueError.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
 #include "sloserve/anneal.h"
 #include "sloserve/batch_plan.h"
 #include "sloserve/exhaustive.h"
+#include "sloserve/knapsack.h"
 #include "sloserve/rank.h"
 
 namespace nb = nanobind;
@@ -70,4 +73,33 @@ NB_MODULE(_csrc, m) {
         return to_tuple(sloserve::exhaustive(to_requests(requests), max_batch, fixed));
       },
       "requests"_a.noconvert(), "max_batch"_a, "fixed"_a);
+  m.def(
+      "pack_greedy",
+      [](const Column<double>& gain, const Column<std::int64_t>& weight, const Column<std::int64_t>& seq, std::int64_t capacity,
+         std::int64_t max_items, bool stop_at_misfit) {
+        const sloserve::Knapsack sack{gain.data(), weight.data(), gain.shape(0), capacity};
+        return to_numpy(sloserve::pack_greedy(sack, weight.shape(0), seq.data(), seq.shape(0), max_items, stop_at_misfit));
+      },
+      "gain"_a.noconvert(), "weight"_a.noconvert(), "seq"_a.noconvert(), "capacity"_a, "max_items"_a, "stop_at_misfit"_a);
+  m.def(
+      "best_batch",
+      [](const Matrix<double>& gain, const Column<std::int64_t>& weight, const Column<std::int64_t>& seq, std::int64_t capacity,
+         const Column<std::int64_t>& batch_sizes, bool stop_at_misfit) {
+        const sloserve::Knapsack sack{gain.data(), weight.data(), gain.shape(1), capacity};
+        sloserve::BatchChoice best = sloserve::best_batch(sack, gain.shape(0), weight.shape(0), seq.data(), seq.shape(0),
+                                                          batch_sizes.data(), batch_sizes.shape(0), stop_at_misfit);
+        return std::tuple(best.batch_size, to_numpy(std::move(best.chosen)), best.gain);
+      },
+      "gain_by_batch"_a.noconvert(), "weight"_a.noconvert(), "seq"_a.noconvert(), "capacity"_a, "batch_sizes"_a.noconvert(),
+      "stop_at_misfit"_a);
+  m.def(
+      "pack_exact",
+      [](const Column<double>& gain, const Column<std::int64_t>& weight, std::int64_t capacity, std::int64_t num_items,
+         bool at_most) -> std::optional<OwnedColumn<std::int64_t>> {
+        const sloserve::Knapsack sack{gain.data(), weight.data(), gain.shape(0), capacity};
+        auto chosen = sloserve::pack_exact(sack, weight.shape(0), num_items, at_most);
+        if (!chosen) return std::nullopt;
+        return to_numpy(std::move(*chosen));
+      },
+      "gain"_a.noconvert(), "weight"_a.noconvert(), "capacity"_a, "num_items"_a, "at_most"_a);
 }
