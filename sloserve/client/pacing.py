@@ -1,0 +1,100 @@
+"""When a reader is given each piece of a reply, and how the reply went for that reader (Andes, Sec. 5 and Fig. 8).
+
+A piece is handed on at the later of two times: its arrival, and when the reader has digested all that came before, at
+``tds`` tokens per second. So tokens that come early wait, and a late token never does. A piece without text waits for
+its turn alone. Arithmetic on given times: who waits is :mod:`~sloserve.client.token_buffer`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sloserve.core.qoe import qoe
+from sloserve.core.runlog import FloatArray
+from sloserve.core.slo import Targets
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The reader, having digested all there was at ``at_s``, waited ``duration_s`` for a late token."""
+
+    at_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BufferReport:
+    """How a reply has gone so far for its reader: the pieces handed on. Times are seconds since it was sent.
+
+    qoe: of the deliveries, as :mod:`sloserve.core.qoe` has it; 0 once the stream has failed, ``None`` without text.
+    ttft_s: of the first text; ``None`` without. tokens: as counted by :mod:`~sloserve.client.pieces`. stalls: after the
+    first token. held_s: what the buffer kept pieces with text waiting, summed over them. arrivals_s, releases_s:
+    ``[tokens]``, when each came and when it was handed on.
+    """
+
+    qoe: float | None
+    ttft_s: float | None
+    tokens: int
+    stalls: tuple[Stall, ...]
+    held_s: float
+    arrivals_s: FloatArray
+    releases_s: FloatArray
+
+
+class Pace:
+    """One reader's progress, piece by piece in order: ``arrive``, ``wait_s`` if need be, ``release``.
+
+    All times are seconds since the reply was sent for; where they run backwards, as a wall clock may, they stand still.
+    ttft_s, tds: what the reader expects: seconds to the first token, tokens per second.
+
+    Raises: ValueError for an expectation that is not positive or out of range.
+    """
+
+    def __init__(self, *, ttft_s: float, tds: float) -> None:
+        Targets(ttft_s=ttft_s, tds=tds)
+        self._ttft_s, self._tds = ttft_s, tds
+        self._piece_tokens = 0
+        self._arrival_s = self._earliest_s = self._due_s = 0.0
+        self._released_s = 0.0
+        self._digested_s: float | None = None
+        self._texts: list[tuple[int, float, float]] = []
+        self._stalls: list[Stall] = []
+        self._held_s = 0.0
+
+    def arrive(self, arrival_s: float, tokens: int) -> None:
+        """Takes the next piece, which came at ``arrival_s`` with ``tokens`` tokens of text."""
+        self._piece_tokens = tokens
+        self._arrival_s = max(arrival_s, self._arrival_s)
+        self._due_s = self._earliest_s = max(self._arrival_s, self._released_s)
+        if tokens and self._digested_s is not None:
+            self._due_s = max(self._earliest_s, self._digested_s)
+
+    def wait_s(self, now_s: float) -> float:
+        """How long the piece is to be kept from ``now_s`` on; never longer than its reader needs for the last one."""
+        return max(self._due_s - max(now_s, self._earliest_s), 0.0)
+
+    def release(self, now_s: float) -> None:
+        """Notes that the piece was handed on at ``now_s``: when it was due, or later if nobody asked for it before."""
+        self._released_s = max(now_s, self._due_s)
+        if not self._piece_tokens:
+            return
+        if self._digested_s is not None and self._arrival_s > self._digested_s:
+            self._stalls.append(Stall(self._digested_s, self._arrival_s - self._digested_s))
+        self._held_s += self._due_s - self._arrival_s
+        self._digested_s = self._released_s + self._piece_tokens / self._tds
+        self._texts.append((self._piece_tokens, self._arrival_s, self._released_s))
+
+    def report(self, *, failed: bool) -> BufferReport:
+        """What has been handed on so far; failed: the stream ended in an error."""
+        tokens, arrivals_s, releases_s = np.array(self._texts).reshape(-1, 3).T
+        arrivals_s, releases_s = (np.repeat(times_s, tokens.astype(np.int64)) for times_s in (arrivals_s, releases_s))
+        judged = qoe(arrivals_s, ttft_s=self._ttft_s, tds=self._tds) if arrivals_s.size else None
+        return BufferReport(
+            qoe=0.0 if failed else judged,
+            ttft_s=float(arrivals_s[0]) if arrivals_s.size else None,
+            tokens=arrivals_s.size,
+            stalls=tuple(self._stalls),
+            held_s=self._held_s,
+            arrivals_s=arrivals_s,
+            releases_s=releases_s,
+        )

@@ -1,0 +1,60 @@
+"""How many tokens of text a piece of an OpenAI stream brings its reader: chat and completion chunks, events of the
+Responses API, plain strings; objects of the SDK or dicts.
+
+Without a tokenizer: a chunk that says how many tokens there are so far (vLLM's ``continuous_usage_stats``) counts for
+what it adds, any other with text for one. A chunk whose text is still held back (half a character, a possible stop
+string) counts for nothing, and its tokens for the next that has text. Tool calls are not read, so they count for none.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
+_TEXT_EVENTS = frozenset(
+    {
+        "content.delta",  # of the SDK's chat.completions.stream()
+        "response.output_text.delta",
+        "response.reasoning_summary_text.delta",
+        "response.reasoning_text.delta",
+        "response.refusal.delta",
+    }
+)
+
+
+class TextCounter:
+    """Counts a stream's tokens, piece by piece; each choice of several has its count, and one reader reads them all."""
+
+    def __init__(self) -> None:
+        self._counted: dict[Any, int] = {}
+
+    def text_tokens(self, piece: object) -> int:
+        """Tokens that ``piece`` brings; 0 for one without text, at least 1 for one with."""
+        if isinstance(piece, str):
+            return int(piece != "")
+        choices = _field(piece, "choices")
+        if not choices:
+            return int(_field(piece, "type") in _TEXT_EVENTS and bool(_field(piece, "delta")))
+        if len(choices) > 1:  # whose tokens the usage counts is not said
+            return sum(_has_text(choice) for choice in choices)
+        return self._of_choice(choices[0], _field(_field(piece, "usage"), "completion_tokens"))
+
+    def _of_choice(self, choice: object, so_far: int | None) -> int:
+        """so_far: tokens of the choice up to here, ``None`` if the server does not say."""
+        index = _field(choice, "index")
+        counted = self._counted.get(index, 0)
+        if not _has_text(choice):
+            if so_far is not None and _field(_field(choice, "delta"), "tool_calls"):
+                self._counted[index] = max(counted, so_far)
+            return 0
+        tokens = 1 if so_far is None else max(1, so_far - counted)
+        self._counted[index] = counted + tokens
+        return tokens
+
+
+def _has_text(choice: object) -> bool:
+    delta = _field(choice, "delta")
+    return bool(_field(choice, "text")) or any(_field(delta, key) for key in _TEXT_KEYS)
+
+
+def _field(value: object, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

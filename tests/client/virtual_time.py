@@ -1,0 +1,74 @@
+"""Virtual time for code that waits: an event loop whose time jumps to its next timer, and a clock for each thread."""
+
+import asyncio
+import selectors
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from sloserve.core.clock import ManualClock
+
+T = TypeVar("T")
+
+START_S = ManualClock.EPOCH_OFFSET_S
+
+
+_LIMIT_S = 10.0
+
+
+class _Selector(selectors.SelectSelector):
+    """Does not wait for the time that it is given, but makes it pass; without one, waits for other threads."""
+
+    now_s = START_S
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            self.now_s += max(timeout, 0.0)
+            return super().select(0)
+        ready = super().select(_LIMIT_S)
+        if not ready:
+            raise RuntimeError("everybody waits, and nothing is going to happen")
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time, which is a clock as well."""
+
+    def __init__(self) -> None:
+        self._virtual = _Selector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        return self._virtual.now_s
+
+    now_s = time
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)
+
+
+class LoopClock:
+    """The running virtual loop's time."""
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class ThreadClocks:
+    """For each thread a time of its own: what the one waits for need not be waited for by the other."""
+
+    def __init__(self) -> None:
+        self._clocks = threading.local()
+
+    def now_s(self) -> float:
+        return self._mine().now_s()
+
+    def sleep(self, duration_s: float) -> None:
+        self._mine().advance_to(self.now_s() + duration_s)
+
+    def _mine(self) -> ManualClock:
+        if not hasattr(self._clocks, "mine"):
+            self._clocks.mine = ManualClock(START_S)
+        return self._clocks.mine  # type: ignore[no-any-return]
