@@ -11,6 +11,7 @@ from sloserve.core.runlog import RunLog
 from sloserve.estimator.profile import load_profile
 from sloserve.sim.admissions import NONE, run_names, split_run
 from sloserve.sim.compare import Comparison, compare
+from sloserve.sim.experience import replies_of
 from sloserve.sim.experiment import DEFAULT_LOADS, STOCK, Experiment, Point, run_experiment
 from sloserve.sim.logs import LogWriter, write_result
 from sloserve.sim.named_slos import find_slos
@@ -70,7 +71,8 @@ def simulate(
             runs.append(record)
             counters.append({"policy": run.policy, "seed": point.seed, "rps": point.rps, **run.log.counters})
             axis = point.rps if point.load is None else point.load
-            samples.append(LatencySample(run.policy, axis, latencies(run.log.requests)))
+            logged = run.log.requests
+            samples.append(LatencySample(run.policy, axis, latencies(logged), replies_of(logged, point.seed)))
     comparisons = compare(runs)
     capacities = qoe_capacity(runs)
     _write(experiment, out_dir, runs, comparisons, capacities, counters)

@@ -92,17 +92,17 @@ def summary_table(runs: Sequence[Run], comparisons: Sequence[Comparison] = (), *
 
 
 def capacity_table(capacities: Sequence[QoECapacity], *, in_capacity: bool) -> Table:
-    """The load that each policy carries at the threshold of mean QoE, of at least one policy, and its ratio to the
-    baseline's.
+    """The load that each policy, of at least one, carries at the threshold of mean QoE, and its ratio to the
+    baseline's; means over seeds.
     """
     unit = "x stock's capacity" if in_capacity else "requests/s"
     table = Table(
-        title=f"load at mean QoE >= {capacities[0].threshold:g}, {unit} (95 % interval over seeds)",
+        title=f"load at mean QoE >= {capacities[0].threshold:g}, {unit}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("policy", overflow="fold")
-    for heading in ("load", "interval", "ratio", "interval"):
+    for heading in ("load", "95 % interval", "ratio", "95 % interval"):
         table.add_column(heading, justify="right", no_wrap=True)
     for found in capacities:
         table.add_row(found.policy, *_estimate(found.load), *_estimate(found.ratio))

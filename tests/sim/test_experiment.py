@@ -139,7 +139,7 @@ def test_files_depend_on_the_flags_alone(tmp_path: Path) -> None:
         assert run["completed"] == run["requests"] == 60
         assert run["lost"] == 0
     assert first == second
-    for name in ("requests.csv", "tokens.csv.gz", "attainment.png", "latency_cdf.png", "qoe.png"):
+    for name in ("requests.csv", "tokens.csv.gz", "attainment.png", "latency_cdf.png", "qoe.png", "timelines.png"):
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
     stock, fcfs = ([r for r in first["runs"] if r["policy"] == p] for p in ("stock", "fcfs"))
     assert [r | {"policy": ""} for r in stock] == [r | {"policy": ""} for r in fcfs]

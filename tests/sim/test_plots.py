@@ -8,15 +8,19 @@ import pytest
 
 from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
+from sloserve.sim.experience import replies_of
+from sloserve.sim.figure_style import COLOURS, line_styles
+from sloserve.sim.load_plots import attainment_figure, normalized_latency_figure, throughput_figure
 from sloserve.sim.plots import (
     ATTAINMENT_PNG,
-    COLOURS,
     LATENCY_PNG,
+    NORMALIZED_PNG,
+    QOE_LENGTH_PNG,
     QOE_PNG,
+    THROUGHPUT_PNG,
+    TIMELINES_PNG,
     LatencySample,
-    attainment_figure,
     latency_figure,
-    line_styles,
     write_plots,
 )
 from sloserve.sim.summary import Run, latencies, summarize
@@ -35,16 +39,19 @@ def experiment(synthetic_run: MakeRun) -> Experiment:
             for seed in range(2):
                 log = synthetic_run(seed=seed, delay_s=delay_s * load)
                 runs.append(summarize(log, policy=policy, seed=seed, rps=4.0 * load, load=load))
-                samples.append(LatencySample(policy, load, latencies(log.requests)))
+                samples.append(LatencySample(policy, load, latencies(log.requests), replies_of(log.requests, seed)))
     return runs, samples
 
 
 @pytest.mark.slow
-def test_three_figures_with_equal_bytes_for_equal_input(tmp_path: Path, experiment: Experiment) -> None:
+def test_seven_figures_with_equal_bytes_for_equal_input(tmp_path: Path, experiment: Experiment) -> None:
     runs = [run for run in experiment[0] if run["load"] == 1.0]
     samples = [sample for sample in experiment[1] if sample.load == 1.0]
     written = write_plots(tmp_path / "a", runs, samples)
-    assert [path.name for path in written] == [ATTAINMENT_PNG, LATENCY_PNG, QOE_PNG]
+    assert [path.name for path in written] == [
+        *(ATTAINMENT_PNG, LATENCY_PNG, QOE_PNG, NORMALIZED_PNG, THROUGHPUT_PNG),
+        *(QOE_LENGTH_PNG, TIMELINES_PNG),
+    ]
     for path, again in zip(written, write_plots(tmp_path / "b", runs, samples), strict=True):
         assert path.read_bytes() == again.read_bytes()
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -53,7 +60,9 @@ def test_three_figures_with_equal_bytes_for_equal_input(tmp_path: Path, experime
 def test_figures_without_data_are_left_out(tmp_path: Path, request_log: MakeRequest, step_log: MakeSteps) -> None:
     free = RunLog([request_log("a", 0.0, [0.5, 0.6], slo_class="free")], step_log())
     runs = [summarize(free, policy="stock", seed=0, rps=1.0)]
-    written = write_plots(tmp_path, runs, [LatencySample("stock", 1.0, latencies(free.requests))])
+    written = write_plots(
+        tmp_path, runs, [LatencySample("stock", 1.0, latencies(free.requests), replies_of(free.requests, 0))]
+    )
     assert [path.name for path in written] == [LATENCY_PNG]
     assert write_plots(tmp_path, [], []) == []
 
@@ -75,6 +84,23 @@ def test_attainment_has_a_panel_for_each_class(experiment: Experiment) -> None:
         np.mean([r["slo_attainment"] for r in runs if r["policy"] == "stock" and r["load"] == x]) for x in (0.5, 1)
     ]
     assert list(stock.get_ydata()) == pytest.approx(expected)
+
+
+def test_other_figures_against_load_keep_their_units(experiment: Experiment) -> None:
+    runs, _ = experiment
+    for run in runs:
+        run["preemptions_per_request"] = None  # as of a server that does not say
+    styles = line_styles(["stock", "edf"])
+    output, preemptions = throughput_figure(runs, styles).axes
+    line = output.containers[-1][0]
+    assert list(line.get_ydata()) == pytest.approx(
+        [np.mean([r["output_throughput"] for r in runs if (r["policy"], r["load"]) == ("stock", x)]) for x in (0.5, 1)]
+    )
+    assert output.get_ylim()[1] > 1.04
+    assert list(preemptions.containers[-1][0].get_ydata()) == []
+    edf = normalized_latency_figure(runs, styles).axes[0].containers[0][0]
+    own = [r["normalized_latency_ms"] for r in runs if (r["policy"], r["load"]) == ("edf", 1.0)]
+    assert edf.get_ydata()[1] == pytest.approx(np.mean(own) / 1e3)
 
 
 def test_distribution_ends_below_one_by_what_was_not_completed(request_log: MakeRequest) -> None:
