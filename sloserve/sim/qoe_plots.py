@@ -92,5 +92,7 @@ def _panels(replies: Mapping[str, Sequence[Replies]], styles: Styles, title: str
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
     for unused in grid[len(policies) :]:
         unused.set_visible(False)
+    for lowest in grid[max(len(policies) - columns, 0) : len(policies)]:
+        lowest.xaxis.set_tick_params(labelbottom=True)
     figure.suptitle(title, fontsize="large")
     return figure, dict(zip(policies, grid, strict=False))

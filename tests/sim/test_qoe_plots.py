@@ -70,3 +70,10 @@ def test_a_seed_with_another_expectation_stays_out(request_log: MakeRequest) -> 
 def test_a_reply_without_tokens_is_counted(request_log: MakeRequest) -> None:
     figure = timelines_figure({"edf": [of([request_log("a", 0.0, [])])]}, line_styles(["edf"]), "x")
     assert figure.axes[0].get_title() == "edf, 1 of 1"
+
+
+def test_a_panel_above_an_empty_place_keeps_its_ticks(request_log: MakeRequest) -> None:
+    replies = {policy: [of([request_log("a", 0.0, [0.5])])] for policy in ("a", "b", "c", "d", "e")}
+    figure = lengths_figure(replies, line_styles(list(replies)), "x")
+    shown = [axes.xaxis.get_tick_params()["labelbottom"] for axes in figure.axes if axes.get_visible()]
+    assert shown == [False, True, True, True, True]
