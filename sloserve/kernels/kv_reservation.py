@@ -1,0 +1,226 @@
+"""KV cache blocks promised to live requests over future engine steps: what may be admitted so that no allocation fails.
+
+Two forms, over the same lengths. :class:`KvReservation` counts what all requests will hold at each future step.
+:class:`KvHosting` is the rule of EconoServe (Sec. 3.2), which lends the second halves of allocated spans; whatever it
+admits, the first would.
+
+A step is one call of the engine in which each running request gets one token; ``advance(step)`` says that those before
+``step`` have run. Ids are any integers of the caller's, such as slots. Arrays are ``[n]``, or one value for all.
+Predicted lengths may be fractions; they are rounded up, as tokens are to blocks. Where one request of many raises an
+exception, those before it have been dealt with.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sloserve.kernels import _csrc
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+FOREVER: Final = 2**62
+"""``hold_steps`` of a request that keeps what it has until further notice: paused, or not to decode yet. Its
+``grow_steps`` are not looked at.
+"""
+
+
+def _columns(*values: ArrayLike) -> IntArray:
+    if all(isinstance(value, int) for value in values):  # one request; row by row takes three times as long
+        return np.array(values, np.int64)[:, None]
+    columns = np.empty((len(values), np.size(values[0])), np.int64)
+    for row, value in zip(columns, values, strict=True):
+        array = np.asarray(value)
+        row[:] = array if array.dtype.kind in "iu" else np.ceil(array)
+    return columns
+
+
+def _ids(ids: ArrayLike) -> IntArray:
+    return np.atleast_1d(np.asarray(ids, np.int64))
+
+
+class KvReservation:
+    """Predicted KV occupancy, exact in blocks, at each future step.
+
+    A request holds ``tokens`` (a prompt counts whole, however it is chunked) for ``hold_steps``, then takes one token
+    more in each of ``grow_steps``, then is gone. Prefill of p steps and o tokens of output: hold p, grow o - 1, since
+    the last token is never computed. One that decodes, with r tokens to come: hold 0, grow r. Engines that schedule a
+    step ahead of their output see each end one step late: grow one more.
+
+    Growth as predicted needs no call. A request past its predicted end is counted with what it held last, until it is
+    removed or put anew. A change or a question costs the request's own future steps, however many others there are;
+    with a ``hold_steps`` of FOREVER, a question costs the steps to the last predicted end. A paused request keeps what
+    others may count on: where it is not forced, ask whether the pause fits, as for anything else.
+    """
+
+    def __init__(self, capacity_blocks: int, block_size: int, now: int = 0) -> None:
+        self.capacity_blocks: Final = capacity_blocks
+        self._steps = _csrc.KvReservation(capacity_blocks, block_size, now)
+
+    @property
+    def now(self) -> int:
+        """The step that runs next."""
+        return self._steps.now
+
+    @property
+    def visited_steps(self) -> int:
+        """Future steps that changes and questions have read or written since the beginning: their cost."""
+        return self._steps.visited
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._steps
+
+    def put(self, ids: ArrayLike, tokens: ArrayLike, *, hold_steps: ArrayLike = 0, grow_steps: ArrayLike = 0) -> None:
+        """States what requests hold and will hold from now on, whether it fits or not, in place of what was stated.
+
+        For what is a fact already: other progress than predicted, a new prediction, a pause.
+        """
+        self._steps.put(_columns(ids, tokens, hold_steps, grow_steps))
+
+    def fits(
+        self,
+        ids: ArrayLike,
+        tokens: ArrayLike,
+        *,
+        hold_steps: ArrayLike = 0,
+        grow_steps: ArrayLike = 0,
+        reserve_blocks: int = 0,
+    ) -> BoolArray:
+        """Whether each, alone, could be put so that at no future step fewer than ``reserve_blocks`` are left.
+
+        What a known request was stated to hold does not count against it.
+        """
+        return self._steps.fits(_columns(ids, tokens, hold_steps, grow_steps), reserve_blocks).view(np.bool_)
+
+    def admit(
+        self,
+        ids: ArrayLike,
+        tokens: ArrayLike,
+        *,
+        hold_steps: ArrayLike = 0,
+        grow_steps: ArrayLike = 0,
+        reserve_blocks: int = 0,
+        stop_at_misfit: bool = False,
+    ) -> BoolArray:
+        """Puts each in turn, if it fits beside those before it; which were put.
+
+        ``stop_at_misfit``: none after the first that does not fit. A known request that is refused keeps what it had.
+        """
+        columns = _columns(ids, tokens, hold_steps, grow_steps)
+        return self._steps.admit(columns, reserve_blocks, stop_at_misfit).view(np.bool_)
+
+    def grantable(
+        self,
+        ids: ArrayLike,
+        tokens: ArrayLike,
+        *,
+        up_to: ArrayLike,
+        hold_steps: ArrayLike = 0,
+        reserve_blocks: int = 0,
+    ) -> IntArray:
+        """The most ``grow_steps``, at most ``up_to``, with which each would fit alone; 0 if it does not at all."""
+        return self._steps.grantable(_columns(ids, tokens, hold_steps, up_to), reserve_blocks)
+
+    def remove(self, ids: ArrayLike) -> None:
+        """Ended, evicted or moved away: what they held is free at once. Raises: ValueError for an unknown id."""
+        self._steps.remove(_ids(ids))
+
+    def advance(self, step: int) -> None:
+        """The steps before ``step`` have run. Raises: ValueError for one in the past."""
+        self._steps.advance(step)
+
+    def overrunners(self, within_steps: int = 0) -> tuple[IntArray, IntArray]:
+        """Ids of those whose predicted end has passed, or does in ``within_steps``, by (end, id); and when each is due.
+
+        Due: the first step for which, if it goes on, it takes a block that is not counted: extend or pause it before. A
+        pause frees nothing: if :meth:`first_over` names a step, some must be moved away before that one.
+        """
+        return self._steps.overrunners(within_steps)
+
+    def first_over(self, reserve_blocks: int = 0) -> int | None:
+        """The earliest step at which fewer than ``reserve_blocks`` are left; ``None`` if there is no such step."""
+        return self._steps.first_over(reserve_blocks)
+
+    def headroom(self, step: int) -> int:
+        """Blocks that no request will hold while ``step`` runs; negative if more are promised than there are."""
+        return self.capacity_blocks - self._steps.occupied(step)
+
+
+class KvHosting:
+    """Exact allocation, and hosting in the second halves of allocated spans, with a buffer of b tokens.
+
+    A request gets blocks of its own for what it holds and all that is to come (:meth:`allocate`), or for what it holds
+    alone, and grows in the span of a host (:meth:`host`). Spans are lent in the step in which their owner starts. The
+    header says which readings of the paper were chosen.
+    """
+
+    def __init__(self, capacity_blocks: int, block_size: int, now: int = 0) -> None:
+        self._spans = _csrc.KvHosting(capacity_blocks, block_size, now)
+
+    @property
+    def now(self) -> int:
+        """The step that runs next."""
+        return self._spans.now
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that are not allocated."""
+        return self._spans.free_blocks
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._spans
+
+    def allocate(
+        self,
+        ids: ArrayLike,
+        tokens: ArrayLike,
+        *,
+        grow_steps: ArrayLike = 0,
+        reserve_blocks: int = 0,
+        stop_at_misfit: bool = False,
+    ) -> BoolArray:
+        """Gives each in turn blocks for its ``tokens`` and all ``grow_steps`` to come; which got them.
+
+        They replace what it had. None where fewer than ``reserve_blocks`` would stay free. ``stop_at_misfit``: none
+        after the first such.
+        """
+        columns = _columns(ids, tokens, grow_steps, 0)
+        return self._spans.allocate(columns, reserve_blocks, stop_at_misfit).view(np.bool_)
+
+    def host(
+        self,
+        ids: ArrayLike,
+        tokens: ArrayLike,
+        *,
+        grow_steps: ArrayLike,
+        buffer_tokens: ArrayLike,
+        reserve_blocks: int = 0,
+    ) -> tuple[IntArray, IntArray]:
+        """Guests for what started in this step: indices of those taken, in the order taken, and the ids of their hosts.
+
+        Candidates are requests that wait, in queue order; what they hold they have already, or take of the free blocks
+        beside ``reserve_blocks``. Raises: ValueError for one that grows already.
+        """
+        return self._spans.host(_columns(ids, tokens, grow_steps, buffer_tokens), reserve_blocks)
+
+    def remove(self, ids: ArrayLike) -> None:
+        """Ended, evicted or moved away: free at once, but for spans that guests grow in. Raises: as above."""
+        self._spans.remove(_ids(ids))
+
+    def advance(self, step: int) -> None:
+        """The steps before ``step`` have run. Raises: ValueError for one in the past."""
+        self._spans.advance(step)
+
+    def overrunners(self, within_steps: int = 0) -> tuple[IntArray, IntArray]:
+        """Growing requests that need a block that is not theirs, or is their host's again, and for which step; by step.
+
+        To pause such a guest frees nothing: it must be allocated blocks of its own, or move away.
+        """
+        return self._spans.overrunners(within_steps)
