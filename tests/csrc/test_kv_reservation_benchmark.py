@@ -1,4 +1,4 @@
-"""The benchmark of the KV reservation, once and small: no operation's cost depends on the number of live requests."""
+"""The benchmark of the KV reservation, once and small: a change touches a request's own steps, and hosts find guests."""
 
 import json
 import runpy

@@ -8,8 +8,8 @@
 // The sum is kept as one number for each future step. A change or a question costs the future steps of the one request, in
 // sequence and several at a time, whatever the number n of live ones; and O(log n) for the order of their ends. Trees do not
 // do better: blocks rise at steps of each request's own phase, so with lazy additions there is one range addition for every
-// block, 2 log2(steps) node visits where the array has block_size additions in a row (3 to 11 times as long at 128 to 32,768
-// steps); and with slopes, a maximum under additions of linear functions takes a convex hull in each node, for each phase.
+// block, 2 log2(steps) node visits where the array has block_size additions in a row; and with slopes, a maximum under
+// additions of linear functions takes a convex hull in each node, for each phase.
 #pragma once
 
 #include <algorithm>
