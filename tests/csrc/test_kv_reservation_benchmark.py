@@ -1,4 +1,4 @@
-"""The benchmark of the KV reservation, once and small: a change touches a request's own steps, and hosts find guests."""
+"""The benchmark of the KV reservation, once and small: changes touch a request's own steps, hosts find guests."""
 
 import json
 import runpy
