@@ -38,6 +38,14 @@ _OVERLOADED = {
         "predict:min_chance=0.1,predict:min_chance=0.5"
     ),
 }
+_READERS: dict[str, Any] = {
+    "load": "0.5,1,1.5,2,2.5",
+    "max_requests": 500,
+    "policy": "stock,rr,priority,edf,sjf,sjf:length=oracle",
+}
+"""Andes, Sec. 6.1: rivals of QoE-aware scheduling and loads beyond the capacity; profiles and sizes are ours."""
+_READERS_OPT = _READERS | {"profile": "a100-opt-13b"}
+_READERS_TRACE = _READERS | {"profile": "h100-llama3-8b", "kv_blocks": 3000, "slo": "reading"}
 
 EXPERIMENTS = {
     "azure-conv": ExperimentRow(
@@ -120,6 +128,28 @@ EXPERIMENTS = {
     ),
     "admission-servegen": ExperimentRow(
         "The same on a mix of many clients' habits.", _OVERLOADED, trace="servegen_mlarge_day2_10h.csv.gz"
+    ),
+    "qoe-reading": ExperimentRow(
+        "How much load keeps readers at a mean QoE of 0.9, in the Andes paper's own setting but OPT-13B?",
+        _READERS_OPT | {"workload": "reading-speed"},
+    ),
+    "qoe-reading-gamma3": ExperimentRow("And in bursts?", _READERS_OPT | {"workload": "reading-speed-gamma3"}),
+    "qoe-multiround": ExperimentRow("And with prompts three times as long?", _READERS_OPT | {"workload": "multiround"}),
+    "qoe-voice": ExperimentRow(
+        "And for listeners, who take in replies at two thirds of that speed?", _READERS_OPT | {"workload": "voice"}
+    ),
+    "qoe-azure-conv": ExperimentRow(
+        "And on production chat traffic, with a tenth of the KV cache?",
+        _READERS_TRACE,
+        trace="azure2023_conv_first_two_thirds.csv.gz",
+    ),
+    "qoe-azure-code": ExperimentRow(
+        "And on bursts of long prompts with short replies, where stock fails long before its capacity?",
+        _READERS_TRACE | {"load": "0.1,0.25,0.5,1,1.5"},
+        trace="azure2023_code_first_two_thirds.csv.gz",
+    ),
+    "qoe-servegen": ExperimentRow(
+        "And on a mix of many clients' habits?", _READERS_TRACE, trace="servegen_mlarge_day2_10h.csv.gz"
     ),
     "chat-batch-mix": ExperimentRow(
         "How long does chat wait behind a burst of batch jobs?",

@@ -68,6 +68,18 @@ def test_generated_experiments_can_be_built(name: str) -> None:
     assert len(experiment.requests(seed=0)) == experiment.max_requests
 
 
+@pytest.mark.parametrize("name", [name for name, row in EXPERIMENTS.items() if row.trace is not None])
+def test_replayed_experiments_can_be_built(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with gzip.open(tmp_path / str(EXPERIMENTS[name].trace), "wt") as file:
+        file.write("arrival_s,prompt_tokens,output_tokens,task\n0.0,10,5,conv\n1.0,20,6,code\n")
+    monkeypatch.setenv("SLOSERVE_DATA", str(tmp_path))
+    experiment = build_experiment(**experiment_flags(name))
+    assert experiment.policies[0] == "stock"
+    targets = [r.slo.targets for r in experiment.requests(seed=0)]
+    assert len(targets) == 2
+    assert all(t.tds for t in targets) if name.startswith("qoe-") else all(targets)
+
+
 def test_an_experiment_on_a_trace_says_where_it_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SLOSERVE_DATA", raising=False)
     with pytest.raises(ConfigError, match="set SLOSERVE_DATA"):
