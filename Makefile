@@ -3,6 +3,7 @@
 #   make env     .venv with the engine and the development tools
 #   make serve   the server with a model made on the spot, on 127.0.0.1:8000
 #   make test    all tests, the fast ones first
+#   make clients the tests of the TypeScript client, where npm is installed
 #   make check   format, lint, types, import contracts, fast tests
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version
 #   make clean   removes what the above made, but for the package cache
@@ -23,7 +24,7 @@ FAST = not slow and not vllm and not gpu
 NOT_FAST = --ignore=tests/vllm --ignore=tests/fuzz
 PYTEST = $(BIN)/python -m pytest -q --durations=10
 
-.PHONY: env serve test check static fast compat clean
+.PHONY: env serve test clients check static fast compat clean
 
 env: $(VENV)/.installed-$(ENGINE)
 
@@ -39,7 +40,16 @@ serve: env
 
 test: env
 	$(PYTEST) -m "$(FAST)" $(NOT_FAST)
+	$(MAKE) clients
 	$(PYTEST) -m "not ($(FAST))"
+
+# npm writes the file in node_modules when it is done.
+clients:
+	@if ! command -v npm > /dev/null; then \
+		echo "NOT TESTED: the TypeScript client (clients/typescript) needs npm, which is not installed"; exit 0; fi; \
+	set -ex; cd clients/typescript; \
+	test node_modules/.package-lock.json -nt package-lock.json || npm ci --loglevel=error; \
+	npm test --loglevel=error
 
 check: static fast
 
@@ -65,4 +75,5 @@ compat:
 
 clean:
 	rm -rf .venv .venv-compat-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf clients/typescript/node_modules clients/typescript/dist
 	find sloserve tests -name __pycache__ -prune -exec rm -rf {} +
