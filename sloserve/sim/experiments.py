@@ -41,7 +41,7 @@ _OVERLOADED = {
 _READERS: dict[str, Any] = {
     "load": "0.5,1,1.5,2,2.5",
     "max_requests": 500,
-    "policy": "stock,rr,priority,edf,sjf,sjf:length=oracle",
+    "policy": "stock,rr,priority,edf,sjf,sjf:length=oracle,andes",
 }
 """Andes, Sec. 6.1: rivals of QoE-aware scheduling and loads beyond the capacity; profiles and sizes are ours."""
 _READERS_OPT = _READERS | {"profile": "a100-opt-13b"}
