@@ -1,4 +1,4 @@
-"""How near to the best selection does a greedy knapsack come, and what does each take?
+"""How near to the best selection do the priced and the greedy knapsack come, and what does each take?
 
 Usage: python benchmarks/knapsack.py [--quick]
 
@@ -13,13 +13,14 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.kernels.knapsack import best_batch, pack_exact, pack_greedy
+from sloserve.kernels.knapsack import PackRule, best_batch, pack_exact, pack_greedy, pack_priced
 
 SEED = 0
 SIZES = (50, 100, 200)
@@ -29,10 +30,15 @@ LIMITS = (1.0, 0.5, 0.25)
 INSTANCES = 20
 BATCHES = 8
 BATCH_INSTANCES = 8
-BATCH_REQUESTS = (200, 1000, 2000)
+BATCH_REQUESTS = (200, 500, 1000, 2000)
 REPEATS = 400
 
-MODES = {"greedy": False, "greedy, stops": True}
+PACKS: dict[str, Callable[..., NDArray[np.int64]]] = {
+    "priced": pack_priced,
+    "greedy": pack_greedy,
+    "greedy, stops": partial(pack_greedy, stop_at_misfit=True),
+}
+RULES = {"priced": PackRule.PRICED, "greedy": PackRule.GREEDY, "greedy, stops": PackRule.PAPER}
 
 
 def requests(rng: np.random.Generator, n: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -79,31 +85,28 @@ def shares(values: list[float]) -> dict[str, float]:
 
 
 def one_batch_size(rng: np.random.Generator, n: int, limit: float) -> dict[str, Any]:
-    quality: dict[str, list[float]] = {name: [] for name in MODES}
-    spent: dict[str, list[float]] = {name: [] for name in (*MODES, "exact")}
+    quality: dict[str, list[float]] = {name: [] for name in PACKS}
+    spent: dict[str, list[float]] = {name: [] for name in (*PACKS, "exact")}
     for capacity in CAPACITIES:
         for _ in range(INSTANCES):
             gain, weight = requests(rng, n)
             seq, count = np.arange(n), max(round(limit * most_that_fit(weight, capacity)), 1)
             best = timed(lambda: pack_exact(gain, weight, capacity, count, at_most=True), spent["exact"])  # noqa: B023
-            pack_greedy(gain, weight, seq, capacity, count)  # not timed: the exact tables have emptied the caches
-            for name, stops in MODES.items():
-                pack = timed(
-                    lambda: pack_greedy(gain, weight, seq, capacity, count, stop_at_misfit=stops),  # noqa: B023
-                    spent[name],
-                )
-                quality[name].append(float(gain[pack].sum() / gain[best].sum()))
+            for name, pack in PACKS.items():
+                pack(gain, weight, seq, capacity, count)  # not timed: the exact tables have emptied the caches
+                chosen = timed(lambda: pack(gain, weight, seq, capacity, count), spent[name])  # noqa: B023
+                quality[name].append(float(gain[chosen].sum() / gain[best].sum()))
     return {
         "requests": n,
         "limit": limit,
         "instances": len(CAPACITIES) * INSTANCES,
         "exact": spread(spent["exact"]),
-        **{name: {**shares(quality[name]), **spread(spent[name])} for name in MODES},
+        **{name: {**shares(quality[name]), **spread(spent[name])} for name in PACKS},
     }
 
 
 def of_batch_sizes(rng: np.random.Generator, n: int) -> dict[str, Any]:
-    quality: dict[str, list[float]] = {name: [] for name in MODES}
+    quality: dict[str, list[float]] = {name: [] for name in RULES}
     for capacity in CAPACITIES:
         for _ in range(BATCH_INSTANCES):
             gain, weight = requests(rng, n)
@@ -112,8 +115,8 @@ def of_batch_sizes(rng: np.random.Generator, n: int) -> dict[str, Any]:
                 pack_exact(g, weight, capacity, b, at_most=True) for g, b in zip(gains, sizes.tolist(), strict=True)
             ]
             best = max(float(g[pack].sum()) for g, pack in zip(gains, packs, strict=True))
-            for name, stops in MODES.items():
-                found = best_batch(gains, weight, np.arange(n), capacity, sizes, stop_at_misfit=stops)
+            for name, rule in RULES.items():
+                found = best_batch(gains, weight, np.arange(n), capacity, sizes, rule=rule)
                 quality[name].append(found.gain / best)
     return {
         "requests": n,
@@ -124,14 +127,20 @@ def of_batch_sizes(rng: np.random.Generator, n: int) -> dict[str, Any]:
 
 def batch_times(rng: np.random.Generator) -> list[dict[str, Any]]:
     """Times of :func:`best_batch`, all cells in turn, each time for other requests."""
-    spent: dict[tuple[int, int], list[float]] = {(n, c): [] for n in BATCH_REQUESTS for c in CAPACITIES}
+    spent: dict[tuple[int, int], dict[str, list[float]]] = {
+        (n, c): {name: [] for name in RULES} for n in BATCH_REQUESTS for c in CAPACITIES
+    }
     for _ in range(REPEATS):
-        for (n, capacity), values in spent.items():
+        for (n, capacity), by_rule in spent.items():
             gain, weight = requests(rng, n)
             sizes, gains = gains_by_batch(rng, gain, most_that_fit(weight, capacity))
             seq = np.arange(n)
-            timed(lambda: best_batch(gains, weight, seq, capacity, sizes), values)  # noqa: B023
-    return [{"requests": n, "capacity": capacity, **spread(values)} for (n, capacity), values in spent.items()]
+            for name, rule in RULES.items():
+                timed(lambda: best_batch(gains, weight, seq, capacity, sizes, rule=rule), by_rule[name])  # noqa: B023
+    return [
+        {"requests": n, "capacity": capacity, **{name: spread(values) for name, values in by_rule.items()}}
+        for (n, capacity), by_rule in spent.items()
+    ]
 
 
 def measured() -> dict[str, Any]:

@@ -17,6 +17,9 @@
 #include "sloserve/batch_plan.h"
 #include "sloserve/exhaustive.h"
 #include "sloserve/knapsack.h"
+#include "sloserve/knapsack_batch.h"
+#include "sloserve/knapsack_exact.h"
+#include "sloserve/knapsack_priced.h"
 #include "sloserve/kv_hosting.h"
 #include "sloserve/kv_reservation.h"
 #include "sloserve/rank.h"
@@ -211,16 +214,28 @@ NB_MODULE(_csrc, m) {
       },
       "gain"_a.noconvert(), "weight"_a.noconvert(), "seq"_a.noconvert(), "capacity"_a, "max_items"_a, "stop_at_misfit"_a);
   m.def(
+      "pack_priced",
+      [](const Column<double>& gain, const Column<std::int64_t>& weight, const Column<std::int64_t>& seq, std::int64_t capacity,
+         std::int64_t max_items) {
+        const sloserve::Knapsack sack{gain.data(), weight.data(), gain.shape(0), capacity};
+        return to_numpy(sloserve::pack_priced(sack, weight.shape(0), seq.data(), seq.shape(0), max_items));
+      },
+      "gain"_a.noconvert(), "weight"_a.noconvert(), "seq"_a.noconvert(), "capacity"_a, "max_items"_a);
+  nb::enum_<sloserve::PackRule>(m, "PackRule")
+      .value("PRICED", sloserve::PackRule::kPriced)
+      .value("GREEDY", sloserve::PackRule::kGreedy)
+      .value("PAPER", sloserve::PackRule::kPaper);
+  m.def(
       "best_batch",
       [](const Matrix<double>& gain, const Column<std::int64_t>& weight, const Column<std::int64_t>& seq, std::int64_t capacity,
-         const Column<std::int64_t>& batch_sizes, bool stop_at_misfit) {
+         const Column<std::int64_t>& batch_sizes, sloserve::PackRule rule) {
         const sloserve::Knapsack sack{gain.data(), weight.data(), gain.shape(1), capacity};
         sloserve::BatchChoice best = sloserve::best_batch(sack, gain.shape(0), weight.shape(0), seq.data(), seq.shape(0),
-                                                          batch_sizes.data(), batch_sizes.shape(0), stop_at_misfit);
+                                                          batch_sizes.data(), batch_sizes.shape(0), rule);
         return std::tuple(best.batch_size, to_numpy(std::move(best.chosen)), best.gain);
       },
       "gain_by_batch"_a.noconvert(), "weight"_a.noconvert(), "seq"_a.noconvert(), "capacity"_a, "batch_sizes"_a.noconvert(),
-      "stop_at_misfit"_a);
+      "rule"_a);
   m.def(
       "pack_exact",
       [](const Column<double>& gain, const Column<std::int64_t>& weight, std::int64_t capacity, std::int64_t num_items,

@@ -1,3 +1,5 @@
+from enum import Enum
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,13 +25,22 @@ def pack_greedy(
     max_items: int,
     stop_at_misfit: bool,
 ) -> NDArray[np.int64]: ...
+def pack_priced(
+    gain: NDArray[np.float64], weight: NDArray[np.int64], seq: NDArray[np.int64], capacity: int, max_items: int
+) -> NDArray[np.int64]: ...
+
+class PackRule(Enum):
+    PRICED = ...
+    GREEDY = ...
+    PAPER = ...
+
 def best_batch(
     gain_by_batch: NDArray[np.float64],
     weight: NDArray[np.int64],
     seq: NDArray[np.int64],
     capacity: int,
     batch_sizes: NDArray[np.int64],
-    stop_at_misfit: bool,
+    rule: PackRule,
 ) -> tuple[int, NDArray[np.int64], float]: ...
 def pack_exact(
     gain: NDArray[np.float64], weight: NDArray[np.int64], capacity: int, num_items: int, at_most: bool

@@ -3,7 +3,10 @@
 Gains are any finite numbers (for Andes: how much more QoE a request has if served), weights whole numbers of KV blocks
 or tokens, 1 at least. Same arguments, same answer, on every platform.
 
-Source: Andes, Algorithms 1 and 2. Differs: see csrc/include/sloserve/knapsack.h.
+:func:`pack_priced` is the one to use; :func:`pack_greedy` is the paper's, which loses a quarter where the number binds
+instead of the cache, and :func:`pack_exact` what both are measured against.
+
+Source: Andes, Algorithms 1 and 2. Differs: see csrc/include/sloserve/knapsack.h and knapsack_priced.h.
 """
 
 from dataclasses import dataclass
@@ -12,6 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sloserve.kernels import _csrc
+
+# How best_batch packs: PRICED as pack_priced, GREEDY as pack_greedy, PAPER as pack_greedy with stop_at_misfit.
+PackRule = _csrc.PackRule
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -24,6 +30,19 @@ class BatchChoice:
     batch_size: int
     chosen: IntArray
     gain: float
+
+
+def pack_priced(gain: ArrayLike, weight: ArrayLike, seq: ArrayLike, capacity: int, max_items: int) -> IntArray:
+    """Indices of at most ``max_items`` of n items of much gain, by descending gain / weight; O(n) a price tried.
+
+    gain, weight, seq: ``[n]``. The weights of the chosen sum to at most ``capacity``; nobody is chosen whose gain is
+    not above 0. They are the best by gain - price * weight at the least price at which these fit, and what still fits
+    by gain / weight; equals are chosen by weight, then ``seq``. Exact where the best by gain fit, since there the price
+    is 0, and never below half of exact. The gain may fall a little as the capacity grows.
+
+    Raises: ValueError as :func:`pack_greedy`.
+    """
+    return _csrc.pack_priced(_floats("gain", gain), _ints("weight", weight), _ints("seq", seq), capacity, max_items)
 
 
 def pack_greedy(
@@ -61,12 +80,13 @@ def best_batch(
     capacity: int,
     batch_sizes: ArrayLike,
     *,
-    stop_at_misfit: bool = False,
+    rule: PackRule = PackRule.PRICED,
 ) -> BatchChoice:
-    """The batch size whose greedy pack gains most, the first listed of equals, and that pack; see :func:`pack_greedy`.
+    """The batch size whose pack gains most, the first listed of equals, and that pack.
 
     gain_by_batch: ``[num_batch_sizes, n]``, what each item gains in a batch of that size. A pack may hold fewer items
-    than its batch size; its gains are still those of the full batch.
+    than its batch size; its gains are still those of the full batch. Fastest under PRICED if the sizes ascend and the
+    best is near the middle: a size that cannot reach the best so far is given up early.
 
     Raises: ValueError as :func:`pack_greedy`, and without a batch size or for one below 1.
     """
@@ -77,7 +97,7 @@ def best_batch(
             _ints("seq", seq),
             capacity,
             _ints("batch_sizes", batch_sizes),
-            stop_at_misfit,
+            rule,
         )
     )
 
@@ -85,7 +105,7 @@ def best_batch(
 def pack_exact(
     gain: ArrayLike, weight: ArrayLike, capacity: int, num_items: int, *, at_most: bool = False
 ) -> IntArray | None:
-    """Indices, ascending, of the ``num_items`` items of most gain that fit: to measure :func:`pack_greedy` against.
+    """Indices, ascending, of the ``num_items`` items of most gain that fit: to measure the others against.
 
     Exactly ``num_items``, also where that takes items that gain nothing, and ``None`` where so many do not fit;
     at_most: up to so many, none of which could be left out without loss. O(n * num_items * capacity) time, as many

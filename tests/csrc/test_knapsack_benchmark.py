@@ -14,6 +14,7 @@ def test_quick(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     monkeypatch.setattr(sys, "argv", [str(BENCHMARK), "--quick"])
     runpy.run_path(str(BENCHMARK), run_name="__main__")
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    shares = [row[mode] for row in rows for mode in ("greedy", "greedy, stops") if mode in row]
-    assert len(shares) == 8
+    modes = ("priced", "greedy", "greedy, stops")
+    shares = [row[mode] for row in rows for mode in modes if "mean" in row[mode]]
+    assert len(shares) == 12
     assert all(0.0 < share["worst"] <= share["mean"] <= 1.0 + 1e-9 for share in shares)
