@@ -15,6 +15,7 @@
 
 #include "sloserve/anneal.h"
 #include "sloserve/batch_plan.h"
+#include "sloserve/digest.h"
 #include "sloserve/exhaustive.h"
 #include "sloserve/knapsack.h"
 #include "sloserve/knapsack_batch.h"
@@ -34,6 +35,8 @@ using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 template <typename T>
 using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+using Curves = nb::ndarray<double, nb::shape<-1, sloserve::kDigestColumns>, nb::c_contig, nb::device::cpu>;
 
 template <typename T>
 using OwnedColumn = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
@@ -182,6 +185,53 @@ void bind_kv_hosting(nb::module_& m) {
           "within_steps"_a);
 }
 
+std::size_t replies_of(const Matrix<double>& replies, const Column<std::int64_t>& slots) {
+  if (replies.shape(0) != sloserve::kOutlookRows || replies.shape(1) != slots.shape(0)) {
+    throw std::invalid_argument("replies: shape [" + std::to_string(replies.shape(0)) + ", " +
+                                std::to_string(replies.shape(1)) + "] is not [" +
+                                std::to_string(sloserve::kOutlookRows) + ", " + std::to_string(slots.shape(0)) + "]");
+  }
+  return slots.shape(0);
+}
+
+sloserve::DigestCurve* curves_of(const Curves& curves) {
+  return reinterpret_cast<sloserve::DigestCurve*>(curves.data());
+}
+
+void bind_digest(nb::module_& m) {
+  m.def(
+      "deliver",
+      [](Curves curves, const Column<std::int64_t>& slots, const Column<std::int64_t>& tokens,
+         const Column<double>& times_s, const Column<double>& tds) {
+        const std::size_t n = slots.shape(0);
+        if (tokens.shape(0) != n || times_s.shape(0) != n || tds.shape(0) != n) {
+          throw std::invalid_argument("slots, tokens, times_s and tds must be of one length");
+        }
+        sloserve::deliver(curves_of(curves), curves.shape(0), slots.data(), tokens.data(), times_s.data(), tds.data(), n);
+      },
+      "curves"_a, "slots"_a, "tokens"_a, "times_s"_a, "tds"_a);
+  m.def(
+      "foresee",
+      [](Curves curves, const Column<std::int64_t>& slots, const Matrix<double>& replies, const Column<double>& steps_s,
+         double horizon_s, double alpha) {
+        const std::size_t n = replies_of(replies, slots);
+        std::vector<double> serve(steps_s.shape(0) * n), wait(n);
+        sloserve::foresee(curves_of(curves), curves.shape(0), slots.data(), replies.data(), n, steps_s.data(),
+                          steps_s.shape(0), horizon_s, alpha, serve.data(), wait.data());
+        return std::tuple(to_numpy(std::move(serve)), to_numpy(std::move(wait)));
+      },
+      "curves"_a, "slots"_a, "replies"_a, "steps_s"_a, "horizon_s"_a, "alpha"_a);
+  m.def(
+      "stand",
+      [](Curves curves, const Column<std::int64_t>& slots, const Matrix<double>& replies, double alpha) {
+        const std::size_t n = replies_of(replies, slots);
+        std::vector<double> current(n);
+        sloserve::stand(curves_of(curves), curves.shape(0), slots.data(), replies.data(), n, alpha, current.data());
+        return to_numpy(std::move(current));
+      },
+      "curves"_a, "slots"_a, "replies"_a, "alpha"_a);
+}
+
 }  // namespace
 
 NB_MODULE(_csrc, m) {
@@ -246,6 +296,7 @@ NB_MODULE(_csrc, m) {
         return to_numpy(std::move(*chosen));
       },
       "gain"_a.noconvert(), "weight"_a.noconvert(), "capacity"_a, "num_items"_a, "at_most"_a);
+  bind_digest(m);
   bind_kv_reservation(m);
   bind_kv_hosting(m);
 }

@@ -3,6 +3,24 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+def deliver(
+    curves: NDArray[np.float64],
+    slots: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    times_s: NDArray[np.float64],
+    tds: NDArray[np.float64],
+) -> None: ...
+def foresee(
+    curves: NDArray[np.float64],
+    slots: NDArray[np.int64],
+    replies: NDArray[np.float64],
+    steps_s: NDArray[np.float64],
+    horizon_s: float,
+    alpha: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
+def stand(
+    curves: NDArray[np.float64], slots: NDArray[np.int64], replies: NDArray[np.float64], alpha: float
+) -> NDArray[np.float64]: ...
 def top_k(keys: NDArray[np.float64], seqs: NDArray[np.int64], k: int) -> NDArray[np.int64]: ...
 def anneal(
     requests: NDArray[np.float64],

@@ -40,8 +40,8 @@ _OVERLOADED = {
 }
 _READERS: dict[str, Any] = {
     "load": "0.5,1,1.5,2,2.5",
-    "max_requests": 500,
-    "policy": "stock,rr,priority,edf,sjf,sjf:length=oracle,andes",
+    "max_requests": 1000,
+    "policy": "stock,rr,edf,sjf,sjf:length=oracle,andes",
 }
 """Andes, Sec. 6.1: rivals of QoE-aware scheduling and loads beyond the capacity; profiles and sizes are ours."""
 _READERS_OPT = _READERS | {"profile": "a100-opt-13b"}
@@ -131,7 +131,7 @@ EXPERIMENTS = {
     ),
     "qoe-reading": ExperimentRow(
         "How much load keeps readers at a mean QoE of 0.9, in the Andes paper's own setting but OPT-13B?",
-        _READERS_OPT | {"workload": "reading-speed"},
+        _READERS_OPT | {"workload": "reading-speed", "policy": f"{_READERS['policy']},priority"},
     ),
     "qoe-reading-gamma3": ExperimentRow("And in bursts?", _READERS_OPT | {"workload": "reading-speed-gamma3"}),
     "qoe-multiround": ExperimentRow("And with prompts three times as long?", _READERS_OPT | {"workload": "multiround"}),

@@ -1,0 +1,322 @@
+"""Andes: serves where it adds most to the readers' quality of experience for the KV cache it takes.
+
+Readers are slower than engines. A reply that is far ahead of its reader can give its place to one that has not begun.
+Each plan orders the waiting requests by QoE gained within a horizon per token of context (Andes, Eq. 5), makes room for
+the first of them, and orders the running ones so that a shortage of KV takes whoever is furthest ahead. Nothing is
+planned while neither memory nor time is short (selective triggering).
+
+Three ways to stand back. *Evict*, when memory is short: the KV is dropped and computed again later. *Pause*, KV kept,
+when time is short: steps are too slow for the fastest reader, a smaller batch is chosen and the others sit out; or when
+the next block is short, which spares an eviction. *Wait*, for those that were never admitted.
+
+Source: Andes, Sec. 4. Differs, each by default, with the paper's form as an option (figures in benchmarks/README.md):
+
+* victims are those with the longest lead, ``lead_s`` at least, and not those of least gain per token
+  (``victims=gain``). vLLM recomputes what it evicts, where the paper swaps; an eviction pays if its victim can stay
+  away for long.
+* vLLM's slots and lazy allocation decide who runs; a share of the blocks is left for growth.
+* pausing, which the paper does not have.
+* the batch size is searched where time is what is short; where memory is, the packing settles it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sloserve.estimator.length import EmpiricalLength
+from sloserve.estimator.length_given import OracleLength
+from sloserve.estimator.length_rest import Requests
+from sloserve.estimator.length_table import LengthTable
+from sloserve.estimator.pace import StepPace, decode_step_s
+from sloserve.estimator.running_fit import RunningMean
+from sloserve.kernels.digest import DigestCurves
+from sloserve.kernels.knapsack import best_batch
+from sloserve.kernels.rank import top_k
+from sloserve.lso.eviction import Candidate, select_victims
+from sloserve.scheduler.andes_outlook import COLUMNS, OBJECTIVES, BoolArray, Foresight, Outlook, reading_tds
+from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
+from sloserve.scheduler.rows import FloatArray, IntArray, Rows
+
+VICTIMS = ("lead", "gain")
+BATCH_SIZES = 8
+"""Candidates between the least and the largest batch size."""
+URGENT_QUALITY = 0.5
+"""A request whose QoE would be below this even if it were served at once is not urgent: it is lost anyway."""
+URGENT_GAIN = 0.02
+"""Nor is one that gains less by being served."""
+PAUSING_LEAD_S = 5.0
+"""Shortest lead of a request that sits out because the next block is short."""
+FIRST_HORIZON_S = 8.0
+"""Prediction timeframe before any reply has ended."""
+_URGENT_FIRST = 2.0
+"""More than any gain per token."""
+
+
+class Andes(Policy):
+    """Serves so that the readers' mean QoE is greatest: those who would run dry first, the short contexts first."""
+
+    needs = COLUMNS | {"evictable", "pausable", "kv_blocks", "num_preemptions"}
+    wants_progress = True
+
+    @dataclass(frozen=True)
+    class Settings:
+        """objective: ``mean`` QoE, ``min`` (the worst first) or ``perfect`` (as many of QoE 1 as possible).
+
+        alpha: penalty on a late first token, see ``core.qoe``; 1 is none. horizon_s: prediction timeframe, 0 for the
+        mean time from first to last token. victims: ``lead`` or ``gain``. lead_s: least lead of a victim. urgent_s: a
+        waiting request with less lead than this goes first, and only for such others are evicted. preemption_cap:
+        evictions per request on average, at most; max_preemptions: of one request. headroom: share of KV blocks left for growth. watermark: share of KV in
+        use from which on plans are made; 0 makes them always. search: whether to search the batch size. pause: whether
+        to pause. length: ``predicted``, or ``oracle`` with a relative length_error.
+        """
+
+        objective: str = "mean"
+        alpha: float = 1.0
+        horizon_s: float = 0.0
+        victims: str = "lead"
+        lead_s: float = 40.0
+        urgent_s: float = 0.5
+        preemption_cap: float = 1.0
+        max_preemptions: int = 1
+        headroom: float = 0.02
+        watermark: float = 0.9
+        search: bool = False
+        pause: bool = True
+        length: str = "predicted"
+        length_error: float = 0.0
+
+        def __post_init__(self) -> None:
+            for name, allowed in (
+                ("objective", OBJECTIVES),
+                ("victims", VICTIMS),
+                ("length", ("predicted", "oracle")),
+            ):
+                if getattr(self, name) not in allowed:
+                    raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(allowed)}")
+            for name, most in (("alpha", 1.0), ("headroom", 0.5), ("watermark", 1.0)):
+                if not 0.0 <= getattr(self, name) <= most:
+                    raise ValueError(f"{name}: {getattr(self, name)} is not within 0..{most:g}")
+            for name in ("horizon_s", "lead_s", "urgent_s", "preemption_cap", "max_preemptions", "length_error"):
+                if not getattr(self, name) >= 0:
+                    raise ValueError(f"{name}: {getattr(self, name)} is negative")
+
+    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self._curves = DigestCurves()
+        self._pace = StepPace()
+        self._lengths = LengthTable(EmpiricalLength())
+        self._oracle = OracleLength(self.settings.length_error, seed=seed) if self.settings.length == "oracle" else None
+        self._serving_s = RunningMean()
+        self._unfinished = 0
+        self._may_evict = 0.0
+
+    # What happens.
+
+    def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
+        if not self._unfinished:
+            self._pace.idle()
+        self._unfinished += 1
+        self._may_evict += self.settings.preemption_cap
+        self._curves.reset(slot)
+        done = int(rows.output_tokens[slot])
+        if done:  # it was being served when this policy took over
+            one = np.array([slot])
+            since_s = np.maximum(rows.first_token_s[one] - rows.arrival_s[one], 0.0)
+            self._curves.deliver(one, np.array([done]), since_s, reading_tds(rows, one))
+
+    def progressed(self, rows: Rows, slots: IntArray, tokens: IntArray, now_s: float) -> None:
+        self._pace.stepped(slots.size, now_s)
+        since_s = np.maximum(now_s - rows.arrival_s[slots], 0.0)
+        self._curves.deliver(slots, tokens, since_s, reading_tds(rows, slots))
+
+    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
+        self._unfinished -= 1
+        if rows.output_tokens[slot] > 0:
+            self._lengths.observe(int(rows.class_id[slot]), int(rows.output_tokens[slot]))
+            if rows.first_token_s[slot] < now_s:
+                self._serving_s.add(now_s - float(rows.first_token_s[slot]))
+
+    # What shall be.
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        rows, engine, waiting = snapshot.rows, snapshot.engine, snapshot.waiting
+        slots = np.concatenate((waiting, snapshot.running))
+        if not slots.size:
+            return Plan.IDENTITY
+        slow = self.settings.search and self._is_slow(snapshot, slots)
+        if not (slow or self._memory_is_short(rows, engine, waiting)):
+            return Plan.IDENTITY
+        all_ = Outlook(rows, slots, self._left(rows, slots), self._curves, now_s)
+        if slow:
+            return self._plan(snapshot, all_, *self._best_batch(snapshot, all_))
+        foresight = self._foresee(engine, all_, np.array([float(max(snapshot.running.size, 1))]))
+        return self._plan(snapshot, all_, foresight, NO_SLOTS)
+
+    def _is_slow(self, snapshot: Snapshot, slots: IntArray) -> bool:
+        """Whether a step of those that run takes longer than the fastest reader's token."""
+        running = snapshot.running.size
+        if not running:
+            return False
+        fastest = float(reading_tds(snapshot.rows, slots).max())
+        context = float(snapshot.rows.computed_tokens[snapshot.running].mean())
+        return float(self._step_s(snapshot.engine, np.array([float(running)]), context)[0]) * fastest > 1.0
+
+    def _memory_is_short(self, rows: Rows, engine: EngineFacts, waiting: IntArray) -> bool:
+        used = 1.0 - engine.free_blocks / engine.total_blocks
+        if used >= self.settings.watermark:
+            return True
+        tokens = rows.prompt_tokens[waiting] + rows.output_tokens[waiting]
+        # Beyond a step's budget, prompts queue although there is room for them.
+        return bool(waiting.size > engine.free_slots or tokens.sum() > engine.token_budget)
+
+    def _left(self, rows: Rows, slots: IntArray) -> FloatArray:
+        done = rows.output_tokens[slots]
+        if self._oracle is None:
+            return self._lengths.remaining(rows.class_id[slots], done, rows.max_tokens[slots])
+        return self._oracle.rest(
+            Requests(
+                class_id=rows.class_id[slots],
+                output_tokens=done,
+                max_tokens=rows.max_tokens[slots],
+                seq=rows.seq[slots],
+                stated_tokens=rows.oracle_output_tokens[slots],
+            )
+        ).mean()
+
+    def _step_s(self, engine: EngineFacts, batches: FloatArray, context_tokens: float) -> FloatArray:
+        if engine.step_latency is None:
+            return self._pace.step_s(batches)
+        return decode_step_s(engine.step_latency, batches, context_tokens)
+
+    def _foresee(self, engine: EngineFacts, all_: Outlook, batches: FloatArray) -> Foresight:
+        settings = self.settings
+        steps_s = self._step_s(engine, batches, float(all_.context_tokens.mean()))
+        return all_.foresee(
+            steps_s,
+            # A prompt gets through at the rate of full steps.
+            float(steps_s.max()) / engine.token_budget,
+            settings.horizon_s or self._serving_s.value or FIRST_HORIZON_S,
+            objective=settings.objective,
+            alpha=settings.alpha,
+        )
+
+    def _best_batch(self, snapshot: Snapshot, all_: Outlook) -> tuple[Foresight, IntArray]:
+        """Eq. 4 with the batch size searched; who runs and is not of the best batch sits out.
+
+        The least size is the largest that is still fast enough for the fastest reader, the largest what fits the KV
+        cache (optimization 2).
+        """
+        engine = snapshot.engine
+        blocks = -(-(all_.context_tokens + 1) // engine.block_size)
+        most = int(np.searchsorted(np.cumsum(np.sort(blocks)), engine.total_blocks, side="right"))
+        most = max(min(most, engine.max_num_seqs), 1)
+        sizes = np.arange(1, most + 1).astype(np.float64)
+        fast = self._step_s(engine, sizes, float(all_.context_tokens.mean())) * all_.tds.max() <= 1.0
+        least = max(int(fast.sum()), 1)
+        batches = np.unique(np.geomspace(least, most, BATCH_SIZES).round()).astype(np.float64)
+        foresight = self._foresee(engine, all_, batches)
+        seq = snapshot.rows.seq[all_.slots]
+        choice = best_batch(foresight.gain, blocks, seq, engine.total_blocks, batches.astype(np.int64))
+        of = int(np.searchsorted(batches, choice.batch_size))
+        chosen = np.zeros(all_.slots.size, np.bool_)
+        chosen[choice.chosen] = True
+        sits_out = ~chosen & (all_.lead_s > 0.0)
+        sits_out[: snapshot.waiting.size] = False
+        return Foresight(foresight.serve[of : of + 1], foresight.gain[of : of + 1]), all_.slots[sits_out]
+
+    def _plan(self, snapshot: Snapshot, all_: Outlook, foresight: Foresight, pause: IntArray) -> Plan:
+        rows, engine, queued = snapshot.rows, snapshot.engine, snapshot.waiting.size
+        worth = foresight.gain[0] / all_.context_tokens
+        urgent = self._urgent(all_, foresight, queued)
+        order = top_k(
+            -worth[:queued] - _URGENT_FIRST * urgent, rows.seq[snapshot.waiting], min(queued, engine.max_num_seqs)
+        )
+        running = queued + np.lexsort((rows.seq[snapshot.running], all_.lead_s[queued:]))
+        needed = -(-(all_.context_tokens[order] + 1) // engine.block_size)
+        free_blocks = engine.free_blocks - math.ceil(self.settings.headroom * engine.total_blocks)
+        victims = self._victims(rows, engine, all_, urgent, worth, order, needed, running, free_blocks)
+        evicted = all_.slots[victims]
+        room = free_blocks + int(rows.kv_blocks[evicted].sum())
+        places = engine.free_slots + victims.size
+        admitted = min(int(np.searchsorted(np.cumsum(needed), room, side="right")), places)
+        stay = running[~np.isin(running, victims)] if victims.size else running
+        if not victims.size and not pause.size:
+            pause = self._growing(rows, engine, all_, running)
+        return Plan(
+            running=all_.slots[stay],
+            waiting=snapshot.waiting[order],
+            evict=evicted,
+            pause=pause if self.settings.pause else NO_SLOTS,
+            max_running=None if admitted >= queued else max(stay.size + admitted, 1),
+        )
+
+    def _urgent(self, all_: Outlook, foresight: Foresight, queued: int) -> BoolArray:
+        """Of the waiting ones, whose reader is about to run dry, and can still be served well."""
+        urgent: BoolArray = (
+            (all_.lead_s[:queued] < self.settings.urgent_s)
+            & (foresight.serve[0, :queued] >= URGENT_QUALITY)
+            & (foresight.gain[0, :queued] >= URGENT_GAIN)
+        )
+        return urgent
+
+    def _victims(
+        self,
+        rows: Rows,
+        engine: EngineFacts,
+        all_: Outlook,
+        urgent: BoolArray,
+        worth: FloatArray,
+        order: IntArray,
+        needed: IntArray,
+        running: IntArray,
+        free_blocks: int,
+    ) -> IntArray:
+        """Places in ``all_`` of those to be evicted for the first of ``order``."""
+        settings = self.settings
+        self._may_evict = min(self._may_evict, float(max(engine.max_num_seqs, 1)))
+        allowed = int(self._may_evict)
+        if not order.size or not allowed:
+            return NO_SLOTS
+        if order.size <= engine.free_slots and int(needed.sum()) <= free_blocks:
+            return NO_SLOTS
+        slots = all_.slots[running]
+        may = rows.evictable[slots] & (rows.num_preemptions[slots] < settings.max_preemptions)
+        if settings.victims == "lead":
+            key, head_key, margin = all_.lead_s, np.maximum(all_.lead_s, 0.0), settings.lead_s
+            may &= key[running] >= margin
+            candidates = running[may][::-1][:allowed]
+        else:
+            key, head_key, margin = -worth, -worth, 0.0
+            candidates = running[may]
+            candidates = candidates[np.lexsort((rows.seq[all_.slots[candidates]], worth[candidates]))][:allowed]
+        if not candidates.size:
+            return NO_SLOTS
+        blocks = rows.kv_blocks[all_.slots[candidates]]
+        # Beyond those that all candidates together make room for, nobody need be looked at.
+        heads = order[: int(np.searchsorted(np.cumsum(needed), free_blocks + int(blocks.sum()), side="right")) + 1]
+        head_key = np.where(urgent[heads], head_key[heads], np.inf)
+        victims = select_victims(
+            [Candidate(int(s), float(k), int(b)) for s, k, b in zip(heads, head_key, needed, strict=False)],
+            [Candidate(int(s), float(k), int(b)) for s, k, b in zip(candidates, key[candidates], blocks, strict=True)],
+            free_slots=engine.free_slots,
+            free_blocks=free_blocks,
+            margin=margin,
+        )
+        self._may_evict -= len(victims)
+        return np.array(victims, np.int64) if victims else NO_SLOTS
+
+    def _growing(self, rows: Rows, engine: EngineFacts, all_: Outlook, running: IntArray) -> IntArray:
+        """Those who would need the blocks that are missing for the next step, the longest lead first."""
+        if engine.free_blocks >= running.size:
+            return NO_SLOTS
+        slots = all_.slots[running]
+        computed = rows.computed_tokens[slots]
+        grows = (computed >= rows.prompt_tokens[slots]) & (computed % engine.block_size == 0)
+        missing = int(grows.sum()) - engine.free_blocks
+        if missing <= 0:
+            return NO_SLOTS
+        can = grows & rows.pausable[slots] & (all_.lead_s[running] > PAUSING_LEAD_S)
+        sits_out: IntArray = slots[can][::-1][:missing]
+        return sits_out
