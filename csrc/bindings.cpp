@@ -209,7 +209,8 @@ void bind_digest(nb::module_& m) {
         }
         sloserve::deliver(curves_of(curves), curves.shape(0), slots.data(), tokens.data(), times_s.data(), tds.data(), n);
       },
-      "curves"_a, "slots"_a, "tokens"_a, "times_s"_a, "tds"_a);
+      "curves"_a.noconvert(), "slots"_a.noconvert(), "tokens"_a.noconvert(), "times_s"_a.noconvert(),
+      "tds"_a.noconvert());
   m.def(
       "foresee",
       [](Curves curves, const Column<std::int64_t>& slots, const Matrix<double>& replies, const Column<double>& steps_s,
@@ -220,7 +221,8 @@ void bind_digest(nb::module_& m) {
                           steps_s.shape(0), horizon_s, alpha, serve.data(), wait.data());
         return std::tuple(to_numpy(std::move(serve)), to_numpy(std::move(wait)));
       },
-      "curves"_a, "slots"_a, "replies"_a, "steps_s"_a, "horizon_s"_a, "alpha"_a);
+      "curves"_a.noconvert(), "slots"_a.noconvert(), "replies"_a.noconvert(), "steps_s"_a.noconvert(), "horizon_s"_a,
+      "alpha"_a);
   m.def(
       "stand",
       [](Curves curves, const Column<std::int64_t>& slots, const Matrix<double>& replies, double alpha) {
@@ -229,7 +231,7 @@ void bind_digest(nb::module_& m) {
         sloserve::stand(curves_of(curves), curves.shape(0), slots.data(), replies.data(), n, alpha, current.data());
         return to_numpy(std::move(current));
       },
-      "curves"_a, "slots"_a, "replies"_a, "alpha"_a);
+      "curves"_a.noconvert(), "slots"_a.noconvert(), "replies"_a.noconvert(), "alpha"_a);
 }
 
 }  // namespace

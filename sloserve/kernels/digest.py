@@ -63,9 +63,11 @@ class DigestCurves:
     def deliver(self, slots: IntArray, tokens: IntArray, times_s: FloatArray, tds: FloatArray) -> None:
         """``tokens`` tokens reached each of the readers at ``times_s``, who digest ``tds`` per second; ``[n]`` each.
 
-        Raises: ValueError for a slot that was never reset.
+        Raises: ValueError for a slot beyond those that were ever reset, TypeError for columns of another type.
         """
-        _csrc.deliver(self._curves, slots, tokens, times_s, tds)
+        # Columns of a table come strided; what is of another type is refused.
+        contiguous = np.ascontiguousarray
+        _csrc.deliver(self._curves, contiguous(slots), contiguous(tokens), contiguous(times_s), contiguous(tds))
 
     def dry_s(self, slots: IntArray) -> FloatArray:
         """When each reader will have digested all that was delivered, ``[n]``; 0 before the first token."""

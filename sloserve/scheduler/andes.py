@@ -34,8 +34,8 @@ from sloserve.estimator.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
 from sloserve.kernels.knapsack import best_batch
 from sloserve.kernels.rank import top_k
-from sloserve.lso.eviction import Candidate, select_victims
 from sloserve.scheduler.andes_outlook import COLUMNS, OBJECTIVES, BoolArray, Foresight, Outlook, reading_tds
+from sloserve.scheduler.andes_room import Heads, VictimRule, short_of_blocks, victims_for
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
@@ -46,8 +46,6 @@ URGENT_QUALITY = 0.5
 """A request whose QoE would be below this even if it were served at once is not urgent: it is lost anyway."""
 URGENT_GAIN = 0.02
 """Nor is one that gains less by being served."""
-PAUSING_LEAD_S = 5.0
-"""Shortest lead of a request that sits out because the next block is short."""
 FIRST_HORIZON_S = 8.0
 """Prediction timeframe before any reply has ended."""
 _URGENT_FIRST = 2.0
@@ -67,9 +65,10 @@ class Andes(Policy):
         alpha: penalty on a late first token, see ``core.qoe``; 1 is none. horizon_s: prediction timeframe, 0 for the
         mean time from first to last token. victims: ``lead`` or ``gain``. lead_s: least lead of a victim. urgent_s: a
         waiting request with less lead than this goes first, and only for such others are evicted. preemption_cap:
-        evictions per request on average, at most; max_preemptions: of one request. headroom: share of KV blocks left for growth. watermark: share of KV in
-        use from which on plans are made; 0 makes them always. search: whether to search the batch size. pause: whether
-        to pause. length: ``predicted``, or ``oracle`` with a relative length_error.
+        evictions per request on average, at most; max_preemptions: of one request. headroom: share of KV blocks left
+        for growth. watermark: share of KV in use from which on plans are made; 0 makes them always. search: whether to
+        search the batch size. pause: whether to pause. length: ``predicted``, or ``oracle`` with a relative
+        length_error.
         """
 
         objective: str = "mean"
@@ -111,6 +110,9 @@ class Andes(Policy):
         self._serving_s = RunningMean()
         self._unfinished = 0
         self._may_evict = 0.0
+        self._rule = VictimRule(
+            self.settings.lead_s if self.settings.victims == "lead" else None, self.settings.max_preemptions
+        )
 
     # What happens.
 
@@ -152,7 +154,7 @@ class Andes(Policy):
         if slow:
             return self._plan(snapshot, all_, *self._best_batch(snapshot, all_))
         foresight = self._foresee(engine, all_, np.array([float(max(snapshot.running.size, 1))]))
-        return self._plan(snapshot, all_, foresight, NO_SLOTS)
+        return self._plan(snapshot, all_, foresight)
 
     def _is_slow(self, snapshot: Snapshot, slots: IntArray) -> bool:
         """Whether a step of those that run takes longer than the fastest reader's token."""
@@ -202,7 +204,7 @@ class Andes(Policy):
             alpha=settings.alpha,
         )
 
-    def _best_batch(self, snapshot: Snapshot, all_: Outlook) -> tuple[Foresight, IntArray]:
+    def _best_batch(self, snapshot: Snapshot, all_: Outlook) -> tuple[Foresight, IntArray, int]:
         """Eq. 4 with the batch size searched; who runs and is not of the best batch sits out.
 
         The least size is the largest that is still fast enough for the fastest reader, the largest what fits the KV
@@ -224,9 +226,17 @@ class Andes(Policy):
         chosen[choice.chosen] = True
         sits_out = ~chosen & (all_.lead_s > 0.0)
         sits_out[: snapshot.waiting.size] = False
-        return Foresight(foresight.serve[of : of + 1], foresight.gain[of : of + 1]), all_.slots[sits_out]
+        best = Foresight(foresight.serve[of : of + 1], foresight.gain[of : of + 1])
+        return best, all_.slots[sits_out], choice.batch_size
 
-    def _plan(self, snapshot: Snapshot, all_: Outlook, foresight: Foresight, pause: IntArray) -> Plan:
+    def _plan(
+        self,
+        snapshot: Snapshot,
+        all_: Outlook,
+        foresight: Foresight,
+        pause: IntArray = NO_SLOTS,
+        batch_size: int | None = None,
+    ) -> Plan:
         rows, engine, queued = snapshot.rows, snapshot.engine, snapshot.waiting.size
         worth = foresight.gain[0] / all_.context_tokens
         urgent = self._urgent(all_, foresight, queued)
@@ -234,22 +244,43 @@ class Andes(Policy):
             -worth[:queued] - _URGENT_FIRST * urgent, rows.seq[snapshot.waiting], min(queued, engine.max_num_seqs)
         )
         running = queued + np.lexsort((rows.seq[snapshot.running], all_.lead_s[queued:]))
-        needed = -(-(all_.context_tokens[order] + 1) // engine.block_size)
+        tokens = all_.context_tokens[order]
+        needed = -(-(tokens + 1) // engine.block_size)
         free_blocks = engine.free_blocks - math.ceil(self.settings.headroom * engine.total_blocks)
-        victims = self._victims(rows, engine, all_, urgent, worth, order, needed, running, free_blocks)
+        # No more urgent ones than a step can begin with: the others' victims would stand idle until then.
+        begun = 1 + int(np.searchsorted(np.cumsum(tokens), engine.token_budget))
+        heads = min(int(urgent.sum()), begun)
+        self._may_evict = min(self._may_evict, float(engine.max_num_seqs))
+        victims = victims_for(
+            Heads(order[:heads], needed[:heads]),
+            all_,
+            worth,
+            running,
+            rows,
+            self._rule,
+            free_slots=engine.free_slots,
+            free_blocks=free_blocks,
+            most=int(self._may_evict),
+        )
+        self._may_evict -= victims.size
         evicted = all_.slots[victims]
         room = free_blocks + int(rows.kv_blocks[evicted].sum())
-        places = engine.free_slots + victims.size
-        admitted = min(int(np.searchsorted(np.cumsum(needed), room, side="right")), places)
-        stay = running[~np.isin(running, victims)] if victims.size else running
-        if not victims.size and not pause.size:
-            pause = self._growing(rows, engine, all_, running)
+        admitted = min(int(np.searchsorted(np.cumsum(needed), room, side="right")), engine.free_slots + victims.size)
+        if batch_size is not None:
+            # Who sits out keeps a slot, and is not of the batch.
+            admitted = max(min(admitted, batch_size - running.size + victims.size + pause.size), 0)
+        if victims.size:
+            stays = np.ones(all_.slots.size, np.bool_)
+            stays[victims] = False
+            running = running[stays[running]]
+        if self.settings.pause and not pause.size and not victims.size:
+            pause = short_of_blocks(all_, running, rows, engine)
         return Plan(
-            running=all_.slots[stay],
+            running=all_.slots[running],
             waiting=snapshot.waiting[order],
             evict=evicted,
-            pause=pause if self.settings.pause else NO_SLOTS,
-            max_running=None if admitted >= queued else max(stay.size + admitted, 1),
+            pause=pause[~np.isin(pause, evicted)] if pause.size and victims.size else pause,
+            max_running=None if admitted >= queued else max(running.size + admitted, 1),
         )
 
     def _urgent(self, all_: Outlook, foresight: Foresight, queued: int) -> BoolArray:
@@ -260,63 +291,3 @@ class Andes(Policy):
             & (foresight.gain[0, :queued] >= URGENT_GAIN)
         )
         return urgent
-
-    def _victims(
-        self,
-        rows: Rows,
-        engine: EngineFacts,
-        all_: Outlook,
-        urgent: BoolArray,
-        worth: FloatArray,
-        order: IntArray,
-        needed: IntArray,
-        running: IntArray,
-        free_blocks: int,
-    ) -> IntArray:
-        """Places in ``all_`` of those to be evicted for the first of ``order``."""
-        settings = self.settings
-        self._may_evict = min(self._may_evict, float(max(engine.max_num_seqs, 1)))
-        allowed = int(self._may_evict)
-        if not order.size or not allowed:
-            return NO_SLOTS
-        if order.size <= engine.free_slots and int(needed.sum()) <= free_blocks:
-            return NO_SLOTS
-        slots = all_.slots[running]
-        may = rows.evictable[slots] & (rows.num_preemptions[slots] < settings.max_preemptions)
-        if settings.victims == "lead":
-            key, head_key, margin = all_.lead_s, np.maximum(all_.lead_s, 0.0), settings.lead_s
-            may &= key[running] >= margin
-            candidates = running[may][::-1][:allowed]
-        else:
-            key, head_key, margin = -worth, -worth, 0.0
-            candidates = running[may]
-            candidates = candidates[np.lexsort((rows.seq[all_.slots[candidates]], worth[candidates]))][:allowed]
-        if not candidates.size:
-            return NO_SLOTS
-        blocks = rows.kv_blocks[all_.slots[candidates]]
-        # Beyond those that all candidates together make room for, nobody need be looked at.
-        heads = order[: int(np.searchsorted(np.cumsum(needed), free_blocks + int(blocks.sum()), side="right")) + 1]
-        head_key = np.where(urgent[heads], head_key[heads], np.inf)
-        victims = select_victims(
-            [Candidate(int(s), float(k), int(b)) for s, k, b in zip(heads, head_key, needed, strict=False)],
-            [Candidate(int(s), float(k), int(b)) for s, k, b in zip(candidates, key[candidates], blocks, strict=True)],
-            free_slots=engine.free_slots,
-            free_blocks=free_blocks,
-            margin=margin,
-        )
-        self._may_evict -= len(victims)
-        return np.array(victims, np.int64) if victims else NO_SLOTS
-
-    def _growing(self, rows: Rows, engine: EngineFacts, all_: Outlook, running: IntArray) -> IntArray:
-        """Those who would need the blocks that are missing for the next step, the longest lead first."""
-        if engine.free_blocks >= running.size:
-            return NO_SLOTS
-        slots = all_.slots[running]
-        computed = rows.computed_tokens[slots]
-        grows = (computed >= rows.prompt_tokens[slots]) & (computed % engine.block_size == 0)
-        missing = int(grows.sum()) - engine.free_blocks
-        if missing <= 0:
-            return NO_SLOTS
-        can = grows & rows.pausable[slots] & (all_.lead_s[running] > PAUSING_LEAD_S)
-        sits_out: IntArray = slots[can][::-1][:missing]
-        return sits_out

@@ -116,9 +116,10 @@ class Outlook:
             gain = serve - wait
         else:
             current = self._curves.current(replies, alpha=alpha)
+            current[self._no_reader] = 1.0
             if objective == "min":
-                readers = np.delete(current, self._no_reader)
-                gain = np.broadcast_to(readers.min(initial=1.0) - wait, serve.shape)
+                # Serving lifts nobody above what it gives him.
+                gain = np.minimum(serve, current.min(initial=1.0)) - wait
             else:
                 gain = ((serve >= _PERFECT).astype(np.float64) - (wait >= _PERFECT)) * (current >= _PERFECT)
         return Foresight(serve, np.maximum(gain, 0.0))

@@ -1,0 +1,101 @@
+"""How Andes makes room: whom it evicts for urgent requests, and who sits out when the next block is short."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sloserve.lso.eviction import Candidate, select_victims
+from sloserve.scheduler.andes_outlook import Outlook
+from sloserve.scheduler.policy import NO_SLOTS, EngineFacts
+from sloserve.scheduler.rows import FloatArray, IntArray, Rows
+
+PAUSING_LEAD_S = 5.0
+"""Shortest lead of a request that sits out because the next block is short."""
+
+
+@dataclass(frozen=True, slots=True)
+class VictimRule:
+    """Who may be evicted for whom.
+
+    lead_s: least lead of a victim, and by how much it must exceed the other's; ``None``: whoever has less worth than
+    the other, the least first (Andes, Algorithm 1). max_preemptions: of one request.
+    """
+
+    lead_s: float | None
+    max_preemptions: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heads:
+    """Waiting requests in the order of admission, as places in an :class:`Outlook`.
+
+    places: of the first that may evict others. blocks: that each needs.
+    """
+
+    places: IntArray
+    blocks: IntArray
+
+
+def victims_for(
+    heads: Heads,
+    all_: Outlook,
+    worth: FloatArray,
+    running: IntArray,
+    rows: Rows,
+    rule: VictimRule,
+    *,
+    free_slots: int,
+    free_blocks: int,
+    most: int,
+) -> IntArray:
+    """Places of those to evict so that ``heads`` can be admitted, ``most`` at most.
+
+    worth: gain per token, ``[len(all_)]``. running: places, the shortest lead first.
+    """
+    if not heads.places.size or most < 1:
+        return NO_SLOTS
+    if heads.places.size <= free_slots and int(heads.blocks.sum()) <= free_blocks:
+        return NO_SLOTS
+    slots = all_.slots[running]
+    may = rows.evictable[slots] & (rows.num_preemptions[slots] < rule.max_preemptions)
+    if rule.lead_s is not None:
+        key, head_key, margin = all_.lead_s, np.maximum(all_.lead_s, 0.0), rule.lead_s
+        candidates = running[may & (key[running] >= margin)][::-1][:most]
+    else:
+        key, head_key, margin = -worth, -worth, 0.0
+        candidates = running[may]
+        candidates = candidates[np.lexsort((rows.seq[all_.slots[candidates]], worth[candidates]))][:most]
+    blocks = rows.kv_blocks[all_.slots[candidates]]
+    # As many as could be needed for slots, or for blocks; the others need not be looked at.
+    enough = 1 + int(np.searchsorted(np.cumsum(blocks), int(heads.blocks.sum()) - free_blocks))
+    enough = max(enough, heads.places.size)
+    victims = select_victims(
+        _candidates(heads.places, head_key, heads.blocks),
+        _candidates(candidates[:enough], key, blocks[:enough]),
+        free_slots=free_slots,
+        free_blocks=free_blocks,
+        margin=margin,
+    )
+    return np.array(victims, np.int64) if victims else NO_SLOTS
+
+
+def _candidates(places: IntArray, key: FloatArray, blocks: IntArray) -> list[Candidate]:
+    return [Candidate(*one) for one in zip(places.tolist(), key[places].tolist(), blocks.tolist(), strict=True)]
+
+
+def short_of_blocks(all_: Outlook, running: IntArray, rows: Rows, engine: EngineFacts) -> IntArray:
+    """Slots of those who sit out since their next block is missing, the longest lead first.
+
+    Else vLLM would evict somebody for it. running: places, the shortest lead first.
+    """
+    if engine.free_blocks >= running.size:
+        return NO_SLOTS
+    slots = all_.slots[running]
+    computed = rows.computed_tokens[slots]
+    grows = (computed >= rows.prompt_tokens[slots]) & (computed % engine.block_size == 0)
+    missing = int(grows.sum()) - engine.free_blocks
+    if missing <= 0:
+        return NO_SLOTS
+    can = grows & rows.pausable[slots] & (all_.lead_s[running] > PAUSING_LEAD_S)
+    sits_out: IntArray = slots[can][::-1][:missing]
+    return sits_out
