@@ -43,6 +43,8 @@ COMPARED = (
     ("p99_itl_ms", "ITL p99, ms"),
     ("p99_e2el_ms", "e2e p99, ms"),
     ("qoe_mean", "QoE mean"),
+    ("qoe_p10", "QoE p10"),
+    ("qoe_p50", "QoE p50"),
 )
 """Rows of the table of differences."""
 

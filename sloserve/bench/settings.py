@@ -14,9 +14,9 @@ from sloserve.client.replay import ReplaySettings
 from sloserve.client.shaping import cap_lengths, ramp_up
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
+from sloserve.sim.named_slos import find_slos
 from sloserve.sim.readers import read_trace
 from sloserve.sim.slo_assignment import SLOAssignment
-from sloserve.sim.slo_file import read_slo_file
 from sloserve.sim.workloads import Workload, trace_workload
 from sloserve.sim.workloads import workload as named_workload
 
@@ -114,7 +114,7 @@ def build_bench(
     api_key: str | None = None,
     workload: str | None = None,
     trace: Path | None = None,
-    slo: Path | None = None,
+    slo: str | None = None,
     rps: str | None = None,
     rate_scale: float | None = None,
     max_requests: int = 1000,
@@ -170,7 +170,7 @@ def build_bench(
     return Bench(
         target=Target(_labelled(url, compare), model, api_key, warmup),
         workload=source,
-        slos=read_slo_file(slo) if slo is not None else None,
+        slos=find_slos(slo) if slo is not None else None,
         load=Load(
             max_requests, tuple(range(seed, seed + seeds)), _rates(rps), 1.0 if rate_scale is None else rate_scale
         ),

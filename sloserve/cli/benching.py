@@ -18,7 +18,10 @@ def bench(
     trace: Annotated[
         Path | None, typer.Option(help="A trace to replay: CSV, Azure's CSV or Mooncake's JSONL; may be gzipped.")
     ] = None,
-    slo: Annotated[Path | None, typer.Option(help="SLO file: classes, their targets and who gets which.")] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="SLO file (classes, targets, who gets which), or the built-in default, reading or voice."),
+    ] = None,
     rps: Annotated[str | None, typer.Option(help="Offered requests per second, comma-separated.")] = None,
     rate_scale: Annotated[float | None, typer.Option(help="Offered load in multiples of the workload's rate.")] = None,
     max_requests: Annotated[int, typer.Option(help="Requests a run.")] = 1000,

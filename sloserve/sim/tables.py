@@ -43,6 +43,7 @@ COLUMNS = (
     Column("TTFT s\np99", "p99_ttft_ms", _seconds),
     Column("e2e s\np99", "p99_e2el_ms", _seconds),
     Column("QoE\nmean", "qoe_mean", lambda qoe: f"{qoe:.3f}"),
+    Column("QoE\np10", "qoe_p10", lambda qoe: f"{qoe:.3f}"),
     Column("preempt\n/req", "preemptions_per_request", lambda count: f"{count:.2f}", marked=False),
     Column("output\ntok/s", "output_throughput", lambda rate: f"{rate:.0f}"),
 )

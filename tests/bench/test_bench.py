@@ -48,7 +48,7 @@ def run_bench(fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             monkeypatch.setattr(report, "write_plots", lambda *_, **__: [])
         monkeypatch.setattr(gc, "collect", lambda: 0)  # of all that pytest holds, it would take longest
         console = Console(file=StringIO(), width=200)
-        flags = {"url": f"a={fake.url}", "trace": tmp_path / "trace.csv", "slo": tmp_path / "slo.yaml"} | flags
+        flags = {"url": f"a={fake.url}", "trace": tmp_path / "trace.csv", "slo": str(tmp_path / "slo.yaml")} | flags
         bench(build_bench(**flags), tmp_path / "out", SystemClock(), token_log=True, console=console)
         assert isinstance(console.file, StringIO)
         return json.loads((tmp_path / "out" / "result.json").read_text()), console.file.getvalue()
@@ -121,6 +121,16 @@ def _written_keys(tree: ast.AST) -> Iterator[str]:
                 for target in statement.targets if isinstance(statement, ast.Assign) else ():
                     if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
                         yield target.slice.value
+
+
+def test_slos_by_name_are_those_of_a_simulation(run_bench: RunBench, fake: FakeServer) -> None:
+    result, shown = run_bench(slo="reading")
+    assert result["workload"]["slos"] == "built-in SLOs 'reading'"
+    sent = [body["vllm_xargs"] for body, _ in fake.runs]
+    assert {(args["slo_class"], args["slo_ttft_ms"]) for args in sent} == {("reading", 1000.0)}
+    assert len({args["slo_tds"] for args in sent}) > 1 and all(3.0 < args["slo_tds"] < 7.0 for args in sent)
+    (run,) = result["runs"]
+    assert 0.0 <= run["qoe_p10"] <= run["qoe_p50"] <= run["qoe_p90"] <= 1.0 and "p10" in shown
 
 
 def test_goodput_replaces_what_is_counted_not_what_is_sent(run_bench: RunBench, fake: FakeServer) -> None:
@@ -267,6 +277,7 @@ def test_a_trace_longer_than_the_context_is_refused_before_the_run(run_bench: Ru
         ({"endpoint": "chat", "prompt": "tokens"}, "--prompt tokens: the chat API takes text only"),
         ({"prompt": "words"}, "--prompt: 'words' is not one of tokens, text"),
         ({"send_slo": "body"}, "--send-slo: 'body' is not one of xargs, headers, none"),
+        ({"slo": "readers"}, "readers: "),
         ({"goodput": ["ttfb:5"]}, "--goodput: 'ttfb' is not a known key"),
         ({"url": "http://h:1", "compare": "http://h:1"}, "--compare: both endpoints are called 'h:1'"),
     ],
