@@ -8,14 +8,14 @@ from typing import Any
 class Subject:
     """A scheduler's settings. plan_every: steps that one plan serves, as if planning were so costly.
 
-    pauses, evicts, errs: what the run must show, or must not. waits: whether it leaves those that are to be aborted
-    while they wait waiting at all.
+    pauses, evicts, errs: what the run must show, or must not; None: as it comes. waits: whether it leaves those that
+    are to be aborted while they wait waiting at all.
     """
 
     name: str
     section: dict[str, Any] = field(default_factory=dict)
     plan_every: int = 1
-    pauses: bool = False
+    pauses: bool | None = False
     evicts: bool = False
     errs: bool = False
     waits: bool = True
@@ -38,6 +38,9 @@ def _chaos(name: str, plan_every: int = 1, **options: float) -> Subject:
     )
 
 
+_RESTLESS = "watermark=0:lead_s=0.01:urgent_s=1000:max_preemptions=9:preemption_cap=9:headroom=0"
+"""Andes on the time scale of these replies, which end within a second: anybody ahead gives way."""
+
 SUBJECTS = (
     Subject("fcfs"),
     Subject("priority", {"policy": "priority"}, evicts=True),
@@ -48,6 +51,9 @@ SUBJECTS = (
     Subject("sjf-evict", {"policy": "sjf:evict=true"}),
     Subject("rr", {"policy": "rr:interval_steps=5"}, evicts=True),
     Subject("sa", {"policy": "sa"}, waits=False),
+    Subject("andes", {"policy": "andes"}, pauses=None),
+    Subject("andes-restless", {"policy": f"andes:{_RESTLESS}"}, evicts=True, pauses=None),
+    Subject("andes-as-published", {"policy": f"andes:{_RESTLESS}:victims=gain:search=true"}, evicts=True, pauses=None),
     Subject("sa-batches", {"policy": "sa:batches=true"}),
     _chaos("evict", evict=0.1),
     _chaos("pause", pause=0.4),

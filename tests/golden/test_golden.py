@@ -98,6 +98,7 @@ def words(ids: Iterable[str]) -> str:
         ("priority", "priority"),
         ("rr", "rr:interval_steps=20"),
         ("sa", "sa:length=oracle"),
+        ("andes", "andes:lead_s=2:watermark=0.5"),
     ],
 )
 def test_decisions(log_name: str, policy: str, update_golden: bool) -> None:

@@ -33,7 +33,7 @@ def test_parse_refuses_what_is_not_option_equals_value(text: str) -> None:
 
 
 def test_chaos_is_hidden_but_loadable() -> None:
-    assert {"edf", "fcfs", "priority", "rr", "sa", "sjf"} <= set(policy_names())
+    assert {"andes", "edf", "fcfs", "priority", "rr", "sa", "sjf"} <= set(policy_names())
     assert "chaos" not in policy_names()
     assert isinstance(make_policy("chaos", seed=3), Chaos)
 
