@@ -46,6 +46,34 @@ _READERS: dict[str, Any] = {
 """Andes, Sec. 6.1: rivals of QoE-aware scheduling and loads beyond the capacity; profiles and sizes are ours."""
 _READERS_OPT = _READERS | {"profile": "a100-opt-13b"}
 _READERS_TRACE = _READERS | {"profile": "h100-llama3-8b", "kv_blocks": 3000, "slo": "reading"}
+_ANDES_PARTS = "stock," + ",".join(
+    f"andes{options}"
+    for options in (
+        "",
+        ":watermark=0",
+        ":search=true",
+        ":preemption_cap=0",
+        ":preemption_cap=0.25",
+        ":preemption_cap=0.5",
+        ":max_preemptions=3",
+        ":horizon_s=2",
+        ":horizon_s=30",
+        ":objective=min",
+        ":objective=perfect",
+        ":alpha=0.9",
+        ":pause=false",
+        ":headroom=0",
+        ":headroom=0:pause=false",
+        ":lead_s=10",
+        ":lead_s=80",
+        ":victims=gain",
+        ":victims=gain:urgent_s=1000:headroom=0:search=true",
+        ":length=oracle",
+        ":length=oracle:length_error=0.25",
+        ":length=oracle:length_error=0.5",
+    )
+)
+"""Each part of ``andes`` taken away or varied; that with four options is nearest to the paper."""
 
 EXPERIMENTS = {
     "azure-conv": ExperimentRow(
@@ -150,6 +178,15 @@ EXPERIMENTS = {
     ),
     "qoe-servegen": ExperimentRow(
         "And on a mix of many clients' habits?", _READERS_TRACE, trace="servegen_mlarge_day2_10h.csv.gz"
+    ),
+    "qoe-parts-reading": ExperimentRow(
+        "What does each part of andes contribute, and how much do lengths matter?",
+        _READERS_OPT | {"workload": "reading-speed", "load": "1.5,2.5", "policy": _ANDES_PARTS},
+    ),
+    "qoe-parts-azure-conv": ExperimentRow(
+        "And on production chat traffic?",
+        _READERS_TRACE | {"load": "1.5,2.5", "policy": _ANDES_PARTS},
+        trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "chat-batch-mix": ExperimentRow(
         "How long does chat wait behind a burst of batch jobs?",
