@@ -63,12 +63,12 @@ class Andes(Policy):
         """objective: ``mean`` QoE, ``min`` (the worst first) or ``perfect`` (as many of QoE 1 as possible).
 
         alpha: penalty on a late first token, see ``core.qoe``; 1 is none. horizon_s: prediction timeframe, 0 for the
-        mean time from first to last token. victims: ``lead`` or ``gain``. lead_s: least lead of a victim. urgent_s: a
-        waiting request with less lead than this goes first, and only for such others are evicted. preemption_cap:
-        evictions per request on average, at most; max_preemptions: of one request. headroom: share of KV blocks left
-        for growth. watermark: share of KV in use from which on plans are made; 0 makes them always. search: whether to
-        search the batch size. pause: whether to pause. length: ``predicted``, or ``oracle`` with a relative
-        length_error.
+        mean time from first to last token. victims: ``lead`` or ``gain``. lead_s: a victim is further ahead than this.
+        urgent_s: a waiting request with less lead than this goes first, and only for such others are evicted.
+        preemption_cap: evictions per request on average, at most; max_preemptions: of one request. headroom: share of
+        KV blocks left for growth. watermark: share of KV in use from which on plans are made; 0 makes them always.
+        search: whether to search the batch size. pause: whether to pause. length: ``predicted``, or ``oracle`` with a
+        relative length_error.
         """
 
         objective: str = "mean"
@@ -98,8 +98,8 @@ class Andes(Policy):
                 if not 0.0 <= getattr(self, name) <= most:
                     raise ValueError(f"{name}: {getattr(self, name)} is not within 0..{most:g}")
             for name in ("horizon_s", "lead_s", "urgent_s", "preemption_cap", "max_preemptions", "length_error"):
-                if not getattr(self, name) >= 0:
-                    raise ValueError(f"{name}: {getattr(self, name)} is negative")
+                if not 0 <= getattr(self, name) < math.inf:
+                    raise ValueError(f"{name}: {getattr(self, name)} is not 0 or more, and finite")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
@@ -224,8 +224,10 @@ class Andes(Policy):
         of = int(np.searchsorted(batches, choice.batch_size))
         chosen = np.zeros(all_.slots.size, np.bool_)
         chosen[choice.chosen] = True
-        sits_out = ~chosen & (all_.lead_s > 0.0)
+        sits_out = ~chosen & (all_.lead_s > 0.0) & snapshot.rows.pausable[all_.slots]
         sits_out[: snapshot.waiting.size] = False
+        if not self.settings.pause or not choice.chosen.size:
+            sits_out[:] = False
         best = Foresight(foresight.serve[of : of + 1], foresight.gain[of : of + 1])
         return best, all_.slots[sits_out], choice.batch_size
 
@@ -250,6 +252,8 @@ class Andes(Policy):
         # No more urgent ones than a step can begin with: the others' victims would stand idle until then.
         begun = 1 + int(np.searchsorted(np.cumsum(tokens), engine.token_budget))
         heads = min(int(urgent.sum()), begun)
+        if batch_size is not None:
+            heads = min(heads, max(batch_size - running.size + pause.size, 0))
         self._may_evict = min(self._may_evict, float(engine.max_num_seqs))
         victims = victims_for(
             Heads(order[:heads], needed[:heads]),
@@ -266,6 +270,7 @@ class Andes(Policy):
         evicted = all_.slots[victims]
         room = free_blocks + int(rows.kv_blocks[evicted].sum())
         admitted = min(int(np.searchsorted(np.cumsum(needed), room, side="right")), engine.free_slots + victims.size)
+        pause = pause[~np.isin(pause, evicted)] if pause.size and victims.size else pause
         if batch_size is not None:
             # Who sits out keeps a slot, and is not of the batch.
             admitted = max(min(admitted, batch_size - running.size + victims.size + pause.size), 0)
@@ -279,7 +284,7 @@ class Andes(Policy):
             running=all_.slots[running],
             waiting=snapshot.waiting[order],
             evict=evicted,
-            pause=pause[~np.isin(pause, evicted)] if pause.size and victims.size else pause,
+            pause=pause,
             max_running=None if admitted >= queued else max(running.size + admitted, 1),
         )
 

@@ -225,12 +225,13 @@ REFUSED = [
     ({"alpha": np.nan}, r"alpha: nan is not within 0\.\.1"),
     ({"headroom": 0.6}, r"headroom: 0\.6 is not within 0\.\.0\.5"),
     ({"watermark": 1.01}, r"watermark: 1\.01 is not within 0\.\.1"),
-    ({"horizon_s": -1.0}, r"horizon_s: -1\.0 is negative"),
-    ({"lead_s": -0.5}, r"lead_s: -0\.5 is negative"),
-    ({"urgent_s": -0.5}, r"urgent_s: -0\.5 is negative"),
-    ({"preemption_cap": -1.0}, r"preemption_cap: -1\.0 is negative"),
-    ({"max_preemptions": -1}, "max_preemptions: -1 is negative"),
-    ({"length_error": -0.1}, r"length_error: -0\.1 is negative"),
+    ({"horizon_s": -1.0}, r"horizon_s: -1\.0 is not 0 or more, and finite"),
+    ({"horizon_s": np.inf}, "horizon_s: inf is not 0 or more, and finite"),
+    ({"lead_s": -0.5}, r"lead_s: -0\.5 is not 0 or more, and finite"),
+    ({"urgent_s": -0.5}, r"urgent_s: -0\.5 is not 0 or more, and finite"),
+    ({"preemption_cap": -1.0}, r"preemption_cap: -1\.0 is not 0 or more, and finite"),
+    ({"max_preemptions": -1}, "max_preemptions: -1 is not 0 or more, and finite"),
+    ({"length_error": -0.1}, r"length_error: -0\.1 is not 0 or more, and finite"),
 ]
 
 

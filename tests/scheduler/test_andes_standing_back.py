@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sloserve.scheduler.andes import FIRST_HORIZON_S
@@ -210,6 +211,26 @@ def test_search_pauses_those_ahead_when_steps_are_too_slow_for_the_fastest_reade
     assert plan(slow([], running[-5:]), search=True) is Plan.IDENTITY
     assert plan(slow([], running, each_s=0.0625), search=True) is Plan.IDENTITY
     assert plan(slow([], [*running[1:], ahead(30.0, tds=2.1)], each_s=0.0625), search=True) is not Plan.IDENTITY
+
+
+def test_search_counts_who_is_evicted_and_who_sits_out_once() -> None:
+    made = plan(slow([URGENT] * 4, [ahead(60.0)] * 4 + [ahead(0.0)] * 3, max_num_seqs=8), search=True, horizon_s=8.0)
+    # Of seven three stay at work, and two join them: a batch of five, for which one slot is free and one is needed.
+    assert (made.evict.size, made.pause.size) == (1, 3)
+    assert not np.isin(made.evict, made.pause).any()
+    assert made.max_running == 6 + 2
+
+
+def test_search_lets_only_those_sit_out_who_may() -> None:
+    running = [ahead(30.0, pausable=False)] * 4 + [ahead(0.0)] * 3
+    made = plan(slow([URGENT] * 2, running, max_num_seqs=16), search=True, horizon_s=8.0)
+    assert not made.pause.size
+    assert made.max_running == 7  # a full batch, and nobody leaves it
+    assert not plan(slow([], [ahead(30.0)] * 3 + [ahead(0.0)] * 5), search=True, pause=False, horizon_s=8.0).pause.size
+
+
+def test_search_leaves_everybody_at_work_where_nobody_gains() -> None:
+    assert not plan(slow([], [ahead(300.0)] * 8), search=True, horizon_s=8.0).pause.size
 
 
 def test_search_admits_as_many_as_the_better_batch_has_left() -> None:
