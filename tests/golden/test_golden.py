@@ -99,6 +99,9 @@ def words(ids: Iterable[str]) -> str:
         ("rr", "rr:interval_steps=20"),
         ("sa", "sa:length=oracle"),
         ("andes", "andes:lead_s=2:watermark=0.5"),
+        ("srtf", "srtf:length=oracle"),
+        ("multires", "multires:length=oracle:padding=0"),
+        ("sync-coupled", "sync-coupled:length=oracle:padding=0"),
     ],
 )
 def test_decisions(log_name: str, policy: str, update_golden: bool) -> None:
