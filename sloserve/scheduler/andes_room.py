@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sloserve.lso import pausing
 from sloserve.lso.eviction import Candidate, select_victims
 from sloserve.scheduler.andes_outlook import Outlook
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts
@@ -88,14 +89,12 @@ def short_of_blocks(all_: Outlook, running: IntArray, rows: Rows, engine: Engine
 
     Else vLLM would evict somebody for it. running: places, the shortest lead first.
     """
-    if engine.free_blocks >= running.size:
-        return NO_SLOTS
     slots = all_.slots[running]
-    computed = rows.computed_tokens[slots]
-    grows = (computed >= rows.prompt_tokens[slots]) & (computed % engine.block_size == 0)
-    missing = int(grows.sum()) - engine.free_blocks
-    if missing <= 0:
-        return NO_SLOTS
-    can = grows & rows.pausable[slots] & (all_.lead_s[running] > PAUSING_LEAD_S)
-    sits_out: IntArray = slots[can][::-1][:missing]
-    return sits_out
+    places = pausing.short_of_blocks(
+        rows.computed_tokens[slots],
+        rows.prompt_tokens[slots],
+        rows.pausable[slots] & (all_.lead_s[running] > PAUSING_LEAD_S),
+        block_size=engine.block_size,
+        free_blocks=engine.free_blocks,
+    )
+    return slots[places]

@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+
+from sloserve.estimator.length import EmpiricalLength
+from sloserve.estimator.length_rest import Requests
+from sloserve.estimator.survival_table import MOST_TOKENS, STRIDE_TOKENS, SurvivalTable
+
+NO_CAP = 10**9
+
+
+def learnt(lengths: dict[int, list[int]]) -> tuple[SurvivalTable, EmpiricalLength]:
+    plain = EmpiricalLength()
+    table = SurvivalTable(EmpiricalLength())
+    for class_id, tokens in lengths.items():
+        for one in tokens:
+            plain.observe(class_id, one)
+            table.observe(class_id, one)
+    return table, plain
+
+
+@pytest.fixture
+def drawn() -> dict[int, list[int]]:
+    rng = np.random.default_rng(3)
+    return {0: rng.geometric(1 / 200, 64).tolist(), 1: rng.integers(20, 1000, 128).tolist(), 2: []}
+
+
+def test_the_curves_are_the_estimators(drawn: dict[int, list[int]]) -> None:
+    table, plain = learnt(drawn)
+    class_id, so_far = np.array([0, 0, 1, 1, 2, 2]), np.array([0, 160, 8, 800, 0, 400])
+    ahead = np.arange(8, 2000, 104)
+    found = table.survival(class_id, so_far, np.full(6, NO_CAP), ahead)
+    for i in range(6):
+        n = ahead.size
+        rest = plain.rest(
+            Requests(
+                class_id=np.full(n, class_id[i]), output_tokens=np.full(n, so_far[i]), max_tokens=np.full(n, NO_CAP)
+            )
+        )
+        np.testing.assert_allclose(found[i], rest.survival(ahead), atol=1e-9)
+
+
+def test_expectations_are_the_estimators_within_a_stride(drawn: dict[int, list[int]]) -> None:
+    table, plain = learnt(drawn)
+    class_id, so_far = np.repeat([0, 1, 2], 5), np.tile([0, 8, 160, 400, 1600], 3)
+    caps = np.full(15, NO_CAP)
+    np.testing.assert_allclose(
+        table.remaining(class_id, so_far, caps), plain.remaining(class_id, so_far, caps), atol=STRIDE_TOKENS
+    )
+
+
+def test_max_tokens_ends_everything(drawn: dict[int, list[int]]) -> None:
+    table, _ = learnt(drawn)
+    one = np.array([1])
+    found = table.survival(one, np.array([50]), np.array([90]), np.array([0, 39, 40, 41]))
+    assert found[0, 0] == 1.0 and found[0, 1] > 0.0 and (found[0, 2:] == 0.0).all()
+    assert table.remaining(one, np.array([50]), np.array([90])) <= 40.0
+    assert table.remaining(one, np.array([90]), np.array([90])) == 1.0
+
+
+def test_beyond_all_lengths_something_is_left(drawn: dict[int, list[int]]) -> None:
+    table, _ = learnt(drawn)
+    found = table.survival(np.array([0]), np.array([10 * MOST_TOKENS]), np.array([NO_CAP]), np.array([0, 8, 800]))
+    assert np.isfinite(found).all() and (found >= 0.0).all() and (found <= 1.0).all()
+    assert table.remaining(np.array([0]), np.array([10 * MOST_TOKENS]), np.array([NO_CAP])) >= 1.0
+
+
+def test_new_lengths_come_in_after_some_have_ended() -> None:
+    table = SurvivalTable(EmpiricalLength())
+    ask = (np.array([0]), np.array([0]), np.array([NO_CAP]), np.array([80]))
+    before = float(table.survival(*ask)[0, 0])
+    for _ in range(64):
+        table.observe(0, 40)
+    assert table.survival(*ask)[0, 0] < before / 2
