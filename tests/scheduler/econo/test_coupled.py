@@ -108,7 +108,7 @@ def test_one_that_has_begun_is_of_the_group_of_its_whole_length(snapshot: Make) 
 def test_padding_is_promised_too(padding: float, admitted: int, policy: type[Policy], snapshot: Make) -> None:
     # 1 + 10 blocks without, 1 + 15 with.
     at = snapshot([of_length(160)] * 4, total_blocks=34)
-    made = plan(at, policy(policy.Settings(length="oracle", padding=padding)))  # type: ignore[call-arg]
+    made = plan(at, policy(policy.Settings(length="oracle", padding=padding)))
     assert made.max_running == admitted
 
 
