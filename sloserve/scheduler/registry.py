@@ -7,7 +7,8 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from sloserve.core.errors import ConfigError
 from sloserve.scheduler.policy import Policy
@@ -72,11 +73,16 @@ def _settings(name: str, cls: type[Policy], options: Mapping[str, Any]) -> Any:
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"policy {name!r} has no option {key!r}; it has: {', '.join(sorted(known)) or 'none'}")
-        values[key] = _convert(f"policy {name!r}, option {key!r}", value, hints[key])
+        values[key] = _convert(f"policy {name!r}, option {key!r}", value, _given(hints[key]))
     try:
         return cls.Settings(**values)
     except ValueError as error:
         raise ConfigError(f"policy {name!r}: {error}") from error
+
+
+def _given(kind: Any) -> Any:
+    """The type of an option that is given: of one that may be left out, ``int`` of ``int | None``."""
+    return next((one for one in get_args(kind) if one is not NoneType), kind)
 
 
 def _convert(where: str, value: Any, kind: Any) -> Any:
