@@ -40,7 +40,8 @@ class SurvivalTable:
         self._know(class_id)
         at = _place(output_tokens)
         expected = self._beyond[class_id, at] / self._longer[class_id, at]
-        return np.maximum(np.minimum(expected, max_tokens - output_tokens), 1.0)
+        capped: FloatArray = np.maximum(np.minimum(expected, max_tokens - output_tokens), 1.0)
+        return capped
 
     def survival(
         self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray, ahead: IntArray
