@@ -1,9 +1,9 @@
 """SLO files: YAML that says which classes a workload has, what each asks for, and which request belongs to which.
 
     classes:
-      chat:  {share: 0.7, ttft_ms: 500, tds: reading}      # tds: tokens/s, or reading | speaking: drawn for each
-      request batch: {share: 0.3, e2e_ms: 30000, rank: 5, aged_after_s: 600} econo: {e2e_scale: 2, t_p_ms: 60, t_g_ms:
-      25}        # e2e = scale * (t_p + t_g * output tokens), EconoServe
+      chat:  {share: 0.7, ttft_ms: 500, tds: reading}  # tds: tokens/s, or reading | speaking: drawn for each request
+      batch: {share: 0.3, e2e_ms: 30000, rank: 5, aged_after_s: 600}
+      econo: {e2e_scale: 2, t_p_ms: 50, t_g_ms: 24}    # e2e = scale * (t_p + t_g * output tokens), EconoServe
     by_task: {summarization: batch}                        # by the trace's task, before any share
     default: chat                                          # of a request that no task and no share decides
 
