@@ -99,6 +99,8 @@ def words(ids: Iterable[str]) -> str:
         ("rr", "rr:interval_steps=20"),
         ("sa", "sa:length=oracle"),
         ("andes", "andes:lead_s=2:watermark=0.5"),
+        ("econo", "econo:length=oracle:length_error=0.5"),
+        ("econo-paper", "econo-paper:length=oracle:length_error=0.5:sync_tokens=16:reserve=0.1"),
         ("srtf", "srtf:length=oracle"),
         ("multires", "multires:length=oracle:padding=0"),
         ("sync-coupled", "sync-coupled:length=oracle:padding=0"),

@@ -33,7 +33,7 @@ def test_parse_refuses_what_is_not_option_equals_value(text: str) -> None:
 
 
 def test_chaos_is_hidden_but_loadable() -> None:
-    assert {"andes", "edf", "fcfs", "priority", "rr", "sa", "sjf"} <= set(policy_names())
+    assert {"andes", "econo", "edf", "fcfs", "priority", "rr", "sa", "sjf"} <= set(policy_names())
     assert "chaos" not in policy_names()
     assert isinstance(make_policy("chaos", seed=3), Chaos)
 
@@ -71,6 +71,11 @@ def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> Non
         ("sjf", {"length": "guess"}, "policy 'sjf': length: 'guess' is not predicted or oracle"),
         ("sjf", {"length": 5}, "policy 'sjf', option 'length': 5 is not a valid str"),
         ("rr", {"interval_steps": 0}, "policy 'rr': interval_steps: 0 is not at least 1"),
+        (
+            "econo-paper",
+            {"sync_tokens": "none"},
+            "policy 'econo-paper', option 'sync_tokens': 'none' is not a valid int",
+        ),
         ("sjf", {"prompt_weight": 2}, "policy 'sjf': prompt_weight: 2.0 is not within 0..1"),
     ],
 )

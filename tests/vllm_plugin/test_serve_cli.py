@@ -34,7 +34,7 @@ def test_policies_are_listed_with_what_they_do(
 ) -> None:
     assert run_main(monkeypatch, "policies") == 0
     lines = capsys.readouterr().out.splitlines()
-    names = "andes edf fastserve fcfs multires orca priority rr sa sarathi sjf srtf sync-coupled"
+    names = "andes econo econo-paper edf fastserve fcfs multires orca priority rr sa sarathi sjf srtf sync-coupled"
     assert [line.split()[0] for line in lines] == names.split()
     assert all(len(line.split()) > 3 and "cannot be loaded" not in line for line in lines)
 
