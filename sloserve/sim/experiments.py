@@ -75,6 +75,22 @@ _ANDES_PARTS = "stock," + ",".join(
 )
 """Each part of ``andes`` taken away or varied; that with four options is nearest to the paper."""
 
+_TIGHT_OPT: dict[str, Any] = {
+    "profile": "a100-opt-13b-12gb",
+    "load": "0.5,0.75,1,1.25,1.5,2,2.5",
+    "max_requests": 500,
+    "policy": "stock,edf,sjf,sjf:length=oracle,andes,econo,econo:late_last=false,econo:length=oracle",
+}
+_TIGHT_TRACE = _TIGHT_OPT | {"profile": "h100-llama3-8b", "kv_blocks": 3000}
+"""EconoServe, Sec. 4: SLO-scale 2. Latencies of a prompt and a token: stock's at 0.01 requests/s, 100 requests."""
+_ECONO_PARTS = (
+    "stock,edf,edf:evict=false,sjf,orca,srtf:length=oracle,fastserve,sarathi,multires:length=oracle,"
+    "sync-coupled:length=oracle,econo-paper:parts=d,econo-paper:parts=sd,econo-paper:parts=sdo,econo-paper,"
+    "econo-paper:length=oracle,econo-paper:parts=d:length=oracle:pipeline=future,econo,econo:late_last=false,"
+    "econo:order=fcfs,econo:foresee=false,econo:pause=false,econo:sigmas=0,econo:sigmas=1,econo:sigmas=3,"
+    "econo:reserve=0,econo:reserve=0.04,econo:length=oracle,econo:length=oracle:length_error=0.3"
+)
+
 EXPERIMENTS = {
     "azure-conv": ExperimentRow(
         "What do simple orders gain over stock on production chat traffic, KV plentiful?",
@@ -187,6 +203,43 @@ EXPERIMENTS = {
         "And on production chat traffic?",
         _READERS_TRACE | {"load": "1.5,2.5", "policy": _ANDES_PARTS},
         trace="azure2023_conv_first_two_thirds.csv.gz",
+    ),
+    "econo-sharegpt": ExperimentRow(
+        "How much load at equal latency per token, in the EconoServe paper's own setting, ShareGPT-like lengths?",
+        _TIGHT_OPT | {"workload": "sharegpt-poisson", "slo": "scaled:prompt_ms=49.5:token_ms=23.8"},
+    ),
+    "econo-alpaca": ExperimentRow(
+        "And with short instructions?",
+        _TIGHT_OPT | {"workload": "alpaca-poisson", "slo": "scaled:prompt_ms=25.5:token_ms=23.6", "max_requests": 1500},
+    ),
+    "econo-bookcorpus": ExperimentRow(
+        "And with prompts that fill the context?",
+        _TIGHT_OPT | {"workload": "bookcorpus-poisson", "slo": "scaled:prompt_ms=138:token_ms=24.1"},
+    ),
+    "econo-azure-conv": ExperimentRow(
+        "And on production chat traffic, with a tenth of the KV cache?",
+        _TIGHT_TRACE | {"slo": "scaled:prompt_ms=31.5:token_ms=7.8", "max_requests": 1000},
+        trace="azure2023_conv_first_two_thirds.csv.gz",
+    ),
+    "econo-azure-code": ExperimentRow(
+        "And on bursts of long prompts with short replies?",
+        _TIGHT_TRACE | {"slo": "scaled:prompt_ms=61.3:token_ms=8", "load": "0.1,0.25,0.5,0.75,1,1.5"},
+        trace="azure2023_code_first_two_thirds.csv.gz",
+    ),
+    "econo-servegen": ExperimentRow(
+        "And on a mix of many clients' habits?",
+        _TIGHT_TRACE | {"slo": "scaled:prompt_ms=29.2:token_ms=8", "max_requests": 1000},
+        trace="servegen_mlarge_day2_10h.csv.gz",
+    ),
+    "econo-parts": ExperimentRow(
+        "What does each part of EconoServe contribute, beside what its paper compares it with?",
+        _TIGHT_OPT
+        | {
+            "workload": "sharegpt-poisson",
+            "slo": "scaled:prompt_ms=49.5:token_ms=23.8",
+            "load": "1,1.5",
+            "policy": _ECONO_PARTS,
+        },
     ),
     "chat-batch-mix": ExperimentRow(
         "How long does chat wait behind a burst of batch jobs?",
