@@ -34,7 +34,8 @@ def simulate(
     slo: Annotated[
         str | None,
         typer.Option(
-            help="SLO file (classes, targets, who gets which), or the built-in default, reading, voice or scaled:prompt_ms=50:token_ms=24 (e2e in proportion to the reply)."
+            help="SLO file (classes, targets, who gets which), or the built-in default, reading, voice or "
+            "scaled:prompt_ms=50:token_ms=24 (e2e in proportion to the reply)."
         ),
     ] = None,
     rps: Annotated[str | None, typer.Option(help="Offered requests per second, comma-separated.")] = None,
