@@ -9,9 +9,9 @@ from grants; PTs may have them, and are confined to them while a GT waits for KV
 granted that from the reserve if there is room; else it waits again with its KV. Only where nothing else could go on is
 KV given up: the last in the queue of GTs are evicted until the first fits.
 
-*Time-synced groups*: predicted lengths are rounded up to a multiple; GTs of one length are granted together. Once KV is
-full, nothing is granted until a group has ended or overrun as a whole. *Ordering* is in ``ordering``, *KVC pipelining*
-in ``ledger``.
+*Time-synced groups*: predicted lengths are rounded up to a multiple; GTs of one length are granted together, as many as
+fit. Once KV is full, nothing is granted until all of a group have ended or overrun. *Ordering* is in ``ordering``, *KVC
+pipelining* in ``ledger``.
 
 Source: EconoServe, Sec. 3 and Algorithm 1. Differs: the ledger is one of promises, since vLLM hands out blocks as
 tokens come; what gives way for want of KV is recomputed, not swapped; the paper's new prediction of who has reached the
@@ -20,7 +20,6 @@ preempted when blocks really run out. Prompts are cut where they would not fit a
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,9 +41,7 @@ class EconoPaper(Policy):
 
     needs = LENGTH_COLUMNS | ORDER_COLUMNS | {"prompt_tokens", "computed_tokens"}
 
-    @dataclass(frozen=True)
-    class Settings(PaperSettings):
-        __doc__ = PaperSettings.__doc__
+    Settings = PaperSettings
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)

@@ -16,10 +16,7 @@ from sloserve.scheduler.rows import IntArray, Rows
 
 
 class GenerationTasks:
-    """GTs, granted and waiting.
-
-    ledger: of what they are promised.
-    """
+    """Grants to GTs and takes grants back. ledger: what all that are admitted are promised, or hold."""
 
     def __init__(self, parts: Parts, padding: float, lengths: Lengths, grants: Grants, ledger: Exact) -> None:
         self._parts = parts
@@ -73,8 +70,8 @@ class GenerationTasks:
             order = np.argsort(rows.seq[waiting])
         if self._parts.sync_tokens:
             order = grouped(order, grants.rest[waiting])
-        first_first: IntArray = waiting[order]
-        return first_first
+        ordered: IntArray = waiting[order]
+        return ordered
 
     def grant(self, rows: Rows, queue: IntArray, first: IntArray, reserve_blocks: int) -> IntArray:
         """A round of grants, if it is time for one; who still waits.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from sloserve.scheduler.econo.lengths import check_lengths
+from sloserve.scheduler.policy import Policy
 
 ORDERS = ("fcfs", "paper")
 PIPELINES = ("none", "hosting", "future")
@@ -31,7 +32,7 @@ predictions, which a classifier makes and an estimate of a mean or a length in t
 
 
 @dataclass(frozen=True)
-class PaperSettings:
+class PaperSettings(Policy.Settings):
     """parts: ``d``, ``sd``, ``sdo`` or ``full``; each of the next three, where given, takes the place of what it says.
 
     sync_tokens: predicted lengths are rounded up to a multiple of this, and synced; 0 for neither. order: ``fcfs`` or
