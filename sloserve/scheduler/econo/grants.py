@@ -39,10 +39,7 @@ class Grants:
 
     def grant(self, slots: IntArray, bucket: IntArray | None) -> None:
         """They run from now on; those of one bucket as a group, or each as its own."""
-        if bucket is None:
-            _, of = slots, np.arange(slots.size)
-        else:
-            _, of = np.unique(bucket, return_inverse=True)
+        of = np.arange(slots.size) if bucket is None else np.unique(bucket, return_inverse=True)[1]
         groups = self._next_group + of
         self.group[slots] = groups
         self._members.update(groups.tolist())

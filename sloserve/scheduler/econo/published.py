@@ -113,8 +113,7 @@ class EconoPaper(Policy):
     ) -> tuple[IntArray, int]:
         """The order of admission and how many to admit; one at least while nothing else can be served."""
         rows, engine, waiting, ledger = snapshot.rows, snapshot.engine, snapshot.waiting, tasks.ledger
-        if not waiting.size:
-            return waiting, 0
+        busy = served + pts.slots.size > 0
         blocks = ledger.free_blocks
         if queue.size:
             reserve = math.ceil(self.settings.reserve * capacity_blocks(engine))
@@ -123,11 +122,13 @@ class EconoPaper(Policy):
         step_tokens = min(self.settings.tfs_tokens or engine.token_budget, engine.token_budget)
         tokens = step_tokens - served - int(pts.left.sum())
         room = Room(tokens=tokens, blocks=blocks, block_size=engine.block_size, requests=engine.free_slots)
+        if not waiting.size or (busy and min(tokens, blocks, engine.free_slots) < 1):
+            return NO_SLOTS, 0
         if self._parts.order == "paper":
             order, fit = paper_prompts(rows, waiting, room, now_s)
         else:
             order, fit = fcfs_prompts(rows, waiting, room)
-        return order, fit if served or pts.slots.size else max(fit, 1)
+        return order, fit if busy else max(fit, 1)
 
 
 def _oldest_first(rows: Rows, slots: IntArray) -> IntArray:

@@ -31,8 +31,8 @@ class Task:
 class FakeEngine:
     """Runs ``tasks``, ascending in arrival, under ``policy``.
 
-    free_blocks, ended (places of tasks, in the order of their ends), failures, evictions, plans, scheduled (tokens of
-    each step): what came of it. on_plan: is called with each snapshot and plan.
+    free_blocks, ended (places of tasks, in the order of their ends), failures: what came of it. on_plan: is called with
+    each snapshot and plan.
     """
 
     def __init__(
@@ -50,9 +50,8 @@ class FakeEngine:
         self.blocks = self.free_blocks = blocks
         self.block_size, self.slots, self.budget = block_size, slots, budget
         self.rows = Rows(frozenset(COLUMNS))
-        self.step_number = self.failures = self.evictions = 0
+        self.step_number = self.failures = 0
         self.ended: list[int] = []
-        self.scheduled: list[int] = []
         self._on_plan = on_plan
         self._task: dict[int, int] = {}
         self._running: list[int] = []
@@ -119,12 +118,12 @@ class FakeEngine:
     def _schedule(self, plan: Plan) -> list[int]:
         for slot in plan.evict.tolist():
             self._preempt(slot)
-            self.evictions += 1
         self._running = _in_front(self._running, plan.running)
         self._waiting = _in_front(self._waiting, plan.waiting)
         most = self.slots if plan.max_running is None else min(self.slots, plan.max_running)
-        budget = min(self.budget, plan.token_budget or self.budget)
-        left, sampling, failures = budget, [], self.failures
+        left = min(self.budget, plan.token_budget or self.budget)
+        sampling: list[int] = []
+        failures = self.failures
         for slot in list(self._running):
             if slot in plan.pause or slot not in self._running:
                 continue
@@ -145,7 +144,6 @@ class FakeEngine:
             self._allocate(slot, tokens)
             left -= tokens
             sampling += [slot] * (self._wanted(slot) == 0)
-        self.scheduled.append(budget - left)
         return sampling
 
     def _wanted(self, slot: int) -> int:
