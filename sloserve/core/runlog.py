@@ -17,12 +17,28 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Where the time of a request went, from its arrival to its last token; together its e2e latency.
+
+    waiting_s: until the step began that first served it. running_s: admitted and none of the following, be it prefill
+    or decode. evicted_s: without KV, until the step began that admitted it again. paused_s: passed over by a plan, KV
+    kept.
+    """
+
+    waiting_s: float
+    running_s: float
+    evicted_s: float
+    paused_s: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestLog:
     """How one request fared.
 
     token_times_s: ``[tokens delivered]``, ascending: when each left the engine; empty if none did.
     recomputed_tokens: tokens whose KV was computed again after evictions. predicted: what was told at admission.
+    stages: ``None`` unless it was completed, and where it is not known: a client sees nothing of them.
     """
 
     request: WorkloadRequest
@@ -31,6 +47,7 @@ class RequestLog:
     num_preemptions: int = 0
     recomputed_tokens: int = 0
     predicted: Predicted | None = None
+    stages: StageTimes | None = None
 
     @property
     def first_token_s(self) -> float | None:
@@ -63,10 +80,11 @@ class RunLog:
     """One run: the requests in the order of the workload, the steps, and wall-clock measurements.
 
     timing: measured, so different in each run: plan_us_mean, plan_us_p99, vllm_schedule_us_mean, wall_s. Nothing else
-    is.
+    is. token_budget: most tokens that a step of this engine may compute; ``None`` where it is not known.
     """
 
     requests: list[RequestLog]
     steps: StepLog
     timing: dict[str, float] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
+    token_budget: int | None = None

@@ -6,6 +6,7 @@ is checked once at start-up, so that a vLLM that moved something fails with a na
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import Any
 
 import vllm
@@ -86,6 +87,20 @@ def pause_for_next_step(scheduler: Any, request: Request) -> None:
     configuration; ``schedule()`` first counts ``current_step`` up by one.
     """
     request.next_decode_eligible_step = scheduler.current_step + 2
+
+
+def on_preemption(scheduler: Any, told: Callable[[str], object]) -> None:
+    """From now on ``told`` is called with the id of each request that is preempted, by vLLM or by a plan.
+
+    (``SchedulerOutput.preempted_req_ids`` leaves out a plan's in some versions.)
+    """
+    preempt = scheduler._preempt_request
+
+    def telling(request: Request, *args: Any, **kwargs: Any) -> None:
+        preempt(request, *args, **kwargs)
+        told(request.request_id)
+
+    scheduler._preempt_request = telling
 
 
 def admits_new(scheduler: Any) -> bool:

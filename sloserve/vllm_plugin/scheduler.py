@@ -58,6 +58,8 @@ class SLOScheduler(AsyncScheduler):
         self.slo_counters: Counter[str] = Counter()
         self.plan_costs_s: list[float] | None = None
         """Measured cost of each plan, collected only where a list is put here (the simulator and benchmarks do)."""
+        self.slo_paused: list[Request] = []
+        """Whom the plan of the last step paused, in the plan's order."""
         self._clock = clock or SystemClock()
         if settings.profile is not None:
             self.step_pace = StepPace(load_profile(settings.profile))
@@ -208,6 +210,7 @@ class SLOScheduler(AsyncScheduler):
                 with narrowed(self, plan, planner.table, self.slo_counters) as paused:
                     output = super().schedule(*args, **kwargs)
             planner.admitted(output, now_s)
+        self.slo_paused = paused
         self._ledger.stepped(self, output, paused, now_s)
         if self.step_pace is not None:
             self.step_pace.scheduled(output, self.requests, now_s)

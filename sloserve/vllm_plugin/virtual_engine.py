@@ -35,6 +35,7 @@ from sloserve.vllm_plugin.engine_settings import EngineSettings
 from sloserve.vllm_plugin.scheduler import SLOScheduler
 from sloserve.vllm_plugin.virtual_config import VOCABULARY, scheduler_arguments
 from sloserve.vllm_plugin.virtual_front_end import VirtualFrontEnd
+from sloserve.vllm_plugin.virtual_stages import Stages
 from sloserve.wire.xargs import to_xargs
 
 _EOS = 0
@@ -100,6 +101,9 @@ class VirtualEngine:
         self._accepted: list[WorkloadRequest] = []
         self._live: dict[str, _Live] = {}
         self._prefilling: set[str] = set()
+        self._stages = Stages()
+        self._preempted: list[str] = []
+        compat.on_preemption(self.scheduler, self._preempted.append)
         self._done: dict[str, RequestLog] = {}
         self._steps: list[tuple[float, float, int, int, int, float]] = []
         self._schedule_s: list[float] = []
@@ -122,6 +126,7 @@ class VirtualEngine:
             steps=self._step_log(),
             timing=self._timing(time.perf_counter() - started),
             counters={**self._counters, **getattr(self.scheduler, "slo_counters", {})},
+            token_budget=self._settings.max_num_batched_tokens,
         )
 
     def _loop(self, on_progress: Callable[[int], None] | None) -> None:
@@ -201,12 +206,14 @@ class VirtualEngine:
             )
         )
         self._live[item.request_id] = _Live(item, min(item.output_tokens, max_tokens))
+        self._stages.arrived(item.request_id, item.arrival_s)
 
     def _dispatch(self, start_s: float) -> _Batch:
         scheduler = self.scheduler
         began = time.perf_counter()
         output = scheduler.schedule()
         self._schedule_s.append(time.perf_counter() - began)
+        self._stages.scheduled(output, self._preempted, getattr(scheduler, "slo_paused", ()), start_s)
         if self.on_step is not None:
             self.on_step(output)
         if not output.total_num_scheduled_tokens:
@@ -281,7 +288,8 @@ class VirtualEngine:
         item = live.workload
         times_s = np.array(live.token_times_s)
         predicted = self._front_end.predicted(item.request_id)
-        log = RequestLog(item, outcome, times_s, num_preemptions, live.recomputed, predicted)
+        stages = self._stages.ended(item.request_id, live.token_times_s[-1]) if outcome is Outcome.COMPLETED else None
+        log = RequestLog(item, outcome, times_s, num_preemptions, live.recomputed, predicted, stages)
         self._front_end.ended(log, self._clock.now_s())
         self._done[item.request_id] = log
         del self._live[item.request_id]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +180,9 @@ def digests() -> dict[str, str]:
 def digest(log: RunLog) -> str:
     steps = [getattr(log.steps, name).tolist() for name in log.steps.__slots__]
     requests = [
-        (r.request.request_id, r.outcome, r.token_times_s.tolist(), r.num_preemptions, r.recomputed_tokens)
+        (r.request.request_id, r.outcome, r.token_times_s.tolist(), r.num_preemptions, r.recomputed_tokens, spent)
         for r in log.requests
+        for spent in [None if r.stages is None else astuple(r.stages)]
     ]
     return hashlib.sha256(json.dumps([requests, steps, sorted(log.counters.items())]).encode()).hexdigest()
 

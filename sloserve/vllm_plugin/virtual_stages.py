@@ -1,0 +1,84 @@
+"""Where the requests of a virtual engine spend their time: waiting, running, evicted, paused.
+
+A request is in one of them at a time, so the times add up to its latency. Only changes are booked: a request that goes
+on as before costs a step nothing. A change counts from the start of the step that was scheduled with it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from sloserve.core.runlog import StageTimes
+
+
+class Stage(IntEnum):
+    """In the order of the fields of :class:`~sloserve.core.runlog.StageTimes`."""
+
+    WAITING = 0
+    RUNNING = 1
+    EVICTED = 2
+    PAUSED = 3
+
+
+@dataclass(slots=True)
+class _Course:
+    """One request's way so far. spent_s: by stage, up to since_s, when it entered the one that it is in."""
+
+    since_s: float
+    stage: Stage = Stage.WAITING
+    spent_s: list[float] = field(default_factory=lambda: [0.0] * len(Stage))
+
+    def enter(self, stage: Stage, now_s: float) -> None:
+        self.spent_s[self.stage] += now_s - self.since_s
+        self.stage, self.since_s = stage, now_s
+
+
+class Stages:
+    """The requests of one engine. Times are seconds from the start of the run."""
+
+    def __init__(self) -> None:
+        self._courses: dict[str, _Course] = {}
+        self._paused: Sequence[Any] = ()
+
+    def arrived(self, request_id: str, arrival_s: float) -> None:
+        """A request came, and waits from its arrival on."""
+        self._courses[request_id] = _Course(arrival_s)
+
+    def scheduled(self, output: Any, preempted: list[str], paused: Sequence[Any], start_s: float) -> None:
+        """A step that begins at ``start_s`` was scheduled.
+
+        preempted: ids, by vLLM and by the plan, in this step; emptied. paused: vLLM's requests that the plan passed
+        over.
+        """
+        courses = self._courses
+        # One comparison of lists in C: mostly the plan, or whom it pauses, is that of the step before.
+        if paused or self._paused:
+            self._repaused(paused, start_s)
+        if preempted:
+            # After the pauses: vLLM may take a paused request for its victim.
+            for request_id in preempted:
+                courses[request_id].enter(Stage.EVICTED, start_s)
+            preempted.clear()
+        # After the evictions: what a plan evicts may come back in the same step.
+        for new in output.scheduled_new_reqs:
+            courses[new.req_id].enter(Stage.RUNNING, start_s)
+        for request_id in output.scheduled_cached_reqs.resumed_req_ids:
+            courses[request_id].enter(Stage.RUNNING, start_s)
+
+    def _repaused(self, paused: Sequence[Any], start_s: float) -> None:
+        before, self._paused = self._paused, paused
+        if paused == before:
+            return
+        for request in set(before).difference(paused):
+            course = self._courses.get(request.request_id)  # none once it has ended
+            if course is not None and course.stage is Stage.PAUSED:
+                course.enter(Stage.RUNNING, start_s)
+        for request in set(paused).difference(before):
+            self._courses[request.request_id].enter(Stage.PAUSED, start_s)
+
+    def ended(self, request_id: str, end_s: float) -> StageTimes:
+        """How long a request that ends was in each stage."""
+        course = self._courses.pop(request_id)
+        course.enter(course.stage, end_s)
+        return StageTimes(*course.spent_s)
