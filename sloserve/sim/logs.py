@@ -123,13 +123,15 @@ def write_result(
     settings: Mapping[str, Any],
     comparisons: Sequence[Mapping[str, Any]] = (),
     qoe_capacity: Sequence[Mapping[str, Any]] = (),
+    latency_capacity: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Writes ``result.json``.
 
     Args:
         workload: name or trace, and what was made of it. settings: everything else that the runs depend on.
         comparisons: the verdicts against the baseline (``Comparison.as_dict``).
-        qoe_capacity: the load that each policy carries (``QoECapacity.as_dict``).
+        qoe_capacity, latency_capacity: the load that each policy carries at a mean QoE, and at a normalised latency
+        (``LoadCapacity.as_dict``).
 
     Raises: ValueError for a number that JSON does not have; records hold ``None`` for "no data".
     """
@@ -142,6 +144,7 @@ def write_result(
         "runs": [dict(run) for run in runs],
         "comparisons": [dict(comparison) for comparison in comparisons],
         "qoe_capacity": [dict(capacity) for capacity in qoe_capacity],
+        "latency_capacity": [dict(capacity) for capacity in latency_capacity],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False)

@@ -1,107 +1,16 @@
 """How much load a policy carries while its users stay content: the load at which the mean QoE falls below a threshold.
 
-Per seed the first crossing is taken, linear between the loads run; then means over seeds, and of the ratios to the
-baseline over seeds in which both were run. A policy that stays above the threshold at every load is only bounded from
-below (``at least``), one that is below it at the lowest load from above (``at most``); neither has an interval.
-
 Source: Andes, Sec. 6.1, system capacity.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from typing import Any
+from collections.abc import Sequence
 
-from sloserve.sim.compare import BASELINE, load_of, policies_of
+from sloserve.sim.compare import BASELINE
 from sloserve.sim.experience import GOOD_QOE
-from sloserve.sim.statistics import mean_interval
+from sloserve.sim.load_capacity import LoadCapacity, load_capacity
 from sloserve.sim.summary import Run
 
-MIN_LOADS = 2
-"""Fewest loads between which something could cross."""
 
-
-class Bound(StrEnum):
-    """How a figure stands to the true one."""
-
-    EXACT = "exact"
-    AT_LEAST = "at least"
-    AT_MOST = "at most"
-
-    @property
-    def of_inverse(self) -> "Bound":
-        """That of 1 / x."""
-        return {Bound.AT_LEAST: Bound.AT_MOST, Bound.AT_MOST: Bound.AT_LEAST}.get(self, self)
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over ``seeds``; its 95 % interval is ``None`` for a bound and for a single seed."""
-
-    value: float
-    low: float | None
-    high: float | None
-    bound: Bound
-    seeds: int
-
-
-@dataclass(frozen=True, slots=True)
-class QoECapacity:
-    """What one policy carries at a mean QoE of ``threshold`` or more.
-
-    load: in the unit of the load axis. ratio: to the baseline, over paired seeds; ``None`` for the baseline. Either is
-    ``None`` where seeds, or the two sides of the ratio, are bounded in opposite directions.
-    """
-
-    policy: str
-    threshold: float
-    load: Estimate | None
-    ratio: Estimate | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON."""
-        return asdict(self)
-
-
-def crossing(points: Sequence[tuple[float, float]], threshold: float) -> tuple[float, Bound]:
-    """Where QoE first falls below ``threshold`` on the line through ``points``, (load, mean QoE), loads ascending."""
-    if points[0][1] < threshold:
-        return points[0][0], Bound.AT_MOST
-    for (load, qoe), (next_load, next_qoe) in zip(points, points[1:], strict=False):
-        if next_qoe < threshold:
-            return load + (next_load - load) * (qoe - threshold) / (qoe - next_qoe), Bound.EXACT
-    return points[-1][0], Bound.AT_LEAST
-
-
-def qoe_capacity(runs: Sequence[Run], baseline: str = BASELINE, threshold: float = GOOD_QOE) -> list[QoECapacity]:
+def qoe_capacity(runs: Sequence[Run], baseline: str = BASELINE, threshold: float = GOOD_QOE) -> list[LoadCapacity]:
     """What each policy carries, in order of first run; empty where no request promises a timeline, or at one load."""
-    curves: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for run in sorted(runs, key=load_of):
-        if run["qoe_mean"] is not None:
-            curves.setdefault((run["policy"], run["seed"]), []).append((load_of(run), run["qoe_mean"]))
-    found = {key: crossing(points, threshold) for key, points in curves.items() if len(points) >= MIN_LOADS}
-    capacities = []
-    for policy in policies_of(runs):
-        own = {seed: found[policy, seed] for name, seed in sorted(found) if name == policy}
-        ratios = [
-            (load / found[baseline, seed][0], combine((bound, found[baseline, seed][1].of_inverse)))
-            for seed, (load, bound) in own.items()
-            if policy != baseline and (baseline, seed) in found
-        ]
-        if own:
-            capacities.append(QoECapacity(policy, threshold, _estimate(list(own.values())), _estimate(ratios)))
-    return capacities
-
-
-def combine(bounds: Iterable[Bound | None]) -> Bound | None:
-    """The bound of a sum or product of positive figures; ``None`` if they are bounded in opposite directions."""
-    kinds = set(bounds) - {Bound.EXACT}
-    return Bound.EXACT if not kinds else kinds.pop() if len(kinds) == 1 else None
-
-
-def _estimate(values: Sequence[tuple[float, Bound | None]]) -> Estimate | None:
-    mean, bound = mean_interval([value for value, _ in values]), combine(bound for _, bound in values)
-    if mean is None or bound is None:
-        return None
-    exact = bound is Bound.EXACT
-    return Estimate(mean.value, mean.low if exact else None, mean.high if exact else None, bound, mean.n)
+    return load_capacity(runs, "qoe_mean", threshold, baseline=baseline)

@@ -13,10 +13,12 @@ from sloserve.sim.admissions import NONE, run_names, split_run
 from sloserve.sim.compare import Comparison, compare
 from sloserve.sim.experience import replies_of
 from sloserve.sim.experiment import DEFAULT_LOADS, STOCK, Experiment, Point, run_experiment
+from sloserve.sim.latency_capacity import latency_capacity
+from sloserve.sim.load_capacity import LoadCapacity
 from sloserve.sim.logs import LogWriter, write_result
 from sloserve.sim.named_slos import find_slos
 from sloserve.sim.plots import LatencySample, write_plots
-from sloserve.sim.qoe_capacity import QoECapacity, qoe_capacity
+from sloserve.sim.qoe_capacity import qoe_capacity
 from sloserve.sim.readers import read_trace
 from sloserve.sim.summary import admission_record, latencies, summarize
 from sloserve.sim.tables import capacity_table, summary_table
@@ -74,12 +76,16 @@ def simulate(
             logged = run.log.requests
             samples.append(LatencySample(run.policy, axis, latencies(logged), replies_of(logged, point.seed)))
     comparisons = compare(runs)
-    capacities = qoe_capacity(runs)
-    _write(experiment, out_dir, runs, comparisons, capacities, counters)
+    by_qoe, by_latency = qoe_capacity(runs), latency_capacity(runs)
+    _write(experiment, out_dir, runs, comparisons, by_qoe, by_latency, counters)
     plots = write_plots(out_dir, runs, samples)
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
-    if capacities:
-        console.print(capacity_table(capacities, in_capacity=experiment.loads is not None))
+    in_capacity = experiment.loads is not None
+    if by_qoe:
+        console.print(capacity_table(by_qoe, f"mean QoE >= {by_qoe[0].threshold:g}", in_capacity=in_capacity))
+    if by_latency:
+        level = f"normalised latency <= {by_latency[0].threshold:.3g} ms/token"
+        console.print(capacity_table(by_latency, level, in_capacity=in_capacity))
     for path in (out_dir / RESULT_JSON, *plots):
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
     return runs
@@ -177,7 +183,8 @@ def _write(
     out_dir: Path,
     runs: list[dict[str, Any]],
     comparisons: list[Comparison],
-    capacities: list[QoECapacity],
+    by_qoe: list[LoadCapacity],
+    by_latency: list[LoadCapacity],
     counters: list[dict[str, Any]],
 ) -> None:
     engine, slos = experiment.engine, experiment.slos or experiment.workload.slos
@@ -204,5 +211,6 @@ def _write(
             "counters": counters,
         },
         comparisons=[c.as_dict() for c in comparisons],
-        qoe_capacity=[c.as_dict() for c in capacities],
+        qoe_capacity=[c.as_dict() for c in by_qoe],
+        latency_capacity=[c.as_dict() for c in by_latency],
     )

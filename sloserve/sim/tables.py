@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sloserve.sim.compare import MIN_PAIRS, Comparison, Verdict, load_of, loads_of, policies_of
-from sloserve.sim.qoe_capacity import Bound, Estimate, QoECapacity
+from sloserve.sim.load_capacity import Bound, Estimate, LoadCapacity
 from sloserve.sim.statistics import mean_interval
 from sloserve.sim.summary import Run
 
@@ -92,13 +92,11 @@ def summary_table(runs: Sequence[Run], comparisons: Sequence[Comparison] = (), *
     return table
 
 
-def capacity_table(capacities: Sequence[QoECapacity], *, in_capacity: bool) -> Table:
-    """The load that each policy, of at least one, carries at the threshold of mean QoE, and its ratio to the
-    baseline's; means over seeds.
-    """
+def capacity_table(capacities: Sequence[LoadCapacity], condition: str, *, in_capacity: bool) -> Table:
+    """The load that each policy carries under ``condition``, and its ratio to the baseline's; means over seeds."""
     unit = "x stock's capacity" if in_capacity else "requests/s"
     table = Table(
-        title=f"load at mean QoE >= {capacities[0].threshold:g}, {unit}",
+        title=f"load at {condition}, {unit}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )

@@ -153,7 +153,10 @@ def test_table_of_what_policies_carry() -> None:
         for seed in range(2)
         for load, qoe in zip((1.0, 2.0), curve, strict=True)
     ]
-    rows = [line.split() for line in printed(capacity_table(qoe_capacity(runs), in_capacity=True)).splitlines()]
+    rows = [
+        line.split()
+        for line in printed(capacity_table(qoe_capacity(runs), "mean QoE >= 0.9", in_capacity=True)).splitlines()
+    ]
     assert " ".join(rows[0]).startswith("load at mean QoE >= 0.9, x stock's capacity")
     assert ["stock", "1.50", "1.50", "..", "1.50", "-"] in rows
     assert ["low", "<=", "1.00", "<=", "0.67"] in rows
