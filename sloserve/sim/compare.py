@@ -33,6 +33,8 @@ HIGHER_IS_BETTER: Mapping[str, bool] = {
         for name in ("ttft", "tpot", "itl", "e2el")
         for part in ("mean", "median", "p90", "p99")
     },
+    "p5_itl_ms": False,
+    "p95_itl_ms": False,
     "normalized_latency_ms": False,
     "max_wait_s": False,
     "preemptions_per_request": False,

@@ -14,6 +14,8 @@ from sloserve.sim.compare import BASELINE
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LEGEND_COLUMNS = 6
+ENTRY_IN, LETTER_IN = 0.75, 0.075
+"""About what an entry of the legend takes without its label, and a letter of it, at this size of type."""
 
 STYLE: Mapping[str, Any] = {
     "font.size": 9,
@@ -47,10 +49,12 @@ def line_styles(policies: Sequence[str], baseline: str = BASELINE) -> dict[str, 
     return styles
 
 
-def add_legend(figure: Figure, styles: Styles) -> None:
-    """One legend for all panels, below them."""
+def add_legend(figure: Figure) -> None:
+    """One legend for all panels, below them, in as many rows as its labels need."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(styles), LEGEND_COLUMNS))
+    widest_in = ENTRY_IN + LETTER_IN * max((len(label) for label in labels), default=0)
+    fit = max(int(figure.get_figwidth() / widest_in), 1)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), fit, LEGEND_COLUMNS))
 
 
 def load_name(load: float, *, in_capacity: bool) -> str:

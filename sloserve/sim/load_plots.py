@@ -1,4 +1,4 @@
-"""Figures against load: attainment, QoE, normalised latency, throughput with preemptions.
+"""Figures against load: attainment, QoE, normalised latency, throughput with preemptions, utilisation.
 
 Bars are 95 % confidence intervals over seeds.
 """
@@ -47,7 +47,7 @@ def qoe_figure(runs: Sequence[Run], styles: Styles) -> Figure:
 
 
 def normalized_latency_figure(runs: Sequence[Run], styles: Styles) -> Figure:
-    """Mean of e2e latency per output token against load. Source: Andes, Fig. 21."""
+    """Mean of e2e latency per output token against load. Source: Andes, Fig. 21; EconoServe, Fig. 9."""
 
     def seconds(run: Run) -> float | None:
         value_ms = run["normalized_latency_ms"]
@@ -63,6 +63,22 @@ def throughput_figure(runs: Sequence[Run], styles: Styles) -> Figure:
         ("preemptions per request", lambda run: run["preemptions_per_request"]),
     ]
     return _against_load(runs, styles, panels)
+
+
+def utilization_figure(runs: Sequence[Run], styles: Styles) -> Figure:
+    """KV blocks and step tokens in use, over the time of steps, against load. Source: EconoServe, Fig. 11.
+
+    Each panel has its own scale: decoding alone fills a KV cache with a few per cent of a step's tokens. More of them
+    is not always better, since tokens computed again after evictions count.
+    """
+    panels: list[Panel] = [
+        ("KV blocks in use", lambda run: run["kv_utilization_mean"]),
+        ("step tokens of the budget", lambda run: run["step_token_utilization_mean"]),
+    ]
+    figure = _against_load(runs, styles, panels, highest=1.0)
+    for axes in figure.axes:
+        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
+    return figure
 
 
 def _shares_against_load(runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], ylabel: str) -> Figure:
@@ -109,7 +125,7 @@ def _against_load(
         if len(loads_of(runs)) <= MAX_LOAD_TICKS:
             axes.set_xticks(loads_of(runs), [f"{load:.3g}" for load in loads_of(runs)])
         axes.set_xlabel("load (x stock's capacity)" if counts_in_capacity(runs) else "offered requests/s")
-    add_legend(figure, styles)
+    add_legend(figure)
     return figure
 
 

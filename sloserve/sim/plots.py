@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from sloserve.sim.compare import BASELINE, policies_of
+from sloserve.sim.compare import BASELINE, load_of, policies_of
 from sloserve.sim.experience import Replies
 from sloserve.sim.figure_style import STYLE, Styles, add_legend, line_styles, load_name
 from sloserve.sim.load_plots import (
@@ -21,8 +21,10 @@ from sloserve.sim.load_plots import (
     normalized_latency_figure,
     qoe_figure,
     throughput_figure,
+    utilization_figure,
 )
 from sloserve.sim.qoe_plots import lengths_figure, shown_load, timelines_figure
+from sloserve.sim.split_plot import completion_split_figure
 from sloserve.sim.summary import FloatArray, Latencies, Run
 
 ATTAINMENT_PNG = "attainment.png"
@@ -30,6 +32,8 @@ LATENCY_PNG = "latency_cdf.png"
 QOE_PNG = "qoe.png"
 NORMALIZED_PNG = "normalized_latency.png"
 THROUGHPUT_PNG = "throughput.png"
+UTILIZATION_PNG = "utilization.png"
+COMPLETION_SPLIT_PNG = "completion_split.png"
 QOE_LENGTH_PNG = "qoe_by_length.png"
 TIMELINES_PNG = "timelines.png"
 
@@ -51,8 +55,8 @@ def write_plots(
 ) -> list[Path]:
     """Writes the figures and returns the paths of those written.
 
-    A figure for which no run has data, such as attainment of requests without targets, is left out. Those on QoE, and
-    what Andes shows beside it, are drawn where requests promise a timeline.
+    A figure for which no run has data, such as attainment of requests without targets, is left out. Those on QoE are
+    drawn where requests promise a timeline, those on the engine where it is seen.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     styles = line_styles(policies_of(runs), baseline)
@@ -64,8 +68,17 @@ def write_plots(
         figures[LATENCY_PNG] = lambda: latency_figure(samples, styles, in_capacity=in_capacity)
     if any(run["qoe_mean"] is not None for run in runs):
         figures[QOE_PNG] = lambda: qoe_figure(runs, styles)
+    if any(run["normalized_latency_ms"] is not None for run in runs):
         figures[NORMALIZED_PNG] = lambda: normalized_latency_figure(runs, styles)
         figures[THROUGHPUT_PNG] = lambda: throughput_figure(runs, styles)
+    if any(run["step_token_utilization_mean"] is not None for run in runs):
+        figures[UTILIZATION_PNG] = lambda: utilization_figure(runs, styles)
+    split_loads = sorted({load_of(run) for run in runs if run["completion_split"] is not None})
+    if split_loads:
+        split_load = shown_load(split_loads, in_capacity=in_capacity)
+        figures[COMPLETION_SPLIT_PNG] = lambda: completion_split_figure(
+            [run for run in runs if load_of(run) == split_load], styles, load_name(split_load, in_capacity=in_capacity)
+        )
     loads = sorted({sample.load for sample in samples if sample.replies is not None})
     if loads:
         load = shown_load(loads, in_capacity=in_capacity)
@@ -121,5 +134,5 @@ def latency_figure(samples: Sequence[LatencySample], styles: Styles, *, in_capac
         row[0].set_ylabel("share of requests")
     for load, axes in zip(loads, grid[0], strict=True):
         axes.set_title(load_name(load, in_capacity=in_capacity))
-    add_legend(figure, styles)
+    add_legend(figure)
     return figure

@@ -5,7 +5,7 @@ that states a target. A figure that has no data is ``None``. All but ``timing`` 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sloserve.core.goodput import attainment, attainment_by_class, by_class, is_good, latency
 from sloserve.core.outcome import Outcome
-from sloserve.core.runlog import RequestLog, RunLog, StepLog
+from sloserve.core.runlog import RequestLog, RunLog, StageTimes, StepLog
 from sloserve.sim.experience import experience, qoe_samples
 from sloserve.sim.statistics import mean_of, percentile_of
 
@@ -95,12 +95,16 @@ def summarize(log: RunLog, *, policy: str, seed: int, rps: float, load: float | 
         **_spread_ms("ttft", samples.ttft_s),
         **_spread_ms("tpot", samples.tpot_s),
         **_spread_ms("itl", samples.itl_s),
+        "p5_itl_ms": percentile_of(samples.itl_s * 1e3, 5),
+        "p95_itl_ms": percentile_of(samples.itl_s * 1e3, 95),
         **_spread_ms("e2el", samples.e2e_s),
+        "completion_split": completion_split(completed),
         "normalized_latency_ms": mean_of(samples.normalized_s * 1e3),
         **experience(requests, samples.tpot_s),
         "preemptions_per_request": _ratio(sum(r.num_preemptions for r in requests), len(requests)),
         "recomputed_tokens_per_request": _ratio(sum(r.recomputed_tokens for r in requests), len(requests)),
-        "kv_utilization_mean": _kv_utilization_mean(log.steps),
+        "kv_utilization_mean": _mean_over_time(log.steps.kv_utilization, log.steps),
+        "step_token_utilization_mean": _step_token_utilization_mean(log),
         "forward_tokens_mean": mean_of(log.steps.scheduled_tokens.astype(np.float64)),
         "max_wait_s": max((_longest_wait_s(r, elapsed_s) for r in requests), default=None),
         "by_class": {name: _class_record(of_class) for name, of_class in classes.items()},
@@ -109,6 +113,20 @@ def summarize(log: RunLog, *, policy: str, seed: int, rps: float, load: float | 
     if load is not None:
         run["load"] = load
     return run
+
+
+def completion_split(completed: Sequence[RequestLog]) -> dict[str, float] | None:
+    """Mean seconds that ``completed`` requests spent in each stage (:class:`~sloserve.core.runlog.StageTimes`); their
+    sum is the mean e2e latency.
+
+    ``None`` where it is not known. Source: EconoServe, Sec. 2.2 and Fig. 1e; ``paused_s`` is its GT queuing time,
+    ``evicted_s`` its preemption time.
+    """
+    stages = [log.stages for log in completed if log.stages is not None]
+    if not stages:
+        return None
+    means = np.mean([astuple(of) for of in stages], axis=0)
+    return {stage.name: float(mean) for stage, mean in zip(fields(StageTimes), means, strict=True)}
 
 
 def admission_record(log: RunLog, unrestricted: RunLog | None) -> Run:
@@ -161,10 +179,19 @@ def _longest_wait_s(log: RequestLog, end_s: float) -> float:
     return float(np.max(np.diff(times_s), initial=0.0))
 
 
-def _kv_utilization_mean(steps: StepLog) -> float | None:
-    """Share of KV blocks in use, each step weighted with its duration."""
+def _step_token_utilization_mean(log: RunLog) -> float | None:
+    """Share of the token budget that steps compute, what evictions cost again included; ``None`` where the budget is
+    not known.
+    """
+    if log.token_budget is None:
+        return None
+    return _mean_over_time(log.steps.scheduled_tokens / log.token_budget, log.steps)
+
+
+def _mean_over_time(values: FloatArray, steps: StepLog) -> float | None:
+    """Mean of ``[steps]`` values, each step weighted with its duration; time between steps does not count."""
     total_s = float(np.sum(steps.duration_s))
-    return float(np.dot(steps.kv_utilization, steps.duration_s)) / total_s if total_s > 0.0 else None
+    return float(np.dot(values, steps.duration_s)) / total_s if total_s > 0.0 else None
 
 
 def _spread_ms(name: str, samples_s: FloatArray) -> dict[str, float | None]:

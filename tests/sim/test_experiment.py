@@ -28,7 +28,8 @@ RUN_KEYS = {
     "request_goodput", "slo_attainment", "slo_attainment_by_class", "normalized_latency_ms", "qoe_mean", "qoe_p10",
     "preemptions_per_request", "recomputed_tokens_per_request", "kv_utilization_mean", "forward_tokens_mean",
     "max_wait_s", "rejected", "false_rejects", "prediction_coverage", "timing", "p10_ttft_ms", "qoe_p50", "qoe_p90",
-    "qoe_good_share", "qoe_perfect_share", "tds_p10", "tds_p50", "tds_p90",
+    "qoe_good_share", "qoe_perfect_share", "tds_p10", "tds_p50", "tds_p90", "p5_itl_ms", "p95_itl_ms",
+    "completion_split", "step_token_utilization_mean",
 } | {f"{s}_{m}_ms" for s in ("mean", "median", "p90", "p99") for m in ("ttft", "tpot", "itl", "e2el")}  # fmt: skip
 
 
@@ -150,8 +151,10 @@ def test_files_depend_on_the_flags_alone(tmp_path: Path) -> None:
         assert RUN_KEYS - {"timing"} <= set(run)
         assert run["completed"] == run["requests"] == 60
         assert run["lost"] == 0
+        assert sum(run["completion_split"].values()) == pytest.approx(run["mean_e2el_ms"] / 1e3)
     assert first == second
-    for name in ("requests.csv", "tokens.csv.gz", "attainment.png", "latency_cdf.png", "qoe.png", "timelines.png"):
+    plots = ("attainment", "latency_cdf", "qoe", "timelines", "utilization", "completion_split")
+    for name in ("requests.csv", "tokens.csv.gz", *(f"{plot}.png" for plot in plots)):
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
     stock, fcfs = ([r for r in first["runs"] if r["policy"] == p] for p in ("stock", "fcfs"))
     assert [r | {"policy": ""} for r in stock] == [r | {"policy": ""} for r in fcfs]

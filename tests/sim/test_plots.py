@@ -10,15 +10,22 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.sim.experience import replies_of
 from sloserve.sim.figure_style import COLOURS, line_styles
-from sloserve.sim.load_plots import attainment_figure, normalized_latency_figure, throughput_figure
+from sloserve.sim.load_plots import (
+    attainment_figure,
+    normalized_latency_figure,
+    throughput_figure,
+    utilization_figure,
+)
 from sloserve.sim.plots import (
     ATTAINMENT_PNG,
+    COMPLETION_SPLIT_PNG,
     LATENCY_PNG,
     NORMALIZED_PNG,
     QOE_LENGTH_PNG,
     QOE_PNG,
     THROUGHPUT_PNG,
     TIMELINES_PNG,
+    UTILIZATION_PNG,
     LatencySample,
     latency_figure,
     write_plots,
@@ -44,13 +51,13 @@ def experiment(synthetic_run: MakeRun) -> Experiment:
 
 
 @pytest.mark.slow
-def test_seven_figures_with_equal_bytes_for_equal_input(tmp_path: Path, experiment: Experiment) -> None:
+def test_nine_figures_with_equal_bytes_for_equal_input(tmp_path: Path, experiment: Experiment) -> None:
     runs = [run for run in experiment[0] if run["load"] == 1.0]
     samples = [sample for sample in experiment[1] if sample.load == 1.0]
     written = write_plots(tmp_path / "a", runs, samples)
     assert [path.name for path in written] == [
         *(ATTAINMENT_PNG, LATENCY_PNG, QOE_PNG, NORMALIZED_PNG, THROUGHPUT_PNG),
-        *(QOE_LENGTH_PNG, TIMELINES_PNG),
+        *(UTILIZATION_PNG, COMPLETION_SPLIT_PNG, QOE_LENGTH_PNG, TIMELINES_PNG),
     ]
     for path, again in zip(written, write_plots(tmp_path / "b", runs, samples), strict=True):
         assert path.read_bytes() == again.read_bytes()
@@ -63,7 +70,7 @@ def test_figures_without_data_are_left_out(tmp_path: Path, request_log: MakeRequ
     written = write_plots(
         tmp_path, runs, [LatencySample("stock", 1.0, latencies(free.requests), replies_of(free.requests, 0))]
     )
-    assert [path.name for path in written] == [LATENCY_PNG]
+    assert [path.name for path in written] == [LATENCY_PNG, NORMALIZED_PNG, THROUGHPUT_PNG]
     assert write_plots(tmp_path, [], []) == []
 
 
@@ -101,6 +108,14 @@ def test_other_figures_against_load_keep_their_units(experiment: Experiment) -> 
     edf = normalized_latency_figure(runs, styles).axes[0].containers[0][0]
     own = [r["normalized_latency_ms"] for r in runs if (r["policy"], r["load"]) == ("edf", 1.0)]
     assert edf.get_ydata()[1] == pytest.approx(np.mean(own) / 1e3)
+
+
+def test_utilisation_is_that_of_runs_whose_engine_is_seen(experiment: Experiment) -> None:
+    runs, _ = experiment
+    kv, step_tokens = utilization_figure(runs, line_styles(["stock", "edf"])).axes
+    assert list(kv.containers[-1][0].get_ydata()) == pytest.approx([0.4, 0.4])
+    assert list(step_tokens.containers[-1][0].get_ydata()) == pytest.approx([(0.25 + 2 * 0.5) / 3] * 2)
+    assert step_tokens.get_ylim()[0] == 0.0
 
 
 def test_distribution_ends_below_one_by_what_was_not_completed(request_log: MakeRequest) -> None:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sloserve.core.outcome import Outcome
-from sloserve.core.runlog import RequestLog, RunLog, StepLog
+from sloserve.core.runlog import RequestLog, RunLog, StageTimes, StepLog
 from sloserve.sim.summary import TIMING_KEYS, duration_s, latencies, summarize
 
 KEYS = {
@@ -29,6 +30,7 @@ KEYS = {
 }
 OURS = {
     *("slo_attainment_admitted", "by_class", "p10_ttft_ms"),
+    *("p5_itl_ms", "p95_itl_ms", "completion_split", "step_token_utilization_mean"),
     *("qoe_p50", "qoe_p90", "qoe_good_share", "qoe_perfect_share", "tds_p10", "tds_p50", "tds_p90"),
 }
 
@@ -81,6 +83,8 @@ def test_latencies_are_those_of_completed_requests(small_run: RunLog) -> None:
     assert run["p10_ttft_ms"] == pytest.approx(1e3 * np.percentile([0.5, 2.0, 1.0, 0.5], 10))
     assert run["median_tpot_ms"] == pytest.approx(1e3 * np.median([0.15, 7.0, 7.5])), "a single token has no TPOT"
     assert run["p90_itl_ms"] == pytest.approx(1e3 * np.percentile([0.1, 0.2, 7.0, 7.5], 90))
+    assert run["p5_itl_ms"] == pytest.approx(1e3 * np.percentile([0.1, 0.2, 7.0, 7.5], 5)), "of all gaps, pooled"
+    assert run["p95_itl_ms"] == pytest.approx(1e3 * np.percentile([0.1, 0.2, 7.0, 7.5], 95))
     assert run["p99_e2el_ms"] == pytest.approx(1e3 * np.percentile([0.8, 2.0, 8.0, 8.0], 99))
     assert run["normalized_latency_ms"] == pytest.approx(1e3 * np.mean([0.8 / 3, 2.0, 4.0, 4.0]))
 
@@ -99,7 +103,21 @@ def test_engine_figures(small_run: RunLog) -> None:
     run = summarize(small_run, policy="edf", seed=1, rps=2.0)
     assert run["kv_utilization_mean"] == pytest.approx((0.2 * 1 + 0.6 * 3) / 4), "weighted with time"
     assert run["forward_tokens_mean"] == pytest.approx(75.0)
+    assert run["step_token_utilization_mean"] is None, "of no known budget"
+    run = summarize(replace(small_run, token_budget=125), policy="edf", seed=1, rps=2.0)
+    assert run["step_token_utilization_mean"] == pytest.approx((0.8 * 1 + 0.4 * 3) / 4), "weighted with time"
     assert run["timing"]["wall_s"] == 0.7
+
+
+def test_the_split_of_the_latency_is_of_completed_requests(request_log: MakeRequest, step_log: MakeSteps) -> None:
+    requests = [
+        request_log("a", 0.0, [2.0, 6.0], stages=StageTimes(1.0, 2.5, 0.5, 2.0)),
+        request_log("b", 1.0, [2.0, 3.0], stages=StageTimes(0.0, 2.0, 0.0, 0.0)),
+        request_log("c", 1.0, [9.0], outcome=Outcome.ABORTED),
+    ]
+    run = summarize(RunLog(requests, step_log()), policy="p", seed=0, rps=1.0)
+    assert run["completion_split"] == {"waiting_s": 0.5, "running_s": 2.25, "evicted_s": 0.25, "paused_s": 1.0}
+    assert sum(run["completion_split"].values()) == pytest.approx(run["mean_e2el_ms"] / 1e3)
 
 
 def test_longest_wait_is_the_longest_time_without_a_token(request_log: MakeRequest, step_log: MakeSteps) -> None:
@@ -124,6 +142,8 @@ def test_no_data_is_none(request_log: MakeRequest, step_log: MakeSteps) -> None:
             "slo_attainment",
             "request_goodput",
             "kv_utilization_mean",
+            "completion_split",
+            "p95_itl_ms",
         ):
             assert run[key] is None, key
         assert run["timing"] == dict.fromkeys(TIMING_KEYS)

@@ -1,0 +1,26 @@
+"""The split of the latency: whose bars stand where, and that they add up."""
+
+import pytest
+
+from sloserve.sim.figure_style import line_styles
+from sloserve.sim.split_plot import STAGES, completion_split_figure
+from sloserve.sim.summary import Run
+
+
+def run_of(policy: str, seed: int, *, waiting_s: float, paused_s: float = 0.0) -> Run:
+    split = {"waiting_s": waiting_s, "running_s": 3.0, "evicted_s": 0.5, "paused_s": paused_s}
+    return {"policy": policy, "seed": seed, "rps": 1.0, "completion_split": split}
+
+
+def test_stages_of_each_policy_are_stacked_with_the_baseline_first() -> None:
+    runs = [run_of("edf", 0, waiting_s=1.0, paused_s=2.0), run_of("edf", 1, waiting_s=3.0, paused_s=2.0)]
+    runs += [run_of("stock", 0, waiting_s=8.0), {"policy": "live", "seed": 0, "rps": 1.0, "completion_split": None}]
+    figure = completion_split_figure(runs, line_styles(["stock", "live", "edf"]), "2 requests/s")
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["stock", "edf"]
+    bars = [container for container in axes.containers if len(container) == 2]
+    heights = {label: [bar.get_height() for bar in of] for (label, _), of in zip(STAGES.values(), bars, strict=True)}
+    assert heights == {"running": [3, 3], "waiting": [8, 2], "paused, KV kept": [0, 2], "evicted": [0.5, 0.5]}
+    tops = [max(bar.get_y() + bar.get_height() for bar in of) for of in zip(*bars, strict=True)]
+    assert tops == pytest.approx([11.5, 7.5])
+    assert (axes.get_title(), axes.get_ylim()[0]) == ("2 requests/s", 0.0)
