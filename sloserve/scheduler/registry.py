@@ -73,31 +73,32 @@ def _settings(name: str, cls: type[Policy], options: Mapping[str, Any]) -> Any:
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"policy {name!r} has no option {key!r}; it has: {', '.join(sorted(known)) or 'none'}")
-        values[key] = _convert(f"policy {name!r}, option {key!r}", value, _given(hints[key]))
+        values[key] = _convert(f"policy {name!r}, option {key!r}", value, _kinds(hints[key]))
     try:
         return cls.Settings(**values)
     except ValueError as error:
         raise ConfigError(f"policy {name!r}: {error}") from error
 
 
-def _given(kind: Any) -> Any:
-    """The type of an option that is given: of one that may be left out, ``int`` of ``int | None``."""
-    return next((one for one in get_args(kind) if one is not NoneType), kind)
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The types of an option that is given, the first that fits holds: ``float, str`` of ``float | str | None``."""
+    return tuple(one for one in get_args(hint) if one is not NoneType) or (hint,)
 
 
-def _convert(where: str, value: Any, kind: Any) -> Any:
-    """``value`` as ``kind``: text is read, numbers may only widen."""
-    if kind is bool:
+def _convert(where: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+    """``value`` as the first of ``kinds`` that fits: text is read, numbers may only widen."""
+    if kinds == (bool,):
         flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
         if str(value).lower() not in flags:
             raise ConfigError(f"{where}: {value!r} is not true or false")
         return flags[str(value).lower()]
-    try:
-        converted = kind(value)
-    except (TypeError, ValueError, OverflowError):
-        converted = None
-    # A value that reads back differently is of another type: 2.7 or true for a count, nan for a duration.
-    same = converted == value or (isinstance(value, str) and converted == converted)
-    if converted is None or isinstance(value, bool) or not same:
-        raise ConfigError(f"{where}: {value!r} is not a valid {getattr(kind, '__name__', kind)}")
-    return converted
+    for kind in kinds if not isinstance(value, bool) else ():
+        try:
+            converted = kind(value)
+        except (TypeError, ValueError, OverflowError):
+            continue
+        # A value that reads back differently is of another type: 2.7 or true for a count, nan for a duration.
+        if converted == value or (isinstance(value, str) and converted == converted):
+            return converted
+    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+    raise ConfigError(f"{where}: {value!r} is not a valid {names}")

@@ -76,6 +76,7 @@ def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> Non
             {"sync_tokens": "none"},
             "policy 'econo-paper', option 'sync_tokens': 'none' is not a valid int",
         ),
+        ("econo-paper", {"padding": True}, "policy 'econo-paper', option 'padding': True is not a valid float or str"),
         ("sjf", {"prompt_weight": 2}, "policy 'sjf': prompt_weight: 2.0 is not within 0..1"),
     ],
 )

@@ -76,8 +76,11 @@ class Exact:
         """Promises them their goals, whether it fits or not."""
         self.free_blocks -= int((self.blocks(goals) - self.blocks(tokens)).sum())
 
-    def host(self, slots: IntArray, tokens: IntArray, goals: IntArray) -> IntArray:
-        """Promises spans lent by those granted in this step; places of those in ``slots`` who got one."""
+    def host(self, slots: IntArray, tokens: IntArray, goals: IntArray, buffer: float) -> IntArray:
+        """Promises spans lent by those granted in this step; places of those in ``slots`` who got one.
+
+        buffer: share of what is to come by which a guest should end before its host needs the span.
+        """
         return NO_SLOTS
 
     def release(self, slot: int) -> None:
@@ -91,9 +94,8 @@ class Hosting(Exact):
     each gets a token a step, so that whoever got most tokens since its grant tells how many steps there were.
     """
 
-    def __init__(self, block_size: int, buffer: float) -> None:
+    def __init__(self, block_size: int) -> None:
         super().__init__(block_size)
-        self._buffer = buffer
         self._spans = KvHosting(_BOUNDLESS, block_size)
         # By slot: the step of the grant less the tokens held then; whether it is a guest.
         self._since: IntArray = NO_SLOTS
@@ -122,9 +124,9 @@ class Hosting(Exact):
             self._spans.allocate(slots, tokens, grow_steps=np.maximum(goals - tokens, 0))
             self._start(slots, tokens, guest=False)
 
-    def host(self, slots: IntArray, tokens: IntArray, goals: IntArray) -> IntArray:
+    def host(self, slots: IntArray, tokens: IntArray, goals: IntArray, buffer: float) -> IntArray:
         grow = goals - tokens
-        places, _ = self._spans.host(slots, tokens, grow_steps=grow, buffer_tokens=self._buffer * grow)
+        places, _ = self._spans.host(slots, tokens, grow_steps=grow, buffer_tokens=buffer * grow)
         self._start(slots[places], tokens[places], guest=True)
         return places
 
@@ -205,8 +207,8 @@ class Future(Exact):
         self.free_blocks = low
 
 
-def make_ledger(pipeline: str, block_size: int, buffer: float) -> Exact:
+def make_ledger(pipeline: str, block_size: int) -> Exact:
     """The ledger by the name of its pipelining: ``none``, ``hosting`` or ``future``."""
     if pipeline == "hosting":
-        return Hosting(block_size, buffer)
+        return Hosting(block_size)
     return Future(block_size) if pipeline == "future" else Exact(block_size)

@@ -16,7 +16,8 @@ pipelining* in ``ledger``.
 Source: EconoServe, Sec. 3 and Algorithm 1. Differs: the ledger is one of promises, since vLLM hands out blocks as
 tokens come; what gives way for want of KV is recomputed, not swapped; the paper's new prediction of who has reached the
 old one is their difference, 0; a guest whose span is wanted back waits with what it holds, and the last in the queue is
-preempted when blocks really run out. Prompts are cut where they would not fit a step alone (``fcfs``: at its end).
+preempted when blocks really run out. Padding follows the errors of prediction, see ``tuning``.
+Prompts are cut where they would not fit a step alone (``fcfs``: at its end).
 """
 
 import math
@@ -31,6 +32,7 @@ from sloserve.scheduler.econo.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.econo.ordering import ORDER_COLUMNS
 from sloserve.scheduler.econo.prompts import Prompts, Room, fcfs_prompts, paper_prompts
 from sloserve.scheduler.econo.queues import GenerationTasks
+from sloserve.scheduler.econo.tuning import Tuning
 from sloserve.scheduler.econo.variants import PaperSettings, Parts
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import IntArray, Rows
@@ -47,6 +49,7 @@ class EconoPaper(Policy):
         super().__init__(settings, seed=seed)
         self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
         self._parts: Parts = self.settings.chosen
+        self.tuning: Tuning = self.settings.tuning()
         self._grants = Grants()
         self._tasks: GenerationTasks | None = None
 
@@ -56,16 +59,15 @@ class EconoPaper(Policy):
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
         self._lengths.observe(rows, slot)
         if self._tasks is not None:
-            self._tasks.forget(np.array([slot]))
+            self._tasks.ended(rows, slot)
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, engine, running, waiting = snapshot.rows, snapshot.engine, snapshot.running, snapshot.waiting
         if not (waiting.size or running.size):
             return Plan.IDENTITY
         if self._tasks is None:
-            ledger = make_ledger(self._parts.pipeline, engine.block_size, self.settings.buffer)
-            padding = self.settings.padding_share
-            self._tasks = GenerationTasks(self._parts, padding, self._lengths, self._grants, ledger)
+            ledger = make_ledger(self._parts.pipeline, engine.block_size)
+            self._tasks = GenerationTasks(self._parts, self.tuning, self._lengths, self._grants, ledger)
         tasks = self._tasks
         output, computed = rows.output_tokens[running], rows.computed_tokens[running]
         context = rows.prompt_tokens[running] + output
@@ -101,7 +103,7 @@ class EconoPaper(Policy):
             gts = gts[~np.isin(gts, evict)]
         queue = tasks.queue(rows, gts, now_s)
         tasks.state(rows, tasks.granted(gts), queue, pts, capacity)
-        reserve = math.ceil(self.settings.reserve * capacity)
+        reserve = math.ceil(self.tuning.shares.reserve * capacity)
         queue = tasks.grant(rows, queue, over if self.settings.remedy == "reserve" else NO_SLOTS, reserve)
         if queue.size and not len(self._grants) and not pts.slots.size:
             queue, given_up = tasks.serve_first(rows, queue)
@@ -116,7 +118,7 @@ class EconoPaper(Policy):
         busy = served + pts.slots.size > 0
         blocks = ledger.free_blocks
         if queue.size:
-            reserve = math.ceil(self.settings.reserve * capacity_blocks(engine))
+            reserve = math.ceil(self.tuning.shares.reserve * capacity_blocks(engine))
             held = int(ledger.blocks(rows.computed_tokens[queue]).sum() + ledger.blocks(pts.tokens).sum())
             blocks = min(blocks, reserve - held)
         step_tokens = min(self.settings.tfs_tokens or engine.token_budget, engine.token_budget)

@@ -10,6 +10,7 @@ from sloserve.scheduler.econo.ledger import Exact
 from sloserve.scheduler.econo.lengths import Lengths
 from sloserve.scheduler.econo.ordering import grouped, paper_order
 from sloserve.scheduler.econo.prompts import Prompts
+from sloserve.scheduler.econo.tuning import Tuning
 from sloserve.scheduler.econo.variants import Parts
 from sloserve.scheduler.policy import NO_SLOTS
 from sloserve.scheduler.rows import IntArray, Rows
@@ -18,9 +19,9 @@ from sloserve.scheduler.rows import IntArray, Rows
 class GenerationTasks:
     """Grants to GTs and takes grants back. ledger: what all that are admitted are promised, or hold."""
 
-    def __init__(self, parts: Parts, padding: float, lengths: Lengths, grants: Grants, ledger: Exact) -> None:
+    def __init__(self, parts: Parts, tuning: Tuning, lengths: Lengths, grants: Grants, ledger: Exact) -> None:
         self._parts = parts
-        self._padding = padding
+        self._tuning = tuning
         self._lengths = lengths
         self._grants = grants
         self.ledger = ledger
@@ -33,6 +34,14 @@ class GenerationTasks:
         if known.size:
             self._release(known)
             self._grants.goal[known] = 0
+
+    def ended(self, rows: Rows, slot: int) -> None:
+        """It has ended; what was predicted of it is known to be right or wrong."""
+        left, before = float(self._grants.first_left[slot]), int(self._grants.first_output[slot])
+        if left:
+            came = int(rows.output_tokens[slot]) - before
+            self._tuning.observe(left, came, int(rows.prompt_tokens[slot]) + before)
+        self.forget(np.array([slot]))
 
     def granted(self, slots: IntArray) -> IntArray:
         """Those of ``slots`` that run."""
@@ -132,7 +141,7 @@ class GenerationTasks:
             places = ledger.fill(queue, *self._need(rows, queue), reserve_blocks)
             chosen, queue = np.concatenate((chosen, queue[places])), np.delete(queue, places)
         if queue.size and (started or chosen.size):
-            places = ledger.host(queue, *self._need(rows, queue))
+            places = ledger.host(queue, *self._need(rows, queue), self._tuning.shares.buffer)
             chosen = np.concatenate((chosen, queue[places]))
         return chosen
 
@@ -140,11 +149,14 @@ class GenerationTasks:
         return rows.computed_tokens[slots], self._grants.goal[slots]
 
     def _predict(self, rows: Rows, slots: IntArray) -> None:
-        rest = np.ceil(self._lengths.left(rows, slots) * (1.0 + self._padding)).astype(np.int64)
+        output = rows.output_tokens[slots]
+        left = np.clip(self._lengths.left(rows, slots), 1, np.maximum(rows.max_tokens[slots] - output, 1))
+        self._grants.predicted(slots, left, output)
+        rest = np.ceil(left * (1.0 + self._tuning.shares.padding)).astype(np.int64)
         if self._parts.sync_tokens:
             rest = -(-rest // self._parts.sync_tokens) * self._parts.sync_tokens
         most = rows.prompt_tokens[slots] + rows.max_tokens[slots]
-        goal = np.minimum(rows.prompt_tokens[slots] + rows.output_tokens[slots] + rest, most)
+        goal = np.minimum(rows.prompt_tokens[slots] + output + rest, most)
         self._grants.goal[slots] = np.maximum(goal, rows.computed_tokens[slots] + 1)
         self._grants.rest[slots] = rest
 

@@ -3,12 +3,22 @@
 from dataclasses import dataclass, replace
 
 from sloserve.scheduler.econo.lengths import check_lengths
+from sloserve.scheduler.econo.tuning import Shares, Tuning
 from sloserve.scheduler.policy import Policy
 
 ORDERS = ("fcfs", "paper")
 PIPELINES = ("none", "hosting", "future")
 REMEDIES = ("reserve", "pause", "evict")
-_RANGES = {"sync_tokens": (0, 4096), "padding": (0, 4), "reserve": (0, 0.5), "buffer": (0, 4), "tfs_tokens": (0, 2**20)}
+AUTO = "auto"
+PAPER = Shares(padding=0.15, reserve=0.03, buffer=0.15)
+"""The paper's for ShareGPT (Sec. 4)."""
+_RANGES = {
+    "sync_tokens": (0, 4096),
+    "padding": (-0.9, 4),
+    "reserve": (0, 0.5),
+    "buffer": (0, 4),
+    "tfs_tokens": (0, 2**20),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +47,11 @@ class PaperSettings(Policy.Settings):
 
     sync_tokens: predicted lengths are rounded up to a multiple of this, and synced; 0 for neither. order: ``fcfs`` or
     ``paper``. pipeline: ``none``, ``hosting`` or ``future``. length: ``predicted``, or ``oracle`` with a relative
-    length_error. padding: share of the predicted length that is added to it; where not given, the paper's 0.15 for
-    ShareGPT, and 0 for an oracle without error. reserve: share of the KV blocks that grants leave free. buffer: share
-    of its predicted length by which a guest should end before its host needs the span; both the paper's for ShareGPT.
-    remedy for who outlives its grant: ``reserve`` (then pause), ``pause``, or ``evict`` at once. tfs_tokens: target
-    size of a step, 0 for the engine's token budget.
+    length_error. padding: share of the predicted length that is added to it. reserve: share of the KV blocks that
+    grants leave free. buffer: share of its predicted length by which a guest should end before its host needs the span.
+    Each of the three a number, or ``auto``: by how far predictions have been off, see ``tuning``, at first the paper's
+    (the padding of an oracle without error: 0). remedy for who outlives its grant: ``reserve`` (then pause), ``pause``,
+    or ``evict`` at once. tfs_tokens: target size of a step, 0 for the engine's token budget.
     """
 
     parts: str = "full"
@@ -50,9 +60,9 @@ class PaperSettings(Policy.Settings):
     pipeline: str | None = None
     length: str = "predicted"
     length_error: float = 0.0
-    padding: float | None = None
-    reserve: float = 0.03
-    buffer: float = 0.15
+    padding: float | str = AUTO
+    reserve: float | str = PAPER.reserve
+    buffer: float | str = PAPER.buffer
     remedy: str = "reserve"
     tfs_tokens: int = 0
 
@@ -69,7 +79,10 @@ class PaperSettings(Policy.Settings):
                 raise ValueError(f"{name}: {word!r} is not one of {', '.join(allowed)}")
         for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not least <= value <= most:
+            if isinstance(value, str):
+                if value != AUTO:
+                    raise ValueError(f"{name}: {value!r} is not a number or {AUTO}")
+            elif value is not None and not least <= value <= most:
                 raise ValueError(f"{name}: {value} is not within {least}..{most}")
 
     @property
@@ -78,9 +91,10 @@ class PaperSettings(Policy.Settings):
         single = {name: getattr(self, name) for name in ("sync_tokens", "order", "pipeline")}
         return replace(VARIANTS[self.parts], **{name: one for name, one in single.items() if one is not None})
 
-    @property
-    def padding_share(self) -> float:
-        """The padding at work."""
-        if self.padding is not None:
-            return self.padding
-        return 0.0 if self.length == "oracle" and self.length_error == 0.0 else 0.15
+    def tuning(self) -> Tuning:
+        """The three shares, at their first values."""
+        exact = self.length == "oracle" and self.length_error == 0.0
+        first = replace(PAPER, padding=0.0) if exact else PAPER
+        given = {name: getattr(self, name) for name in Shares.__slots__}
+        fixed = {name: share for name, share in given.items() if share != AUTO}
+        return Tuning(replace(first, **fixed), frozenset(given) - fixed.keys())

@@ -27,7 +27,7 @@ def stated(ledger: Exact, capacity: int, tokens: IntArray) -> Exact:
 @pytest.mark.parametrize("pipeline", ["none", "hosting"])
 def test_grants_are_a_prefix_and_leave_the_reserve(pipeline: str) -> None:
     tokens, goals = column(8, 8, 8), column(20, 28, 9)
-    ledger = stated(make_ledger(pipeline, BLOCK_SIZE, 0.0), 14, tokens)
+    ledger = stated(make_ledger(pipeline, BLOCK_SIZE), 14, tokens)
     assert ledger.free_blocks == 8
     # 3 blocks more, then 5, then 1.
     assert ledger.grant(np.arange(3), tokens, goals, 1) == 1
@@ -40,7 +40,7 @@ def test_grants_are_a_prefix_and_leave_the_reserve(pipeline: str) -> None:
 def test_fill_takes_the_largest_that_fits_again_and_again(pipeline: str) -> None:
     tokens = column(4, 4, 4, 4, 4)
     goals = column(40, 12, 24, 20, 8)  # 9, 2, 5, 4 and 1 more
-    ledger = stated(make_ledger(pipeline, BLOCK_SIZE, 0.0), 13, tokens)
+    ledger = stated(make_ledger(pipeline, BLOCK_SIZE), 13, tokens)
     assert ledger.fill(np.arange(5), tokens, goals, 0).tolist() == [2, 1, 4]
     assert ledger.free_blocks == 0
 
@@ -78,12 +78,12 @@ def test_what_future_has_left_fits_forever_and_no_block_more(some: list[tuple[in
 
 def test_a_guest_takes_nothing_of_what_is_free_and_goes_on_until_its_host_needs_the_span() -> None:
     tokens, goals = column(4, 4, 4), column(36, 10, 21)
-    ledger = stated(Hosting(BLOCK_SIZE, 0.15), 11, tokens)
+    ledger = stated(Hosting(BLOCK_SIZE), 11, tokens)
     slots = np.arange(3)
     assert ledger.grant(slots[:1], tokens[:1], goals[:1], 0) == 1
     assert ledger.free_blocks == 0
     # Of 32 tokens to come the second 16 are lent: 6 and a buffer of 1 fit, 17 do not.
-    assert ledger.host(slots[1:], tokens[1:], goals[1:]).tolist() == [0]
+    assert ledger.host(slots[1:], tokens[1:], goals[1:], 0.15).tolist() == [0]
     assert ledger.free_blocks == 0
     granted = slots[:2]
     for done, over in ((6, [False, False]), (15, [False, False]), (16, [False, True])):
@@ -106,10 +106,10 @@ def test_whoever_hosting_grants_fits_at_every_future_step(
     tokens = column(*(one[0] for one in some))
     goals = tokens + column(*(one[1] for one in some))
     slots = np.arange(tokens.size)
-    ledger = stated(Hosting(BLOCK_SIZE, buffer), capacity, tokens)
+    ledger = stated(Hosting(BLOCK_SIZE), capacity, tokens)
     before = ledger.free_blocks
     fit = ledger.grant(slots, tokens, goals, reserve)
-    guests = fit + ledger.host(slots[fit:], tokens[fit:], goals[fit:])
+    guests = fit + ledger.host(slots[fit:], tokens[fit:], goals[fit:], buffer)
     if before < 0:
         assert not fit and not guests.size
         return

@@ -310,11 +310,17 @@ def test_variants_by_one_word_and_by_their_parts() -> None:
     assert policy.settings == EconoPaper.Settings(parts="d", sync_tokens=64, padding=0.2)
 
 
-def test_what_is_known_is_not_padded_unless_asked() -> None:
-    assert EconoPaper.Settings().padding_share == 0.15
-    assert EconoPaper.Settings(length="oracle").padding_share == 0.0
-    assert EconoPaper.Settings(length="oracle", length_error=0.1).padding_share == 0.15
-    assert EconoPaper.Settings(length="oracle", padding=0.2).padding_share == 0.2
+def test_shares_are_the_papers_at_first_and_tuned_unless_given() -> None:
+    def padding(**settings: Any) -> tuple[float, bool]:
+        tuning = EconoPaper.Settings(**settings).tuning()
+        return tuning.shares.padding, "padding" in tuning.tuned
+
+    assert padding() == padding(length="oracle", length_error=0.1) == (0.15, True)
+    assert padding(length="oracle") == (0.0, True)
+    assert padding(length="oracle", padding=0.2) == (0.2, False)
+    for options in ({"padding": "0.2", "buffer": "auto"}, {"padding": 0.2, "buffer": "auto"}):
+        settings = make_policy("econo-paper", options).settings
+        assert (settings.padding, settings.buffer) == (0.2, "auto")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +331,9 @@ def test_what_is_known_is_not_padded_unless_asked() -> None:
         ({"pipeline": "nested"}, "pipeline: 'nested' is not one of none, hosting, future"),
         ({"remedy": "swap"}, "remedy: 'swap' is not one of reserve, pause, evict"),
         ({"length": "guess"}, "length: 'guess' is not predicted or oracle"),
-        ({"padding": -0.1}, "padding: -0.1 is not within 0..4"),
+        ({"padding": -1}, "padding: -1.0 is not within -0.9..4"),
+        ({"padding": "tuned"}, "padding: 'tuned' is not a number or auto"),
+        ({"reserve": "nan"}, "reserve: 'nan' is not a number or auto"),
         ({"reserve": 0.6}, "reserve: 0.6 is not within 0..0.5"),
         ({"buffer": 5}, "buffer: 5.0 is not within 0..4"),
         ({"sync_tokens": 5000}, "sync_tokens: 5000 is not within 0..4096"),
