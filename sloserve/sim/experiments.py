@@ -90,6 +90,26 @@ _ECONO_PARTS = (
     "econo:order=fcfs,econo:foresee=false,econo:pause=false,econo:sigmas=0,econo:sigmas=1,econo:sigmas=3,"
     "econo:reserve=0,econo:reserve=0.04,econo:length=oracle,econo:length=oracle:length_error=0.3"
 )
+_ECONO_ERRORS = "econo-paper:length=oracle:length_error=0.3"
+_ECONO_PADDING = ",".join(
+    (
+        "stock",
+        *(
+            f"{_ECONO_ERRORS}:padding={padding}:reserve=0.03:buffer=0.15"
+            for padding in ("-0.6", "-0.45", "-0.3", "-0.15", "0", "0.1", "0.15", "0.2", "0.3", "0.5", "auto")
+        ),
+        *(
+            f"{_ECONO_ERRORS}:padding=auto:reserve={reserve}:buffer=0.15"
+            for reserve in ("0.01", "0.02", "0.04", "0.06", "0.1", "auto")
+        ),
+        *(
+            f"{_ECONO_ERRORS}:padding=auto:reserve=0.03:buffer={buffer}"
+            for buffer in ("0", "0.05", "0.1", "0.2", "0.3", "auto")
+        ),
+        *(f"{_ECONO_ERRORS}:padding=auto:reserve=0.03:buffer=0.15:remedy={remedy}" for remedy in ("pause", "evict")),
+    )
+)
+"""EconoServe, Fig. 4, 5b, 15b to d: one share varied, the others tuned or the paper's; negative paddings are ours."""
 
 EXPERIMENTS = {
     "azure-conv": ExperimentRow(
@@ -239,6 +259,17 @@ EXPERIMENTS = {
             "slo": "scaled:prompt_ms=49.5:token_ms=23.8",
             "load": "1,1.5",
             "policy": _ECONO_PARTS,
+        },
+    ),
+    "econo-padding": ExperimentRow(
+        "How much padding, reserve and buffer does EconoServe want, and what becomes of them tuned on line?",
+        _TIGHT_OPT
+        | {
+            "workload": "sharegpt-poisson",
+            "slo": "scaled:prompt_ms=49.5:token_ms=23.8",
+            "load": "1",
+            "max_requests": 400,
+            "policy": _ECONO_PADDING,
         },
     ),
     "chat-batch-mix": ExperimentRow(
