@@ -6,9 +6,10 @@ The split: p engines compute prompts (stock vLLM, one output token each), the KV
 decode (stock vLLM). Against it N engines that do both, by stock vLLM or by a policy. Everywhere requests go to the
 engines in turn. The split is offered the rate at which its goodput (requests that meet their SLO, per second) is
 highest, for p = G / 2 as in the paper and for the best p; then the least N is sought whose goodput at that rate is no
-lower. ``engines`` is N, ``exact`` the same with goodput interpolated from N - 1 to N. The policies' lengths are those
-of the registry's row. Goodput is attainment x offered rate, over requests that arrive within ``span_s``. Every engine
-is simulated; only while the split's rate and ratio are sought, one decode engine stands for all.
+lower. ``engines`` is N, ``exact`` the same with goodput interpolated from N - 1 to N (of nothing at 0). Rates are
+multiples (``load``) of what one stock engine completes of the same seed's requests, since windows of a trace differ
+twofold; attainment is the mean over seeds. Runs are finite, equally long for all. Every engine is simulated; only
+while the split's rate and ratio are sought, one decode engine stands for all. Predictors of lengths start cold.
 
 What the split gets for free, all in its favour: a prompt's KV takes no room while it waits for the link or for blocks
 of its decode engine; each prompt engine has a link of its own, which serves one prompt after another and hinders no
@@ -37,10 +38,10 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.goodput import attainment
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
-from sloserve.core.runlog import RequestLog
+from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.estimator.latency import StepLatency, StepLoad
 from sloserve.estimator.profile import Profile
-from sloserve.sim.experiment import PLAN_SHARE, STOCK, Experiment
+from sloserve.sim.experiment import PLAN_SHARE, STOCK, Experiment, capacity_rps
 from sloserve.sim.experiments import experiment_flags
 from sloserve.sim.simulate import build_experiment
 from sloserve.vllm_plugin.engine_settings import EngineSettings
@@ -51,11 +52,24 @@ ENGINES = (2, 4, 8)
 WAYS = ("stock", "edf", "sjf:length=oracle", "econo", "econo:length=oracle")
 LINKS = {"400 GB/s": 400e9, "100 Gb/s": 12.5e9}
 """Like NVLink, with which the split's rate and ratio are chosen, and the paper's Ethernet; bytes/s."""
-CASES = {"econo-sharegpt": (2.8, 60.0), "econo-azure-conv": (10.0, 16.0)}
-"""Row of the experiments' registry; requests/s of a decode engine at which the search for rates starts; span_s."""
+CASES = {"econo-sharegpt": 1.0, "econo-azure-conv": 1.0}
+"""Row of the experiments' registry, and the load of a decode engine at which the search for rates starts."""
+REQUESTS = 160
+"""Of an engine at load 1."""
 STEP = 1.12
 MOST_STEPS = 12
 """From one rate to the next, and how far from the first the search goes."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What comes to all engines together. load: in multiples of what one stock engine completes.
+
+    total: engines of the split; so many as it needs requests are what the capacity is measured on.
+    """
+
+    total: int
+    load: float
 
 
 @dataclass(frozen=True)
@@ -74,11 +88,11 @@ class DecodeOnly:
 
 
 class Case:
-    """A workload on its engine, and runs of it that all last ``span_s`` seconds of arrivals."""
+    """A workload on its engine, and runs of it."""
 
-    def __init__(self, row: str, first_rps: float, span_s: float) -> None:
+    def __init__(self, row: str) -> None:
         flags = experiment_flags(row) | {"load": None, "rps": "1", "policy": ",".join(WAYS)}
-        self.row, self.first_rps, self.span_s = row, first_rps, span_s
+        self.capacity_rps = cache(self._capacity_rps)
         self.experiment: Experiment = build_experiment(**flags)
         self.profile, self.engine = self.experiment.profile, self.experiment.engine
         assert self.experiment.slos is not None
@@ -89,32 +103,39 @@ class Case:
         )
         self.decode_profile = self.profile.model_copy(update={"latency": DecodeOnly(self.profile.latency)})
 
-    def requests(self, rps: float, seed: int) -> list[WorkloadRequest]:
+    def _capacity_rps(self, total: int, seed: int) -> float:
+        """What one stock engine completes of a seed's requests, all there at once."""
         wanted = self.experiment
-        return wanted.workload.requests(round(rps * self.span_s), seed, rps, slos=wanted.slos)
+        requests = wanted.workload.requests(total * REQUESTS, seed, 1e6, slos=wanted.slos)
+        return capacity_rps(wanted, serve(self.engine, self.profile, requests))
 
-    def whole(self, way: str, engines: int, rps: float, seed: int) -> list[RequestLog]:
+    def requests(self, offered: Offered, seed: int) -> list[WorkloadRequest]:
+        rps = offered.load * self.capacity_rps(offered.total, seed)
+        wanted = self.experiment
+        return wanted.workload.requests(round(offered.load * REQUESTS), seed, rps, slos=wanted.slos)
+
+    def whole(self, way: str, engines: int, offered: Offered, seed: int) -> list[RequestLog]:
         """All requests on engines that compute prompts and decode."""
         config = None
         if way != STOCK:
             section = {"policy": way, "seed": seed, "aged_share": 0.0, "plan_share": PLAN_SHARE, **self.classes}
             config = {"sloserve": section}
-        requests = self.requests(rps, seed)
-        runs = [serve(self.engine, self.profile, requests[i::engines], config) for i in range(engines)]
+        requests = self.requests(offered, seed)
+        runs = [serve(self.engine, self.profile, requests[i::engines], config).requests for i in range(engines)]
         return [log for run in runs for log in run]
 
-    def _prompts(self, prompt_engines: int, rps: float, seed: int) -> list[list[RequestLog]]:
+    def _prompts(self, prompt_engines: int, offered: Offered, seed: int) -> list[list[RequestLog]]:
         """What each prompt engine did with its requests, cut to one token."""
-        requests = [replace(r, output_tokens=1, max_tokens=1) for r in self.requests(rps, seed)]
-        return [serve(self.engine, self.profile, requests[i::prompt_engines]) for i in range(prompt_engines)]
+        requests = [replace(r, output_tokens=1, max_tokens=1) for r in self.requests(offered, seed)]
+        return [serve(self.engine, self.profile, requests[i::prompt_engines]).requests for i in range(prompt_engines)]
 
     def split(
-        self, prompt_engines: int, decode_engines: int, rps: float, seed: int, link: str, simulated: int
+        self, prompt_engines: int, decode_engines: int, offered: Offered, seed: int, link: str, simulated: int
     ) -> list[RequestLog]:
         """The requests of the first ``simulated`` decode engines, from arrival at a prompt engine to the last token."""
-        done = self.prompts(prompt_engines, rps, seed)
+        done = self.prompts(prompt_engines, offered, seed)
         moved = sorted((pair for logs in done for pair in self._moved(logs, LINKS[link])), key=lambda pair: pair[0])
-        originals = {r.request_id: r for r in self.requests(rps, seed)}
+        originals = {r.request_id: r for r in self.requests(offered, seed)}
         runs = [self._decoded(moved[i::decode_engines], originals) for i in range(simulated)]
         return [log for run in runs for log in run]
 
@@ -141,7 +162,7 @@ class Case:
                 parts.append(
                     replace(original, arrival_s=at_s, prompt_tokens=tokens, output_tokens=original.output_tokens - 1)
                 )
-        for log in serve(self.decode_engine, self.decode_profile, parts):
+        for log in serve(self.decode_engine, self.decode_profile, parts).requests:
             first = whole[log.request.request_id]
             times_s = np.concatenate((first.token_times_s, log.token_times_s))
             whole[log.request.request_id] = replace(log, request=first.request, token_times_s=times_s)
@@ -150,42 +171,38 @@ class Case:
 
 def serve(
     engine: EngineSettings, profile: Profile, requests: list[WorkloadRequest], config: dict[str, Any] | None = None
-) -> list[RequestLog]:
+) -> RunLog:
     run = VirtualEngine(engine, profile, config).run
     gc.freeze()  # the run begins with a collection, which would take longer than the run
-    return run(requests).requests
+    return run(requests)
 
 
 class Measured:
     """Attainment of a case's splits and ways, a value for each seed, each run once."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
+    def __init__(self, case: Case, first_load: float) -> None:
+        self.case, self.first_load = case, first_load
         self.split = cache(self._split)
         self.whole = cache(self._whole)
 
     def _split(
-        self, prompt_engines: int, decode_engines: int, rps: float, link: str, simulated: int
+        self, prompt_engines: int, decode_engines: int, offered: Offered, link: str, simulated: int
     ) -> tuple[tuple[float, ...], float]:
         """Attainment of each seed, and evictions a request."""
-        runs = [self.case.split(prompt_engines, decode_engines, rps, seed, link, simulated) for seed in SEEDS]
+        runs = [self.case.split(prompt_engines, decode_engines, offered, seed, link, simulated) for seed in SEEDS]
         return attained(runs), mean(log.num_preemptions for run in runs for log in run)
 
-    def _whole(self, way: str, engines: int, rps: float) -> tuple[float, ...]:
-        return attained([self.case.whole(way, engines, rps, seed) for seed in SEEDS])
-
-    def rate(self, step: int, decode_engines: int) -> float:
-        """Requests per second of the whole split, ``step`` places up or down the ladder."""
-        return self.case.first_rps * STEP**step * decode_engines
+    def _whole(self, way: str, engines: int, offered: Offered) -> tuple[float, ...]:
+        return attained([self.case.whole(way, engines, offered, seed) for seed in SEEDS])
 
     def best_step(self, prompt_engines: int, decode_engines: int, first_step: int) -> tuple[float, int]:
-        """The highest goodput of the split, and at which step of the ladder of rates."""
+        """The highest goodput of the split, in multiples of capacity, and at which step of the ladder of rates."""
 
         def goodput(step: int) -> float:
             if abs(step) > MOST_STEPS:
                 return -math.inf
-            rps = self.rate(step, decode_engines)
-            return rps * mean(self.split(prompt_engines, decode_engines, rps, next(iter(LINKS)), 1)[0])
+            offered = offered_to(prompt_engines + decode_engines, decode_engines, self.first_load, step)
+            return offered.load * mean(self.split(prompt_engines, decode_engines, offered, next(iter(LINKS)), 1)[0])
 
         step = climb(goodput, first_step)
         return goodput(step), step
@@ -204,24 +221,29 @@ class Measured:
         climb(goodput, total // 2)
         return found
 
-    def needed(self, way: str, rps: float, goodput: float, guess: int) -> dict[str, Any]:
-        """The least engines of ``way`` with that goodput at ``rps``, and what all that were tried attain."""
+    def needed(self, way: str, offered: Offered, wanted: float, guess: int) -> dict[str, Any]:
+        """The least engines of ``way`` with that attainment, and what all that were tried attain."""
         tried: dict[int, tuple[float, ...]] = {}
 
         def reached(engines: int) -> float:
             if not engines:
                 return 0.0
-            tried[engines] = self.whole(way, engines, rps)
-            return rps * mean(tried[engines])
+            tried[engines] = self.whole(way, engines, offered)
+            return mean(tried[engines])
 
         engines = guess
-        while reached(engines) < goodput:
+        while reached(engines) < wanted:
             engines += 1
-        while reached(engines - 1) >= goodput:
+        while reached(engines - 1) >= wanted:
             engines -= 1
         below, above = reached(engines - 1), reached(engines)
-        exact = engines - 1 + (goodput - below) / (above - below)
+        exact = engines - 1 + (wanted - below) / (above - below)
         return {"engines": engines, "exact": exact, "attainment": {str(n): tried[n] for n in sorted(tried)}}
+
+
+def offered_to(total: int, decode_engines: int, first_load: float, step: int) -> Offered:
+    """Each decode engine's load is ``step`` places up or down the ladder from the first."""
+    return Offered(total, first_load * STEP**step * decode_engines)
 
 
 def attained(runs: list[list[RequestLog]]) -> tuple[float, ...]:
@@ -243,22 +265,22 @@ def climb(value: Callable[[int], float], start: int) -> int:
     return start
 
 
-def compare(case: Case) -> dict[str, Any]:
+def compare(case: Case, first_load: float) -> dict[str, Any]:
     """For each G the split as in the paper and at its best, and the engines that each way needs instead."""
-    measured, step = Measured(case), 0
+    measured, step = Measured(case, first_load), 0
     rows: list[dict[str, Any]] = []
     usual: dict[str, float] = {}
     for total in ENGINES:
         found = measured.ratios(total, step)
         best = max(found, key=lambda decode_engines: found[decode_engines][0])
+        capacity = [case.capacity_rps(total, seed) for seed in SEEDS]
         for name, decode_engines in {"half": total // 2, "best": best}.items():
             step = found[decode_engines][1]
-            rps = measured.rate(step, decode_engines)
+            offered = offered_to(total, decode_engines, first_load, step)
             for link in LINKS:
-                split, evictions = measured.split(total - decode_engines, decode_engines, rps, link, decode_engines)
-                reached = rps * mean(split)
+                split, evictions = measured.split(total - decode_engines, decode_engines, offered, link, decode_engines)
                 ways = {
-                    way: measured.needed(way, rps, reached, math.ceil(decode_engines * usual.get(way, 1.0)))
+                    way: measured.needed(way, offered, mean(split), math.ceil(decode_engines * usual.get(way, 1.0)))
                     for way in WAYS
                 }
                 usual = {way: of["exact"] / decode_engines for way, of in ways.items()}
@@ -268,22 +290,25 @@ def compare(case: Case) -> dict[str, Any]:
                     "prompt_engines": total - decode_engines,
                     "decode_engines": decode_engines,
                     "link": link,
-                    "rps": rps,
+                    "load": offered.load,
+                    "rps": [offered.load * of_one for of_one in capacity],
                     "attainment": split,
-                    "goodput": reached,
+                    "goodput_rps": [
+                        offered.load * of_one * ratio for of_one, ratio in zip(capacity, split, strict=True)
+                    ],
                     "evictions": evictions,
                     "ways": ways,
                 }
                 rows.append(row)
-                show(case.row, row)
-    return {"span_s": case.span_s, "kv_blocks": case.engine.kv_blocks, "profile": case.profile.name, "rows": rows}
+                show(case.experiment.workload.name, row)
+    return {"kv_blocks": case.engine.kv_blocks, "profile": case.profile.name, "rows": rows}
 
 
 def show(name: str, row: dict[str, Any]) -> None:
     needed = ", ".join(f"{way} {of['engines']} ({of['exact']:.2f})" for way, of in row["ways"].items())
     print(
-        f"{name} {row['prompt_engines']}+{row['decode_engines']} ({row['split']}, {row['link']}): {row['rps']:.1f}/s, "
-        f"attains {mean(row['attainment']):.3f}, goodput {row['goodput']:.2f}; {needed}",
+        f"{name} {row['prompt_engines']}+{row['decode_engines']} ({row['split']}, {row['link']}): "
+        f"{mean(row['rps']):.1f}/s, attains {mean(row['attainment']):.3f}, goodput {mean(row['goodput_rps']):.2f}; {needed}",
         flush=True,
     )
 
@@ -310,21 +335,28 @@ def main() -> None:
     quick = "--quick" in sys.argv
     if quick:
         globals().update(SEEDS=(0,), ENGINES=(2,), WAYS=("stock", "econo"), MOST_STEPS=0)
-        globals().update(CASES={"econo-sharegpt": (100.0, 0.4)})
+        globals().update(CASES={"econo-sharegpt": 1.0}, REQUESTS=20)
     result = {}
-    for row, (first_rps, span_s) in CASES.items():
+    for row, first_load in CASES.items():
         try:
-            case = Case(row, first_rps, span_s)
+            case = Case(row)
         except ConfigError as error:
             print(f"left out: {error}")
             continue
-        result[row] = compare(case)
+        result[row] = compare(case, first_load)
     if quick:
         return
     from provenance import provenance  # beside this file; tests import the rest without it
 
     path = Path(__file__).parent / "results" / "econo_engines.json"
-    record = {**provenance(), "seeds": SEEDS, "rate_step": STEP, "links_bytes_per_s": LINKS, "cases": result}
+    record = {
+        **provenance(),
+        "seeds": SEEDS,
+        "requests": REQUESTS,
+        "rate_step": STEP,
+        "links_bytes_per_s": LINKS,
+        "cases": result,
+    }
     path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     plot(result, path.with_suffix(".png"))
 

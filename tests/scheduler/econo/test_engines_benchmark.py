@@ -17,6 +17,8 @@ pytestmark = pytest.mark.vllm
 
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "econo_engines.py"
 NO_SLO = SLO(SLOClass("any", 0, Targets()), Targets())
+OFFERED = None
+"""How much does not matter: ``case.given`` comes."""
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +29,8 @@ def benchmark_script() -> dict[str, Any]:
 @pytest.fixture
 def case(benchmark_script: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A case whose requests are ``case.given``."""
-    found = benchmark_script["Case"]("econo-sharegpt", 2.0, 4.0)
-    monkeypatch.setattr(found, "requests", lambda rps, seed: found.given)
+    found = benchmark_script["Case"]("econo-sharegpt")
+    monkeypatch.setattr(found, "requests", lambda offered, seed: found.given)
     return found
 
 
@@ -40,7 +42,7 @@ def test_quick(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     monkeypatch.syspath_prepend(str(BENCHMARK.parent))
     monkeypatch.setattr(sys, "argv", [str(BENCHMARK), "--quick"])
     runpy.run_path(str(BENCHMARK), run_name="__main__")
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("econo-sharegpt 1+1")]
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sharegpt-poisson 1+1")]
     assert len(rows) == 4
     assert all("stock " in row and "econo " in row for row in rows)
 
@@ -52,7 +54,7 @@ def test_a_prompt_that_comes_with_its_kv_costs_a_decode_step(case: Any) -> None:
 
 def test_one_request_through_the_split(case: Any) -> None:
     case.given = requests((1.0, 100, 3))
-    (log,) = case.split(1, 1, 2.0, 0, "100 Gb/s", 1)
+    (log,) = case.split(1, 1, OFFERED, 0, "100 Gb/s", 1)
     latency = case.profile.latency
     prompt_s = latency.step_s(StepLoad.of([(100, 0)]))
     moving_s = 100 * case.profile.kv_bytes_per_token / 12.5e9
@@ -64,7 +66,7 @@ def test_one_request_through_the_split(case: Any) -> None:
 
 def test_a_link_moves_one_prompt_after_another(case: Any) -> None:
     case.given = requests((0.0, 1000, 2), (0.0, 1000, 2))
-    first, second = (log.token_times_s for log in case.split(1, 1, 2.0, 0, "100 Gb/s", 1))
+    first, second = (log.token_times_s for log in case.split(1, 1, OFFERED, 0, "100 Gb/s", 1))
     assert first[0] == second[0]  # one step computes both prompts
     moving_s = 1000 * case.profile.kv_bytes_per_token / 12.5e9
     assert second[1] - first[1] > 0.999 * moving_s
@@ -73,14 +75,14 @@ def test_a_link_moves_one_prompt_after_another(case: Any) -> None:
 def test_whom_decode_engines_do_not_see(case: Any) -> None:
     context = case.engine.max_model_len
     case.given = requests((0.0, 20, 1), (0.0, context - 1, 5), (0.0, context, 5), (0.0, 20, 5))
-    outcomes = {log.request.request_id: log for log in case.split(1, 1, 2.0, 0, "400 GB/s", 1)}
+    outcomes = {log.request.request_id: log for log in case.split(1, 1, OFFERED, 0, "400 GB/s", 1)}
     assert {i: log.token_times_s.size for i, log in outcomes.items()} == {"r0": 1, "r1": 1, "r2": 0, "r3": 5}
     assert [i for i, log in outcomes.items() if log.outcome is not Outcome.COMPLETED] == ["r2"]
 
 
 def test_no_request_is_lost_or_served_twice(case: Any) -> None:
     case.given = requests(*((0.1 * i, 20, 4) for i in range(5)))
-    for logs in (case.split(2, 2, 2.0, 0, "400 GB/s", 2), case.whole("econo", 2, 2.0, 0)):
+    for logs in (case.split(2, 2, OFFERED, 0, "400 GB/s", 2), case.whole("econo", 2, OFFERED, 0)):
         assert sorted(log.request.request_id for log in logs) == [r.request_id for r in case.given]
         assert all(log.token_times_s.size == 4 for log in logs)
 
