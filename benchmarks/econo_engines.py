@@ -308,7 +308,8 @@ def show(name: str, row: dict[str, Any]) -> None:
     needed = ", ".join(f"{way} {of['engines']} ({of['exact']:.2f})" for way, of in row["ways"].items())
     print(
         f"{name} {row['prompt_engines']}+{row['decode_engines']} ({row['split']}, {row['link']}): "
-        f"{mean(row['rps']):.1f}/s, attains {mean(row['attainment']):.3f}, goodput {mean(row['goodput_rps']):.2f}; {needed}",
+        f"{mean(row['rps']):.1f}/s, attains {mean(row['attainment']):.3f}, "
+        f"goodput {mean(row['goodput_rps']):.2f}; {needed}",
         flush=True,
     )
 
