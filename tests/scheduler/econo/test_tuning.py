@@ -40,7 +40,7 @@ def test_shares_are_the_quantiles_of_the_last_that_ended() -> None:
         tuning.observe(*(float(one) for one in row))
     of = slice(400 - WINDOW, None)
     ratio = np.sort(actual[of] / predicted[of])
-    padding = max(np.quantile(ratio, PADDED) - 1, -0.6)
+    padding = max(np.quantile(ratio, PADDED) - 1, -0.3)
     granted = predicted[of] * (1 + padding)
     over = np.maximum(actual[of] - granted, 0).sum() / (granted + context[of]).sum()
     buffer = np.quantile(ratio, BUFFERED) / (1 + padding) - 1
@@ -70,7 +70,7 @@ def test_it_follows_a_shift_within_a_window_and_forgets_what_was() -> None:
 
 def test_each_share_stays_within_its_limits() -> None:
     assert seen(Tuning(FIRST), np.full(20, 30.0)) == Shares(padding=1.0, reserve=0.1, buffer=0.5)
-    assert seen(Tuning(FIRST), np.full(20, 0.01)) == Shares(padding=-0.6, reserve=0.01, buffer=0.0)
+    assert seen(Tuning(FIRST), np.full(20, 0.01)) == Shares(padding=-0.3, reserve=0.01, buffer=0.0)
 
 
 def test_what_is_given_stays_and_the_others_reckon_with_it() -> None:
