@@ -33,14 +33,15 @@ def test_nothing_changes_until_enough_have_ended() -> None:
 
 def test_shares_are_the_quantiles_of_the_last_that_ended() -> None:
     rng = np.random.default_rng(0)
-    predicted, context = rng.integers(1, 900, 400), rng.integers(1, 900, 400)
-    actual = rng.integers(1, 900, 400)
+    predicted, context = rng.integers(300, 800, 400), rng.integers(1, 900, 400)
+    actual = rng.integers(300, 1200, 400)
     tuning = Tuning(FIRST)
     for row in zip(predicted, actual, context, strict=True):
         tuning.observe(*(float(one) for one in row))
     of = slice(400 - WINDOW, None)
     ratio = np.sort(actual[of] / predicted[of])
-    padding = max(np.quantile(ratio, PADDED) - 1, -0.3)
+    padding = np.quantile(ratio, PADDED) - 1
+    assert -0.3 < padding < 0
     granted = predicted[of] * (1 + padding)
     over = np.maximum(actual[of] - granted, 0).sum() / (granted + context[of]).sum()
     buffer = np.quantile(ratio, BUFFERED) / (1 + padding) - 1
