@@ -79,14 +79,14 @@ _TIGHT_OPT: dict[str, Any] = {
     "profile": "a100-opt-13b-12gb",
     "load": "0.5,0.75,1,1.25,1.5,2,2.5",
     "max_requests": 500,
-    "policy": "stock,edf,sjf,sjf:length=oracle,andes,econo,econo:late_last=false,econo:length=oracle",
+    "policy": "stock,edf,sjf,sjf:length=oracle,andes,econo,econo:late_last=true,econo:length=oracle",
 }
 _TIGHT_TRACE = _TIGHT_OPT | {"profile": "h100-llama3-8b", "kv_blocks": 3000}
 """EconoServe, Sec. 4: SLO-scale 2. Latencies of a prompt and a token: stock's at 0.01 requests/s, 100 requests."""
 _ECONO_PARTS = (
     "stock,edf,edf:evict=false,sjf,orca,srtf:length=oracle,fastserve,sarathi,multires:length=oracle,"
     "sync-coupled:length=oracle,econo-paper:parts=d,econo-paper:parts=sd,econo-paper:parts=sdo,econo-paper,"
-    "econo-paper:length=oracle,econo-paper:parts=d:length=oracle:pipeline=future,econo,econo:late_last=false,"
+    "econo-paper:length=oracle,econo-paper:parts=d:length=oracle:pipeline=future,econo,econo:late_last=true,"
     "econo:order=fcfs,econo:foresee=false,econo:pause=false,econo:sigmas=0,econo:sigmas=1,econo:sigmas=3,"
     "econo:reserve=0,econo:reserve=0.04,econo:length=oracle,econo:length=oracle:length_error=0.3"
 )

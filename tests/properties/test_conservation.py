@@ -27,7 +27,7 @@ POLICIES = (
     "andes:victims=gain:search=true:objective=min:alpha=0.9:length=oracle:length_error=0.3:urgent_s=1000",
     "andes:objective=perfect:pause=false:watermark=0",
     "econo",
-    "econo:late_last=false:sigmas=0:reserve=0:length=oracle",
+    "econo:late_last=true:sigmas=0:reserve=0:length=oracle",
     "econo:order=fcfs:length=oracle:length_error=0.5",
     "econo:foresee=false",
     "econo-paper:length=oracle:length_error=1:sync_tokens=8",

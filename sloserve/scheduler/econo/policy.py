@@ -6,7 +6,6 @@ block is missing all the same, whoever is served last sits out with its KV (Econ
 
 The order is by *stretch*: latency as a share of what was asked for. Serving first whoever has the least KV blocks x
 steps to go, times its target, makes the sum of the stretches least (Smith's rule, the KV cache being the machine).
-Requests that are late already go last.
 
 Source: EconoServe, Sec. 2 and 3. The paper's own form, two queues, exact allocation, groups and nested hosting, is the
 policy ``econo-paper``. What differs, and what each part gains: benchmarks/README.md.
@@ -49,7 +48,7 @@ class Econo(Policy):
         """
 
         order: str = "stretch"
-        late_last: bool = True
+        late_last: bool = False
         foresee: bool = True
         sigmas: float = 2.0
         reserve: float = 0.01

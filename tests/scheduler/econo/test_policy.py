@@ -57,16 +57,16 @@ def test_targets_of_a_stream_make_a_target_for_the_whole() -> None:
     assert order(plan(make_snapshot(waiting)).waiting) == [3, 4, 1, 2, 0, 5, 6]
 
 
-def test_the_late_come_last_in_their_own_order() -> None:
+def test_the_late_come_last_in_their_own_order_if_asked() -> None:
     waiting = [
         new(50, e2e_s=3.0),
         new(500, e2e_s=30.0),
         new(20, e2e_s=3.0),
         new(600, e2e_s=30.0),
     ]
-    assert order(plan(make_snapshot(waiting), 4.0).waiting) == [1, 3, 2, 0]
-    assert order(plan(make_snapshot(waiting), 4.0, late_last=False).waiting) == [2, 0, 1, 3]
-    assert order(plan(make_snapshot(waiting), 3.0).waiting) == [2, 0, 1, 3]
+    assert order(plan(make_snapshot(waiting), 4.0, late_last=True).waiting) == [1, 3, 2, 0]
+    assert order(plan(make_snapshot(waiting), 3.0, late_last=True).waiting) == [2, 0, 1, 3]
+    assert order(plan(make_snapshot(waiting), 4.0).waiting) == [2, 0, 1, 3]
 
 
 def test_who_would_not_fit_later_waits_although_blocks_are_free() -> None:
