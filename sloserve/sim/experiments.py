@@ -232,10 +232,6 @@ EXPERIMENTS = {
         "And with short instructions?",
         _TIGHT_OPT | {"workload": "alpaca-poisson", "slo": "scaled:prompt_ms=25.5:token_ms=23.6", "max_requests": 1500},
     ),
-    "econo-bookcorpus": ExperimentRow(
-        "And with prompts that fill the context?",
-        _TIGHT_OPT | {"workload": "bookcorpus-poisson", "slo": "scaled:prompt_ms=138:token_ms=24.1"},
-    ),
     "econo-azure-conv": ExperimentRow(
         "And on production chat traffic, with a tenth of the KV cache?",
         _TIGHT_TRACE | {"slo": "scaled:prompt_ms=31.5:token_ms=7.8", "max_requests": 1000},
