@@ -25,10 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.estimator.length import EmpiricalLength
-from sloserve.estimator.length_given import OracleLength
-from sloserve.estimator.length_rest import Requests
-from sloserve.estimator.length_table import LengthTable
 from sloserve.estimator.pace import StepPace, decode_step_s
 from sloserve.estimator.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
@@ -36,6 +32,7 @@ from sloserve.kernels.knapsack import best_batch
 from sloserve.kernels.rank import top_k
 from sloserve.scheduler.andes_outlook import COLUMNS, OBJECTIVES, BoolArray, Foresight, Outlook, reading_tds
 from sloserve.scheduler.andes_room import Heads, VictimRule, short_of_blocks, victims_for
+from sloserve.scheduler.lengths import Lengths, check_lengths
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
@@ -87,26 +84,22 @@ class Andes(Policy):
         length_error: float = 0.0
 
         def __post_init__(self) -> None:
-            for name, allowed in (
-                ("objective", OBJECTIVES),
-                ("victims", VICTIMS),
-                ("length", ("predicted", "oracle")),
-            ):
+            for name, allowed in (("objective", OBJECTIVES), ("victims", VICTIMS)):
                 if getattr(self, name) not in allowed:
                     raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(allowed)}")
             for name, most in (("alpha", 1.0), ("headroom", 0.5), ("watermark", 1.0)):
                 if not 0.0 <= getattr(self, name) <= most:
                     raise ValueError(f"{name}: {getattr(self, name)} is not within 0..{most:g}")
-            for name in ("horizon_s", "lead_s", "urgent_s", "preemption_cap", "max_preemptions", "length_error"):
+            for name in ("horizon_s", "lead_s", "urgent_s", "preemption_cap", "max_preemptions"):
                 if not 0 <= getattr(self, name) < math.inf:
                     raise ValueError(f"{name}: {getattr(self, name)} is not 0 or more, and finite")
+            check_lengths(self.length, self.length_error)
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._curves = DigestCurves()
         self._pace = StepPace()
-        self._lengths = LengthTable(EmpiricalLength())
-        self._oracle = OracleLength(self.settings.length_error, seed=seed) if self.settings.length == "oracle" else None
+        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
         self._serving_s = RunningMean()
         self._unfinished = 0
         self._may_evict = 0.0
@@ -135,8 +128,8 @@ class Andes(Policy):
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
         self._unfinished -= 1
+        self._lengths.observe(rows, slot)
         if rows.output_tokens[slot] > 0:
-            self._lengths.observe(int(rows.class_id[slot]), int(rows.output_tokens[slot]))
             if rows.first_token_s[slot] < now_s:
                 self._serving_s.add(now_s - float(rows.first_token_s[slot]))
 
@@ -150,7 +143,7 @@ class Andes(Policy):
         slow = self.settings.search and self._is_slow(snapshot, slots)
         if not (slow or self._memory_is_short(rows, engine, waiting)):
             return Plan.IDENTITY
-        all_ = Outlook(rows, slots, self._left(rows, slots), self._curves, now_s)
+        all_ = Outlook(rows, slots, self._lengths.left(rows, slots), self._curves, now_s)
         if slow:
             return self._plan(snapshot, all_, *self._best_batch(snapshot, all_))
         foresight = self._foresee(engine, all_, np.array([float(max(snapshot.running.size, 1))]))
@@ -172,20 +165,6 @@ class Andes(Policy):
         tokens = rows.prompt_tokens[waiting] + rows.output_tokens[waiting]
         # Beyond a step's budget, prompts queue although there is room for them.
         return bool(waiting.size > engine.free_slots or tokens.sum() > engine.token_budget)
-
-    def _left(self, rows: Rows, slots: IntArray) -> FloatArray:
-        done = rows.output_tokens[slots]
-        if self._oracle is None:
-            return self._lengths.remaining(rows.class_id[slots], done, rows.max_tokens[slots])
-        return self._oracle.rest(
-            Requests(
-                class_id=rows.class_id[slots],
-                output_tokens=done,
-                max_tokens=rows.max_tokens[slots],
-                seq=rows.seq[slots],
-                stated_tokens=rows.oracle_output_tokens[slots],
-            )
-        ).mean()
 
     def _step_s(self, engine: EngineFacts, batches: FloatArray, context_tokens: float) -> FloatArray:
         if engine.step_latency is None:

@@ -75,7 +75,7 @@ class SA(Policy):
 
         def __post_init__(self) -> None:
             if self.length not in ("predicted", "oracle"):
-                raise ValueError(f"length: {self.length!r} is not predicted or oracle")
+                raise ValueError(f"length: {self.length!r} is not one of predicted, oracle")
             if not 0.0 <= self.effort <= 1000.0:
                 raise ValueError(f"effort: {self.effort} is not within 0..1000")
 

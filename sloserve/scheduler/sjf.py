@@ -36,7 +36,7 @@ class SJF(Policy):
 
         def __post_init__(self) -> None:
             if self.length not in ("predicted", "oracle"):
-                raise ValueError(f"length: {self.length!r} is not predicted or oracle")
+                raise ValueError(f"length: {self.length!r} is not one of predicted, oracle")
             if not 0.0 <= self.prompt_weight <= 1.0:
                 raise ValueError(f"prompt_weight: {self.prompt_weight} is not within 0..1")
 

@@ -71,3 +71,33 @@ def test_new_lengths_come_in_after_some_have_ended() -> None:
     for _ in range(64):
         table.observe(0, 40)
     assert table.survival(*ask)[0, 0] < before / 2
+
+
+def test_a_class_is_renewed_after_1_2_4_8_16_and_every_32_of_its_own() -> None:
+    table, plain = SurvivalTable(EmpiricalLength()), EmpiricalLength()
+    at = (np.array([2]), np.array([0]), np.array([NO_CAP]))
+    rng = np.random.default_rng(5)
+    table.remaining(*at)
+    for ended in range(1, 130):
+        before, tokens = table.remaining(*at), int(rng.integers(1, 900))
+        table.observe(2, tokens)
+        plain.observe(2, tokens)
+        table.observe(0, 7)
+        if ended in (1, 2, 4, 8, 16, 32, 64, 96, 128):
+            np.testing.assert_allclose(table.remaining(*at), plain.remaining(*at), atol=STRIDE_TOKENS)
+        else:
+            assert table.remaining(*at) == before
+
+
+def test_the_same_ends_give_the_same_answers_whatever_was_asked_between() -> None:
+    rng = np.random.default_rng(3)
+    one, other = SurvivalTable(EmpiricalLength()), SurvivalTable(EmpiricalLength())
+    first = (np.array([3]), np.array([0]), np.array([NO_CAP]))
+    one.remaining(*first)
+    other.remaining(*first)
+    for class_id, tokens in zip(rng.integers(0, 4, 200).tolist(), rng.integers(1, 900, 200).tolist(), strict=True):
+        one.observe(class_id, tokens)
+        other.observe(class_id, tokens)
+        other.remaining(np.array([class_id]), np.array([tokens]), np.array([NO_CAP]))
+    asked = np.repeat(np.arange(4), 3), np.tile([0, 100, 700], 4), np.full(12, NO_CAP)
+    assert (one.remaining(*asked) == other.remaining(*asked)).all()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sloserve.scheduler.econo.allocation import PROMISE_COLUMNS, admit, max_blocks, oldest
-from sloserve.scheduler.econo.lengths import LENGTH_COLUMNS, Lengths, check_lengths
 from sloserve.scheduler.econo.preemptive import plan_ranked
+from sloserve.scheduler.lengths import LENGTH_COLUMNS, Lengths, check_lengths
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.rows import Rows
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sloserve.scheduler.econo.allocation import PROMISE_COLUMNS, admit, capacity_blocks, exact_blocks, oldest
-from sloserve.scheduler.econo.lengths import LENGTH_COLUMNS, Lengths, check_lengths
+from sloserve.scheduler.lengths import LENGTH_COLUMNS, Lengths, check_lengths
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.rows import IntArray, Rows
 

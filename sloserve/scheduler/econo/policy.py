@@ -2,7 +2,8 @@
 
 vLLM admits while a block is free, and evicts when requests grow together. Here a request is admitted if, some standard
 deviations aside, the cache will hold what all are expected to hold at every later step (``forecast``). If the next
-block is missing all the same, whoever is served last sits out with its KV (EconoServe's offload-free preemption).
+block is missing all the same, whoever is served last sits out with its KV (EconoServe's offload-free preemption). A
+long request gives its KV up where that saves those who wait more than it costs (``eviction``).
 
 The order is by *stretch*: latency as a share of what was asked for. Serving first whoever has the least KV blocks x
 steps to go, times its target, makes the sum of the stretches least (Smith's rule, the KV cache being the machine).
@@ -20,7 +21,9 @@ import numpy as np
 from sloserve.core.qoe import DEFAULT_TTFT_S
 from sloserve.kernels.rank import top_k
 from sloserve.lso.pausing import short_of_blocks
-from sloserve.scheduler.econo.forecast import FORECAST_COLUMNS, Forecast, how_many_fit
+from sloserve.scheduler.econo.eviction import TOKENS_PER_STEP, Ranked, worth_evicting
+from sloserve.scheduler.econo.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
+from sloserve.scheduler.lengths import Lengths, check_lengths
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
@@ -36,15 +39,25 @@ _LATE: Final = 1e15
 class Econo(Policy):
     """Admits who fits the KV cache to the end, the least KV x time x target first; who finds no block sits out."""
 
-    needs = FORECAST_COLUMNS | {"arrival_s", "computed_tokens", "e2e_s", "tds", "tpot_s", "ttft_s"}
+    needs = OCCUPANCY_COLUMNS | {
+        "arrival_s",
+        "computed_tokens",
+        "e2e_s",
+        "num_preemptions",
+        "tds",
+        "tpot_s",
+        "ttft_s",
+    }
 
     @dataclass(frozen=True)
     class Settings:
         """order: ``stretch`` or ``fcfs``. late_last: whether those whose target has passed come after all others.
 
-        sigmas: standard deviations of the foreseen occupancy kept free; ``inf`` admits one at a time, 0 as the mean
-        has it. reserve: share of KV blocks kept free beside. foresee: whether to look ahead at all. pause: whether
-        those without a next block sit out. length: ``predicted``, or ``oracle`` with a relative length_error.
+        sigmas: standard deviations of the foreseen occupancy kept free; 0 as the mean has it. reserve: share of KV
+        blocks kept free beside. foresee: whether to look ahead at all. pause: whether those without a next block sit
+        out. evict: whether a long request makes room for those who wait, where that pays for computing its context
+        again, tokens_per_step in the time of a step; at most max_preemptions times each. length: ``predicted``, or
+        ``oracle`` with a relative length_error.
         """
 
         order: str = "stretch"
@@ -53,78 +66,92 @@ class Econo(Policy):
         sigmas: float = 2.0
         reserve: float = 0.01
         pause: bool = True
+        evict: bool = True
+        max_preemptions: int = 2
+        tokens_per_step: float = TOKENS_PER_STEP
         length: str = "predicted"
         length_error: float = 0.0
 
         def __post_init__(self) -> None:
-            for name, allowed in (("order", ORDERS), ("length", ("predicted", "oracle"))):
-                if getattr(self, name) not in allowed:
-                    raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(allowed)}")
+            if self.order not in ORDERS:
+                raise ValueError(f"order: {self.order!r} is not one of {', '.join(ORDERS)}")
+            check_lengths(self.length, self.length_error)
             if not 0.0 <= self.reserve <= 0.5:
                 raise ValueError(f"reserve: {self.reserve} is not within 0..0.5")
-            for name in ("sigmas", "length_error"):
+            for name in ("sigmas", "max_preemptions"):
                 if not 0.0 <= getattr(self, name) < math.inf:
                     raise ValueError(f"{name}: {getattr(self, name)} is not 0 or more, and finite")
+            if not self.tokens_per_step >= 1.0:
+                raise ValueError(f"tokens_per_step: {self.tokens_per_step} is not 1 or more")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
-        oracle = self.settings.length == "oracle"
-        self._forecast = Forecast(oracle=oracle, error=self.settings.length_error, seed=seed)
+        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._forecast.observe(rows, slot)
+        self._lengths.observe(rows, slot)
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
-        rows, engine, queued = snapshot.rows, snapshot.engine, snapshot.waiting.size
-        if not queued and engine.free_blocks >= snapshot.running.size:
+        rows, engine = snapshot.rows, snapshot.engine
+        if not snapshot.waiting.size and engine.free_blocks >= snapshot.running.size:
             return Plan.IDENTITY
-        slots = np.concatenate((snapshot.waiting, snapshot.running))
-        key = self._key(rows, slots, now_s)
-        seq = rows.seq[slots]
-        waiting = snapshot.waiting[top_k(key[:queued], seq[:queued], min(queued, engine.max_num_seqs))]
-        running = snapshot.running[np.lexsort((seq[queued:], key[queued:]))]
+        waiting = self._ranked(rows, snapshot.waiting, now_s, engine.max_num_seqs)
+        running = self._ranked(rows, snapshot.running, now_s, snapshot.running.size)
+        stay, evict, most = running.slots, NO_SLOTS, None
+        if self.settings.foresee and waiting.slots.size:
+            victim, fit = self._room(rows, engine, waiting, running)
+            if victim is not None:
+                stay, evict = np.delete(stay, victim), stay[victim : victim + 1]
+            most = max(stay.size + fit, 1)
         pause = NO_SLOTS
         if self.settings.pause:
-            pause = running[
+            pause = stay[
                 short_of_blocks(
-                    rows.computed_tokens[running],
-                    rows.prompt_tokens[running],
-                    rows.pausable[running],
+                    rows.computed_tokens[stay],
+                    rows.prompt_tokens[stay],
+                    rows.pausable[stay],
                     block_size=engine.block_size,
                     free_blocks=engine.free_blocks,
                 )
             ]
-        return Plan(
-            running=running, waiting=waiting, pause=pause, max_running=self._most(rows, engine, waiting, running)
-        )
+        return Plan(running=stay, waiting=waiting.slots, evict=evict, pause=pause, max_running=most)
 
-    def _key(self, rows: Rows, slots: IntArray, now_s: float) -> FloatArray:
-        """Who is served first, ascending, ``[n]``."""
-        arrival_s = rows.arrival_s[slots]
-        if self.settings.order == "fcfs":
-            return arrival_s
+    def _ranked(self, rows: Rows, slots: IntArray, now_s: float, most: int) -> Ranked:
+        """The first ``most`` of ``slots`` in the order of service."""
         done = rows.output_tokens[slots]
-        left = self._forecast.left_tokens(rows, slots)
+        left = self._lengths.left(rows, slots)
         target_s = _target_s(rows, slots, done + left)
-        # KV tokens x steps: it holds its context from now on, and what comes half of the time.
-        cost = (rows.prompt_tokens[slots] + done + left / 2.0) * left
-        key: FloatArray = cost * target_s
+        # It holds its context from now on, and what comes half of the time.
+        work = (rows.prompt_tokens[slots] + done + left / 2.0) * left
+        key: FloatArray = rows.arrival_s[slots] if self.settings.order == "fcfs" else work * target_s
         if self.settings.late_last:
-            key[now_s - arrival_s > target_s] += _LATE
-        return key
+            key[now_s - rows.arrival_s[slots] > target_s] += _LATE
+        order = top_k(key, rows.seq[slots], most)
+        return Ranked(slots[order], key[order], work[order], target_s[order])
 
-    def _most(self, rows: Rows, engine: EngineFacts, waiting: IntArray, running: IntArray) -> int | None:
-        """How many may run in the next step; ``None`` for as many as vLLM likes."""
-        asked = waiting[: min(engine.free_slots, MOST_ADMITTED)]
-        if not self.settings.foresee or not asked.size:
-            return None
-        fit = how_many_fit(
-            self._forecast.occupancy(rows, running, engine.block_size),
-            self._forecast.occupancy(rows, asked, engine.block_size),
-            engine.total_blocks * (1.0 - self.settings.reserve),
-            self.settings.sigmas,
+    def _room(self, rows: Rows, engine: EngineFacts, waiting: Ranked, running: Ranked) -> tuple[int | None, int]:
+        """Place of the running request to evict, if any, and how many of ``waiting`` then fit."""
+        asked = waiting.slots[: max(min(engine.free_slots, MOST_ADMITTED), 1)]
+        capacity = engine.total_blocks * (1.0 - self.settings.reserve)
+        held = occupancy(self._lengths, rows, running.slots, engine.block_size)
+        wanted = occupancy(self._lengths, rows, asked, engine.block_size)
+        fit = min(how_many_fit(held, wanted, capacity, self.settings.sigmas), engine.free_slots)
+        if fit or not self.settings.evict:
+            return None, fit
+        victim = worth_evicting(
+            waiting,
+            running,
+            rows.prompt_tokens[running.slots] + rows.output_tokens[running.slots],
+            rows.evictable[running.slots] & (rows.num_preemptions[running.slots] < self.settings.max_preemptions),
+            total_tokens=engine.total_blocks * engine.block_size,
+            tokens_per_step=self.settings.tokens_per_step,
         )
-        return max(running.size + fit, 1)
+        if victim is None:
+            return None, 0
+        mean, variance = (np.delete(one, victim, axis=0) for one in held)
+        first = wanted[0][:1], wanted[1][:1]
+        fit = how_many_fit((mean, variance), first, capacity, self.settings.sigmas)
+        return (victim, 1) if fit else (None, 0)
 
 
 def _target_s(rows: Rows, slots: IntArray, output_tokens: FloatArray) -> FloatArray:

@@ -28,12 +28,12 @@ import numpy as np
 from sloserve.scheduler.econo.allocation import capacity_blocks
 from sloserve.scheduler.econo.grants import Grants
 from sloserve.scheduler.econo.ledger import make_ledger
-from sloserve.scheduler.econo.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.econo.ordering import ORDER_COLUMNS
 from sloserve.scheduler.econo.prompts import Prompts, Room, fcfs_prompts, paper_prompts
 from sloserve.scheduler.econo.queues import GenerationTasks
 from sloserve.scheduler.econo.tuning import Tuning
 from sloserve.scheduler.econo.variants import PaperSettings, Parts
+from sloserve.scheduler.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import IntArray, Rows
 

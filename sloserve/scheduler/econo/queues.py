@@ -7,11 +7,11 @@ import numpy as np
 
 from sloserve.scheduler.econo.grants import NO_GROUP, Grants
 from sloserve.scheduler.econo.ledger import Exact
-from sloserve.scheduler.econo.lengths import Lengths
 from sloserve.scheduler.econo.ordering import grouped, paper_order
 from sloserve.scheduler.econo.prompts import Prompts
 from sloserve.scheduler.econo.tuning import Tuning
 from sloserve.scheduler.econo.variants import Parts
+from sloserve.scheduler.lengths import Lengths
 from sloserve.scheduler.policy import NO_SLOTS
 from sloserve.scheduler.rows import IntArray, Rows
 

@@ -8,28 +8,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.kernels.kv_reservation import KvReservation
-from sloserve.scheduler.econo.forecast import AHEAD, Forecast, how_many_fit
+from sloserve.scheduler.econo.forecast import AHEAD, how_many_fit, occupancy
+from sloserve.scheduler.lengths import Lengths
 from tests.scheduler.conftest import make_snapshot
 
 BLOCK = 16
+KNOWN = Lengths("oracle", 0.0, seed=0)
+PREDICTED = Lengths("predicted", 0.0, seed=0)
+"""Learnt from nobody."""
 
 
-def learnt(lengths: list[int], forecast: Forecast) -> None:
+def learnt(ended: list[int]) -> Lengths:
+    lengths = Lengths("predicted", 0.0, seed=0)
     rows = make_snapshot(running=[{}]).rows
-    for tokens in lengths:
+    for tokens in ended:
         rows.output_tokens[0] = tokens
-        forecast.observe(rows, 0)
+        lengths.observe(rows, 0)
+    return lengths
 
 
 def test_occupancy_is_that_of_drawn_lengths() -> None:
     rng = np.random.default_rng(1)
-    lengths = rng.geometric(1 / 150, 512)
-    forecast = Forecast(oracle=False)
-    learnt(lengths.tolist(), forecast)
+    ended = rng.geometric(1 / 150, 512)
     at = make_snapshot(running=[{"prompt_tokens": 100, "output_tokens": 40, "max_tokens": 10**6}])
-    mean, variance = forecast.occupancy(at.rows, at.running, BLOCK)
+    mean, variance = occupancy(learnt(ended.tolist()), at.rows, at.running, BLOCK)
     assert mean.shape == variance.shape == (1, AHEAD.size)
-    drawn = rng.choice(lengths[lengths > 40], 20_000) - 40
+    drawn = rng.choice(ended[ended > 40], 20_000) - 40
     until = np.append(AHEAD[1:], AHEAD[-1])
     held = np.where(drawn[:, None] > AHEAD, (140 + (AHEAD + until) / 2) / BLOCK + 0.5, 0.0)
     # The learnt curve is mixed with a prior worth four requests, and is looked up for every eighth length.
@@ -44,8 +48,7 @@ def test_known_lengths_are_exact_and_certain() -> None:
         for p, d, n in ((16, 5, 50), (100, 1, 400), (7, 20, 27), (300, 90, 99))
     ]
     at = make_snapshot(running=running)
-    forecast = Forecast(oracle=True)
-    mean, variance = forecast.occupancy(at.rows, at.running, BLOCK)
+    mean, variance = occupancy(KNOWN, at.rows, at.running, BLOCK)
     assert not variance.any()
     exact = KvReservation(1000, BLOCK)
     left = at.rows.oracle_output_tokens[at.running] - at.rows.output_tokens[at.running]
@@ -55,23 +58,23 @@ def test_known_lengths_are_exact_and_certain() -> None:
         # Halfway to the next step looked at, and for each a block that is half full.
         slack = len(running) * (0.5 + (until - ahead) / 2 / BLOCK)
         assert abs(float(mean[:, i].sum()) - (1000 - exact.headroom(ahead))) <= slack, ahead
-    np.testing.assert_allclose(forecast.left_tokens(at.rows, at.running), left)
+    np.testing.assert_allclose(KNOWN.left(at.rows, at.running), left)
 
 
 def test_an_error_spreads_what_is_stated_and_who_states_nothing_is_predicted() -> None:
     at = make_snapshot(running=[{"oracle_output_tokens": 200}, {"oracle_output_tokens": -1}])
-    stated, erring = Forecast(oracle=True), Forecast(oracle=True, error=0.3, seed=1)
-    assert stated.left_tokens(at.rows, at.running)[0] == 200.0
-    predicted = Forecast(oracle=False).left_tokens(at.rows, at.running)
-    for one in (stated, erring):
-        assert one.left_tokens(at.rows, at.running)[1] == predicted[1]
-    assert not stated.occupancy(at.rows, at.running, BLOCK)[1][0].any()
-    assert erring.occupancy(at.rows, at.running, BLOCK)[1][0].any()
+    erring = Lengths("oracle", 0.3, seed=1)
+    assert KNOWN.left(at.rows, at.running)[0] == 200.0
+    predicted = PREDICTED.left(at.rows, at.running)
+    for one in (KNOWN, erring):
+        assert one.left(at.rows, at.running)[1] == predicted[1]
+    assert not occupancy(KNOWN, at.rows, at.running, BLOCK)[1][0].any()
+    assert occupancy(erring, at.rows, at.running, BLOCK)[1][0].any()
 
 
 def test_max_tokens_is_the_end_of_all() -> None:
     at = make_snapshot(running=[{"max_tokens": 30, "output_tokens": 10}])
-    mean, _ = Forecast(oracle=False).occupancy(at.rows, at.running, BLOCK)
+    mean, _ = occupancy(PREDICTED, at.rows, at.running, BLOCK)
     assert (mean[0, AHEAD < 20] > 0.0).all() and not mean[0, AHEAD >= 20].any()
 
 
@@ -101,12 +104,11 @@ def test_who_fits_is_who_fits_one_by_one(
 @pytest.mark.parametrize("sigmas", [0.0, 2.0])
 def test_errors_even_out_over_many_requests(sigmas: float) -> None:
     """What has to be kept free for the spread is a smaller share of a larger cache."""
-    forecast = Forecast(oracle=False)
-    learnt(np.random.default_rng(2).geometric(1 / 200, 256).tolist(), forecast)
+    lengths = learnt(np.random.default_rng(2).geometric(1 / 200, 256).tolist())
 
     def share(n: int) -> float:
         at = make_snapshot([{"max_tokens": 4000, "prompt_tokens": 160}] * n, max_num_seqs=n)
-        asked = forecast.occupancy(at.rows, at.waiting, BLOCK)
+        asked = occupancy(lengths, at.rows, at.waiting, BLOCK)
         none = (np.empty((0, AHEAD.size)), np.empty((0, AHEAD.size)))
         return how_many_fit(none, asked, n * 8.0, sigmas) / n
 

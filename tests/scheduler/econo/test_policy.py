@@ -111,6 +111,43 @@ def test_the_last_in_order_sits_out_where_the_next_block_is_missing() -> None:
     assert order(plan(at).pause) == [2, 1]
 
 
+def crowded(*waiting: dict[str, Any], **running: Any) -> Snapshot:
+    """A long request holds 20 of 40 blocks, a short one 2; nobody else fits beside."""
+    held = {"output_tokens": 20, "computed_tokens": 319, "evictable": True}
+    ran = [new(320, 300, e2e_s=60.0, **held | running), new(20, 12, e2e_s=9.0, output_tokens=4, computed_tokens=15)]
+    return make_snapshot(waiting, ran, free_blocks=18, total_blocks=40)
+
+
+def test_a_long_request_makes_room_where_many_short_ones_wait() -> None:
+    short = [new(100, 200, e2e_s=2.0)] * 40
+    made = plan(crowded(*short))
+    assert order(made.evict) == [0] and order(made.running) == [1] and made.max_running == 2
+    assert not plan(crowded(*short), evict=False).evict.size
+    # Nor where it takes long to compute 320 tokens again, or for the unhurried.
+    assert not plan(crowded(*short), tokens_per_step=1.0).evict.size
+    assert not plan(crowded(*[new(100, 200, e2e_s=500.0)] * 40)).evict.size
+
+
+def test_who_may_not_be_evicted_is_not() -> None:
+    short = [new(100, 200, e2e_s=2.0)] * 40
+    assert not plan(crowded(*short, num_preemptions=2)).evict.size
+    assert plan(crowded(*short, num_preemptions=2), max_preemptions=3).evict.size
+    at = crowded(*short)
+    at.rows.evictable[0] = False
+    assert not plan(at).evict.size
+
+
+def test_nobody_gives_way_for_one_who_would_not_fit_even_so() -> None:
+    large = [new(100, 600, e2e_s=0.5)] * 40
+    assert not plan(crowded(*large)).evict.size
+
+
+def test_nobody_gives_way_where_there_is_room_or_the_order_is_of_arrival() -> None:
+    short = [new(100, 20, e2e_s=2.0)] * 40
+    assert not plan(crowded(*short)).evict.size
+    assert not plan(crowded(*[new(100, 200, e2e_s=2.0, arrival_s=1.0)] * 40), order="fcfs").evict.size
+
+
 def test_nothing_to_decide() -> None:
     assert plan(make_snapshot()) is Plan.IDENTITY
     assert plan(make_snapshot(running=[new(5)])) is Plan.IDENTITY
@@ -134,6 +171,8 @@ def test_lengths_are_learnt_from_those_that_end() -> None:
         ({"reserve": 0.6}, r"reserve: 0\.6 is not within 0\.\.0\.5"),
         ({"sigmas": -1.0}, r"sigmas: -1\.0 is not 0 or more, and finite"),
         ({"sigmas": np.inf}, "sigmas: inf is not 0 or more, and finite"),
+        ({"max_preemptions": -1}, "max_preemptions: -1 is not 0 or more, and finite"),
+        ({"tokens_per_step": 0.5}, r"tokens_per_step: 0\.5 is not 1 or more"),
         ({"length_error": np.nan}, "length_error: nan is not 0 or more, and finite"),
     ],
 )
