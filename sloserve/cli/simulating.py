@@ -54,6 +54,9 @@ def simulate(
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="Tokens a step may compute; the profile's if not given.")
     ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest prompt and reply together, in tokens; the profile's if not given.")
+    ] = None,
     aged_share: Annotated[
         float | None, typer.Option(help="Share of admissions for aged requests; off if not given.")
     ] = None,
@@ -86,6 +89,7 @@ def simulate(
         "kv_blocks": kv_blocks,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
         "aged_share": aged_share,
     }
     given = {name: value for name, value in flags.items() if value is not None}

@@ -87,8 +87,9 @@ _ECONO_PARTS = (
     "stock,edf,edf:evict=false,sjf,orca,srtf:length=oracle,fastserve,sarathi,multires:length=oracle,"
     "sync-coupled:length=oracle,econo-paper:parts=d,econo-paper:parts=sd,econo-paper:parts=sdo,econo-paper,"
     "econo-paper:length=oracle,econo-paper:parts=d:length=oracle:pipeline=future,econo,econo:late_last=true,"
-    "econo:order=fcfs,econo:foresee=false,econo:pause=false,econo:sigmas=0,econo:sigmas=1,econo:sigmas=3,"
-    "econo:reserve=0,econo:reserve=0.04,econo:length=oracle,econo:length=oracle:length_error=0.3"
+    "econo:order=fcfs,econo:foresee=false,econo:pause=false,econo:evict=false,econo:sigmas=0,econo:sigmas=1,"
+    "econo:sigmas=3,econo:reserve=0,econo:reserve=0.04,econo:length=oracle,econo:length=oracle:length_error=0.3,"
+    "econo:length=oracle:evict=false,econo:length=oracle:tokens_per_step=50,econo:length=oracle:tokens_per_step=500"
 )
 _ECONO_ERRORS = "econo-paper:length=oracle:length_error=0.3"
 _ECONO_PADDING = ",".join(
@@ -231,6 +232,11 @@ EXPERIMENTS = {
     "econo-alpaca": ExperimentRow(
         "And with short instructions?",
         _TIGHT_OPT | {"workload": "alpaca-poisson", "slo": "scaled:prompt_ms=25.5:token_ms=23.6", "max_requests": 1500},
+    ),
+    "econo-bookcorpus": ExperimentRow(
+        "And with chunks of books, five or six of which fill the cache (and OPT's context, so that is doubled here)?",
+        _TIGHT_OPT
+        | {"workload": "bookcorpus-poisson", "slo": "scaled:prompt_ms=344.5:token_ms=25.4", "max_model_len": 4096},
     ),
     "econo-azure-conv": ExperimentRow(
         "And on production chat traffic, with a tenth of the KV cache?",

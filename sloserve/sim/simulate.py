@@ -107,6 +107,7 @@ def build_experiment(
     kv_blocks: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    max_model_len: int | None = None,
     aged_share: float = 0.0,
 ) -> Experiment:
     """The experiment that the command line's flags describe; each as ``sloserve simulate --help`` says.
@@ -130,6 +131,9 @@ def build_experiment(
             load = ",".join(f"{x:g}" for x in DEFAULT_LOADS)
     measured = load_profile(profile)
     blocks = measured.kv_blocks if kv_blocks is None else kv_blocks
+    context = measured.max_model_len if max_model_len is None else max_model_len
+    if context < 1:
+        raise ConfigError(f"--max-model-len: {context} tokens is not at least 1")
     return Experiment(
         workload=source,
         profile=measured,
@@ -140,7 +144,7 @@ def build_experiment(
             max_num_batched_tokens=(
                 measured.max_num_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
             ),
-            max_model_len=max(min(measured.max_model_len, blocks * measured.block_size), 1),
+            max_model_len=max(min(context, blocks * measured.block_size), 1),
             # Without ids every prompt is unique, and hashing it would only cost time.
             enable_prefix_caching=any(r.prefix_ids for r in source.requests(1, 0)),
         ),

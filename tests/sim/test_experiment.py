@@ -55,6 +55,7 @@ RUN_KEYS = {
         ({"workload": "voice", "aged_share": 2.0}, "--aged-share"),
         ({"workload": "voice", "kv_blocks": 0}, "kv_blocks"),
         ({"workload": "voice", "max_num_seqs": -1}, "max_num_seqs"),
+        ({"workload": "voice", "max_model_len": 0}, "--max-model-len: 0 tokens is not at least 1"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(flags: dict[str, Any], message: str) -> None:
