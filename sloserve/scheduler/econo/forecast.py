@@ -37,9 +37,9 @@ def how_many_fit(
 ) -> int:
     """How many of ``asked``, in order, fit beside ``held``: none behind the first that does not.
 
-    held, asked: mean and variance of the blocks, ``[n, t]`` and ``[m, t]``.
+    held: mean and variance of the blocks held by all together, ``[t]`` each; asked: of each one, ``[m, t]``.
     """
-    mean = held[0].sum(axis=0) + np.cumsum(asked[0], axis=0)
-    variance = held[1].sum(axis=0) + np.cumsum(asked[1], axis=0)
+    mean = held[0] + np.cumsum(asked[0], axis=0)
+    variance = held[1] + np.cumsum(asked[1], axis=0)
     over = (mean + sigmas * np.sqrt(variance) > capacity_blocks).any(axis=1)
     return int(np.argmax(over)) if over.any() else over.size

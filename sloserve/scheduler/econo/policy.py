@@ -131,13 +131,15 @@ class Econo(Policy):
 
     def _room(self, rows: Rows, engine: EngineFacts, waiting: Ranked, running: Ranked) -> tuple[int | None, int]:
         """Place of the running request to evict, if any, and how many of ``waiting`` then fit."""
-        asked = waiting.slots[: max(min(engine.free_slots, MOST_ADMITTED), 1)]
-        capacity = engine.total_blocks * (1.0 - self.settings.reserve)
-        held = occupancy(self._lengths, rows, running.slots, engine.block_size)
-        wanted = occupancy(self._lengths, rows, asked, engine.block_size)
-        fit = min(how_many_fit(held, wanted, capacity, self.settings.sigmas), engine.free_slots)
-        if fit or not self.settings.evict:
-            return None, fit
+        slots, free_slots = waiting.slots, min(engine.free_slots, MOST_ADMITTED)
+        held_mean, held_variance = (one.sum(axis=0) for one in self._occupancy(rows, engine, running.slots))
+        first = self._occupancy(rows, engine, slots[:1])
+        # Most often the first does not fit, and the others need not be asked.
+        if free_slots and self._fit(engine, held_mean, held_variance, first):
+            asked = self._occupancy(rows, engine, slots[:free_slots])
+            return None, self._fit(engine, held_mean, held_variance, asked)
+        if not self.settings.evict:
+            return None, 0
         victim = worth_evicting(
             waiting,
             running,
@@ -148,10 +150,20 @@ class Econo(Policy):
         )
         if victim is None:
             return None, 0
-        mean, variance = (np.delete(one, victim, axis=0) for one in held)
-        first = wanted[0][:1], wanted[1][:1]
-        fit = how_many_fit((mean, variance), first, capacity, self.settings.sigmas)
+        given_up = self._occupancy(rows, engine, running.slots[victim : victim + 1])
+        # What is left of a difference of equals may be less than nothing.
+        spread = np.maximum(held_variance - given_up[1][0], 0.0)
+        fit = self._fit(engine, held_mean - given_up[0][0], spread, first)
         return (victim, 1) if fit else (None, 0)
+
+    def _occupancy(self, rows: Rows, engine: EngineFacts, slots: IntArray) -> tuple[FloatArray, FloatArray]:
+        return occupancy(self._lengths, rows, slots, engine.block_size)
+
+    def _fit(
+        self, engine: EngineFacts, mean: FloatArray, variance: FloatArray, asked: tuple[FloatArray, FloatArray]
+    ) -> int:
+        capacity_blocks = engine.total_blocks * (1.0 - self.settings.reserve)
+        return how_many_fit((mean, variance), asked, capacity_blocks, self.settings.sigmas)
 
 
 def _target_s(rows: Rows, slots: IntArray, output_tokens: FloatArray) -> FloatArray:

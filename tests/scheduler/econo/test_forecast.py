@@ -98,7 +98,8 @@ def test_who_fits_is_who_fits_one_by_one(
         if (mean + sigmas * spread > capacity + 1e-9).any():
             break
         fit = n
-    assert how_many_fit(held, wanted, capacity + 1e-9, sigmas) == fit
+    total = held[0].sum(0), held[1].sum(0)
+    assert how_many_fit(total, wanted, capacity + 1e-9, sigmas) == fit
 
 
 @pytest.mark.parametrize("sigmas", [0.0, 2.0])
@@ -109,7 +110,7 @@ def test_errors_even_out_over_many_requests(sigmas: float) -> None:
     def share(n: int) -> float:
         at = make_snapshot([{"max_tokens": 4000, "prompt_tokens": 160}] * n, max_num_seqs=n)
         asked = occupancy(lengths, at.rows, at.waiting, BLOCK)
-        none = (np.empty((0, AHEAD.size)), np.empty((0, AHEAD.size)))
+        none = (np.zeros(AHEAD.size), np.zeros(AHEAD.size))
         return how_many_fit(none, asked, n * 8.0, sigmas) / n
 
     assert share(400) > share(25) if sigmas else share(400) == pytest.approx(share(25), abs=0.05)
