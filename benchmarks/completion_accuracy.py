@@ -26,7 +26,7 @@ from sloserve.estimator.completion import Completion, CompletionModel, TokenWait
 from sloserve.estimator.conformal import Calibration
 from sloserve.estimator.length import EmpiricalLength
 from sloserve.estimator.profile import Profile, load_profile
-from sloserve.estimator.queue_flow import Arrivals, Backlog, EngineSize
+from sloserve.estimator.queue_backlog import Arrivals, Backlog, EngineSize
 from sloserve.sim.generators import Poisson, generate
 from sloserve.sim.lengths import IndependentLengths, alpaca, sharegpt, truncated_lognormal, uniform
 from sloserve.vllm_plugin.engine_settings import EngineSettings

@@ -16,7 +16,8 @@ import numpy as np
 from sloserve.estimator.distribution import FloatArray, TimeDistribution, lognormal_skewness
 from sloserve.estimator.latency import StepLatency
 from sloserve.estimator.length_rest import Rest
-from sloserve.estimator.queue_flow import NO_ARRIVALS, Arrivals, Backlog, EngineSize, QueueFlow
+from sloserve.estimator.queue_backlog import NO_ARRIVALS, Arrivals, Backlog, EngineSize
+from sloserve.estimator.queue_flow import QueueFlow
 
 _PHASE = 0.6
 """Standard deviation, in steps, of when the first token comes to one that need not wait: the phase of the step in which

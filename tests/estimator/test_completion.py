@@ -10,7 +10,7 @@ from sloserve.estimator.completion import CompletionModel, TokenWaiting, token_m
 from sloserve.estimator.latency import BatchFit, Bilinear, StepLoad
 from sloserve.estimator.length import EmpiricalLength
 from sloserve.estimator.profile import load_profile
-from sloserve.estimator.queue_flow import Arrivals, Backlog, EngineSize
+from sloserve.estimator.queue_backlog import Arrivals, Backlog, EngineSize
 
 PROFILE = load_profile("h100-llama3-8b")
 STEP_S = 0.01
