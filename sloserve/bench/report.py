@@ -22,9 +22,8 @@ from sloserve.client.vllm_record import vllm_record
 from sloserve.core.runlog import RunLog, StepLog
 from sloserve.sim.compare import Comparison, compare
 from sloserve.sim.logs import RESULT_JSON, LogWriter, write_result
-from sloserve.sim.plots import LatencySample, write_plots
 from sloserve.sim.simulate import MIN_TABLE_WIDTH
-from sloserve.sim.summary import latencies, summarize
+from sloserve.sim.summary import LatencySample, latencies, summarize
 from sloserve.sim.tables import summary_table
 
 _NO_TIMES, _NO_COUNTS = np.empty(0), np.empty(0, np.int64)
@@ -102,6 +101,8 @@ class Reporter:
 
     def finish(self) -> list[dict[str, Any]]:
         """Prints the tables, writes ``result.json`` and the plots, and returns the runs' records."""
+        from sloserve.sim.plots import write_plots  # matplotlib: only where runs happened
+
         bench, first = self._bench, next(iter(self._bench.target.urls))
         comparisons = compare(self._runs, baseline=first)
         write_result(

@@ -3,7 +3,6 @@ bytes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -25,7 +24,7 @@ from sloserve.sim.load_plots import (
 )
 from sloserve.sim.qoe_plots import lengths_figure, shown_load, timelines_figure
 from sloserve.sim.split_plot import completion_split_figure
-from sloserve.sim.summary import FloatArray, Latencies, Run
+from sloserve.sim.summary import FloatArray, Latencies, LatencySample, Run
 
 ATTAINMENT_PNG = "attainment.png"
 LATENCY_PNG = "latency_cdf.png"
@@ -38,16 +37,6 @@ QOE_LENGTH_PNG = "qoe_by_length.png"
 TIMELINES_PNG = "timelines.png"
 
 MAX_LOAD_PANELS = 4
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LatencySample:
-    """What is kept of one run for its figures; replies: ``None`` where they are not to be drawn one by one."""
-
-    policy: str
-    load: float
-    latencies: Latencies
-    replies: Replies | None = None
 
 
 def write_plots(

@@ -17,10 +17,9 @@ from sloserve.sim.latency_capacity import latency_capacity
 from sloserve.sim.load_capacity import LoadCapacity
 from sloserve.sim.logs import LogWriter, write_result
 from sloserve.sim.named_slos import find_slos
-from sloserve.sim.plots import LatencySample, write_plots
 from sloserve.sim.qoe_capacity import qoe_capacity
 from sloserve.sim.readers import read_trace
-from sloserve.sim.summary import admission_record, latencies, summarize
+from sloserve.sim.summary import LatencySample, admission_record, latencies, summarize
 from sloserve.sim.tables import capacity_table, summary_table
 from sloserve.sim.workloads import trace_workload
 from sloserve.sim.workloads import workload as named_workload
@@ -40,6 +39,8 @@ def simulate(
 
     Returns the runs' records (:func:`~sloserve.sim.summary.summarize`).
     """
+    from sloserve.sim.plots import write_plots  # matplotlib: only where runs happen
+
     console = console or Console()
     console.width = max(console.width, MIN_TABLE_WIDTH)
     runs: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sloserve.core.goodput import attainment, attainment_by_class, by_class, is_good, latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import RequestLog, RunLog, StageTimes, StepLog
-from sloserve.sim.experience import experience, qoe_samples
+from sloserve.sim.experience import Replies, experience, qoe_samples
 from sloserve.sim.statistics import mean_of, percentile_of
 
 FloatArray = NDArray[np.float64]
@@ -39,6 +39,16 @@ class Latencies:
     itl_s: FloatArray
     e2e_s: FloatArray
     normalized_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatencySample:
+    """What is kept of one run for its figures; replies: ``None`` where they are not to be drawn one by one."""
+
+    policy: str
+    load: float
+    latencies: Latencies
+    replies: Replies | None = None
 
 
 def latencies(logs: Sequence[RequestLog]) -> Latencies:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from rich.console import Console
 from starlette.responses import JSONResponse
 
 from sloserve import cli
-from sloserve.bench import report
 from sloserve.bench.run import bench
 from sloserve.bench.settings import build_bench
 from sloserve.core.clock import SystemClock
@@ -45,8 +45,10 @@ def run_bench(fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def run(*, plots: bool = False, **flags: Any) -> tuple[dict[str, Any], str]:
         if not plots:
-            monkeypatch.setattr(report, "write_plots", lambda *_, **__: [])
+            none = SimpleNamespace(write_plots=lambda *_, **__: [])
+            monkeypatch.setitem(sys.modules, "sloserve.sim.plots", none)
         monkeypatch.setattr(gc, "collect", lambda: 0)  # of all that pytest holds, it would take longest
+        monkeypatch.setattr(gc, "unfreeze", lambda: None)  # so would every later one
         console = Console(file=StringIO(), width=200)
         flags = {"url": f"a={fake.url}", "trace": tmp_path / "trace.csv", "slo": str(tmp_path / "slo.yaml")} | flags
         bench(build_bench(**flags), tmp_path / "out", SystemClock(), token_log=True, console=console)

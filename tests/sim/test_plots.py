@@ -26,11 +26,12 @@ from sloserve.sim.plots import (
     THROUGHPUT_PNG,
     TIMELINES_PNG,
     UTILIZATION_PNG,
-    LatencySample,
     latency_figure,
     write_plots,
 )
-from sloserve.sim.summary import Run, latencies, summarize
+from sloserve.sim.summary import LatencySample, Run, latencies, summarize
+
+pytestmark = pytest.mark.slow  # matplotlib alone takes half a second to import
 
 MakeRequest = Callable[..., RequestLog]
 MakeSteps = Callable[..., StepLog]
@@ -50,7 +51,6 @@ def experiment(synthetic_run: MakeRun) -> Experiment:
     return runs, samples
 
 
-@pytest.mark.slow
 def test_nine_figures_with_equal_bytes_for_equal_input(tmp_path: Path, experiment: Experiment) -> None:
     runs = [run for run in experiment[0] if run["load"] == 1.0]
     samples = [sample for sample in experiment[1] if sample.load == 1.0]
