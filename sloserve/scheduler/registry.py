@@ -5,6 +5,7 @@ A policy is written ``name`` or ``name:option=value:option=value``, on the comma
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import NoneType
@@ -18,7 +19,9 @@ HIDDEN = frozenset({"chaos"})
 """Registered for tests alone; not offered to users, yet loadable by name."""
 
 
+@functools.cache
 def _entry_points() -> dict[str, EntryPoint]:
+    """What was installed when first asked: finding out reads a file of every distribution there is."""
     return {ep.name: ep for ep in entry_points(group=GROUP)}
 
 

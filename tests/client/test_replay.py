@@ -21,7 +21,7 @@ MakeRequest = Callable[..., WorkloadRequest]
 
 def run(fake: FakeServer, requests: Sequence[WorkloadRequest], on_ended: Any = None, **settings: Any) -> Replay:
     async def main() -> Replay:
-        async with httpx.AsyncClient(base_url=fake.url) as client:
+        async with httpx.AsyncClient(base_url=fake.url, verify=False) as client:
             payloads = [payload(r, [20], PayloadSettings("fake")) for r in requests]
             return await replay(client, payloads, SystemClock(), ReplaySettings(**settings), on_ended)
 
