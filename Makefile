@@ -20,9 +20,11 @@ UV_INSTALL = $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --o
 	$(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)",--torch-backend $(if $(filter cpu,$(ENGINE)),cpu,auto))
 
 FAST = not slow and not vllm and not gpu
-# Without fast tests, and their imports alone take seconds.
-NOT_FAST = --ignore=tests/vllm --ignore=tests/fuzz
+# Modules marked as a whole, so without fast tests: reading them takes seconds.
+NOT_FAST = $(addprefix --ignore=,$(shell grep -lrE '^pytestmark = .*pytest\.mark\.(slow|vllm)\b' tests --include='test_*.py'))
 PYTEST = $(BIN)/python -m pytest -q --durations=10
+# Hypothesis searches briefly here; `make test` has it search in full afterwards.
+RUN_FAST = $(PYTEST) -m "$(FAST)" $(NOT_FAST) --hypothesis-profile=fast
 
 .PHONY: env serve test clients check static fast compat clean
 
@@ -39,9 +41,9 @@ serve: env
 	$(BIN)/sloserve serve builtin:tiny --policy edf --host 127.0.0.1 --port 8000
 
 test: env
-	$(PYTEST) -m "$(FAST)" $(NOT_FAST)
+	$(RUN_FAST)
 	$(MAKE) clients
-	$(PYTEST) -m "not ($(FAST))"
+	$(PYTEST) -m "not ($(FAST)) or hypothesis"
 
 # npm writes the file in node_modules when it is done.
 clients:
@@ -60,7 +62,7 @@ static: env
 	$(BIN)/lint-imports
 
 fast: env
-	$(PYTEST) -m "$(FAST)" $(NOT_FAST)
+	$(RUN_FAST)
 
 # An override replaces the engine version that pyproject.toml pins.
 compat: VENV = .venv-compat-$(VLLM)

@@ -1,13 +1,16 @@
 """What all tests share: where the data lies, which machine this is, how long Hypothesis may search."""
 
+import gc
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 # Derandomised: a red run is red again. No deadline: no test depends on the speed of the machine.
-settings.register_profile("sloserve", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("sloserve", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("fast", settings.get_profile("sloserve"), max_examples=10)  # the fast tests, see Makefile
 settings.load_profile("sloserve")
 
 _DATA = Path(os.environ.get("SLOSERVE_DATA") or Path(__file__).parents[2] / "shared" / "data")
@@ -15,6 +18,17 @@ _DATA = Path(os.environ.get("SLOSERVE_DATA") or Path(__file__).parents[2] / "sha
 
 def _has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collection builds lives to the end: the garbage collector need not look at it, neither now nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -181,6 +181,7 @@ def test_check_config_for_machines(
     assert status == 2 and [line.split(": ")[0] for line in bad["errors"]] == [f"{file}:1:1", f"{file}:2:1"]
 
 
+@pytest.mark.slow
 def test_check_config_loads_nothing_heavy_and_puts_each_mistake_on_a_line(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text("seed: -1\npolicy: edff\n")
     code = (

@@ -26,6 +26,7 @@ def test_no_contract_lists_an_exception() -> None:
     assert not [c["name"] for c in CONTRACTS if "ignore_imports" in c]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["sloserve.cli", "sloserve.config", "sloserve.vllm_plugin", "sloserve.scheduler.edf"]
 )

@@ -16,6 +16,8 @@ from sloserve.client import TokenBuffer
 from tests.client.fake_server import FakeServer
 from tests.client.virtual_time import START_S, LoopClock, ThreadClocks, run
 
+pytestmark = pytest.mark.slow  # the SDK alone takes half a second to import
+
 URL = "http://reply.test/v1"
 LIMIT_S = 10.0
 TDS = 5.0

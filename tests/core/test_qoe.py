@@ -50,7 +50,7 @@ def digested_by_events(times_s: FloatArray, tds: float):  # type: ignore[no-unty
 timelines = st.lists(st.floats(0.0, 3.0), min_size=1, max_size=40).map(lambda gaps: np.cumsum(gaps))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(timelines, st.floats(0.05, 5.0), st.floats(0.2, 30.0))
 def test_areas_agree_with_numeric_integration(times_s: FloatArray, ttft_s: float, tds: float) -> None:
     until_s = float(times_s[-1])
@@ -64,7 +64,7 @@ def test_areas_agree_with_numeric_integration(times_s: FloatArray, ttft_s: float
         assert qoe(times_s, ttft_s=ttft_s, tds=tds) == pytest.approx(min(1.0, actual / expected), abs=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(timelines, st.floats(0.2, 30.0))
 def test_digestion_follows_its_recurrence(times_s: FloatArray, tds: float) -> None:
     expected = [times_s[0]]
@@ -73,7 +73,7 @@ def test_digestion_follows_its_recurrence(times_s: FloatArray, tds: float) -> No
     assert digest_start_s(times_s, tds) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(timelines, st.floats(0.05, 5.0), st.floats(0.2, 30.0), st.data())
 def test_an_earlier_token_never_hurts(times_s: FloatArray, ttft_s: float, tds: float, data: st.DataObject) -> None:
     """Principle 3, for one token before the last: the last one sets the limit of integration."""

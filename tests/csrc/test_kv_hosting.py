@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.kernels.kv_reservation import KvHosting, KvReservation
@@ -94,7 +94,6 @@ def test_an_early_end_frees_all_but_what_guests_grow_in() -> None:
     assert spans.free_blocks == 100 and len(spans) == 0
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     block_size=st.sampled_from([1, 2, 16]),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.kernels.kv_reservation import FOREVER, KvReservation
@@ -72,7 +72,6 @@ CHANGES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     changes=st.lists(CHANGES, max_size=14),
     asked=REQUESTS,
@@ -115,7 +114,6 @@ def test_equals_the_reference(changes: list, asked: tuple, block_size: int, rese
     assert [kept.headroom(s) for s in steps] == [20 - plain.occupied(s) for s in steps] if changes else True
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     block_size=st.sampled_from([1, 4, 16]),

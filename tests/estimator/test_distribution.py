@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from sloserve.estimator.distribution import TimeDistribution, lognormal_skewness
 
@@ -16,8 +15,11 @@ def test_without_skewness_it_is_the_normal_distribution() -> None:
     assert TimeDistribution.normal(0.1, 5.0).quantile_s(0.01) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cv", [0.3, 0.7, 1.5])
 def test_a_lognormal_is_met_in_all_quantiles(cv: float) -> None:
+    from scipy import stats  # takes a quarter of a second
+
     sigma = np.sqrt(np.log1p(cv**2))
     truth = stats.lognorm(s=sigma, scale=100.0 / np.exp(sigma**2 / 2))
     mean, sd = np.array([100.0]), np.array([100.0 * cv])

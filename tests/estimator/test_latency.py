@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.estimator.latency import BatchFit, Bilinear, DecodeLine, DistServe, Hinge, StepLatency, StepLoad
@@ -94,7 +94,6 @@ chunk_lists = st.lists(st.tuples(st.integers(1, 8192), st.integers(0, 200_000)),
 context_lists = st.lists(st.integers(1, 200_000), max_size=300)
 
 
-@settings(max_examples=60, deadline=None)
 @given(chunks=chunk_lists, contexts=context_lists, form=st.sampled_from(FORMS))
 def test_any_step_with_tokens_takes_positive_finite_time(
     chunks: list[tuple[int, int]], contexts: list[int], form: StepLatency
@@ -105,7 +104,6 @@ def test_any_step_with_tokens_takes_positive_finite_time(
     assert step_s > 0.0 if load.tokens else step_s == 0.0
 
 
-@settings(max_examples=60, deadline=None)
 @given(chunks=chunk_lists, contexts=context_lists, form=st.sampled_from([DISTSERVE, BILINEAR]))
 def test_a_mixed_step_costs_no_less_than_either_part(
     chunks: list[tuple[int, int]], contexts: list[int], form: StepLatency

@@ -25,7 +25,7 @@ def naive(lengths: list[int], so_far: int, cap: int, window: int, prior_mean: fl
     return max(1.0, min(expected, cap - so_far))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     observed=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3000)), max_size=60),
     asked=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4000), st.integers(0, 5000)), min_size=1, max_size=12),

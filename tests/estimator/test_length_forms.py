@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from sloserve.estimator.length_gaussian import NormalLengths, cut_normal
 from sloserve.estimator.length_given import LogNormalLengths, RangeLengths
@@ -110,8 +109,11 @@ def test_a_quantile_outside_0_and_1_is_refused() -> None:
         Rest(FORMS["normal"](N), SO_FAR, np.full(N, 9)).quantile(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mean", "deviation"), [(100.0, 20.0), (100.0, 60.0), (100.0, 95.0)])
 def test_a_cut_normal_has_the_moments_it_was_asked_for(mean: float, deviation: float) -> None:
+    from scipy import stats  # takes a quarter of a second
+
     form = cut_normal(np.array([mean]), np.array([deviation]))
     centre, sigma = float(form.centre[0]), float(form.sigma[0])
     cut = stats.truncnorm(-centre / sigma, np.inf, loc=centre, scale=sigma)

@@ -94,6 +94,7 @@ def test_a_model_survives_its_file(model: LengthModel, tmp_path: Path) -> None:
     np.testing.assert_array_equal(load_length_model(path).quantiles(asked), model.quantiles(asked))
 
 
+@pytest.mark.slow
 def test_predicting_imports_no_learner(model: LengthModel, tmp_path: Path) -> None:
     model.save(tmp_path / "model.json")
     code = (

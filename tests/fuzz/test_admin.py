@@ -8,11 +8,12 @@ from sloserve.api.admin import admin_app
 from sloserve.vllm_plugin import engine_control
 from tests.api.test_admin import BEARER, KEY, Ranks, served
 
+pytestmark = pytest.mark.slow
+
 schema = schemathesis.openapi.from_dict(admin_app(KEY).openapi())
 schema.app = served(None)
 
 
-@pytest.mark.slow
 @schema.parametrize()
 @settings(max_examples=30)
 def test_no_request_makes_a_route_fail(case: schemathesis.Case) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.errors import SLOUnattainable
@@ -207,7 +207,6 @@ def test_the_worst_of_several() -> None:
     assert worst([]) == Predicted(None, None)
 
 
-@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["offer", "give up"]), st.floats(0.0, 2.0), st.integers(1, 2000), st.integers(1, 50)),

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.sim.compare import DEFAULT_METRICS, Comparison, Verdict, compare
@@ -32,7 +31,10 @@ def only(found: list[Comparison]) -> Comparison:
     return found[0]
 
 
+@pytest.mark.slow
 def test_interval_is_students() -> None:
+    from scipy import stats  # takes a quarter of a second
+
     values = [3.0, 4.5, 5.0, 2.5]
     found = mean_interval(values)
     assert found is not None and found.n == 4

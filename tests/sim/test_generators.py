@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.errors import ConfigError
@@ -40,7 +40,6 @@ def test_most_bookcorpus_prompts_are_full_chunks() -> None:
     assert lengths.bookcorpus().prompt.probability[-1] == pytest.approx(0.9055, abs=0.001)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 100), st.integers(2, 3000), st.floats(0.01, 0.95), st.floats(0.3, 2.5))
 def test_truncated_lognormal_hits_its_mean_anywhere_inside_its_range(
     minimum: int, width: int, place: float, log_std: float

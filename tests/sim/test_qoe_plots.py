@@ -10,6 +10,8 @@ from sloserve.sim.experience import Replies, replies_of
 from sloserve.sim.figure_style import line_styles
 from sloserve.sim.qoe_plots import lengths_figure, shown_load, timelines_figure
 
+pytestmark = pytest.mark.slow  # matplotlib alone takes half a second to import
+
 MakeRequest = Callable[..., RequestLog]
 MakeRun = Callable[..., RunLog]
 

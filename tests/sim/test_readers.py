@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.errors import ConfigError
@@ -217,7 +217,6 @@ def test_lengths_need_no_arrivals(tmp_path: Path) -> None:
         read_lengths(write(path, "prompt_tokens,output_tokens\n"))
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 10**7), st.integers(1, 10**7)), min_size=1, max_size=20))
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[float, int, int]]) -> None:
     path = tmp_path_factory.getbasetemp() / "roundtrip.csv"

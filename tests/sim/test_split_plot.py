@@ -6,6 +6,8 @@ from sloserve.sim.figure_style import line_styles
 from sloserve.sim.split_plot import STAGES, completion_split_figure
 from sloserve.sim.summary import Run
 
+pytestmark = pytest.mark.slow  # matplotlib alone takes half a second to import
+
 
 def run_of(policy: str, seed: int, *, waiting_s: float, paused_s: float = 0.0) -> Run:
     split = {"waiting_s": waiting_s, "running_s": 3.0, "evicted_s": 0.5, "paused_s": paused_s}

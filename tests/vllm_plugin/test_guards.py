@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.slo import ClassTable, SLOClass
@@ -131,7 +131,6 @@ def test_an_aged_admission_starts_the_count_anew_and_is_safe_from_eviction() -> 
 @given(
     st.integers(0, 2**32), st.sampled_from([0.1, 0.25, 0.5, 1.0]), st.integers(1, 8), st.integers(0, 6), st.booleans()
 )
-@settings(max_examples=40)
 def test_bounded_overtaking_whatever_the_policy_ranks_first(
     seed: int, share: float, backlog: int, named: int, newest_first: bool
 ) -> None:

@@ -52,6 +52,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_another_process_reads_what_was_stored_and_who_was_paused(
     start: Callable[[int], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_another_process_reads_what_was_stored_and_who_was_paused(
     assert (page.paused_steps("request-1"), page.paused_steps("request-2")) == (3, None)
 
 
+@pytest.mark.slow
 def test_the_page_of_a_killed_engine_is_swept_and_that_of_a_living_one_stays(
     start: Callable[[int], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -75,6 +77,7 @@ def test_the_page_of_a_killed_engine_is_swept_and_that_of_a_living_one_stays(
     assert PageWriter(CLASSES, 2, tmp_path).path.exists() and len(files(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_who_started_a_killed_engine_removes_its_page(
     start: Callable[[int], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
