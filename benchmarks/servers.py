@@ -13,6 +13,10 @@ import httpx
 from sloserve.vllm_plugin.tiny_model import NAME, tiny_model_path
 
 START_LIMIT_S = 300
+BLOCK_TOKENS = 32
+"""The CPU's attention kernel takes multiples of 32."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Two threads that wait for each other are slow beside other work."""
 
 
 def sloserve_command(policy: str) -> list[str]:
@@ -24,6 +28,11 @@ def plain_vllm_command() -> list[str]:
     command = [sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
     command += ["--model", str(tiny_model_path()), "--served-model-name", NAME]
     return [*command, "--max-model-len", "4096", "--dtype", "float32", "--enforce-eager"]
+
+
+def scarce_kv(blocks: int) -> list[str]:
+    """Flags that leave requests ``blocks`` KV blocks of BLOCK_TOKENS, and room for 128 requests; vLLM keeps a block."""
+    return ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(blocks + 1), "--max-num-seqs", "128"]
 
 
 @contextmanager
