@@ -30,6 +30,7 @@ class Served:
     """What a run produced.
 
     outputs: request name -> tokens of each of its samples. aborted: name -> states it was aborted in.
+    computed_tokens: by all steps, prompts and what evictions cost again included.
     margins: name -> by how much the logit of each token led, where asked for.
     """
 
@@ -38,6 +39,7 @@ class Served:
     steps: int = 0
     paused_steps: int = 0
     preemptions: int = 0
+    computed_tokens: int = 0
     margins: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -65,6 +67,7 @@ class _Observer:
         scheduler = self._scheduler
         output = self._schedule(*args)
         assert len(scheduler.running) <= MAX_NUM_SEQS
+        self._served.computed_tokens += output.total_num_scheduled_tokens
         self._served.paused_steps += sum(is_paused(scheduler, r) for r in scheduler.running)
         for request_id in output.num_scheduled_tokens:
             assert not is_paused(scheduler, scheduler.requests[request_id]), "a paused request was scheduled"

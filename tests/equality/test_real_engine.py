@@ -89,6 +89,14 @@ class TestPolicies:
         wanted |= {"preempted"} if subject.name in ("chaos-evict", "chaos-all") else set()
         assert wanted <= seen
 
+    @pytest.mark.parametrize("policy", ["econo", "econo:evict=false"])
+    def test_econo_wastes_less_of_a_scarce_kv_cache(self, bench: Bench, policy: str) -> None:
+        """Everybody ends with stock's text, fewer lose their KV, and less KV is computed twice."""
+        stock, served = bench.stock("mixed"), bench.serve(Subject(policy, {"policy": policy}), "mixed")
+        assert served.outputs == stock.outputs
+        assert served.preemptions < stock.preemptions
+        assert served.computed_tokens < stock.computed_tokens
+
     @pytest.mark.parametrize("workload", ["mixed", "aborts"])
     def test_stock_equals_itself(self, bench: Bench, workload: str) -> None:
         """In another order, on a scheduler put in after others: neither the batches nor the exchange change a token."""
