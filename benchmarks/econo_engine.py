@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--policies", default="fcfs,edf,sjf,econo,econo:evict=false,econo-paper")
     parser.add_argument("--port", type=int, default=8150)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    given, origin = parser.parse_args(), provenance()
     policies = [STOCK, *given.policies.split(",")]
     plain, own = [*plain_vllm_command(), *FLAGS], [*sloserve_command("fcfs"), *FLAGS]
     records: list[dict[str, Any]] = []
@@ -208,7 +208,7 @@ def main() -> None:
     settings = {key: value for key, value in vars(given).items() if key != "out"}
     settings |= {"workload": WORKLOAD, "arrivals": "at once", "kv_blocks": KV_BLOCKS, "flags": FLAGS, "stops": STOPS}
     found = {"settings": settings, "mean_least_greatest": table, "runs": records}
-    given.out.write_text(json.dumps(provenance() | found, indent=1) + "\n")
+    given.out.write_text(json.dumps(origin | found, indent=1) + "\n")
     must_equal_stock(records)
 
 
