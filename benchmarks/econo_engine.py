@@ -16,8 +16,8 @@ KV use, of the time while requests wait:
 
 Other work on the machine changes how long a step takes. So there is beside what takes time, in steps:
 - ``tokens_per_step``: of replies, while requests wait.
-- ``normalized_latency_steps``: the mean of e2e / output tokens in mean steps of the same run. It leaves out that steps
-  which compute more take longer; ``computed_per_step`` is the mean of that.
+- ``normalized_latency_steps``: the mean of e2e / output tokens, in steps of the engine until the last token. It leaves
+  out that steps which compute more take longer; ``computed_per_step`` is the mean of that.
 
 Checked on every run: each stream is complete, and its text and length are what plain vLLM answered to the same prompt.
 """
@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 from provenance import provenance
 from servers import ONE_THREAD, plain_vllm_command, scarce_kv, served, sloserve_command
 from streams import CHECKS, STOCK, Served, compared, counter, must_equal_stock, serve, show
@@ -132,7 +133,9 @@ class Measured:
         tokens, steps = (sum(getattr(b, name) - getattr(a, name) for a, b in busy) for name in ("tokens", "steps"))
         usage = sum((a.usage + b.usage) / 2.0 * (b.at_s - a.at_s) for a, b in busy) / waiting_s
         record = self.served.record(policy, seed, 0.0)
-        step_ms = 1e3 * record["duration_s"] / len(self.step_tokens)
+        ends_s = [self.served.began_s + one.token_times_s[-1] for one in exchanges]
+        ended_at = np.interp(ends_s, [one.at_s for one in self.samples], [one.steps for one in self.samples])
+        per_token = (ended_at - self.samples[0].steps) / [one.output_tokens for one in exchanges]
         return record | {
             "kv_usage": usage,
             "kv_useful": usage * first / computed,
@@ -141,7 +144,7 @@ class Measured:
             "cached_tokens": self.cached,
             "steps": len(self.step_tokens),
             "tokens_per_step": tokens / steps,
-            "normalized_latency_steps": record["normalized_latency_ms"] / step_ms,
+            "normalized_latency_steps": float(per_token.mean()),
             "computed_per_step": computed / len(self.step_tokens),
             "waiting_s": waiting_s,
             "waiting_throughput": tokens / waiting_s,

@@ -29,9 +29,10 @@ Table = dict[str, dict[str, list[float]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """One run. texts: replies by request id. evictions: that the engine counted during it."""
+    """One run. began_s: by the clock. texts: replies by request id. evictions: that the engine counted during it."""
 
     run: Replay
+    began_s: float
     texts: dict[str, str]
     evictions: int
 
@@ -101,7 +102,7 @@ async def serve(
         if name := response.request.headers.get("x-request-id"):
             response.stream = kept[name] = Kept(response.stream)
 
-    settings, prompts = ReplaySettings(), TokenPrompts()
+    settings, prompts, clock = ReplaySettings(), TokenPrompts(), SystemClock()
     async with open_endpoint(url, model=None, api_key=None, settings=settings) as endpoint:
         asked = PayloadSettings(endpoint.model, state_slo=greedy, report=True)
         payloads = [reshaped(payload(request, prompts.make(request, seed), asked)) for request in requests]
@@ -109,9 +110,10 @@ async def serve(
             one.headers["x-request-id"] = one.request.request_id
         endpoint.client.event_hooks["response"] = [keep]
         before = await counter(endpoint.client, "vllm:num_preemptions_total")
-        run = await replay(endpoint.client, payloads, SystemClock(), settings)
+        began_s = clock.now_s()
+        run = await replay(endpoint.client, payloads, clock, settings)
         evictions = await counter(endpoint.client, "vllm:num_preemptions_total") - before
-    return Served(run, {name: reply.text() for name, reply in kept.items()}, evictions)
+    return Served(run, began_s, {name: reply.text() for name, reply in kept.items()}, evictions)
 
 
 async def counter(client: httpx.AsyncClient, name: str) -> int:
