@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.errors import ConfigError
@@ -73,7 +73,6 @@ def promised(policy: EconoPaper, snapshot: Snapshot, plan: Plan) -> int:
 
 
 @given(tasks=tasks, variant=st.sampled_from(VARIANTS), slots=st.integers(1, 12), budget=st.sampled_from([8, 40]))
-@settings(max_examples=30)
 def test_nothing_fails_for_want_of_kv_where_lengths_are_known(
     variant: dict[str, Any], tasks: list[Task], slots: int, budget: int
 ) -> None:
@@ -89,7 +88,6 @@ def test_nothing_fails_for_want_of_kv_where_lengths_are_known(
     error=st.sampled_from([0.3, 1.0]),
     slots=st.integers(2, 12),
 )
-@settings(max_examples=30)
 def test_promises_never_exceed_the_kv_cache_however_wrong_they_are(
     parts: str, remedy: str, tasks: list[Task], error: float, slots: int
 ) -> None:
@@ -110,7 +108,6 @@ def test_promises_never_exceed_the_kv_cache_however_wrong_they_are(
     error=st.sampled_from([None, 1.0]),
     fixed=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=14, max_size=14),
 )
-@settings(max_examples=30)
 def test_all_end_whatever_is_predicted_and_whoever_must_not_be_touched(
     tasks: list[Task], variant: dict[str, Any], remedy: str, error: float | None, fixed: list[tuple[bool, bool]]
 ) -> None:

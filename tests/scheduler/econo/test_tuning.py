@@ -89,6 +89,7 @@ def at_work(error: float, seed: int = 0, **settings: Any) -> EconoPaper:
     return policy
 
 
+@pytest.mark.slow
 def test_a_policy_learns_from_its_first_predictions() -> None:
     auto = {"padding": "auto", "reserve": "auto", "buffer": "auto"}
     shares = at_work(0.3, **auto).tuning.shares
