@@ -53,7 +53,7 @@ SUBJECTS = (
     Subject("sa", {"policy": "sa"}, waits=False),
     Subject("andes", {"policy": "andes"}, pauses=None),
     Subject("econo", {"policy": "econo:reserve=0:sigmas=0"}, pauses=None),
-    Subject("econo-blind", {"policy": "econo:foresee=false:reserve=0"}, pauses=None),
+    Subject("econo-blind", {"policy": "econo:foresee=false:reserve=0:pause=true"}, pauses=None),
     Subject("andes-restless", {"policy": f"andes:{_RESTLESS}"}, evicts=True, pauses=None),
     Subject("andes-as-published", {"policy": f"andes:{_RESTLESS}:victims=gain:search=true"}, evicts=True, pauses=None),
     Subject("sa-batches", {"policy": "sa:batches=true"}),

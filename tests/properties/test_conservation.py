@@ -29,7 +29,7 @@ POLICIES = (
     "econo",
     "econo:late_last=true:sigmas=0:reserve=0:length=oracle",
     "econo:order=fcfs:length=oracle:length_error=0.5",
-    "econo:foresee=false",
+    "econo:foresee=false:pause=true",
     "econo-paper:length=oracle:length_error=1:sync_tokens=8",
     "econo-paper:parts=sd:pipeline=future:length=oracle:length_error=0.5:reserve=0.3:remedy=evict:tfs_tokens=20",
     "orca",

@@ -1,9 +1,10 @@
 """EconoServe, as it pays on today's vLLM: admits who fits the KV cache to the end, first whose wait costs most.
 
 vLLM admits while a block is free, and evicts when requests grow together. Here a request is admitted if, some standard
-deviations aside, the cache will hold what all are expected to hold at every later step (``forecast``). If the next
-block is missing all the same, whoever is served last sits out with its KV (EconoServe's offload-free preemption). A
-long request gives its KV up where that saves those who wait more than it costs (``eviction``).
+deviations aside, the cache will hold what all are expected to hold at every later step (``forecast``). A long request
+gives its KV up where that saves those who wait more than it costs (``eviction``). If the next block is missing all the
+same, vLLM evicts whoever is served last; that it sits out with its KV instead (EconoServe's offload-free preemption) is
+an option that gains nothing.
 
 The order is by *stretch*: latency as a share of what was asked for. Serving first whoever has the least KV blocks x
 steps to go, times its target, makes the sum of the stretches least (Smith's rule, the KV cache being the machine).
@@ -55,9 +56,9 @@ class Econo(Policy):
 
         sigmas: standard deviations of the foreseen occupancy kept free; 0 as the mean has it. reserve: share of KV
         blocks kept free beside. foresee: whether to look ahead at all. pause: whether those without a next block sit
-        out. evict: whether a long request makes room for those who wait, where that pays for computing its context
-        again, tokens_per_step in the time of a step; at most max_preemptions times each. length: ``predicted``, or
-        ``oracle`` with a relative length_error.
+        out rather than being evicted. evict: whether a long request makes room for those who wait, where that pays for
+        computing its context again, tokens_per_step in the time of a step; at most max_preemptions times each. length:
+        ``predicted``, or ``oracle`` with a relative length_error.
         """
 
         order: str = "stretch"
@@ -65,7 +66,7 @@ class Econo(Policy):
         foresee: bool = True
         sigmas: float = 2.0
         reserve: float = 0.01
-        pause: bool = True
+        pause: bool = False
         evict: bool = True
         max_preemptions: int = 2
         tokens_per_step: float = TOKENS_PER_STEP

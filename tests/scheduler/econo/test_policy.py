@@ -102,13 +102,13 @@ def test_spread_of_lengths_keeps_room_free() -> None:
     assert found == sorted(found, reverse=True) and found[0] > found[1] > found[3] >= 1
 
 
-def test_the_last_in_order_sits_out_where_the_next_block_is_missing() -> None:
+def test_the_last_in_order_sits_out_where_the_next_block_is_missing_if_asked() -> None:
     running = [new(40 + i, e2e_s=10.0, output_tokens=17, computed_tokens=32) for i in range(4)]
     at = make_snapshot([], running, free_blocks=2)
-    assert order(plan(at).pause) == [3, 2]
-    assert not plan(at, pause=False).pause.size
+    assert order(plan(at, pause=True).pause) == [3, 2]
+    assert not plan(at).pause.size
     at.rows.pausable[3] = False
-    assert order(plan(at).pause) == [2, 1]
+    assert order(plan(at, pause=True).pause) == [2, 1]
 
 
 def crowded(*waiting: dict[str, Any], **running: Any) -> Snapshot:
