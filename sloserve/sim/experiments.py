@@ -87,7 +87,7 @@ _ECONO_PARTS = (
     "stock,edf,edf:evict=false,sjf,orca,srtf:length=oracle,fastserve,sarathi,multires:length=oracle,"
     "sync-coupled:length=oracle,econo-paper:parts=d,econo-paper:parts=sd,econo-paper:parts=sdo,econo-paper,"
     "econo-paper:length=oracle,econo-paper:parts=d:length=oracle:pipeline=future,econo,econo:late_last=true,"
-    "econo:order=fcfs,econo:foresee=false,econo:pause=true,econo:evict=false,econo:sigmas=0,econo:sigmas=1,"
+    "econo:order=fcfs,econo:foresee=false,econo:pause=true,econo:evict=false,econo:sigmas=0,econo:sigmas=2,"
     "econo:sigmas=3,econo:reserve=0,econo:reserve=0.04,econo:length=oracle,econo:length=oracle:length_error=0.3,"
     "econo:length=oracle:evict=false,econo:length=oracle:tokens_per_step=50,econo:length=oracle:tokens_per_step=500"
 )

@@ -64,7 +64,7 @@ class Econo(Policy):
         order: str = "stretch"
         late_last: bool = False
         foresee: bool = True
-        sigmas: float = 2.0
+        sigmas: float = 1.0
         reserve: float = 0.01
         pause: bool = False
         evict: bool = True
