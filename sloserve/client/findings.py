@@ -79,6 +79,8 @@ def server_verdicts(ended: Sequence[Exchange]) -> dict[str, Any] | None:
         "max_difference_ms": max(differences_ms),
         "evictions": sum(int(slo.get("evictions") or 0) for _, slo in told),
         "paused_steps": sum(int(slo.get("paused_steps") or 0) for _, slo in told),
+        "preempted_ms": sum(float(slo.get("preempted_ms") or 0.0) for _, slo in told),
+        "paused_ms": sum(float(slo.get("paused_ms") or 0.0) for _, slo in told),
     }
 
 

@@ -9,14 +9,27 @@ from sloserve.core.slo import SLO
 
 
 @dataclass(frozen=True, slots=True)
+class Interruptions:
+    """What kept an admitted request from running.
+
+    paused_steps: engine steps it sat out with its KV kept. paused_s: how long that was. preempted_s: how long it was
+    without KV, from each preemption to the step that took it in again.
+    """
+
+    paused_steps: int = 0
+    paused_s: float = 0.0
+    preempted_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ServedRequest:
     """One request that ended, of a class and perhaps a tenant.
 
     latency: in seconds from the arrival at our front end, queueing included; ``None`` unless it was completed with at
     least one token. qoe: 0..1; ``None`` where it promises no timeline, or was not streamed: nobody reads it as it
     comes. waited_s: from arrival to the first step that served it, ``None`` where it never was or is not known.
-    evictions: how often its KV was dropped. paused_steps: engine steps it sat out with its KV kept. predicted: what was
-    told at its admission.
+    evictions: how often its KV was dropped. predicted: what was told at its admission. It is never in two of waiting,
+    preempted and paused at once; with the time it ran and what the front end takes they are its e2e latency.
     """
 
     slo: SLO
@@ -28,7 +41,7 @@ class ServedRequest:
     output_tokens: int = 0
     waited_s: float | None = None
     evictions: int = 0
-    paused_steps: int = 0
+    interruptions: Interruptions = Interruptions()
     predicted: Predicted | None = None
 
     @property

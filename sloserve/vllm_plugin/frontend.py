@@ -16,7 +16,7 @@ from typing import Any
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import InvalidRequest, Rejected
 from sloserve.core.outcome import Outcome
-from sloserve.core.served import ServedRequest
+from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
 from sloserve.scheduler.backlog import Place
 from sloserve.scheduler.prediction import NewRequest
@@ -126,7 +126,7 @@ class FrontEnd:
             None if http is None else http.headers.tenant,
             self._clock.now_s() if http is None else http.arrival_s,
             self._clock,
-            paused_steps=self._paused_steps,
+            interruptions=self._interruptions,
             started=self._started,
             ended=functools.partial(self._ended, http),
         )
@@ -213,9 +213,9 @@ class FrontEnd:
         if http is not None:
             http.served.append(served)
 
-    def _paused_steps(self, engine_request_id: str) -> int:
-        found = [page.paused_steps(engine_request_id) for page in self._found_pages()]
-        return max((steps for steps in found if steps is not None), default=0)
+    def _interruptions(self, engine_request_id: str) -> Interruptions:
+        found = (page.interruptions(engine_request_id) for page in self._found_pages())
+        return next((met for met in found if met is not None), Interruptions())
 
     def _found_pages(self) -> list[PageReader]:
         if not self._pages:

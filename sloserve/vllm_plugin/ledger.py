@@ -6,7 +6,7 @@ page's, so that counting is publishing. Costs a few microseconds a step, and one
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,11 @@ import numpy as np
 from vllm.v1.request import Request
 
 from sloserve.core.errors import InvalidRequest
+from sloserve.core.served import Interruptions
 from sloserve.core.slo import SLO, ClassTable, Targets
 from sloserve.scheduler.rows import FloatArray
 from sloserve.vllm_plugin.page import SCALARS, Layout, PageWriter
+from sloserve.vllm_plugin.stages import Stages
 from sloserve.wire.xargs import parse_slo, stated_output_tokens
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ _LAST_STEP_S, _RUNNING, _WAITING, _PREEMPTED, _PAUSED = (
 )
 _STEPS, _TOKENS, _PREEMPTIONS = _AT["steps"], _AT["scheduled_tokens"], _AT["preemptions"]
 _SHADOW = {name.removeprefix("shadow_"): at for name, at in _AT.items() if name.startswith("shadow_")}
+_NOTHING = Interruptions()
 _COUNTERS = tuple((_AT[name], name) for name in COUNTERS)
 
 
@@ -55,6 +58,8 @@ class Ledger:
         self._page: PageWriter | None = None
         self._waiting: dict[str, int] = {}  # class of each request never admitted yet
         self._preempted: set[str] = set()
+        self._stages = Stages()
+        self._just_preempted: list[str] = []
         self._paused: Counter[str] = Counter()
         self._preemptions = 0
         self._steps = self._tokens = 0
@@ -64,6 +69,7 @@ class Ledger:
         stated = self._read(request)
         self.slo_of[request.request_id] = stated
         self._waiting[request.request_id] = stated.class_id
+        self._stages.arrived(request.request_id, request.arrival_time)
         self._values[self._layout.enqueued + stated.class_id] += 1
         self._values[self._layout.waiting + stated.class_id] += 1
         return stated
@@ -82,11 +88,13 @@ class Ledger:
 
     def preempted(self, request: Request) -> None:
         self._preempted.add(request.request_id)
+        self._just_preempted.append(request.request_id)
         self._preemptions += 1
 
-    def stepped(self, scheduler: Any, output: Any, paused: Iterable[Request], now_s: float) -> None:
+    def stepped(self, scheduler: Any, output: Any, paused: Sequence[Request], now_s: float) -> None:
         """Books one step: whom it admitted, and how things stand after it."""
         values = self._values
+        self._stages.scheduled(output, self._just_preempted, paused, now_s)
         for new in output.scheduled_new_reqs:
             class_id = self._waiting.pop(new.req_id, None)
             if class_id is not None:
@@ -94,16 +102,14 @@ class Ledger:
                 values[self._layout.admitted + class_id] += 1
         if self._preempted:
             self._preempted.difference_update(output.num_scheduled_tokens)
-        num_paused = 0
         for request in paused:
             self._paused[request.request_id] += 1
-            num_paused += 1
         running, waiting = scheduler.get_request_counts()
         values[_LAST_STEP_S] = now_s
         values[_RUNNING] = running
         values[_WAITING] = waiting
         values[_PREEMPTED] = len(self._preempted)
-        values[_PAUSED] = num_paused
+        values[_PAUSED] = len(paused)
         self._steps += 1
         self._tokens += output.total_num_scheduled_tokens
         values[_STEPS] = self._steps
@@ -129,21 +135,22 @@ class Ledger:
         for name, value in figures.items():
             self._values[_AT[name]] = value
 
-    def freed(self, request: Request) -> None:
-        """A request ended, in whatever way. Its pauses are on the page before its last output leaves."""
+    def freed(self, request: Request, now_s: float) -> None:
+        """A request ended, in whatever way. What it met is on the page before its last output leaves."""
         request_id = request.request_id
         self.slo_of.pop(request_id, None)
         class_id = self._waiting.pop(request_id, None)
         if class_id is not None:
             self._values[self._layout.waiting + class_id] -= 1
         self._preempted.discard(request_id)
-        steps = self._paused.pop(request_id, 0)
-        if steps and self._page is not None:
-            self._page.note_paused(request_id, steps)
+        spent = self._stages.ended(request_id, now_s)
+        met = Interruptions(self._paused.pop(request_id, 0), spent.paused_s, spent.evicted_s)
+        if met != _NOTHING and self._page is not None:
+            self._page.note_interruptions(request_id, met)
             # One of several replies to a request: its own id is that of the request behind its number.
             index, _, parent = request_id.partition("_")
             if index.isdigit() and parent:
-                self._page.note_paused(parent, steps)
+                self._page.note_interruptions(parent, met)
 
     def status(self) -> dict[str, Any]:
         """The figures as plain values."""

@@ -18,7 +18,7 @@ from sloserve.core.goodput import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
 from sloserve.core.qoe import expectation, qoe
-from sloserve.core.served import ServedRequest
+from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
 from sloserve.scheduler.admission import Ticket
 
@@ -41,7 +41,7 @@ class Observed:
     then.
 
     Args:
-        paused_steps: looks up how often the engine's request of a given id was paused.
+        interruptions: looks up what the engine's request of a given id met.
         started, ended: called once each: at the first token that is seen, and with the outcome.
     """
 
@@ -52,7 +52,7 @@ class Observed:
         arrival_s: float,
         clock: Clock,
         *,
-        paused_steps: Callable[[str], int],
+        interruptions: Callable[[str], Interruptions],
         started: Callable[["Observed"], None],
         ended: Callable[["Observed", ServedRequest], None],
     ) -> None:
@@ -63,7 +63,7 @@ class Observed:
         self.ticket: Ticket | None = None
         self.predicted: Predicted | None = None
         self._clock = clock
-        self._paused_steps = paused_steps
+        self._interruptions = interruptions
         self._started = started
         self._ended = ended
         self._token_times_s: dict[int, array[float]] = {}
@@ -159,7 +159,9 @@ class Observed:
             output_tokens=self._output_tokens(reply),
             waited_s=_waited_s(stats),
             evictions=0 if stats is None else stats.num_preemptions,
-            paused_steps=0 if self.engine_request_id is None else self._paused_steps(self.engine_request_id),
+            interruptions=(
+                Interruptions() if self.engine_request_id is None else self._interruptions(self.engine_request_id)
+            ),
             predicted=self.predicted,
         )
         self._ended(self, served)

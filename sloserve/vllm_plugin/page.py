@@ -6,7 +6,7 @@ neither counters nor gauges. Text lies in two buffers: the one not in use is wri
 counts is switched.
 
 Layout: magic, version, offset of the slots, the fixed facts as JSON, two texts; then the slots of :class:`Layout`
-(float64, counts are exact to 2**53) and a ring of paused requests (uint64). Readers skip files of another version.
+(float64, counts are exact to 2**53) and a ring of interrupted requests (uint64). Readers skip files of another version.
 """
 
 import json
@@ -16,22 +16,19 @@ import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sloserve.core.served import Interruptions
 from sloserve.scheduler.rows import FloatArray
 from sloserve.vllm_plugin import page_folder
+from sloserve.vllm_plugin.interruption_ring import WORDS, InterruptionRing
 
-_MAGIC, _VERSION = b"sloserve", 1
-_PROLOGUE = struct.Struct("<8sIIII")  # magic, version, length of the JSON, offset of the slots, ring entries
+_MAGIC, _VERSION = b"sloserve", 2
+_PROLOGUE = struct.Struct("<8sIIII")  # magic, version, length of the JSON, offset of the slots, words of the ring
 _TEXT_BYTES = 1024
-_RING = 2048
-_COUNT_BITS = 24
-_COUNT_MASK = 2**_COUNT_BITS - 1
 
 PLAN_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 """Upper bounds of the histogram of planning times; one more bucket holds what took longer."""
@@ -129,15 +126,15 @@ class PageWriter:
         offset = -(-(_PROLOGUE.size + len(facts) + 2 * _TEXT_BYTES) // 8) * 8
         size = Layout(len(classes)).size
         # One slot more, behind the figures: which of the two texts counts.
-        content = bytearray(offset + 8 * (size + 1 + _RING))
-        _PROLOGUE.pack_into(content, 0, _MAGIC, _VERSION, len(facts), offset, _RING)
+        content = bytearray(offset + 8 * (size + 1 + WORDS))
+        _PROLOGUE.pack_into(content, 0, _MAGIC, _VERSION, len(facts), offset, WORDS)
         content[_PROLOGUE.size : _PROLOGUE.size + len(facts)] = facts
         self._texts_at = _PROLOGUE.size + len(facts)
         self.path, self._memory = page_folder.create(folder, rank, bytes(content))
         slots = np.frombuffer(self._memory, np.float64, size + 1, offset)
         self.values: FloatArray = slots[:size]
         self._text_slot = slots[size:]
-        self._ring: NDArray[np.uint64] = np.frombuffer(self._memory, np.uint64, _RING, offset + 8 * (size + 1))
+        self._ring = InterruptionRing(np.frombuffer(self._memory, np.uint64, WORDS, offset + 8 * (size + 1)))
         self._next = 0
 
     def set_policies(self, policy: str, shadow_policy: str | None) -> None:
@@ -150,29 +147,15 @@ class PageWriter:
         struct.pack_into(f"<I{len(text)}s", self._memory, self._texts_at + other * _TEXT_BYTES, len(text), text)
         self._text_slot[0] = other
 
-    def note_paused(self, request_id: str, steps: int) -> None:
-        """Leaves word of a request that ended and was paused for ``steps`` steps; the oldest entry makes room.
-
-        Said again of the same id, for several replies to one request, the steps add up.
+    def note_interruptions(self, request_id: str, met: Interruptions) -> None:
+        """Leaves word of what a request that ended had met; said again of the same id as :class:`InterruptionRing`
+        says.
         """
-        key = _key(request_id)
-        same = self._ring >> _COUNT_BITS == key
-        steps += sum(int(entry) & _COUNT_MASK for entry in self._ring[same])
-        self._ring[self._next] = key << _COUNT_BITS | min(steps, _COUNT_MASK)
-        same[self._next] = False
-        self._ring[same] = 0
-        self._next = (self._next + 1) % _RING
+        self._next = self._ring.note(self._next, request_id, met)
 
     def close(self) -> None:
         """Removes the page; readers that have it mapped keep its last state."""
         self.path.unlink(missing_ok=True)
-
-
-def _key(request_id: str) -> int:
-    """40 bits, never 0: they share a slot with the count, so that no reader sees one request's hash with another's
-    count.
-    """
-    return int.from_bytes(blake2b(request_id.encode(), digest_size=5).digest()) or 1
 
 
 class PageReader:
@@ -182,7 +165,7 @@ class PageReader:
         self._file = file
         with open(file.path, "rb") as opened:
             self._memory: Any = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        magic, version, length, offset, ring = _PROLOGUE.unpack_from(self._memory)
+        magic, version, length, offset, words = _PROLOGUE.unpack_from(self._memory)
         if (magic, version) != (_MAGIC, _VERSION):
             raise ValueError(f"{file.path}: no page of version {_VERSION}")
         facts = json.loads(self._memory[_PROLOGUE.size : _PROLOGUE.size + length])
@@ -191,7 +174,7 @@ class PageReader:
         self._layout = Layout(len(self.classes))
         self._texts_at = _PROLOGUE.size + length
         self._slots = np.frombuffer(self._memory, np.float64, self._layout.size + 1, offset)
-        self._ring = np.frombuffer(self._memory, np.uint64, ring, offset + self._slots.nbytes)
+        self._ring = InterruptionRing(np.frombuffer(self._memory, np.uint64, words, offset + self._slots.nbytes))
 
     def snapshot(self) -> PageSnapshot:
         """What the page says now."""
@@ -216,13 +199,12 @@ class PageReader:
             admitted_by_class=by_class(layout.admitted),
         )
 
-    def paused_steps(self, request_id: str) -> int | None:
-        """For how many steps a request that ended lately was paused, by the id it has in the engine.
+    def interruptions(self, request_id: str) -> Interruptions | None:
+        """What a request that ended lately had met, by the id it has in the engine.
 
-        ``None`` where the page does not know: it was never paused, or ended too long ago.
+        ``None`` where the page does not know: it was never interrupted, or ended too long ago.
         """
-        found = self._ring[self._ring >> _COUNT_BITS == _key(request_id)]
-        return int(found[-1]) & _COUNT_MASK if found.size else None
+        return self._ring.find(request_id)
 
 
 def find_pages(folder: Path | None = None) -> list[PageReader]:

@@ -181,7 +181,7 @@ class SLOScheduler(AsyncScheduler):
         if self._planner is not None:
             self._planner.finished(request, self._clock.now_s())
         if self._counts:
-            self._ledger.freed(request)
+            self._ledger.freed(request, self._clock.now_s())
         return super()._free_request(request, *args, **kwargs)
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:

@@ -34,9 +34,9 @@ from sloserve.vllm_plugin import compat
 from sloserve.vllm_plugin.config import KEY
 from sloserve.vllm_plugin.engine_settings import EngineSettings
 from sloserve.vllm_plugin.scheduler import SLOScheduler
+from sloserve.vllm_plugin.stages import Stages
 from sloserve.vllm_plugin.virtual_config import VOCABULARY, scheduler_arguments
 from sloserve.vllm_plugin.virtual_front_end import VirtualFrontEnd
-from sloserve.vllm_plugin.virtual_stages import Stages
 from sloserve.wire.xargs import to_xargs
 
 # What these imports left lives to the end. Every run begins with a collection, which would walk it for 0.4 s.

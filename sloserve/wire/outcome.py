@@ -28,7 +28,9 @@ def outcome(served: ServedRequest) -> dict[str, Any]:
         output_tokens=served.output_tokens,
         waited_ms=_ms(served.waited_s),
         evictions=served.evictions,
-        paused_steps=served.paused_steps,
+        preempted_ms=_ms(served.interruptions.preempted_s),
+        paused_ms=_ms(served.interruptions.paused_s),
+        paused_steps=served.interruptions.paused_steps,
     )
 
 

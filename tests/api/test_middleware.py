@@ -18,7 +18,7 @@ from sloserve.core.errors import QueueFull
 from sloserve.core.goodput import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
-from sloserve.core.served import ServedRequest
+from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.vllm_plugin.config import ADMIN_KEY
 from sloserve.wire import context
@@ -29,6 +29,7 @@ SERVED = ServedRequest(
     latency=Latency(ttft_s=0.25, tpot_s=0.01, e2e_s=1.25),
     output_tokens=101,
     waited_s=0.125,
+    interruptions=Interruptions(paused_steps=3, paused_s=0.0625, preempted_s=0.25),
 )
 TOLD = {
     "class": "batch",
@@ -40,7 +41,9 @@ TOLD = {
     "output_tokens": 101,
     "waited_ms": 125.0,
     "evictions": 0,
-    "paused_steps": 0,
+    "preempted_ms": 250.0,
+    "paused_ms": 62.5,
+    "paused_steps": 3,
 }
 
 

@@ -112,6 +112,7 @@ def test_every_route_takes_an_slo_and_tells_how_it_went(http: httpx.Client, rout
     assert 0 < outcome["achieved"]["ttft_ms"] <= outcome["achieved"]["e2e_ms"] < 60_000
     assert outcome["outcome"] == "completed" and outcome["output_tokens"] >= 1
     assert (outcome["evictions"], outcome["paused_steps"]) == (0, 0) and outcome["waited_ms"] >= 0
+    assert (outcome["preempted_ms"], outcome["paused_ms"]) == (0.0, 0.0)
     assert ("qoe" in outcome) is stream
 
 

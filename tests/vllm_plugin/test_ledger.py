@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloserve.core.served import Interruptions
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.vllm_plugin import page_folder
@@ -83,8 +84,8 @@ class PauseLeader(Policy):
         return Plan(pause=leader)
 
 
-def test_how_often_a_request_was_paused_is_on_the_page_when_it_ends(build: Build, request_of: RequestOf) -> None:
-    engine = build(PauseLeader())
+def test_what_a_request_met_is_on_the_page_when_it_ends(build: Build, request_of: RequestOf) -> None:
+    engine = build(PauseLeader(), kv_blocks=18)
     engine.scheduler.publish(rank=0)
     (page,) = find_pages()
     paused: Counter[str] = Counter()
@@ -94,10 +95,16 @@ def test_how_often_a_request_was_paused_is_on_the_page_when_it_ends(build: Build
         paused.update(planner.table.request_at[slot].request_id for slot in planner.plan.pause.tolist())
 
     engine.on_step = note
-    engine.run([request_of("0_a-12", output_tokens=12), request_of("1_a-12", output_tokens=20), request_of("b")])
-    assert len(paused) > 1
-    assert {name: page.paused_steps(name) for name in paused} == dict(paused)
-    assert page.paused_steps("a-12") == paused["0_a-12"] + paused["1_a-12"]  # two replies to one request
+    names = ["0_a-12", "1_a-12", *(f"r{i}" for i in range(7))]
+    log = engine.run([request_of(name, 0.03 * i, 20 + 7 * i, 70 - 4 * i) for i, name in enumerate(names)])
+    assert len(paused) > 1 and any(request.num_preemptions for request in log.requests)
+    for request in log.requests:
+        met, stages = page.interruptions(request.request.request_id) or Interruptions(), request.stages
+        assert met.paused_steps == paused[request.request.request_id]
+        # Of a request that ends, the step in flight may pause it once more.
+        assert (met.paused_s, met.preempted_s) == pytest.approx((stages.paused_s, stages.evicted_s), abs=0.01)
+    both = page.interruptions("a-12")  # two replies to one request
+    assert both is not None and both.paused_steps == paused["0_a-12"] + paused["1_a-12"]
     assert page.snapshot().paused_steps == paused.total()
 
 

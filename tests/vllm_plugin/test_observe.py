@@ -10,11 +10,12 @@ import pytest
 from sloserve.core.clock import ManualClock
 from sloserve.core.goodput import Latency
 from sloserve.core.outcome import Outcome
-from sloserve.core.served import ServedRequest
+from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.vllm_plugin.observe import Observed, entering
 
 ARRIVAL_S = 1_000_000.0
+MET = Interruptions(paused_steps=7, paused_s=0.2, preempted_s=0.1)
 
 
 def reply(*token_counts: int, finish: str | None = None, metrics: Any = None, first_index: int = 0) -> Any:
@@ -44,7 +45,7 @@ class Call:
             "acme",
             ARRIVAL_S,
             self.clock,
-            paused_steps=lambda request_id: {"internal": 7}[request_id],
+            interruptions={"internal": MET}.__getitem__,
             started=lambda _: self.starts.append(self.clock.now_s() - ARRIVAL_S),
             ended=lambda _, served: self.ended.append(served),
         )
@@ -91,7 +92,7 @@ def test_streamed_deltas() -> None:
     assert (served.outcome, served.tenant, served.prompt_tokens, served.output_tokens) == (
         Outcome.COMPLETED, "acme", 3, 4,
     )  # fmt: skip
-    assert (served.evictions, served.paused_steps, served.qoe) == (2, 7, 1.0)
+    assert (served.evictions, served.interruptions, served.qoe) == (2, MET, 1.0)
     assert call.starts == [pytest.approx(0.25)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sloserve.core.served import Interruptions
 from sloserve.vllm_plugin.page import PLAN_BUCKETS_S, Layout, PageWriter, find_pages, remove_pages
 from sloserve.vllm_plugin.page_folder import page_folder, sweep
 
@@ -17,10 +18,11 @@ CLASSES = ("urgent", "lax")
 WRITER = """
 import sys
 from pathlib import Path
+from sloserve.core.served import Interruptions
 from sloserve.vllm_plugin.page import Layout, PageWriter
 page = PageWriter(("urgent", "lax"), int(sys.argv[2]), Path(sys.argv[1]))
 page.values[Layout.at["running"]] = 7
-page.note_paused("request-1", 3)
+page.note_interruptions("request-1", Interruptions(3, 0.25, 1.5))
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -60,7 +62,7 @@ def test_another_process_reads_what_was_stored_and_who_was_paused(
     (page,) = find_pages(tmp_path)
     found = page.snapshot()
     assert (found.running, found.pid, found.rank, found.alive) == (7, child.pid, 0, True)
-    assert (page.paused_steps("request-1"), page.paused_steps("request-2")) == (3, None)
+    assert (page.interruptions("request-1"), page.interruptions("request-2")) == (Interruptions(3, 0.25, 1.5), None)
 
 
 @pytest.mark.slow
@@ -113,15 +115,19 @@ def test_the_policies_can_change_and_a_name_may_be_too_long(tmp_path: Path) -> N
     assert said == [("edf", None), ("sjf:length=oracle", "edf"), ("edf", "sjf")]
 
 
-def test_the_latest_of_many_paused_requests_are_remembered(tmp_path: Path) -> None:
+def test_the_latest_of_many_interrupted_requests_are_remembered(tmp_path: Path) -> None:
     page = PageWriter(CLASSES, 0, tmp_path)
-    page.note_paused("first", 1)
+    page.note_interruptions("first", Interruptions(1, 1e6, 0.0))
     for i in range(2047):
-        page.note_paused(f"r{i}", i + 1)
+        page.note_interruptions(f"r{i}", Interruptions(i + 1, 0.5, 0.004 * i))
     (reader,) = find_pages(tmp_path)
-    assert (reader.paused_steps("first"), reader.paused_steps("r2046")) == (1, 2047)
-    page.note_paused("r0", 9)
-    assert (reader.paused_steps("first"), reader.paused_steps("r0")) == (None, 1 + 9)  # of two replies to r0
+    assert reader.interruptions("first") == Interruptions(1, 16777.215, 0.0)  # a figure has 24 bits
+    assert reader.interruptions("r2046") == Interruptions(2047, 0.5, 8.184)
+    page.note_interruptions("r0", Interruptions(9, 0.25, 2.0))
+    assert reader.interruptions("r0") == Interruptions(
+        1 + 9, 0.5, 2.0
+    )  # of two replies: steps add up, times the longest
+    assert reader.interruptions("first") is None
 
 
 def test_a_closed_page_is_gone_and_one_of_another_version_is_passed_over(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where the requests of a virtual engine spend their time: waiting, running, evicted, paused.
+"""Where the requests of an engine spend their time: waiting, running, evicted, paused.
 
 A request is in one of them at a time, so the times add up to its latency. Only changes are booked: a request that goes
 on as before costs a step nothing. A change counts from the start of the step that was scheduled with it.
@@ -30,12 +30,12 @@ class _Course:
     spent_s: list[float] = field(default_factory=lambda: [0.0] * len(Stage))
 
     def enter(self, stage: Stage, now_s: float) -> None:
-        self.spent_s[self.stage] += now_s - self.since_s
+        self.spent_s[self.stage] += max(now_s - self.since_s, 0.0)  # a live clock may be set back
         self.stage, self.since_s = stage, now_s
 
 
 class Stages:
-    """The requests of one engine. Times are seconds from the start of the run."""
+    """The requests of one engine. Times are seconds from any one moment."""
 
     def __init__(self) -> None:
         self._courses: dict[str, _Course] = {}
@@ -51,20 +51,19 @@ class Stages:
         preempted: ids, by vLLM and by the plan, in this step; emptied. paused: vLLM's requests that the plan passed
         over.
         """
-        courses = self._courses
         # One comparison of lists in C: mostly the plan, or whom it pauses, is that of the step before.
         if paused or self._paused:
             self._repaused(paused, start_s)
         if preempted:
             # After the pauses: vLLM may take a paused request for its victim.
             for request_id in preempted:
-                courses[request_id].enter(Stage.EVICTED, start_s)
+                self._enter(request_id, Stage.EVICTED, start_s)
             preempted.clear()
         # After the evictions: what a plan evicts may come back in the same step.
         for new in output.scheduled_new_reqs:
-            courses[new.req_id].enter(Stage.RUNNING, start_s)
+            self._enter(new.req_id, Stage.RUNNING, start_s)
         for request_id in output.scheduled_cached_reqs.resumed_req_ids:
-            courses[request_id].enter(Stage.RUNNING, start_s)
+            self._enter(request_id, Stage.RUNNING, start_s)
 
     def _repaused(self, paused: Sequence[Any], start_s: float) -> None:
         before, self._paused = self._paused, paused
@@ -75,10 +74,15 @@ class Stages:
             if course is not None and course.stage is Stage.PAUSED:
                 course.enter(Stage.RUNNING, start_s)
         for request in set(paused).difference(before):
-            self._courses[request.request_id].enter(Stage.PAUSED, start_s)
+            self._enter(request.request_id, Stage.PAUSED, start_s)
+
+    def _enter(self, request_id: str, stage: Stage, now_s: float) -> None:
+        course = self._courses.get(request_id)  # none of one that has ended, or that came unseen
+        if course is not None:
+            course.enter(stage, now_s)
 
     def ended(self, request_id: str, end_s: float) -> StageTimes:
-        """How long a request that ends was in each stage."""
-        course = self._courses.pop(request_id)
+        """How long a request that ends was in each stage; 0 of one that came unseen."""
+        course = self._courses.pop(request_id, None) or _Course(end_s)
         course.enter(course.stage, end_s)
         return StageTimes(*course.spent_s)

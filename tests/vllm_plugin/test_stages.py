@@ -10,7 +10,7 @@ import pytest
 
 from sloserve.core.runlog import StageTimes
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.vllm_plugin.virtual_stages import Stages
+from sloserve.vllm_plugin.stages import Stages
 
 Build = Callable[..., Any]
 RequestOf = Callable[..., Any]
