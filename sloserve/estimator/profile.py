@@ -6,6 +6,7 @@ that lists every problem.
 """
 
 import difflib
+import functools
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -144,7 +145,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """
     name = str(name_or_path)
     if name in profile_names():
-        return read_yaml_model(Profile, f"profile {name}", (_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"))
+        return _shipped(name)
     path = Path(name_or_path)
     if not path.is_file() and path.suffix not in (".yaml", ".yml") and path.name == name:
         close = difflib.get_close_matches(name, profile_names(), n=1)
@@ -157,3 +158,8 @@ def load_profile(name_or_path: str | Path) -> Profile:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"profile {name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     return read_yaml_model(Profile, name, text)
+
+
+@functools.cache
+def _shipped(name: str) -> Profile:
+    return read_yaml_model(Profile, f"profile {name}", (_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"))

@@ -1,5 +1,7 @@
 """A fake endpoint on a free port, and requests to send to it."""
 
+import functools
+import ssl
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +13,9 @@ from tests.client.fake_server import FakeServer, serving
 
 @pytest.fixture(scope="session")
 def _server() -> Iterator[FakeServer]:
-    with serving(FakeServer()) as server:
+    with pytest.MonkeyPatch.context() as patch, serving(FakeServer()) as server:
+        # Reading the certificates of all authorities takes 30 ms, and each client reads them.
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
         yield server
 
 
