@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 from collections.abc import Generator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import settings
 
 # Derandomised: a red run is red again. No deadline: no test depends on the speed of the machine.
 settings.register_profile("sloserve", deadline=None, derandomize=True, max_examples=60)
-settings.register_profile("fast", settings.get_profile("sloserve"), max_examples=10)  # the fast tests, see Makefile
+settings.register_profile("fast", settings.get_profile("sloserve"), max_examples=5)  # the fast tests, see Makefile
 settings.load_profile("sloserve")
 
 _DATA = Path(os.environ.get("SLOSERVE_DATA") or Path(__file__).parents[2] / "shared" / "data")
@@ -18,6 +19,23 @@ _DATA = Path(os.environ.get("SLOSERVE_DATA") or Path(__file__).parents[2] / "sha
 
 def _has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
+
+
+def _left_out(path: Path, markers: str) -> bool:
+    """Whether the markers that ``-m`` excludes are on all tests of the module, or of all modules below the folder."""
+    if path.is_dir():
+        modules = list(path.rglob("test_*.py"))
+        return bool(modules) and all(_left_out(module, markers) for module in modules)
+    marked = re.search(r"^pytestmark = .*", path.read_text(), re.MULTILINE)
+    return marked is not None and re.search(rf"\bpytest\.mark\.({markers})\b", marked[0]) is not None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Modules without a test that ``-m`` selects are not read: what they import takes seconds to load."""
+    excluded = re.fullmatch(r"not \w+( and not \w+)*", config.option.markexpr)
+    if excluded is None or not (collection_path.is_dir() or collection_path.match("test_*.py")):
+        return None
+    return _left_out(collection_path, excluded[0].removeprefix("not ").replace(" and not ", "|")) or None
 
 
 @pytest.hookimpl(wrapper=True)
