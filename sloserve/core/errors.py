@@ -20,8 +20,12 @@ A message says what, the value, the limit and the remedy. Only ``wire/`` knows H
 import reprlib
 
 _SHOWN = reprlib.Repr()
-"""A client's value is repeated in a message, and a message may be logged: neither in full."""
 _SHOWN.maxstring = _SHOWN.maxother = 80
+
+
+def shown(value: object) -> str:
+    """``value`` as a message repeats it: never in full where it is long, since messages are logged."""
+    return _SHOWN.repr(value)
 
 
 class SloServeError(Exception):
@@ -36,7 +40,7 @@ class InvalidRequest(SloServeError):
     """A client's request carries an SLO that cannot be read; names the field, the value and what is allowed."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{_SHOWN.repr(field)[1:-1]}: {_SHOWN.repr(value)} is not {allowed}")
+        super().__init__(f"{shown(field)[1:-1]}: {shown(value)} is not {allowed}")
         self.field = field
         self.value = value
         self.allowed = allowed

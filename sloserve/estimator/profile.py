@@ -129,6 +129,7 @@ class Profile(_Section):
         return self.grid.covers(load)
 
 
+@functools.cache
 def profile_names() -> tuple[str, ...]:
     """Names of the shipped profiles, sorted."""
     return tuple(
@@ -136,15 +137,24 @@ def profile_names() -> tuple[str, ...]:
     )
 
 
+class ProfileName(str):
+    """Name of a shipped profile. As the type of a policy's option it is read over the network too; a path is not."""
+
+    def __new__(cls, name: str) -> "ProfileName":
+        if name not in profile_names():
+            raise ValueError(f"shipped: {', '.join(profile_names())}")
+        return super().__new__(cls, name)
+
+
 def load_profile(name_or_path: str | Path) -> Profile:
     """The shipped profile of this name, or the one in this YAML file.
 
-    What names a shipped profile is never a path; write ``./name`` for a file of that name.
+    Text that names a shipped profile is never a path; write ``./name`` for a file of that name.
 
     Raises: ConfigError when there is no such profile, or the file is not a complete and valid one.
     """
     name = str(name_or_path)
-    if name in profile_names():
+    if isinstance(name_or_path, str) and name in profile_names():
         return _shipped(name)
     path = Path(name_or_path)
     if not path.is_file() and path.suffix not in (".yaml", ".yml") and path.name == name:
@@ -155,7 +165,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
         )
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"profile {name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     return read_yaml_model(Profile, name, text)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from sloserve.core.errors import ConfigError
+from sloserve.core.errors import ConfigError, shown
 
 Path = tuple[str | int, ...]
 """Where a value stands in nested mappings and lists."""
@@ -67,7 +67,7 @@ class Node:
     def not_allowed(self, allowed: str) -> ConfigError:
         """An error that states the value and what is allowed."""
         kinds: dict[type, str] = {dict: "a mapping", list: "a list"}
-        return self.fail(f"{kinds.get(type(self.value)) or repr(self.value)} is not {allowed}")
+        return self.fail(f"{kinds.get(type(self.value)) or shown(self.value)} is not {allowed}")
 
     def mapping(self, keys: Collection[str] | None = None) -> dict[str, "Node"]:
         """The entries of this mapping, whose keys must be among ``keys`` if those are given.

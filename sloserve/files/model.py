@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from sloserve.core.errors import ConfigError
+from sloserve.core.errors import ConfigError, shown
 from sloserve.files.marked_yaml import Node, Path, parse_yaml
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -81,11 +81,11 @@ def _problem(model: type[BaseModel], detail: Mapping[str, Any]) -> Problem:
             given = "is missing" if detail["type"] == "union_tag_not_found" else f"{detail['ctx']['tag']!r} is unknown"
             text = f"form {given}; needed: one of {', '.join(_tags(field))}"
         case _ if allowed:
-            text = f"{value!r} is not {allowed}"
+            text = f"{shown(value)} is not {allowed}"
         case _ if isinstance(value, dict):
             text = f"{detail['msg']}{needed}"
         case _:
-            text = f"{value!r}: {detail['msg']}{needed}"
+            text = f"{shown(value)}: {detail['msg']}{needed}"
     return Problem(path, text)
 
 

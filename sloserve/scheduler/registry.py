@@ -8,6 +8,7 @@ import difflib
 import functools
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -50,11 +51,22 @@ def policy_text(name: str, options: Mapping[str, Any]) -> str:
     return ":".join([name, *(f"{key}={value}" for key, value in options.items())])
 
 
-def make_policy(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Policy:
+def make_policy(
+    name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0, allow_files: bool = True
+) -> Policy:
     """Builds the policy registered under ``name`` with its ``Settings`` filled from ``options``.
+
+    allow_files: whether an option of type ``Path`` may name a file. Off for what arrives over the network: there an
+    option of type ``ProfileName | Path`` takes names alone, and one of type ``Path`` cannot be set.
 
     Raises: ConfigError for an unknown policy or option, or a value of the wrong type.
     """
+    cls = policy_class(name)
+    return cls(_settings(name, cls, options or {}, allow_files), seed=seed)
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class registered under ``name``. Raises: ConfigError where there is none, or it cannot be loaded."""
     found = _entry_points().get(name)
     if found is None:
         close = difflib.get_close_matches(name, policy_names(), n=1)
@@ -66,17 +78,17 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None, *, seed: in
         raise ConfigError(f"policy {name!r} ({found.value}) cannot be loaded: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
         raise ConfigError(f"policy {name!r}: {found.value} is not a subclass of sloserve.scheduler.policy.Policy")
-    return cls(_settings(name, cls, options or {}), seed=seed)
+    return cls
 
 
-def _settings(name: str, cls: type[Policy], options: Mapping[str, Any]) -> Any:
+def _settings(name: str, cls: type[Policy], options: Mapping[str, Any], allow_files: bool) -> Any:
     hints = get_type_hints(cls.Settings)
     known = {f.name for f in dataclasses.fields(cls.Settings)}
     values = {}
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"policy {name!r} has no option {key!r}; it has: {', '.join(sorted(known)) or 'none'}")
-        values[key] = _convert(f"policy {name!r}, option {key!r}", value, _kinds(hints[key]))
+        values[key] = _convert(f"policy {name!r}, option {key!r}", value, _kinds(hints[key]), allow_files)
     try:
         return cls.Settings(**values)
     except ValueError as error:
@@ -84,24 +96,34 @@ def _settings(name: str, cls: type[Policy], options: Mapping[str, Any]) -> Any:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The types of an option that is given, the first that fits holds: ``float, str`` of ``float | str | None``."""
-    return tuple(one for one in get_args(hint) if one is not NoneType) or (hint,)
+    """The types of an option that is given, the first that fits holds: ``float, str`` of ``float | str | None``.
+
+    A file's path fits any text, and so comes last.
+    """
+    kinds = tuple(one for one in get_args(hint) if one is not NoneType) or (hint,)
+    return tuple(sorted(kinds, key=lambda kind: kind is Path))
 
 
-def _convert(where: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+def _convert(where: str, value: Any, kinds: tuple[Any, ...], allow_files: bool) -> Any:
     """``value`` as the first of ``kinds`` that fits: text is read, numbers may only widen."""
     if kinds == (bool,):
         flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
         if str(value).lower() not in flags:
             raise ConfigError(f"{where}: {value!r} is not true or false")
         return flags[str(value).lower()]
+    reason = ""
     for kind in kinds if not isinstance(value, bool) else ():
+        if kind is Path and not allow_files:
+            break
         try:
             converted = kind(value)
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError, OverflowError) as error:
+            reason = f"; {error}"
             continue
         # A value that reads back differently is of another type: 2.7 or true for a count, nan for a duration.
         if converted == value or (isinstance(value, str) and converted == converted):
             return converted
+    if Path in kinds and not allow_files:
+        raise ConfigError(f"{where}: {value!r} would name a file, which only the server's configuration may do{reason}")
     names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
     raise ConfigError(f"{where}: {value!r} is not a valid {names}")

@@ -9,12 +9,13 @@ Source: SLO-aware scheduling by simulated annealing, Algorithm 1. Differs: see c
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sloserve.estimator.length_gaussian import GaussianLength
-from sloserve.estimator.profile import load_profile
+from sloserve.estimator.profile import ProfileName, load_profile
 from sloserve.kernels.anneal import BatchRequests, Cooling, anneal
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import IntArray, Rows
@@ -69,7 +70,7 @@ class SA(Policy):
         """
 
         length: str = "predicted"
-        profile: str = "h100-llama3-8b"
+        profile: ProfileName | Path = ProfileName("h100-llama3-8b")
         batches: bool = False
         effort: float = 1.0
 

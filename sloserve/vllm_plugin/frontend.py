@@ -20,7 +20,7 @@ from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
 from sloserve.scheduler.backlog import Place
 from sloserve.scheduler.prediction import NewRequest
-from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.scheduler.registry import parse_policy, policy_class
 from sloserve.vllm_plugin import engine_control, metrics
 from sloserve.vllm_plugin.config import KEY, plugin_settings
 from sloserve.vllm_plugin.observe import Observed, entering
@@ -239,4 +239,4 @@ def prompt_tokens(prompt: Any) -> int | None:
 
 @functools.cache
 def _uses_priority(policy: str) -> bool:
-    return "priority" in make_policy(policy).needs
+    return "priority" in policy_class(policy).needs

@@ -229,6 +229,7 @@ def test_a_broken_field_is_named_with_its_line_and_what_is_needed(
     ("text", "says"),
     [
         ("", "is empty"),
+        ("x" * 1000, r"^\S+ 'x{30,40}\.\.\.x{30,40}' is not a mapping of fields"),
         ("- 1\n", "a list is not a mapping of fields to values"),
         ("name: [1\n", r"mine\.yaml:2:1: is not YAML"),
         ("name: \x00", "is not YAML"),

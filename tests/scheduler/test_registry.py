@@ -1,12 +1,16 @@
 """Policies by name: how one is written, found and configured, and what a typing error gets to read."""
 
 import re
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from sloserve.core.errors import ConfigError
+from sloserve.scheduler import registry
 from sloserve.scheduler.chaos import Chaos
 from sloserve.scheduler.edf import EDF
+from sloserve.scheduler.fcfs import FCFS
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_names
 from sloserve.scheduler.sjf import SJF
 
@@ -86,3 +90,24 @@ def test_a_bad_option_is_named_with_its_value_and_what_is_allowed(
     with pytest.raises(ConfigError) as refused:
         make_policy(name, options)
     assert str(refused.value) == message
+
+
+def test_an_option_names_a_file_only_where_files_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("very-private")
+    text = f"policy 'sa', option 'profile': '{secret}' would name a file, which only the server's configuration may do"
+    with pytest.raises(ConfigError, match=re.escape(f"{text}; shipped: a100-llama2-7b, ")) as refused:
+        make_policy("sa", {"profile": str(secret)}, allow_files=False)
+    assert "private" not in str(refused.value)
+    assert make_policy("sa", {"profile": "a100-opt-13b"}, allow_files=False).settings.profile == "a100-opt-13b"
+    assert make_policy("edf", {"evict": "no"}, allow_files=False).settings.evict is False
+
+    class ReadsAFile(FCFS):
+        @dataclass(frozen=True)
+        class Settings:
+            model: Path | None = None
+
+    monkeypatch.setattr(registry, "policy_class", lambda _: ReadsAFile)
+    with pytest.raises(ConfigError, match="option 'model': 'm.json' would name a file"):
+        make_policy("third", {"model": "m.json"}, allow_files=False)
+    assert make_policy("third", {"model": "m.json"}).settings.model == Path("m.json")
