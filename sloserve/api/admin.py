@@ -1,85 +1,122 @@
 """Admin routes: what the scheduler is doing, and which policy it follows, changed without a restart.
 
-They exist only where the operator set a key of their own (the API key of users opens nothing here), and are served
-under :data:`PREFIX` beside vLLM's routes, by :class:`~sloserve.api.middleware.SLOMiddleware`.
+They exist only where the operator set a key of their own (the API key of users opens nothing here). The key is looked
+at before anything else: without it no byte of a body is read, and no route told from another.
 """
 
+import asyncio
+import json
+import logging
+import os
 import secrets
+from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request
-from fastapi.responses import JSONResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
+from sloserve.api.refusal import CLOSE, BodyTooLarge, declares_more, read_body, refuse
 from sloserve.core.errors import ConfigError, EngineError
+from sloserve.files.model import Allowed, check_model, dotted
 from sloserve.vllm_plugin import engine_control
 from sloserve.wire import errors
 
-PREFIX = "/sloserve/"
-ENGINE = "sloserve.engine"
-"""Key of the scope under which the engine client of vLLM's app is handed on."""
+logger = logging.getLogger(__name__)
 
-MAX_POLICY_CHARS = 1000
+PREFIX = "/sloserve/"
+ROUTES = {"status": "GET", "policy": "PUT"}
+
+MAX_POLICY_CHARS = 500
+MAX_BODY_BYTES = 16384
+"""Two policies of the greatest length, every character an escaped pair of surrogates, take 12,000."""
+
+_PolicyText = Annotated[str | None, Field(strict=True, max_length=MAX_POLICY_CHARS)]
+_POLICY = Allowed(f"the text of a policy, as for --policy, of at most {MAX_POLICY_CHARS} characters")
 
 
 class PolicyChange(BaseModel):
-    """Which policies the scheduler shall follow from now on; what is left out stays as it is."""
+    """Which policies the scheduler shall follow from now on; what is left out stays as it is.
+
+    An empty ``shadow_policy`` turns shadow mode off.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    policy: Annotated[str | None, Field(max_length=MAX_POLICY_CHARS, examples=["edf:evict=false"])] = None
-    shadow_policy: Annotated[
-        str | None, Field(max_length=MAX_POLICY_CHARS, description="the empty string turns shadow mode off")
-    ] = None
+    policy: Annotated[_PolicyText, _POLICY] = None
+    shadow_policy: Annotated[_PolicyText, _POLICY] = None
 
 
-def admin_app(key: str) -> FastAPI:
-    """The routes, for whoever shows ``key`` as a bearer token."""
-    bearer = HTTPBearer(auto_error=False)
+class AdminApp:
+    """The routes as an ASGI app within vLLM's, for whoever shows ``key`` as a bearer token.
 
-    def authorized(shown: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
-        if shown is None or not secrets.compare_digest(shown.credentials.encode(), key.encode()):
-            raise HTTPException(401, "the admin key is needed: Authorization: Bearer KEY")
+    It takes whatever path begins with :data:`PREFIX`, behind any root path, and asks the engine of the app around it.
+    """
 
-    app = FastAPI(
-        title="sloserve admin",
-        dependencies=[Depends(authorized)],
-        responses={400: {"description": "not a policy"}, 401: {"description": "no admin key, or a wrong one"}},
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-    )
+    def __init__(self, key: str) -> None:
+        self._key = os.fsencode(key)
+        self._changing = asyncio.Lock()
 
-    @app.exception_handler(ConfigError)
-    @app.exception_handler(EngineError)
-    async def refused(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, ConfigError | EngineError)
-        status = errors.status(error)
-        return JSONResponse(errors.body(status, str(error)), status)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._shows_key(scope):
+            asks = ("www-authenticate", "Bearer")
+            message = "the admin key is needed: Authorization: Bearer KEY"
+            await refuse(send, HTTPStatus.UNAUTHORIZED, message, headers=[asks, CLOSE])
+            return
+        route = scope["path"].rpartition(PREFIX)[2]
+        if route not in ROUTES:
+            known = ", ".join(f"{method} {PREFIX}{name}" for name, method in ROUTES.items())
+            await refuse(send, HTTPStatus.NOT_FOUND, f"no such admin route; there are {known}", headers=[CLOSE])
+            return
+        if scope["method"] != ROUTES[route]:
+            allow = ("allow", ROUTES[route])
+            message = f"{PREFIX}{route}: the method is {ROUTES[route]}"
+            await refuse(send, HTTPStatus.METHOD_NOT_ALLOWED, message, headers=[allow, CLOSE])
+            return
+        try:
+            engine = engine_of(scope)
+            if engine is None:
+                raise EngineError("no engine is running behind this server")
+            if route == "policy":
+                await self._change(engine, await _policy_change(scope, receive))
+            status = await engine_control.status(engine)
+        except BodyTooLarge:
+            message = f"request body: more than {MAX_BODY_BYTES} bytes, which no change of policy needs"
+            await refuse(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, headers=[CLOSE])
+        except (ConfigError, EngineError) as error:
+            await refuse(send, errors.status(error), str(error))
+        except Exception:
+            logger.exception("an admin route failed")
+            await refuse(send, HTTPStatus.INTERNAL_SERVER_ERROR, "the route failed; the server's log says why")
+        else:
+            await JSONResponse(status)(scope, receive, send)
 
-    @app.get(PREFIX + "status")
-    async def status(request: Request) -> list[dict[str, Any]]:
-        """What each engine rank's scheduler is doing."""
-        found: list[dict[str, Any]] = await engine_control.status(_engine(request))
-        return found
+    def _shows_key(self, scope: Scope) -> bool:
+        scheme, _, shown = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and secrets.compare_digest(shown.strip(), self._key)
 
-    @app.put(PREFIX + "policy")
-    async def change(request: Request, wanted: PolicyChange) -> list[dict[str, Any]]:
-        """Changes the policy, or the shadow policy, of every engine rank between two steps."""
-        engine = _engine(request)
-        if wanted.policy is not None:
-            await engine_control.set_policy(engine, wanted.policy)
-        if wanted.shadow_policy is not None:
-            await engine_control.set_shadow_policy(engine, wanted.shadow_policy or None)
-        found: list[dict[str, Any]] = await engine_control.status(engine)
-        return found
-
-    return app
+    async def _change(self, engine: Any, wanted: PolicyChange) -> None:
+        async with self._changing:  # two changes at once may reach the ranks in different order
+            await engine_control.set_policies(engine, wanted.policy, wanted.shadow_policy)
 
 
-def _engine(request: Request) -> Any:
-    engine = request.scope[ENGINE]
-    if engine is None:
-        raise EngineError("no engine is running behind this server")
-    return engine
+async def _policy_change(scope: Scope, receive: Receive) -> PolicyChange:
+    """Raises: BodyTooLarge; ConfigError for a body that is no change of policies."""
+    if declares_more(scope["headers"], MAX_BODY_BYTES):
+        raise BodyTooLarge
+    body = await read_body(receive, MAX_BODY_BYTES)
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"request body: is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"request body: is not an object with {', '.join(PolicyChange.model_fields)}")
+    wanted, problems = check_model(PolicyChange, values)
+    if wanted is None:
+        raise ConfigError("; ".join(f"{dotted(problem.path)}: {problem.text}" for problem in problems))
+    return wanted
+
+
+def engine_of(scope: Scope) -> Any:
+    """The engine client of the app that serves ``scope``; ``None`` for an app of no engine."""
+    return getattr(scope["app"].state, "engine_client", None) if "app" in scope else None

@@ -7,16 +7,15 @@ error format of the route at hand. vLLM puts it outside its own authentication; 
 ``sloserve serve`` adds it; under plain vLLM it is ``--middleware sloserve.api.middleware.SLOMiddleware``.
 """
 
-import json
 import os
 import uuid
 from http import HTTPStatus
-from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sloserve.api.admin import ENGINE, PREFIX, admin_app
+from sloserve.api.admin import PREFIX, AdminApp, engine_of
+from sloserve.api.refusal import CLOSE, BodyTooLarge, declares_more, refuse
 from sloserve.api.report import Reporter
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import InvalidRequest
@@ -24,10 +23,6 @@ from sloserve.vllm_plugin.config import ADMIN_KEY, plugin_settings
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import REQUEST_ID, label, predictions
-
-
-class BodyTooLarge(Exception):
-    """Raised to whoever reads a body that has passed the limit; its answer is replaced by a 413."""
 
 
 class SLOMiddleware:
@@ -38,14 +33,14 @@ class SLOMiddleware:
         self._clock = clock or SystemClock()
         self._max_body_bytes: int | None = None
         admin_key = os.environ.get(ADMIN_KEY)
-        self._admin = admin_app(admin_key) if admin_key else None
+        self._admin = AdminApp(admin_key) if admin_key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         if self._admin is not None and scope["path"].removeprefix(scope.get("root_path", "")).startswith(PREFIX):
-            await self._admin({**scope, ENGINE: _engine(scope)}, receive, send)
+            await self._admin(scope, receive, send)
             return
         exchange = Exchange(HTTPContext(self._clock.now_s()), self._limit(scope), receive, send)
         try:
@@ -68,15 +63,10 @@ class SLOMiddleware:
 
     def _limit(self, scope: Scope) -> int:
         if self._max_body_bytes is None:
-            engine = _engine(scope)
+            engine = engine_of(scope)
             config = None if engine is None else engine.vllm_config.additional_config
             self._max_body_bytes = plugin_settings(config).max_body_bytes
         return self._max_body_bytes
-
-
-def _engine(scope: Scope) -> Any:
-    """The engine client of the app that serves ``scope``; ``None`` for an app of no engine."""
-    return getattr(scope["app"].state, "engine_client", None) if "app" in scope else None
 
 
 class Exchange:
@@ -102,10 +92,8 @@ class Exchange:
         """
         headers = scope["headers"]
         self.http.read_headers(headers)
-        found = dict(headers)
-        declared = found.get(b"content-length", b"0")
-        self.too_large = declared.isdigit() and int(declared[:20]) > self._max_body_bytes
-        name = REQUEST_ID.encode()
+        self.too_large = declares_more(headers, self._max_body_bytes)
+        found, name = dict(headers), REQUEST_ID.encode()
         if found.get(name):
             self._request_id = label(REQUEST_ID, found[name])
             return scope
@@ -158,13 +146,5 @@ class Exchange:
 
     async def refuse(self, status: HTTPStatus, message: str, param: str | None) -> None:
         """Answers in place of the server, unless its answer has begun."""
-        if self._answering:
-            return
-        body = json.dumps(errors.body(status, message, param)).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),  # the rest of a body that is too large is not read
-        ]
-        await self._send({"type": "http.response.start", "status": status.value, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        if not self._answering:
+            await refuse(self._send, status, message, param, [CLOSE])

@@ -157,12 +157,13 @@ def max_loras(scheduler: Any) -> int | None:
     return scheduler.lora_config.max_loras if scheduler.lora_config is not None else None
 
 
-async def call_every_engine(client: Any, method: str, *args: Any) -> list[Any]:
-    """The answers of all ranks to a utility call, in order; a client's plain utility call returns the first alone."""
-    if hasattr(client, "call_utility_all_async"):
-        return list(await client.call_utility_all_async(method, *args))
+async def call_every_engine(client: Any, method: str, *args: Any, limit_s: float) -> list[Any]:
+    """What each rank answers to a utility call, in order: its result, or the exception that it ended in.
+
+    limit_s: what takes longer ends in a TimeoutError. (A client's plain utility call returns the first answer alone.)
+    """
     calls = (client._call_utility_async(method, *args, engine=engine) for engine in client.core_engines)
-    return list(await asyncio.gather(*calls))
+    return await asyncio.gather(*(asyncio.wait_for(call, limit_s) for call in calls), return_exceptions=True)
 
 
 def identity_reason(scheduler: Any) -> str | None:

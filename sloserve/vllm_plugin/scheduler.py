@@ -75,8 +75,8 @@ class SLOScheduler(AsyncScheduler):
         self._planner = self._make_planner(self._policy, self._shadow)
         self._counts = True
 
-    def _make_policy(self, name: str, options: Mapping[str, Any]) -> Policy:
-        policy = make_policy(name, options, seed=self._settings.seed)
+    def _make_policy(self, name: str, options: Mapping[str, Any], allow_files: bool = True) -> Policy:
+        policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
         if policy.needs and self.scheduler_config.policy != "fcfs":
             raise ConfigError(
                 f"--scheduling-policy {self.scheduler_config.policy} orders vLLM's queues itself, "
@@ -84,11 +84,11 @@ class SLOScheduler(AsyncScheduler):
             )
         return policy
 
-    def _make_shadow(self, text: str | None) -> Shadow | None:
+    def _make_shadow(self, text: str | None, allow_files: bool = True) -> Shadow | None:
         if text is None:
             return None
         name, options = parse_policy(text)
-        policy = make_policy(name, options, seed=self._settings.seed)
+        policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
         return Shadow(policy, self._settings.plan_share, self._plan_cost_s)
 
     def _make_planner(self, policy: Policy, shadow: Shadow | None) -> Planner | None:
@@ -112,24 +112,24 @@ class SLOScheduler(AsyncScheduler):
 
     # Which policies are at work.
 
-    def set_policy(self, text: str) -> str:
-        """Changes the policy between two steps; requests stay where they are. Returns the policy as text.
+    def set_policies(
+        self, policy: str | None = None, shadow_policy: str | None = None, *, allow_files: bool = True
+    ) -> None:
+        """Changes the policy, the shadow policy or both between two steps; requests stay where they are.
 
-        text: as for ``--policy``. Raises: ConfigError, and the policy stays as it was.
+        policy, shadow_policy: as for ``--policy``; ``None`` leaves it as it is, an empty shadow policy turns shadow
+        mode off. The scores of a new shadow policy begin anew. allow_files: whether an option may name a file.
+        Raises: ConfigError, and both stay as they were.
         """
-        name, options = parse_policy(text)
-        self._use(self._make_policy(name, options), self._shadow)
-        self._policy_text = policy_text(name, options)
-        self._say_policies()
-        return self._policy_text
-
-    def set_shadow_policy(self, text: str | None) -> None:
-        """Changes the shadow policy between two steps, or turns shadow mode off. Its scores begin anew.
-
-        Raises: ConfigError, and the shadow policy stays as it was.
-        """
-        self._use(self._policy, self._make_shadow(text))
-        self._shadow_text = text
+        used, shadow = self._policy, self._shadow
+        text, shadow_text = self._policy_text, self._shadow_text
+        if policy is not None:
+            name, options = parse_policy(policy)
+            used, text = self._make_policy(name, options, allow_files), policy_text(name, options)
+        if shadow_policy is not None:
+            shadow, shadow_text = self._make_shadow(shadow_policy or None, allow_files), shadow_policy or None
+        self._use(used, shadow)
+        self._policy_text, self._shadow_text = text, shadow_text
         self._say_policies()
 
     def _use(self, policy: Policy, shadow: Shadow | None) -> None:

@@ -1,13 +1,15 @@
 """The admin routes: who may use them, what they change, and that no request makes them fail."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
+from starlette.datastructures import State
+from starlette.testclient import TestClient
 
-from sloserve.api.admin import ENGINE, PREFIX, admin_app
+from sloserve.api.admin import MAX_BODY_BYTES, PREFIX, AdminApp
 from sloserve.core.errors import ConfigError, EngineError
 from sloserve.vllm_plugin import engine_control
 
@@ -21,44 +23,51 @@ class Ranks:
     def __init__(self) -> None:
         self.policy = "fcfs"
         self.shadow_policy: str | None = None
-        self.dead = False
+        self.fails: Exception | None = None
 
     async def status(self, engine: Any) -> list[dict[str, Any]]:
         assert engine is self
-        if self.dead:
-            raise EngineError("the engine did not carry out sloserve_status: dead")
+        if self.fails is not None:
+            raise self.fails
         return [{"rank": r, "policy": self.policy, "shadow_policy": self.shadow_policy} for r in range(2)]
 
-    async def set_policy(self, engine: Any, text: str) -> None:
-        if text not in ("edf", "fcfs"):
-            raise ConfigError(f"unknown policy {text!r}; installed: edf, fcfs")
-        self.policy = text
-
-    async def set_shadow_policy(self, engine: Any, text: str | None) -> None:
-        self.shadow_policy = text
+    async def set_policies(self, engine: Any, policy: str | None, shadow_policy: str | None) -> None:
+        if policy is not None and policy not in ("edf", "fcfs"):
+            raise ConfigError(f"unknown policy {policy!r}; installed: edf, fcfs")
+        self.policy = self.policy if policy is None else policy
+        self.shadow_policy = self.shadow_policy if shadow_policy is None else shadow_policy or None
 
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     ranks = Ranks()
-    for name in ("status", "set_policy", "set_shadow_policy"):
+    for name in ("status", "set_policies"):
         monkeypatch.setattr(engine_control, name, getattr(ranks, name))
     return ranks
 
 
-def served(ranks: Ranks | None) -> Any:
-    """The routes as the middleware serves them, with the engine in the scope."""
-    app = admin_app(KEY)
+class ServerApp:
+    """Stands for vLLM's app, around the routes. engine_client: its engine."""
 
-    async def with_engine(scope: Any, receive: Any, send: Any) -> None:
-        await app({**scope, ENGINE: ranks}, receive, send)
+    def __init__(self, engine_client: Any) -> None:
+        self.state = State({"engine_client": engine_client})
+        self._admin = AdminApp(KEY)
 
-    return with_engine
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._admin({**scope, "app": self}, receive, send)
 
 
 @pytest.fixture
 def client(ranks: Ranks) -> Iterator[httpx.Client]:
-    yield TestClient(served(ranks), headers=BEARER, raise_server_exceptions=True)
+    yield TestClient(ServerApp(ranks), headers=BEARER)
+
+
+def says(answer: httpx.Response, status: int) -> str:
+    """The message of an error in OpenAI's format, which this one must be."""
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, status)
+    assert error.keys() == {"message", "type", "param", "code"}
+    return str(error["message"])
 
 
 def test_status_and_change(client: httpx.Client, ranks: Ranks) -> None:
@@ -67,29 +76,74 @@ def test_status_and_change(client: httpx.Client, ranks: Ranks) -> None:
     assert changed.status_code == 200
     assert changed.json()[1] == {"rank": 1, "policy": "edf", "shadow_policy": "sjf"}
     assert client.put(PREFIX + "policy", json={"shadow_policy": ""}).json()[0]["shadow_policy"] is None
+    assert client.put(f"/behind{PREFIX}policy", json={}).status_code == 200
     assert ranks.policy == "edf"
 
 
-def test_what_is_no_policy_changes_nothing(client: httpx.Client, ranks: Ranks) -> None:
-    refused = client.put(PREFIX + "policy", json={"policy": "nope"})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == "unknown policy 'nope'; installed: edf, fcfs"
-    assert client.put(PREFIX + "policy", json={"polciy": "edf"}).status_code == 422
-    assert client.put(PREFIX + "policy", json={"policy": "x" * 2000}).status_code == 422
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"policy": "nope"}', "unknown policy 'nope'; installed: edf, fcfs"),
+        (b'{"polciy": "edf"}', "polciy: is unknown; known here: policy, shadow_policy; did you mean 'policy'?"),
+        (b'{"policy": "%s"}' % (b"x" * 2000), "is not the text of a policy, as for --policy, of at most 500 char"),
+        (b'{"policy": 5, "shadow_policy": []}', "policy: 5 is not the text of a policy, as for --policy, of at most "),
+        (b'"edf"', "request body: is not an object with policy, shadow_policy"),
+        (b"", "request body: is not JSON: "),
+        (b"[" * 8000, "request body: is not JSON: "),
+        (b"1" * 8000, "request body: "),
+        (b'{"\\ud800": 1}', "\\ud800"),
+    ],
+)
+def test_what_is_no_policy_changes_nothing(client: httpx.Client, ranks: Ranks, body: bytes, message: str) -> None:
+    text = says(client.put(PREFIX + "policy", content=body), 400)
+    assert message in text and len(text) < 600
     assert ranks.policy == "fcfs"
 
 
-def test_an_engine_that_does_not_answer_is_a_500(client: httpx.Client, ranks: Ranks) -> None:
-    ranks.dead = True
-    answer = client.get(PREFIX + "status")
-    assert answer.status_code == 500 and "dead" in answer.json()["error"]["message"]
-    nobody = TestClient(served(None), headers=BEARER).get(PREFIX + "status")
-    assert nobody.status_code == 500 and "no engine" in nobody.json()["error"]["message"]
+def test_other_routes_methods_and_failures_are_told_in_the_same_format(client: httpx.Client, ranks: Ranks) -> None:
+    known = "no such admin route; there are GET /sloserve/status, PUT /sloserve/policy"
+    assert says(client.get(PREFIX + "polcy"), 404) == says(client.get(PREFIX), 404) == known
+    wrong = client.post(PREFIX + "policy", json={})
+    assert says(wrong, 405) == "/sloserve/policy: the method is PUT" and wrong.headers["allow"] == "PUT"
+    ranks.fails = EngineError("no status from the engine: rank 0: dead")
+    assert "rank 0: dead" in says(client.get(PREFIX + "status"), 500)
+    ranks.fails = RuntimeError("private")
+    assert "private" not in says(client.get(PREFIX + "status"), 500)
+    assert "no engine" in says(TestClient(ServerApp(None), headers=BEARER).get(PREFIX + "status"), 500)
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer ", f"Basic {KEY}", KEY, "Bearer secr\xe9t"])
-@pytest.mark.parametrize(("method", "route"), [("GET", "status"), ("PUT", "policy")])
+@pytest.mark.parametrize(("method", "route"), [("GET", "status"), ("PUT", "policy"), ("POST", "nothing")])
 def test_the_key_is_needed(ranks: Ranks, method: str, route: str, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header.encode("latin-1")}
-    answer = TestClient(served(ranks)).request(method, PREFIX + route, json={"policy": "edf"}, headers=headers)
-    assert answer.status_code == 401 and ranks.policy == "fcfs"
+    answer = TestClient(ServerApp(ranks)).request(method, PREFIX + route, json={"policy": "edf"}, headers=headers)
+    assert says(answer, 401) == "the admin key is needed: Authorization: Bearer KEY"
+    assert answer.headers["www-authenticate"] == "Bearer" and ranks.policy == "fcfs"
+
+
+def exchange(headers: dict[str, str], part: bytes) -> tuple[int, int]:
+    """A change of policy whose body never ends, in such parts: status of the answer, and bytes read for it."""
+    read = 0
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        nonlocal read
+        read += len(part)
+        return {"type": "http.request", "body": part, "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": "PUT", "path": PREFIX + "policy", "headers": raw}
+    asyncio.run(ServerApp(object())(scope, receive, send))
+    assert (b"connection", b"close") in sent[0]["headers"]
+    return sent[0]["status"], read
+
+
+def test_no_byte_is_read_without_the_key_and_few_with_it() -> None:
+    assert exchange({}, b"x" * 1000) == (401, 0)
+    assert exchange({"Content-Length": "5"}, b"x" * 5) == (401, 0)
+    assert exchange(BEARER | {"Content-Length": str(10**9)}, b"x" * 1000) == (413, 0)
+    status, read = exchange(BEARER, b"x" * 1000)
+    assert status == 413 and MAX_BODY_BYTES < read <= MAX_BODY_BYTES + 1000

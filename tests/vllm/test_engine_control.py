@@ -40,11 +40,11 @@ async def served(llm: Any) -> None:
     requests = [asyncio.create_task(tokens_of(llm, f"r{i}")) for i in range(12)]
     await until(lambda: len(find_pages()) == RANKS and all(page.snapshot().steps > 0 for page in find_pages()))
     for text in ("fcfs", "sjf:length=oracle", "edf"):
-        assert await engine_control.set_policy(llm, text) == [text] * RANKS
+        await engine_control.set_policies(llm, text)
         assert {page.snapshot().policy for page in find_pages()} == {text}
-    await engine_control.set_shadow_policy(llm, "sjf")
+    await engine_control.set_policies(llm, shadow_policy="sjf")
     with pytest.raises(ConfigError, match="unknown policy 'nope'"):
-        await engine_control.set_policy(llm, "nope")
+        await engine_control.set_policies(llm, "fcfs", "nope")
     assert await asyncio.gather(*requests) == [200] * 12
     status = await engine_control.status(llm)
     assert [(s["rank"], s["policy"], s["shadow_policy"]) for s in status] == [(0, "edf", "sjf"), (1, "edf", "sjf")]

@@ -2,6 +2,7 @@
 changes nothing.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,11 @@ def test_nobody_is_lost_whatever_follows_whatever(build: Build, request_of: Requ
     seen = []
 
     def change(text: str) -> Callable[[Any], None]:
-        return lambda scheduler: seen.append(scheduler.set_policy(text))
+        def made(scheduler: Any) -> None:
+            scheduler.set_policies(text)
+            seen.append(scheduler.status()["policy"])
+
+        return made
 
     order = [text for name in followers for text in (name, first)]
     changing(engine, {7 + 9 * i: change(text) for i, text in enumerate(order)})
@@ -75,9 +80,9 @@ def test_to_the_same_policy_and_to_fcfs_and_back_nothing_changes_for_stateless_o
     def there_and_back(scheduler: Any) -> None:
         before = scheduler._planner.table
         if scheduler.slo_counters["plans"] % 2:
-            scheduler.set_policy("fcfs")
+            scheduler.set_policies("fcfs")
             assert scheduler._planner is None
-        scheduler.set_policy("edf:evict=false")
+        scheduler.set_policies("edf:evict=false")
         rows, live = scheduler._planner.table.rows, scheduler._planner.table.request_at
         assert {r.request_id for r in live.values()} == before.slot_of.keys()
         for slot, request in live.items():
@@ -112,7 +117,7 @@ def test_what_a_new_policy_is_told_and_what_its_rows_say(
     for _ in range(3):
         engine._apply(engine._dispatch(0.0), 0.0)
     monkeypatch.setattr("sloserve.vllm_plugin.scheduler.make_policy", lambda *args, **kwargs: Listening())
-    engine.scheduler.set_policy("listening")
+    engine.scheduler.set_policies("listening")
     rows = engine.scheduler._planner.table.rows
     assert told == [(i, State.RUNNING if i < 4 else State.WAITING) for i in range(6)]
     slots = [engine.scheduler._planner.table.slot_of[name] for name in "abcdef"]
@@ -124,9 +129,9 @@ def test_a_mistake_leaves_the_policy_as_it_was(build: Build, request_of: Request
     planner = scheduler._planner
     for wrong in ("nonesuch", "edf:colour=red", "edf:evict", "edf:evict_margin_s=-1"):
         with pytest.raises(ConfigError):
-            scheduler.set_policy(wrong)
+            scheduler.set_policies("rr", wrong)
         with pytest.raises(ConfigError):
-            scheduler.set_shadow_policy(wrong)
+            scheduler.set_policies(wrong, "rr")
     assert scheduler._planner is planner
     assert (scheduler.status()["policy"], scheduler.status()["shadow_policy"]) == ("sjf", "edf")
 
@@ -143,11 +148,11 @@ def test_shadow_mode_can_be_turned_on_and_off_without_disturbing_the_policy(
     changing(
         engine,
         {
-            4: lambda scheduler: scheduler.set_shadow_policy("edf"),
+            4: lambda scheduler: scheduler.set_policies(shadow_policy="edf"),
             20: note,
-            21: lambda scheduler: scheduler.set_shadow_policy("sjf:evict=true"),
+            21: lambda scheduler: scheduler.set_policies(shadow_policy="sjf:evict=true"),
             40: note,
-            41: lambda scheduler: scheduler.set_shadow_policy(None),
+            41: lambda scheduler: scheduler.set_policies(shadow_policy=""),
             60: note,
         },
     )
@@ -161,5 +166,23 @@ def test_vllm_s_own_priority_scheduling_leaves_only_fcfs(build: Build) -> None:
     scheduler = build("fcfs").scheduler
     scheduler.scheduler_config.policy = "priority"
     with pytest.raises(ConfigError, match="policy edf cannot"):
-        scheduler.set_policy("edf")
-    assert scheduler.set_policy("fcfs") == "fcfs"
+        scheduler.set_policies("edf", "sjf")
+    assert (scheduler.status()["policy"], scheduler.status()["shadow_policy"]) == ("fcfs", None)
+    scheduler.set_policies("fcfs")
+
+
+def test_every_rank_answers_for_itself() -> None:
+    from sloserve.vllm_plugin import compat
+
+    class Client:
+        core_engines = ("well", "failing", "silent")
+
+        async def _call_utility_async(self, method: str, *args: Any, engine: str) -> Any:
+            if engine == "failing":
+                raise RuntimeError("no")
+            if engine == "silent":
+                await asyncio.Event().wait()
+            return method, args
+
+    answers = asyncio.run(compat.call_every_engine(Client(), "do", 1, limit_s=0.01))
+    assert answers[0] == ("do", (1,)) and [type(x) for x in answers[1:]] == [RuntimeError, TimeoutError]
