@@ -1,23 +1,60 @@
 """Figures against load: attainment, QoE, normalised latency, throughput with preemptions, utilisation.
 
-Bars are 95 % confidence intervals over seeds.
+Values are means over seeds, error bars their 95 % confidence intervals. Experiments at a single load are drawn as
+bars.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from sloserve.sim.compare import load_of, loads_of
-from sloserve.sim.figure_style import Styles, add_legend
+from sloserve.sim.figure_style import (
+    BAR_HEIGHT,
+    Styles,
+    add_legend,
+    bar_style,
+    bars_height_in,
+    baseline_first,
+    load_name,
+    name_bars,
+    names_width_in,
+    percent_labels,
+)
 from sloserve.sim.statistics import mean_interval
 from sloserve.sim.summary import Run
 
 MAX_CLASS_PANELS = 3
 MAX_LOAD_TICKS = 7
+PANEL_IN, HEIGHT_IN, MIN_WIDTH_IN = 3.4, 3.5, 5.6
+DODGE_SHARE, DODGED_SHARE = 0.011, 0.6
+"""Space between the error bars of two policies at one load, in parts of the axis; and the largest part of the space
+between two loads that all of them take."""
 
 Panel = tuple[str, Callable[[Run], float | None]]
 """Title, and the value of a run that is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The axis of values. highest: what neither a value nor its interval exceeds; common: to all panels, from 0 to
+    ``highest``. percent: how it is labelled.
+    """
+
+    highest: float = float("inf")
+    common: bool = False
+    percent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A mean, and how far its interval reaches below and above it: within 0 and the highest possible value."""
+
+    load: float
+    value: float
+    below: float
+    above: float
 
 
 def counts_in_capacity(runs: Sequence[Run]) -> bool:
@@ -31,10 +68,8 @@ def attainment_figure(runs: Sequence[Run], styles: Styles) -> Figure:
     panels: list[Panel] = [("all classes", lambda run: run["slo_attainment"])]
     if len(classes) > 1:
         panels += [(name, _of_class(name)) for name in classes[:MAX_CLASS_PANELS]]
-    figure = _shares_against_load(runs, styles, panels, "requests that met every target")
-    for axes in figure.axes:
-        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
-    return figure
+    scale = Scale(1.0, common=True, percent=True)
+    return _against_load(runs, styles, panels, scale, "requests that met every target")
 
 
 def qoe_figure(runs: Sequence[Run], styles: Styles) -> Figure:
@@ -43,17 +78,12 @@ def qoe_figure(runs: Sequence[Run], styles: Styles) -> Figure:
         ("mean", lambda run: run["qoe_mean"]),
         ("10th percentile", lambda run: run["qoe_p10"]),
     ]
-    return _shares_against_load(runs, styles, panels, "QoE")
+    return _against_load(runs, styles, panels, Scale(1.0, common=True), "QoE")
 
 
 def normalized_latency_figure(runs: Sequence[Run], styles: Styles) -> Figure:
     """Mean of e2e latency per output token against load. Source: Andes, Fig. 21; EconoServe, Fig. 9."""
-
-    def seconds(run: Run) -> float | None:
-        value_ms = run["normalized_latency_ms"]
-        return None if value_ms is None else float(value_ms) / 1e3
-
-    return _against_load(runs, styles, [("normalised latency (s/token)", seconds)])
+    return _against_load(runs, styles, [("normalised latency (ms/token)", lambda run: run["normalized_latency_ms"])])
 
 
 def throughput_figure(runs: Sequence[Run], styles: Styles) -> Figure:
@@ -75,58 +105,95 @@ def utilization_figure(runs: Sequence[Run], styles: Styles) -> Figure:
         ("KV blocks in use", lambda run: run["kv_utilization_mean"]),
         ("step tokens of the budget", lambda run: run["step_token_utilization_mean"]),
     ]
-    figure = _against_load(runs, styles, panels, highest=1.0)
-    for axes in figure.axes:
-        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
-    return figure
-
-
-def _shares_against_load(runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], ylabel: str) -> Figure:
-    """Panels of values in 0..1 on the same vertical axis."""
-    figure = _against_load(runs, styles, panels, highest=1.0)
-    for axes in figure.axes:
-        axes.set_ylim(-0.02, 1.04)
-        axes.label_outer()
-    figure.axes[0].set_ylabel(ylabel)
-    return figure
+    return _against_load(runs, styles, panels, Scale(1.0, percent=True))
 
 
 def _against_load(
-    runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], highest: float = float("inf")
+    runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], scale: Scale = Scale(), name: str | None = None
 ) -> Figure:
-    """One panel per entry of ``panels``, side by side; values, and so what their intervals may reach, lie between 0 and
-    ``highest``.
+    """One panel per entry of ``panels``, side by side: lines over the loads, or bars where there is only one.
+
+    name: of the axis of values, where the titles do not say it.
     """
-    figure = Figure(figsize=(max(3.1 * len(panels), 4.5), 3.5), dpi=150, layout="constrained")
-    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    if len(loads_of(runs)) == 1:
+        return _bars(runs, styles, panels, scale, name)
+    figure = Figure(figsize=(max(PANEL_IN * len(panels), MIN_WIDTH_IN), HEIGHT_IN), dpi=150, layout="constrained")
+    row = figure.subplots(1, len(panels), squeeze=False, sharey=scale.common)[0]
     for (title, pick), axes in zip(panels, row, strict=True):
-        for policy, style in styles.items():
-            own = [run for run in runs if run["policy"] == policy]
-            points = [
-                (load, found)
-                for load in loads_of(own)
-                if (found := mean_interval([v for run in own if load_of(run) == load and (v := pick(run)) is not None]))
-            ]
+        for (policy, style), offset in zip(styles.items(), _dodge(loads_of(runs), len(styles)), strict=True):
+            points = _points([run for run in runs if run["policy"] == policy], pick, scale)
             axes.errorbar(
-                [load for load, _ in points],
-                [found.value for _, found in points],
-                # What cannot be below 0 or above the highest value is not drawn so, whatever the t interval says.
-                yerr=[
-                    [0.0 if found.low is None else found.value - max(found.low, 0.0) for _, found in points],
-                    [0.0 if found.high is None else min(found.high, highest) - found.value for _, found in points],
-                ],
-                capsize=2.5,
-                elinewidth=1.0,
+                [point.load + offset for point in points],
+                [point.value for point in points],
+                yerr=[[point.below for point in points], [point.above for point in points]],
+                capsize=1.5,
+                elinewidth=0.8,
                 label=policy,
                 **style,
             )
         axes.set_title(title)
-        axes.set_ylim(bottom=0.0)
+        axes.set_ylim(*_limits(scale))
+        if scale.percent:
+            axes.yaxis.set_major_formatter(percent_labels(axes.get_ylim()[1]))
         if len(loads_of(runs)) <= MAX_LOAD_TICKS:
             axes.set_xticks(loads_of(runs), [f"{load:.3g}" for load in loads_of(runs)])
         axes.set_xlabel("load (x stock's capacity)" if counts_in_capacity(runs) else "offered requests/s")
+    if name is not None:
+        row[0].set_ylabel(name)
     add_legend(figure)
     return figure
+
+
+def _bars(runs: Sequence[Run], styles: Styles, panels: Sequence[Panel], scale: Scale, name: str | None) -> Figure:
+    """A bar for each policy, the baseline on top; the names beside the bars are the legend."""
+    policies = baseline_first(styles)
+    figure = Figure(
+        figsize=(2.4 * len(panels) + names_width_in(policies), bars_height_in(policies)), dpi=150, layout="constrained"
+    )
+    row = figure.subplots(1, len(panels), squeeze=False, sharey=True, sharex=scale.common)[0]
+    for (title, pick), axes in zip(panels, row, strict=True):
+        for place, policy in enumerate(policies):
+            for point in _points([run for run in runs if run["policy"] == policy], pick, scale):
+                axes.barh(place, point.value, height=BAR_HEIGHT, label=policy, **bar_style(styles[policy]))
+                if point.below or point.above:
+                    reach = [[point.below], [point.above]]
+                    axes.errorbar([point.value], [place], xerr=reach, color="black", capsize=2.0, elinewidth=0.9)
+        axes.set_title(title)
+        axes.set_xlim(*_limits(scale))
+        if scale.percent:
+            axes.xaxis.set_major_formatter(percent_labels(axes.get_xlim()[1]))
+    for axes in row:
+        name_bars(axes, policies)
+        axes.label_outer()
+    at = load_name(loads_of(runs)[0], in_capacity=counts_in_capacity(runs))
+    figure.supxlabel(f"{name}, {at}" if name else at, fontsize="medium")
+    return figure
+
+
+def _limits(scale: Scale) -> tuple[float, float | None]:
+    return (0.0, 1.04 * scale.highest) if scale.common else (0.0, None)
+
+
+def _points(own: Sequence[Run], pick: Callable[[Run], float | None], scale: Scale) -> list[_Point]:
+    """The means of one policy's runs, loads ascending; a load without values is left out."""
+    points = []
+    for load in loads_of(own):
+        found = mean_interval([v for run in own if load_of(run) == load and (v := pick(run)) is not None])
+        if found is not None:
+            # What cannot be below 0 or above the highest value is not drawn so, whatever the t interval says.
+            below = 0.0 if found.low is None else found.value - max(found.low, 0.0)
+            above = 0.0 if found.high is None else min(found.high, scale.highest) - found.value
+            points.append(_Point(load, found.value, below, above))
+    return points
+
+
+def _dodge(loads: Sequence[float], policies: int) -> list[float]:
+    """How far each policy's points stand beside their load, in its unit, so that error bars do not hide one another."""
+    gaps = [high - low for low, high in zip(loads, loads[1:], strict=False)]
+    if not gaps:
+        return [0.0] * policies
+    step = min(DODGE_SHARE * (loads[-1] - loads[0]), DODGED_SHARE * min(gaps) / max(policies - 1, 1))
+    return [(i - (policies - 1) / 2.0) * step for i in range(policies)]
 
 
 def _of_class(name: str) -> Callable[[Run], float | None]:

@@ -9,11 +9,11 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from sloserve.sim.compare import BASELINE, load_of, policies_of
 from sloserve.sim.experience import Replies
-from sloserve.sim.figure_style import STYLE, Styles, add_legend, line_styles, load_name
+from sloserve.sim.figure_style import STYLE, Styles, add_legend, line_styles, load_name, plain_log_ticks
 from sloserve.sim.load_plots import (
     attainment_figure,
     counts_in_capacity,
@@ -116,11 +116,12 @@ def latency_figure(samples: Sequence[LatencySample], styles: Styles, *, in_capac
                 line = {key: value for key, value in style.items() if key in ("color", "linestyle")}
                 axes.step(values_s, share, where="post", label=policy, **line)
             axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
             axes.set_ylim(0.0, 1.02)
             axes.set_xlabel(f"{title} (s)")
         row[0].set_ylabel("share of requests")
+        for axes in row:
+            plain_log_ticks(axes)
     for load, axes in zip(loads, grid[0], strict=True):
         axes.set_title(load_name(load, in_capacity=in_capacity))
     add_legend(figure)

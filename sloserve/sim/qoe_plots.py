@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sloserve.sim.experience import MAX_TIMELINES, Replies, Timelines
-from sloserve.sim.figure_style import Styles
+from sloserve.sim.figure_style import Styles, baseline_first, folded
 
 MAX_COLUMNS = 4
 LENGTH_BINS = 10
@@ -41,7 +41,7 @@ def lengths_figure(replies: Mapping[str, Sequence[Replies]], styles: Styles, loa
             bins = np.array_split(np.argsort(tokens, kind="stable"), LENGTH_BINS)
             x, y = [np.mean(tokens[of]) for of in bins], [np.mean(qoe[of]) for of in bins]
             axes.plot(x, y, color="#444444", marker=".", linewidth=1.0)
-        axes.set_title(f"{policy}, mean {np.mean(qoe):.2f}")
+        axes.set_title(folded(f"{policy}, mean {np.mean(qoe):.2f}"))
         axes.set_ylim(-0.04, 1.04)
     figure.supxlabel("prompt and output tokens", fontsize="medium")
     figure.supylabel("QoE", fontsize="medium")
@@ -64,7 +64,8 @@ def timelines_figure(replies: Mapping[str, Sequence[Replies]], styles: Styles, l
         for times_s in sample:
             steps = np.arange(1, times_s.size + 1)
             axes.step(times_s, steps, where="post", color=styles[policy]["color"], alpha=0.5, linewidth=0.7)
-        axes.set_title(f"{policy}, {len(sample)} of {sum(of_seed.replies for of_seed in alike)}")
+        replies_alike = sum(of_seed.replies for of_seed in alike)
+        axes.set_title(folded(f"{policy}, {len(sample)} of {replies_alike}"))
         longest = max((times_s.size for times_s in sample), default=1)
         axes.plot(*_expected_line(first, longest), color="black", linestyle="--")
         latest_s = max([latest_s, *(float(times_s[-1]) for times_s in sample if times_s.size)])
@@ -84,8 +85,8 @@ def _expectation(replies: Replies) -> tuple[float, float]:
 
 
 def _panels(replies: Mapping[str, Sequence[Replies]], styles: Styles, title: str) -> tuple[Figure, dict[str, Axes]]:
-    """A figure with a panel for each policy on common axes; the styles have the baseline last, here it comes first."""
-    policies = [policy for policy in list(styles)[-1:] + list(styles)[:-1] if policy in replies]
+    """A figure with a panel for each policy on common axes, the baseline's first."""
+    policies = [policy for policy in baseline_first(styles) if policy in replies]
     columns = min(len(policies), MAX_COLUMNS)
     rows = -(-len(policies) // columns)
     figure = Figure(figsize=(max(2.7 * columns, 4.5), 2.5 * rows + 0.7), dpi=150, layout="constrained")

@@ -19,10 +19,10 @@ def test_stages_of_each_policy_are_stacked_with_the_baseline_first() -> None:
     runs += [run_of("stock", 0, waiting_s=8.0), {"policy": "live", "seed": 0, "rps": 1.0, "completion_split": None}]
     figure = completion_split_figure(runs, line_styles(["stock", "live", "edf"]), "2 requests/s")
     (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["stock", "edf"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["stock", "edf"]
     bars = [container for container in axes.containers if len(container) == 2]
-    heights = {label: [bar.get_height() for bar in of] for (label, _), of in zip(STAGES.values(), bars, strict=True)}
-    assert heights == {"running": [3, 3], "waiting": [8, 2], "paused, KV kept": [0, 2], "evicted": [0.5, 0.5]}
-    tops = [max(bar.get_y() + bar.get_height() for bar in of) for of in zip(*bars, strict=True)]
-    assert tops == pytest.approx([11.5, 7.5])
-    assert (axes.get_title(), axes.get_ylim()[0]) == ("2 requests/s", 0.0)
+    widths = {label: [bar.get_width() for bar in of] for (label, _), of in zip(STAGES.values(), bars, strict=True)}
+    assert widths == {"running": [3, 3], "waiting": [8, 2], "paused, KV kept": [0, 2], "evicted": [0.5, 0.5]}
+    ends = [max(bar.get_x() + bar.get_width() for bar in of) for of in zip(*bars, strict=True)]
+    assert ends == pytest.approx([11.5, 7.5])
+    assert (axes.get_title(), axes.get_xlim()[0]) == ("2 requests/s", 0.0)
