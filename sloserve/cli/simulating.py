@@ -61,7 +61,7 @@ def simulate(
         float | None, typer.Option(help="Share of admissions for aged requests; off if not given.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Processes to run in; results do not depend on it.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for result.json, requests.csv and the plots.")] = Path("out"),
+    out: Annotated[Path, typer.Option(help="Folder for records, logs and plots.")] = Path("out"),
     token_log: Annotated[bool, typer.Option("--token-log", help="Also write tokens.csv.gz.")] = False,
 ) -> None:
     """Replay a workload through vLLM's real scheduler in virtual time, under several policies.

@@ -19,6 +19,7 @@ from sloserve.sim.logs import LogWriter, write_result
 from sloserve.sim.named_slos import find_slos
 from sloserve.sim.qoe_capacity import qoe_capacity
 from sloserve.sim.readers import read_trace
+from sloserve.sim.runs_csv import RUNS_CSV, write_runs
 from sloserve.sim.summary import LatencySample, admission_record, latencies, summarize
 from sloserve.sim.tables import capacity_table, summary_table
 from sloserve.sim.workloads import trace_workload
@@ -34,8 +35,8 @@ MIN_TABLE_WIDTH = 110
 def simulate(
     experiment: Experiment, out_dir: Path, *, token_log: bool = False, jobs: int = 1, console: Console | None = None
 ) -> list[dict[str, Any]]:
-    """Runs ``experiment`` and writes ``result.json``, ``requests.csv``, ``tokens.csv.gz`` (token_log) and the plots to
-    ``out_dir``.
+    """Runs ``experiment`` and writes ``result.json``, ``runs.csv``, ``requests.csv``, ``tokens.csv.gz`` (token_log) and
+    the plots to ``out_dir``.
 
     Returns the runs' records (:func:`~sloserve.sim.summary.summarize`).
     """
@@ -45,7 +46,7 @@ def simulate(
     console.width = max(console.width, MIN_TABLE_WIDTH)
     runs: list[dict[str, Any]] = []
     samples: list[LatencySample] = []
-    counters: list[dict[str, Any]] = []
+    counters: list[dict[str, int]] = []
     unrestricted: dict[tuple[str, Point], RunLog] = {}
     columns = (
         TextColumn("{task.description}"),
@@ -72,13 +73,14 @@ def simulate(
             record |= admission_record(run.log, unrestricted.get((policy, point)))
             logs.add(run.log, policy=run.policy, seed=point.seed, rps=point.rps)
             runs.append(record)
-            counters.append({"policy": run.policy, "seed": point.seed, "rps": point.rps, **run.log.counters})
+            counters.append(dict(run.log.counters))
             axis = point.rps if point.load is None else point.load
             logged = run.log.requests
             samples.append(LatencySample(run.policy, axis, latencies(logged), replies_of(logged, point.seed)))
     comparisons = compare(runs)
     by_qoe, by_latency = qoe_capacity(runs), latency_capacity(runs)
     _write(experiment, out_dir, runs, comparisons, by_qoe, by_latency, counters)
+    write_runs(out_dir / RUNS_CSV, [run | {"counters": of_run} for run, of_run in zip(runs, counters, strict=True)])
     plots = write_plots(out_dir, runs, samples)
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
     in_capacity = experiment.loads is not None
@@ -87,7 +89,7 @@ def simulate(
     if by_latency:
         level = f"normalised latency <= {by_latency[0].threshold:.3g} ms/token"
         console.print(capacity_table(by_latency, level, in_capacity=in_capacity))
-    for path in (out_dir / RESULT_JSON, *plots):
+    for path in (out_dir / RESULT_JSON, out_dir / RUNS_CSV, *plots):
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
     return runs
 
@@ -190,7 +192,7 @@ def _write(
     comparisons: list[Comparison],
     by_qoe: list[LoadCapacity],
     by_latency: list[LoadCapacity],
-    counters: list[dict[str, Any]],
+    counters: list[dict[str, int]],
 ) -> None:
     engine, slos = experiment.engine, experiment.slos or experiment.workload.slos
     write_result(
@@ -213,7 +215,10 @@ def _write(
             "enable_prefix_caching": engine.enable_prefix_caching,
             "aged_share": experiment.aged_share,
             "baseline": STOCK,
-            "counters": counters,
+            "counters": [
+                {"policy": run["policy"], "seed": run["seed"], "rps": run["rps"], **of_run}
+                for run, of_run in zip(runs, counters, strict=True)
+            ],
         },
         comparisons=[c.as_dict() for c in comparisons],
         qoe_capacity=[c.as_dict() for c in by_qoe],

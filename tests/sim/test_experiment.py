@@ -155,7 +155,7 @@ def test_files_depend_on_the_flags_alone(tmp_path: Path) -> None:
         assert sum(run["completion_split"].values()) == pytest.approx(run["mean_e2el_ms"] / 1e3)
     assert first == second
     plots = ("attainment", "latency_cdf", "qoe", "timelines", "utilization", "completion_split")
-    for name in ("requests.csv", "tokens.csv.gz", *(f"{plot}.png" for plot in plots)):
+    for name in ("runs.csv", "requests.csv", "tokens.csv.gz", *(f"{plot}.png" for plot in plots)):
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
     stock, fcfs = ([r for r in first["runs"] if r["policy"] == p] for p in ("stock", "fcfs"))
     assert [r | {"policy": ""} for r in stock] == [r | {"policy": ""} for r in fcfs]
