@@ -1,12 +1,17 @@
 """Earliest deadline first: the simple rival every deadline-aware policy has to beat.
 
 A request's deadline is arrival + e2e. With a TTFT target it is, until the first token, arrival + ttft (the earlier of
-both); after it, the time by which the next token is due at the TPOT target (or at 1 / TDS). Without any target it is
-infinite, and such requests are served in order of arrival after all others.
+both); after it, the time by which the next token is due at the TPOT target (or at 1 / TDS). Who asked for a TTFT and
+nothing else has a reader all the same: after the first token the next is due at the pace of ``default_tds``
+tokens per second. Without a pace it would be the first victim, and last in the queue again.
+
+Without any target the deadline is infinite. Then class rank decides: such a request is served before every request of
+a less urgent class, late or not, and after those with a deadline of its own class or a more urgent one; within a class
+by arrival. Equal deadlines are ordered by class too.
 
 A waiting request that is late already goes behind those that can still be in time (``late_last``): plain EDF breaks
-down under overload, since it serves first whom it can help least (the domino effect). It stays ahead of those without a
-deadline.
+down under overload, since it serves first whom it can help least (the domino effect). It stays ahead of those of its
+class without a deadline.
 
 Evicts when a waiting request that can still be in time finds no slot or no KV blocks, and running requests whose
 deadlines lie later by ``evict_margin_s`` can make room; each request at most ``max_preemptions`` times. The margin
@@ -20,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.scheduler.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key
+from sloserve.core.qoe import DEFAULT_TDS
+from sloserve.core.slo import MAX_TDS
+from sloserve.scheduler.ordering import EVICTION_COLUMNS, ClassRank, EvictionRule, plan_by_key
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
@@ -28,10 +35,15 @@ _BEHIND_S = 1e12
 """Later than any deadline, earlier than none."""
 
 
-def deadlines_s(rows: Rows, slots: IntArray) -> FloatArray:
-    """Absolute deadlines ``[len(slots)]`` in epoch seconds, inf where a request has no target that still binds."""
+def deadlines_s(rows: Rows, slots: IntArray, default_tds: float = DEFAULT_TDS) -> FloatArray:
+    """Absolute deadlines ``[len(slots)]`` in epoch seconds, inf where a request has no target that still binds.
+
+    default_tds: tokens per second, after the first, of a request that has a TTFT target alone.
+    """
     arrival, ttft, first_token = rows.arrival_s[slots], rows.ttft_s[slots], rows.first_token_s[slots]
     pace = np.fmin(rows.tpot_s[slots], 1.0 / rows.tds[slots])
+    ttft_alone = ~np.isnan(ttft) & np.isnan(pace) & np.isnan(rows.e2e_s[slots])
+    pace = np.where(ttft_alone, 1.0 / default_tds, pace)
     no_token_yet = np.isnan(first_token)
     next_token = np.where(no_token_yet, arrival + ttft, first_token + pace * rows.output_tokens[slots])
     due = np.fmin(arrival + rows.e2e_s[slots], next_token)
@@ -41,18 +53,24 @@ def deadlines_s(rows: Rows, slots: IntArray) -> FloatArray:
 class EDF(Policy):
     """Serves the request whose deadline is nearest; may evict for one that would otherwise wait for a slot."""
 
-    needs = EVICTION_COLUMNS | {"arrival_s", "ttft_s", "tpot_s", "e2e_s", "tds", "first_token_s"}
+    needs = EVICTION_COLUMNS | {"arrival_s", "ttft_s", "tpot_s", "e2e_s", "tds", "first_token_s", "class_rank"}
 
     @dataclass(frozen=True)
     class Settings:
-        """late_last, evict_margin_s: see the module. evict: whether to evict at all. max_preemptions: per request."""
+        """late_last, evict_margin_s: see the module. evict: whether to evict at all. max_preemptions: per request.
+
+        default_tds: tokens per second at which a request with a TTFT target alone is served on; the mean reader's.
+        """
 
         late_last: bool = True
         evict: bool = True
         evict_margin_s: float = 30.0
         max_preemptions: int = 3
+        default_tds: float = DEFAULT_TDS
 
         def __post_init__(self) -> None:
+            if not 0.0 < self.default_tds <= MAX_TDS:
+                raise ValueError(f"default_tds: {self.default_tds} is not within 0..{MAX_TDS:.0f}")
             if self.evict_margin_s < 0 or self.max_preemptions < 0:
                 raise ValueError("evict_margin_s and max_preemptions must not be negative")
 
@@ -65,12 +83,13 @@ class EDF(Policy):
         )
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
-        waiting_due = deadlines_s(snapshot.rows, snapshot.waiting)
+        waiting_due = deadlines_s(snapshot.rows, snapshot.waiting, self.settings.default_tds)
         late = waiting_due < now_s
         return plan_by_key(
             snapshot,
             np.where(late, waiting_due + _BEHIND_S, waiting_due) if self.settings.late_last else waiting_due,
-            deadlines_s(snapshot.rows, snapshot.running),
+            deadlines_s(snapshot.rows, snapshot.running, self.settings.default_tds),
             evict=self._rule,
             may_evict_for=~late & np.isfinite(waiting_due),
+            class_rank=ClassRank.UNDECIDED,
         )

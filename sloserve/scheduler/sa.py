@@ -4,6 +4,8 @@ A new plan is made when a request arrived or ended; between, the order holds. Wh
 Output lengths are predicted by a Gaussian per class fitted on line (``length=predicted``) or taken as stated by client
 or simulator (``length=oracle``); step times come from a profile. A reader's speed (TDS) counts as a TPOT target.
 A good order puts behind all others whom it cannot help in any case: they starve under overload unless ageing is on.
+A request without targets counts by its latency alone; class rank decides beside: whatever order is found, it is admitted
+before every request of a less urgent class.
 
 Source: SLO-aware scheduling by simulated annealing, Algorithm 1. Differs: see csrc/include/sloserve/anneal.h.
 """
@@ -17,6 +19,7 @@ import numpy as np
 from sloserve.estimator.length_gaussian import GaussianLength
 from sloserve.estimator.profile import ProfileName, load_profile
 from sloserve.kernels.anneal import BatchRequests, Cooling, anneal
+from sloserve.scheduler.ordering import by_class, first_places, without_targets
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import IntArray, Rows
 from sloserve.scheduler.sa_times import Slots, Times, Work, batch_times, bilinear_of, slot_times
@@ -48,6 +51,7 @@ class SA(Policy):
         {
             "arrival_s",
             "class_id",
+            "class_rank",
             "computed_tokens",
             "e2e_s",
             "first_token_s",
@@ -107,6 +111,7 @@ class SA(Policy):
                 self._fit = bilinear_of(snapshot.engine.step_latency)
             self._plans += 1
             waiting, self._max_running = self._annealed(snapshot, waiting, now_s)
+            waiting = _by_class(snapshot.rows, waiting)
             self._changed = False
         self._order = waiting
         return Plan(waiting=waiting[:MOST_ANNEALED], max_running=self._max_running)
@@ -188,3 +193,10 @@ class SA(Policy):
             decode_limit_s=pace * (done + work.output_tokens) - spent,
             e2e_s=rows.e2e_s[slots],
         )
+
+
+def _by_class(rows: Rows, order: IntArray) -> IntArray:
+    """``order``, with class rank heeded where no target decides."""
+    place, rank = np.arange(order.size, dtype=np.float64), rows.class_rank[order]
+    lowered = by_class(place, rank, without_targets(rows, order))
+    return order[first_places(place, lowered, rank, rows.seq[order], order.size)]

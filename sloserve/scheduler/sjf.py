@@ -3,6 +3,9 @@
 The output's length is predicted per class from the requests that ended (``length=predicted``), or taken from what the
 client or the simulator states (``length=oracle``; requests without a statement are predicted). Victims of KV shortage
 are the longest.
+
+Class rank decides first, since no targets are read: the shortest of the most urgent class is served before all others
+(``classes=false``: one queue for all classes).
 """
 
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sloserve.estimator.length import EmpiricalLength
-from sloserve.scheduler.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key
+from sloserve.scheduler.ordering import EVICTION_COLUMNS, ClassRank, EvictionRule, plan_by_key
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
@@ -19,7 +22,7 @@ from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 class SJF(Policy):
     """Serves the request with the least work left; starves long ones under overload unless ageing is on."""
 
-    needs = EVICTION_COLUMNS | {"class_id", "max_tokens", "computed_tokens", "oracle_output_tokens"}
+    needs = EVICTION_COLUMNS | {"class_id", "class_rank", "max_tokens", "computed_tokens", "oracle_output_tokens"}
 
     @dataclass(frozen=True)
     class Settings:
@@ -27,12 +30,13 @@ class SJF(Policy):
 
         prompt_weight's default: on the shipped H100 and A100 profiles a prompt token costs 0.02 to 0.06 ms and an
         output token of a batch of 50 to 100 costs 0.1 to 0.4 ms. evict: also evict longer running requests for shorter
-        waiting ones.
+        waiting ones. classes: whether class rank decides first.
         """
 
         length: str = "predicted"
         prompt_weight: float = 0.2
         evict: bool = False
+        classes: bool = True
 
         def __post_init__(self) -> None:
             if self.length not in ("predicted", "oracle"):
@@ -52,7 +56,11 @@ class SJF(Policy):
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows = snapshot.rows
         return plan_by_key(
-            snapshot, self._work(rows, snapshot.waiting), self._work(rows, snapshot.running), evict=self._rule
+            snapshot,
+            self._work(rows, snapshot.waiting),
+            self._work(rows, snapshot.running),
+            evict=self._rule,
+            class_rank=ClassRank.FIRST if self.settings.classes else ClassRank.UNREAD,
         )
 
     def _work(self, rows: Rows, slots: IntArray) -> FloatArray:

@@ -27,8 +27,8 @@ LAX = {"arrival_s": 900.0, "e2e_s": 600.0}
         ({"arrival_s": 100.0, "tpot_s": 0.5}, np.inf),
         ({"arrival_s": 100.0, "tpot_s": 0.5, "first_token_s": 101.0, "output_tokens": 1}, 101.5),
         ({"arrival_s": 100.0, "tpot_s": 0.5, "first_token_s": 101.0, "output_tokens": 4}, 103.0),
-        # After the first token a TTFT target binds no more.
-        ({"arrival_s": 100.0, "ttft_s": 2.0, "first_token_s": 101.0, "output_tokens": 1}, np.inf),
+        # After the first token a TTFT target binds no more; one that stands alone leaves a reader at 4.8 tokens/s.
+        ({"arrival_s": 100.0, "ttft_s": 2.0, "first_token_s": 101.0, "output_tokens": 48}, 111.0),
         ({"arrival_s": 100.0, "ttft_s": 2.0, "e2e_s": 9.0, "first_token_s": 101.0, "output_tokens": 1}, 109.0),
         # TDS is a pace too; the faster of both binds.
         ({"arrival_s": 100.0, "tds": 4.0, "first_token_s": 101.0, "output_tokens": 2}, 101.5),
@@ -166,3 +166,39 @@ def test_late_ones_go_behind_those_that_can_be_in_time_and_ahead_of_those_withou
     made = plan(snapshot([late, {"arrival_s": 1.0}, later, URGENT], [LAX, LAX], max_num_seqs=2))
     assert order(made.waiting) == [5, 4]  # as many as there are slots: the urgent one, then the one longest late
     assert order(made.evict) == [1]
+
+
+@pytest.mark.parametrize("queue", ["waiting", "running"])
+def test_without_a_deadline_class_rank_decides(queue: str, snapshot: Make) -> None:
+    """A request without one comes before every less urgent class, and after deadlines of its own class or above."""
+    requests = [
+        {"class_rank": 3, "arrival_s": NOW_S, "e2e_s": 5.0},
+        {"class_rank": 1, "arrival_s": NOW_S, "e2e_s": 9.0},
+        {"class_rank": 3, "arrival_s": 1.0},
+        {"class_rank": 1, "arrival_s": NOW_S, "e2e_s": 3.0},
+        {"class_rank": 1, "arrival_s": 1.0},
+        {"class_rank": 0, "arrival_s": 2.0},
+        {"class_rank": 1, "arrival_s": 0.0},
+    ]
+    made = plan(snapshot(**{queue: requests}))
+    # The background request's deadline of 5 s decides against the 9 s of class 1, not against who has no deadline.
+    assert order(getattr(made, queue)) == [5, 3, 4, 6, 0, 1, 2]
+
+
+def test_a_running_request_of_an_urgent_class_without_targets_is_no_victim_of_a_less_urgent_deadline(
+    snapshot: Make,
+) -> None:
+    background = {**URGENT, "class_rank": 3}
+    assert not plan(snapshot([background], [{"class_rank": 0}] * 2, max_num_seqs=2)).evict.size
+    assert order(plan(snapshot([background], [{"class_rank": 3}] * 2, max_num_seqs=2)).evict) == [1]
+
+
+def test_who_asked_for_a_ttft_alone_keeps_its_place_after_the_first_token(snapshot: Make) -> None:
+    """It was evicted for each TTFT that came: every deadline lay before none."""
+    begun = {"arrival_s": NOW_S - 1.0, "ttft_s": 1.0, "first_token_s": NOW_S, "output_tokens": 1}
+    waiting = {"arrival_s": NOW_S, "ttft_s": 1.0}
+    assert not plan(snapshot([waiting], [begun] * 2, max_num_seqs=2)).evict.size
+    # A reply that is half a minute ahead of its reader can make room.
+    ahead = {**begun, "output_tokens": 200}
+    assert order(plan(snapshot([waiting], [begun, ahead], max_num_seqs=2)).evict) == [1]
+    assert not plan(snapshot([waiting], [begun, ahead], max_num_seqs=2), default_tds=20.0).evict.size

@@ -7,7 +7,9 @@ same, vLLM evicts whoever is served last; that it sits out with its KV instead (
 an option that gains nothing.
 
 The order is by *stretch*: latency as a share of what was asked for. Serving first whoever has the least KV blocks x
-steps to go, times its target, makes the sum of the stretches least (Smith's rule, the KV cache being the machine).
+steps to go, times its target, makes the sum of the stretches least (Smith's rule, the KV cache being the machine). A
+request without targets counts with one of ``UNHURRIED_S``, and class rank decides beside: it is served before every
+request of a less urgent class.
 
 Source: EconoServe, Sec. 2 and 3. The paper's own form, two queues, exact allocation, groups and nested hosting, is the
 policy ``econo-paper``. What differs, and what each part gains: benchmarks/README.md.
@@ -20,11 +22,11 @@ from typing import Any, Final
 import numpy as np
 
 from sloserve.core.qoe import DEFAULT_TTFT_S
-from sloserve.kernels.rank import top_k
 from sloserve.lso.pausing import short_of_blocks
 from sloserve.scheduler.econo.eviction import TOKENS_PER_STEP, Ranked, worth_evicting
 from sloserve.scheduler.econo.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
 from sloserve.scheduler.lengths import Lengths, check_lengths
+from sloserve.scheduler.ordering import by_class, first_places, without_targets
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
@@ -42,6 +44,7 @@ class Econo(Policy):
 
     needs = OCCUPANCY_COLUMNS | {
         "arrival_s",
+        "class_rank",
         "computed_tokens",
         "e2e_s",
         "num_preemptions",
@@ -96,8 +99,7 @@ class Econo(Policy):
         rows, engine = snapshot.rows, snapshot.engine
         if not snapshot.waiting.size and engine.free_blocks >= snapshot.running.size:
             return Plan.IDENTITY
-        waiting = self._ranked(rows, snapshot.waiting, now_s, engine.max_num_seqs)
-        running = self._ranked(rows, snapshot.running, now_s, snapshot.running.size)
+        waiting, running = self._ranked(snapshot, now_s)
         stay, evict, most = running.slots, NO_SLOTS, None
         if self.settings.foresee and waiting.slots.size:
             victim, fit = self._room(rows, engine, waiting, running)
@@ -117,8 +119,10 @@ class Econo(Policy):
             ]
         return Plan(running=stay, waiting=waiting.slots, evict=evict, pause=pause, max_running=most)
 
-    def _ranked(self, rows: Rows, slots: IntArray, now_s: float, most: int) -> Ranked:
-        """The first ``most`` of ``slots`` in the order of service."""
+    def _ranked(self, snapshot: Snapshot, now_s: float) -> tuple[Ranked, Ranked]:
+        """Those who wait, as many as there are slots, and those who run, each in the order of service."""
+        rows, queued = snapshot.rows, snapshot.waiting.size
+        slots = np.concatenate((snapshot.waiting, snapshot.running))
         done = rows.output_tokens[slots]
         left = self._lengths.left(rows, slots)
         target_s = _target_s(rows, slots, done + left)
@@ -127,8 +131,17 @@ class Econo(Policy):
         key: FloatArray = rows.arrival_s[slots] if self.settings.order == "fcfs" else work * target_s
         if self.settings.late_last:
             key[now_s - rows.arrival_s[slots] > target_s] += _LATE
-        order = top_k(key, rows.seq[slots], most)
-        return Ranked(slots[order], key[order], work[order], target_s[order])
+        rank, seq = rows.class_rank[slots], rows.seq[slots]
+        lowered = by_class(key, rank, without_targets(rows, slots))
+
+        def first(of: slice, most: int) -> Ranked:
+            order = first_places(key[of], lowered[of], rank[of], seq[of], most)
+            return Ranked(slots[of][order], lowered[of][order], work[of][order], target_s[of][order])
+
+        return (
+            first(slice(queued), min(queued, snapshot.engine.max_num_seqs)),
+            first(slice(queued, None), snapshot.running.size),
+        )
 
     def _room(self, rows: Rows, engine: EngineFacts, waiting: Ranked, running: Ranked) -> tuple[int | None, int]:
         """Place of the running request to evict, if any, and how many of ``waiting`` then fit."""
