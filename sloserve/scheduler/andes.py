@@ -9,6 +9,9 @@ Three ways to stand back. *Evict*, when memory is short: the KV is dropped and c
 when time is short: steps are too slow for the fastest reader, a smaller batch is chosen and the others sit out; or when
 the next block is short, which spares an eviction. *Wait*, for those that were never admitted.
 
+Nothing is gained by haste for a request without targets. Class rank decides for it: it is admitted before every request
+of a less urgent class.
+
 Source: Andes, Sec. 4. Differs, each by default, with the paper's form as an option (figures in benchmarks/README.md):
 
 * victims are those with the longest lead, ``lead_s`` at least, and not those of least gain per token
@@ -29,10 +32,10 @@ from sloserve.estimator.pace import StepPace, decode_step_s
 from sloserve.estimator.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
 from sloserve.kernels.knapsack import best_batch
-from sloserve.kernels.rank import top_k
 from sloserve.scheduler.andes_outlook import COLUMNS, OBJECTIVES, BoolArray, Foresight, Outlook, reading_tds
 from sloserve.scheduler.andes_room import Heads, VictimRule, short_of_blocks, victims_for
 from sloserve.scheduler.lengths import Lengths, check_lengths
+from sloserve.scheduler.ordering import by_class, first_places, without_targets
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
@@ -52,7 +55,7 @@ _URGENT_FIRST = 2.0
 class Andes(Policy):
     """Serves so that the readers' mean QoE is greatest: those who would run dry first, the short contexts first."""
 
-    needs = COLUMNS | {"evictable", "pausable", "kv_blocks", "num_preemptions"}
+    needs = COLUMNS | {"class_rank", "evictable", "pausable", "kv_blocks", "num_preemptions"}
     wants_progress = True
 
     @dataclass(frozen=True)
@@ -221,9 +224,9 @@ class Andes(Policy):
         rows, engine, queued = snapshot.rows, snapshot.engine, snapshot.waiting.size
         worth = foresight.gain[0] / all_.context_tokens
         urgent = self._urgent(all_, foresight, queued)
-        order = top_k(
-            -worth[:queued] - _URGENT_FIRST * urgent, rows.seq[snapshot.waiting], min(queued, engine.max_num_seqs)
-        )
+        key, rank = -worth[:queued] - _URGENT_FIRST * urgent, rows.class_rank[snapshot.waiting]
+        lowered = by_class(key, rank, without_targets(rows, snapshot.waiting))
+        order = first_places(key, lowered, rank, rows.seq[snapshot.waiting], min(queued, engine.max_num_seqs))
         running = queued + np.lexsort((rows.seq[snapshot.running], all_.lead_s[queued:]))
         tokens = all_.context_tokens[order]
         needed = -(-(tokens + 1) // engine.block_size)
