@@ -4,8 +4,8 @@ A new plan is made when a request arrived or ended; between, the order holds. Wh
 Output lengths are predicted by a Gaussian per class fitted on line (``length=predicted``) or taken as stated by client
 or simulator (``length=oracle``); step times come from a profile. A reader's speed (TDS) counts as a TPOT target.
 A good order puts behind all others whom it cannot help in any case: they starve under overload unless ageing is on.
-A request without targets counts by its latency alone; class rank decides beside: whatever order is found, it is admitted
-before every request of a less urgent class.
+A request without targets counts by its latency alone; class rank decides beside: whatever order is found, it is
+admitted before every request of a less urgent class.
 
 Source: SLO-aware scheduling by simulated annealing, Algorithm 1. Differs: see csrc/include/sloserve/anneal.h.
 """
