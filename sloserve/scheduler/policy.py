@@ -23,11 +23,12 @@ _WAITING, _PREEMPTED, _RUNNING = int(State.WAITING), int(State.PREEMPTED), int(S
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What the engine can do, as of now.
+    """What the engine can do for the requests of the snapshot, as of now.
 
+    What others hold is left out of every figure: sessions with streaming input keep a place and KV between two inputs.
     free_blocks, total_blocks, block_size: KV cache, in blocks and tokens a block. max_num_seqs: requests that may run
-    at once.
-    token_budget: tokens one step may compute. free_slots: how many more requests could be admitted now.
+    at once, 1 at least. token_budget: tokens one step may compute. free_slots: how many more requests could be admitted
+    now.
     step_latency: how long its steps take, as far as observed; ``None`` where the deployment names no profile.
     """
 
@@ -66,7 +67,8 @@ class Plan:
     behind.
     evict: admitted requests to preempt now; their KV is dropped and recomputed when they are admitted again.
     pause: admitted requests that get no tokens in the next step; they keep KV and slot.
-    max_running: no admission while this many requests run. token_budget: tokens a step may compute.
+    max_running: no admission while this many requests of the snapshot run; others that hold a place are not counted.
+    token_budget: tokens a step may compute.
     prefill_chunk_tokens: most prompt tokens one request may get in a step while others wait or run.
     A plan holds until the next one; ``evict`` is carried out once, ``pause`` in each step until then.
     """

@@ -82,8 +82,10 @@ def narrowed(scheduler: Any, plan: Plan, table: RequestTable, counters: Counter[
     saved = (getattr(scheduler, limit_name), scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold)
     try:
         if plan.max_running is not None:
+            # vLLM counts who is not of the plan's snapshot too.
+            others = compat.places_taken(scheduler) - table.num_running
             # Never below what runs already: the limit is on admission, and vLLM 0.30 asserts it on the running list.
-            setattr(scheduler, limit_name, min(saved[0], max(int(plan.max_running), len(running))))
+            setattr(scheduler, limit_name, min(saved[0], max(int(plan.max_running) + others, len(running))))
         if plan.token_budget is not None:
             scheduler.max_num_scheduled_tokens = min(saved[1], int(plan.token_budget))
         if plan.prefill_chunk_tokens is not None:

@@ -6,7 +6,7 @@ is checked once at start-up, so that a vLLM that moved something fails with a na
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import vllm
@@ -21,8 +21,9 @@ from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
 
 SCHEDULER_ATTRIBUTES = (
     "block_size", "connector", "current_step", "has_mamba_layers", "is_encoder_decoder", "kv_cache_manager",
-    "lora_config", "max_num_running_reqs", "max_num_scheduled_tokens", "num_spec_tokens", "pause_state", "requests",
-    "requires_kv_delivery", "running", "scheduler_config", "use_pp", "vllm_config", "waiting",
+    "lora_config", "max_num_running_reqs", "max_num_scheduled_tokens", "num_spec_tokens",
+    "num_waiting_for_streaming_input", "pause_state", "requests", "requires_kv_delivery", "running", "scheduler_config",
+    "use_pp", "vllm_config", "waiting",
 )  # fmt: skip
 SCHEDULER_METHODS = (
     "schedule",
@@ -140,15 +141,30 @@ def total_blocks(scheduler: Any) -> int:
     return int(scheduler.kv_cache_manager.block_pool.num_gpu_blocks)
 
 
-def engine_facts(scheduler: Any) -> EngineFacts:
-    """What the engine can do, as of now."""
+def blocks_held(scheduler: Any, request: Request) -> int:
+    """KV blocks that a request holds, those that it shares included."""
+    return sum(len(group) for group in scheduler.kv_cache_manager.get_blocks(request.request_id).blocks)
+
+
+def places_taken(scheduler: Any) -> int:
+    """What vLLM compares with its limit on admission: a session between two inputs keeps its place there."""
+    return len(scheduler.running) + int(scheduler.num_waiting_for_streaming_input)
+
+
+def engine_facts(scheduler: Any, running: int, others: Iterable[Request]) -> EngineFacts:
+    """What the engine can do for the requests of a snapshot, as of now.
+
+    running: how many of them run. others: requests that are not in it and may hold KV.
+    """
+    limit, taken = getattr(scheduler, admission_limit_name(scheduler)), places_taken(scheduler)
+    held = sum(blocks_held(scheduler, request) for request in others)
     return EngineFacts(
         free_blocks=free_blocks(scheduler),
-        total_blocks=total_blocks(scheduler),
+        total_blocks=max(total_blocks(scheduler) - held, 1),
         block_size=scheduler.block_size,
-        max_num_seqs=scheduler.max_num_running_reqs,
+        max_num_seqs=max(limit - (taken - running), 1),
         token_budget=scheduler.max_num_scheduled_tokens,
-        free_slots=max(getattr(scheduler, admission_limit_name(scheduler)) - len(scheduler.running), 0),
+        free_slots=max(limit - taken, 0),
         step_latency=None if scheduler.step_pace is None else scheduler.step_pace.latency,
     )
 

@@ -160,7 +160,9 @@ class Planner:
         return self.plan
 
     def _snapshot(self, scheduler: Any) -> Snapshot:
-        return self.table.snapshot(scheduler.running, compat.engine_facts(scheduler), compat.max_loras(scheduler))
+        table = self.table
+        engine = compat.engine_facts(scheduler, table.num_running, table.others(scheduler.requests))
+        return table.snapshot(scheduler.running, engine, compat.max_loras(scheduler))
 
     def _checked(self, snapshot: Snapshot, now_s: float) -> Plan | None:
         """What the guards leave of the policy's plan; ``None`` where it has failed."""

@@ -13,6 +13,8 @@ from sloserve.vllm_plugin import compat
 from sloserve.vllm_plugin.columns import live_columns, static_columns
 from sloserve.vllm_plugin.ledger import StatedSLO
 
+_RUNNING = int(State.RUNNING)
+
 
 class RequestTable:
     """The rows of one engine. Sessions with streaming input have none, so that no policy can touch them."""
@@ -61,6 +63,18 @@ class RequestTable:
     def _fill(self, slot: int, values: Mapping[str, float], columns: frozenset[str]) -> None:
         for name in columns & values.keys():
             getattr(self.rows, name)[slot] = values[name]
+
+    @property
+    def num_running(self) -> int:
+        """How many requests with a row run."""
+        return int(np.count_nonzero(self.rows.state == _RUNNING))
+
+    def others(self, requests: Mapping[str, Request]) -> list[Request]:
+        """Those of ``requests``, all that vLLM has, that no snapshot shows although they may hold KV."""
+        blocked = list(self._blocked.values())
+        if len(requests) == len(self.slot_of):
+            return blocked
+        return blocked + [request for request_id, request in requests.items() if request_id not in self.slot_of]
 
     def preempted(self, request: Request) -> None:
         slot = self.slot_of.get(request.request_id)

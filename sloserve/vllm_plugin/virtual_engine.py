@@ -166,9 +166,9 @@ class VirtualEngine:
             self._apply(batch, now_s)
             if on_progress is not None and len(self._steps) % 256 == 0:
                 on_progress(len(self._done))
-            if empty and not batches:
-                # Nothing in flight and nothing could be scheduled: only an arrival, or a plan that changes its mind,
-                # helps.
+            if empty and (not batches or empty > 2 * _BATCH_QUEUE):
+                # Nothing in flight, or nothing but empty steps, and nothing could be scheduled: only an arrival, or a
+                # plan that changes its mind, helps.
                 if self._accepted:
                     empty = 0
                 elif self._arriving:

@@ -25,6 +25,7 @@ class Scheduler(SimpleNamespace):
             requires_kv_delivery=False,
             current_step=7,
             max_num_active_reqs=8,
+            num_waiting_for_streaming_input=0,
             max_num_scheduled_tokens=100,
             scheduler_config=SimpleNamespace(long_prefill_token_threshold=0),
         )
@@ -38,7 +39,9 @@ class Scheduler(SimpleNamespace):
 
     def table(self, without: str = "") -> Any:
         named = {n: ord(n) - ord("a") for n in self.made if n not in without}
-        return SimpleNamespace(slot_of=named, request_at={slot: self.made[n] for n, slot in named.items()})
+        at = {slot: self.made[n] for n, slot in named.items()}
+        running = sum(r.request_id in named for r in self.running)
+        return SimpleNamespace(slot_of=named, request_at=at, num_running=running)
 
 
 def slots(names: str) -> Any:

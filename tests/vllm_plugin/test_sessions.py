@@ -1,0 +1,67 @@
+"""Sessions with streaming input beside requests that are planned: they hold places and KV that no policy can touch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sloserve.core.outcome import Outcome
+
+pytestmark = pytest.mark.vllm
+
+Build = Callable[..., Any]
+RequestOf = Callable[..., Any]
+
+BLOCKS_OF_SESSION = 3
+
+
+def with_idle_session(engine: Any) -> Any:
+    """The engine after a session has had its first answer: it waits for its next input, with its KV."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request, RequestStatus
+
+    params = SamplingParams(max_tokens=1)
+    session = Request("session", [2] * (16 * BLOCKS_OF_SESSION), params, None, arrival_time=0.0, resumable=True)
+    scheduler = engine.scheduler
+    scheduler.add_request(session)
+    while session.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+        output = scheduler.schedule()
+        token = [] if session.is_prefill_chunk else [1]
+        result = ModelRunnerOutput(req_ids=["session"], req_id_to_index={"session": 0}, sampled_token_ids=[token])
+        scheduler.update_from_output(output, result)
+    return engine
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "econo",
+        "econo:length=oracle:evict=false",
+        "orca:batch=1",
+        "orca:batch=0",
+        "srtf:length=oracle",
+        "fastserve:batch=1",
+        "econo-paper:length=oracle",
+        "sa:batches=true:length=oracle",
+        "multires:length=oracle",
+        "sync-coupled:length=oracle",
+        "andes:watermark=0",
+        "edf",
+        "priority",
+    ],
+)
+def test_an_engine_with_an_idle_session_is_one_of_a_place_and_its_blocks_less(
+    build: Build, request_of: RequestOf, policy: str
+) -> None:
+    workload = [
+        request_of(f"r{i}", 0.01 * i, 20 + 30 * (i % 3), 10 + 17 * (i % 4), e2e_s=2.0 - 0.15 * i, priority=i % 3)
+        for i in range(12)
+    ]
+    small = {"max_model_len": 192, "section": {"aged_share": 0.0}}
+    beside = with_idle_session(build(policy, max_num_seqs=3, kv_blocks=15 + BLOCKS_OF_SESSION, **small)).run(workload)
+    alone = build(policy, max_num_seqs=2, kv_blocks=15, **small).run(workload)
+
+    assert {r.outcome for r in beside.requests} == {Outcome.COMPLETED}
+    for one, other in zip(beside.requests, alone.requests, strict=True):
+        assert one.token_times_s.tolist() == other.token_times_s.tolist()
