@@ -1,10 +1,12 @@
 """SLO attainment of the requests that ended lately: what a gauge shows, where counters only ever grow."""
 
-from collections import deque
-from collections.abc import Mapping
-from threading import Lock
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
 
 from sloserve.core.goodput import Attainment
+from sloserve.core.stamps import Ring, Stamps, latest
 
 SPAN_S = 300.0
 """Requests that ended longer ago are forgotten: five minutes, long enough for a class of few requests to show."""
@@ -12,39 +14,49 @@ SPAN_S = 300.0
 MAX_REQUESTS = 1_000
 """At most so many are remembered, the latest: the third digit of a ratio, and a bound on memory."""
 
+TARGETS: Final = ("ttft", "tpot", "e2e", "tds")
 ALL = "all"
 ALL_ADMITTED = "all_admitted"
+_REJECTED = 1 << 2 * len(TARGETS)
 
 
 class AttainmentWindow:
-    """The latest requests of one class that had targets. One thread may record while another reads."""
+    """The latest requests of one class that had targets, on ``stamps``, which has room for :data:`MAX_REQUESTS`.
 
-    def __init__(self, span_s: float = SPAN_S, max_requests: int = MAX_REQUESTS) -> None:
-        self._span_s = span_s
-        self._ended: deque[tuple[float, Mapping[str, bool], bool]] = deque(maxlen=max_requests)
-        self._lock = Lock()
+    One bit says that a request had a target, the next that it met it; the last that it was rejected.
+    """
+
+    def __init__(self, stamps: Stamps | None = None) -> None:
+        self._ring = Ring(np.zeros(MAX_REQUESTS, np.uint64) if stamps is None else stamps)
 
     def record(self, met: Mapping[str, bool], rejected: bool, now_s: float) -> None:
         """Takes in a request that ended now. met: for each target it had, at least one, whether it was met."""
-        with self._lock:
-            self._ended.append((now_s, met, rejected))
+        bits = _REJECTED if rejected else 0
+        for name, was_met in met.items():
+            bits |= (0b11 if was_met else 0b01) << 2 * TARGETS.index(name)
+        self._ring.add(bits, now_s)
 
     def ratios(self, now_s: float) -> dict[str, float]:
-        """Share of requests, 0..1, that met: each target, among those that had it; all of theirs, under ``all``, and
-        among those not rejected under ``all_admitted``. A share of nothing is left out."""
-        with self._lock:
-            while self._ended and self._ended[0][0] < now_s - self._span_s:
-                self._ended.popleft()
-            ended = list(self._ended)
-        found: dict[str, list[bool]] = {}
-        good = rejected = 0
-        for _, met, was_rejected in ended:
-            for name, was_met in met.items():
-                found.setdefault(name, []).append(was_met)
-            good += all(met.values())
-            rejected += was_rejected
-        counts = Attainment(good, len(ended), rejected)
-        together = {ALL: counts.ratio, ALL_ADMITTED: counts.ratio_admitted}
-        return {name: sum(verdicts) / len(verdicts) for name, verdicts in found.items()} | {
-            name: ratio for name, ratio in together.items() if ratio is not None
-        }
+        """As :func:`ratios`, of this window alone."""
+        return ratios([self._ring.stamps], now_s)
+
+
+def ratios(windows: Iterable[Stamps], now_s: float) -> dict[str, float]:
+    """Share of requests, 0..1, that met: each target, among those that had it; all of theirs, under ``all``, and
+    among those not rejected under ``all_admitted``. A share of nothing is left out.
+
+    windows: of one class, of each process that serves it; they count as one.
+    """
+    ended = latest(windows, MAX_REQUESTS, now_s - SPAN_S)
+    rejected = int(np.count_nonzero(ended & np.uint64(_REJECTED)))
+    found = {}
+    missed_any = np.zeros(ended.size, bool)
+    for i, name in enumerate(TARGETS):
+        verdicts = ended >> np.uint64(2 * i) & np.uint64(0b11)
+        had = int(np.count_nonzero(verdicts))
+        if had:
+            found[name] = int(np.count_nonzero(verdicts == 0b11)) / had
+        missed_any |= verdicts == 0b01
+    counts = Attainment(int(np.count_nonzero(~missed_any)), ended.size, rejected)
+    together = {ALL: counts.ratio, ALL_ADMITTED: counts.ratio_admitted}
+    return found | {name: ratio for name, ratio in together.items() if ratio is not None}

@@ -10,6 +10,11 @@ come again, where coming again helps. In order:
   was learnt before: otherwise a wrong belief would keep away what corrects it;
 - a class at its cap is full.
 
+Where several processes admit requests to one engine, a cap is that of all together: a place is booked first and counted
+then, and given back where the class is full. So they never pass a cap together; two that ask for the last place in the
+same instant may both be refused. Predictions are each process' own, of its own requests, which have the rate of its own
+queue; a request is known to have found nobody waiting only where nobody waits in any process.
+
 Guarantees: no class has more than its cap waiting; with neither cap nor chance nobody is refused; a request without
 targets is never refused for its targets. Memory is bounded by the requests in flight. Deterministic: time is an
 argument, in epoch seconds. Not for several threads.
@@ -21,7 +26,7 @@ from typing import Any
 from sloserve.core.errors import ConfigError, QueueFull, SLOUnattainable
 from sloserve.core.goodput import TOLERANCE_S, Latency
 from sloserve.core.slo import Targets
-from sloserve.scheduler.backlog import Backlog, Place
+from sloserve.scheduler.backlog import Backlog, Elsewhere, Place
 from sloserve.scheduler.prediction import Figure, Forecast, NewRequest, Predictor
 
 UNCALIBRATED = 0.5
@@ -38,10 +43,12 @@ class Admission:
         *,
         caps: Mapping[str, int] | None = None,
         min_chance: float | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """
         Args:
             still_waiting: whether a place's request has yet to emit its first token; must not call back.
+            elsewhere: who else admits requests to this engine; ``None`` for nobody.
             caps: how many requests of each class may wait, at least 1; ``None`` for no limit.
             min_chance: least chance, within 0..1, to meet its targets with which a request is let in; ``None`` lets all
                 in.
@@ -55,7 +62,7 @@ class Admission:
             raise ConfigError(f"admission.min_chance: {min_chance} is not within 0..1, ends excluded")
         self._caps = caps
         self._min_chance = min_chance
-        self._backlog = Backlog(class_names, still_waiting)
+        self._backlog = Backlog(class_names, still_waiting, elsewhere)
         self._predictor = Predictor(class_names, () if min_chance is None else (min_chance,))
 
     def forecast(self, new: NewRequest, now_s: float) -> Forecast:
@@ -77,22 +84,30 @@ class Admission:
             self._refuse_impossible(new, now_s)
             if forecast.ahead:
                 self._refuse_unlikely(new, forecast, self._min_chance, now_s)
+        place = self._backlog.enter(name, request, now_s)
         cap = None if self._caps is None else self._caps[name]
-        waiting = self._backlog.waiting(name)
-        if cap is not None and waiting >= cap:
+        if cap is not None and self._backlog.waiting_anywhere(name) > cap:
+            place.left(now_s)
             retry_after_s = self._backlog.promise_place(name, now_s)
             raise QueueFull(
-                f"queue full: {waiting} of {cap} requests of class {name!r} wait; "
+                f"queue full: {cap} of {cap} requests of class {name!r} wait; "
                 f"retry in {retry_after_s} s or raise admission.max_waiting",
                 retry_after_s,
                 name,
             )
         self._predictor.admitted(new, forecast)
-        return Ticket(new, forecast, self._backlog.enter(name, request, now_s), self._predictor)
+        return Ticket(new, forecast, place, self._predictor)
 
     def waiting(self, class_name: str) -> int:
-        """How many requests of the class are booked as waiting."""
+        """How many requests of the class are booked as waiting, here."""
         return self._backlog.waiting(class_name)
+
+    def sweep(self, now_s: float) -> bool:
+        """Notices first tokens that nobody saw leave; whether anybody waits still.
+
+        For other processes' sake, which count those who wait here; a forecast sweeps its own class.
+        """
+        return self._backlog.sweep_all(now_s)
 
     def _refuse_impossible(self, new: NewRequest, now_s: float) -> None:
         targets, floors = new.slo.targets, self._predictor.floors

@@ -4,6 +4,10 @@ A request waits from :meth:`Backlog.enter` until its place is told that the firs
 Who keeps the places may not see every first token (a reply that is not streamed is seen when it is complete),
 so a class can be swept: the keeper is asked which of its requests still wait.
 
+Where several processes admit requests to one engine, each has a backlog of its own, and :class:`Elsewhere` says how
+many wait in the others. Rates are of a backlog's own requests: each process has its share of the engine's speed as it
+has its share of the queue.
+
 Guarantees: a place counts once, however often it is released. Deterministic: time is an argument, in epoch seconds. Not
 for several threads.
 """
@@ -11,7 +15,7 @@ for several threads.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 MIN_RETRY_AFTER_S = 1
 MAX_RETRY_AFTER_S = 30
@@ -29,13 +33,38 @@ MEMORY_S = 30.0
 """Time constant of the observed rate, in seconds during which somebody waited: as far back as it predicts ahead."""
 
 
+class Elsewhere(Protocol):
+    """The other processes that admit requests to the same engine. Classes go by their place in the table."""
+
+    def tell(self, class_id: int, waiting: int) -> None:
+        """So many requests of the class wait here from now on."""
+        ...
+
+    def waiting(self, class_id: int) -> int:
+        """How many requests of the class wait in the others."""
+        ...
+
+
+class Nowhere:
+    """There are no other processes."""
+
+    def tell(self, class_id: int, waiting: int) -> None:
+        pass
+
+    def waiting(self, class_id: int) -> int:
+        return 0
+
+
 class Backlog:
     """Answers: how many wait in a class, and how long from one start to the next?"""
 
-    def __init__(self, class_names: Iterable[str], still_waiting: Callable[["Place"], bool]) -> None:
+    def __init__(
+        self, class_names: Iterable[str], still_waiting: Callable[["Place"], bool], elsewhere: Elsewhere | None = None
+    ) -> None:
         """still_waiting: whether a place's request has yet to emit its first token; must not call back."""
         self._still_waiting = still_waiting
-        self._queues = {name: _ClassQueue() for name in class_names}
+        self._elsewhere = elsewhere or Nowhere()
+        self._queues = {name: _ClassQueue(i, self._elsewhere) for i, name in enumerate(class_names)}
 
     def enter(self, class_name: str, request: Any, now_s: float) -> "Place":
         """Books a request as waiting. request: what ``still_waiting`` finds again in ``place.request``.
@@ -45,7 +74,7 @@ class Backlog:
         queue = self._queues[class_name]
         queue.pass_time(now_s)
         place = Place(request, queue)
-        queue.waiting[place] = None
+        queue.add(place)
         return place
 
     def sweep(self, class_name: str, now_s: float) -> None:
@@ -56,14 +85,25 @@ class Backlog:
             for place in [p for p in queue.waiting if not self._still_waiting(p)]:
                 place.started(now_s)
 
+    def sweep_all(self, now_s: float) -> bool:
+        """Sweeps every class; whether anybody waits still."""
+        for name in self._queues:
+            self.sweep(name, now_s)
+        return any(queue.waiting for queue in self._queues.values())
+
     def waiting(self, class_name: str) -> int:
-        """How many requests of the class are booked as waiting."""
+        """How many requests of the class are booked as waiting, here."""
         return len(self._queues[class_name].waiting)
+
+    def waiting_anywhere(self, class_name: str) -> int:
+        """How many requests of the class are booked as waiting, in all processes."""
+        queue = self._queues[class_name]
+        return len(queue.waiting) + self._elsewhere.waiting(queue.class_id)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits, in no class."""
-        return not any(queue.waiting for queue in self._queues.values())
+        """Whether nobody waits, in no class and in no process."""
+        return not any(self.waiting_anywhere(name) for name in self._queues)
 
     def interval_s(self, class_name: str) -> float | None:
         """Expected seconds from one start of the class to the next while somebody waits; ``None`` if none was seen."""
@@ -101,7 +141,7 @@ class Place:
         if self not in self._queue.waiting:
             return False
         self._queue.pass_time(now_s)
-        del self._queue.waiting[self]
+        self._queue.remove(self)
         return True
 
 
@@ -133,11 +173,21 @@ class _ClassQueue:
     promised_until_s: when the last place is predicted to be free that a client was told to come for.
     """
 
+    class_id: int
+    elsewhere: Elsewhere
     waiting: dict[Place, None] = field(default_factory=dict)
     rate: _DrainRate = field(default_factory=_DrainRate)
     promised_until_s: float = -math.inf
     seen_s: float | None = None
     swept_s: float | None = None
+
+    def add(self, place: Place) -> None:
+        self.waiting[place] = None
+        self.elsewhere.tell(self.class_id, len(self.waiting))
+
+    def remove(self, place: Place) -> None:
+        del self.waiting[place]
+        self.elsewhere.tell(self.class_id, len(self.waiting))
 
     def pass_time(self, now_s: float) -> None:
         """Credits the time since the last event to the rate if somebody waited in it; a clock set back counts as 0."""

@@ -1,24 +1,24 @@
 """How the requests of each class fared, as metrics. Times count from the arrival at our front end."""
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+import numpy as np
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sloserve.core.attainment_window import AttainmentWindow
+from sloserve.core.attainment_window import TARGETS, AttainmentWindow, ratios
 from sloserve.core.clock import Clock
 from sloserve.core.goodput import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import MEDIAN, P90, Predicted
 from sloserve.core.served import ServedRequest
+from sloserve.core.stamps import Ring, latest
+from sloserve.vllm_plugin.board import COVERAGE_WINDOW, PREDICTED, Board
 from sloserve.vllm_plugin.page_metrics import PREFIX
 
-TARGETS: Final = ("ttft", "tpot", "e2e", "tds")
-PREDICTED: Final = ("ttft", "e2e")
-COVERAGE_WINDOW: Final = 256
+LEVELS: Final = (MEDIAN, P90)
 OUTCOMES: Final[tuple[Outcome, ...]] = tuple(outcome for outcome in Outcome if outcome is not Outcome.LOST)
 """Only a simulation can lose a request."""
 
@@ -79,11 +79,10 @@ def _histogram(name: str, documentation: str, buckets: Iterable[float]) -> Histo
 class ClassMetrics:
     """The series of one class, looked up once: each starts at 0 rather than with its first request."""
 
-    def __init__(self, name: str, families: Families) -> None:
-        self.window = AttainmentWindow()
-        self.kept: dict[tuple[str, float], deque[bool]] = {
-            (dim, level): deque(maxlen=COVERAGE_WINDOW) for dim in PREDICTED for level in (MEDIAN, P90)
-        }
+    def __init__(self, name: str, families: Families, board: Board, class_id: int) -> None:
+        """board: of this process, where what is computed at scrape is remembered."""
+        self._window = AttainmentWindow(board.ended[class_id])
+        self._kept = {dim: Ring(board.predicted[class_id, i]) for i, dim in enumerate(PREDICTED)}
         self._predicted = {"ttft": families.predicted_ttft.labels(name), "e2e": families.predicted_e2e.labels(name)}
         self._requests = {outcome: families.requests.labels(name, outcome) for outcome in OUTCOMES}
         self._slo_requests = families.slo_requests.labels(name)
@@ -106,7 +105,7 @@ class ClassMetrics:
                 self._targets[target].inc()
                 if not was_met:
                     self._violations[target].inc()
-            self.window.record(met, served.outcome is Outcome.REJECTED, now_s)
+            self._window.record(met, served.outcome is Outcome.REJECTED, now_s)
         if served.qoe is not None:
             self._qoe.observe(served.qoe)
         if served.latency is not None:
@@ -115,31 +114,44 @@ class ClassMetrics:
                 self._tpot.observe(served.latency.tpot_s)
             self._e2e.observe(served.latency.e2e_s)
             if served.predicted is not None:
-                self._judge(served.predicted, served.latency)
+                self._judge(served.predicted, served.latency, now_s)
 
-    def _judge(self, predicted: Predicted, latency: Latency) -> None:
-        for dim, quantiles in (("ttft", predicted.ttft), ("e2e", predicted.e2e)):
-            if quantiles is not None:
-                self._predicted[dim].observe(quantiles.median_s)
-        for which, kept in predicted.kept(ttft_s=latency.ttft_s, e2e_s=latency.e2e_s).items():
-            self.kept[which].append(kept)
+    def _judge(self, predicted: Predicted, latency: Latency, now_s: float) -> None:
+        for dim, told, actual_s in (
+            ("ttft", predicted.ttft, latency.ttft_s),
+            ("e2e", predicted.e2e, latency.e2e_s),
+        ):
+            if told is not None:
+                self._predicted[dim].observe(told.median_s)
+                kept = told.kept(actual_s)
+                self._kept[dim].add(_PREDICTED | sum(kept[level] << i for i, level in enumerate(LEVELS)), now_s)
+
+
+_PREDICTED = 1 << len(LEVELS)
+"""The bit that every prediction has, above those that say which levels were kept."""
 
 
 class CoverageGauge(Collector):
-    """Kept promises among the latest, computed when it is asked for."""
+    """Kept promises among the latest of all API processes, computed when it is asked for."""
 
-    def __init__(self, classes: Mapping[str, ClassMetrics]) -> None:
+    def __init__(self, classes: Sequence[str], boards: Callable[[], Iterable[Board]]) -> None:
+        """boards: one of each process that serves ``classes``."""
         self._classes = classes
+        self._boards = boards
 
     def describe(self) -> Iterable[Metric]:
         return [self._family()]
 
     def collect(self) -> Iterable[Metric]:
         family = self._family()
-        for name, of_class in self._classes.items():
-            for (dim, level), kept in of_class.kept.items():
-                if kept:
-                    family.add_metric([name, dim, f"{level:g}"], sum(kept) / len(kept))
+        boards = list(self._boards())
+        for class_id, name in enumerate(self._classes):
+            for i, dim in enumerate(PREDICTED):
+                kept = latest([board.predicted[class_id, i] for board in boards], COVERAGE_WINDOW)
+                for bit, level in enumerate(LEVELS):
+                    if kept.size:
+                        share = np.count_nonzero(kept & np.uint64(1 << bit)) / kept.size
+                        family.add_metric([name, dim, f"{level:g}"], share)
         return [family]
 
     def _family(self) -> GaugeMetricFamily:
@@ -152,10 +164,12 @@ class CoverageGauge(Collector):
 
 
 class AttainmentGauge(Collector):
-    """Attainment of the latest requests, computed when it is asked for."""
+    """Attainment of the latest requests of all API processes, computed when it is asked for."""
 
-    def __init__(self, windows: Mapping[str, AttainmentWindow], clock: Clock) -> None:
-        self._windows = windows
+    def __init__(self, classes: Sequence[str], boards: Callable[[], Iterable[Board]], clock: Clock) -> None:
+        """boards: one of each process that serves ``classes``."""
+        self._classes = classes
+        self._boards = boards
         self._clock = clock
 
     def describe(self) -> Iterable[Metric]:
@@ -163,9 +177,9 @@ class AttainmentGauge(Collector):
 
     def collect(self) -> Iterable[Metric]:
         family = self._family()
-        now_s = self._clock.now_s()
-        for name, window in self._windows.items():
-            for dim, ratio in window.ratios(now_s).items():
+        boards, now_s = list(self._boards()), self._clock.now_s()
+        for class_id, name in enumerate(self._classes):
+            for dim, ratio in ratios([board.ended[class_id] for board in boards], now_s).items():
                 family.add_metric([name, dim], ratio)
         return [family]
 

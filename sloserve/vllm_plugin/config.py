@@ -9,7 +9,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
 from sloserve.files.model import Allowed, Problem, check_model, dotted, unknown
 from sloserve.scheduler.admission import Admission
-from sloserve.scheduler.backlog import Place
+from sloserve.scheduler.backlog import Elsewhere, Place
 from sloserve.scheduler.registry import make_policy, parse_policy
 
 KEY = "sloserve"
@@ -80,11 +80,16 @@ class AdmissionSettings(_Settings):
     ] = MAX_WAITING
     min_chance: Annotated[float, Field(strict=True, gt=0.0, lt=1.0), Allowed("a number above 0 and below 1")] = 0.5
 
-    def make(self, class_names: Sequence[str], still_waiting: Callable[[Place], bool]) -> Admission:
-        """A new admission; under mode ``none`` it predicts and refuses nobody. still_waiting: see there."""
+    def make(
+        self,
+        class_names: Sequence[str],
+        still_waiting: Callable[[Place], bool],
+        elsewhere: Elsewhere | None = None,
+    ) -> Admission:
+        """A new admission; under mode ``none`` it predicts and refuses nobody. still_waiting, elsewhere: see there."""
         caps = None if self.mode == "none" else {name: self.cap(name) for name in class_names}
         min_chance = self.min_chance if self.mode == "predict" else None
-        return Admission(class_names, still_waiting, caps=caps, min_chance=min_chance)
+        return Admission(class_names, still_waiting, caps=caps, min_chance=min_chance, elsewhere=elsewhere)
 
     def cap(self, class_name: str) -> int:
         """How many requests of a class may wait."""

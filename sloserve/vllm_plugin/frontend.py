@@ -5,11 +5,14 @@ All of it happens around ``AsyncLLM.generate``, which every route that generates
 responses, Anthropic's messages), and when it is called rather than when the stream is first read, so that a refusal can
 still be an HTTP status. :func:`install` is registered as a ``vllm.general_plugins`` entry point, hence works under
 plain ``vllm serve`` and in each of several API processes, and leaves engines alone that do not run our scheduler.
+Of several API processes each has a front end, and what they must know of each other stands on their boards.
 Headers, nested bodies and reports need ``sloserve.api.middleware`` besides, which ``sloserve serve`` adds.
 """
 
+import asyncio
 import atexit
 import functools
+import logging
 import weakref
 from typing import Any
 
@@ -18,11 +21,12 @@ from sloserve.core.errors import InvalidRequest, Rejected
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
-from sloserve.scheduler.backlog import Place
+from sloserve.scheduler.backlog import SWEEP_INTERVAL_S, Place
 from sloserve.scheduler.prediction import NewRequest
 from sloserve.scheduler.registry import parse_policy, policy_class
 from sloserve.vllm_plugin import engine_control, metrics
-from sloserve.vllm_plugin.config import KEY, plugin_settings
+from sloserve.vllm_plugin.board import Board, Boards
+from sloserve.vllm_plugin.config import KEY, PluginSettings, plugin_settings
 from sloserve.vllm_plugin.observe import Observed, entering
 from sloserve.vllm_plugin.page import PageReader, find_pages, remove_pages, sweep_pages
 from sloserve.wire import context, errors
@@ -31,6 +35,8 @@ from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import Field, HeaderFields
 from sloserve.wire.resolve import Rules, resolve
 from sloserve.wire.xargs import stated_output_tokens
+
+logger = logging.getLogger(__name__)
 
 _ATTRIBUTE = "sloserve_front_end"
 
@@ -49,7 +55,8 @@ def install() -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         stock_init(self, *args, **kwargs)
         if runs_our_scheduler(self.vllm_config):
-            setattr(self, _ATTRIBUTE, FrontEnd(self, SystemClock()))
+            rank, processes = kwargs.get("client_index", 0), kwargs.get("client_count", 1)
+            setattr(self, _ATTRIBUTE, FrontEnd(self, SystemClock(), rank, processes))
 
     @functools.wraps(stock_generate)
     def generate(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +81,9 @@ def install() -> None:
     @functools.wraps(stock_shutdown)
     def shutdown(self: Any, *args: Any, **kwargs: Any) -> None:
         stock_shutdown(self, *args, **kwargs)
-        if hasattr(self, _ATTRIBUTE):
+        front_end = getattr(self, _ATTRIBUTE, None)
+        if front_end is not None:
+            front_end.close()
             sweep_pages()  # an engine that took too long to stop was killed
 
     AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request = init, generate, add_request
@@ -95,7 +104,8 @@ def runs_our_scheduler(vllm_config: Any) -> bool:
 class FrontEnd:
     """What the requests of one engine client share in this process."""
 
-    def __init__(self, engine: Any, clock: Clock) -> None:
+    def __init__(self, engine: Any, clock: Clock, rank: int = 0, processes: int = 1) -> None:
+        """rank: of this one among so many API ``processes`` of the server."""
         settings = plugin_settings(engine.vllm_config.additional_config)
         self._clock = clock
         self._rules = Rules(
@@ -106,8 +116,10 @@ class FrontEnd:
             tenant_default=settings.tenant_default,
         )
         self._policy = settings.policy
-        self._metrics = metrics.install(settings, clock)
-        self._admission = settings.admission.make(settings.classes.names, self._still_waiting)
+        self._boards = Boards(_board(settings, rank, processes), clock)
+        self._metrics = metrics.install(settings, self._boards, clock)
+        self._admission = settings.admission.make(settings.classes.names, self._still_waiting, self._boards)
+        self._sweeping = False
         self._states = engine.output_processor.request_states
         self._pages: list[PageReader] = []
         # An engine that was killed leaves its page behind; vLLM ends this process soon after.
@@ -195,6 +207,26 @@ class FrontEnd:
                 http.rejection = error
             raise GracefulHTTPError(str(error), errors.status(error)) from error
 
+        self._keep_swept()
+
+    def _keep_swept(self) -> None:
+        """While requests wait here that other processes count, looks every so often whether they do still."""
+        if not self._sweeping and self._boards.others:
+            try:
+                asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
+                self._sweeping = True
+            except RuntimeError:  # called outside of the server's loop
+                pass
+
+    def _sweep(self) -> None:
+        self._sweeping = False
+        if self._admission.sweep(self._clock.now_s()):
+            self._keep_swept()
+
+    def close(self) -> None:
+        """The other API processes count it no more; serving what is in flight goes on."""
+        self._boards.own.close()
+
     def _still_waiting(self, place: Place) -> bool:
         engine_request_id = place.request.engine_request_id
         if engine_request_id is None:
@@ -224,6 +256,20 @@ class FrontEnd:
             except OSError:  # the engine could not make one either, and said so
                 return []
         return self._pages
+
+
+def _board(settings: PluginSettings, rank: int, processes: int) -> Board:
+    names, tenants = settings.classes.names, settings.max_tenant_labels
+    if processes > 1:
+        try:
+            return Board.published(names, tenants, rank)
+        except OSError as error:
+            logger.warning(
+                "sloserve cannot publish what API process %d counts: caps, attainment and coverage will lack it: %s",
+                rank,
+                error,
+            )
+    return Board(len(names), tenants)
 
 
 def _is_streamed(output_kind: Any) -> bool:

@@ -1,22 +1,28 @@
 """Our metrics on ``/metrics``, beside vLLM's: what users experienced, counted in the process that answered them.
 
 They stand in prometheus_client's own registry, as vLLM's do. With several API servers vLLM turns on prometheus'
-multiprocess mode: every counter and histogram here is then summed over the processes, and what is computed at scrape
-(``sloserve:slo_attainment_ratio``, ``sloserve:prediction_coverage_ratio`` and all of
-:mod:`sloserve.vllm_plugin.page_metrics`) is not shown, because that mode reads values from files and asks no collector.
+multiprocess mode, which adds up the counters and histograms of all processes, dead ones too, and asks no collector.
+What is computed at scrape (``sloserve:slo_attainment_ratio``, ``sloserve:prediction_coverage_ratio`` and all of
+:mod:`sloserve.vllm_plugin.page_metrics`) is computed from the boards and pages of all processes, and is laid beside
+what that mode collects, so that a scrape of any process tells the whole.
 
 Labels have few values: classes come from the class table, outcomes and reasons are enumerated, and of tenants only so
 many as :class:`TenantLabels` allows have one of their own.
 """
 
+import functools
 from collections.abc import Callable, Iterable
-from typing import Final
+from hashlib import blake2b
+from typing import Any, Final
 
-from prometheus_client import REGISTRY, CollectorRegistry
+import numpy as np
+from prometheus_client import REGISTRY, CollectorRegistry, multiprocess
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from sloserve.core.clock import Clock
 from sloserve.core.served import ServedRequest
+from sloserve.vllm_plugin.board import Boards
 from sloserve.vllm_plugin.class_metrics import AttainmentGauge, ClassMetrics, CoverageGauge, Families
 from sloserve.vllm_plugin.config import PluginSettings
 from sloserve.vllm_plugin.page import PageSnapshot, find_pages
@@ -31,21 +37,41 @@ NONE: Final = "none"
 
 
 class TenantLabels:
-    """Which tenants have a label of their own: those the operator named, then those that come first, up to a limit."""
+    """Which tenants have a label of their own: those the operator named, then those that come first, up to a limit.
 
-    def __init__(self, named: Iterable[str], limit: int) -> None:
-        self._limit = limit
-        self._known = set(list(named)[:limit])
+    Whoever comes first at one API process has its label in all of them, so that its counts are complete. The limit is
+    that of all together; processes that each meet a new tenant in the same instant may pass it by one each.
+    """
+
+    def __init__(self, named: Iterable[str], boards: Boards) -> None:
+        """boards: with room for as many tenants as may have a label."""
+        self._boards = boards
+        self._taken = 0
+        for tenant in list(named)[: boards.own.tenants.size]:
+            self._take(_key(tenant))
 
     def of(self, tenant: str | None) -> str:
         """The label of a tenant: its name, ``other`` beyond the limit, ``none`` for a request that names none."""
         if tenant is None:
             return NONE
-        if tenant not in self._known:
-            if len(self._known) >= self._limit:
-                return OTHER
-            self._known.add(tenant)
+        key, own = np.uint64(_key(tenant)), self._boards.own.tenants
+        if (own == key).any():
+            return tenant
+        labelled = np.unique(np.concatenate([own, *(board.tenants for board in self._boards.others)]))
+        is_full = np.count_nonzero(labelled) >= own.size
+        if self._taken == own.size or (is_full and key not in labelled):
+            return OTHER
+        self._take(key)
         return tenant
+
+    def _take(self, key: int | np.uint64) -> None:
+        self._boards.own.tenants[self._taken] = key
+        self._taken += 1
+
+
+def _key(tenant: str) -> int:
+    """Never 0, which stands for no tenant."""
+    return int.from_bytes(blake2b(tenant.encode(errors="surrogatepass"), digest_size=8).digest()) or 1
 
 
 class FrontEndMetrics:
@@ -54,29 +80,38 @@ class FrontEndMetrics:
     def __init__(
         self,
         class_names: Iterable[str],
-        tenants: TenantLabels,
+        tenants: Iterable[str],
+        boards: Boards,
         clock: Clock,
         snapshots: Callable[[], Iterable[PageSnapshot]],
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
-        """Raises: ValueError if such metrics already stand in ``registry``."""
+        """tenants: those the operator named. snapshots: see :class:`~sloserve.vllm_plugin.page_metrics.PageCollector`.
+
+        Raises: ValueError if such metrics already stand in ``registry``.
+        """
         self._clock = clock
-        self._tenants = tenants
+        self._tenants = TenantLabels(tenants, boards)
         self._registry = registry
         self._families = Families()
-        self._classes = {name: ClassMetrics(name, self._families) for name in class_names}
+        names = list(class_names)
+        self._classes = {name: ClassMetrics(name, self._families, boards.own, i) for i, name in enumerate(names)}
         for name in self._classes:
             for reason in REASONS:
                 self._families.rejected.labels(name, reason)
-        windows = {name: of_class.window for name, of_class in self._classes.items()}
-        self._collectors: list[Collector] = [
-            *vars(self._families).values(),
-            AttainmentGauge(windows, clock),
-            CoverageGauge(self._classes),
+        self._computed: list[Collector] = [
+            AttainmentGauge(names, boards.look, clock),
+            CoverageGauge(names, boards.look),
             PageCollector(snapshots),
         ]
+        self._collectors: list[Collector] = [*vars(self._families).values(), *self._computed]
         for collector in self._collectors:
             registry.register(collector)
+
+    def computed(self) -> Iterable[Metric]:
+        """What is computed when it is asked for, of all processes."""
+        for collector in self._computed:
+            yield from collector.collect()
 
     def record(self, served: ServedRequest) -> None:
         """Takes in a request that ended, also one that was refused.
@@ -103,15 +138,35 @@ class FrontEndMetrics:
 _installed: FrontEndMetrics | None = None
 
 
-def install(settings: PluginSettings, clock: Clock) -> FrontEndMetrics:
+def install(settings: PluginSettings, boards: Boards, clock: Clock) -> FrontEndMetrics:
     """The metrics of this process, from now on; those of an engine it had before are dropped, as vLLM drops its own."""
     global _installed
     if _installed is not None:
         _installed.unregister()
+    _extend_multiprocess_mode()
     _installed = FrontEndMetrics(
         settings.classes.names,
-        TenantLabels(settings.tenants, settings.max_tenant_labels),
+        settings.tenants,
+        boards,
         clock,
         lambda: [page.snapshot() for page in find_pages()],
     )
     return _installed
+
+
+def _extend_multiprocess_mode() -> None:
+    """Lays what is computed at scrape beside what multiprocess mode reads from its files.
+
+    At the collector that the mode consists of, since every scrape makes a registry of its own for it; once.
+    """
+    stock: Any = multiprocess.MultiProcessCollector.collect
+    if hasattr(stock, "__wrapped__"):
+        return
+
+    @functools.wraps(stock)
+    def collect(self: Any) -> Iterable[Metric]:
+        yield from stock(self)
+        if _installed is not None:
+            yield from _installed.computed()
+
+    multiprocess.MultiProcessCollector.collect = collect  # type: ignore[method-assign]

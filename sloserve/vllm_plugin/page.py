@@ -1,33 +1,22 @@
-"""One small memory-mapped file per engine process, through which a scheduler's figures reach the API process.
+"""One page per engine process, through which a scheduler's figures reach the API processes.
 
-The scheduler stores, whoever cares reads; nobody waits and no message is sent. Each figure is one aligned slot of eight
-bytes, written by one store, so no value is ever torn. A snapshot may mix values of two adjacent steps, which harms
-neither counters nor gauges. Text lies in two buffers: the one not in use is written, then the slot that says which
-counts is switched.
-
-Layout: magic, version, offset of the slots, the fixed facts as JSON, two texts; then the slots of :class:`Layout`
-(float64, counts are exact to 2**53) and a ring of interrupted requests (uint64). Readers skip files of another version.
+Its numbers are the slots of :class:`Layout`, one more says which of two texts counts: the one not in use is written,
+then the slot is switched. The words are a ring of interrupted requests. See :mod:`sloserve.vllm_plugin.page_memory`.
 """
 
 import json
-import mmap
-import os
 import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from sloserve.core.served import Interruptions
-from sloserve.scheduler.rows import FloatArray
 from sloserve.vllm_plugin import page_folder
 from sloserve.vllm_plugin.interruption_ring import WORDS, InterruptionRing
+from sloserve.vllm_plugin.page_folder import ENGINE, PageFile
+from sloserve.vllm_plugin.page_memory import PageMemory, found
 
-_MAGIC, _VERSION = b"sloserve", 2
-_PROLOGUE = struct.Struct("<8sIIII")  # magic, version, length of the JSON, offset of the slots, words of the ring
 _TEXT_BYTES = 1024
 
 PLAN_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
@@ -120,21 +109,20 @@ class PageWriter:
     """
 
     def __init__(self, classes: Sequence[str], rank: int, folder: Path | None = None) -> None:
-        folder = page_folder.page_folder() if folder is None else folder
-        page_folder.sweep(folder)
-        facts = json.dumps({"rank": rank, "pid": os.getpid(), "classes": list(classes)}).encode()
-        offset = -(-(_PROLOGUE.size + len(facts) + 2 * _TEXT_BYTES) // 8) * 8
         size = Layout(len(classes)).size
-        # One slot more, behind the figures: which of the two texts counts.
-        content = bytearray(offset + 8 * (size + 1 + WORDS))
-        _PROLOGUE.pack_into(content, 0, _MAGIC, _VERSION, len(facts), offset, WORDS)
-        content[_PROLOGUE.size : _PROLOGUE.size + len(facts)] = facts
-        self._texts_at = _PROLOGUE.size + len(facts)
-        self.path, self._memory = page_folder.create(folder, rank, bytes(content))
-        slots = np.frombuffer(self._memory, np.float64, size + 1, offset)
-        self.values: FloatArray = slots[:size]
-        self._text_slot = slots[size:]
-        self._ring = InterruptionRing(np.frombuffer(self._memory, np.uint64, WORDS, offset + 8 * (size + 1)))
+        self._memory = PageMemory.create(
+            ENGINE,
+            rank,
+            {"classes": list(classes)},
+            floats=size + 1,
+            words=WORDS,
+            scratch=2 * _TEXT_BYTES,
+            folder=folder,
+        )
+        self.path = self._memory.path
+        self.values = self._memory.floats[:size]
+        self._text_slot = self._memory.floats[size:]
+        self._ring = InterruptionRing(self._memory.words)
         self._next = 0
 
     def set_policies(self, policy: str, shadow_policy: str | None) -> None:
@@ -144,7 +132,7 @@ class PageWriter:
             names = [policy.partition(":")[0][:100], (shadow_policy or "").partition(":")[0][:100] or None]
             text = json.dumps(names).encode()
         other = 1 - int(self._text_slot[0])
-        struct.pack_into(f"<I{len(text)}s", self._memory, self._texts_at + other * _TEXT_BYTES, len(text), text)
+        struct.pack_into(f"<I{len(text)}s", self._memory.scratch, other * _TEXT_BYTES, len(text), text)
         self._text_slot[0] = other
 
     def note_interruptions(self, request_id: str, met: Interruptions) -> None:
@@ -155,33 +143,27 @@ class PageWriter:
 
     def close(self) -> None:
         """Removes the page; readers that have it mapped keep its last state."""
-        self.path.unlink(missing_ok=True)
+        self._memory.close()
 
 
 class PageReader:
     """The other side. Raises: OSError, or ValueError for a file that is no page of this version."""
 
-    def __init__(self, file: page_folder.PageFile) -> None:
+    def __init__(self, file: PageFile) -> None:
         self._file = file
-        with open(file.path, "rb") as opened:
-            self._memory: Any = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        magic, version, length, offset, words = _PROLOGUE.unpack_from(self._memory)
-        if (magic, version) != (_MAGIC, _VERSION):
-            raise ValueError(f"{file.path}: no page of version {_VERSION}")
-        facts = json.loads(self._memory[_PROLOGUE.size : _PROLOGUE.size + length])
-        self.classes: tuple[str, ...] = tuple(facts["classes"])
+        self._memory = PageMemory.open(file)
+        self.classes: tuple[str, ...] = tuple(self._memory.facts["classes"])
         self.rank = file.rank
         self._layout = Layout(len(self.classes))
-        self._texts_at = _PROLOGUE.size + length
-        self._slots = np.frombuffer(self._memory, np.float64, self._layout.size + 1, offset)
-        self._ring = InterruptionRing(np.frombuffer(self._memory, np.uint64, words, offset + self._slots.nbytes))
+        self._ring = InterruptionRing(self._memory.words)
 
     def snapshot(self) -> PageSnapshot:
         """What the page says now."""
-        at = self._texts_at + int(self._slots[-1]) * _TEXT_BYTES
-        (length,) = struct.unpack_from("<I", self._memory, at)
-        policy, shadow_policy = json.loads(self._memory[at + 4 : at + 4 + length] or '["", null]')
-        values, layout = self._slots.tolist(), self._layout
+        values, layout = self._memory.floats.tolist(), self._layout
+        at = int(values[-1]) * _TEXT_BYTES
+        (length,) = struct.unpack_from("<I", self._memory.scratch, at)
+        text = bytes(self._memory.scratch[at + 4 : at + 4 + length])
+        policy, shadow_policy = json.loads(text or '["", null]')
 
         def by_class(first: int) -> dict[str, int]:
             return {name: int(values[first + i]) for i, name in enumerate(self.classes)}
@@ -208,23 +190,14 @@ class PageReader:
 
 
 def find_pages(folder: Path | None = None) -> list[PageReader]:
-    """The pages of this server's engines, by rank; none where they run on another host, or made none.
-
-    Cheap enough to be called at each scrape, which is how engines that start late are found. Raises: OSError.
-    """
-    pages = []
-    for file in page_folder.page_files(page_folder.page_folder() if folder is None else folder):
-        try:
-            pages.append(PageReader(file))
-        except (OSError, ValueError):
-            continue  # it has just gone, or is another release's
-    return pages
+    """The pages of this server's engines, see :func:`~sloserve.vllm_plugin.page_memory.found`. Raises: OSError."""
+    return found(ENGINE, PageReader, folder)
 
 
 def remove_pages(folder: Path | None = None) -> None:
-    """Removes the pages that engines of this process left behind; to be called when it exits.
+    """Removes the pages that this process and engines of its own left behind; to be called when it exits.
 
-    An engine removes its own page when it stops, which one that is killed cannot. Raises: OSError.
+    A process removes its own page when it stops, which one that is killed cannot. Raises: OSError.
     """
     folder = page_folder.page_folder() if folder is None else folder
     page_folder.remove_started_here(folder)
@@ -232,7 +205,7 @@ def remove_pages(folder: Path | None = None) -> None:
 
 
 def sweep_pages() -> None:
-    """Removes the pages of engines that are no more, whoever started them; where there is no folder, there are none."""
+    """Removes the pages of processes that are no more, whoever started them; without a folder there are none."""
     try:
         page_folder.sweep(page_folder.page_folder())
     except OSError:

@@ -1,7 +1,7 @@
-"""Where the pages of this host's engines lie, and whose each is.
+"""Where the pages of this host's engines and API processes lie, and whose each is.
 
-A page is a file of its writer: the name says which process that is, since when it runs, which process started it, and
-the engine's rank. So a page is found, and known to be orphaned, without opening it, and two engines never share one.
+A page is a file of its writer: the name says which process that is, since when it runs, which process started it, its
+rank and its kind. So a page is found, and known to be orphaned, without opening it, and no two processes share one.
 No identifier of vLLM's would do: an engine process gives its configuration a new ``instance_id`` when it starts, and
 each of several API processes has its own.
 """
@@ -15,14 +15,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_SUFFIX, _UNFINISHED = ".page", ".new"
+ENGINE, API = ".engine", ".api"
+"""Kinds of pages. API processes have them only where a server has several."""
+
+_UNFINISHED = ".new"
 _serial = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One engine's file. started: ticks from boot to the start of process ``pid``, which sets it apart from a later
-    process of that number. parent: the process that started the engine.
+    """One process' file. started: ticks from boot to the start of process ``pid``, which sets it apart from a later
+    process of that number. parent: the process that started it.
     """
 
     path: Path
@@ -38,7 +41,7 @@ class PageFile:
             pid, started, parent, rank, _ = (int(part) for part in path.stem.split("-"))
         except ValueError:
             return None
-        return PageFile(path, pid, started, parent, rank) if path.suffix in (_SUFFIX, _UNFINISHED) else None
+        return PageFile(path, pid, started, parent, rank) if path.suffix in (ENGINE, API, _UNFINISHED) else None
 
     @property
     def is_alive(self) -> bool:
@@ -47,8 +50,8 @@ class PageFile:
 
     @property
     def is_of_this_server(self) -> bool:
-        """Whether its engine is in this process, was started by it, or by who started it: of several API processes,
-        each is a child of the process that also started the engines.
+        """Whether its writer is this process, was started by it, or by who started it: of several API processes, each
+        is a child of the process that also started the engines.
         """
         return os.getpid() in (self.pid, self.parent) or os.getppid() == self.parent
 
@@ -74,7 +77,7 @@ def page_folder() -> Path:
     return folder
 
 
-def create(folder: Path, rank: int, content: bytes) -> tuple[Path, mmap.mmap]:
+def create(folder: Path, kind: str, rank: int, content: bytes) -> tuple[Path, mmap.mmap]:
     """A new page file of this process that begins with ``content``, readable by this user alone, and its memory.
 
     Raises: OSError, also when the file system has no room: a store to a page without room behind it would be fatal.
@@ -91,14 +94,14 @@ def create(folder: Path, rank: int, content: bytes) -> tuple[Path, mmap.mmap]:
         raise
     finally:
         os.close(fd)
-    path = unfinished.with_suffix(_SUFFIX)
+    path = unfinished.with_suffix(kind)
     unfinished.rename(path)
     return path, memory
 
 
-def page_files(folder: Path) -> list[PageFile]:
-    """The finished pages of this server's engines, by rank."""
-    found = [file for file in _all(folder) if file.is_of_this_server and file.path.suffix == _SUFFIX]
+def page_files(folder: Path, kind: str) -> list[PageFile]:
+    """The finished pages of this server's processes of a kind, by rank."""
+    found = [file for file in _all(folder) if file.path.suffix == kind and file.is_of_this_server]
     return sorted(found, key=lambda file: (file.rank, file.path.name))
 
 
@@ -110,7 +113,7 @@ def sweep(folder: Path) -> None:
 
 
 def remove_started_here(folder: Path) -> None:
-    """Removes the pages of engines that this process started or holds, alive or not."""
+    """Removes the pages of this process and of those that it started, alive or not."""
     for file in _all(folder):
         if os.getpid() in (file.pid, file.parent):
             file.path.unlink(missing_ok=True)

@@ -13,7 +13,8 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.vllm_plugin.metrics import FrontEndMetrics, TenantLabels
+from sloserve.vllm_plugin.board import Board, Boards
+from sloserve.vllm_plugin.metrics import FrontEndMetrics
 from sloserve.vllm_plugin.page import Layout, PageWriter, find_pages
 from tests.grafana.queries import check_dashboard, queries, read_scrape
 
@@ -32,7 +33,8 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     registry = CollectorRegistry(auto_describe=True)
     metrics = FrontEndMetrics(
         DEFAULT_CLASSES.names,
-        TenantLabels([], 5),
+        (),
+        Boards(Board(len(DEFAULT_CLASSES.names), 5), ManualClock()),
         ManualClock(),
         lambda: [found.snapshot() for found in find_pages(folder)],
         registry,

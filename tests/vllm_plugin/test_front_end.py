@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.served import ServedRequest
+from sloserve.vllm_plugin import page_folder
 from sloserve.vllm_plugin.frontend import FrontEnd, prompt_tokens
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
@@ -49,21 +51,22 @@ def metrics(monkeypatch: pytest.MonkeyPatch) -> Metrics:
 class Server:
     """A front end whose engine answers after ``prompt tokens * 1 ms``, then a token every 10 ms."""
 
-    def __init__(self, **section: Any) -> None:
+    def __init__(self, rank: int = 0, processes: int = 1, **section: Any) -> None:
         config = SimpleNamespace(additional_config={"sloserve": section})
         engine = SimpleNamespace(vllm_config=config, output_processor=SimpleNamespace(request_states={}))
         self.clock = ManualClock(T0)
-        self.front_end = FrontEnd(engine, self.clock)
+        self.states = engine.output_processor.request_states
+        self.front_end = FrontEnd(engine, self.clock, rank, processes)
 
     def http(self, *headers: tuple[str, str]) -> HTTPContext:
         http = HTTPContext(self.clock.now_s())
         http.read_headers([(name.encode(), value.encode()) for name, value in headers])
         return http
 
-    def accept(self, http: HTTPContext | None, prompt: Any) -> Any:
+    def accept(self, http: HTTPContext | None, prompt: Any, output_kind: str = "DELTA") -> Any:
         token = context.current.set(http)
         try:
-            kind = SimpleNamespace(name="DELTA")
+            kind = SimpleNamespace(name=output_kind)
             params = SimpleNamespace(extra_args=None, max_tokens=None, n=1, output_kind=kind)
             return self.front_end.accept(prompt, params)
         finally:
@@ -129,6 +132,44 @@ def test_predict_has_the_cap_as_well(metrics: Metrics) -> None:
     with pytest.raises(Refused, match="queue full: 2 of 2"):
         server.accept(None, {"prompt_token_ids": [0]})
     assert metrics.reasons == ["rejected-saturated"]
+
+
+def test_a_cap_is_that_of_all_front_ends_and_a_first_token_that_nobody_sees_frees_its_place_for_all(
+    metrics: Metrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_folder, "page_folder", lambda: tmp_path)
+    section = {"admission": {"mode": "cap", "max_waiting": 2}}
+    first, second = (Server(rank, 2, **section) for rank in range(2))
+
+    async def serve() -> None:
+        observed = first.accept(None, "text", "FINAL_ONLY")
+        observed.engine_request_id = "a"
+        first.states["a"] = SimpleNamespace(is_prefilling=True)
+        second.accept(None, "text")
+        for server in (first, second):
+            with pytest.raises(Refused, match="queue full: 2 of 2"):
+                server.accept(None, "text")
+        first.states["a"].is_prefilling = False
+        first.clock.advance_to(T0 + 1.0)
+        async with asyncio.timeout(10):
+            while second.front_end._boards.waiting(0) + second.front_end._boards.waiting(1):
+                await asyncio.sleep(0)
+        second.accept(None, "text")
+        first.front_end.close()
+        second.front_end.close()
+
+    asyncio.run(serve())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_page_a_front_end_serves_on_its_own(
+    metrics: Metrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(page_folder, "page_folder", lambda: tmp_path / "missing")
+    server = Server(1, 2)
+    assert "cannot publish what API process 1 counts" in caplog.text
+    server.serve(None)
+    assert metrics.served[-1].latency is not None
 
 
 @pytest.mark.parametrize(

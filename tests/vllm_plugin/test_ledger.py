@@ -135,7 +135,7 @@ def test_only_an_engine_with_a_loop_of_its_own_makes_a_page_and_shutdown_removes
     engine.run([request_of("a")])
     assert list(folder.iterdir()) == []
     scheduler.publish(rank=0)
-    assert [PageReader(file).snapshot().steps for file in page_folder.page_files(folder)] == [
+    assert [PageReader(file).snapshot().steps for file in page_folder.page_files(folder, page_folder.ENGINE)] == [
         scheduler.status()["steps"]
     ]
     scheduler.shutdown()

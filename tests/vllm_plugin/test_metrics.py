@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from sloserve.core.clock import ManualClock
@@ -24,7 +23,8 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.vllm_plugin import metrics
+from sloserve.vllm_plugin import metrics, page_folder
+from sloserve.vllm_plugin.board import Board, Boards
 from sloserve.vllm_plugin.class_metrics import OUTCOMES, TARGETS
 from sloserve.vllm_plugin.config import PluginSettings
 from sloserve.vllm_plugin.metrics import INVALID_REQUEST, REASONS, FrontEndMetrics, TenantLabels
@@ -36,11 +36,12 @@ SERVED = ServedRequest(SLO, Outcome.COMPLETED, "acme", Latency(0.5, 0.2, 2.5), q
 class Bench:
     """Metrics in a registry of their own."""
 
-    def __init__(self, tenants: TenantLabels | None = None) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self.clock = ManualClock()
         names = DEFAULT_CLASSES.names
-        self.metrics = FrontEndMetrics(names, tenants or TenantLabels([], 50), self.clock, list, self.registry)
+        boards = Boards(Board(len(names), 50), self.clock)
+        self.metrics = FrontEndMetrics(names, (), boards, self.clock, list, self.registry)
 
     def scrape(self) -> Callable[..., float | None]:
         """What a scrape shows now: a sample's value by its name and labels, of which ``cls`` stands for ``class``."""
@@ -134,13 +135,17 @@ def test_why_requests_were_refused() -> None:
     assert bench.value("rejected_requests_total", cls="none", reason="invalid-request") == 2.0
 
 
+def labels_of(named: list[str], limit: int) -> TenantLabels:
+    return TenantLabels(named, Boards(Board(0, limit), ManualClock()))
+
+
 def test_tenants_beyond_the_limit_share_a_label_and_named_ones_have_theirs() -> None:
-    labels = TenantLabels(["named"], limit=2)
+    labels = labels_of(["named"], limit=2)
     assert [labels.of(tenant) for tenant in ("first", "second", "named", "first", None)] == [
         "first", "other", "named", "first", "none",
     ]  # fmt: skip
-    assert TenantLabels(["a", "b"], limit=1).of("b") == "other"
-    assert TenantLabels([], limit=0).of("a") == "other"
+    assert labels_of(["a", "b"], limit=1).of("b") == "other"
+    assert labels_of([], limit=0).of("a") == "other"
 
 
 targets = st.builds(
@@ -194,12 +199,17 @@ def uninstalled() -> Iterator[None]:
         metrics._installed.unregister()
 
 
+def own_board() -> Boards:
+    settings = PluginSettings()
+    return Boards(Board(len(settings.classes.names), settings.max_tenant_labels), ManualClock())
+
+
 def test_a_second_install_replaces_the_first(uninstalled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "find_pages", list)
     labels = {"class": "interactive", "outcome": "completed"}
     slo = DEFAULT_CLASSES.slo(None, Targets())
     for _ in range(2):
-        installed = metrics.install(PluginSettings(), ManualClock())
+        installed = metrics.install(PluginSettings(), own_board(), ManualClock())
         installed.record(ServedRequest(slo, Outcome.COMPLETED))
         assert REGISTRY.get_sample_value("sloserve:requests_total", labels) == 1.0
     installed.unregister()
@@ -212,33 +222,101 @@ def test_a_scrape_outlives_pages_that_cannot_be_read(uninstalled: None, monkeypa
         raise PermissionError("/dev/shm/sloserve-0 is not a folder that only user 0 can enter")
 
     monkeypatch.setattr(metrics, "find_pages", unreadable)
-    metrics.install(PluginSettings(), ManualClock())
+    metrics.install(PluginSettings(), own_board(), ManualClock())
     text = generate_latest(REGISTRY).decode()
     assert "sloserve:requests_total" in text and "sloserve:plans_total" not in text
 
 
+HERE = Path(__file__).parent
 ONE_PROCESS = """
 import sys
 sys.path.insert(0, {here!r})
-from test_metrics import SERVED, Bench
-Bench().metrics.record(SERVED)
+from pathlib import Path
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from sloserve.core.clock import ManualClock
+from sloserve.vllm_plugin import metrics, page_folder
+from sloserve.vllm_plugin.config import PluginSettings
+from sloserve.vllm_plugin.page import Layout, PageWriter
+from test_metrics import served_by, shared_boards
+
+rank, pages = int(sys.argv[1]), Path(sys.argv[2])
+page_folder.page_folder = lambda: pages
+if rank == 0:  # an engine that they share
+    PageWriter(("interactive", "batch"), 0, pages).values[Layout.at["running"]] = 3
+installed = metrics.install(PluginSettings(), shared_boards(rank, pages), ManualClock())
+installed.record(served_by(rank))
+print("served", flush=True)
+for line in sys.stdin:
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    print(generate_latest(registry).decode() + "# EOF", flush=True)
 """
 
 
+def shared_boards(rank: int, folder: Path) -> Boards:
+    settings = PluginSettings()
+    own = Board.published(settings.classes.names, settings.max_tenant_labels, rank, folder)
+    return Boards(own, ManualClock(), folder)
+
+
+def served_by(rank: int) -> ServedRequest:
+    """The second API process was twice as fast."""
+    return replace(SERVED, latency=Latency(0.5, 0.2 if rank == 0 else 0.1, 2.5))
+
+
+class APIProcess:
+    """One of several, with a fast or a slow request behind it."""
+
+    def __init__(self, rank: int, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                ONE_PROCESS.format(here=str(HERE)),
+                str(rank),
+                str(folder / "pages"),
+            ],
+            env={"PROMETHEUS_MULTIPROC_DIR": str(folder / "files")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def read_until(self, end: str) -> str:
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:
+            if line == end:
+                break
+            lines.append(line)
+        return "".join(lines)
+
+    def scrape(self) -> dict[tuple[str, ...], float]:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return {
+            (sample.name.removeprefix("sloserve:"), *sorted(sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(self.read_until("# EOF\n"))
+            for sample in family.samples
+        }
+
+
 @pytest.mark.slow
-def test_several_processes_add_up_and_what_is_computed_at_scrape_is_not_shown(tmp_path: Path) -> None:
-    script = ONE_PROCESS.format(here=str(Path(__file__).parent))
-    env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    processes = [subprocess.Popen([sys.executable, "-c", script], env=env) for _ in range(2)]
-    assert [process.wait(timeout=60) for process in processes] == [0, 0]
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(tmp_path))
-    families = {f.name: f for f in text_string_to_metric_families(generate_latest(registry).decode())}
-    (completed,) = (
-        sample.value
-        for sample in families["sloserve:requests"].samples
-        if sample.labels == {"class": "batch", "outcome": "completed"}
-    )
-    assert completed == 2.0
-    assert {s.value for s in families["sloserve:e2e_seconds"].samples if s.name.endswith("_sum")} == {5.0, 0.0}
-    assert "sloserve:slo_attainment_ratio" not in families
+def test_a_scrape_of_any_of_several_processes_tells_the_whole(tmp_path: Path) -> None:
+    for name in ("files", "pages"):
+        (tmp_path / name).mkdir()
+    each = [APIProcess(rank, tmp_path) for rank in range(2)]
+    for one in each:
+        one.read_until("served\n")
+    for shown in (one.scrape() for one in each):
+        assert shown["requests_total", "batch", "completed"] == 2.0
+        assert shown["e2e_seconds_sum", "batch"] == 5.0
+        assert [shown["slo_attainment_ratio", "batch", target] for target in ("ttft", "tpot")] == [1.0, 0.5]
+        assert shown["running_requests", "0"] == 3.0
+    each[1].process.kill()
+    each[1].process.communicate()
+    page_folder.sweep(tmp_path / "pages")
+    assert each[0].scrape()["requests_total", "batch", "completed"] == 2.0  # what was served stays counted
+    each[0].process.communicate()

@@ -84,7 +84,7 @@ def test_who_started_a_killed_engine_removes_its_page(
     start: Callable[[int], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     start(0).send_signal(signal.SIGKILL)
-    living_stranger = tmp_path / f"1-{Path('/proc/1/stat').read_text().rpartition(')')[2].split()[19]}-0-0-0.page"
+    living_stranger = tmp_path / f"1-{Path('/proc/1/stat').read_text().rpartition(')')[2].split()[19]}-0-0-0.engine"
     living_stranger.write_bytes(b"")
     (tmp_path / "notes.txt").write_text("not ours")
     remove_pages(tmp_path)

@@ -1,0 +1,36 @@
+"""The latest events of a kind, each a time and a few bits in one number, so that other processes can read along.
+
+Whoever adds stores one aligned number of eight bytes, which no reader ever sees torn. Several rings, of as many
+processes, are read as one: the latest of all of them are the latest.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+BITS = 16
+"""Room for what is said of an event; above stands its time in milliseconds, which is enough until the year 10000."""
+
+Stamps = NDArray[np.uint64]
+"""Events in no order; 0 where there is none."""
+
+
+class Ring:
+    """Remembers as many events as ``stamps`` has places, the latest; one writer."""
+
+    def __init__(self, stamps: Stamps) -> None:
+        self.stamps = stamps
+        self._next = 0
+
+    def add(self, bits: int, now_s: float) -> None:
+        """Takes in an event that happened now. bits: at least one, below ``2**BITS``."""
+        self.stamps[self._next] = max(int(now_s * 1e3), 0) << BITS | bits
+        self._next = (self._next + 1) % self.stamps.size
+
+
+def latest(rings: Iterable[Stamps], limit: int, since_s: float = 0.0) -> Stamps:
+    """The bits of the latest events of all rings, oldest first: at most ``limit``, none from before ``since_s``."""
+    together = np.concatenate([np.zeros(0, np.uint64), *rings])
+    first = max(max(int(since_s * 1e3), 0) << BITS, 1)
+    return np.sort(together[together >= first])[-limit:] & np.uint64(2**BITS - 1)
