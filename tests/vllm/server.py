@@ -18,12 +18,14 @@ STARTUP_LIMIT_S = 300.0
 class Server:
     """A running ``sloserve serve builtin:tiny``; its output is read as it comes."""
 
-    def __init__(self, *flags: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *flags: str, api_servers: int = 1, env: Mapping[str, str] | None = None) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log: list[str] = []
         self._ready = threading.Event()
+        self._starting = api_servers
+        flags += ("--api-server-count", str(api_servers)) if api_servers > 1 else ()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "sloserve.cli", "serve", "builtin:tiny", "--port", str(self.port), *flags],
             stdout=subprocess.PIPE,
@@ -38,7 +40,8 @@ class Server:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.log.append(line)
-            if "Application startup complete" in line:
+            self._starting -= "Application startup complete" in line
+            if self._starting == 0:
                 self._ready.set()
         self._ready.set()
 
