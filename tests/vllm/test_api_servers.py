@@ -100,8 +100,9 @@ def test_a_cap_is_that_of_both(clients: list[httpx.Client]) -> None:
             request = completion(stream=True, **body)
             return open_streams.enter_context(client.stream("POST", "/v1/completions", json=request))
 
-        for _ in range(MAX_NUM_SEQS):
-            next(stream(clients[0], max_tokens=4000).iter_bytes())
+        running = [stream(clients[0], max_tokens=4000).iter_bytes() for _ in range(MAX_NUM_SEQS)]
+        for parts in running:
+            next(parts)  # its first token
         answers = [stream(clients[i % 2], slo={"class": "background"}) for i in range(4 * CAP)]
         statuses = [answer.status_code for answer in answers]
     assert statuses == [200] * CAP + [429] * 3 * CAP
