@@ -12,7 +12,7 @@ the next block is short, which spares an eviction. *Wait*, for those that were n
 Nothing is gained by haste for a request without targets. Class rank decides for it: it is admitted before every request
 of a less urgent class.
 
-Source: Andes, Sec. 4. Differs, each by default, with the paper's form as an option (figures in benchmarks/README.md):
+Source: Andes, Sec. 4. Differs, each by default, with the paper's form as an option (figures: docs/benchmarks/andes.md):
 
 * victims are those with the longest lead, ``lead_s`` at least, and not those of least gain per token
   (``victims=gain``). vLLM recomputes what it evicts, where the paper swaps; an eviction pays if its victim can stay

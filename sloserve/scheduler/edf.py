@@ -17,7 +17,7 @@ Evicts when a waiting request that can still be in time finds no slot or no KV b
 deadlines lie later by ``evict_margin_s`` can make room; each request at most ``max_preemptions`` times. The margin
 stands in for an estimate: a victim must afford to wait for its turn again and to be recomputed. With 1 s instead of the
 default 30 s, 1.5 times stock's capacity and deadlines of half a minute, evictions broke more promises than they kept
-(benchmarks/README.md).
+(docs/benchmarks/deadlines.md).
 """
 
 from dataclasses import dataclass

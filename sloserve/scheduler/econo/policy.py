@@ -12,7 +12,7 @@ request without targets counts with one of ``UNHURRIED_S``, and class rank decid
 request of a less urgent class.
 
 Source: EconoServe, Sec. 2 and 3. The paper's own form, two queues, exact allocation, groups and nested hosting, is the
-policy ``econo-paper``. What differs, and what each part gains: benchmarks/README.md.
+policy ``econo-paper``. What differs, and what each part gains: docs/benchmarks/econo.md.
 """
 
 import math

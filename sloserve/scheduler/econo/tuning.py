@@ -6,7 +6,7 @@ Fig. 4 and 15). Here each is read off the requests that ended. No clock, no chan
 Differs: at the paper's best padding 70 to 77 % of the predictions are not exceeded, here a quarter, by which padding is
 as a rule negative. Who outlives its grant keeps its KV and is granted what is missing a little later, so exceeding is
 cheap; a promise is dear, since nobody else may have its blocks before they are used, and half of that time they are
-not. The best padding was measured to fall as errors grow; this quarter follows it (figures in benchmarks/README.md).
+not. The best padding was measured to fall as errors grow; this quarter follows it (docs/benchmarks/econo.md).
 """
 
 from collections import deque
