@@ -5,34 +5,18 @@ over-represent short ones just after a start, since long ones are still running;
 (:meth:`EmpiricalLength.running`), or wait for the window to turn over.
 
 The other predictors behind the same interface, ``length_rest.LengthEstimator``: ``length_gaussian``, ``length_given``
-(range, oracle, oracle with an error) and ``length_learned``.
+(oracle, oracle with an error) and ``length_learned``.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from sloserve.estimator.length_rest import Estimator, FloatArray, IntArray, Requests
+from sloserve.estimator.length_rest import Estimator, IntArray, Requests
 from sloserve.estimator.length_survival import CurveOfEach, SurvivalCurve, survival_curve
 
 _NONE: IntArray = np.empty(0, np.int64)
-
-
-class LengthPredictor(Protocol):
-    """How many tokens are still to come?"""
-
-    def observe(self, class_id: int, output_tokens: int) -> None:
-        """A request of the class ended by itself after ``output_tokens``."""
-        ...
-
-    def remaining(self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
-        """Expected tokens still to come, ``[n]`` like its arguments, given the ``output_tokens`` so far.
-
-        At least 1, and at most what ``max_tokens`` leaves, if that is 1 or more.
-        """
-        ...
 
 
 @dataclass(slots=True)
@@ -119,13 +103,6 @@ class EmpiricalLength(Estimator):
             (self._curve(int(one)), np.flatnonzero(requests.class_id == one)) for one in np.unique(requests.class_id)
         ]
         return CurveOfEach(parts, requests.class_id.size)
-
-    def remaining(self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
-        """See :meth:`LengthPredictor.remaining`; the mean is cut at the cap, not taken under it as by :meth:`rest`."""
-        requests = Requests(class_id=class_id, output_tokens=output_tokens, max_tokens=max_tokens)
-        expected = self.form(requests).mean_after(output_tokens)
-        capped: FloatArray = np.maximum(np.minimum(expected, max_tokens - output_tokens), 1.0)
-        return capped
 
     def _curve(self, class_id: int) -> SurvivalCurve:
         found = self._curves.get(class_id)

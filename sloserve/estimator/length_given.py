@@ -1,26 +1,16 @@
-"""Output lengths that somebody states: a user's range, the truth, or the truth with an error of a given size.
+"""Output lengths that somebody states: the truth, or the truth with an error of a given size.
 
-Requests of which nothing is stated are left to another predictor, which also learns from those that end. The errors
-are drawn from the request's ``seq`` and the seed alone, so a prediction does not depend on when it is asked for.
+The errors are drawn from the request's ``seq`` and the seed alone, so a prediction does not depend on when it is asked
+for.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
 
-from sloserve.estimator.length import EmpiricalLength
 from sloserve.estimator.length_gaussian import NormalLengths
-from sloserve.estimator.length_rest import (
-    Either,
-    Estimator,
-    FloatArray,
-    IntArray,
-    LengthEstimator,
-    LengthForm,
-    Requests,
-)
+from sloserve.estimator.length_rest import Estimator, FloatArray, IntArray, LengthForm, Requests
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,44 +69,8 @@ class LogNormalLengths:
         return quantile
 
 
-class RangeLength(Estimator):
-    """A user's range: of the request (``lower_tokens``, ``upper_tokens``), else of its class, else a prediction.
-
-    Args:
-        by_class: class_id -> (least, most) output tokens.
-        otherwise: predicts requests without a range; an :class:`EmpiricalLength` if not given.
-
-    Raises: ValueError for a range that is empty or begins below 1.
-    """
-
-    def __init__(
-        self, by_class: Mapping[int, tuple[int, int]] | None = None, otherwise: LengthEstimator | None = None
-    ) -> None:
-        self._by_class = dict(by_class or {})
-        for class_id, (lower, upper) in self._by_class.items():
-            if not 1 <= lower <= upper:
-                raise ValueError(
-                    f"class {class_id}: {lower}..{upper} output tokens is no range; give 1 <= least <= most"
-                )
-        self._otherwise = otherwise or EmpiricalLength()
-
-    def observe(self, class_id: int, output_tokens: int) -> None:
-        """See :meth:`sloserve.estimator.length_rest.LengthEstimator.observe`."""
-        self._otherwise.observe(class_id, output_tokens)
-
-    def form(self, requests: Requests) -> LengthForm:
-        """See :meth:`sloserve.estimator.length_rest.LengthEstimator.form`."""
-        ranges = [self._by_class.get(one, (-1, -1)) for one in requests.class_id.tolist()]
-        lower, upper = np.array(ranges, np.int64).reshape(-1, 2).T
-        if requests.lower_tokens is not None and requests.upper_tokens is not None:
-            own = (requests.lower_tokens >= 1) & (requests.upper_tokens >= requests.lower_tokens)
-            lower, upper = np.where(own, requests.lower_tokens, lower), np.where(own, requests.upper_tokens, upper)
-        given = RangeLengths(np.maximum(lower, 1), np.maximum(upper, 1))
-        return given if (lower >= 1).all() else Either(lower >= 1, given, self._otherwise.form(requests))
-
-
 class OracleLength(Estimator):
-    """The stated length of each request, with an error if one is asked for; requests without a statement are predicted.
+    """The stated length of each request, with an error if one is asked for.
 
     With an error the statement becomes ``length * exp(error * e)`` (lognormal), or ``length * (1 + error * e)``
     (normal), e standard Gaussian; the prediction is the same Gaussian around that, which for normal errors holds while
@@ -124,8 +78,9 @@ class OracleLength(Estimator):
     paper, section 5.3, varies lengths by 2.5, 5 and 10 %; it does not name the distribution.
 
     Args:
-        error: relative error, 0 or more. spread: ``lognormal`` or ``normal``. seed: of the errors.
-        otherwise: predicts requests without a statement; an :class:`EmpiricalLength` if not given.
+        error: relative error, 0 or more.
+        spread: ``lognormal`` or ``normal``.
+        seed: of the errors.
 
     Raises: ValueError when an argument is out of range.
     """
@@ -136,7 +91,6 @@ class OracleLength(Estimator):
         spread: str = "lognormal",
         *,
         seed: int = 0,
-        otherwise: LengthEstimator | None = None,
     ) -> None:
         if not 0.0 <= error < np.inf or spread not in ("normal", "lognormal"):
             raise ValueError(
@@ -145,22 +99,18 @@ class OracleLength(Estimator):
         self._error = error
         self._spread = spread
         self._seed = seed
-        self._otherwise = otherwise or EmpiricalLength()
 
     def observe(self, class_id: int, output_tokens: int) -> None:
-        """See :meth:`sloserve.estimator.length_rest.LengthEstimator.observe`."""
-        self._otherwise.observe(class_id, output_tokens)
+        """Nothing follows: what is stated needs no learning."""
 
     def form(self, requests: Requests) -> LengthForm:
         """See :meth:`sloserve.estimator.length_rest.LengthEstimator.form`.
 
-        Raises: ValueError when an error is to be drawn and the requests have no ``seq``.
+        Raises: ValueError for a request without a statement, and when an error is to be drawn and ``seq`` is missing.
         """
-        if requests.stated_tokens is None:
-            return self._otherwise.form(requests)
-        known = requests.stated_tokens >= 1
-        stated = self._stated(np.maximum(requests.stated_tokens, 1), requests.seq)
-        return stated if known.all() else Either(known, stated, self._otherwise.form(requests))
+        if requests.stated_tokens is None or (requests.stated_tokens < 1).any():
+            raise ValueError("stated_tokens: an oracle knows stated lengths alone; ask it for those")
+        return self._stated(requests.stated_tokens, requests.seq)
 
     def _stated(self, truth: IntArray, seq: IntArray | None) -> LengthForm:
         if self._error == 0.0:

@@ -106,10 +106,7 @@ def rest_of(form: LengthForm, requests: Requests) -> Rest:
 
 
 class LengthEstimator(Protocol):
-    """How many tokens are still to come, and how sure is that?
-
-    Also a :class:`~sloserve.estimator.length.LengthPredictor`, for callers that know classes and counts alone.
-    """
+    """How many tokens are still to come, and how sure is that?"""
 
     def observe(self, class_id: int, output_tokens: int) -> None:
         """A request of the class ended by itself after ``output_tokens``."""
@@ -121,10 +118,6 @@ class LengthEstimator(Protocol):
 
     def rest(self, requests: Requests) -> Rest:
         """The distribution of what ``requests`` have still to emit."""
-        ...
-
-    def remaining(self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
-        """Expected tokens still to come; see :meth:`sloserve.estimator.length.LengthPredictor.remaining`."""
         ...
 
 
@@ -142,26 +135,3 @@ class Estimator(ABC):
     def rest(self, requests: Requests) -> Rest:
         """See :meth:`LengthEstimator.rest`."""
         return rest_of(self.form(requests), requests)
-
-    def remaining(self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
-        """See :meth:`sloserve.estimator.length.LengthPredictor.remaining`."""
-        return self.rest(Requests(class_id=class_id, output_tokens=output_tokens, max_tokens=max_tokens)).mean()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Either:
-    """``chosen`` where ``mask``, ``otherwise`` elsewhere; each form covers all n requests."""
-
-    mask: BoolArray
-    chosen: LengthForm
-    otherwise: LengthForm
-
-    def mean_after(self, so_far: IntArray) -> FloatArray:
-        return np.where(self.mask, self.chosen.mean_after(so_far), self.otherwise.mean_after(so_far))
-
-    def survival_after(self, so_far: IntArray, tokens: FloatArray) -> FloatArray:
-        chosen = self.chosen.survival_after(so_far, tokens)
-        return np.where(self.mask, chosen, self.otherwise.survival_after(so_far, tokens))
-
-    def quantile_after(self, so_far: IntArray, q: FloatArray) -> FloatArray:
-        return np.where(self.mask, self.chosen.quantile_after(so_far, q), self.otherwise.quantile_after(so_far, q))

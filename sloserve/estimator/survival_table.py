@@ -35,12 +35,17 @@ class SurvivalTable:
         if class_id < len(self._longer) and (ended % _RENEW == 0 or (ended < _RENEW and ended & (ended - 1) == 0)):
             self._longer[class_id], self._beyond[class_id] = self._row(class_id)
 
-    def remaining(self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
-        """Expected tokens still to come, ``[n]``: at least 1, at most what ``max_tokens`` leaves."""
+    def mean(self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
+        """Expected tokens still to come, ``[n]``, the cap's effect included: at least 1, at most what ``max_tokens``
+        leaves. As :meth:`sloserve.estimator.length_rest.Rest.mean`, within STRIDE_TOKENS.
+        """
         self._know(class_id)
         at = _place(output_tokens)
-        expected = self._beyond[class_id, at] / self._longer[class_id, at]
-        capped: FloatArray = np.maximum(np.minimum(expected, max_tokens - output_tokens), 1.0)
+        # What would come beyond the cap does not count; the table ends before most caps, and has nothing to take off.
+        beyond_cap = np.where(max_tokens > MOST_TOKENS, 0.0, self._beyond[class_id, _place(max_tokens)])
+        expected = (self._beyond[class_id, at] - beyond_cap) / self._longer[class_id, at]
+        left = np.maximum(max_tokens - output_tokens, 1)
+        capped: FloatArray = np.clip(expected, 1.0, left)
         return capped
 
     def survival(

@@ -28,13 +28,14 @@ from typing import Any
 
 import numpy as np
 
+from sloserve.estimator.length_choice import check_lengths
 from sloserve.estimator.pace import StepPace, decode_step_s
 from sloserve.estimator.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
 from sloserve.kernels.knapsack import best_batch
 from sloserve.scheduler.andes_outlook import COLUMNS, OBJECTIVES, BoolArray, Foresight, Outlook, reading_tds
 from sloserve.scheduler.andes_room import Heads, VictimRule, short_of_blocks, victims_for
-from sloserve.scheduler.lengths import Lengths, check_lengths
+from sloserve.scheduler.lengths import Lengths
 from sloserve.scheduler.ordering import by_class, first_places, without_targets
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
 from sloserve.kernels.digest import DigestCurves, Replies
+from sloserve.scheduler.lengths import LENGTH_COLUMNS
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
 BoolArray = NDArray[np.bool_]
@@ -18,16 +19,12 @@ BoolArray = NDArray[np.bool_]
 OBJECTIVES = ("mean", "min", "perfect")
 _PERFECT = 1.0 - 1e-9
 
-COLUMNS = frozenset(
+COLUMNS = LENGTH_COLUMNS | frozenset(
     {
         "arrival_s",
-        "class_id",
         "computed_tokens",
         "e2e_s",
         "first_token_s",
-        "max_tokens",
-        "oracle_output_tokens",
-        "output_tokens",
         "prompt_tokens",
         "tds",
         "tpot_s",

@@ -47,6 +47,11 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "prompt_tokens": (np.int64, 0),
     "max_tokens": (np.int64, 0),
     "oracle_output_tokens": (np.int64, -1),  # known only to a simulator or a client that says so; -1 where unknown
+    "length_p10": (np.float64, np.nan),  # quantiles of the reply's whole length, as the front end predicted; else nan
+    "length_p25": (np.float64, np.nan),
+    "length_p50": (np.float64, np.nan),
+    "length_p75": (np.float64, np.nan),
+    "length_p90": (np.float64, np.nan),
     "cached_tokens": (np.int64, 0),  # prompt tokens found in the prefix cache at first admission
     "computed_tokens": (np.int64, 0),  # tokens with KV, those in flight included
     "in_flight_tokens": (np.int64, 0),  # scheduled, result not yet seen
@@ -58,6 +63,9 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "evictable": (np.bool_, True),  # False: the guards forbid evicting it
     "pausable": (np.bool_, True),
 }
+
+LENGTH_QUANTILES = ("length_p10", "length_p25", "length_p50", "length_p75", "length_p90")
+"""Columns at the levels of :data:`sloserve.estimator.length_admission.LEVELS`, in their order."""
 
 ALWAYS_KEPT = frozenset({"seq", "state", "evictable", "pausable"})
 """Columns that the contract itself reads."""
@@ -102,6 +110,11 @@ class Rows:
     prompt_tokens: IntArray
     max_tokens: IntArray
     oracle_output_tokens: IntArray
+    length_p10: FloatArray
+    length_p25: FloatArray
+    length_p50: FloatArray
+    length_p75: FloatArray
+    length_p90: FloatArray
     cached_tokens: IntArray
     computed_tokens: IntArray
     in_flight_tokens: IntArray

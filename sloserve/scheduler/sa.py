@@ -1,8 +1,8 @@
 """Simulated annealing: the order of service that meets most targets for the least summed latency; batches, if asked to.
 
 A new plan is made when a request arrived or ended; between, the order holds. What runs stays; there are no evictions.
-Output lengths are predicted by a Gaussian per class fitted on line (``length=predicted``) or taken as stated by client
-or simulator (``length=oracle``); step times come from a profile. A reader's speed (TDS) counts as a TPOT target.
+Output lengths are predicted by a Gaussian per class fitted on line, as in the paper (``length=gaussian``), or otherwise
+(``estimator/length_choice.py``); step times come from a profile. A reader's speed (TDS) counts as a TPOT target.
 A good order puts behind all others whom it cannot help in any case: they starve under overload unless ageing is on.
 A request without targets counts by its latency alone; class rank decides beside: whatever order is found, it is
 admitted before every request of a less urgent class.
@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.estimator.length_gaussian import GaussianLength
+from sloserve.estimator.length_choice import check_lengths
 from sloserve.estimator.profile import ProfileName, load_profile
 from sloserve.kernels.anneal import BatchRequests, Cooling, anneal
+from sloserve.scheduler.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.ordering import by_class, first_places, without_targets
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import IntArray, Rows
@@ -47,17 +48,13 @@ def cooling_for(requests: int, max_batch: int, effort: float) -> Cooling:
 class SA(Policy):
     """Serves in the order that meets most targets at the least summed latency, as far as lengths can be foreseen."""
 
-    needs = frozenset(
+    needs = LENGTH_COLUMNS | frozenset(
         {
             "arrival_s",
-            "class_id",
             "class_rank",
             "computed_tokens",
             "e2e_s",
             "first_token_s",
-            "max_tokens",
-            "oracle_output_tokens",
-            "output_tokens",
             "prompt_tokens",
             "tds",
             "tpot_s",
@@ -67,26 +64,27 @@ class SA(Policy):
 
     @dataclass(frozen=True)
     class Settings:
-        """length: ``predicted`` or ``oracle``. profile: name or file of the step times, where the engine observes none.
+        """length, length_error: how output lengths are known, see ``estimator/length_choice.py``.
 
+        profile: name or file of the step times, where the engine observes none.
         batches: plan in batches as the paper does, the first of which limits how many may run; else the order alone,
         for slots that are refilled one by one. effort: moves of the annealer, in multiples of what takes 0.25 ms.
         """
 
-        length: str = "predicted"
+        length: str = "gaussian"
+        length_error: float = 0.0
         profile: ProfileName | Path = ProfileName("h100-llama3-8b")
         batches: bool = False
         effort: float = 1.0
 
         def __post_init__(self) -> None:
-            if self.length not in ("predicted", "oracle"):
-                raise ValueError(f"length: {self.length!r} is not one of predicted, oracle")
+            check_lengths(self.length, self.length_error)
             if not 0.0 <= self.effort <= 1000.0:
                 raise ValueError(f"effort: {self.effort} is not within 0..1000")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
-        self._lengths = GaussianLength()
+        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
         self._fit = bilinear_of(load_profile(self.settings.profile))
         self._plans = 0
         self._changed = False
@@ -98,8 +96,7 @@ class SA(Policy):
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
         self._changed = True
-        if rows.output_tokens[slot] > 0:
-            self._lengths.observe(int(rows.class_id[slot]), int(rows.output_tokens[slot]))
+        self._lengths.observe(rows, slot)
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         waiting = self._in_last_order(snapshot)
@@ -166,10 +163,7 @@ class SA(Policy):
 
     def _work(self, rows: Rows, slots: IntArray) -> Work:
         done = rows.output_tokens[slots]
-        left = self._lengths.remaining(rows.class_id[slots], done, rows.max_tokens[slots])
-        if self.settings.length == "oracle":
-            stated = rows.oracle_output_tokens[slots]
-            left = np.where(stated >= 0, np.maximum(stated - done, 1), left)
+        left = self._lengths.left(rows, slots)
         context = rows.prompt_tokens[slots] + done
         # A decoding request has KV of all its tokens but the last, and gets no prefill.
         uncomputed = context - rows.computed_tokens[slots]

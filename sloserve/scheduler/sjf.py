@@ -1,8 +1,7 @@
 """Shortest remaining job first: least work left, prompt and output, is served first.
 
-The output's length is predicted per class from the requests that ended (``length=predicted``), or taken from what the
-client or the simulator states (``length=oracle``; requests without a statement are predicted). Victims of KV shortage
-are the longest.
+The output's length is predicted per class from the requests that ended, or as ``length`` says
+(``estimator/length_choice.py``). Victims of KV shortage are the longest.
 
 Class rank decides first, since no targets are read: the shortest of the most urgent class is served before all others
 (``classes=false``: one queue for all classes).
@@ -13,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.estimator.length import EmpiricalLength
+from sloserve.estimator.length_choice import check_lengths
+from sloserve.scheduler.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.ordering import EVICTION_COLUMNS, ClassRank, EvictionRule, plan_by_key
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
@@ -22,36 +22,35 @@ from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 class SJF(Policy):
     """Serves the request with the least work left; starves long ones under overload unless ageing is on."""
 
-    needs = EVICTION_COLUMNS | {"class_id", "class_rank", "max_tokens", "computed_tokens", "oracle_output_tokens"}
+    needs = EVICTION_COLUMNS | LENGTH_COLUMNS | {"class_rank", "computed_tokens"}
 
     @dataclass(frozen=True)
     class Settings:
-        """length: ``predicted`` or ``oracle``. prompt_weight: work of a prompt token relative to an output token's.
+        """length, length_error: how output lengths are known, see ``estimator/length_choice.py``.
 
-        prompt_weight's default: on the shipped H100 and A100 profiles a prompt token costs 0.02 to 0.06 ms and an
-        output token of a batch of 50 to 100 costs 0.1 to 0.4 ms. evict: also evict longer running requests for shorter
-        waiting ones. classes: whether class rank decides first.
+        prompt_weight: work of a prompt token relative to an output token's; on the shipped H100 and A100 profiles a
+        prompt token costs 0.02 to 0.06 ms and an output token of a batch of 50 to 100 costs 0.1 to 0.4 ms.
+        evict: also evict longer running requests for shorter waiting ones. classes: whether class rank decides first.
         """
 
         length: str = "predicted"
+        length_error: float = 0.0
         prompt_weight: float = 0.2
         evict: bool = False
         classes: bool = True
 
         def __post_init__(self) -> None:
-            if self.length not in ("predicted", "oracle"):
-                raise ValueError(f"length: {self.length!r} is not one of predicted, oracle")
+            check_lengths(self.length, self.length_error)
             if not 0.0 <= self.prompt_weight <= 1.0:
                 raise ValueError(f"prompt_weight: {self.prompt_weight} is not within 0..1")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
-        self._lengths = EmpiricalLength()
+        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
         self._rule = EvictionRule(margin=1.0) if self.settings.evict else None
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        if rows.output_tokens[slot] > 0:
-            self._lengths.observe(int(rows.class_id[slot]), int(rows.output_tokens[slot]))
+        self._lengths.observe(rows, slot)
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows = snapshot.rows
@@ -66,10 +65,7 @@ class SJF(Policy):
     def _work(self, rows: Rows, slots: IntArray) -> FloatArray:
         """Weighted tokens left ``[len(slots)]``; an evicted request has its prompt and output to compute again."""
         done = rows.output_tokens[slots]
-        left = self._lengths.remaining(rows.class_id[slots], done, rows.max_tokens[slots])
-        if self.settings.length == "oracle":
-            stated = rows.oracle_output_tokens[slots]
-            left = np.where(stated >= 0, np.maximum(stated - done, 1), left)
+        left = self._lengths.left(rows, slots)
         uncomputed = np.maximum(rows.prompt_tokens[slots] + done - rows.computed_tokens[slots], 0)
         work: FloatArray = left + self.settings.prompt_weight * uncomputed
         return work

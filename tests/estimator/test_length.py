@@ -6,23 +6,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sloserve.estimator.length import EmpiricalLength, LengthPredictor
+from sloserve.estimator.length import EmpiricalLength
 from sloserve.estimator.length_rest import Requests, Rest
 
 NO_CAP = 1 << 40
 
 
-def remaining(predictor: LengthPredictor, class_id: int, so_far: int, max_tokens: int = NO_CAP) -> float:
-    return float(predictor.remaining(np.array([class_id]), np.array([so_far]), np.array([max_tokens]))[0])
+def remaining(predictor: EmpiricalLength, class_id: int, so_far: int, max_tokens: int = NO_CAP) -> float:
+    asked = Requests(class_id=np.array([class_id]), output_tokens=np.array([so_far]), max_tokens=np.array([max_tokens]))
+    return float(predictor.rest(asked).mean()[0])
 
 
 def naive(lengths: list[int], so_far: int, cap: int, window: int, prior_mean: float, prior_weight: float) -> float:
+    """E[min(L - so_far, left) | L > so_far]: lengths seen, and pseudo-requests of a geometric length."""
+    left = max(cap - so_far, 1)
     seen = lengths[-window:]
     mean = (sum(seen) + prior_weight * prior_mean) / (len(seen) + prior_weight)
     longer = [length - so_far for length in seen if length > so_far]
-    pseudo = prior_weight * (1.0 - 1.0 / mean) ** so_far
-    expected = (sum(longer) + pseudo * mean) / (len(longer) + pseudo) if longer else mean
-    return max(1.0, min(expected, cap - so_far))
+    goes_on = 1.0 - 1.0 / mean
+    pseudo = prior_weight * goes_on**so_far if longer else 1.0
+    expected = sum(min(one, left) for one in longer) + pseudo * mean * (1.0 - goes_on**left)
+    return max(1.0, min(expected / (len(longer) + pseudo), left))
 
 
 @settings(max_examples=2 * settings.default.max_examples)
@@ -45,8 +49,8 @@ def test_agrees_with_the_reference(
     for class_id, length in observed:
         predictor.observe(class_id, length)
         by_class.setdefault(class_id, []).append(length)
-    columns = [np.array(column, dtype=np.int64) for column in zip(*asked, strict=True)]
-    got = predictor.remaining(*columns)
+    class_id, so_far, cap = (np.array(column, dtype=np.int64) for column in zip(*asked, strict=True))
+    got = predictor.rest(Requests(class_id=class_id, output_tokens=so_far, max_tokens=cap)).mean()
     want = [naive(by_class.get(c, []), k, cap, window, prior_mean, prior_weight) for c, k, cap in asked]
     np.testing.assert_allclose(got, want, rtol=1e-9)
 
@@ -96,15 +100,15 @@ def test_a_prediction_follows_a_new_observation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("so_far", "max_tokens", "expected"), [(0, 30, 30.0), (25, 30, 5.0), (30, 30, 1.0), (40, 30, 1.0)]
+    ("so_far", "max_tokens", "expected"), [(0, 30, 28.3), (25, 30, 4.95), (30, 30, 1.0), (40, 30, 1.0)]
 )
 def test_max_tokens_caps_and_one_is_the_least(so_far: int, max_tokens: int, expected: float) -> None:
-    assert remaining(EmpiricalLength(), 0, so_far, max_tokens) == expected
+    assert remaining(EmpiricalLength(), 0, so_far, max_tokens) == pytest.approx(expected, rel=0.01)
 
 
 def test_no_requests_no_predictions() -> None:
     none = np.empty(0, np.int64)
-    assert EmpiricalLength().remaining(none, none, none).shape == (0,)
+    assert EmpiricalLength().rest(Requests(class_id=none, output_tokens=none, max_tokens=none)).mean().shape == (0,)
 
 
 def test_a_length_below_one_is_refused() -> None:
@@ -185,9 +189,8 @@ def test_running_requests_older_than_a_forgotten_one_are_not_followed() -> None:
     assert float(rest(predictor, 0, 0).quantile(0.9)[0]) > before
 
 
-def test_the_mean_under_a_cap_is_below_the_capped_mean() -> None:
+def test_the_mean_is_under_the_cap_not_cut_at_it() -> None:
     predictor = EmpiricalLength()
     for length in [10, 400] * 100:
         predictor.observe(0, length)
-    assert float(rest(predictor, 0, 0, max_tokens=200).mean()[0]) == pytest.approx(105, rel=0.05)
-    assert remaining(predictor, 0, 0, max_tokens=200) == 200.0
+    assert remaining(predictor, 0, 0, max_tokens=200) == pytest.approx(105, rel=0.05)

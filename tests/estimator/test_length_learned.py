@@ -165,7 +165,7 @@ def test_what_is_no_model_is_refused(content: bytes, tmp_path: Path) -> None:
 def test_what_is_not_known_at_admission_is_not_needed(model: LengthModel) -> None:
     predictor = LearnedLength(model)
     none = np.zeros(2, np.int64)
-    left = predictor.remaining(none, none, np.array([NO_CAP, 5]))
+    left = predictor.rest(Requests(class_id=none, output_tokens=none, max_tokens=np.array([NO_CAP, 5]))).mean()
     assert 20 < left[0] < 800 and left[1] == pytest.approx(5, abs=0.05)
 
 

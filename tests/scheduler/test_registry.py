@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sloserve.core.errors import ConfigError
+from sloserve.estimator.length_choice import LENGTHS
 from sloserve.scheduler import registry
 from sloserve.scheduler.chaos import Chaos
 from sloserve.scheduler.edf import EDF
@@ -72,7 +73,11 @@ def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> Non
         ("edf", {"evict": 2}, "policy 'edf', option 'evict': 2 is not true or false"),
         ("edf", {"evict": None}, "policy 'edf', option 'evict': None is not true or false"),
         ("edf", {"evict_margin_s": -1}, "policy 'edf': evict_margin_s and max_preemptions must not be negative"),
-        ("sjf", {"length": "guess"}, "policy 'sjf': length: 'guess' is not one of predicted, oracle"),
+        (
+            "sjf",
+            {"length": "guess"},
+            "policy 'sjf': length: 'guess' is not one of " + ", ".join(LENGTHS),
+        ),
         ("sjf", {"length": 5}, "policy 'sjf', option 'length': 5 is not a valid str"),
         ("rr", {"interval_steps": 0}, "policy 'rr': interval_steps: 0 is not at least 1"),
         (

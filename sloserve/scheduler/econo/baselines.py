@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from sloserve.estimator.length_choice import check_lengths
 from sloserve.scheduler.econo.allocation import PROMISE_COLUMNS, admit, max_blocks, oldest
 from sloserve.scheduler.econo.preemptive import plan_ranked
-from sloserve.scheduler.lengths import LENGTH_COLUMNS, Lengths, check_lengths
+from sloserve.scheduler.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.rows import Rows
 

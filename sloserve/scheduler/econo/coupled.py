@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from sloserve.estimator.length_choice import check_lengths
 from sloserve.scheduler.econo.allocation import PROMISE_COLUMNS, admit, capacity_blocks, exact_blocks, oldest
-from sloserve.scheduler.lengths import LENGTH_COLUMNS, Lengths, check_lengths
+from sloserve.scheduler.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.rows import IntArray, Rows
 

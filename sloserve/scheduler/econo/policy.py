@@ -22,10 +22,11 @@ from typing import Any, Final
 import numpy as np
 
 from sloserve.core.qoe import DEFAULT_TTFT_S
+from sloserve.estimator.length_choice import check_lengths
 from sloserve.lso.pausing import short_of_blocks
 from sloserve.scheduler.econo.eviction import TOKENS_PER_STEP, Ranked, worth_evicting
 from sloserve.scheduler.econo.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
-from sloserve.scheduler.lengths import Lengths, check_lengths
+from sloserve.scheduler.lengths import Lengths
 from sloserve.scheduler.ordering import by_class, first_places, without_targets
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from sloserve.estimator.length_choice import check_lengths
 from sloserve.scheduler.econo.tuning import Shares, Tuning
-from sloserve.scheduler.lengths import check_lengths
 from sloserve.scheduler.policy import Policy
 
 ORDERS = ("fcfs", "paper")
