@@ -83,11 +83,11 @@ class Misled(SA):
         super().__init__(settings, seed=seed)
         self._rng = stream(seed, "sa-paper/error")
         self._error = error
-        if settings.length == "predicted":
+        if settings.length == "gaussian":
             names = [rule.slo_class.name for rule in SLOS.rules]
             _, output, task = lengths(2 * WARM, stream(seed, "sa-paper/warm"))
             for tokens, name in zip(output.tolist(), task, strict=True):
-                self._lengths.observe(names.index(name), tokens)
+                self._lengths.learn(names.index(name), tokens)
 
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
         if self._error:
@@ -110,7 +110,7 @@ def serve(profile_name: str, n: int, limit: int, policy: str, seed: int, error: 
     engine = VirtualEngine(settings, profile, None if policy == "stock" else {"sloserve": section})
     if policy.startswith("sa"):
         options = SA.Settings(
-            length="oracle" if "oracle" in policy else "predicted", profile=profile_name, batches="batches" in policy
+            length="oracle" if "oracle" in policy else "gaussian", profile=profile_name, batches="batches" in policy
         )
         engine.scheduler._use(Misled(options, error, seed), None)
     run = summarize(engine.run(at_once(n, seed)), policy=policy, seed=seed, rps=0.0)

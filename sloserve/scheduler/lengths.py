@@ -39,7 +39,11 @@ class Lengths:
     def observe(self, rows: Rows, slot: int) -> None:
         """A request ended, in whatever way; one without output tells nothing."""
         if rows.output_tokens[slot] > 0:
-            self._of_class.observe(int(rows.class_id[slot]), int(rows.output_tokens[slot]))
+            self.learn(int(rows.class_id[slot]), int(rows.output_tokens[slot]))
+
+    def learn(self, class_id: int, output_tokens: int) -> None:
+        """A request of the class ended after ``output_tokens``, 1 or more."""
+        self._of_class.observe(class_id, output_tokens)
 
     def left(self, rows: Rows, slots: IntArray) -> FloatArray:
         """Expected tokens still to come, ``[n]``: at least 1, at most what ``max_tokens`` leaves."""
