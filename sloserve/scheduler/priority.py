@@ -8,16 +8,10 @@ when all ``max_num_seqs`` slots are taken, not only when KV blocks run out (vLLM
 from dataclasses import dataclass
 from typing import Any
 
-from sloserve.scheduler.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key
+import numpy as np
+
+from sloserve.scheduler.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key, ranks
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.scheduler.rows import FloatArray, IntArray, Rows
-
-_CLASS_RANKS = 1024
-"""More than any deployment has classes: keeps the request's own number the leading digit of the key."""
-
-
-def _keys(rows: Rows, slots: IntArray) -> FloatArray:
-    return (rows.priority[slots] * _CLASS_RANKS + rows.class_rank[slots]).astype("float64")
 
 
 class Priority(Policy):
@@ -41,5 +35,7 @@ class Priority(Policy):
         self._rule = EvictionRule(max_preemptions=self.settings.max_preemptions) if self.settings.evict else None
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
-        rows = snapshot.rows
-        return plan_by_key(snapshot, _keys(rows, snapshot.waiting), _keys(rows, snapshot.running), evict=self._rule)
+        rows, queued = snapshot.rows, snapshot.waiting.size
+        slots = np.concatenate((snapshot.waiting, snapshot.running))
+        key = ranks(rows.priority[slots], rows.class_rank[slots])
+        return plan_by_key(snapshot, key[:queued], key[queued:], evict=self._rule)

@@ -35,6 +35,16 @@ def test_own_number_before_class_before_arrival(snapshot: Make) -> None:
     assert order(plan(snapshot(running=ranked, max_num_seqs=5)).running) == [4, 2, 3, 1, 0]
 
 
+def test_every_64_bit_number_keeps_its_place(snapshot: Make) -> None:
+    """None wraps, and none is rounded: neighbours beyond 2**53 differ."""
+    numbers = [2**54, 5, 2**63 - 1, 2**60 + 1, -(2**63), 2**60, 2**63 - 2]
+    ranked = [{"priority": number, "class_rank": 1} for number in numbers]
+    made = plan(snapshot(waiting=ranked, max_num_seqs=7))
+    assert [numbers[s] for s in order(made.waiting)] == sorted(numbers)
+    made = plan(snapshot([{"priority": 2**60}], [{"priority": 2**60 + 1}], max_num_seqs=1))
+    assert order(made.evict) == [0]
+
+
 def test_evicts_the_worst_and_of_those_the_last_to_arrive(snapshot: Make) -> None:
     made = plan(snapshot([{"priority": 0}], [{"priority": p} for p in (1, 5, 2, 5)], max_num_seqs=4))
     assert order(made.evict) == [3]

@@ -22,11 +22,9 @@ import numpy as np
 
 from sloserve.scheduler.econo.allocation import PROMISE_COLUMNS
 from sloserve.scheduler.econo.preemptive import plan_ranked
+from sloserve.scheduler.ordering import ranks
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
-
-_LEVEL = 10**12
-"""More than there are moves between levels in any run, and exact in a float together with them."""
 
 
 class FastServe(Policy):
@@ -102,10 +100,12 @@ class FastServe(Policy):
         if self.settings.promote_s > 0.0:
             self._promote(np.concatenate((snapshot.waiting, running)), now_s)
         touchable = rows.evictable[running] & rows.pausable[running]
+        slots = np.concatenate((snapshot.waiting, running))
+        key = ranks(self._level[slots], self._entered[slots])
         return plan_ranked(
             snapshot,
-            self._rank(snapshot.waiting),
-            np.where(touchable, self._rank(running), -np.inf),
+            key[: snapshot.waiting.size],
+            np.where(touchable, key[snapshot.waiting.size :], -np.inf),
             batch=self.settings.batch or None,
             pause=True,
         )
@@ -115,6 +115,3 @@ class FastServe(Policy):
         starving = lower[now_s - self._served_s[lower] >= self.settings.promote_s]
         if starving.size:
             self._enter(starving, 0)
-
-    def _rank(self, slots: IntArray) -> FloatArray:
-        return (self._level[slots] * _LEVEL + self._entered[slots]).astype(np.float64)
