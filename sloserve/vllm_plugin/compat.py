@@ -6,12 +6,13 @@ is checked once at start-up, so that a vLLM that moved something fails with a na
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import vllm
 import vllm.logger
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.errors import ConfigError
@@ -20,8 +21,8 @@ from sloserve.scheduler.rows import State
 from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
 
 SCHEDULER_ATTRIBUTES = (
-    "block_size", "connector", "current_step", "has_mamba_layers", "is_encoder_decoder", "kv_cache_manager",
-    "lora_config", "max_num_running_reqs", "max_num_scheduled_tokens", "num_spec_tokens",
+    "block_size", "connector", "current_step", "has_mamba_layers", "is_encoder_decoder", "kv_cache_config",
+    "kv_cache_manager", "lora_config", "max_num_running_reqs", "max_num_scheduled_tokens", "num_spec_tokens",
     "num_waiting_for_streaming_input", "pause_state", "requests", "requires_kv_delivery", "running", "scheduler_config",
     "use_pp", "vllm_config", "waiting",
 )  # fmt: skip
@@ -193,9 +194,21 @@ def identity_reason(scheduler: Any) -> str | None:
         return "encoder-decoder models"
     if scheduler.has_mamba_layers:
         return "Mamba layers"
+    if not _blocks_follow_tokens(scheduler.kv_cache_config.kv_cache_groups):
+        return (
+            "a KV cache of several groups or with sliding windows, whose blocks are not tokens / block size; "
+            "--disable-hybrid-kv-cache-manager has vLLM keep one of full attention"
+        )
     if scheduler.connector is not None and scheduler.requires_kv_delivery:
         return "a KV connector that requires delivery"
     return None
+
+
+def _blocks_follow_tokens(groups: Sequence[Any]) -> bool:
+    """Whether a request of n tokens holds n / block size blocks, on which every count of a policy rests."""
+    layers = [one for group in groups for one in getattr(group.kv_cache_spec, "kv_cache_specs", {}).values()]
+    layers += [group.kv_cache_spec for group in groups if not hasattr(group.kv_cache_spec, "kv_cache_specs")]
+    return len(groups) <= 1 and all(isinstance(layer, FullAttentionSpec) for layer in layers)
 
 
 def may_pause(scheduler: Any) -> bool:
