@@ -9,6 +9,7 @@ error format of the route at hand. vLLM puts it outside its own authentication; 
 
 import os
 import uuid
+from collections.abc import Awaitable, Iterable
 from http import HTTPStatus
 
 from starlette.datastructures import MutableHeaders
@@ -17,12 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sloserve.api.admin import PREFIX, AdminApp, engine_of
 from sloserve.api.refusal import CLOSE, BodyTooLarge, declares_more, refuse
 from sloserve.api.report import Reporter
+from sloserve.api.time_to_live import TimeToLive
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import InvalidRequest
-from sloserve.vllm_plugin.config import ADMIN_KEY, plugin_settings
+from sloserve.vllm_plugin.config import ADMIN_KEY, PluginSettings, plugin_settings
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.headers import REQUEST_ID, label, predictions
+from sloserve.wire.headers import REQUEST_ID, TTL, label, predictions
 
 
 class SLOMiddleware:
@@ -31,7 +33,7 @@ class SLOMiddleware:
     def __init__(self, app: ASGIApp, clock: Clock | None = None) -> None:
         self._app = app
         self._clock = clock or SystemClock()
-        self._max_body_bytes: int | None = None
+        self._settings: PluginSettings | None = None
         admin_key = os.environ.get(ADMIN_KEY)
         self._admin = AdminApp(admin_key) if admin_key else None
 
@@ -42,7 +44,7 @@ class SLOMiddleware:
         if self._admin is not None and scope["path"].removeprefix(scope.get("root_path", "")).startswith(PREFIX):
             await self._admin(scope, receive, send)
             return
-        exchange = Exchange(HTTPContext(self._clock.now_s()), self._limit(scope), receive, send)
+        exchange = Exchange(HTTPContext(self._clock.now_s()), self._settings_of(scope), receive, send)
         try:
             scope = exchange.begin(scope)
         except InvalidRequest as error:
@@ -53,7 +55,7 @@ class SLOMiddleware:
             return
         token = context.current.set(exchange.http)
         try:
-            await self._app(scope, exchange.receive, exchange.send)
+            await exchange.run(self._app(scope, exchange.receive, exchange.send))
         except BodyTooLarge:
             pass
         finally:
@@ -61,23 +63,24 @@ class SLOMiddleware:
         if exchange.too_large:
             await exchange.refuse_too_large()
 
-    def _limit(self, scope: Scope) -> int:
-        if self._max_body_bytes is None:
+    def _settings_of(self, scope: Scope) -> PluginSettings:
+        if self._settings is None:
             engine = engine_of(scope)
-            config = None if engine is None else engine.vllm_config.additional_config
-            self._max_body_bytes = plugin_settings(config).max_body_bytes
-        return self._max_body_bytes
+            self._settings = plugin_settings(None if engine is None else engine.vllm_config.additional_config)
+        return self._settings
 
 
 class Exchange:
     """One request and its answer, as they pass. too_large: its body is, or says that it will be."""
 
-    def __init__(self, http: HTTPContext, max_body_bytes: int, receive: Receive, send: Send) -> None:
+    def __init__(self, http: HTTPContext, settings: PluginSettings, receive: Receive, send: Send) -> None:
         self.http = http
         self.too_large = False
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes = settings.max_body_bytes
+        self._header_rules = settings.header_rules
         self._receive = receive
-        self._send = send
+        self._send = self._send_at_once = send
+        self._ttl: TimeToLive | None = None
         self._body: list[bytes] = []
         self._received_bytes = 0
         self._answering = False
@@ -91,7 +94,10 @@ class Exchange:
         that has any use for it.
         """
         headers = scope["headers"]
-        self.http.read_headers(headers)
+        self.http.read_headers(headers, self._header_rules)
+        if self.http.headers.ttl_s is not None:
+            self._ttl = TimeToLive(self.http.headers.ttl_s, self._receive, self._send)
+            self._receive, self._send = self._ttl.receive, self._ttl.send
         self.too_large = declares_more(headers, self._max_body_bytes)
         found, name = dict(headers), REQUEST_ID.encode()
         if found.get(name):
@@ -99,6 +105,18 @@ class Exchange:
             return scope
         self._request_id = uuid.uuid4().hex
         return {**scope, "headers": [h for h in headers if h[0] != name] + [(name, self._request_id.encode())]}
+
+    async def run(self, app: Awaitable[None]) -> None:
+        """Runs what serves the request, no longer than it has to live."""
+        if self._ttl is None:
+            await app
+        else:
+            await self._ttl.run(app, lambda: self.http.is_waiting, self._refuse_expired)
+
+    async def _refuse_expired(self) -> None:
+        self._send, self._answering = self._send_at_once, False
+        error = self.http.expire()
+        await self.refuse(errors.status(error), str(error), TTL, errors.headers(error))
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -127,7 +145,7 @@ class Exchange:
                     headers[name] = value
             for name, value in predictions(self.http.predicted):
                 headers[name] = value
-            if self.http.wants_report:
+            if self.http.wants_report or self.http.tier is not None:
                 self._reporter = Reporter.of(message, self.http)
                 if self._reporter is not None:
                     return  # a body that grows needs another length: the reporter sends the head as well
@@ -144,7 +162,9 @@ class Exchange:
         )
         await self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, None)
 
-    async def refuse(self, status: HTTPStatus, message: str, param: str | None) -> None:
+    async def refuse(
+        self, status: HTTPStatus, message: str, param: str | None, headers: Iterable[tuple[str, str]] = ()
+    ) -> None:
         """Answers in place of the server, unless its answer has begun."""
         if not self._answering:
-            await refuse(self._send, status, message, param, [CLOSE])
+            await refuse(self._send, status, message, param, [CLOSE, *headers])

@@ -1,12 +1,15 @@
-"""Puts the outcome of a request into its answer, for clients that asked for it.
+"""Puts into an answer what we know of it: the tier that was served, and the outcome for clients that asked for it.
 
 Where the answer carries ``usage`` (the body of a reply in one piece; of a stream the last usage chunk of chat and
 completions, ``message_delta`` of Anthropic's messages, ``response.completed`` of the responses API), ``slo`` stands
 beside it. A stream that sends no usage gets a chunk without choices before ``[DONE]``, shaped like a usage chunk.
 One object where the request was one call of the engine, a list where it was several.
+
+``service_tier`` stands in the answers of OpenAI's APIs, and in each chunk of a stream, where the request named one.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +22,10 @@ from sloserve.wire.outcome import outcome
 KEY = "slo"
 _DATA = b"data: "
 _DONE = b"[DONE]"
+_HEAD_BYTES = 256
+_TIERED = ("chat.completion", "text_completion", "response")
+"""Kinds of objects that have a ``service_tier``."""
+_TIERED_CHUNK = re.compile(rb'"choices":\s*\[')
 _ENVELOPE = ("id", "object", "created", "model")
 
 
@@ -69,7 +76,10 @@ class Reporter:
             return body
         if not isinstance(reply, dict) or not self._http.served:
             return body
-        reply[KEY] = self._outcome()
+        if self._http.wants_report:
+            reply[KEY] = self._outcome()
+        if self._http.tier is not None and reply.get("object") in _TIERED:
+            reply["service_tier"] = self._http.tier
         return json.dumps(reply, ensure_ascii=False, separators=(",", ":")).encode()
 
     def _events(self, chunk: bytes, *, last: bool) -> bytes:
@@ -83,9 +93,12 @@ class Reporter:
 
     def _event(self, event: bytes) -> bytes:
         at = 0 if event.startswith(_DATA) else event.find(b"\n" + _DATA) + 1
-        if self._told or not event.startswith(_DATA, at):
+        if not event.startswith(_DATA, at):
             return event  # a comment that keeps the connection alive
-        head, data = event[:at], event[at + len(_DATA) :]
+        head, data = event[:at], self._tiered(event[at + len(_DATA) :])
+        event = head + _DATA + data
+        if self._told or not self._http.wants_report:
+            return event
         if data.strip() == _DONE:
             return self._before_done(event)
         if not self._envelope or b'"usage"' in data:
@@ -98,6 +111,12 @@ class Reporter:
                 if self._complete(chunk):
                     return head + _DATA + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode()
         return event
+
+    def _tiered(self, data: bytes) -> bytes:
+        """vLLM leaves ``service_tier`` out of its chunks, so that it can be put in without reading them."""
+        if self._http.tier is None or not data.startswith(b"{") or not _TIERED_CHUNK.search(data[:_HEAD_BYTES]):
+            return data
+        return b'{"service_tier":' + json.dumps(self._http.tier).encode() + b"," + data[1:]
 
     def _complete(self, chunk: dict[str, Any]) -> bool:
         """Puts the outcome where ``chunk`` is the one that says what the whole reply used."""

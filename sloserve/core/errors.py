@@ -77,7 +77,11 @@ class Evicted(SloServeError):
 
 
 class DeadlinePassed(Evicted):
-    """The deadline passed while the request waited."""
+    """The deadline passed while the request waited; says in how many whole seconds its like should find a place."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Cancelled(Evicted):

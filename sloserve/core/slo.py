@@ -19,6 +19,10 @@ MAX_TDS = 10_000.0
 """Fastest delivery speed, tokens/s, that a target may ask for; no engine streams one request faster."""
 
 
+DUE_NOW_S = 1e-3
+"""A TTFT target up to this says that the first token is due already, not that it could come in time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Targets:
     """The targets of one request; ``None`` where it has none.
@@ -46,6 +50,16 @@ class Targets:
     def over(self, default: "Targets") -> "Targets":
         """These targets, with what they leave open taken from ``default``."""
         return Targets(*(getattr(self if getattr(self, name) is not None else default, name) for name in _TARGETS))
+
+    def no_tighter_than(self, limit: "Targets") -> "Targets":
+        """These targets, each as lax as that of ``limit``; a kind that ``limit`` does not have is dropped."""
+        own = {name: getattr(self, name) for name in _TARGETS}
+        bounded = {}
+        for name, value in own.items():
+            bound = getattr(limit, name)
+            if value is not None and bound is not None:
+                bounded[name] = min(value, bound) if name == "tds" else max(value, bound)
+        return Targets(**bounded)
 
 
 _TARGETS = tuple(f.name for f in fields(Targets))

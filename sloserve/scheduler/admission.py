@@ -25,7 +25,7 @@ from typing import Any
 
 from sloserve.core.errors import ConfigError, QueueFull, SLOUnattainable
 from sloserve.core.goodput import TOLERANCE_S, Latency
-from sloserve.core.slo import Targets
+from sloserve.core.slo import DUE_NOW_S, Targets
 from sloserve.scheduler.backlog import Backlog, Elsewhere, Place
 from sloserve.scheduler.prediction import Figure, Forecast, NewRequest, Predictor
 
@@ -98,6 +98,10 @@ class Admission:
         self._predictor.admitted(new, forecast)
         return Ticket(new, forecast, place, self._predictor)
 
+    def promise_place(self, class_name: str, now_s: float) -> int:
+        """In how many whole seconds one of the class should find a place, for a client that is sent away."""
+        return self._backlog.promise_place(class_name, now_s)
+
     def waiting(self, class_name: str) -> int:
         """How many requests of the class are booked as waiting, here."""
         return self._backlog.waiting(class_name)
@@ -129,7 +133,7 @@ class Admission:
             ("ttft", targets.ttft_s, forecast.ttft),
             ("e2e", targets.e2e_s, forecast.e2e or forecast.ttft),
         ):
-            if target_s is None or figure is None:
+            if target_s is None or figure is None or (name == "ttft" and target_s <= DUE_NOW_S):
                 continue
             factor = figure.promise.factor(min_chance) or UNCALIBRATED
             if factor * figure.promise.predicted <= target_s:
@@ -148,7 +152,8 @@ def _least(
     targets: Targets, output_tokens: int | None, ttft_s: float | None, tpot_s: float | None
 ) -> Iterator[tuple[str, float, float]]:
     """Of each target that something is known about: its name, its value, and the least that it can take, in seconds."""
-    if targets.ttft_s is not None and ttft_s is not None:
+    # What is due already is not refused for that: it asks to be served soon, not for a latency.
+    if targets.ttft_s is not None and targets.ttft_s > DUE_NOW_S and ttft_s is not None:
         yield "ttft", targets.ttft_s, ttft_s
     if targets.e2e_s is not None and ttft_s is not None:
         # A length that nobody stated may be a single token.

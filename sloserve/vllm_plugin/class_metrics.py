@@ -49,6 +49,7 @@ class Families:
             "slo_violations", "Requests that missed this target; one not completed misses all of its", "class", "type"
         )
         self.rejected = _counter("rejected_requests", "Requests refused before they were queued", "class", "reason")
+        self.ignored_headers = _counter("ignored_headers", "Headers x-slo-* that were passed over, since none is ours")
         self.tenant_requests = _counter("tenant_requests", "Requests that ended", "tenant", "outcome")
         self.qoe = _histogram("qoe", "Quality of experience of streamed replies, 0 to 1", QOE_BUCKETS)
         self.predicted_ttft = _histogram(

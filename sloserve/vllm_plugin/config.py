@@ -1,5 +1,6 @@
 """The plugin's settings, as they travel in ``--additional-config '{"sloserve": {...}}'``."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -11,11 +12,15 @@ from sloserve.files.model import Allowed, Problem, check_model, dotted, unknown
 from sloserve.scheduler.admission import Admission
 from sloserve.scheduler.backlog import Elsewhere, Place
 from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.wire.headers import TENANTS, HeaderRules, is_ours
+from sloserve.wire.resolve import Rules
 
 KEY = "sloserve"
 MAX_BODY_BYTES = 32 * 2**20
 MAX_WAITING = 1024
 MAX_RANK = 1000
+MAX_TENANT_HEADERS = 8
+_HEADER_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 ADMIN_KEY = "SLOSERVE_ADMIN_KEY"
 """Environment variable with the key of the admin routes: never a setting, so that no configuration shows it."""
 
@@ -41,6 +46,15 @@ def _max_waiting(value: Any) -> int | dict[str, int]:
     if any(isinstance(cap, bool) or not isinstance(cap, int) or cap < 1 for cap in caps):
         raise ValueError
     return dict(value) if isinstance(value, Mapping) else int(value)
+
+
+def _tenant_headers(value: Any) -> tuple[str, ...]:
+    names = [name.lower() for name in value if isinstance(name, str)] if isinstance(value, list | tuple) else []
+    if len(names) != len(value) or len(names) > MAX_TENANT_HEADERS:
+        raise ValueError
+    if any(not _HEADER_NAME.fullmatch(name) or is_ours(name) for name in names):
+        raise ValueError
+    return tuple(dict.fromkeys(names))
 
 
 class _Settings(BaseModel):
@@ -107,7 +121,10 @@ class PluginSettings(_Settings):
     classes: the service classes; default_class: name of that of requests that name none.
     service_tiers: ``service_tier`` to class; what is given is laid over the default table.
     unknown_class: whether a request that names an unknown class is refused or gets the default class.
+    objectives: a gateway's inference objective to class; one that is not named says nothing.
+    unknown_headers: whether an ``x-slo-*`` header that resembles none of ours is ignored or refused.
     tenants: the most urgent class that each tenant may use; tenant_default: that of others, ``None`` for no limit.
+    tenant_headers: which headers name the tenant.
     max_body_bytes: longest request body. max_tenant_labels: tenants with metrics of their own; the rest is ``other``.
     """
 
@@ -124,17 +141,42 @@ class PluginSettings(_Settings):
         DEFAULT_CLASSES
     )
     unknown_class: Annotated[Literal["reject", "default"], Allowed("one of reject, default")] = "reject"
+    objectives: Annotated[dict[str, str], Allowed("a mapping of objective to class")] = {}
+    unknown_headers: Annotated[Literal["ignore", "reject"], Allowed("one of ignore, reject")] = "ignore"
     tenants: Annotated[dict[str, str], Allowed("a mapping of tenant to class")] = {}
     tenant_default: Annotated[str | None, Allowed("the name of a class")] = None
+    tenant_headers: Annotated[
+        tuple[str, ...],
+        PlainValidator(_tenant_headers),
+        Allowed(f"a list of header names, at most {MAX_TENANT_HEADERS}, none of them ours"),
+    ] = TENANTS
     admission: Annotated[AdmissionSettings, Allowed("a mapping with mode, max_waiting, min_chance")] = (
         AdmissionSettings()
     )
     max_body_bytes: Annotated[int, Field(strict=True, ge=1), Allowed("a whole number of bytes from 1")] = MAX_BODY_BYTES
     max_tenant_labels: Count = 50
 
+    @property
+    def header_rules(self) -> HeaderRules:
+        """How headers are read."""
+        return HeaderRules(self.tenant_headers, self.unknown_headers == "reject")
+
+    @property
+    def rules(self) -> Rules:
+        """What is made of what requests state."""
+        return Rules(
+            classes=self.classes,
+            service_tiers=self.service_tiers,
+            unknown_to_default=self.unknown_class == "default",
+            tenants=self.tenants,
+            tenant_default=self.tenant_default,
+            objectives=self.objectives,
+        )
+
     def as_config(self) -> dict[str, Any]:
         """Plain values from which :func:`plugin_settings` makes equal settings; they travel as JSON."""
         plain = self.model_dump(exclude={"classes", "default_class"})
+        plain["tenant_headers"] = list(self.tenant_headers)
         table = self.classes.as_config()
         return {key: table[key] if key in table else plain[key] for key in PluginSettings.model_fields}
 
@@ -215,7 +257,7 @@ def _class_table(section: Mapping[str, Any]) -> tuple[ClassTable, list[Problem]]
 def _unknown_names(section: Mapping[str, Any], table: ClassTable) -> list[Problem]:
     """Names of classes and service tiers that there are not; values that are no names are reported by their type."""
     named: list[tuple[tuple[str, ...], Any]] = [(("tenant_default",), section.get("tenant_default"))]
-    for key in ("service_tiers", "tenants"):
+    for key in ("service_tiers", "tenants", "objectives"):
         entries = section.get(key)
         named += [((key, name), value) for name, value in entries.items()] if isinstance(entries, Mapping) else []
     problems = [_no_class(path, x, table.names) for path, x in named if isinstance(x, str) and x not in table]

@@ -14,10 +14,11 @@ import atexit
 import functools
 import logging
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from sloserve.core.clock import Clock, SystemClock
-from sloserve.core.errors import InvalidRequest, Rejected
+from sloserve.core.errors import DeadlinePassed, InvalidRequest, Rejected
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
@@ -33,7 +34,7 @@ from sloserve.wire import context, errors
 from sloserve.wire.body import BodyFields
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import Field, HeaderFields
-from sloserve.wire.resolve import Rules, resolve
+from sloserve.wire.resolve import resolve
 from sloserve.wire.xargs import stated_output_tokens
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,20 @@ def runs_our_scheduler(vllm_config: Any) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request as its HTTP side sees it, see :class:`sloserve.wire.context.Call`."""
+
+    front_end: "FrontEnd"
+    observed: Observed
+
+    def is_waiting(self) -> bool:
+        return self.front_end.is_waiting(self.observed)
+
+    def expire(self) -> int:
+        return self.front_end.expire(self.observed)
+
+
 class FrontEnd:
     """What the requests of one engine client share in this process."""
 
@@ -108,13 +123,7 @@ class FrontEnd:
         """rank: of this one among so many API ``processes`` of the server."""
         settings = plugin_settings(engine.vllm_config.additional_config)
         self._clock = clock
-        self._rules = Rules(
-            classes=settings.classes,
-            service_tiers=settings.service_tiers,
-            unknown_to_default=settings.unknown_class == "default",
-            tenants=settings.tenants,
-            tenant_default=settings.tenant_default,
-        )
+        self._rules = settings.rules
         self._policy = settings.policy
         self._boards = Boards(_board(settings, rank, processes), clock)
         self._metrics = metrics.install(settings, self._boards, clock)
@@ -143,6 +152,8 @@ class FrontEnd:
             ended=functools.partial(self._ended, http),
         )
         self._admit(http, observed, prompt, sampling_params)
+        if http is not None:
+            http.calls.append(_Call(self, observed))
         return observed
 
     def watch(self, observed: Observed, replies: Any, output_kind: Any) -> Any:
@@ -162,12 +173,16 @@ class FrontEnd:
                 raise http.error
             headers, body = (HeaderFields(), BodyFields()) if http is None else (http.headers, http.body)
             resolved = resolve(self._rules, sampling_params.extra_args, headers, body)
+            if headers.ignored:
+                self._metrics.ignored(headers.ignored)
             if http is not None and http.priority is not None and http.priority.value != 0:
                 self._check_priority(http.priority)
         except InvalidRequest as error:
             self._metrics.rejected(None, metrics.INVALID_REQUEST)
             raise VLLMValidationError(str(error), parameter=error.field) from error
         sampling_params.extra_args = resolved.xargs
+        if http is not None:
+            http.tier = resolved.tier
         return resolved.slo
 
     def _check_priority(self, stated: Field) -> None:
@@ -233,6 +248,19 @@ class FrontEnd:
             return True
         state = self._states.get(engine_request_id) or self._states.get(f"0_{engine_request_id}")
         return state is not None and state.is_prefilling
+
+    def is_waiting(self, observed: Observed) -> bool:
+        """Whether a request that was admitted has no token yet, as far as this process can know."""
+        ticket = observed.ticket
+        return not observed.begun and ticket is not None and self._still_waiting(ticket.place)
+
+    def expire(self, observed: Observed) -> int:
+        """Books a request as given up; in how many whole seconds one of its class should find a place."""
+        name = observed.slo.slo_class.name
+        if not observed.expired:
+            observed.expired = True
+            self._metrics.rejected(name, errors.REASON[DeadlinePassed])
+        return self._admission.promise_place(name, self._clock.now_s())
 
     def _started(self, observed: Observed) -> None:
         if observed.ticket is not None:

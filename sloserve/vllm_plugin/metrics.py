@@ -11,7 +11,9 @@ many as :class:`TenantLabels` allows have one of their own.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+import logging
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -28,6 +30,9 @@ from sloserve.vllm_plugin.config import PluginSettings
 from sloserve.vllm_plugin.page import PageSnapshot, find_pages
 from sloserve.vllm_plugin.page_metrics import PageCollector
 
+logger = logging.getLogger(__name__)
+
+LOG_INTERVAL_S: Final = 60.0
 INVALID_REQUEST: Final = "invalid-request"
 REASONS: Final = (
     "rejected-saturated", "rejected-slo-unattainable", "rejected-ttl-expired", "evicted-priority", INVALID_REQUEST,
@@ -94,6 +99,7 @@ class FrontEndMetrics:
         self._tenants = TenantLabels(tenants, boards)
         self._registry = registry
         self._families = Families()
+        self._logged_s: float | None = None
         names = list(class_names)
         self._classes = {name: ClassMetrics(name, self._families, boards.own, i) for i, name in enumerate(names)}
         for name in self._classes:
@@ -128,6 +134,14 @@ class FrontEndMetrics:
         """
         known = slo_class if slo_class in self._classes else NONE
         self._families.rejected.labels(known, reason if reason in REASONS else OTHER).inc()
+
+    def ignored(self, names: Sequence[str]) -> None:
+        """Counts headers that were passed over, and names some in the log, at most once in ``LOG_INTERVAL_S``."""
+        self._families.ignored_headers.inc(len(names))
+        now_s = self._clock.now_s()
+        if self._logged_s is None or not 0.0 <= now_s - self._logged_s < LOG_INTERVAL_S:
+            self._logged_s = now_s
+            logger.warning("headers that sloserve does not know are ignored: %s", reprlib.repr(names))
 
     def unregister(self) -> None:
         """Takes all of them out of the registry; a second call changes nothing."""

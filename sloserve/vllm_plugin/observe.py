@@ -38,7 +38,7 @@ class Observed:
     least well read of the others.
 
     engine_request_id: its name in the engine, once it is there. ticket: of its admission. predicted: what was predicted
-    then.
+    then. expired: whether it was given up, its time to live being over.
 
     Args:
         interruptions: looks up what the engine's request of a given id met.
@@ -62,6 +62,7 @@ class Observed:
         self.engine_request_id: str | None = None
         self.ticket: Ticket | None = None
         self.predicted: Predicted | None = None
+        self.expired = False
         self._clock = clock
         self._interruptions = interruptions
         self._started = started
@@ -142,10 +143,17 @@ class Observed:
         decode_s = stats.last_token_ts - stats.first_token_ts
         return Latency(ttft_s=stats.first_token_latency, tpot_s=decode_s / max(tokens - 1, 1), e2e_s=e2e_s)
 
+    @property
+    def begun(self) -> bool:
+        """Whether a token was seen to leave."""
+        return self._begun
+
     def _end(self, outcome: Outcome, reply: Any, latency: Latency | None = None, quality: float | None = None) -> None:
         if self._over:
             return
         self._over = True
+        if self.expired and outcome is Outcome.ABORTED:
+            outcome = Outcome.EVICTED
         if outcome is not Outcome.COMPLETED and expectation(self.slo.targets) is not None:
             quality = 0.0
         stats = getattr(reply, "metrics", None)

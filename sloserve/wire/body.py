@@ -11,6 +11,7 @@ import msgspec
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.wire.headers import Field
+from sloserve.wire.xargs import MAX_OUTPUT_TOKENS
 
 NESTED = {
     "ttft_ms": "slo_ttft_ms",
@@ -27,6 +28,7 @@ class _Body(msgspec.Struct):
     slo: Any = None
     service_tier: Any = None
     priority: Any = None
+    nvext: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -61,6 +63,9 @@ def read_body(body: bytes) -> BodyFields:
         if not isinstance(read.service_tier, str):
             raise InvalidRequest("service_tier", read.service_tier, "a string")
         found.tier = read.service_tier
+    length = _expected_length(read.nvext)
+    if length is not None:
+        found.fields["slo_output_tokens"] = Field("nvext.agent_hints.osl", length)
     if read.slo is None:
         return found
     if not isinstance(read.slo, dict):
@@ -75,3 +80,12 @@ def read_body(body: bytes) -> BodyFields:
         elif value is not None:
             found.fields[NESTED[name]] = Field(f"slo.{name}", value)
     return found
+
+
+def _expected_length(nvext: Any) -> int | None:
+    """The reply's length in tokens as Dynamo's agent hints have it; a hint that cannot be one is passed over."""
+    hints = nvext.get("agent_hints") if isinstance(nvext, dict) else None
+    length = hints.get("osl") if isinstance(hints, dict) else None
+    if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= MAX_OUTPUT_TOKENS:
+        return None
+    return length

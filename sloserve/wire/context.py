@@ -7,12 +7,26 @@ its own; all see the same context, because tasks inherit context variables.
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from sloserve.core.errors import InvalidRequest, Rejected
+from sloserve.core.errors import DeadlinePassed, InvalidRequest, Rejected
 from sloserve.core.predicted import Predicted
 from sloserve.core.served import ServedRequest
 from sloserve.wire.body import BodyFields, read_body
-from sloserve.wire.headers import Field, HeaderFields, read_headers
+from sloserve.wire.headers import DEFAULT_RULES, TTL, Field, HeaderFields, HeaderRules, read_headers
+
+RETRY_UNSEEN_S = 5
+"""What a client is told whose request was given up before anything was known of the queue that it would wait in."""
+
+
+class Call(Protocol):
+    """One call of the engine, as far as the HTTP side may end it."""
+
+    def is_waiting(self) -> bool:
+        """Whether it has no token yet."""
+
+    def expire(self) -> int:
+        """Books it as given up; in how many whole seconds its like should find a place."""
 
 
 @dataclass(slots=True)
@@ -21,7 +35,8 @@ class HTTPContext:
 
     arrival_s: when its head arrived. error: why what it states cannot be read; raised where an SLO is asked for, since
     most routes have no use for one. served: the engine's requests that ended, in that order. rejection: why it was
-    refused, if it was. predicted: of the engine's requests, at their admission.
+    refused, if it was. predicted: of the engine's requests, at their admission. tier: the ``service_tier``
+    to answer with. calls: of the engine, those that were admitted.
     """
 
     arrival_s: float
@@ -31,10 +46,12 @@ class HTTPContext:
     served: list[ServedRequest] = field(default_factory=list)
     rejection: Rejected | None = None
     predicted: list[Predicted] = field(default_factory=list)
+    tier: str | None = None
+    calls: list[Call] = field(default_factory=list)
 
-    def read_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def read_headers(self, headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DEFAULT_RULES) -> None:
         try:
-            self.headers = read_headers(headers)
+            self.headers = read_headers(headers, rules)
         except InvalidRequest as error:
             self.error = self.error or error
 
@@ -43,6 +60,18 @@ class HTTPContext:
             self.body = read_body(body)
         except InvalidRequest as error:
             self.error = self.error or error
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether none of its calls of the engine has got a token yet."""
+        return all(call.is_waiting() for call in self.calls)
+
+    def expire(self) -> DeadlinePassed:
+        """Books all its calls as given up, since the time that the client gave them is over; the error to answer."""
+        retry_after_s = max((call.expire() for call in self.calls), default=RETRY_UNSEEN_S)
+        ms = 1e3 * (self.headers.ttl_s or 0.0)
+        message = f"no token within the {ms:g} ms of {TTL}; retry in {retry_after_s} s or allow for more"
+        return DeadlinePassed(message, retry_after_s)
 
     @property
     def priority(self) -> Field | None:

@@ -1,16 +1,19 @@
 """SLOs in HTTP headers: the names, and what a request states in them.
 
 Ours are ``x-slo-*``; llm-d's spellings of the same are accepted too. A header of ours that is misspelt or given twice
-is an error, not a default: whoever sends it means something by it.
+is an error, not a default: whoever sends it means something by it. An ``x-slo-*`` header that resembles none of ours is
+somebody else's, and is passed over unless the deployment has it refused.
 """
 
 import difflib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.predicted import Predicted, worst
+from sloserve.core.slo import DUE_NOW_S, MAX_TARGET_S
 
 FIELDS = {
     "x-slo-ttft-ms": "slo_ttft_ms",
@@ -28,7 +31,15 @@ REPORT = "x-slo-report"
 PRIORITY = "x-vllm-priority"
 """vLLM's own; it beats the body's ``priority`` and is passed over where it is no whole number."""
 
-TENANTS = ("x-tenant-id", "x-llm-d-inference-fairness-id")
+TENANTS = ("x-tenant-id", "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+"""Headers that name the tenant, unless the deployment names others."""
+
+OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+"""llm-d and the Gateway API's inference extension: the name of an InferenceObjective, which a table maps to a class."""
+
+TTL = "x-request-ttl-ms"
+"""How long the request may wait for its first token."""
+
 REQUEST_ID = "x-request-id"
 RETRY_AFTER = "retry-after"
 DROPPED_REASON = "x-slo-dropped-reason"
@@ -37,8 +48,20 @@ PREDICTED_E2E = "x-slo-predicted-e2e-ms"
 ANSWERS = frozenset({DROPPED_REASON, PREDICTED_TTFT, PREDICTED_E2E})
 """Names of ours that stand in answers; a proxy that copies them into a request is not told off."""
 
+DUE_NOW = f"{DUE_NOW_S * 1e3:g}"
+"""What a TTFT of 0 or less is read as, in ms."""
+
 MAX_LABEL_CHARS = 128
 """Longest tenant or request id: they are kept in memory and written to logs."""
+
+
+def _stem(name: str) -> str:
+    return name.removeprefix("x-slo-").removesuffix("-ms")
+
+
+_KNOWN = {_stem(name): name for name in (*FIELDS, REPORT) if name.startswith("x-slo-")}
+_CLOSE = 0.6
+"""Likeness, without prefix and unit, from which on a name is taken for a misspelt one of ours."""
 
 TRUE, FALSE = frozenset({"1", "true", "yes"}), frozenset({"0", "false", "no"})
 
@@ -50,30 +73,61 @@ class Field(NamedTuple):
     value: object
 
 
+def is_ours(name: str) -> bool:
+    """Whether a header, named in lower case, already says something else than whose request it is."""
+    return name.startswith("x-slo-") or name in FIELDS or name in (PRIORITY, TTL, REQUEST_ID, *OBJECTIVES)
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderRules:
+    """tenant_headers: who names the tenant, in lower case. reject_unknown: refuses every unknown ``x-slo-*``."""
+
+    tenant_headers: tuple[str, ...] = TENANTS
+    reject_unknown: bool = False
+
+
 @dataclass(slots=True)
 class HeaderFields:
-    """What the headers of one request state. fields: by key of ``vllm_xargs``. priority: vLLM's, a whole number."""
+    """What the headers of one request state. fields: by key of ``vllm_xargs``. priority: vLLM's, a whole number.
+
+    objective: of a gateway. ttl_s: from arrival to the first token. ignored: ``x-slo-*`` headers that are not ours.
+    """
 
     fields: dict[str, Field] = field(default_factory=dict)
     tenant: str | None = None
     report: bool = False
     priority: Field | None = None
+    objective: Field | None = None
+    ttl_s: float | None = None
+    ignored: tuple[str, ...] = ()
 
 
-def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderFields:
+DEFAULT_RULES = HeaderRules()
+
+
+def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DEFAULT_RULES) -> HeaderFields:
     """The SLO, tenant and wish for a report in ``headers``, names in lower case as ASGI has them.
 
-    Raises: InvalidRequest for an unknown ``x-slo-*`` header, contradicting values, or a tenant that is no label.
-    Values of targets are read later, together with those of the body.
+    Raises: InvalidRequest for a misspelt ``x-slo-*`` header, contradicting values, or a tenant that is no label.
+    Values of targets are read later, together with those of the body; but a TTFT of 0 or less, which only a header may
+    state, is due now.
     """
     found = HeaderFields()
     for raw_name, raw_value in headers:
-        if not raw_name.startswith(b"x-"):
-            continue
         name = raw_name.decode("latin-1")
+        if name in rules.tenant_headers:
+            tenant = label(name, raw_value)
+            if found.tenant not in (None, tenant):
+                raise InvalidRequest(name, tenant, f"{found.tenant!r}, which another tenant header says; give one")
+            found.tenant = tenant
+            continue
+        if not name.startswith("x-"):
+            continue
         key = FIELDS.get(name)
         if key is not None:
             text = raw_value.decode("latin-1").strip()
+            if key == "slo_ttft_ms" and _is_past(text):
+                text = DUE_NOW
             before = found.fields.setdefault(key, Field(name, text))
             if before.value != text:
                 raise InvalidRequest(name, text, f"{before.value!r}, which {before.name} says; give one of them")
@@ -81,17 +135,40 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderFields:
             found.report = _flag(name, raw_value.decode("latin-1").strip())
         elif name == PRIORITY:
             found.priority = _priority(raw_value)
-        elif name in TENANTS:
-            tenant = label(name, raw_value)
-            if found.tenant not in (None, tenant):
-                raise InvalidRequest(name, tenant, f"{found.tenant!r}, which another tenant header says; give one")
-            found.tenant = tenant
+        elif name in OBJECTIVES:
+            objective = label(name, raw_value)
+            if found.objective is not None and found.objective.value != objective:
+                raise InvalidRequest(name, objective, f"{found.objective.value!r}, which {found.objective.name} says")
+            found.objective = Field(name, objective)
+        elif name == TTL:
+            found.ttl_s = _ttl_s(raw_value.decode("latin-1").strip())
         elif name.startswith("x-slo-") and name not in ANSWERS:
-            known = (*FIELDS, REPORT)
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise InvalidRequest(name, raw_value.decode("latin-1"), f"a known SLO header: {', '.join(known)}{hint}")
+            close = difflib.get_close_matches(_stem(name), _KNOWN, n=1, cutoff=_CLOSE)
+            if not close and not rules.reject_unknown:
+                found.ignored += (name,)
+                continue
+            hint = f"; did you mean {_KNOWN[close[0]]}?" if close else ""
+            known = f"a known SLO header: {', '.join((*FIELDS, REPORT))}{hint}"
+            raise InvalidRequest(name, raw_value.decode("latin-1"), known)
     return found
+
+
+def _is_past(text: str) -> bool:
+    """Whether the time that is left, as a gateway counts it, is none: llm-d's batch gateway sends 0 and less."""
+    try:
+        return "_" not in text and -math.inf < float(text) <= 0.0
+    except ValueError:
+        return False
+
+
+def _ttl_s(text: str) -> float:
+    try:
+        ttl_s = float(text) / 1e3 if "_" not in text else math.nan
+    except ValueError:
+        ttl_s = math.nan
+    if not 0.0 < ttl_s <= MAX_TARGET_S:
+        raise InvalidRequest(TTL, text, f"a number of milliseconds above 0 and up to {MAX_TARGET_S * 1e3:.0f}")
+    return ttl_s
 
 
 def predictions(predicted: Iterable[Predicted]) -> list[tuple[str, str]]:

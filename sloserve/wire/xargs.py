@@ -12,7 +12,7 @@ from typing import Any
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import MAX_TARGET_S, MAX_TDS, SLO, ClassTable, Targets
 
-_TARGET_KEYS = {
+TARGET_KEYS = {
     # key: (field of Targets, factor to its unit, limit in the key's own unit, what is allowed)
     "slo_ttft_ms": ("ttft_s", 1e-3, MAX_TARGET_S * 1e3, "milliseconds"),
     "slo_tpot_ms": ("tpot_s", 1e-3, MAX_TARGET_S * 1e3, "milliseconds"),
@@ -20,7 +20,7 @@ _TARGET_KEYS = {
     "slo_tds": ("tds", 1.0, MAX_TDS, "tokens per second"),
 }
 PREFIX = "slo_"
-KEYS = (*_TARGET_KEYS, "slo_class", "slo_output_tokens")
+KEYS = (*TARGET_KEYS, "slo_class", "slo_output_tokens")
 MAX_OUTPUT_TOKENS = 2**31
 _LEAST = 1e-300
 """Smaller numbers would be 0 in seconds, or have no reciprocal."""
@@ -36,16 +36,22 @@ def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
     for key in args:
         if key not in KEYS:
             raise InvalidRequest(key, args[key], f"a known SLO key; known: {', '.join(KEYS)}")
-    targets = {}
-    for key, (name, factor, limit, unit) in _TARGET_KEYS.items():
-        if key in args:
-            allowed = f"a number of {unit} above 0 and up to {limit:.0f}"
-            targets[name] = _number(key, args[key], _LEAST, limit, allowed) * factor
+    targets = stated_targets(args)
     slo_class = args.get("slo_class")
     if slo_class is not None and (not isinstance(slo_class, str) or slo_class not in classes):
         raise InvalidRequest("slo_class", slo_class, f"one of {', '.join(classes.names)}")
     stated_output_tokens(extra_args)
-    return classes.slo(slo_class, Targets(**targets))
+    return classes.slo(slo_class, targets)
+
+
+def stated_targets(args: Mapping[str, Any]) -> Targets:
+    """The targets among ``args``, without those of any class. Raises: InvalidRequest."""
+    targets = {}
+    for key, (name, factor, limit, unit) in TARGET_KEYS.items():
+        if key in args:
+            allowed = f"a number of {unit} above 0 and up to {limit:.0f}"
+            targets[name] = _number(key, args[key], _LEAST, limit, allowed) * factor
+    return Targets(**targets)
 
 
 def stated_output_tokens(extra_args: Mapping[str, Any] | None) -> int | None:
@@ -72,7 +78,7 @@ def _number(key: str, value: Any, least: float, limit: float, allowed: str) -> f
 def to_xargs(slo: SLO, output_tokens: int | None = None) -> dict[str, str | float]:
     """The inverse of :func:`parse_slo`: what a client sends to state ``slo``."""
     args: dict[str, str | float] = {"slo_class": slo.slo_class.name}
-    for key, (name, factor, _, _) in _TARGET_KEYS.items():
+    for key, (name, factor, _, _) in TARGET_KEYS.items():
         value = getattr(slo.targets, name)
         if value is not None:
             args[key] = value / factor

@@ -269,3 +269,33 @@ def test_without_a_key_there_are_no_admin_routes(monkeypatch: pytest.MonkeyPatch
     scope = {"type": "http", "path": "/sloserve/policy", "headers": [], "method": "PUT"}
     asyncio.run(SLOMiddleware(inner)(scope, nothing, nothing))
     assert seen == ["/sloserve/policy"]
+
+
+@pytest.mark.parametrize("wants_report", [False, True])
+def test_the_tier_that_was_served_stands_in_the_answer(wants_report: bool) -> None:
+    def answers(make: Callable[[], Response]) -> Callable[[Request], Any]:
+        async def handler(request: Request) -> Response:
+            http = context.current.get()
+            assert http is not None
+            http.tier = "flex"
+            http.served.append(SERVED)
+            return make()
+
+        return handler
+
+    headers = {"x-slo-report": "1"} if wants_report else {}
+    whole = call(answers(lambda: JSONResponse({"object": "chat.completion", "service_tier": None})), headers=headers)
+    assert whole.json()["service_tier"] == "flex" and ("slo" in whole.json()) is wants_report
+    other = call(answers(lambda: JSONResponse({"type": "message", "role": "assistant"})), headers=headers)
+    assert "service_tier" not in other.json()
+
+    async def events() -> AsyncIterator[bytes]:
+        yield b'data: {"id":"1","choices":[{"delta":{"content":"\\"choices\\":["}}]}\n\ndata: {"id":'
+        yield b'"1","choices":[],"usage":{"total_tokens":3}}\n\n: still here\n\ndata: {"error":"x"}\n\ndata: [DONE]\n\n'
+
+    streamed = call(answers(lambda: StreamingResponse(events(), media_type="text/event-stream")), headers=headers)
+    data = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line.startswith("data: {")]
+    first, last, error = map(json.loads, data)
+    assert first == {"service_tier": "flex", "id": "1", "choices": [{"delta": {"content": '"choices":['}}]}
+    assert last["service_tier"] == "flex" and ("slo" in last) is wants_report and error == {"error": "x"}
+    assert ": still here\n\n" in streamed.text and streamed.text.endswith("data: [DONE]\n\n")

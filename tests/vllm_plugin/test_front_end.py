@@ -30,6 +30,10 @@ class Metrics:
     def __init__(self) -> None:
         self.served: list[ServedRequest] = []
         self.reasons: list[str | None] = []
+        self.ignored_names: tuple[str, ...] = ()
+
+    def ignored(self, names: tuple[str, ...]) -> None:
+        self.ignored_names += names
 
     def record(self, served: ServedRequest) -> None:
         self.served.append(served)
@@ -184,3 +188,48 @@ def test_without_a_page_a_front_end_serves_on_its_own(
 )
 def test_how_long_a_prompt_is(prompt: Any, tokens: int | None) -> None:
     assert prompt_tokens(prompt) == tokens
+
+
+def test_a_request_whose_time_is_over_leaves_nothing_in_the_books(metrics: Metrics) -> None:
+    server = Server(admission={"mode": "cap", "max_waiting": 1})
+    http = server.http(("x-request-ttl-ms", "300"))
+    observed = server.accept(http, {"prompt_token_ids": [0]})
+    kind = SimpleNamespace(name="DELTA")
+
+    async def replies() -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield
+
+    async def read() -> None:
+        async for _ in server.front_end.watch(observed, replies(), kind):
+            pass
+
+    async def give_up() -> None:
+        reading = asyncio.ensure_future(read())
+        await asyncio.sleep(0)
+        assert http.is_waiting
+        error = http.expire()
+        assert (error.retry_after_s, errors.reason(error)) == (5, "rejected-ttl-expired")
+        assert str(error).startswith("no token within the 300 ms of x-request-ttl-ms")
+        reading.cancel()
+        await asyncio.wait({reading})
+
+    asyncio.run(give_up())
+    assert [served.outcome for served in metrics.served] == ["evicted"]
+    assert metrics.reasons == ["rejected-ttl-expired"]
+    assert server.front_end._admission.waiting("interactive") == 0
+    server.serve()  # its place is free
+
+
+def test_headers_that_were_passed_over_are_counted(metrics: Metrics) -> None:
+    Server().serve(http := Server().http(("x-slo-deadline", "1")))
+    assert http.headers.ignored == ("x-slo-deadline",) == metrics.ignored_names
+
+
+def test_what_is_due_already_is_not_refused_for_that(metrics: Metrics) -> None:
+    server = Server(admission={"mode": "predict"})
+    for _ in range(20):
+        server.serve()
+    with pytest.raises(Refused, match="ttft target of 2 ms"):
+        server.serve(server.http(("x-slo-ttft-ms", "2")))
+    server.serve(server.http(("x-slo-ttft-ms", "-20")))
