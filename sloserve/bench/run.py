@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sloserve.bench.report import Reporter
 from sloserve.bench.settings import Bench, Point, points
@@ -18,6 +17,7 @@ from sloserve.client.payload import payload
 from sloserve.client.replay import Replay, replay
 from sloserve.client.shaping import check_context
 from sloserve.core.clock import Clock
+from sloserve.core.progress import progress
 
 WARMUP_SEED = 2**31
 """Of the prompts of warm-up requests: no run has it, so that none finds its prompts in a prefix cache."""
@@ -53,15 +53,14 @@ def bench(
     """
     console = console or Console()
     todo = points(settings)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    total = len(settings.target.urls) * sum(len(p.requests) for p in todo)
     with (
-        Progress(*columns, console=console, transient=True, refresh_per_second=REFRESHES_PER_S) as progress,
+        progress("requests", console, total, refresh_per_second=REFRESHES_PER_S) as bar,
         Reporter(settings, out_dir, console, token_log=token_log) as reporter,
     ):
-        task = progress.add_task("requests", total=len(settings.target.urls) * sum(len(p.requests) for p in todo))
 
         async def run() -> None:
-            async for measured in measure(settings, todo, clock, reporter, lambda: progress.advance(task)):
+            async for measured in measure(settings, todo, clock, reporter, bar.advance):
                 reporter.add(measured.label, measured.point, measured.run, ended_s=clock.now_s())
 
         asyncio.run(run())

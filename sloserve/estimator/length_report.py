@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.progress import progress
 from sloserve.estimator.length_accuracy import Accuracy
 from sloserve.estimator.length_examples import read_examples
 from sloserve.estimator.length_training import TrainingSettings, held_out, train
@@ -45,10 +45,9 @@ def train_and_report(data: Path, out: Path, *, text: bool, seeds: int, share: fl
         f"{len(examples)} requests of {len(examples.tasks)} task(s), {'with' if uses_text else 'without'} text;"
         f" output tokens: mean {examples.lengths.mean():.1f}, median {np.median(examples.lengths):.0f}"
     )
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("training", total=(max(seeds, 0) + 1) * len(settings.levels))
-        results = list(held_out(examples, settings, share=share, seeds=seeds, progress=lambda: progress.advance(bar)))
-        model = train(examples, settings, lambda: progress.advance(bar))
+    with progress("training", Console(stderr=True), (max(seeds, 0) + 1) * len(settings.levels)) as bar:
+        results = list(held_out(examples, settings, share=share, seeds=seeds, progress=bar.advance))
+        model = train(examples, settings, bar.advance)
     console.print(_table(results))
     try:
         model.save(out)

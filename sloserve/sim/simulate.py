@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.progress import progress
 from sloserve.core.runlog import RunLog
 from sloserve.estimator.profile import load_profile
 from sloserve.sim.admissions import NONE, run_names, split_run
@@ -48,23 +48,11 @@ def simulate(
     samples: list[LatencySample] = []
     counters: list[dict[str, int]] = []
     unrestricted: dict[tuple[str, Point], RunLog] = {}
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
     with (
         LogWriter(out_dir, token_log=token_log) as logs,
-        Progress(*columns, console=console, transient=True) as progress,
+        progress("requests", console) as bar,
     ):
-        task = progress.add_task("requests", total=None)
-
-        def tell(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        for run in run_experiment(experiment, jobs=jobs, on_progress=tell):
+        for run in run_experiment(experiment, jobs=jobs, on_progress=bar.update):
             point = run.point
             policy, admission = split_run(run.policy)
             if admission == NONE:

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import vllm
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -28,6 +27,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
 
 from sloserve.core.errors import EngineError
+from sloserve.core.progress import progress
 from sloserve.estimator.latency import StepLoad
 from sloserve.estimator.measurements import Measurements, TimedStep
 from sloserve.estimator.profile import Profile
@@ -218,21 +218,13 @@ def profile_model(
     try:
         measured = Measurements.open(raw, engine.facts(out.stem, model))
         measured.add_start({**engine.start_times_s, "link_bandwidth_gb_per_s": link_bandwidth_gb_per_s()})
-        columns = (
-            TextColumn("scenarios"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("scenarios", total=None)
+        with progress("scenarios", console) as bar:
             measure_grid(
                 engine,
                 settings.scenarios(engine.limits),
                 settings.repetitions,
                 measured,
-                on_progress=lambda done, total: progress.update(task, completed=done, total=total),
+                on_progress=bar.update,
             )
     finally:
         engine.shutdown()
