@@ -16,7 +16,11 @@ def bench(
     ],
     workload: Annotated[str | None, typer.Option(help="A named workload; `sloserve workloads` lists them.")] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="A trace to replay: CSV, Azure's CSV or Mooncake's JSONL; may be gzipped.")
+        Path | None,
+        typer.Option(
+            help="A trace to replay: CSV, Azure's CSV or Mooncake's JSONL, may be gzipped; a path, or a file's name in "
+            "the folder that SLOSERVE_DATA names."
+        ),
     ] = None,
     slo: Annotated[
         str | None,

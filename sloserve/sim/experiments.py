@@ -5,14 +5,11 @@ scripts.
 and looked for in the folder that the environment variable SLOSERVE_DATA names.
 """
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sloserve.core.errors import ConfigError
-
-DATA_FOLDER = "SLOSERVE_DATA"
+from sloserve.sim.readers.found import find_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,17 +281,11 @@ EXPERIMENTS = {
 def experiment_flags(name: str) -> dict[str, Any]:
     """The flags of the row ``name``, its trace as a path.
 
-    Raises: ConfigError for an unknown name, or when the trace's folder is unknown or lacks the file.
+    Raises: ConfigError for an unknown name, or a trace that is not found.
     """
     if name not in EXPERIMENTS:
         raise ConfigError(f"unknown experiment {name!r}; known: {', '.join(EXPERIMENTS)}")
     row = EXPERIMENTS[name]
     if row.trace is None:
         return dict(row.flags)
-    folder = os.environ.get(DATA_FOLDER)
-    if folder is None:
-        raise ConfigError(f"experiment {name!r} replays {row.trace}; set {DATA_FOLDER} to the folder that holds it")
-    path = Path(folder, row.trace)
-    if not path.is_file():
-        raise ConfigError(f"experiment {name!r} replays {row.trace}, which {DATA_FOLDER}={folder} does not hold")
-    return {**row.flags, "trace": path}
+    return {**row.flags, "trace": find_trace(row.trace)}

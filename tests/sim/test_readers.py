@@ -299,3 +299,20 @@ def test_public_traces(
         assert len(set(trace.task)) >= 1 and all(trace.task)
     assert len(prompts) == rows
     assert (round(prompts.mean()), round(outputs.mean())) == (prompt_mean, output_mean)
+
+
+def test_a_trace_is_found_by_its_name_in_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here, data = tmp_path / "here", tmp_path / "data"
+    here.mkdir()
+    data.mkdir()
+    monkeypatch.chdir(here)
+    write(data / "conv.csv", CSV)
+    monkeypatch.delenv("SLOSERVE_DATA", raising=False)
+    with pytest.raises(ConfigError, match=f"^no trace conv.csv: not in {here}, and SLOSERVE_DATA, .* is not set$"):
+        read_trace("conv.csv")
+    monkeypatch.setenv("SLOSERVE_DATA", str(data))
+    assert read_trace("conv.csv").name == read_trace("conv").name == "conv"
+    with pytest.raises(ConfigError, match=f"^no trace cov: not in {here}, nor in SLOSERVE_DATA={data}$"):
+        read_trace("cov")
+    write(here / "conv.csv", "arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
+    assert len(read_trace("conv.csv").arrival_s) == 1  # a file at the path itself is first

@@ -15,6 +15,7 @@ from pathlib import Path
 from sloserve.core.errors import ConfigError
 from sloserve.sim.lengths import SampledLengths
 from sloserve.sim.readers import azure, columns, mooncake
+from sloserve.sim.readers.found import find_trace
 from sloserve.sim.readers.source import open_trace
 from sloserve.sim.trace import Trace, make_trace
 
@@ -33,10 +34,12 @@ _READERS = {TraceFormat.CSV: columns.read, TraceFormat.AZURE: azure.read, TraceF
 def read_trace(path: str | Path, trace_format: str | None = None) -> Trace:
     """The trace in the file at ``path``, in ``trace_format`` or, by default, in the format its first line shows.
 
+    Where there is no such file, one of that name in the folder of traces is read, see :func:`find_trace`.
+
     Raises: ConfigError for a file that cannot be read, an unknown format, a malformed row, a trace without rows or
     arrivals.
     """
-    path = Path(path)
+    path = find_trace(path)
     rows = _READERS[_format_of(path, trace_format)](path)
     if rows.arrival_s is None:
         raise ConfigError(
