@@ -1,7 +1,7 @@
 # What a fresh machine needs: Python 3.11 or newer with its headers, a C++ compiler, make. Everything else goes into .venv.
 #
 #   make env     .venv with the engine and the development tools
-#   make serve   the server with a model made on the spot, on 127.0.0.1:8000
+#   make serve   the server with a model made on the spot, on 127.0.0.1:8000; PORT=8001 make serve for another port
 #   make test    all tests, the fast ones first
 #   make clients the tests of the TypeScript client, where npm is installed
 #   make check   format, lint, types, import contracts, fast tests
@@ -11,6 +11,7 @@
 PYTHON ?= python3
 ENGINE ?= cpu
 VENV ?= .venv
+PORT ?= 8000
 BIN = $(VENV)/bin
 OVERRIDES = overrides.txt
 BUILD_INPUTS = pyproject.toml CMakeLists.txt overrides.txt $(shell find csrc -type f)
@@ -39,7 +40,7 @@ $(VENV)/.installed-$(ENGINE): $(BUILD_INPUTS)
 	touch $@
 
 serve: env
-	$(BIN)/sloserve serve builtin:tiny --policy edf --host 127.0.0.1 --port 8000
+	$(BIN)/sloserve serve builtin:tiny --policy edf --host 127.0.0.1 --port $(PORT)
 
 test: env
 	$(RUN_FAST)

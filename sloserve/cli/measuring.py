@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sloserve.cli.root import VLLMArguments, app
+from sloserve.cli.root import VLLMArguments, app, our_flags, vllm_arguments
 
 
 @app.command("train-length")
@@ -36,6 +36,7 @@ def train_length(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def profile(
+    context: typer.Context,
     arguments: VLLMArguments = None,
     out: Annotated[Path, typer.Option(help="The profile to write.")] = Path("profile.yaml"),
     raw: Annotated[
@@ -64,7 +65,7 @@ def profile(
         # Threads that wait for each other take longer than the tiny model does.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    args = server.prepare(arguments or [])
+    args = server.prepare(vllm_arguments(context, arguments), our_flags(context))
 
     from sloserve.vllm_plugin.profile_engine import profile_model
 

@@ -1,6 +1,8 @@
 """The command without its subcommands, and how it ends."""
 
+import difflib
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -17,6 +19,33 @@ VLLMArguments = Annotated[
         metavar="MODEL [VLLM_FLAG]", help="Model and flags exactly as for `vllm serve`.", show_default=False
     ),
 ]
+
+
+NEARLY = 0.85
+"""How alike a flag must be to one of ours to be taken for it misspelt; a test holds vLLM's own flags against it."""
+
+
+def our_flags(context: typer.Context) -> list[str]:
+    """The long flags of the command at hand."""
+    return [flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("--")]
+
+
+def vllm_arguments(context: typer.Context, arguments: list[str] | None) -> list[str]:
+    """What is passed on to vLLM, which knows all flags but takes seconds to say so.
+
+    Raises: ConfigError for one that is nearly a flag of the command.
+    """
+    for argument in arguments or []:
+        flag = argument.partition("=")[0]
+        close = nearest(flag, our_flags(context)) if flag.startswith("--") else None
+        if close is not None:
+            raise ConfigError(f"no such flag: {flag}; did you mean {close}?")
+    return arguments or []
+
+
+def nearest(flag: str, known: Sequence[str]) -> str | None:
+    """Which of the ``known`` flags was probably meant."""
+    return next(iter(difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=NEARLY)), None)
 
 
 def main() -> None:

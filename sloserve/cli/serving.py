@@ -1,15 +1,15 @@
 """``sloserve serve``, and what an operator asks before it: ``check-config``, ``policies``."""
 
-import inspect
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import sloserve
-from sloserve.cli.root import VLLMArguments, app
+from sloserve.cli.root import VLLMArguments, app, our_flags, vllm_arguments
 from sloserve.core.errors import ConfigError
 
 PolicyFlag = Annotated[
@@ -56,6 +56,7 @@ def _flags(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def serve(
+    context: typer.Context,
     arguments: VLLMArguments = None,
     policy: PolicyFlag = None,
     shadow_policy: ShadowPolicyFlag = None,
@@ -83,7 +84,11 @@ def serve(
     sources = config.read_sources(slo_config, flags)
     config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
     key = config.read_admin_key(admin_key, os.environ)
-    args = server.prepare(arguments or [])
+    passed_on = vllm_arguments(context, arguments)
+    listens_on = server.listens_on(passed_on)
+    if listens_on is not None:
+        server.check_port_free(*listens_on)
+    args = server.prepare(passed_on, our_flags(context))
     effective = config.settle(sources, args.additional_config)
     admin = ("admin routes", "on" if key else "off", key.source if key else config.DEFAULT)
     print(f"sloserve {sloserve.__version__} settings\n{config.table([*effective.rows(), admin])}", flush=True)
@@ -118,15 +123,41 @@ def check_config(
 
 
 @app.command()
-def policies() -> None:
-    """List the installed policies."""
-    from sloserve.scheduler.registry import make_policy, policy_names
+def policies(
+    name: Annotated[str | None, typer.Argument(help="A policy whose options to show.", show_default=False)] = None,
+) -> None:
+    """List the installed policies, or say what NAME does and which options it has.
 
-    names = policy_names()
-    width = max(map(len, names), default=0)
-    for name in names:
-        try:
-            text = (inspect.getdoc(type(make_policy(name))) or "").partition("\n")[0]
-        except ConfigError as error:  # a broken third-party package must not hide the others
-            text = str(error)
-        print(f"{name:<{width}}  {text}")
+    Options follow the policy's name, as in edf:evict=false:max_preemptions=1.
+    """
+    from sloserve.scheduler.describe import describe_policy
+    from sloserve.scheduler.registry import policy_names
+
+    if name is None:
+        summaries = []
+        for one in policy_names():
+            try:
+                summaries.append((one, describe_policy(one).summary))
+            except ConfigError as error:  # a broken third-party package must not hide the others
+                summaries.append((one, str(error)))
+        print(_columns(summaries))
+        return
+    found = describe_policy(name)
+    print(f"{name}: {found.summary}")
+    if not found.options:
+        print("It has no options.")
+        return
+    print(f"\nOptions, as in {name}:{found.options[0].name}={_text(found.options[0].default)}, with their defaults:\n")
+    rows = [(f"  {o.name}", _text(o.default), o.kind, o.meaning.partition(". ")[0]) for o in found.options]
+    print(_columns([("  option", "default", "type", "meaning"), *rows]))
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _text(default: object) -> str:
+    """A default as it would be written behind the option's name; ``-`` for none."""
+    return "-" if default is None else str(default).lower() if isinstance(default, bool) else str(default)

@@ -12,7 +12,11 @@ from sloserve.cli.root import app
 def simulate(
     workload: Annotated[str | None, typer.Option(help="A named workload; `sloserve workloads` lists them.")] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="A trace to replay: CSV, Azure's CSV or Mooncake's JSONL; may be gzipped.")
+        Path | None,
+        typer.Option(
+            help="A trace to replay: CSV, Azure's CSV or Mooncake's JSONL, may be gzipped; a path, or a file's name in "
+            "the folder that SLOSERVE_DATA names."
+        ),
     ] = None,
     experiment: Annotated[
         str | None, typer.Option(help="A named set of these flags; `sloserve workloads` lists them. Flags given win.")
@@ -70,6 +74,10 @@ def simulate(
     --rate-scale or --load a trace is replayed at its recorded rate, and a named workload at 0.7, 1, 1.5 and 2 times
     stock's capacity.
     """
+    from sloserve.vllm_plugin.versions import require_vllm
+
+    require_vllm()
+
     from sloserve.sim.experiments import experiment_flags
     from sloserve.sim.simulate import build_experiment
     from sloserve.sim.simulate import simulate as run

@@ -68,8 +68,8 @@ class Andes(Policy):
         urgent_s: a waiting request with less lead than this goes first, and only for such others are evicted.
         preemption_cap: evictions per request on average, at most; max_preemptions: of one request. headroom: share of
         KV blocks left for growth. watermark: share of KV in use from which on plans are made; 0 makes them always.
-        search: whether to search the batch size. pause: whether to pause. length: ``predicted``, or ``oracle`` with a
-        relative length_error.
+        search: whether to search the batch size. pause: whether to pause. length: ``predicted`` or ``oracle``.
+        length_error: relative, of the oracle.
         """
 
         objective: str = "mean"

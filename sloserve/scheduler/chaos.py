@@ -21,7 +21,7 @@ class Chaos(Policy):
 
     @dataclass(frozen=True)
     class Settings:
-        """Probabilities per plan. max_preemptions bounds recomputation, so that a run ends."""
+        """evict, pause, limit, illegal: probability per plan. max_preemptions: per request, so that a run ends."""
 
         evict: float = 0.1
         pause: float = 0.3

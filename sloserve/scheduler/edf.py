@@ -57,9 +57,11 @@ class EDF(Policy):
 
     @dataclass(frozen=True)
     class Settings:
-        """late_last, evict_margin_s: see the module. evict: whether to evict at all. max_preemptions: per request.
+        """late_last: a waiting request whose deadline has passed comes after those that can still be in time.
 
-        default_tds: tokens per second at which a request with a TTFT target alone is served on; the mean reader's.
+        evict: whether to evict at all. evict_margin_s: a victim's deadline is later than that of whom it makes room for
+        by at least this. max_preemptions: a request evicted so often is left alone. default_tds: tokens per
+        second at which a request with a TTFT target alone is served on; the mean reader's.
         """
 
         late_last: bool = True

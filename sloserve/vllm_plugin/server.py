@@ -6,7 +6,6 @@ checked without loading a model is checked first, and fails with one message.
 
 import argparse
 import difflib
-import importlib.util
 import ipaddress
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 from sloserve.core.errors import ConfigError
 from sloserve.vllm_plugin import tiny_model
 from sloserve.vllm_plugin.config import ADMIN_KEY, KEY
+from sloserve.vllm_plugin.versions import require_vllm
 
 SCHEDULER_CLS = "sloserve.vllm_plugin.SLOScheduler"
 MIDDLEWARE = "sloserve.api.middleware.SLOMiddleware"
@@ -37,13 +37,14 @@ TINY_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 """1 GiB of KV cache is a million tokens of the tiny model; without a bound vLLM takes its share of the whole memory."""
 
 
-def prepare(vllm_args: Sequence[str]) -> argparse.Namespace:
+def prepare(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse.Namespace:
     """What ``vllm serve`` would do with these arguments, model and flags; imports vLLM, starts nothing.
+
+    our_flags: others that somebody who mistyped one may have meant.
 
     Raises: ConfigError for a vLLM that is missing or untested, wrong arguments, and flags that are not ours to share.
     """
-    if importlib.util.find_spec("vllm") is None:
-        raise ConfigError("vLLM is not installed; install sloserve[gpu], or sloserve[cpu] where there is no GPU")
+    require_vllm()
     if tiny_model.NAME in vllm_args:
         for name, value in TINY_ENVIRONMENT.items():  # read by libraries when they are imported
             os.environ.setdefault(name, value)
@@ -52,7 +53,7 @@ def prepare(vllm_args: Sequence[str]) -> argparse.Namespace:
     from sloserve.vllm_plugin import compat
 
     compat.check_version()
-    args = parse_vllm_args(vllm_args)
+    args = parse_vllm_args(vllm_args, our_flags)
     check_scheduler_flags(args)
     return args
 
@@ -86,12 +87,12 @@ def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | N
     command.cmd(args)
 
 
-def parse_vllm_args(vllm_args: Sequence[str]) -> argparse.Namespace:
+def parse_vllm_args(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse.Namespace:
     """The arguments as ``vllm serve`` would read them; ``builtin:tiny`` is replaced by its folder and sets defaults.
 
     Raises: ConfigError for an unknown flag, a malformed value, or no model.
     """
-    parser, serve_parser = _parsers()
+    parser, serve_parser = _parsers(our_flags)
     serve_parser.set_defaults(host=DEFAULT_HOST)
     try:
         args = parser.parse_args(["serve", *vllm_args])
@@ -148,7 +149,7 @@ def check_port_free(host: str, port: int) -> None:
             ) from error
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+def _parsers(our_flags: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -160,8 +161,26 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 
     parser = Parser(prog="sloserve")
     serve_parser = ServeSubcommand().subparser_init(parser.add_subparsers(dest="subparser"))
-    known_flags = [flag for action in serve_parser._actions for flag in action.option_strings]
+    known_flags = [*our_flags, *(flag for action in serve_parser._actions for flag in action.option_strings)]
     return parser, serve_parser
+
+
+def listens_on(vllm_args: Sequence[str]) -> tuple[str, int] | None:
+    """Host and port as these flags say, read without vLLM; ``None`` where it listens on none, or a file may say more.
+
+    Of what cannot be read vLLM's own parser says so later.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--host", default=DEFAULT_HOST)
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--uds")
+    parser.add_argument("--config")
+    parser.add_argument("--headless", action="store_true")
+    try:
+        args, _ = parser.parse_known_args(list(vllm_args))
+    except argparse.ArgumentError:
+        return None
+    return None if args.uds or args.headless or args.config else (args.host, args.port)
 
 
 def _did_you_mean(message: str, known_flags: Sequence[str]) -> str:

@@ -1,10 +1,19 @@
 """Which vLLM versions this package is tested with. The one place that names them; imports nothing of vllm."""
 
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from sloserve.core.errors import ConfigError
 
 TESTED_VLLM = ("0.30.0", "0.31.0", "0.32.0")
 ALLOW_UNTESTED = "SLOSERVE_ALLOW_UNTESTED_VLLM"
 """Environment variable that, set to 1, lets an untested version start."""
+
+
+def require_vllm() -> None:
+    """Raises: ConfigError where vLLM is missing. Imports nothing of it."""
+    if find_spec("vllm") is None:
+        raise ConfigError("vLLM is not installed; install sloserve[gpu], or sloserve[cpu] where there is no GPU")
 
 
 def installed_vllm() -> str | None:

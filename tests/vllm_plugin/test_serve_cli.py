@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import sloserve
 from sloserve import cli
+from sloserve.cli import root
 from sloserve.core.errors import ConfigError
 from sloserve.vllm_plugin import server
 from sloserve.vllm_plugin.config import ADMIN_KEY
@@ -55,6 +57,87 @@ def test_wrong_policy_is_refused_before_vllm_is_imported(
     assert re.fullmatch(f"sloserve: .*{message}.*\n", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--polcy", "no such flag: --polcy; did you mean --policy?"),
+        ("--shadow_policy=sjf", "no such flag: --shadow_policy; did you mean --shadow-policy?"),
+        ("--max-waitng", "no such flag: --max-waitng; did you mean --max-waiting?"),
+    ],
+)
+def test_a_flag_nearly_ours_is_refused_before_vllm_is_imported(
+    flag: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert run_main(monkeypatch, "serve", "builtin:tiny", flag, "edf") == 2
+    assert capsys.readouterr().err == f"sloserve: {message}\n"
+
+
+@pytest.mark.slow
+def test_no_flag_of_vllm_is_nearly_ours() -> None:
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = ServeSubcommand().subparser_init(FlexibleArgumentParser().add_subparsers())
+    theirs = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+    for command in ("serve", "profile"):
+        context = typer.Context(typer.main.get_command(cli.app).commands[command])  # type: ignore[attr-defined]
+        ours = root.our_flags(context)
+        assert len(theirs) > 100 and len(ours) > 5
+        assert [flag for flag in theirs if root.nearest(flag, ours)] == []
+
+
+def test_a_taken_port_is_refused_before_vllm_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run_main(monkeypatch, "serve", "builtin:tiny", f"--port={port}") == 2
+    assert capsys.readouterr().err == (
+        f"sloserve: cannot listen on 127.0.0.1 port {port}: Address already in use; "
+        "choose another with --port or --host\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        (["m", "-tp", "2"], ("127.0.0.1", 8000)),
+        (["m", "--host", "::1", "--port=9", "--port", "10"], ("::1", 10)),
+        (["m", "--uds", "/tmp/s"], None),
+        (["m", "--headless"], None),
+        (["--config", "server.yaml"], None),
+        (["m", "--port", "x"], None),
+    ],
+)
+def test_where_it_will_listen_is_read_without_vllm(flags: list[str], found: tuple[str, int] | None) -> None:
+    assert server.listens_on(flags) == found
+
+
+@pytest.mark.parametrize("command", [["serve", "m", "--port", "0"], ["simulate", "--workload", "no-such"]])
+def test_without_vllm_there_is_one_line_with_the_remedy(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sloserve.vllm_plugin.versions.find_spec", lambda name: None)
+    assert run_main(monkeypatch, *command) == 2
+    remedy = "vLLM is not installed; install sloserve[gpu], or sloserve[cpu] where there is no GPU"
+    assert capsys.readouterr().err == f"sloserve: {remedy}\n"
+
+
+def test_a_policy_is_shown_with_its_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, "policies", "edf") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("edf: Serves the request whose deadline is nearest; ")
+    assert re.search(r"\n  max_preemptions +3 +int +a request evicted so often is left alone\n", out)
+    assert run_main(monkeypatch, "policies", "fcfs") == 0
+    assert capsys.readouterr().out.endswith("It has no options.\n")
+    assert run_main(monkeypatch, "policies", "edff") == 2
+    assert "did you mean 'edf'?" in capsys.readouterr().err
+
+
 Served = tuple[list[str], dict[str, object], str | None]
 """Arguments that vLLM's parser got, settings and admin key that the server got."""
 
@@ -69,7 +152,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     """What ``sloserve serve`` hands on, instead of starting anything."""
     calls: list[Served] = []
     monkeypatch.delenv(ADMIN_KEY, raising=False)
-    monkeypatch.setattr(server, "prepare", lambda vllm_args: namespace(vllm_args=list(vllm_args)))
+    monkeypatch.setattr(server, "prepare", lambda vllm_args, our_flags: namespace(vllm_args=list(vllm_args)))
     monkeypatch.setattr(
         server, "run", lambda args, section, admin_key: calls.append((args.vllm_args, dict(section), admin_key))
     )

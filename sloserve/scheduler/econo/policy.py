@@ -41,7 +41,7 @@ _LATE: Final = 1e15
 
 
 class Econo(Policy):
-    """Admits who fits the KV cache to the end, the least KV x time x target first; who finds no block sits out."""
+    """Admits who fits the KV cache to the end, the least KV x time x target first; evicts where that gains time."""
 
     needs = OCCUPANCY_COLUMNS | {
         "arrival_s",
@@ -61,8 +61,9 @@ class Econo(Policy):
         sigmas: standard deviations of the foreseen occupancy kept free; 0 as the mean has it. reserve: share of KV
         blocks kept free beside. foresee: whether to look ahead at all. pause: whether those without a next block sit
         out rather than being evicted. evict: whether a long request makes room for those who wait, where that pays for
-        computing its context again, tokens_per_step in the time of a step; at most max_preemptions times each. length:
-        ``predicted``, or ``oracle`` with a relative length_error.
+        computing its context again. tokens_per_step: context tokens computed again in the time of a step.
+        max_preemptions: a request evicted so often is left alone. length: ``predicted`` or ``oracle``. length_error:
+        relative, of the oracle.
         """
 
         order: str = "stretch"
