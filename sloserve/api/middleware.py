@@ -22,6 +22,7 @@ from sloserve.api.time_to_live import TimeToLive
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import InvalidRequest
 from sloserve.vllm_plugin.config import ADMIN_KEY, PluginSettings, plugin_settings
+from sloserve.vllm_plugin.frontend import tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import REQUEST_ID, TTL, label, predictions
@@ -156,10 +157,8 @@ class Exchange:
                 await self._send(changed)
 
     async def refuse_too_large(self) -> None:
-        message = (
-            f"request body: more than {self._max_body_bytes} bytes; send less, or have max_body_bytes raised in the "
-            "server's configuration"
-        )
+        tell_operator(f"clients send more than the {self._max_body_bytes} bytes of max_body_bytes, and get 413")
+        message = f"request body: more than {self._max_body_bytes} bytes; send less"
         await self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, None)
 
     async def refuse(

@@ -90,8 +90,7 @@ class Admission:
             place.left(now_s)
             retry_after_s = self._backlog.promise_place(name, now_s)
             raise QueueFull(
-                f"queue full: {cap} of {cap} requests of class {name!r} wait; "
-                f"retry in {retry_after_s} s or raise admission.max_waiting",
+                f"queue full: {cap} of {cap} requests of class {name!r} wait; retry in {retry_after_s} s",
                 retry_after_s,
                 name,
             )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sloserve.core.clock import Clock, SystemClock
-from sloserve.core.errors import DeadlinePassed, InvalidRequest, Rejected
+from sloserve.core.errors import DeadlinePassed, InvalidRequest, QueueFull, Rejected
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
@@ -190,9 +190,8 @@ class FrontEnd:
         for text in {page.snapshot().policy for page in self._found_pages()} or {self._policy}:
             name, _ = parse_policy(text)
             if not _uses_priority(name):
-                allowed = (
-                    f"0, all that policy {name!r} can use; state a class or targets, or serve with policy 'priority'"
-                )
+                tell_operator(f"a client states a priority, which policy {name!r} cannot use; --policy priority can")
+                allowed = f"0, all that policy {name!r} can use; state a class or targets"
                 raise InvalidRequest(stated.name, stated.value, allowed)
 
     def _admit(self, http: HTTPContext | None, observed: Observed, prompt: Any, sampling_params: Any) -> None:
@@ -218,6 +217,10 @@ class FrontEnd:
             rejected = ServedRequest(observed.slo, Outcome.REJECTED, observed.tenant, predicted=observed.predicted)
             self._metrics.record(rejected)
             self._metrics.rejected(observed.slo.slo_class.name, errors.reason(error))
+            if isinstance(error, QueueFull):
+                tell_operator(
+                    f"clients of class {error.slo_class!r} get 429, since as many wait as admission.max_waiting allows"
+                )
             if http is not None:
                 http.rejection = error
             raise GracefulHTTPError(str(error), errors.status(error)) from error
@@ -298,6 +301,12 @@ def _board(settings: PluginSettings, rank: int, processes: int) -> Board:
                 error,
             )
     return Board(len(names), tenants)
+
+
+@functools.cache
+def tell_operator(message: str) -> None:
+    """Logs it the first time: clients are told what they can do, whoever serves them what the server's settings can."""
+    logger.warning("%s", message)
 
 
 def _is_streamed(output_kind: Any) -> bool:

@@ -11,9 +11,10 @@ import pytest
 from sloserve.core.clock import ManualClock
 from sloserve.core.served import ServedRequest
 from sloserve.vllm_plugin import page_folder
-from sloserve.vllm_plugin.frontend import FrontEnd, prompt_tokens
+from sloserve.vllm_plugin.frontend import FrontEnd, prompt_tokens, tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
+from sloserve.wire.headers import Field
 
 T0 = 1_000_000.0
 
@@ -21,7 +22,7 @@ T0 = 1_000_000.0
 class Refused(Exception):
     """Stands in for vLLM's GracefulHTTPError."""
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int = 400, parameter: str | None = None) -> None:
         super().__init__(message)
         self.status = status
 
@@ -174,6 +175,25 @@ def test_without_a_page_a_front_end_serves_on_its_own(
     assert "cannot publish what API process 1 counts" in caplog.text
     server.serve(None)
     assert metrics.served[-1].latency is not None
+
+
+def test_what_the_operator_can_change_is_logged_once_and_not_told_to_clients(
+    metrics: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    tell_operator.cache_clear()
+    server = Server(admission={"mode": "cap", "max_waiting": 1})
+    server.accept(None, {"prompt_token_ids": [0]})
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"^queue full: 1 of 1 requests of class 'interactive' wait; retry in \d+ s$"):
+            server.accept(None, {"prompt_token_ids": [0]})
+        http = server.http()
+        http.body.priority = Field("priority", 3)
+        with pytest.raises(Refused, match=r"^priority: 3 is not 0, .*'fcfs' can use; state a class or targets$"):
+            server.accept(http, {"prompt_token_ids": [0]})
+    assert [record.getMessage() for record in caplog.records] == [
+        "clients of class 'interactive' get 429, since as many wait as admission.max_waiting allows",
+        "a client states a priority, which policy 'fcfs' cannot use; --policy priority can",
+    ]
 
 
 @pytest.mark.parametrize(
