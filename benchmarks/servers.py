@@ -38,6 +38,15 @@ def scarce_kv(blocks: int) -> list[str]:
 @contextmanager
 def served(command: Sequence[str], port: int, log: Path, **variables: str) -> Iterator[str]:
     """The URL of a server that is ready; it is stopped at the end. variables: of its environment."""
+    with running(command, port, log, **variables) as (url, _):
+        yield url
+
+
+@contextmanager
+def running(
+    command: Sequence[str], port: int, log: Path, **variables: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """As :func:`served`, with the server's process."""
     url = f"http://127.0.0.1:{port}"
     env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"} | variables
     with log.open("w") as out:
@@ -49,7 +58,7 @@ def served(command: Sequence[str], port: int, log: Path, **variables: str) -> It
                 if _is_up(url):
                     break
                 time.sleep(1.0)
-            yield url
+            yield url, process
         finally:
             process.terminate()
             process.wait(60)

@@ -7,6 +7,7 @@ error format of the route at hand. vLLM puts it outside its own authentication; 
 ``sloserve serve`` adds it; under plain vLLM it is ``--middleware sloserve.api.middleware.SLOMiddleware``.
 """
 
+import asyncio
 import os
 import uuid
 from collections.abc import Awaitable, Iterable
@@ -16,13 +17,14 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sloserve.api.admin import PREFIX, AdminApp, engine_of
+from sloserve.api.lifecycle import READY_PATH, readiness, started
 from sloserve.api.refusal import CLOSE, BodyTooLarge, declares_more, refuse
 from sloserve.api.report import Reporter
 from sloserve.api.time_to_live import TimeToLive
 from sloserve.core.clock import Clock, SystemClock
-from sloserve.core.errors import InvalidRequest
+from sloserve.core.errors import InvalidRequest, ShuttingDown
 from sloserve.vllm_plugin.config import ADMIN_KEY, PluginSettings, plugin_settings
-from sloserve.vllm_plugin.frontend import tell_operator
+from sloserve.vllm_plugin.frontend import check_open, tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import REQUEST_ID, TTL, label, predictions
@@ -35,16 +37,31 @@ class SLOMiddleware:
         self._app = app
         self._clock = clock or SystemClock()
         self._settings: PluginSettings | None = None
+        self._starting: asyncio.Task[None] | None = None
         admin_key = os.environ.get(ADMIN_KEY)
         self._admin = AdminApp(admin_key) if admin_key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, self._watching_start(scope, send))
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if self._admin is not None and scope["path"].removeprefix(scope.get("root_path", "")).startswith(PREFIX):
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path == READY_PATH:
+            await readiness(engine_of(scope))(scope, receive, send)
+            return
+        if self._admin is not None and path.startswith(PREFIX):
             await self._admin(scope, receive, send)
             return
+        if scope["method"] == "POST":
+            # Before anything is read: once its engine is stopped, vLLM can no longer say what is wrong.
+            try:
+                check_open(engine_of(scope))
+            except ShuttingDown as error:
+                await refuse(send, errors.status(error), str(error), headers=[*errors.headers(error), CLOSE])
+                return
         exchange = Exchange(HTTPContext(self._clock.now_s()), self._settings_of(scope), receive, send)
         try:
             scope = exchange.begin(scope)
@@ -63,6 +80,14 @@ class SLOMiddleware:
             context.current.reset(token)
         if exchange.too_large:
             await exchange.refuse_too_large()
+
+    def _watching_start(self, scope: Scope, send: Send) -> Send:
+        async def watching(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete" and "app" in scope:
+                self._starting = asyncio.create_task(started(scope["app"]))
+            await send(message)
+
+        return watching
 
     def _settings_of(self, scope: Scope) -> PluginSettings:
         if self._settings is None:

@@ -89,7 +89,11 @@ class Cancelled(Evicted):
 
 
 class ShuttingDown(Evicted):
-    """The server is stopping."""
+    """The server is stopping; says in how many whole seconds it will be gone, and another may be in its place."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class EngineError(SloServeError):

@@ -7,15 +7,17 @@ is checked once at start-up, so that a vLLM that moved something fails with a na
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import vllm
 import vllm.logger
+from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
-from sloserve.core.errors import ConfigError
+from sloserve.core.errors import ConfigError, ShuttingDown
 from sloserve.scheduler.policy import EngineFacts
 from sloserve.scheduler.rows import State
 from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
@@ -68,6 +70,24 @@ def check_scheduler(scheduler: Any) -> None:
             f"vLLM {vllm.__version__} lacks {', '.join(missing)}, which sloserve needs; "
             f"use one of {', '.join(TESTED_VLLM)}"
         )
+
+
+class Stopped(GenerationError, GracefulHTTPError):
+    """A request that a server gives up because it stops: 503, or an error event in a stream that has begun.
+
+    As a GenerationError it ends a stream without a traceback in the log, as a GracefulHTTPError it keeps its status.
+    """
+
+    def __init__(self, message: str) -> None:
+        GracefulHTTPError.__init__(self, message, HTTPStatus.SERVICE_UNAVAILABLE)
+        self.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def stopped(error: ShuttingDown) -> Exception:
+    """``error`` in a form that vLLM's routes can answer with."""
+    answer = Stopped(str(error))
+    answer.__cause__ = error
+    return answer
 
 
 def configure_logging(args: Any) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sloserve.core.clock import Clock, SystemClock
-from sloserve.core.errors import DeadlinePassed, InvalidRequest, QueueFull, Rejected
+from sloserve.core.errors import DeadlinePassed, InvalidRequest, QueueFull, Rejected, ShuttingDown
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
@@ -28,6 +28,7 @@ from sloserve.scheduler.registry import parse_policy, policy_class
 from sloserve.vllm_plugin import engine_control, metrics
 from sloserve.vllm_plugin.board import Board, Boards
 from sloserve.vllm_plugin.config import KEY, PluginSettings, plugin_settings
+from sloserve.vllm_plugin.draining import Drain
 from sloserve.vllm_plugin.observe import Observed, entering
 from sloserve.vllm_plugin.page import PageReader, find_pages, remove_pages, sweep_pages
 from sloserve.wire import context, errors
@@ -70,7 +71,9 @@ def install() -> None:
 
     @functools.wraps(stock_add)
     async def add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        observed = entering.get()
+        front_end, observed = getattr(self, _ATTRIBUTE, None), entering.get()
+        if front_end is not None:
+            front_end.check_open(observed)
         if observed is None:
             return await stock_add(self, *args, **kwargs)
         entering.set(None)
@@ -80,9 +83,9 @@ def install() -> None:
         return collector
 
     @functools.wraps(stock_shutdown)
-    def shutdown(self: Any, *args: Any, **kwargs: Any) -> None:
-        stock_shutdown(self, *args, **kwargs)
+    def shutdown(self: Any, timeout: float | None = None) -> None:
         front_end = getattr(self, _ATTRIBUTE, None)
+        stock_shutdown(self, timeout if front_end is None else front_end.drain.run(self, timeout))
         if front_end is not None:
             front_end.close()
             sweep_pages()  # an engine that took too long to stop was killed
@@ -116,6 +119,13 @@ class _Call:
         return self.front_end.expire(self.observed)
 
 
+def check_open(engine: Any) -> None:
+    """Raises: ShuttingDown where the server of this engine client takes no more work, since it is stopping."""
+    front_end = getattr(engine, _ATTRIBUTE, None)
+    if front_end is not None:
+        front_end.drain.check_open()
+
+
 class FrontEnd:
     """What the requests of one engine client share in this process."""
 
@@ -131,14 +141,15 @@ class FrontEnd:
         self._sweeping = False
         self._states = engine.output_processor.request_states
         self._pages: list[PageReader] = []
+        self.drain = Drain()
         # An engine that was killed leaves its page behind; vLLM ends this process soon after.
         atexit.register(remove_pages)
 
     def accept(self, prompt: Any, sampling_params: Any) -> Observed:
         """Reads the SLO of a request, writes it where the engine finds it, predicts, and books the request's place.
 
-        Raises: vLLM's errors, which its server answers with 400 for an SLO that cannot be read, and 429 for a full
-        queue or targets that cannot be met.
+        Raises: vLLM's errors, which its server answers with 400 for an SLO that cannot be read, 429 for a full
+        queue or targets that cannot be met, and 503 while it is stopping.
         """
         http = context.current.get()
         slo = self._slo_of(http, sampling_params)
@@ -148,13 +159,33 @@ class FrontEnd:
             self._clock.now_s() if http is None else http.arrival_s,
             self._clock,
             interruptions=self._interruptions,
+            broken_off=self._broken_off,
             started=self._started,
             ended=functools.partial(self._ended, http),
         )
         self._admit(http, observed, prompt, sampling_params)
         if http is not None:
             http.calls.append(_Call(self, observed))
+        self.drain.in_flight += 1
         return observed
+
+    def check_open(self, observed: Observed | None) -> None:
+        """Of a request that enters the engine; observed: ``None`` for one that did not come through :meth:`accept`.
+
+        Raises: vLLM's error for 503 where the server is stopping.
+        """
+        from sloserve.vllm_plugin import compat
+
+        try:
+            if observed is None:
+                self.drain.check_open()
+            else:
+                self.drain.check_running()
+        except ShuttingDown as error:
+            http = context.current.get()
+            if http is not None:
+                http.rejection = error
+            raise compat.stopped(error) from error
 
     def watch(self, observed: Observed, replies: Any, output_kind: Any) -> Any:
         """``replies``, observed on their way."""
@@ -212,8 +243,9 @@ class FrontEnd:
         if http is not None and forecast.predicted is not None:
             http.predicted.append(forecast.predicted)
         try:
+            self.drain.check_open()
             observed.ticket = self._admission.admit(new, forecast, observed, now_s)
-        except Rejected as error:
+        except (Rejected, ShuttingDown) as error:
             rejected = ServedRequest(observed.slo, Outcome.REJECTED, observed.tenant, predicted=observed.predicted)
             self._metrics.record(rejected)
             self._metrics.rejected(observed.slo.slo_class.name, errors.reason(error))
@@ -270,11 +302,19 @@ class FrontEnd:
             observed.ticket.started(self._clock.now_s())
 
     def _ended(self, http: HTTPContext | None, observed: Observed, served: ServedRequest) -> None:
+        self.drain.in_flight -= 1
         if observed.ticket is not None:
             observed.ticket.ended(served.latency, served.output_tokens, self._clock.now_s())
         self._metrics.record(served)
         if http is not None:
             http.served.append(served)
+            if served.outcome is Outcome.EVICTED and self.drain.begun:
+                http.rejection = self.drain.error("gave the request up")
+
+    def _broken_off(self) -> Exception | None:
+        from sloserve.vllm_plugin import compat
+
+        return compat.stopped(self.drain.error("gave the request up")) if self.drain.begun else None
 
     def _interruptions(self, engine_request_id: str) -> Interruptions:
         found = (page.interruptions(engine_request_id) for page in self._found_pages())

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.clock import Clock
+from sloserve.core.errors import Evicted
 from sloserve.core.goodput import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
@@ -42,6 +43,7 @@ class Observed:
 
     Args:
         interruptions: looks up what the engine's request of a given id met.
+        broken_off: what to raise in place of a last reply that the engine broke off; ``None`` to pass it on.
         started, ended: called once each: at the first token that is seen, and with the outcome.
     """
 
@@ -53,6 +55,7 @@ class Observed:
         clock: Clock,
         *,
         interruptions: Callable[[str], Interruptions],
+        broken_off: Callable[[], Exception | None],
         started: Callable[["Observed"], None],
         ended: Callable[["Observed", ServedRequest], None],
     ) -> None:
@@ -65,6 +68,7 @@ class Observed:
         self.expired = False
         self._clock = clock
         self._interruptions = interruptions
+        self._broken_off = broken_off
         self._started = started
         self._ended = ended
         self._token_times_s: dict[int, array[float]] = {}
@@ -80,6 +84,7 @@ class Observed:
                 if streamed:
                     self._passes(last, cumulative)
                 if last.finished:
+                    self._check_whole(last)
                     self._finish(last, streamed)
                 yield last
         except BaseException as error:  # also the consumer's leaving
@@ -103,6 +108,12 @@ class Observed:
         if any_new and not self._begun:
             self._begun = True
             self._started(self)
+
+    def _check_whole(self, reply: Any) -> None:
+        if any(one.finish_reason in _ABORTED for one in reply.outputs):
+            error = self._broken_off()
+            if error is not None:
+                raise error
 
     def _finish(self, reply: Any, streamed: bool) -> None:
         reasons = {one.finish_reason for one in reply.outputs}
@@ -190,6 +201,8 @@ def _waited_s(stats: Any) -> float | None:
 def _outcome_of(error: BaseException) -> Outcome:
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return Outcome.ABORTED
+    if isinstance(error.__cause__, Evicted):
+        return Outcome.EVICTED
     return Outcome.REJECTED if isinstance(error, refusals()) else Outcome.FAILED
 
 

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sloserve.core.errors import DeadlinePassed, InvalidRequest, Rejected
+from sloserve.core.errors import DeadlinePassed, Evicted, InvalidRequest, Rejected
 from sloserve.core.predicted import Predicted
 from sloserve.core.served import ServedRequest
 from sloserve.wire.body import BodyFields, read_body
@@ -35,7 +35,7 @@ class HTTPContext:
 
     arrival_s: when its head arrived. error: why what it states cannot be read; raised where an SLO is asked for, since
     most routes have no use for one. served: the engine's requests that ended, in that order. rejection: why it was
-    refused, if it was. predicted: of the engine's requests, at their admission. tier: the ``service_tier``
+    refused or given up, if it was. predicted: of the engine's requests, at their admission. tier: the ``service_tier``
     to answer with. calls: of the engine, those that were admitted.
     """
 
@@ -44,7 +44,7 @@ class HTTPContext:
     body: BodyFields = field(default_factory=BodyFields)
     error: InvalidRequest | None = None
     served: list[ServedRequest] = field(default_factory=list)
-    rejection: Rejected | None = None
+    rejection: Rejected | Evicted | None = None
     predicted: list[Predicted] = field(default_factory=list)
     tier: str | None = None
     calls: list[Call] = field(default_factory=list)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -321,6 +322,14 @@ def test_different_prompts_have_different_outputs_whatever_their_slo(http: httpx
     texts = [complete(http, f"Request {i}") for i in range(6)]
     assert len(set(texts)) == 6
     assert [complete(http, f"Request {i}", vllm_xargs={"slo_e2e_ms": 1000}) for i in range(6)] == texts
+
+
+def test_the_command_that_is_printed_at_start_works(server: Server) -> None:
+    (line,) = [line for line in server.log if line.startswith("  curl ")]
+    printed = shlex.split(line.replace("YOUR_API_KEY", "user-secret"))
+    answer = subprocess.run(printed, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert '"slo":{"class":"interactive","outcome":"completed"' in answer and "data: [DONE]" in answer
+    assert httpx.get(f"{server.url}/ready").json() == {"status": "ready"}
 
 
 def test_second_server_on_the_port_is_refused(server: Server) -> None:

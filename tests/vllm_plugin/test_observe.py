@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.clock import ManualClock
+from sloserve.core.errors import ShuttingDown
 from sloserve.core.goodput import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import Interruptions, ServedRequest
@@ -39,6 +40,7 @@ class Call:
         self.clock = ManualClock(ARRIVAL_S)
         self.ended: list[ServedRequest] = []
         self.starts: list[float] = []
+        self.broken_off: Exception | None = None
         slo = DEFAULT_CLASSES.slo(None, targets or Targets())
         self.observed = Observed(
             slo,
@@ -46,6 +48,7 @@ class Call:
             ARRIVAL_S,
             self.clock,
             interruptions={"internal": MET}.__getitem__,
+            broken_off=lambda: self.broken_off,
             started=lambda _: self.starts.append(self.clock.now_s() - ARRIVAL_S),
             ended=lambda _, served: self.ended.append(served),
         )
@@ -166,6 +169,15 @@ def test_a_last_reply_that_is_none(reason: str, outcome: Outcome) -> None:
     call = Call()
     call.run([(0.5, reply(1)), (0.75, reply(0, finish=reason))])
     assert (call.served.outcome, call.served.latency) == (outcome, None)
+
+
+def test_a_reply_that_the_engine_breaks_off_while_it_stops_is_an_error() -> None:
+    call = Call(Targets(ttft_s=1.0))
+    call.broken_off = RuntimeError("stopping")
+    call.broken_off.__cause__ = ShuttingDown("stopping", 1)
+    with pytest.raises(RuntimeError):
+        call.run([(0.5, reply(1)), (0.75, reply(0, finish="abort"))])
+    assert (call.served.outcome, call.served.qoe, call.served.output_tokens) == (Outcome.EVICTED, 0.0, 1)
 
 
 def test_a_client_that_leaves() -> None:

@@ -1,0 +1,89 @@
+"""Start and stop of the server: ``/ready``, what is printed once it serves, and how long it waits for slow clients.
+
+``/ready`` says whether this server takes new work: 200, or 503 while it is stopping or its engine has failed; before
+that nobody listens. ``/health`` stays vLLM's, which asks whether the process should be replaced.
+"""
+
+import asyncio
+import ipaddress
+import json
+import os
+import shlex
+import sys
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from sloserve.core.errors import ShuttingDown
+from sloserve.vllm_plugin.frontend import check_open
+
+READY_PATH = "/ready"
+
+LINGER_S = 5.0
+"""At the end, for clients that do not read what is sent to them: uvicorn alone waits for ever."""
+
+_STARTED_POLL_S = 0.05
+
+
+def readiness(engine: Any) -> JSONResponse:
+    """The answer of ``/ready``. engine: vLLM's client, ``None`` for a server without one."""
+    state = "failed" if engine is not None and engine.errored else "ready"
+    try:
+        check_open(engine)
+    except ShuttingDown:
+        state = "stopping"
+    status = HTTPStatus.OK if state == "ready" else HTTPStatus.SERVICE_UNAVAILABLE
+    return JSONResponse({"status": state}, status)
+
+
+async def started(app: Any) -> None:
+    """Bounds the end of the server that begins to serve ``app``, waits until it listens, and prints how to try it.
+
+    app: vLLM's, with the server and its arguments in its state; of another nothing is known, and nothing done.
+    """
+    server, args = getattr(app.state, "server", None), getattr(app.state, "args", None)
+    if server is None or args is None:
+        return
+    if server.config.timeout_graceful_shutdown is None:
+        server.config.timeout_graceful_shutdown = LINGER_S
+    engine = getattr(app.state, "engine_client", None)
+    if engine is None or getattr(engine.vllm_config.parallel_config, "_api_process_rank", 0) > 0:
+        return  # one of several API servers speaks for all
+    while not (server.started or server.should_exit):
+        await asyncio.sleep(_STARTED_POLL_S)
+    if server.started:
+        sys.stdout.flush()
+        # Below the text layer, where vLLM would put the process's name in front of a line that is there to be copied.
+        sys.stdout.buffer.write(how_to_try(args).encode())
+        sys.stdout.buffer.flush()
+
+
+def how_to_try(args: Any) -> str:
+    """Where the server listens, and a command that works there; args: those of ``vllm serve``."""
+    url = f"{'https' if args.ssl_certfile else 'http'}://{_reachable(args.host)}:{args.port}"
+    where = url
+    command = ["curl", "-N"]
+    if args.uds:
+        url, where = "http://localhost", args.uds
+        command += ["--unix-socket", shlex.quote(args.uds)]
+    model = (args.served_model_name or [args.model])[0]
+    body = {"model": model, "prompt": "Hello", "max_tokens": 50, "stream": True, "slo": {"report": True}}
+    command += [f"{url}/v1/completions", "-H 'Content-Type: application/json'"]
+    if any(args.api_key or []):
+        command.append("-H 'Authorization: Bearer YOUR_API_KEY'")
+    elif os.environ.get("VLLM_API_KEY"):
+        command.append('-H "Authorization: Bearer $VLLM_API_KEY"')
+    command += ["-H 'x-slo-ttft-ms: 500'", "-d", shlex.quote(json.dumps(body))]
+    return f"\nsloserve is ready on {where}; try:\n\n  {' '.join(command)}\n\n"
+
+
+def _reachable(host: str | None) -> str:
+    """``host`` as a client on this machine names it in a URL."""
+    try:
+        address = ipaddress.ip_address(host or "0.0.0.0")
+    except ValueError:
+        return str(host)
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "[::1]"
+    return str(address) if address.version == 4 else f"[{address}]"

@@ -1,0 +1,136 @@
+"""``/ready``, refusals while stopping, and what is printed and bounded at start, around a small app without vLLM."""
+
+import asyncio
+import shlex
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from sloserve.api.lifecycle import LINGER_S, how_to_try
+from sloserve.api.middleware import SLOMiddleware
+from sloserve.core.errors import ShuttingDown
+
+
+class Drain:
+    stopping = False
+
+    def check_open(self) -> None:
+        if self.stopping:
+            raise ShuttingDown("the server is shutting down and accepts no more requests; retry in 7 s", 7)
+
+
+class Engine:
+    errored = False
+    vllm_config = SimpleNamespace(additional_config={"sloserve": {}}, parallel_config=SimpleNamespace())
+
+    def __init__(self) -> None:
+        self.sloserve_front_end = SimpleNamespace(drain=Drain())
+
+
+def arguments(**given: Any) -> Any:
+    stock = {"host": "127.0.0.1", "port": 8000, "uds": None, "ssl_certfile": None, "api_key": None, "model": "m"}
+    return SimpleNamespace(**{**stock, "served_model_name": None, **given})
+
+
+@pytest.fixture
+def app() -> Starlette:
+    async def reply(request: Request) -> JSONResponse:
+        await request.body()
+        return JSONResponse({})
+
+    made = Starlette(routes=[Route("/v1/completions", reply, methods=["POST"]), Route("/health", reply)])
+    made.state.engine_client = Engine()
+    made.add_middleware(SLOMiddleware)
+    return made
+
+
+def call(app: Starlette, *requests: tuple[str, str]) -> list[httpx.Response]:
+    async def go() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return [await client.request(method, path) for method, path in requests]
+
+    return asyncio.run(go())
+
+
+def test_ready_follows_the_engine(app: Starlette) -> None:
+    engine = app.state.engine_client
+    found = []
+    for engine.errored, engine.sloserve_front_end.drain.stopping in ((False, False), (True, False), (True, True)):
+        found += [(a.status_code, a.json()["status"]) for a in call(app, ("GET", "/ready"))]
+    assert found == [(200, "ready"), (503, "failed"), (503, "stopping")]
+
+
+def test_while_stopping_new_work_is_refused_and_the_rest_is_served(app: Starlette) -> None:
+    app.state.engine_client.sloserve_front_end.drain.stopping = True
+    refused, alive = call(app, ("POST", "/v1/completions"), ("GET", "/health"))
+    assert (refused.status_code, refused.headers["retry-after"], alive.status_code) == (503, "7", 200)
+    assert refused.json()["error"] == {
+        "message": "the server is shutting down and accepts no more requests; retry in 7 s",
+        "type": "Service Unavailable",
+        "param": None,
+        "code": 503,
+    }
+
+
+def begin(app: Starlette, rank: int = 0) -> Any:
+    """Starts ``app`` as uvicorn does; its server listens a moment after the app has started."""
+    app.state.server = SimpleNamespace(
+        config=SimpleNamespace(timeout_graceful_shutdown=None), started=False, should_exit=False
+    )
+    app.state.args = arguments()
+    app.state.engine_client.vllm_config.parallel_config._api_process_rank = rank
+
+    async def go() -> None:
+        incoming: asyncio.Queue[Any] = asyncio.Queue()
+        outgoing: asyncio.Queue[Any] = asyncio.Queue()
+        await incoming.put({"type": "lifespan.startup"})
+        serving = asyncio.create_task(app({"type": "lifespan", "asgi": {}}, incoming.get, outgoing.put))
+        assert (await outgoing.get())["type"] == "lifespan.startup.complete"
+        app.state.server.started = True
+        others = asyncio.all_tasks() - {asyncio.current_task(), serving}
+        await asyncio.gather(*others)
+        await incoming.put({"type": "lifespan.shutdown"})
+        await serving
+
+    asyncio.run(go())
+    return app.state.server
+
+
+def test_at_start_a_command_is_printed_once_and_the_end_is_bounded(
+    app: Starlette, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert begin(app).config.timeout_graceful_shutdown == LINGER_S
+    assert capsys.readouterr().out == how_to_try(arguments())
+    assert begin(app, rank=1).config.timeout_graceful_shutdown == LINGER_S  # another of several API servers
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (arguments(), ["http://127.0.0.1:8000/v1/completions"]),
+        (arguments(host="0.0.0.0", port=1), ["http://127.0.0.1:1/v1/completions"]),
+        (arguments(host=None, ssl_certfile="c"), ["https://127.0.0.1:8000/v1/completions"]),
+        (arguments(host="::"), ["http://[::1]:8000/v1/completions"]),
+        (arguments(host="box.example"), ["http://box.example:8000/v1/completions"]),
+        (arguments(uds="/run/a b"), ["--unix-socket", "/run/a b", "http://localhost/v1/completions"]),
+        (arguments(api_key=["k"]), ["Authorization: Bearer YOUR_API_KEY"]),
+        (arguments(served_model_name=["it's"]), ['"model": "it\'s"']),
+    ],
+)
+def test_the_command_fits_where_the_server_listens(args: Any, expected: list[str]) -> None:
+    (line,) = [line for line in how_to_try(args).splitlines() if line.startswith("  curl ")]
+    words = shlex.split(line)
+    assert all(any(part in word for word in words) for part in expected)
+    assert "k" not in words
+
+
+def test_a_key_from_the_environment_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert '"Authorization: Bearer $VLLM_API_KEY"' in how_to_try(arguments())
