@@ -274,6 +274,12 @@ def test_wrong_vllm_flag_is_one_message(flags: list[str], message: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_flag_that_vllm_does_not_know_may_have_been_one_of_ours() -> None:
+    with pytest.raises(ConfigError, match=r"unrecognized arguments: --shadow edf; did you mean --shadow-policy\?$"):
+        server.prepare(["builtin:tiny", "--shadow", "edf"], ["--policy", "--shadow-policy"])
+
+
+@pytest.mark.slow
 def test_tiny_model_sets_defaults_that_flags_override() -> None:
     args = server.parse_vllm_args(["builtin:tiny", "--max-model-len", "512"])
     assert (Path(args.model_tag) / "config.json").exists()
