@@ -66,7 +66,7 @@ class SLOMiddleware:
         try:
             scope = exchange.begin(scope)
         except InvalidRequest as error:
-            await exchange.refuse(errors.status(error), str(error), error.field)
+            await exchange.refuse(errors.status(error), str(error), error.param)
             return
         if exchange.too_large:
             await exchange.refuse_too_large()
@@ -110,6 +110,7 @@ class Exchange:
         self._body: list[bytes] = []
         self._received_bytes = 0
         self._answering = False
+        self._content_type = b""
         self._request_id = ""
         self._reporter: Reporter | None = None
 
@@ -126,6 +127,7 @@ class Exchange:
             self._receive, self._send = self._ttl.receive, self._ttl.send
         self.too_large = declares_more(headers, self._max_body_bytes)
         found, name = dict(headers), REQUEST_ID.encode()
+        self._content_type = found.get(b"content-type", b"")
         if found.get(name):
             self._request_id = label(REQUEST_ID, found[name])
             return scope
@@ -155,7 +157,7 @@ class Exchange:
                 raise BodyTooLarge
             self._body.append(part)
             if not message.get("more_body", False):
-                self.http.read_body(b"".join(self._body))
+                self.http.read_body(b"".join(self._body), self._content_type)
                 self._body.clear()
         return message
 

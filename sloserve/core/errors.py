@@ -40,7 +40,9 @@ class InvalidRequest(SloServeError):
     """A client's request carries an SLO that cannot be read; names the field, the value and what is allowed."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{shown(field)[1:-1]}: {shown(value)} is not {allowed}")
+        self.param = shown(field)[1:-1]
+        """The field as an answer repeats it: short and printable."""
+        super().__init__(f"{self.param}: {shown(value)} is not {allowed}")
         self.field = field
         self.value = value
         self.allowed = allowed

@@ -34,13 +34,16 @@ from sloserve.vllm_plugin.page import PageReader, find_pages, remove_pages, swee
 from sloserve.wire import context, errors
 from sloserve.wire.body import BodyFields
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.headers import Field, HeaderFields
+from sloserve.wire.headers import HeaderFields
 from sloserve.wire.resolve import resolve
 from sloserve.wire.xargs import stated_output_tokens
 
 logger = logging.getLogger(__name__)
 
 _ATTRIBUTE = "sloserve_front_end"
+
+LEAST_PRIORITY, MOST_PRIORITY = -(2**63), 2**63 - 1
+"""vLLM's numeric priority, of which the engine keeps 64 bits."""
 
 
 def install() -> None:
@@ -65,7 +68,7 @@ def install() -> None:
         front_end = getattr(self, _ATTRIBUTE, None)
         if front_end is None or not hasattr(sampling_params, "output_kind"):
             return stock_generate(self, prompt, sampling_params, *args, **kwargs)
-        observed = front_end.accept(prompt, sampling_params)
+        observed = front_end.accept(prompt, sampling_params, kwargs.get("priority", 0))
         replies = stock_generate(self, prompt, sampling_params, *args, **kwargs)
         return front_end.watch(observed, replies, sampling_params.output_kind)
 
@@ -145,14 +148,15 @@ class FrontEnd:
         # An engine that was killed leaves its page behind; vLLM ends this process soon after.
         atexit.register(remove_pages)
 
-    def accept(self, prompt: Any, sampling_params: Any) -> Observed:
+    def accept(self, prompt: Any, sampling_params: Any, priority: int = 0) -> Observed:
         """Reads the SLO of a request, writes it where the engine finds it, predicts, and books the request's place.
 
+        priority: vLLM's number, whichever way the request stated it.
         Raises: vLLM's errors, which its server answers with 400 for an SLO that cannot be read, 429 for a full
         queue or targets that cannot be met, and 503 while it is stopping.
         """
         http = context.current.get()
-        slo = self._slo_of(http, sampling_params)
+        slo = self._slo_of(http, sampling_params, priority)
         observed = Observed(
             slo,
             None if http is None else http.headers.tenant,
@@ -196,34 +200,36 @@ class FrontEnd:
         weakref.finalize(watched, observed.abandoned).atexit = False
         return watched
 
-    def _slo_of(self, http: HTTPContext | None, sampling_params: Any) -> SLO:
+    def _slo_of(self, http: HTTPContext | None, sampling_params: Any, priority: int) -> SLO:
         from vllm.exceptions import VLLMValidationError
 
         try:
             if http is not None and http.error is not None:
                 raise http.error
             headers, body = (HeaderFields(), BodyFields()) if http is None else (http.headers, http.body)
-            resolved = resolve(self._rules, sampling_params.extra_args, headers, body)
+            resolved = resolve(self._rules, sampling_params.extra_args, headers, body, priority)
             if headers.ignored:
                 self._metrics.ignored(headers.ignored)
-            if http is not None and http.priority is not None and http.priority.value != 0:
-                self._check_priority(http.priority)
+            if priority != 0:
+                self._check_priority(priority)
         except InvalidRequest as error:
             self._metrics.rejected(None, metrics.INVALID_REQUEST)
-            raise VLLMValidationError(str(error), parameter=error.field) from error
+            raise VLLMValidationError(str(error), parameter=error.param) from error
         sampling_params.extra_args = resolved.xargs
         if http is not None:
             http.tier = resolved.tier
         return resolved.slo
 
-    def _check_priority(self, stated: Field) -> None:
-        """Raises: InvalidRequest for a priority that the policy at work would ignore."""
+    def _check_priority(self, priority: int) -> None:
+        """Raises: InvalidRequest for a priority that the policy at work would ignore, or that is no 64-bit number."""
+        if not LEAST_PRIORITY <= priority <= MOST_PRIORITY:
+            raise InvalidRequest("priority", priority, f"a whole number from {LEAST_PRIORITY} to {MOST_PRIORITY}")
         for text in {page.snapshot().policy for page in self._found_pages()} or {self._policy}:
             name, _ = parse_policy(text)
             if not _uses_priority(name):
                 tell_operator(f"a client states a priority, which policy {name!r} cannot use; --policy priority can")
                 allowed = f"0, all that policy {name!r} can use; state a class or targets"
-                raise InvalidRequest(stated.name, stated.value, allowed)
+                raise InvalidRequest("priority", priority, allowed)
 
     def _admit(self, http: HTTPContext | None, observed: Observed, prompt: Any, sampling_params: Any) -> None:
         from vllm.exceptions import GracefulHTTPError

@@ -13,7 +13,7 @@ from sloserve.core.errors import DeadlinePassed, Evicted, InvalidRequest, Reject
 from sloserve.core.predicted import Predicted
 from sloserve.core.served import ServedRequest
 from sloserve.wire.body import BodyFields, read_body
-from sloserve.wire.headers import DEFAULT_RULES, TTL, Field, HeaderFields, HeaderRules, read_headers
+from sloserve.wire.headers import DEFAULT_RULES, TTL, HeaderFields, HeaderRules, read_headers
 
 RETRY_UNSEEN_S = 5
 """What a client is told whose request was given up before anything was known of the queue that it would wait in."""
@@ -55,9 +55,9 @@ class HTTPContext:
         except InvalidRequest as error:
             self.error = self.error or error
 
-    def read_body(self, body: bytes) -> None:
+    def read_body(self, body: bytes, content_type: bytes = b"application/json") -> None:
         try:
-            self.body = read_body(body)
+            self.body = read_body(body, content_type)
         except InvalidRequest as error:
             self.error = self.error or error
 
@@ -72,11 +72,6 @@ class HTTPContext:
         ms = 1e3 * (self.headers.ttl_s or 0.0)
         message = f"no token within the {ms:g} ms of {TTL}; retry in {retry_after_s} s or allow for more"
         return DeadlinePassed(message, retry_after_s)
-
-    @property
-    def priority(self) -> Field | None:
-        """The numeric priority that vLLM will find, if one is stated."""
-        return self.headers.priority or self.body.priority
 
     @property
     def wants_report(self) -> bool:

@@ -29,7 +29,7 @@ FIELDS = {
 
 REPORT = "x-slo-report"
 PRIORITY = "x-vllm-priority"
-"""vLLM's own; it beats the body's ``priority`` and is passed over where it is no whole number."""
+"""vLLM's own, and read by vLLM."""
 
 TENANTS = ("x-tenant-id", "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 """Headers that name the tenant, unless the deployment names others."""
@@ -88,7 +88,7 @@ class HeaderRules:
 
 @dataclass(slots=True)
 class HeaderFields:
-    """What the headers of one request state. fields: by key of ``vllm_xargs``. priority: vLLM's, a whole number.
+    """What the headers of one request state. fields: by key of ``vllm_xargs``.
 
     objective: of a gateway. ttl_s: from arrival to the first token. ignored: ``x-slo-*`` headers that are not ours.
     """
@@ -96,7 +96,6 @@ class HeaderFields:
     fields: dict[str, Field] = field(default_factory=dict)
     tenant: str | None = None
     report: bool = False
-    priority: Field | None = None
     objective: Field | None = None
     ttl_s: float | None = None
     ignored: tuple[str, ...] = ()
@@ -133,8 +132,6 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
                 raise InvalidRequest(name, text, f"{before.value!r}, which {before.name} says; give one of them")
         elif name == REPORT:
             found.report = _flag(name, raw_value.decode("latin-1").strip())
-        elif name == PRIORITY:
-            found.priority = _priority(raw_value)
         elif name in OBJECTIVES:
             objective = label(name, raw_value)
             if found.objective is not None and found.objective.value != objective:
@@ -202,10 +199,3 @@ def _flag(name: str, text: str) -> bool:
     if text.lower() in FALSE:
         return False
     raise InvalidRequest(name, text, "1 or 0")
-
-
-def _priority(raw: bytes) -> Field | None:
-    try:
-        return Field(PRIORITY, int(raw))
-    except ValueError:
-        return None

@@ -54,9 +54,12 @@ class Resolved:
     tier: str | None = None
 
 
-def resolve(rules: Rules, xargs: Mapping[str, Any] | None, headers: HeaderFields, body: BodyFields) -> Resolved:
+def resolve(
+    rules: Rules, xargs: Mapping[str, Any] | None, headers: HeaderFields, body: BodyFields, priority: int = 0
+) -> Resolved:
     """Merges what a request states in ``vllm_xargs``, its headers and its body. ``xargs`` is left as it is.
 
+    priority: vLLM's number, as vLLM read it.
     Raises: InvalidRequest that names the field as the client wrote it.
     """
     stated: dict[str, Field] = {}
@@ -77,9 +80,8 @@ def resolve(rules: Rules, xargs: Mapping[str, Any] | None, headers: HeaderFields
     ceiling = rules.tenants.get(headers.tenant or "", rules.tenant_default)
     if ceiling is not None:
         _hold(rules.classes[ceiling], slo, merged)
-        priority = headers.priority or body.priority
-        if priority is not None and isinstance(priority.value, int) and priority.value < 0:
-            raise InvalidRequest(priority.name, priority.value, f"0 or more, all that class {ceiling!r} may state")
+        if priority < 0:
+            raise InvalidRequest("priority", priority, f"0 or more, all that class {ceiling!r} may state")
         slo = parse_slo(merged, rules.classes)
     others = {key: value for key, value in (xargs or {}).items() if not _is_ours(key)}
     return Resolved(slo, others | merged or None, _served_tier(rules, body.tier, slo.slo_class.name))

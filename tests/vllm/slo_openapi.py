@@ -3,10 +3,11 @@
 from typing import Any
 
 from sloserve.wire.body import NESTED, REPORT
-from sloserve.wire.headers import FIELDS, PRIORITY, TENANTS
+from sloserve.wire.headers import FIELDS, TENANTS
 from sloserve.wire.headers import REPORT as REPORT_HEADER
 from sloserve.wire.xargs import KEYS
 
+PRIORITY = "x-vllm-priority"
 JUNK: dict[str, Any] = {"anyOf": [{"type": "string", "maxLength": 30}, {"type": "boolean"}, {"type": "number"}]}
 
 

@@ -14,7 +14,6 @@ from sloserve.vllm_plugin import page_folder
 from sloserve.vllm_plugin.frontend import FrontEnd, prompt_tokens, tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.headers import Field
 
 T0 = 1_000_000.0
 
@@ -25,6 +24,14 @@ class Refused(Exception):
     def __init__(self, message: str, status: int = 400, parameter: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class Malformed(Exception):
+    """Stands in for vLLM's VLLMValidationError."""
+
+    def __init__(self, message: str, parameter: str) -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 class Metrics:
@@ -48,7 +55,7 @@ def metrics(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     found = Metrics()
     monkeypatch.setattr("sloserve.vllm_plugin.metrics.install", lambda *_: found)
     monkeypatch.setattr("sloserve.vllm_plugin.frontend.remove_pages", lambda: None)
-    exceptions = SimpleNamespace(GracefulHTTPError=Refused, VLLMValidationError=Refused)
+    exceptions = SimpleNamespace(GracefulHTTPError=Refused, VLLMValidationError=Malformed)
     monkeypatch.setitem(__import__("sys").modules, "vllm.exceptions", exceptions)
     return found
 
@@ -68,12 +75,12 @@ class Server:
         http.read_headers([(name.encode(), value.encode()) for name, value in headers])
         return http
 
-    def accept(self, http: HTTPContext | None, prompt: Any, output_kind: str = "DELTA") -> Any:
+    def accept(self, http: HTTPContext | None, prompt: Any, output_kind: str = "DELTA", priority: int = 0) -> Any:
         token = context.current.set(http)
         try:
             kind = SimpleNamespace(name=output_kind)
             params = SimpleNamespace(extra_args=None, max_tokens=None, n=1, output_kind=kind)
-            return self.front_end.accept(prompt, params)
+            return self.front_end.accept(prompt, params, priority)
         finally:
             context.current.reset(token)
 
@@ -186,10 +193,8 @@ def test_what_the_operator_can_change_is_logged_once_and_not_told_to_clients(
     for _ in range(2):
         with pytest.raises(Refused, match=r"^queue full: 1 of 1 requests of class 'interactive' wait; retry in \d+ s$"):
             server.accept(None, {"prompt_token_ids": [0]})
-        http = server.http()
-        http.body.priority = Field("priority", 3)
-        with pytest.raises(Refused, match=r"^priority: 3 is not 0, .*'fcfs' can use; state a class or targets$"):
-            server.accept(http, {"prompt_token_ids": [0]})
+        with pytest.raises(Malformed, match=r"^priority: 3 is not 0, .*'fcfs' can use; state a class or targets$"):
+            server.accept(server.http(), {"prompt_token_ids": [0]}, priority=3)
     assert [record.getMessage() for record in caplog.records] == [
         "clients of class 'interactive' get 429, since as many wait as admission.max_waiting allows",
         "a client states a priority, which policy 'fcfs' cannot use; --policy priority can",
@@ -253,3 +258,27 @@ def test_what_is_due_already_is_not_refused_for_that(metrics: Metrics) -> None:
     with pytest.raises(Refused, match="ttft target of 2 ms"):
         server.serve(server.http(("x-slo-ttft-ms", "2")))
     server.serve(server.http(("x-slo-ttft-ms", "-20")))
+
+
+@pytest.mark.parametrize(
+    ("policy", "priority", "says"),
+    [
+        ("edf", 5, "priority: 5 is not 0, all that policy 'edf' can use"),
+        ("edf", 0, None),
+        ("priority", 2**63 - 1, None),
+        ("priority", 2**63, "is not a whole number from -9223372036854775808 to 9223372036854775807"),
+        ("priority", 10**30, "is not a whole number from"),
+    ],
+)
+def test_a_priority_is_used_or_refused_with_the_middleware_or_without(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch, policy: str, priority: int, says: str | None
+) -> None:
+    monkeypatch.setattr("sloserve.vllm_plugin.frontend.find_pages", lambda: [])
+    server = Server(policy=policy)
+    for http in (None, server.http()):
+        if says is None:
+            server.accept(http, {"prompt_token_ids": [0]}, priority=priority)
+        else:
+            with pytest.raises(Malformed, match=says) as refused:
+                server.accept(http, {"prompt_token_ids": [0]}, priority=priority)
+            assert refused.value.parameter == "priority" and len(str(refused.value)) < 300

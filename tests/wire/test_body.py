@@ -1,15 +1,16 @@
 """The nested ``slo`` object and ``service_tier``, read out of a body that belongs to vLLM."""
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.wire.body import BodyFields, read_body
+from sloserve.wire.body import NESTED, Body, BodyFields, parse, read_body
 from sloserve.wire.headers import Field
+from tests.wire.odd_bodies import bodies
 
 
 def test_nested_slo_and_tier() -> None:
@@ -27,18 +28,70 @@ def test_nested_slo_and_tier() -> None:
     assert (found.tier, found.report) == ("flex", True)
 
 
-@pytest.mark.parametrize("body", [b"", b"[1]", b"{", b'"slo"', b"\xff\xfe", b'{"a": ' + b"[" * 100_000, b"\x00" * 9])
-def test_what_is_no_json_object_states_nothing(body: bytes) -> None:
+@pytest.mark.parametrize("body", [b"", b"[1]", b'"slo"', b"5", b"NaN", b'{"slo\\u0000": {"tds": 1}}'])
+def test_what_is_no_object_with_an_slo_states_nothing(body: bytes) -> None:
     assert read_body(body) == BodyFields()
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_state_something_or_are_refused(body: bytes) -> None:
+@pytest.mark.parametrize("body", [b"{", b"\xff\xfe", b'{"a": ' + b"[" * 100_000, b"\x00" * 9, b'{"a": ' + b"1" * 5000])
+def test_what_cannot_be_read_is_refused_should_a_route_serve_it(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=r"^request body: .* is not JSON that can be searched for an SLO"):
+        read_body(body)
+
+
+ODD = [
+    b'{"slo": {"tds": 5}, "x": NaN}',
+    b'{"slo": {"tds": 5}, "x": [Infinity, -Infinity, 1e999]}',
+    b'{"slo": {"tds": 5}, "x": "\\ud800 \xed\xa0\x80"}',
+    b'{"slo": {"tds": 7}, "\\u0073lo": {"tds": 5}}',
+    b'\xef\xbb\xbf{"slo": {"tds": 5}}',
+    '{"slo": {"tds": 5}}'.encode("utf-16"),
+    '{"slo": {"tds": 5}}'.encode("utf-16-be"),
+    '{"slo": {"tds": 5}}'.encode("utf-32"),
+]
+
+
+@pytest.mark.parametrize("body", ODD)
+def test_what_python_s_parser_takes_beyond_json_is_read(body: bytes) -> None:
+    assert read_body(body).fields == {"slo_tds": Field("slo.tds", 5)}
+
+
+@given(bodies())
+def test_the_slo_is_the_one_that_the_server_finds(body: bytes) -> None:
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        return  # the server answers with 400
+    served = values if isinstance(values, dict) else {}
+    slo, tier, nvext = (served.get(name) for name in ("slo", "service_tier", "nvext"))
+    assert repr(parse(body)) == repr(Body(slo, tier, nvext))
     try:
         found = read_body(body)
     except InvalidRequest:
         return
-    assert isinstance(found, BodyFields)
+    stated = {NESTED[k]: Field(f"slo.{k}", v) for k, v in (slo or {}).items() if k in NESTED and v is not None}
+    assert (repr(found.fields), found.tier) == (repr(stated), tier)
+
+
+FORM = b'--x\r\nContent-Disposition: form-data; %s\r\n\r\n{"tds": 5}\r\n--x--\r\n'
+
+
+@pytest.mark.parametrize(
+    ("part", "refused"),
+    [
+        (b'name="slo"', True),
+        (b"name=slo", True),
+        (b'name="slo[tds]"', True),
+        (b'name="prompt"; filename="slo"', False),
+        (b'name="slow"', False),
+        (b'name="x"\r\n\r\nname="slo"', False),
+    ],
+)
+def test_an_slo_in_a_form_is_refused(part: bytes, refused: bool) -> None:
+    with (
+        pytest.raises(InvalidRequest, match="^slo: 'a form field' is not read") if refused else contextlib.nullcontext()
+    ):
+        assert read_body(FORM % part, b"Multipart/Form-Data; boundary=x") == BodyFields()
 
 
 @pytest.mark.parametrize(
@@ -59,4 +112,4 @@ def test_a_huge_value_or_key_is_not_repeated_in_full() -> None:
     for body in ({"slo": "x" * 100_000}, {"slo": {"y" * 100_000: 1}}, {"slo": {"z": ["w" * 1000] * 100}}):
         with pytest.raises(InvalidRequest) as error:
             read_body(json.dumps(body).encode())
-        assert len(str(error.value)) < 600
+        assert len(str(error.value)) < 600 and len(error.value.param) < 100

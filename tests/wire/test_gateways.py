@@ -30,7 +30,8 @@ def read(headers: dict[str, str], body: dict[str, Any], **settings: Any) -> tupl
     http.read_body(json.dumps(CHAT | body).encode())
     if http.error is not None:
         raise http.error
-    return http, resolve(rules.rules, (CHAT | body).get("vllm_xargs"), http.headers, http.body)
+    xargs, priority = body.get("vllm_xargs"), body.get("priority", 0)
+    return http, resolve(rules.rules, xargs, http.headers, http.body, priority)
 
 
 LLM_D = {"x-request-id": "7f3c", "x-forwarded-for": "10.0.0.7", "x-gateway-destination-endpoint": "10.1.0.4:8000"}
