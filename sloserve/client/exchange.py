@@ -13,7 +13,7 @@ from sloserve.client.payload import Payload
 from sloserve.client.stream import StreamReader, error_message
 from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
-from sloserve.core.goodput import Latency
+from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import FloatArray, RequestLog

@@ -8,7 +8,7 @@ import numpy as np
 
 from sloserve.client.exchange import Exchange
 from sloserve.client.replay import Replay
-from sloserve.core.goodput import targets_met
+from sloserve.core.finished import targets_met
 from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import FloatArray
 

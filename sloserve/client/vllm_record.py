@@ -13,7 +13,7 @@ import numpy as np
 
 from sloserve.client.exchange import Exchange
 from sloserve.client.replay import Replay
-from sloserve.core.goodput import Latency, targets_met
+from sloserve.core.finished import Latency, targets_met
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import FloatArray

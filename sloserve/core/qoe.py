@@ -20,8 +20,6 @@ A request that was not completed has QoE 0, one that promises neither TTFT nor T
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.core.outcome import Outcome
-from sloserve.core.runlog import RequestLog
 from sloserve.core.slo import Targets
 
 FloatArray = NDArray[np.float64]
@@ -100,16 +98,3 @@ def expectation(targets: Targets) -> tuple[float, float] | None:
         DEFAULT_TTFT_S if targets.ttft_s is None else targets.ttft_s,
         DEFAULT_TDS if targets.tds is None else targets.tds,
     )
-
-
-def request_qoe(log: RequestLog, *, alpha: float | None = None) -> float | None:
-    """QoE of one request of a run; 0 unless completed with at least one token, ``None`` if it promises no timeline."""
-    expected = expectation(log.request.slo.targets)
-    if expected is None:
-        return None
-    if log.outcome is not Outcome.COMPLETED or not log.token_times_s.size:
-        return 0.0
-    ttft_s, tds = expected
-    # Arrival and tokens are different sums of floats: a token in the instant of arrival may lie 1e-10 s before it.
-    since_arrival_s = np.maximum(log.token_times_s - log.request.arrival_s, 0.0)
-    return qoe(since_arrival_s, ttft_s=ttft_s, tds=tds, alpha=alpha)

@@ -5,13 +5,17 @@ run.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sloserve.core.finished import FinishedRequest, Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
+from sloserve.core.qoe import expectation, qoe
 from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import SLO
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -32,8 +36,8 @@ class StageTimes:
     paused_s: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RequestLog:
+@dataclass(frozen=True, eq=False)
+class RequestLog(FinishedRequest):
     """How one request fared.
 
     token_times_s: ``[tokens delivered]``, ascending: when each left the engine; empty if none did.
@@ -48,6 +52,31 @@ class RequestLog:
     recomputed_tokens: int = 0
     predicted: Predicted | None = None
     stages: StageTimes | None = None
+
+    @property
+    def asked(self) -> SLO:
+        return self.request.slo
+
+    @cached_property
+    def latency(self) -> Latency | None:
+        if self.outcome is not Outcome.COMPLETED or not self.token_times_s.size:
+            return None
+        first_s, last_s = float(self.token_times_s[0]), float(self.token_times_s[-1])
+        tpot_s = (last_s - first_s) / (self.token_times_s.size - 1) if self.token_times_s.size > 1 else 0.0
+        arrival_s = self.request.arrival_s
+        return Latency(ttft_s=first_s - arrival_s, tpot_s=tpot_s, e2e_s=last_s - arrival_s)
+
+    @cached_property
+    def qoe(self) -> float | None:
+        expected = expectation(self.request.slo.targets)
+        if expected is None:
+            return None
+        if self.latency is None:
+            return 0.0
+        ttft_s, tds = expected
+        # Arrival and tokens are different sums of floats: a token in the instant of arrival may lie 1e-10 s before it.
+        since_arrival_s = np.maximum(self.token_times_s - self.request.arrival_s, 0.0)
+        return qoe(since_arrival_s, ttft_s=ttft_s, tds=tds)
 
     @property
     def first_token_s(self) -> float | None:

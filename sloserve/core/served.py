@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sloserve.core.goodput import Latency, targets_met
+from sloserve.core.finished import FinishedRequest, Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
 from sloserve.core.slo import SLO
@@ -21,8 +21,8 @@ class Interruptions:
     preempted_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ServedRequest:
+@dataclass(frozen=True)
+class ServedRequest(FinishedRequest):
     """One request that ended, of a class and perhaps a tenant.
 
     latency: in seconds from the arrival at our front end, queueing included; ``None`` unless it was completed with at
@@ -45,11 +45,5 @@ class ServedRequest:
     predicted: Predicted | None = None
 
     @property
-    def met(self) -> dict[str, bool]:
-        """For each of its targets, ``ttft``, ``tpot``, ``e2e``, ``tds``: whether it was met."""
-        return targets_met(self.slo.targets, self.latency)
-
-    @property
-    def good(self) -> bool | None:
-        """Whether it met every target it has; ``None`` if it has none."""
-        return all(self.met.values()) if self.slo.targets else None
+    def asked(self) -> SLO:
+        return self.slo

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sloserve.core.errors import ConfigError, QueueFull, SLOUnattainable
-from sloserve.core.goodput import TOLERANCE_S, Latency
+from sloserve.core.finished import TOLERANCE_S, Latency
 from sloserve.core.slo import DUE_NOW_S, Targets
 from sloserve.scheduler.backlog import Backlog, Elsewhere, Place
 from sloserve.scheduler.prediction import Figure, Forecast, NewRequest, Predictor

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sloserve.core.goodput import Latency
+from sloserve.core.finished import Latency
 from sloserve.core.predicted import MEDIAN, P90, Predicted, Quantiles
 from sloserve.core.slo import SLO
 from sloserve.estimator.conformal import Calibration, Promise

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.core.qoe import expectation, request_qoe
+from sloserve.core.qoe import expectation
 from sloserve.core.runlog import RequestLog
 from sloserve.sim.seeding import stream
 from sloserve.sim.statistics import mean_of, percentiles_of
@@ -31,7 +31,7 @@ MAX_TIMELINES = 60
 
 def qoe_samples(logs: Sequence[RequestLog]) -> FloatArray:
     """QoE of each request that promises a timeline, ``[such requests]``, in the order of ``logs``."""
-    return np.array([value for log in logs if (value := request_qoe(log)) is not None], np.float64)
+    return np.array([log.qoe for log in logs if log.qoe is not None], np.float64)
 
 
 def experience(logs: Sequence[RequestLog], tpot_s: FloatArray) -> dict[str, float | None]:

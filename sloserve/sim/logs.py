@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from sloserve import __version__
-from sloserve.core.qoe import request_qoe
 from sloserve.core.runlog import RequestLog, RunLog
 
 REQUESTS_CSV = "requests.csv"
@@ -64,7 +63,7 @@ def request_row(log: RequestLog) -> tuple[object, ...]:
         targets.e2e_s,
         targets.tds,
         log.outcome.value,
-        _time(request_qoe(log)),
+        _time(log.qoe),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.core.goodput import attainment, attainment_by_class, by_class, is_good, latency
+from sloserve.core.goodput import attainment, attainment_by_class, by_class
 from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import RequestLog, RunLog, StageTimes, StepLog
 from sloserve.sim.experience import Replies, experience, qoe_samples
@@ -53,7 +53,7 @@ class LatencySample:
 
 def latencies(logs: Sequence[RequestLog]) -> Latencies:
     """The latency samples of ``logs``, in their order."""
-    served = [(log.token_times_s, found) for log in logs if (found := latency(log)) is not None]
+    served = [(log.token_times_s, log.latency) for log in logs if log.latency is not None]
     gaps_s = [np.diff(times_s) for times_s, _ in served]
     return Latencies(
         requests=len(logs),
@@ -147,10 +147,10 @@ def admission_record(log: RunLog, unrestricted: RunLog | None) -> Run:
     of completed requests with a prediction that took no longer.
     """
     rejected = {r.request.request_id for r in log.requests if r.outcome is Outcome.REJECTED}
-    good = None if unrestricted is None else {r.request.request_id for r in unrestricted.requests if is_good(r)}
+    good = None if unrestricted is None else {r.request.request_id for r in unrestricted.requests if r.good}
     kept: dict[str, dict[str, list[bool]]] = {}
     for r in log.requests:
-        found = latency(r)
+        found = r.latency
         if found is not None and r.predicted is not None:
             of_class = kept.setdefault(r.request.slo.slo_class.name, {})
             for (name, level), held in r.predicted.kept(ttft_s=found.ttft_s, e2e_s=found.e2e_s).items():

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from sloserve.core.attainment_window import TARGETS, AttainmentWindow, ratios
 from sloserve.core.clock import Clock
-from sloserve.core.goodput import Latency
+from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import MEDIAN, P90, Predicted
 from sloserve.core.served import ServedRequest

@@ -15,7 +15,7 @@ import numpy as np
 
 from sloserve.core.clock import Clock
 from sloserve.core.errors import Evicted
-from sloserve.core.goodput import Latency
+from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
 from sloserve.core.qoe import expectation, qoe

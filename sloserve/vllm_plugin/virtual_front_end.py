@@ -5,7 +5,6 @@ before it ends. Every reply is streamed, so every first token is seen.
 """
 
 from sloserve.core.errors import Rejected
-from sloserve.core.goodput import latency
 from sloserve.core.predicted import Predicted
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
@@ -65,7 +64,7 @@ class VirtualFrontEnd:
         self._queued_tokens_sum -= self._queued_tokens.pop(request_id, 0)
         self._in_flight -= 1
         if self._admission is not None:
-            self._tickets.pop(request_id).ended(latency(log), log.token_times_s.size, now_s)
+            self._tickets.pop(request_id).ended(log.latency, log.token_times_s.size, now_s)
 
     def _at_cap(self) -> bool:
         """vLLM's rules: a request more than the cap, or as many tokens as the cap before this one's."""

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import QueueFull
-from sloserve.core.goodput import Latency
+from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import Interruptions, ServedRequest

@@ -12,7 +12,6 @@ from sloserve.client.exchange import Exchange, exchange
 from sloserve.client.payload import PayloadSettings, payload
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
-from sloserve.core.goodput import latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from tests.client.fake_server import FakeServer, chunk, final
@@ -41,7 +40,7 @@ def test_tokens_are_timed_as_they_come(fake: FakeServer, make_request: MakeReque
     assert ended.token_times_s[1] == ended.token_times_s[2]
     assert min(ended.chunk_times_s[0], *(ended.chunk_times_s[1:] - ended.chunk_times_s[:-1])) > 0.8 * GAP_S
     assert ended.ended_s >= ended.token_times_s[-1] > ended.sent_s
-    measured, ours = ended.latency(ended.request.arrival_s), latency(ended.log(ended.request))
+    measured, ours = ended.latency(ended.request.arrival_s), ended.log(ended.request).latency
     assert measured is not None and measured == ours, "one request is measured alike by vLLM's definition and by ours"
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sloserve.core.goodput import Attainment, attainment, attainment_by_class, by_class, is_good, latency, targets_met
+from sloserve.core.finished import targets_met
+from sloserve.core.goodput import Attainment, attainment, attainment_by_class, by_class
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
@@ -24,11 +25,11 @@ TIMES_S = [0.5, 0.6, 1.1]  # TTFT 0.5 s, TPOT 0.3 s, e2e 1.1 s
 
 
 def test_latency_figures() -> None:
-    found = latency(log(Targets(), TIMES_S))
+    found = log(Targets(), TIMES_S).latency
     assert found is not None
     assert (found.ttft_s, found.tpot_s, found.e2e_s) == pytest.approx((0.5, 0.3, 1.1))
-    assert latency(log(Targets(), TIMES_S, Outcome.ABORTED)) is None
-    assert latency(log(Targets(), [])) is None
+    assert log(Targets(), TIMES_S, Outcome.ABORTED).latency is None
+    assert log(Targets(), []).latency is None
 
 
 @pytest.mark.parametrize(
@@ -44,22 +45,22 @@ def test_latency_figures() -> None:
     ],
 )
 def test_good_means_every_target_met(targets: Targets, good: bool | None) -> None:
-    assert is_good(log(targets, TIMES_S)) is good
+    assert log(targets, TIMES_S).good is good
 
 
 def test_targets_are_judged_one_by_one() -> None:
-    met = targets_met(Targets(ttft_s=0.1, tpot_s=0.5, tds=1.0), latency(log(Targets(), TIMES_S)))
+    met = targets_met(Targets(ttft_s=0.1, tpot_s=0.5, tds=1.0), log(Targets(), TIMES_S).latency)
     assert met == {"ttft": False, "tpot": True, "tds": True}
     assert targets_met(Targets(e2e_s=9.0), None) == {"e2e": False}
 
 
 def test_a_single_token_meets_any_speed() -> None:
-    assert is_good(log(Targets(tpot_s=1e-4, tds=5_000.0), [3.0])) is True
+    assert log(Targets(tpot_s=1e-4, tds=5_000.0), [3.0]).good is True
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.COMPLETED])
 def test_what_was_not_completed_is_not_good(outcome: Outcome) -> None:
-    assert is_good(log(Targets(e2e_s=100.0), TIMES_S, outcome)) is False
+    assert log(Targets(e2e_s=100.0), TIMES_S, outcome).good is False
 
 
 def test_attainment_with_and_without_rejects() -> None:
@@ -94,3 +95,9 @@ def test_by_class_in_order_of_rank_without_classes_that_have_no_targets() -> Non
     assert list(by_class(logs)) == ["interactive", "batch", "free"]
     found = attainment_by_class(logs)
     assert {name: counts.ratio for name, counts in found.items()} == {"interactive": 1.0, "batch": 0.0}
+
+
+def test_a_figure_is_computed_once() -> None:
+    one = log(Targets(ttft_s=0.6, tds=2.0), TIMES_S)
+    assert one.latency is one.latency and one.met is one.met and one.qoe == one.qoe
+    assert {"latency", "met", "qoe"} <= vars(one).keys()

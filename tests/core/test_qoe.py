@@ -14,7 +14,6 @@ from sloserve.core.qoe import (
     expectation,
     expected_area,
     qoe,
-    request_qoe,
 )
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import FloatArray, RequestLog
@@ -157,11 +156,11 @@ def log(targets: Targets, outcome: Outcome, times_s: list[float], arrival_s: flo
 
 def test_qoe_of_a_request_counts_from_arrival() -> None:
     times_s = [2.0, 2.5, 3.0]
-    assert request_qoe(log(Targets(ttft_s=1.0, tds=2.0), Outcome.COMPLETED, times_s)) == pytest.approx(1.0 / 3.75)
-    assert request_qoe(log(Targets(ttft_s=1.0), Outcome.COMPLETED, [-1e-12])) == 1.0
+    assert log(Targets(ttft_s=1.0, tds=2.0), Outcome.COMPLETED, times_s).qoe == pytest.approx(1.0 / 3.75)
+    assert log(Targets(ttft_s=1.0), Outcome.COMPLETED, [-1e-12]).qoe == 1.0
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.COMPLETED])
 def test_a_request_that_was_not_completed_has_none_of_it(outcome: Outcome) -> None:
-    assert request_qoe(log(Targets(ttft_s=1.0), outcome, [0.1, 0.2])) == 0.0
-    assert request_qoe(log(Targets(e2e_s=1.0), outcome, [])) is None
+    assert log(Targets(ttft_s=1.0), outcome, [0.1, 0.2]).qoe == 0.0
+    assert log(Targets(e2e_s=1.0), outcome, []).qoe is None

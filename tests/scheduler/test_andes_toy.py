@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from sloserve.core.qoe import request_qoe
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
@@ -72,7 +71,7 @@ def serve(policy: str | None) -> tuple[RunLog, list[float]]:
         for i, one in enumerate(READERS, 1)
     ]
     log = VirtualEngine(settings, profile, config).run(workload)
-    found = [request_qoe(one) for one in log.requests]
+    found = [one.qoe for one in log.requests]
     assert all(one is not None for one in found)
     return log, [one for one in found if one is not None]
 

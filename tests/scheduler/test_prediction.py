@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.errors import SLOUnattainable
-from sloserve.core.goodput import Latency
+from sloserve.core.finished import Latency
 from sloserve.core.predicted import Predicted, Quantiles, worst
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.scheduler.admission import Admission, Ticket

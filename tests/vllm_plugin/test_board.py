@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import QueueFull
-from sloserve.core.goodput import Latency
+from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import ServedRequest

@@ -15,10 +15,10 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sloserve.core.clock import ManualClock
-from sloserve.core.goodput import Latency, attainment_by_class, latency, targets_met
+from sloserve.core.finished import Latency
+from sloserve.core.goodput import attainment_by_class
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
-from sloserve.core.qoe import request_qoe
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
 from sloserve.core.served import ServedRequest
@@ -172,9 +172,9 @@ def test_counters_equal_what_goodput_computes_from_the_same_requests(ended: list
     missed: Counter[tuple[str, str]] = Counter()
     for log in ended:
         slo = log.request.slo
-        qoe, tokens = request_qoe(log), log.token_times_s.size
-        bench.metrics.record(ServedRequest(slo, log.outcome, None, latency(log), qoe, output_tokens=tokens))
-        missed.update((slo.slo_class.name, t) for t, met in targets_met(slo.targets, latency(log)).items() if not met)
+        qoe, tokens = log.qoe, log.token_times_s.size
+        bench.metrics.record(ServedRequest(slo, log.outcome, None, log.latency, qoe, output_tokens=tokens))
+        missed.update((slo.slo_class.name, t) for t, met in log.met.items() if not met)
     found, value = attainment_by_class(ended), bench.scrape()
     for name in ("interactive", "batch"):
         of_class = [log for log in ended if log.request.slo.slo_class.name == name]
@@ -189,7 +189,7 @@ def test_counters_equal_what_goodput_computes_from_the_same_requests(ended: list
         assert admitted == (counts.ratio_admitted if counts else None)
         for target in TARGETS:
             assert value("slo_violations_total", cls=name, type=target) == missed[name, target]
-        assert value("e2e_seconds_count", cls=name) == sum(latency(log) is not None for log in of_class)
+        assert value("e2e_seconds_count", cls=name) == sum(log.latency is not None for log in of_class)
 
 
 @pytest.fixture

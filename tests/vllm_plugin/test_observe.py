@@ -9,7 +9,7 @@ import pytest
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ShuttingDown
-from sloserve.core.goodput import Latency
+from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets

@@ -1,0 +1,77 @@
+"""A request that ended, judged by what it asked for: latency, targets met, good, QoE.
+
+Two sources, one judgement: :class:`~sloserve.core.runlog.RequestLog` has the times of all tokens,
+:class:`~sloserve.core.served.ServedRequest` what the server that answered kept of them. A TDS target counts here as a
+TPOT of ``1 / tds``: the mean speed after the first token. Whether the reader was held up in between is what QoE
+measures.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+from sloserve.core.outcome import Outcome
+from sloserve.core.slo import SLO, Targets
+
+TOLERANCE_S = 1e-6
+"""A target is met up to this excess: times are sums of floats, and nobody promises or measures below a microsecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """The figures of one completed request that targets speak about, in seconds.
+
+    tpot_s: (last - first token) / (tokens - 1); 0 for a single token, which thereby meets any TPOT or TDS target.
+    """
+
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+
+
+def targets_met(targets: Targets, measured: Latency | None) -> dict[str, bool]:
+    """For each target that is set, under its name of ``ttft``, ``tpot``, ``e2e``, ``tds``: whether it was met.
+
+    measured: ``None`` for a request that was not completed, which meets none.
+    """
+    limits_s = {
+        "ttft": targets.ttft_s,
+        "tpot": targets.tpot_s,
+        "e2e": targets.e2e_s,
+        "tds": None if targets.tds is None else 1.0 / targets.tds,
+    }
+    if measured is None:
+        return {name: False for name, limit_s in limits_s.items() if limit_s is not None}
+    found_s = {"ttft": measured.ttft_s, "tpot": measured.tpot_s, "e2e": measured.e2e_s, "tds": measured.tpot_s}
+    return {name: found_s[name] <= limit_s + TOLERANCE_S for name, limit_s in limits_s.items() if limit_s is not None}
+
+
+class FinishedRequest(ABC):
+    """How one request fared. Each figure is computed once."""
+
+    outcome: Outcome
+
+    @property
+    @abstractmethod
+    def asked(self) -> SLO:
+        """What it asked for."""
+
+    @property
+    @abstractmethod
+    def latency(self) -> Latency | None:
+        """In seconds from its arrival, queueing included; ``None`` unless it was completed with at least one token."""
+
+    @property
+    @abstractmethod
+    def qoe(self) -> float | None:
+        """0..1, 0 unless it was completed; ``None`` where it promises no timeline."""
+
+    @cached_property
+    def met(self) -> dict[str, bool]:
+        """For each of its targets, ``ttft``, ``tpot``, ``e2e``, ``tds``: whether it was met."""
+        return targets_met(self.asked.targets, self.latency)
+
+    @cached_property
+    def good(self) -> bool | None:
+        """Whether it met every target it has; ``None`` if it has none."""
+        return all(self.met.values()) if self.asked.targets else None
