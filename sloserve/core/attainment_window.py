@@ -26,8 +26,8 @@ class AttainmentWindow:
     One bit says that a request had a target, the next that it met it; the last that it was rejected.
     """
 
-    def __init__(self, stamps: Stamps | None = None) -> None:
-        self._ring = Ring(np.zeros(MAX_REQUESTS, np.uint64) if stamps is None else stamps)
+    def __init__(self, stamps: Stamps) -> None:
+        self._ring = Ring(stamps)
 
     def record(self, met: Mapping[str, bool], rejected: bool, now_s: float) -> None:
         """Takes in a request that ended now. met: for each target it had, at least one, whether it was met."""
@@ -35,10 +35,6 @@ class AttainmentWindow:
         for name, was_met in met.items():
             bits |= (0b11 if was_met else 0b01) << 2 * TARGETS.index(name)
         self._ring.add(bits, now_s)
-
-    def ratios(self, now_s: float) -> dict[str, float]:
-        """As :func:`ratios`, of this window alone."""
-        return ratios([self._ring.stamps], now_s)
 
 
 def ratios(windows: Iterable[Stamps], now_s: float) -> dict[str, float]:

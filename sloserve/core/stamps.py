@@ -20,13 +20,13 @@ class Ring:
     """Remembers as many events as ``stamps`` has places, the latest; one writer."""
 
     def __init__(self, stamps: Stamps) -> None:
-        self.stamps = stamps
+        self._stamps = stamps
         self._next = 0
 
     def add(self, bits: int, now_s: float) -> None:
         """Takes in an event that happened now. bits: at least one, below ``2**BITS``."""
-        self.stamps[self._next] = max(int(now_s * 1e3), 0) << BITS | bits
-        self._next = (self._next + 1) % self.stamps.size
+        self._stamps[self._next] = max(int(now_s * 1e3), 0) << BITS | bits
+        self._next = (self._next + 1) % self._stamps.size
 
 
 def latest(rings: Iterable[Stamps], limit: int, since_s: float = 0.0) -> Stamps:

@@ -9,7 +9,6 @@ and slots of uint64. The size is fixed when the page is made. Readers skip files
 
 import json
 import mmap
-import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ class PageMemory:
         """
         folder = page_folder.page_folder() if folder is None else folder
         page_folder.sweep(folder)
-        text = json.dumps({**facts, "pid": os.getpid()}).encode()
+        text = json.dumps(facts).encode()
         content = bytearray(_slots_at(len(text), scratch) + 8 * (floats + words))
         _PROLOGUE.pack_into(content, 0, _MAGIC, _VERSION, len(text), scratch, floats, words)
         content[_PROLOGUE.size : _PROLOGUE.size + len(text)] = text

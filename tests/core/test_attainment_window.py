@@ -1,14 +1,26 @@
 """Attainment of the latest requests: what is remembered, for how long, and what it adds up to."""
 
+import numpy as np
 import pytest
 
-from sloserve.core.attainment_window import MAX_REQUESTS, SPAN_S, AttainmentWindow
+from sloserve.core.attainment_window import MAX_REQUESTS, SPAN_S, AttainmentWindow, ratios
 
 T0 = 1_700_000_000.0
 
 
+class Window(AttainmentWindow):
+    """The only one of its class."""
+
+    def __init__(self) -> None:
+        self.stamps = np.zeros(MAX_REQUESTS, np.uint64)
+        super().__init__(self.stamps)
+
+    def ratios(self, now_s: float) -> dict[str, float]:
+        return ratios([self.stamps], now_s)
+
+
 def test_each_target_counts_among_those_that_have_it_and_all_of_them_together() -> None:
-    window = AttainmentWindow()
+    window = Window()
     window.record({"ttft": True, "tpot": True}, False, T0)
     window.record({"ttft": True, "tpot": False}, False, T0)
     window.record({"e2e": False}, True, T0)
@@ -19,14 +31,14 @@ def test_each_target_counts_among_those_that_have_it_and_all_of_them_together() 
 
 
 def test_a_share_of_nothing_is_left_out() -> None:
-    window = AttainmentWindow()
+    window = Window()
     assert window.ratios(T0) == {}
     window.record({"ttft": False}, True, T0)
     assert window.ratios(T0) == {"ttft": 0.0, "all": 0.0}
 
 
 def test_requests_are_forgotten_with_time_and_by_number() -> None:
-    window = AttainmentWindow()
+    window = Window()
     window.record({"ttft": False}, False, T0)
     window.record({"ttft": True}, False, T0 + 1.0)
     assert window.ratios(T0 + SPAN_S)["all"] == 0.5
@@ -35,3 +47,12 @@ def test_requests_are_forgotten_with_time_and_by_number() -> None:
     for i in range(MAX_REQUESTS + 1):
         window.record({"ttft": i > 0}, False, T0)
     assert window.ratios(T0)["all"] == 1.0
+
+
+def test_windows_of_several_processes_are_one_and_the_latest_of_all_count() -> None:
+    first, second = Window(), Window()
+    for i in range(MAX_REQUESTS):
+        first.record({"ttft": False}, False, T0 + i * 1e-3)
+    for i in range(MAX_REQUESTS // 4):
+        second.record({"ttft": True}, False, T0 + 10.0 + i * 1e-3)
+    assert ratios([first.stamps, second.stamps], T0 + 20.0)["ttft"] == 0.25
