@@ -1,11 +1,16 @@
 """The server's settings out of the places an operator writes them in, each value with its origin.
 
-A flag beats the file of ``--slo-config``, and what neither says has its default. ``--additional-config``, vLLM's own
-way in, may add to them; where it says otherwise than they do, that is an error, because neither is meant to yield.
+A flag beats the file of ``--slo-config``, which beats the preset of ``--preset``, and what none says has its default.
+``--additional-config``, vLLM's own way in, may add to them; where it says otherwise than they do, that is an error,
+because neither is meant to yield.
+
+A preset is a file of settings that is shipped with the package: a policy, and service classes with targets for it.
 """
 
+import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.files.marked_yaml import Node, load_yaml
 from sloserve.files.marked_yaml import Path as Key
 from sloserve.files.model import Problem, at_place, dotted
-from sloserve.vllm_plugin.config import ADMIN_KEY, KEY, PluginSettings, policy_problems, read_settings
+from sloserve.vllm_plugin.config import ADMIN_KEY, KEY, PluginSettings, class_warnings, policy_problems, read_settings
 
 FLAGS: dict[str, Key] = {
     "policy": ("policy",),
@@ -23,6 +28,8 @@ FLAGS: dict[str, Key] = {
     "min_chance": ("admission", "min_chance"),
 }
 """Flags of ``sloserve serve`` to the settings they are."""
+
+_PRESETS = resources.files("sloserve") / "presets"
 
 ADDITIONAL = "--additional-config"
 DEFAULT = "default"
@@ -56,17 +63,36 @@ Sources = Mapping[Key, Given]
 """What was written, by setting; no setting stands below another."""
 
 
-def read_sources(slo_config: Path | None, flags: Mapping[str, Any]) -> Sources:
-    """What the file and the flags say; ``flags`` by names of :data:`FLAGS`, ``None`` for one that was not given.
+def presets() -> dict[str, str]:
+    """What is shipped, by name: the line that says what for."""
+    files = {p.name.removesuffix(".yaml"): p for p in _PRESETS.iterdir() if p.name.endswith(".yaml")}
+    return {name: files[name].read_text().partition("\n")[0].removeprefix("# ") for name in sorted(files)}
 
-    Raises: ConfigError for a file that cannot be read, or holds no mapping.
+
+def _preset(name: str) -> Sources:
+    known = presets()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"--preset: {name!r} is not one of {', '.join(known)}{hint}")
+    with resources.as_file(_PRESETS / f"{name}.yaml") as file:
+        return {key: Given(value, f"preset {name}") for key, value in _leaves(load_yaml(file).plain())}
+
+
+def read_sources(slo_config: Path | None, flags: Mapping[str, Any], preset: str | None = None) -> Sources:
+    """What preset, file and flags say; ``flags`` by names of :data:`FLAGS`, ``None`` for one that was not given.
+
+    Classes of the file are added to those of the preset.
+
+    Raises: ConfigError for an unknown preset, a file that cannot be read, or one that holds no mapping.
     """
-    sources: dict[Key, Given] = {}
+    sources: dict[Key, Given] = {} if preset is None else dict(_preset(preset))
     if slo_config is not None:
         root = load_yaml(slo_config)
         if not isinstance(root.value, dict):
             raise root.not_allowed(f"a mapping of settings: {', '.join(PluginSettings.model_fields)}")
-        sources = {key: Given(value, str(slo_config), root) for key, value in _leaves(root.plain())}
+        written = {key: Given(value, str(slo_config), root) for key, value in _leaves(root.plain())}
+        sources = {k: given for k, given in sources.items() if not any(_overlap(k, key) for key in written)} | written
     for name, value in flags.items():
         if value is not None:
             key = FLAGS[name]
@@ -106,7 +132,12 @@ class Effective:
 
     def as_json(self) -> dict[str, Any]:
         """Settings and origins for machines."""
-        return {"settings": self.settings.as_config(), "origins": {name: origin for name, _, origin in self.rows()}}
+        origins = {name: origin for name, _, origin in self.rows()}
+        return {"settings": self.settings.as_config(), "origins": origins, "warnings": self.warnings()}
+
+    def warnings(self) -> list[str]:
+        """What is allowed and will not do what its writer may expect."""
+        return class_warnings(self.settings)
 
 
 def settle(sources: Sources, additional_config: Any = None) -> Effective:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sloserve import cli
-from sloserve.config import Effective, read_sources, settle
+from sloserve.config import Effective, presets, read_sources, settle
 from sloserve.core.errors import ConfigError
 from sloserve.vllm_plugin.config import PluginSettings, plugin_settings
 
@@ -194,3 +194,78 @@ def test_check_config_loads_nothing_heavy_and_puts_each_mistake_on_a_line(tmp_pa
     assert [line.split(": ")[:3] for line in found.stderr.splitlines()] == [
         ["sloserve", "f.yaml:1:1", "seed"], ["sloserve", "f.yaml:2:1", "policy"],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_a_preset_names_a_policy_and_gives_the_usual_classes_targets_that_it_reads(name: str) -> None:
+    effective = settle(read_sources(None, {}, name))
+    assert origins(effective)["policy"] == origins(effective)["classes.interactive"] == f"preset {name}"
+    assert set(PluginSettings().classes.names) <= set(effective.settings.classes.names)
+    assert effective.settings.classes["interactive"].targets
+    assert effective.settings.service_tiers == PluginSettings().service_tiers
+    assert not effective.warnings()
+
+
+def test_a_file_and_a_flag_win_over_a_preset(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("policy: econo:sigmas=2\nclasses:\n  interactive: {ttft_s: 2}\n  vip: {rank: 0, ttft_s: 0.1}\n")
+    effective = settle(read_sources(file, {"admission": "cap"}, "chat"))
+    classes = effective.settings.classes
+    assert (effective.settings.policy, effective.settings.admission.mode) == ("econo", "cap")
+    assert (classes["interactive"].targets.ttft_s, classes["interactive"].targets.tpot_s) == (2.0, 0.05)
+    assert origins(effective)["classes.interactive"] == f"preset chat, {file}:3"
+    assert origins(effective)["classes.vip"] == f"{file}:4"
+    assert settle(read_sources(file, {"policy": "andes"}, "chat")).settings.policy == "andes"
+    with pytest.raises(ConfigError, match=r"--preset: 'chats' is not one of agents, chat, .*; did you mean 'chat'\?"):
+        read_sources(None, {}, "chats")
+
+
+@pytest.mark.parametrize(
+    ("policy", "warns"),
+    [
+        ("edf", None),
+        ("andes", None),
+        ("sjf", "policy sjf does not read ttft_s, tpot_s of class priority"),
+        ("econo-paper", "policy econo-paper does not read the rank of a class, nor any target that it gives: priority, "
+         "interactive, batch have no effect on the order of service"),
+        ("fcfs", "policy fcfs does not read the rank of a class, nor any target that it gives: priority, interactive, "
+         "batch, background have no effect"),
+    ],
+)  # fmt: skip
+def test_a_class_that_the_policy_does_not_read_is_warned_of(policy: str, warns: str | None, made: Made) -> None:
+    text = (
+        "classes:\n  priority: {rank: 0, ttft_s: 1, tpot_s: 0.1}\n  interactive: {rank: 1, tds: 5}\n"
+        "  batch: {rank: 2}\n  background: {rank: 3, e2e_s: 60}\n"
+    )
+    warnings = made(text, policy=policy).warnings()
+    assert (warnings[0] if warnings else None) == warns or (warns is not None and warnings[0].startswith(warns))
+
+
+def test_presets_are_listed_and_checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["presets"], ["check-config", "--preset", "chat-and-jobs", "--policy", "rr"], ["check-config"]):
+        monkeypatch.setattr(sys, "argv", ["sloserve", *command])
+        with pytest.raises(SystemExit):
+            cli.main()
+    said = capsys.readouterr()
+    assert [line.split()[0] for line in said.out.splitlines()[:4]] == sorted(presets())
+    assert ["policy", "rr", "--policy"] in [line.split() for line in said.out.splitlines()]
+    assert "preset chat-and-jobs" in said.out
+    assert (
+        "sloserve: warning: policy rr does not read the rank" in said.err and "name a FILE, or a --preset" in said.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("objectives: {a: gold}", "objectives.a: 'gold' is not one of the classes priority"),
+        ("unknown_headers: allow", "unknown_headers: 'allow' is not one of ignore, reject"),
+        ("tenant_headers: x-a", "tenant_headers: 'x-a' is not a list of header names"),
+        ("tenant_headers: [x-slo-class]", "tenant_headers: .* is not a list of header names"),
+        ("tenant_headers: ['a b']", "tenant_headers: .* is not a list of header names"),
+        ("tenant_headers: [1]", "tenant_headers: .* is not a list of header names"),
+    ],
+)
+def test_what_gateways_need_is_checked(text: str, says: str, made: Made) -> None:
+    with pytest.raises(ConfigError, match=says):
+        made(text)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,10 @@ from sloserve.core.errors import ConfigError
 PolicyFlag = Annotated[
     str | None,
     typer.Option("--policy", help="Scheduling policy, as name or name:option=value; fcfs if not given."),
+]
+PresetFlag = Annotated[
+    str | None,
+    typer.Option("--preset", help="Policy and class targets that are shipped; `sloserve presets` lists them."),
 ]
 ShadowPolicyFlag = Annotated[
     str | None,
@@ -60,8 +65,10 @@ def serve(
     arguments: VLLMArguments = None,
     policy: PolicyFlag = None,
     shadow_policy: ShadowPolicyFlag = None,
+    preset: PresetFlag = None,
     slo_config: Annotated[
-        Path | None, typer.Option(help="YAML file of settings, see configs/serve.yaml; flags win over it.")
+        Path | None,
+        typer.Option(help="YAML file of settings, see configs/serve.yaml; it wins over --preset, flags win over it."),
     ] = None,
     admission: AdmissionFlag = None,
     max_waiting: MaxWaitingFlag = None,
@@ -81,7 +88,7 @@ def serve(
     from sloserve.vllm_plugin import server
 
     flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance)
-    sources = config.read_sources(slo_config, flags)
+    sources = config.read_sources(slo_config, flags, preset)
     config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
     key = config.read_admin_key(admin_key, os.environ)
     passed_on = vllm_arguments(context, arguments)
@@ -92,12 +99,16 @@ def serve(
     effective = config.settle(sources, args.additional_config)
     admin = ("admin routes", "on" if key else "off", key.source if key else config.DEFAULT)
     print(f"sloserve {sloserve.__version__} settings\n{config.table([*effective.rows(), admin])}", flush=True)
+    _print_warnings(effective.warnings())
     server.run(args, effective.section, key.value if key else None)
 
 
 @app.command("check-config")
 def check_config(
-    file: Annotated[Path, typer.Argument(help="The YAML file that --slo-config is to name.", show_default=False)],
+    file: Annotated[
+        Path | None, typer.Argument(help="The YAML file that --slo-config is to name.", show_default=False)
+    ] = None,
+    preset: PresetFlag = None,
     policy: PolicyFlag = None,
     shadow_policy: ShadowPolicyFlag = None,
     admission: AdmissionFlag = None,
@@ -113,13 +124,32 @@ def check_config(
 
     flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance)
     try:
-        effective = config.settle(config.read_sources(file, flags))
+        if file is None and preset is None:
+            raise ConfigError("check-config: nothing to check; name a FILE, or a --preset")
+        effective = config.settle(config.read_sources(file, flags, preset))
     except ConfigError as error:
         if not as_json:
             raise
         print(json.dumps({"errors": str(error).splitlines()}, indent=2))
         raise typer.Exit(2) from None
     print(json.dumps(effective.as_json(), indent=2) if as_json else config.table(effective.rows()))
+    if not as_json:
+        _print_warnings(effective.warnings())
+
+
+def _print_warnings(warnings: list[str]) -> None:
+    for warning in warnings:
+        print(f"sloserve: warning: {warning}", file=sys.stderr)
+
+
+@app.command()
+def presets() -> None:
+    """List the shipped presets."""
+    from sloserve import config
+
+    found = config.presets()
+    for name, text in found.items():
+        print(f"{name:<{max(map(len, found))}}  {text}")
 
 
 @app.command()

@@ -47,6 +47,11 @@ class Targets:
         """Whether any target is set."""
         return any(getattr(self, name) is not None for name in _TARGETS)
 
+    @property
+    def stated(self) -> tuple[str, ...]:
+        """Names of those that are set."""
+        return tuple(name for name in _TARGETS if getattr(self, name) is not None)
+
     def over(self, default: "Targets") -> "Targets":
         """These targets, with what they leave open taken from ``default``."""
         return Targets(*(getattr(self if getattr(self, name) is not None else default, name) for name in _TARGETS))

@@ -234,6 +234,25 @@ def policy_problems(section: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
+def class_warnings(settings: PluginSettings) -> list[str]:
+    """Which service classes, or targets of theirs, the policy does not read, hence serves as if they were not there."""
+    needs = make_policy(settings.policy, settings.policy_options).needs
+    unread = {c.name: [name for name in c.targets.stated if name not in needs] for c in settings.classes}
+    if "class_rank" not in needs:
+        idle = [c.name for c in settings.classes if len(unread[c.name]) == len(c.targets.stated)]
+        if idle:
+            return [
+                f"policy {settings.policy} does not read the rank of a class, nor any target that it gives: "
+                f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect on the order of service; "
+                "edf, econo, andes and priority are policies that do"
+            ]
+    return [
+        f"policy {settings.policy} does not read {', '.join(names)} of class {name}"
+        for name, names in unread.items()
+        if names
+    ]
+
+
 def _class_table(section: Mapping[str, Any]) -> tuple[ClassTable, list[Problem]]:
     """The table in ``section`` as far as it can be read, the built-in one else, and what is wrong with it."""
     problems: list[Problem] = []
