@@ -52,6 +52,12 @@ class Targets:
         """Names of those that are set."""
         return tuple(name for name in _TARGETS if getattr(self, name) is not None)
 
+    @property
+    def pace_s(self) -> float | None:
+        """Seconds a token may take after the first: min(TPOT, 1 / TDS); ``None`` where neither is set."""
+        paces_s = [pace for pace in (self.tpot_s, 1.0 / self.tds if self.tds else None) if pace is not None]
+        return min(paces_s, default=None)
+
     def over(self, default: "Targets") -> "Targets":
         """These targets, with what they leave open taken from ``default``."""
         return Targets(*(getattr(self if getattr(self, name) is not None else default, name) for name in _TARGETS))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
 from sloserve.kernels.digest import DigestCurves, Replies
 from sloserve.scheduler.lengths import LENGTH_COLUMNS
+from sloserve.scheduler.pace import pace_s
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
 BoolArray = NDArray[np.bool_]
@@ -35,10 +36,9 @@ COLUMNS = LENGTH_COLUMNS | frozenset(
 
 
 def reading_tds(rows: Rows, slots: IntArray) -> FloatArray:
-    """Tokens per second that each reader digests, ``[n]``: as stated, else 1 / TPOT, else what readers usually do."""
-    stated = rows.tds[slots]
-    stated = np.where(np.isnan(stated), 1.0 / rows.tpot_s[slots], stated)
-    return np.where(np.isnan(stated), DEFAULT_TDS, stated)
+    """Tokens per second that each reader digests, ``[n]``: at the pace asked for, else as readers usually do."""
+    pace = pace_s(rows, slots)
+    return np.where(np.isnan(pace), DEFAULT_TDS, 1.0 / pace)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

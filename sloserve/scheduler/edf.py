@@ -28,6 +28,7 @@ import numpy as np
 from sloserve.core.qoe import DEFAULT_TDS
 from sloserve.core.slo import MAX_TDS
 from sloserve.scheduler.ordering import EVICTION_COLUMNS, ClassRank, EvictionRule, plan_by_key
+from sloserve.scheduler.pace import PACE_COLUMNS, pace_s
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
@@ -41,7 +42,7 @@ def deadlines_s(rows: Rows, slots: IntArray, default_tds: float = DEFAULT_TDS) -
     default_tds: tokens per second, after the first, of a request that has a TTFT target alone.
     """
     arrival, ttft, first_token = rows.arrival_s[slots], rows.ttft_s[slots], rows.first_token_s[slots]
-    pace = np.fmin(rows.tpot_s[slots], 1.0 / rows.tds[slots])
+    pace = pace_s(rows, slots)
     ttft_alone = ~np.isnan(ttft) & np.isnan(pace) & np.isnan(rows.e2e_s[slots])
     pace = np.where(ttft_alone, 1.0 / default_tds, pace)
     no_token_yet = np.isnan(first_token)
@@ -53,7 +54,7 @@ def deadlines_s(rows: Rows, slots: IntArray, default_tds: float = DEFAULT_TDS) -
 class EDF(Policy):
     """Serves the request whose deadline is nearest; may evict for one that would otherwise wait for a slot."""
 
-    needs = EVICTION_COLUMNS | {"arrival_s", "ttft_s", "tpot_s", "e2e_s", "tds", "first_token_s", "class_rank"}
+    needs = EVICTION_COLUMNS | PACE_COLUMNS | {"arrival_s", "ttft_s", "e2e_s", "first_token_s", "class_rank"}
 
     @dataclass(frozen=True)
     class Settings:

@@ -21,6 +21,7 @@ from sloserve.estimator.profile import ProfileName, load_profile
 from sloserve.kernels.anneal import BatchRequests, Cooling, anneal
 from sloserve.scheduler.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.ordering import by_class, first_places, without_targets
+from sloserve.scheduler.pace import pace_s
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import IntArray, Rows
 from sloserve.scheduler.sa_times import Slots, Times, Work, batch_times, bilinear_of, slot_times
@@ -175,7 +176,6 @@ class SA(Policy):
         first, done = rows.first_token_s[slots], rows.output_tokens[slots]
         begun = ~np.isnan(first)
         spent = np.where(begun, now_s - first, 0.0)
-        pace = np.fmin(rows.tpot_s[slots], 1.0 / rows.tds[slots])
         return BatchRequests.of(
             prefill_base_s=times.prefill_base_s,
             prefill_slope_s=times.prefill_slope_s,
@@ -184,7 +184,7 @@ class SA(Policy):
             share=times.share,
             waited_s=waited,
             ttft_s=np.where(begun, np.nan, rows.ttft_s[slots]),
-            decode_limit_s=pace * (done + work.output_tokens) - spent,
+            decode_limit_s=pace_s(rows, slots) * (done + work.output_tokens) - spent,
             e2e_s=rows.e2e_s[slots],
         )
 

@@ -40,8 +40,6 @@ def live_columns(request: Request, stated: StatedSLO, now_s: float) -> dict[str,
         "cached_tokens": request.prefill_stats.num_cached_tokens if request.prefill_stats is not None else 0,
     }
     if request.num_output_tokens:
-        targets = stated.slo.targets
-        paces_s = [pace for pace in (targets.tpot_s, 1.0 / targets.tds if targets.tds else None) if pace is not None]
-        first_s = now_s - min(paces_s, default=0.0) * (request.num_output_tokens - 1)
+        first_s = now_s - (stated.slo.targets.pace_s or 0.0) * (request.num_output_tokens - 1)
         values |= {"first_token_s": max(first_s, request.arrival_time), "last_token_s": now_s}
     return values

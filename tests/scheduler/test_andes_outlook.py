@@ -60,17 +60,18 @@ def foresee(all_: Outlook, *steps_s: float, objective: str = "mean", **more: flo
     [
         ({"tds": 3.0}, 3.0),
         ({"tpot_s": 0.25}, 4.0),
-        ({"tds": 3.0, "tpot_s": 0.25}, 3.0),
+        ({"tds": 3.0, "tpot_s": 0.25}, 4.0),
+        ({"tds": 5.0, "tpot_s": 0.25}, 5.0),
         ({"ttft_s": 2.0}, 4.8),
         ({"e2e_s": 9.0}, 4.8),
         ({}, 4.8),
     ],
 )
-def test_reading_speed_is_what_is_stated_else_the_inverse_of_tpot_else_the_usual(
+def test_a_reply_is_read_at_the_pace_asked_for_else_as_usual(
     targets: dict[str, float], tds: float, snapshot: Make
 ) -> None:
     at = snapshot([targets])
-    assert reading_tds(at.rows, at.waiting).tolist() == [tds]
+    assert reading_tds(at.rows, at.waiting) == pytest.approx([tds])
 
 
 @pytest.mark.parametrize(

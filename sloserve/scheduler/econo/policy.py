@@ -28,6 +28,7 @@ from sloserve.scheduler.econo.eviction import TOKENS_PER_STEP, Ranked, worth_evi
 from sloserve.scheduler.econo.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
 from sloserve.scheduler.lengths import Lengths
 from sloserve.scheduler.ordering import by_class, first_places, without_targets
+from sloserve.scheduler.pace import pace_s
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
@@ -185,10 +186,9 @@ class Econo(Policy):
 def _target_s(rows: Rows, slots: IntArray, output_tokens: FloatArray) -> FloatArray:
     """Within how many seconds of its arrival a request of ``output_tokens`` should end, ``[n]``.
 
-    Its e2e target, or else what its TTFT and TPOT (or TDS) come to, or else UNHURRIED_S.
+    Its e2e target, or else what its TTFT and its pace come to, or else UNHURRIED_S.
     """
-    ttft_s, tpot_s = rows.ttft_s[slots], rows.tpot_s[slots]
-    tpot_s = np.where(np.isnan(tpot_s), 1.0 / rows.tds[slots], tpot_s)
+    ttft_s, tpot_s = rows.ttft_s[slots], pace_s(rows, slots)
     streamed_s = np.where(np.isnan(ttft_s), DEFAULT_TTFT_S, ttft_s) + np.where(
         np.isnan(tpot_s), 0.0, tpot_s * output_tokens
     )
