@@ -1,7 +1,7 @@
-"""The admin routes under plain ``vllm serve``, where no middleware of ours serves them.
+"""The admin routes and ``/ready`` under plain ``vllm serve``, where no middleware of ours serves them.
 
 vLLM loads the ``vllm.endpoint_plugins`` entry point where ``VLLM_PLUGINS`` names ``sloserve``; as everywhere, there are
-no routes without a key.
+no admin routes without a key.
 """
 
 import logging
@@ -9,9 +9,12 @@ import os
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
 
-from sloserve.api.admin import PREFIX, AdminApp
+from sloserve.api.admin import PREFIX, AdminApp, engine_of
+from sloserve.api.lifecycle import READY_PATH, readiness
 from sloserve.vllm_plugin.config import ADMIN_KEY
 
 logger = logging.getLogger(__name__)
@@ -24,7 +27,8 @@ class AdminRoutes:
     required_tasks = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:
-        """Serves what is below :data:`~sloserve.api.admin.PREFIX`."""
+        """Serves ``/ready`` and what is below :data:`~sloserve.api.admin.PREFIX`."""
+        app.router.routes.append(Route(READY_PATH, _ready))
         key = os.environ.get(ADMIN_KEY)
         if key:
             app.router.routes.append(Mount(PREFIX.rstrip("/"), AdminApp(key)))
@@ -33,3 +37,7 @@ class AdminRoutes:
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """The routes find the engine where vLLM keeps it."""
+
+
+async def _ready(request: Request) -> JSONResponse:
+    return readiness(engine_of(request.scope))

@@ -51,6 +51,14 @@ def test_without_a_key_there_are_none_and_the_log_says_why(
     assert ADMIN_KEY in caplog.text
 
 
+def test_ready_is_there_without_a_key(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ADMIN_KEY)
+    app.state.engine_client = None
+    AdminRoutes().attach_router(app)
+    answer = TestClient(app).get("/ready")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
+
+
 def test_vllm_finds_the_plugin_by_its_name() -> None:
     (found,) = entry_points(group="vllm.endpoint_plugins", name="sloserve")
     assert found.load() is AdminRoutes
