@@ -14,9 +14,12 @@ from http import HTTPStatus
 from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.types import Message, Send
 
+from sloserve.api.refusal import CLOSE, refuse
 from sloserve.core.errors import ShuttingDown
 from sloserve.vllm_plugin.frontend import check_open
+from sloserve.wire import errors
 
 READY_PATH = "/ready"
 
@@ -35,6 +38,30 @@ def readiness(engine: Any) -> JSONResponse:
         state = "stopping"
     status = HTTPStatus.OK if state == "ready" else HTTPStatus.SERVICE_UNAVAILABLE
     return JSONResponse({"status": state}, status)
+
+
+async def refused_for_stopping(engine: Any, send: Send) -> bool:
+    """Whether the server is stopping: then the request was answered with 503, before anything of it is read."""
+    try:
+        check_open(engine)
+    except ShuttingDown as error:
+        await refuse(send, errors.status(error), str(error), headers=[*errors.headers(error), CLOSE])
+        return True
+    return False
+
+
+def unless_overtaken(engine: Any, send: Send) -> Send:
+    """``send``, but a 500 is a refusal where the server has begun to stop: the request met what was stopped already."""
+    refused = False
+
+    async def checked(message: Message) -> None:
+        nonlocal refused
+        if message["type"] == "http.response.start" and message["status"] == HTTPStatus.INTERNAL_SERVER_ERROR:
+            refused = await refused_for_stopping(engine, send)
+        if not refused:
+            await send(message)
+
+    return checked
 
 
 async def started(app: Any) -> None:

@@ -17,14 +17,14 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sloserve.api.admin import PREFIX, AdminApp, engine_of
-from sloserve.api.lifecycle import READY_PATH, readiness, started
+from sloserve.api.lifecycle import READY_PATH, readiness, refused_for_stopping, started, unless_overtaken
 from sloserve.api.refusal import CLOSE, BodyTooLarge, declares_more, refuse
 from sloserve.api.report import Reporter
 from sloserve.api.time_to_live import TimeToLive
 from sloserve.core.clock import Clock, SystemClock
-from sloserve.core.errors import InvalidRequest, ShuttingDown
+from sloserve.core.errors import InvalidRequest
 from sloserve.vllm_plugin.config import ADMIN_KEY, PluginSettings, plugin_settings
-from sloserve.vllm_plugin.frontend import check_open, tell_operator
+from sloserve.vllm_plugin.frontend import tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import REQUEST_ID, TTL, label, predictions
@@ -56,12 +56,9 @@ class SLOMiddleware:
             await self._admin(scope, receive, send)
             return
         if scope["method"] == "POST":
-            # Before anything is read: once its engine is stopped, vLLM can no longer say what is wrong.
-            try:
-                check_open(engine_of(scope))
-            except ShuttingDown as error:
-                await refuse(send, errors.status(error), str(error), headers=[*errors.headers(error), CLOSE])
+            if await refused_for_stopping(engine_of(scope), send):
                 return
+            send = unless_overtaken(engine_of(scope), send)
         exchange = Exchange(HTTPContext(self._clock.now_s()), self._settings_of(scope), receive, send)
         try:
             scope = exchange.begin(scope)

@@ -69,13 +69,27 @@ def test_ready_follows_the_engine(app: Starlette) -> None:
 def test_while_stopping_new_work_is_refused_and_the_rest_is_served(app: Starlette) -> None:
     app.state.engine_client.sloserve_front_end.drain.stopping = True
     refused, alive = call(app, ("POST", "/v1/completions"), ("GET", "/health"))
-    assert (refused.status_code, refused.headers["retry-after"], alive.status_code) == (503, "7", 200)
-    assert refused.json()["error"] == {
+    check_refused(refused)
+    assert alive.status_code == 200
+
+
+def check_refused(answer: httpx.Response) -> None:
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
+    assert answer.json()["error"] == {
         "message": "the server is shutting down and accepts no more requests; retry in 7 s",
         "type": "Service Unavailable",
         "param": None,
         "code": 503,
     }
+
+
+def test_a_request_that_the_stop_overtakes_is_refused_rather_than_failed(app: Starlette) -> None:
+    async def failing(request: Request) -> JSONResponse:
+        app.state.engine_client.sloserve_front_end.drain.stopping = True
+        return JSONResponse({"error": {"message": "cannot schedule new futures after shutdown"}}, 500)
+
+    app.router.routes.append(Route("/failing", failing, methods=["POST"]))
+    check_refused(*call(app, ("POST", "/failing")))
 
 
 def begin(app: Starlette, rank: int = 0) -> Any:
