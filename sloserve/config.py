@@ -18,7 +18,15 @@ from sloserve.core.errors import ConfigError
 from sloserve.files.marked_yaml import Node, load_yaml
 from sloserve.files.marked_yaml import Path as Key
 from sloserve.files.model import Problem, at_place, dotted
-from sloserve.vllm_plugin.config import ADMIN_KEY, KEY, PluginSettings, class_warnings, policy_problems, read_settings
+from sloserve.vllm_plugin.config import (
+    ADMIN_KEY,
+    KEY,
+    PluginSettings,
+    class_warnings,
+    file_problems,
+    policy_problems,
+    read_settings,
+)
 
 FLAGS: dict[str, Key] = {
     "policy": ("policy",),
@@ -158,6 +166,7 @@ def settle(sources: Sources, additional_config: Any = None) -> Effective:
     nested = _nested(merged)
     settings, problems = read_settings(nested)
     faults += [_fault(merged, problem) for problem in problems + policy_problems(nested)]
+    faults += [] if settings is None else [_fault(merged, problem) for problem in file_problems(settings)]
     mode = None if settings is None else settings.admission.mode
     for flag, needed in (("max_waiting", ("cap", "predict")), ("min_chance", ("predict",))):
         limit = merged.get(FLAGS[flag])

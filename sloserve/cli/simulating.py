@@ -64,6 +64,9 @@ def simulate(
     aged_share: Annotated[
         float | None, typer.Option(help="Share of admissions for aged requests; off if not given.")
     ] = None,
+    length_model: Annotated[
+        Path | None, typer.Option(help="File of `sloserve train-length`, used by policies with length=predicted.")
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes to run in; results do not depend on it.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for records, logs and plots.")] = Path("out"),
     token_log: Annotated[bool, typer.Option("--token-log", help="Also write tokens.csv.gz.")] = False,
@@ -99,6 +102,7 @@ def simulate(
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_model_len": max_model_len,
         "aged_share": aged_share,
+        "length_model": length_model,
     }
     given = {name: value for name, value in flags.items() if value is not None}
     row = experiment_flags(experiment) if experiment is not None else {}

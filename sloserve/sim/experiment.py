@@ -43,7 +43,7 @@ class Experiment:
 
     loads: multiples of stock's capacity; rps: requests per second; rate_scale: multiples of the workload's own rate.
     One of the three is given. policies: with an admission behind ``+``, see ``admissions``. slos: replaces the
-    workload's own SLOs. aged_share: of the ageing guard, 0 turns it off.
+    workload's own SLOs. aged_share: of the ageing guard, 0 turns it off. length_model: as in the server's settings.
     """
 
     workload: Workload
@@ -57,6 +57,7 @@ class Experiment:
     rate_scale: float | None = None
     slos: SLOAssignment | None = None
     aged_share: float = 0.0
+    length_model: str | None = None
 
     def __post_init__(self) -> None:
         if sum(axis is not None for axis in (self.loads, self.rps, self.rate_scale)) != 1:
@@ -204,7 +205,7 @@ def _task(experiment: Experiment, policy: str, point: Point) -> Task:
     slos = experiment.slos or experiment.workload.slos
     if policy != STOCK:
         section = {"policy": policy, "seed": point.seed, "aged_share": experiment.aged_share, "plan_share": PLAN_SHARE}
-        config = {"sloserve": section | slos.table.as_config()}
+        config = {"sloserve": section | slos.table.as_config() | {"length_model": experiment.length_model}}
     engine = make_engine(experiment.engine, admission)
     return requests, engine, experiment.profile, config, admission, slos.table.names
 

@@ -100,6 +100,7 @@ def build_experiment(
     max_num_batched_tokens: int | None = None,
     max_model_len: int | None = None,
     aged_share: float = 0.0,
+    length_model: Path | None = None,
 ) -> Experiment:
     """The experiment that the command line's flags describe; each as ``sloserve simulate --help`` says.
 
@@ -147,6 +148,7 @@ def build_experiment(
         rate_scale=rate_scale,
         slos=slos,
         aged_share=aged_share,
+        length_model=None if length_model is None else str(length_model),
     )
 
 

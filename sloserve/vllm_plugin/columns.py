@@ -2,6 +2,7 @@
 
 from vllm.v1.request import Request
 
+from sloserve.scheduler.rows import LENGTH_QUANTILES
 from sloserve.vllm_plugin.ledger import StatedSLO
 
 _NAN = float("nan")
@@ -22,6 +23,7 @@ def static_columns(request: Request, stated: StatedSLO) -> dict[str, float]:
         "prompt_tokens": request.num_prompt_tokens,
         "max_tokens": request.max_tokens,
         "oracle_output_tokens": -1 if stated.output_tokens is None else stated.output_tokens,
+        **(dict(zip(LENGTH_QUANTILES, stated.length, strict=True)) if stated.length is not None else {}),
     }
 
 

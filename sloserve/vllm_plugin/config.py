@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
+from sloserve.estimator.length_admission import LengthAtAdmission
+from sloserve.estimator.profile import load_profile
 from sloserve.files.model import Allowed, Problem, check_model, dotted, unknown
 from sloserve.scheduler.admission import Admission
 from sloserve.scheduler.backlog import Elsewhere, Place
@@ -116,6 +119,8 @@ class PluginSettings(_Settings):
     policy, policy_options: which policy plans, see :mod:`sloserve.scheduler.registry`. seed: of the policy.
     shadow_policy: ``name:option=value`` of a policy whose plans are scored and never carried out.
     profile: name or file of this engine's step times, which its own steps then correct; ``None`` for none.
+    length_model: file that ``sloserve train-length`` wrote; the front end predicts each reply's length with it, for
+    policies with ``length=predicted``. ``None``: they predict from the requests of the class that ended.
     plan_share: planning may cost at most this share of the time the engine spends stepping; 1 plans at every step.
     aged_share: at most this share of admissions goes to the oldest requests past their class's age; 0 turns ageing off.
     classes: the service classes; default_class: name of that of requests that name none.
@@ -133,6 +138,7 @@ class PluginSettings(_Settings):
     shadow_policy: Annotated[str | None, Allowed("the name of a policy")] = None
     seed: Count = 0
     profile: Annotated[str | None, Allowed("the name or file of a profile")] = None
+    length_model: Annotated[str | None, Allowed("the file of a length model")] = None
     plan_share: Annotated[float, Field(strict=True, ge=1e-6, le=1.0), Allowed("a number within 1e-06..1")] = 0.05
     aged_share: Annotated[float, Field(strict=True, ge=0.0, le=1.0), Allowed("a number within 0..1")] = 0.1
     classes: ClassTable = DEFAULT_CLASSES
@@ -172,6 +178,12 @@ class PluginSettings(_Settings):
             tenant_default=self.tenant_default,
             objectives=self.objectives,
         )
+
+    def make_lengths(self) -> LengthAtAdmission | None:
+        """The predictor of ``length_model``. Raises: ConfigError when the file is none."""
+        if self.length_model is None:
+            return None
+        return LengthAtAdmission(Path(self.length_model), self.classes.names)
 
     def as_config(self) -> dict[str, Any]:
         """Plain values from which :func:`plugin_settings` makes equal settings; they travel as JSON."""
@@ -215,6 +227,20 @@ def read_settings(section: Any) -> tuple[PluginSettings | None, list[Problem]]:
     settings, more = check_model(PluginSettings, values)
     problems += more + _unknown_names(section, table)
     return (None if problems else settings), problems
+
+
+def file_problems(settings: PluginSettings) -> list[Problem]:
+    """Why the files that the settings name cannot be used; to be said before a model is loaded."""
+    problems = []
+    for key, load in (
+        ("profile", lambda: None if settings.profile is None else load_profile(settings.profile)),
+        ("length_model", settings.make_lengths),
+    ):
+        try:
+            load()
+        except ConfigError as error:
+            problems.append(Problem((key,), str(error)))
+    return problems
 
 
 def policy_problems(section: Mapping[str, Any]) -> list[Problem]:

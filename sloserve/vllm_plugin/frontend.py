@@ -36,7 +36,7 @@ from sloserve.wire.body import BodyFields
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import HeaderFields
 from sloserve.wire.resolve import resolve
-from sloserve.wire.xargs import stated_output_tokens
+from sloserve.wire.xargs import stated_output_tokens, with_length
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +141,7 @@ class FrontEnd:
         self._boards = Boards(_board(settings, rank, processes), clock)
         self._metrics = metrics.install(settings, self._boards, clock)
         self._admission = settings.admission.make(settings.classes.names, self._still_waiting, self._boards)
+        self._lengths = settings.make_lengths()
         self._sweeping = False
         self._states = engine.output_processor.request_states
         self._pages: list[PageReader] = []
@@ -167,6 +168,7 @@ class FrontEnd:
             started=self._started,
             ended=functools.partial(self._ended, http),
         )
+        self._predict_length(observed, prompt, sampling_params)
         self._admit(http, observed, prompt, sampling_params)
         if http is not None:
             http.calls.append(_Call(self, observed))
@@ -230,6 +232,18 @@ class FrontEnd:
                 tell_operator(f"a client states a priority, which policy {name!r} cannot use; --policy priority can")
                 allowed = f"0, all that policy {name!r} can use; state a class or targets"
                 raise InvalidRequest("priority", priority, allowed)
+
+    def _predict_length(self, observed: Observed, prompt: Any, sampling_params: Any) -> None:
+        quantiles = None
+        if self._lengths is not None:
+            quantiles = self._lengths.quantiles(
+                observed.slo.slo_class.name,
+                arrival_s=observed.arrival_s,
+                prompt_tokens=prompt_tokens(prompt),
+                max_tokens=sampling_params.max_tokens,
+                prompt=prompt_text(prompt),
+            )
+        sampling_params.extra_args = with_length(sampling_params.extra_args, quantiles)
 
     def _admit(self, http: HTTPContext | None, observed: Observed, prompt: Any, sampling_params: Any) -> None:
         from vllm.exceptions import GracefulHTTPError
@@ -364,6 +378,12 @@ def prompt_tokens(prompt: Any) -> int | None:
     get = prompt.get if isinstance(prompt, dict) else functools.partial(getattr, prompt)
     ids = get("prompt_token_ids", None)
     return len(ids) if ids else None
+
+
+def prompt_text(prompt: Any) -> str | None:
+    """The text of what ``AsyncLLM.generate`` was given, where it still has one."""
+    text = prompt.get("prompt") if isinstance(prompt, dict) else getattr(prompt, "prompt", None)
+    return text if isinstance(text, str) else None
 
 
 @functools.cache

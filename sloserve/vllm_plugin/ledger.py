@@ -16,10 +16,11 @@ from vllm.v1.request import Request
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.served import Interruptions
 from sloserve.core.slo import SLO, ClassTable, Targets
+from sloserve.estimator.length_admission import LEVELS
 from sloserve.scheduler.rows import FloatArray
 from sloserve.vllm_plugin.page import SCALARS, Layout, PageWriter
 from sloserve.vllm_plugin.stages import Stages
-from sloserve.wire.xargs import parse_slo, stated_output_tokens
+from sloserve.wire.xargs import parse_slo, predicted_length, stated_output_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +39,15 @@ _COUNTERS = tuple((_AT[name], name) for name in COUNTERS)
 
 @dataclass(frozen=True, slots=True)
 class StatedSLO:
-    """What a request states. class_id: index of its class in the table. output_tokens: of the reply, where known."""
+    """What a request states. class_id: index of its class in the table. output_tokens: of the reply, where known.
+
+    length: quantiles of the reply's length in tokens, at ``length_admission.LEVELS``, where the front end predicted.
+    """
 
     slo: SLO
     class_id: int
     output_tokens: int | None
+    length: tuple[float, ...] | None = None
 
 
 class Ledger:
@@ -84,7 +89,9 @@ class Ledger:
             if self._counters["malformed_slo"] == 1:
                 logger.warning("request %s is served without its SLO: %s", request.request_id, error)
             slo, output_tokens = self._classes.slo(None, Targets()), None
-        return StatedSLO(slo, self._class_id[slo.slo_class.name], output_tokens)
+        return StatedSLO(
+            slo, self._class_id[slo.slo_class.name], output_tokens, predicted_length(extra_args, LEVELS.size)
+        )
 
     def preempted(self, request: Request) -> None:
         self._preempted.add(request.request_id)

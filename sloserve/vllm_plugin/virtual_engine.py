@@ -31,13 +31,13 @@ from sloserve.estimator.latency import StepLoad
 from sloserve.estimator.profile import Profile
 from sloserve.scheduler.admission import Admission
 from sloserve.vllm_plugin import compat
-from sloserve.vllm_plugin.config import KEY
+from sloserve.vllm_plugin.config import KEY, plugin_settings
 from sloserve.vllm_plugin.engine_settings import EngineSettings
 from sloserve.vllm_plugin.scheduler import SLOScheduler
 from sloserve.vllm_plugin.stages import Stages
 from sloserve.vllm_plugin.virtual_config import VOCABULARY, scheduler_arguments
 from sloserve.vllm_plugin.virtual_front_end import VirtualFrontEnd
-from sloserve.wire.xargs import to_xargs
+from sloserve.wire.xargs import to_xargs, with_length
 
 # What these imports left lives to the end. Every run begins with a collection, which would walk it for 0.4 s.
 gc.freeze()
@@ -101,7 +101,8 @@ class VirtualEngine:
         if settings.enable_prefix_caching:
             init_none_hash(sha256)
             self._hasher = get_request_block_hasher(settings.block_size, sha256)
-        self._front_end = VirtualFrontEnd(settings, admission)
+        lengths = None if additional_config is None else plugin_settings(additional_config).make_lengths()
+        self._front_end = VirtualFrontEnd(settings, admission, lengths)
         self._arriving: deque[WorkloadRequest] = deque()
         self._accepted: list[WorkloadRequest] = []
         self._live: dict[str, _Live] = {}
@@ -193,9 +194,9 @@ class VirtualEngine:
 
     def _add(self, item: WorkloadRequest, epoch_s: float) -> None:
         max_tokens = self._front_end.max_tokens(item)
-        params = SamplingParams(
-            max_tokens=max_tokens, temperature=0.0, extra_args=dict(to_xargs(item.slo, item.output_tokens))
-        )
+        length = self._front_end.length(item, epoch_s + item.arrival_s)
+        stated = with_length(to_xargs(item.slo, item.output_tokens), length)
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, extra_args=stated)
         params.update_from_generation_config({}, eos_token_id=_EOS)
         self.scheduler.add_request(
             Request(

@@ -8,16 +8,25 @@ from sloserve.core.errors import Rejected
 from sloserve.core.predicted import Predicted
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
+from sloserve.estimator.length_admission import LengthAtAdmission
 from sloserve.scheduler.admission import Admission, Ticket
 from sloserve.scheduler.prediction import NewRequest
 from sloserve.vllm_plugin.engine_settings import EngineSettings
 
 
 class VirtualFrontEnd:
-    """Answers: does this request come in? admission: ``None`` for vLLM's checks alone."""
+    """Answers: does this request come in?
 
-    def __init__(self, settings: EngineSettings, admission: Admission | None) -> None:
+    Args:
+        admission: ``None`` for vLLM's checks alone.
+        lengths: predicts the lengths of replies; ``None`` where nobody does.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, admission: Admission | None, lengths: LengthAtAdmission | None = None
+    ) -> None:
         self._settings = settings
+        self._lengths = lengths
         self._admission = admission
         self._tickets: dict[str, Ticket] = {}
         self._predicted: dict[str, Predicted | None] = {}
@@ -47,6 +56,17 @@ class VirtualFrontEnd:
         """How long its reply may become; less than 1 if the prompt fills the context."""
         room = self._settings.max_model_len - item.prompt_tokens
         return room if item.max_tokens is None else min(room, item.max_tokens)
+
+    def length(self, item: WorkloadRequest, now_s: float) -> list[float] | None:
+        """Quantiles of its reply's length, as live but for its text: prompts are made up."""
+        if self._lengths is None:
+            return None
+        return self._lengths.quantiles(
+            item.slo.slo_class.name,
+            arrival_s=now_s,
+            prompt_tokens=item.prompt_tokens,
+            max_tokens=self.max_tokens(item),
+        )
 
     def predicted(self, request_id: str) -> Predicted | None:
         """What a request was told at its admission."""

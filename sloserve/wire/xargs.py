@@ -6,7 +6,7 @@ slo_class                              class name       slo_output_tokens  lengt
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sloserve.core.errors import InvalidRequest
@@ -22,6 +22,8 @@ TARGET_KEYS = {
 PREFIX = "slo_"
 KEYS = (*TARGET_KEYS, "slo_class", "slo_output_tokens")
 MAX_OUTPUT_TOKENS = 2**31
+LENGTH_KEY = "sloserve_length"
+"""From our front end to our scheduler, never from a client: see :func:`with_length`."""
 _LEAST = 1e-300
 """Smaller numbers would be 0 in seconds, or have no reciprocal."""
 
@@ -61,6 +63,27 @@ def stated_output_tokens(extra_args: Mapping[str, Any] | None) -> int | None:
         return None
     allowed = f"a number of tokens from 1 to {MAX_OUTPUT_TOKENS}"
     return int(_number("slo_output_tokens", value, 1.0, MAX_OUTPUT_TOKENS, allowed))
+
+
+def with_length(extra_args: Mapping[str, Any] | None, quantiles: Sequence[float] | None) -> dict[str, Any] | None:
+    """``extra_args`` with the front end's prediction of the reply's length, and none that a client put there.
+
+    quantiles: output tokens, ascending; ``None`` where nothing was predicted.
+    """
+    args = {key: value for key, value in (extra_args or {}).items() if key != LENGTH_KEY}
+    if quantiles is not None:
+        args[LENGTH_KEY] = list(quantiles)
+    return args or None
+
+
+def predicted_length(extra_args: Mapping[str, Any] | None, count: int) -> tuple[float, ...] | None:
+    """The ``count`` quantiles that the front end predicted; ``None`` where it did not, or where they are none."""
+    value = (extra_args or {}).get(LENGTH_KEY)
+    if not isinstance(value, list) or len(value) != count:
+        return None
+    if not all(isinstance(one, float) and 0.0 <= one <= MAX_OUTPUT_TOKENS for one in value):
+        return None
+    return tuple(value)
 
 
 def _number(key: str, value: Any, least: float, limit: float, allowed: str) -> float:

@@ -6,14 +6,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.served import ServedRequest
+from sloserve.estimator.length_admission import LEVELS
+from sloserve.estimator.length_examples import make_examples
+from sloserve.estimator.length_training import TrainingSettings, train
 from sloserve.vllm_plugin import page_folder
 from sloserve.vllm_plugin.frontend import FrontEnd, prompt_tokens, tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
+from sloserve.wire.xargs import LENGTH_KEY, predicted_length
 
 T0 = 1_000_000.0
 
@@ -67,6 +72,8 @@ class Server:
         config = SimpleNamespace(additional_config={"sloserve": section})
         engine = SimpleNamespace(vllm_config=config, output_processor=SimpleNamespace(request_states={}))
         self.clock = ManualClock(T0)
+        self.extra_args: dict[str, Any] | None = None
+        self.sent: dict[str, Any] | None = None
         self.states = engine.output_processor.request_states
         self.front_end = FrontEnd(engine, self.clock, rank, processes)
 
@@ -79,8 +86,10 @@ class Server:
         token = context.current.set(http)
         try:
             kind = SimpleNamespace(name=output_kind)
-            params = SimpleNamespace(extra_args=None, max_tokens=None, n=1, output_kind=kind)
-            return self.front_end.accept(prompt, params, priority)
+            params = SimpleNamespace(extra_args=self.extra_args, max_tokens=None, n=1, output_kind=kind)
+            observed = self.front_end.accept(prompt, params, priority)
+            self.sent = params.extra_args
+            return observed
         finally:
             context.current.reset(token)
 
@@ -282,3 +291,26 @@ def test_a_priority_is_used_or_refused_with_the_middleware_or_without(
             with pytest.raises(Malformed, match=says) as refused:
                 server.accept(http, {"prompt_token_ids": [0]}, priority=priority)
             assert refused.value.parameter == "priority" and len(str(refused.value)) < 300
+
+
+@pytest.mark.slow
+def test_what_train_length_learned_reaches_the_engine_and_a_clients_own_quantiles_do_not(
+    metrics: Metrics, tmp_path: Path
+) -> None:
+    tokens = np.arange(1, 201)
+    model = train(make_examples(tokens, prompt_tokens=tokens), TrainingSettings(levels=(0.1, 0.5, 0.9), trees=5))
+    model.save(tmp_path / "model.json")
+    server = Server(length_model=str(tmp_path / "model.json"))
+    server.extra_args = {LENGTH_KEY: [1.0] * LEVELS.size}
+    medians = []
+    for prompt in (20, 180):
+        server.accept(None, {"prompt_token_ids": [0] * prompt})
+        assert server.sent is not None
+        quantiles = predicted_length(server.sent, LEVELS.size)
+        assert quantiles is not None and list(quantiles) == sorted(quantiles)
+        medians.append(quantiles[2])
+    assert 1.5 * medians[0] < medians[1]
+    untrained = Server()
+    untrained.extra_args = {LENGTH_KEY: [1.0] * LEVELS.size}
+    untrained.accept(None, {"prompt_token_ids": [0]})
+    assert LENGTH_KEY not in (untrained.sent or {})

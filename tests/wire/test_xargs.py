@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, SLO, ClassTable, SLOClass, Targets
-from sloserve.wire.xargs import parse_slo, stated_output_tokens, to_xargs
+from sloserve.wire.xargs import LENGTH_KEY, parse_slo, predicted_length, stated_output_tokens, to_xargs, with_length
 
 CLASSES = ClassTable(
     {"chat": SLOClass("chat", 0, Targets(ttft_s=1.0, tds=5.0)), "batch": SLOClass("batch", 1, Targets(e2e_s=600.0))},
@@ -155,3 +155,12 @@ def test_the_largest_values_are_allowed() -> None:
     args = {"slo_ttft_ms": MAX_TARGET_S * 1e3, "slo_tds": MAX_TDS, "slo_output_tokens": 2**31}
     assert parse_slo(args, CLASSES).targets == Targets(ttft_s=MAX_TARGET_S, tds=MAX_TDS)
     assert stated_output_tokens(args) == 2**31
+
+
+def test_a_length_travels_from_the_front_end_and_from_nobody_else() -> None:
+    sent = with_length({"slo_tds": 3.0, LENGTH_KEY: [9.0, 9.0]}, [1.0, 20.5])
+    assert sent == {"slo_tds": 3.0, LENGTH_KEY: [1.0, 20.5]}
+    assert predicted_length(sent, 2) == (1.0, 20.5) and predicted_length(sent, 3) is None
+    assert with_length({LENGTH_KEY: [9.0]}, None) is None
+    for wrong in ("12", [1, 2], [-1.0, 2.0], [float("nan"), 2.0], [1.0, 1e300], None):
+        assert predicted_length({LENGTH_KEY: wrong}, 2) is None
