@@ -106,8 +106,8 @@ def test_saying_the_same_twice_is_no_contradiction(made: Made) -> None:
         ("seed: 1\nseed: 2", None, {}, "f.yaml:2:1: seed: given twice, first in line 1"),
         ("seed: [1\n", None, {}, "f.yaml:2:1: is not YAML"),
         ("polcy: {name: edf}", None, {}, "f.yaml:1:1: polcy: is unknown; known here: "),
-        ("classes:\n  a: {ttft_s: 1}", None, {}, "f.yaml:2:3: classes.a.rank: is missing; needed: a whole number"),
-        ("classes: {a: {rank: 1, ttft_s: 1e6}}", None, {}, "f.yaml:1:24: classes.a.ttft_s: 1000000.0 is not a number"),
+        ("classes:\n  a: {ttft_ms: 1}", None, {}, "f.yaml:2:3: classes.a.rank: is missing; needed: a whole number"),
+        ("classes: {a: {rank: 1, ttft_ms: 1e9}}", None, {}, "f.yaml:1:24: classes.a.ttft_ms: 1000000000.0 is not"),
         ("classes: {}", None, {}, "f.yaml:1:1: classes: {} is not a mapping of at least one class name to settings"),
         ("classes: [a]", None, {}, "f.yaml:1:1: classes: ['a'] is not a mapping of at least one class name"),
         ("seed: 2024-01-01", None, {}, "f.yaml:1:1: seed: datetime.date(2024, 1, 1) is not a whole number from 0"),
@@ -208,7 +208,9 @@ def test_a_preset_names_a_policy_and_gives_the_usual_classes_targets_that_it_rea
 
 def test_a_file_and_a_flag_win_over_a_preset(tmp_path: Path) -> None:
     file = tmp_path / "f.yaml"
-    file.write_text("policy: econo:sigmas=2\nclasses:\n  interactive: {ttft_s: 2}\n  vip: {rank: 0, ttft_s: 0.1}\n")
+    file.write_text(
+        "policy: econo:sigmas=2\nclasses:\n  interactive: {ttft_ms: 2000}\n  vip: {rank: 0, ttft_ms: 100}\n"
+    )
     effective = settle(read_sources(file, {"admission": "cap"}, "chat"))
     classes = effective.settings.classes
     assert (effective.settings.policy, effective.settings.admission.mode) == ("econo", "cap")
@@ -234,8 +236,8 @@ def test_a_file_and_a_flag_win_over_a_preset(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_class_that_the_policy_does_not_read_is_warned_of(policy: str, warns: str | None, made: Made) -> None:
     text = (
-        "classes:\n  priority: {rank: 0, ttft_s: 1, tpot_s: 0.1}\n  interactive: {rank: 1, tds: 5}\n"
-        "  batch: {rank: 2}\n  background: {rank: 3, e2e_s: 60}\n"
+        "classes:\n  priority: {rank: 0, ttft_ms: 1000, tpot_ms: 100}\n  interactive: {rank: 1, tds: 5}\n"
+        "  batch: {rank: 2}\n  background: {rank: 3, e2e_ms: 60000}\n"
     )
     warnings = made(text, policy=policy).warnings()
     assert (warnings[0] if warnings else None) == warns or (warns is not None and warnings[0].startswith(warns))

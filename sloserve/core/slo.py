@@ -7,7 +7,7 @@ promises nothing.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sloserve.core.errors import ConfigError
@@ -51,6 +51,11 @@ class Targets:
     def stated(self) -> tuple[str, ...]:
         """Names of those that are set."""
         return tuple(name for name in _TARGETS if getattr(self, name) is not None)
+
+    def as_config(self) -> dict[str, float]:
+        """Those that are set, as on the wire and in configuration: milliseconds, and tokens per second."""
+        limits_ms = {f"{name[:-2]}_ms": getattr(self, name) * 1e3 for name in self.stated if name != "tds"}
+        return limits_ms if self.tds is None else limits_ms | {"tds": self.tds}
 
     @property
     def pace_s(self) -> float | None:
@@ -141,7 +146,7 @@ class ClassTable:
             c.name: {
                 "rank": c.rank,
                 "aged_after_s": c.aged_after_s,
-                **{k: v for k, v in asdict(c.targets).items() if v},
+                **c.targets.as_config(),
             }
             for c in self
         }

@@ -75,7 +75,7 @@ SPEAKING = DigestSpeeds(
 )
 """Source: Andes, Table 2 and Sec. 2.2."""
 
-SPEEDS = {"reading": READING, "speaking": SPEAKING}
+SPEEDS = {"reading": READING, "voice": SPEAKING}
 """By the name that an SLO file uses in ``tds:``."""
 
 

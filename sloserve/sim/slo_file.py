@@ -1,9 +1,9 @@
 """SLO files: YAML that says which classes a workload has, what each asks for, and which request belongs to which.
 
     classes:
-      chat:  {share: 0.7, ttft_ms: 500, tds: reading}  # tds: tokens/s, or reading | speaking: drawn for each request
+      chat:  {share: 0.7, ttft_ms: 500, tds: reading}  # tds: tokens/s, or reading | voice: drawn for each request
       batch: {share: 0.3, e2e_ms: 30000, rank: 5, aged_after_s: 600}
-      econo: {e2e_scale: 2, t_p_ms: 50, t_g_ms: 24}    # e2e = scale * (t_p + t_g * output tokens), EconoServe
+      econo: {scale: 2, prompt_ms: 50, token_ms: 24} # e2e = scale * (prompt + token * output tokens), EconoServe
     by_task: {summarization: batch}                        # by the trace's task, before any share
     default: chat                                          # of a request that no task and no share decides
 
@@ -26,9 +26,9 @@ CLASS_KEYS = (
     "tpot_ms",
     "e2e_ms",
     "tds",
-    "e2e_scale",
-    "t_p_ms",
-    "t_g_ms",
+    "scale",
+    "prompt_ms",
+    "token_ms",
     "rank",
     "aged_after_s",
 )
@@ -123,13 +123,13 @@ def _tds(node: Node) -> float:
 
 
 def _deadline(node: Node, keys: dict[str, Node]) -> ScaledDeadline | None:
-    given = [key for key in ("e2e_scale", "t_p_ms", "t_g_ms") if key in keys]
+    given = [key for key in ("scale", "prompt_ms", "token_ms") if key in keys]
     if not given:
         return None
     if len(given) < 3:
-        raise node.fail(f"has {' and '.join(given)} only; e2e_scale, t_p_ms and t_g_ms come together")
+        raise node.fail(f"has {' and '.join(given)} only; scale, prompt_ms and token_ms come together")
     if "e2e_ms" in keys:
-        raise keys["e2e_ms"].fail("contradicts e2e_scale; give one of them")
-    prompt_s, token_s = _milliseconds(keys, "t_p_ms"), _milliseconds(keys, "t_g_ms")
+        raise keys["e2e_ms"].fail("contradicts scale; give one of them")
+    prompt_s, token_s = _milliseconds(keys, "prompt_ms"), _milliseconds(keys, "token_ms")
     assert prompt_s is not None and token_s is not None
-    return ScaledDeadline(keys["e2e_scale"].number(0.0, MAX_E2E_SCALE, above=True), prompt_s, token_s)
+    return ScaledDeadline(keys["scale"].number(0.0, MAX_E2E_SCALE, above=True), prompt_s, token_s)

@@ -29,7 +29,10 @@ ADMIN_KEY = "SLOSERVE_ADMIN_KEY"
 
 Seconds = Annotated[float, Field(strict=True, gt=0.0, le=MAX_TARGET_S)]
 SECONDS = Allowed(f"a number of seconds above 0, up to {MAX_TARGET_S:.0f}")
-Target = Annotated[Seconds | None, SECONDS]
+Target = Annotated[
+    Annotated[float, Field(strict=True, gt=0.0, le=MAX_TARGET_S * 1e3)] | None,
+    Allowed(f"a number of milliseconds above 0, up to {MAX_TARGET_S * 1e3:.0f}"),
+]
 Count = Annotated[int, Field(strict=True, ge=0), Allowed("a whole number from 0")]
 
 
@@ -65,20 +68,21 @@ class _Settings(BaseModel):
 
 
 class ClassSettings(_Settings):
-    """One service class, see :class:`~sloserve.core.slo.SLOClass`."""
+    """One service class, see :class:`~sloserve.core.slo.SLOClass`; targets in the wire's names and units."""
 
     rank: Annotated[int, Field(strict=True, ge=0, le=MAX_RANK), Allowed(f"a whole number from 0 to {MAX_RANK}")]
     aged_after_s: Annotated[Seconds, SECONDS] = 60.0
-    ttft_s: Target = None
-    tpot_s: Target = None
-    e2e_s: Target = None
+    ttft_ms: Target = None
+    tpot_ms: Target = None
+    e2e_ms: Target = None
     tds: Annotated[
         Annotated[float, Field(strict=True, gt=0.0, le=MAX_TDS)] | None,
         Allowed(f"a number of tokens per second above 0, up to {MAX_TDS:.0f}"),
     ] = None
 
     def slo_class(self, name: str) -> SLOClass:
-        return SLOClass(name, self.rank, Targets(self.ttft_s, self.tpot_s, self.e2e_s, self.tds), self.aged_after_s)
+        ttft_s, tpot_s, e2e_s = (None if x is None else x / 1e3 for x in (self.ttft_ms, self.tpot_ms, self.e2e_ms))
+        return SLOClass(name, self.rank, Targets(ttft_s, tpot_s, e2e_s, self.tds), self.aged_after_s)
 
 
 class AdmissionSettings(_Settings):

@@ -80,7 +80,7 @@ def test_reading_speeds_are_drawn_for_each_request() -> None:
 
 
 def test_scaled_deadline_follows_the_output() -> None:
-    assigned = assign("classes: {econo: {e2e_scale: 2, t_p_ms: 100, t_g_ms: 25}}", ["x"] * 3)
+    assigned = assign("classes: {econo: {scale: 2, prompt_ms: 100, token_ms: 25}}", ["x"] * 3)
     assert [slo.targets.e2e_s for slo in assigned] == pytest.approx([0.25, 0.3, 0.35])
     assert ScaledDeadline(1000.0, 1.0, 3600.0).e2e_s(10**7) == MAX_TARGET_S
 
@@ -100,9 +100,11 @@ def test_scaled_deadline_follows_the_output() -> None:
         ),
         (
             "classes:\n  a:\n    ttft: 5\n",
-            "f.yaml:3:5: classes.a.ttft: unknown key; allowed: share, ttft_ms, tpot_ms, e2e_ms, tds, e2e_scale, "
-            "t_p_ms, t_g_ms, rank, aged_after_s; did you mean 'ttft_ms'?",
+            "f.yaml:3:5: classes.a.ttft: unknown key; allowed: share, ttft_ms, tpot_ms, e2e_ms, tds, scale, "
+            "prompt_ms, token_ms, rank, aged_after_s; did you mean 'ttft_ms'?",
         ),
+        ("classes: {a: {t_p_ms: 5}}", "unknown key; allowed: "),
+        ("classes: {a: {tds: speaking}}", "'speaking' is not a number above 0, up to 10000, or one of reading, voice"),
         ("classes: {a: {ttft_ms: -5}}", "f.yaml:1:15: classes.a.ttft_ms: -5 is not a number above 0, up to 604800000"),
         ("classes: {a: {tpot_ms: 0}}", "classes.a.tpot_ms: 0 is not a number above 0"),
         ("classes: {a: {e2e_ms: 1e12}}", "classes.a.e2e_ms: 1000000000000.0 is not a number above 0, up to 604800000"),
@@ -114,7 +116,7 @@ def test_scaled_deadline_follows_the_output() -> None:
         ("classes: {a: {e2e_ms: }}", "classes.a.e2e_ms: None is not"),
         (
             "classes: {a: {tds: fast}}",
-            "classes.a.tds: 'fast' is not a number above 0, up to 10000, or one of reading, spe",
+            "classes.a.tds: 'fast' is not a number above 0, up to 10000, or one of reading, voi",
         ),
         ("classes: {a: {rank: 1.5}}", "classes.a.rank: 1.5 is not a whole number from 0 to 1000"),
         ("classes: {a: {aged_after_s: 0}}", "classes.a.aged_after_s: 0 is not"),
@@ -124,8 +126,8 @@ def test_scaled_deadline_follows_the_output() -> None:
         ("classes: {a: {}, a: {}}", "f.yaml:1:18: classes.a: given twice, first in line 1"),
         ("classes: {a: {}}\ndefault: b", "f.yaml:2:1: default: 'b' is not one of the classes a"),
         ("classes: {a: {}}\nby_task: {conv: b}", "f.yaml:2:11: by_task.conv: 'b' is not one of the classes a"),
-        ("classes: {a: {e2e_scale: 2}}", "classes.a: has e2e_scale only; e2e_scale, t_p_ms and t_g_ms come together"),
-        ("classes: {a: {e2e_scale: 2, t_p_ms: 1, t_g_ms: 1, e2e_ms: 9}}", "classes.a.e2e_ms: contradicts e2e_scale"),
+        ("classes: {a: {scale: 2}}", "classes.a: has scale only; scale, prompt_ms and token_ms come together"),
+        ("classes: {a: {scale: 2, prompt_ms: 1, token_ms: 1, e2e_ms: 9}}", "classes.a.e2e_ms: contradicts scale"),
         ("classes: {? [a] : {}}", "a key is text"),
         ("classes: &c {a: *c}", "contains itself"),
         ("classes: \x00", "is not YAML: unacceptable character"),

@@ -30,7 +30,7 @@ def test_options_in_the_name_yield_to_those_of_their_own() -> None:
 
 
 def test_classes_of_a_deployment() -> None:
-    classes = {"chat": {"rank": 1, "ttft_s": 0.5}, "batch": {"rank": 0}}
+    classes = {"chat": {"rank": 1, "ttft_ms": 500.0}, "batch": {"rank": 0}}
     made = plugin_settings({"sloserve": {"classes": classes, "default_class": "batch"}}).classes
     assert made.names == ("chat", "batch") and made.default.name == "batch"
     assert made["chat"].targets.ttft_s == 0.5
@@ -71,7 +71,7 @@ EVERYTHING = {
     "seed": 3,
     "plan_share": 1,
     "aged_share": 0.0,
-    "classes": {"chat": {"rank": 0, "aged_after_s": 5.0, "ttft_s": 0.5}, "jobs": {"rank": 9, "aged_after_s": 60.0}},
+    "classes": {"chat": {"rank": 0, "aged_after_s": 5.0, "ttft_ms": 500.0}, "jobs": {"rank": 9, "aged_after_s": 60.0}},
     "default_class": "jobs",
     "service_tiers": {"auto": "jobs", "default": "chat", "priority": "chat", "standard_only": "jobs"},
     "unknown_class": "default",
@@ -146,13 +146,13 @@ def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[
         ({"classes": {"a": {}}}, "sloserve.classes.a.rank: is missing; needed: a whole number from 0 to 1000"),
         ({"classes": {"a": {"rank": 1.0}}}, "sloserve.classes.a.rank: 1.0 is not a whole number from 0 to 1000"),
         (
-            {"classes": {"a": {"rank": 1, "ttft_s": 0}}},
-            "sloserve.classes.a.ttft_s: 0 is not a number of seconds above 0, up to 604800",
+            {"classes": {"a": {"rank": 1, "ttft_ms": 0}}},
+            "sloserve.classes.a.ttft_ms: 0 is not a number of milliseconds above 0, up to 604800000",
         ),
         (
-            {"classes": {"a": {"rank": 1, "ttft_ms": 5}}},
-            "sloserve.classes.a.ttft_ms: is unknown; known here: rank, aged_after_s, ttft_s, tpot_s, e2e_s, tds; "
-            "did you mean 'ttft_s'?",
+            {"classes": {"a": {"rank": 1, "ttft_s": 5}}},
+            "sloserve.classes.a.ttft_s: is unknown; known here: rank, aged_after_s, ttft_ms, tpot_ms, e2e_ms, tds; "
+            "did you mean 'ttft_ms'?",
         ),
         ({"default_class": "chat"}, f"sloserve.default_class: 'chat' is not one of the classes {CLASSES}"),
         ({"default_class": ["a"]}, f"sloserve.default_class: ['a'] is not one of the classes {CLASSES}"),
