@@ -189,6 +189,42 @@ def test_bad_header_and_unknown_tier_are_400_on_every_route(http: httpx.Client, 
     assert answer.status_code == 400 and "service_tier" in answer.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("tier", "tenant", "served"), [("auto", "big", "default"), ("priority", "small", "flex")])
+def test_the_answer_says_which_tier_was_served(
+    http: httpx.Client, tier: str, tenant: str, served: str, stream: bool
+) -> None:
+    for route in ("chat", "completions", *(() if stream else ("responses",))):
+        path, body = ROUTES[route]
+        asks = {"model": MODEL, "stream": stream, "service_tier": tier, **body}
+        answer = http.post(path, json=asks, headers={"x-tenant-id": tenant})
+        parts = (
+            [answer.json()]
+            if not stream
+            else [json.loads(line[6:]) for line in answer.text.splitlines() if "{" in line]
+        )
+        assert len(parts) > int(stream) and {part["service_tier"] for part in parts} == {served}
+        del asks["service_tier"]
+        assert (
+            "service_tier" not in http.post(path, json=asks).text.replace('"service_tier":null', "")
+            or route == "responses"
+        )
+
+
+def test_headers_of_gateways(server: Server, http: httpx.Client) -> None:
+    before = sum(samples(server, "sloserve:ignored_headers_total").values())
+    headers = {"x-slo-ttft-ms": "-12", "x-slo-deadline": "1", "x-gateway-inference-fairness-id": "small"}
+    path, body = ROUTES["completions"]
+    answer = http.post(path, json={"model": MODEL, **body, "slo": {"report": True}}, headers=headers)
+    assert answer.status_code == 200 and answer.json()["slo"]["class"] == "background"
+    # The tenant's class has no TTFT, so that it is promised none, not even one that is due already.
+    assert answer.json()["slo"]["targets"] == {}
+    assert sum(samples(server, "sloserve:ignored_headers_total").values()) == before + 1
+    headers["x-tenant-id"] = headers.pop("x-gateway-inference-fairness-id").replace("small", "big")
+    answer = http.post(path, json={"model": MODEL, **body, "slo": {"report": True}}, headers=headers)
+    assert answer.json()["slo"]["targets"] == {"ttft_ms": 1.0} and answer.json()["slo"]["good"] is False
+
+
 def test_api_key_is_asked_for_before_anything_else(server: Server) -> None:
     path, body = ROUTES["chat"]
     answer = httpx.post(server.url + path, json={"model": MODEL, **body}, headers={"x-slo-tds": "fast"}, timeout=60)
@@ -407,6 +443,33 @@ def test_full_queue_is_a_429_that_says_when_to_come_again(server: Server, http: 
         thread.join(60)
     assert samples(server, "sloserve:rejected_requests_total")[("background", "rejected-saturated")] == 1
     assert samples(server, "sloserve:requests_total")[("background", "rejected")] == 1
+
+
+def test_a_request_whose_time_is_over_is_a_429_and_leaves_the_engine(server: Server, http: httpx.Client) -> None:
+    def in_queue() -> float:
+        ours = sum(samples(server, "sloserve:queue_requests").values())
+        return ours + sum(samples(server, "vllm:num_requests_waiting").values())
+
+    evicted = samples(server, "sloserve:requests_total").get(("interactive", "evicted"), 0.0)
+    with streams(server, MAX_NUM_SEQS, {}):
+        for route, stream in (("chat", False), ("chat", True), ("completions", False), ("messages", True)):
+            path, body = ROUTES[route]
+            answer = http.post(
+                path, json={"model": MODEL, **body, "stream": stream}, headers={"x-request-ttl-ms": "100"}
+            )
+            assert answer.status_code == 429, answer.text
+            assert answer.headers["x-slo-dropped-reason"] == "rejected-ttl-expired"
+            assert 1 <= int(answer.headers["retry-after"]) <= 30
+        assert any(in_queue() == 0 for _ in range(1000))
+    assert samples(server, "sloserve:requests_total")[("interactive", "evicted")] == evicted + 4
+    rejected = samples(server, "sloserve:rejected_requests_total")
+    assert rejected[("interactive", "rejected-ttl-expired")] == 4
+    path, body = ROUTES["chat"]
+    for stream in (False, True):
+        told_in_time = http.post(
+            path, json={"model": MODEL, **body, "stream": stream}, headers={"x-request-ttl-ms": "60000"}
+        )
+        assert told_in_time.status_code == 200 and "content" in told_in_time.text
 
 
 def test_a_client_that_leaves_is_counted_as_aborted(server: Server) -> None:
