@@ -94,10 +94,12 @@ def test_an_experiment_on_a_trace_says_where_it_is_looked_for(monkeypatch: pytes
 
 
 def test_capacity_is_the_rate_of_the_saturated_middle() -> None:
+    """Two requests a second while it is full; the batch fills for seven seconds, and drains four times as slowly."""
     slo = DEFAULT_CLASSES.slo(None, Targets())
+    ends_s = [7.0 + 0.5 * i + 1.5 * max(i - 90, 0) for i in range(100)]
     logs = [
-        RequestLog(WorkloadRequest(f"r{i}", 0.0, 1, 1, slo), Outcome.COMPLETED, np.array([0.5 * i + 7.0]))
-        for i in range(100)
+        RequestLog(WorkloadRequest(f"r{i}", 0.0, 1, 1, slo), Outcome.COMPLETED, np.array([end_s]))
+        for i, end_s in enumerate(ends_s)
     ]
     empty = np.empty(0)
     steps = StepLog(empty, empty, empty.astype(int), empty.astype(int), empty.astype(int), empty)
