@@ -131,6 +131,11 @@ class Rows:
         """Length of every column."""
         return self._capacity
 
+    @property
+    def last_seq(self) -> int:
+        """``seq`` of the latest request, -1 before the first."""
+        return self._next_seq - 1
+
     def __len__(self) -> int:
         return self._capacity - len(self._free)
 

@@ -102,7 +102,7 @@ class AdmissionRate:
         return self._admitted / self._elapsed_s if self._elapsed_s else None
 
     def observe(self, admitted: int, now_s: float) -> None:
-        """A step at ``now_s`` admitted so many."""
+        """A step at ``now_s``, of a clock that only grows, admitted so many."""
         if self._since_s is None:
             self._since_s = now_s
         elapsed_s = now_s - self._since_s

@@ -6,23 +6,31 @@ from sloserve.scheduler.rows import LENGTH_QUANTILES
 from sloserve.vllm_plugin.ledger import StatedSLO
 
 _NAN = float("nan")
+_INT64 = 2**63
+
+MAX_TOKENS = 2**31
+"""What a column of tokens holds at most: beyond any model's context, and a sum of two is an int64."""
 
 
 def static_columns(request: Request, stated: StatedSLO) -> dict[str, float]:
-    """What is known when a request is queued and does not change."""
+    """What is known when a request is queued and does not change; numbers of its client's are clamped to their column.
+
+    (The front end refuses what does not fit; but requests come by other ways too, and vLLM makes numbers of its own
+    from a client's.)
+    """
     slo, targets = stated.slo, stated.slo.targets
     return {
         "arrival_s": request.arrival_time,
-        "priority": request.priority,
+        "priority": min(max(request.priority, -_INT64), _INT64 - 1),
         "class_rank": slo.slo_class.rank,
         "class_id": stated.class_id,
         "ttft_s": _NAN if targets.ttft_s is None else targets.ttft_s,
         "tpot_s": _NAN if targets.tpot_s is None else targets.tpot_s,
         "e2e_s": _NAN if targets.e2e_s is None else targets.e2e_s,
         "tds": _NAN if targets.tds is None else targets.tds,
-        "prompt_tokens": request.num_prompt_tokens,
-        "max_tokens": request.max_tokens,
-        "oracle_output_tokens": -1 if stated.output_tokens is None else stated.output_tokens,
+        "prompt_tokens": min(request.num_prompt_tokens, MAX_TOKENS),
+        "max_tokens": min(request.max_tokens, MAX_TOKENS),
+        "oracle_output_tokens": -1 if stated.output_tokens is None else min(stated.output_tokens, MAX_TOKENS),
         **(dict(zip(LENGTH_QUANTILES, stated.length, strict=True)) if stated.length is not None else {}),
     }
 

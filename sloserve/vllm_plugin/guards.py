@@ -33,6 +33,7 @@ class PlanBudget:
         self._started = 0.0
 
     def allows(self, now_s: float) -> bool:
+        """Whether a plan may be made. now_s: monotonic, here and below."""
         return (now_s - self._last_plan_s) * self._share >= self._last_cost_s
 
     def start(self) -> None:
@@ -74,7 +75,7 @@ class Ageing:
     def weave(self, order: IntArray, aged: IntArray) -> IntArray:
         """``order`` with the oldest of ``aged`` drawn forward to the positions that are theirs; each stands once.
 
-        No aged request comes later than ``order`` has it.
+        Only older aged requests come before an aged one that ``order`` has behind it.
         """
         if not aged.size or self.period is None:
             return order
@@ -95,13 +96,12 @@ class Ageing:
                 gap -= 1
         return np.array(out + [slot for slot in oldest_first if slot not in placed], np.int64)
 
-    def admitted(self, rows: Rows, slots: IntArray, aged: IntArray) -> None:
-        """Counts the step's admissions, and protects the aged ones among them from eviction.
+    def admitted(self, slots: IntArray, aged: IntArray) -> IntArray:
+        """Counts the step's admissions; returns the aged ones among them, which are to be protected from eviction.
 
         Only the admission of the oldest starts the count anew: else a policy that prefers the youngest of the aged
         would keep the oldest waiting for ever.
         """
-        rows.evictable[slots[np.isin(slots, aged)]] = False
         gone: set[int] = set()
         oldest = 0
         for slot in slots.tolist():
@@ -109,6 +109,7 @@ class Ageing:
             self._since_aged = 0 if oldest < aged.size and slot == aged[oldest] else self._since_aged + 1
             while oldest < aged.size and int(aged[oldest]) in gone:
                 oldest += 1
+        return slots[np.isin(slots, aged)]
 
 
 def permitted(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:

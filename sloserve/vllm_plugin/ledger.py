@@ -24,7 +24,10 @@ from sloserve.wire.xargs import parse_slo, predicted_length, stated_output_token
 
 logger = logging.getLogger(__name__)
 
-COUNTERS = ("plans", "reused_plans", "plan_errors", "evictions", "paused_steps", "malformed_slo")
+COUNTERS = (
+    "plans", "reused_plans", "stale_plans", "plan_errors", "internal_errors", "evictions", "paused_steps",
+    "malformed_slo",
+)  # fmt: skip
 """Figures that others count in the counters of the scheduler."""
 
 _AT = Layout.at

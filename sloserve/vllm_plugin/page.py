@@ -29,10 +29,11 @@ class Figures:
 
     Gauges: last_step_s, epoch seconds; running, waiting, preempted: requests by state, waiting those that vLLM queues,
     preempted those of them that ran before; paused: requests that sat out the last step.
-    plans, reused_plans: steps with a fresh plan and with the last one; plan_errors: plans and events on which the
-    policy failed. evictions: by a plan, preemptions: by vLLM, mostly for want of KV; both recompute. paused_steps:
-    request-steps. malformed_slo: requests served without the SLO that they could not state. shadow_*: of the shadow
-    policy, sums over its plans and how many of them had such a figure, see :mod:`sloserve.scheduler.shadow`.
+    plans, reused_plans, stale_plans: steps with a fresh plan, with the last one, and with none since the last one was
+    too old; plan_errors: plans and events on which the policy failed. internal_errors: exceptions of sloserve's own
+    that were kept from vLLM. evictions: by a plan, preemptions: by vLLM, mostly for want of KV; both recompute.
+    paused_steps: request-steps. malformed_slo: requests served without the SLO that they could not state. shadow_*: of
+    the shadow policy, sums over its plans and how many of them had such a figure, see :mod:`sloserve.scheduler.shadow`.
     step_*: how far the engine is from its profile, see :mod:`sloserve.estimator.recalibrate`; all 0 without a profile.
     """
 
@@ -45,7 +46,9 @@ class Figures:
     scheduled_tokens: float
     plans: float
     reused_plans: float
+    stale_plans: float
     plan_errors: float
+    internal_errors: float
     plan_seconds_sum: float
     evictions: float
     preemptions: float

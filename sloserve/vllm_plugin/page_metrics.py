@@ -44,8 +44,11 @@ def one_of_each_rank(snapshots: Iterable[PageSnapshot]) -> list[PageSnapshot]:
 def _families(pages: Iterable[PageSnapshot]) -> list[Metric]:
     plan_seconds = HistogramMetricFamily(f"{PREFIX}scheduler_plan_seconds", "Time to make a plan", labels=["engine"])
     plans = _counter(
-        "plans", "Steps by where their plan came from: a fresh one, the last one, none for an error", "kind"
+        "plans",
+        "Steps by where their plan came from: a fresh one, the last one, none for its age, none for an error",
+        "kind",
     )
+    internal_errors = _counter("internal_errors", "Exceptions of sloserve's own, after which vLLM schedules by itself")
     preemptions = _counter("preemptions", "Running requests that lost their KV, and who took it", "mode", "by")
     paused_steps = _counter("paused_request_steps", "Engine steps that a request with KV sat out, over all requests")
     malformed = _counter("malformed_slo", "Requests served without the SLO that they could not state")
@@ -72,7 +75,9 @@ def _families(pages: Iterable[PageSnapshot]) -> list[Metric]:
         plan_seconds.add_metric([engine], list(zip(limits, counts, strict=True)), page.plan_seconds_sum)
         plans.add_metric([engine, "fresh"], page.plans)
         plans.add_metric([engine, "reused"], page.reused_plans)
+        plans.add_metric([engine, "stale"], page.stale_plans)
         plans.add_metric([engine, "error"], page.plan_errors)
+        internal_errors.add_metric([engine], page.internal_errors)
         preemptions.add_metric([engine, "recompute", "policy"], page.evictions)
         preemptions.add_metric([engine, "recompute", "vllm"], page.preemptions)
         paused_steps.add_metric([engine], page.paused_steps)
@@ -94,8 +99,8 @@ def _families(pages: Iterable[PageSnapshot]) -> list[Metric]:
                 factor.add_metric([engine, part], getattr(page, f"step_factor_{part}"))
             error.add_metric([engine], page.step_error)
     return [
-        plan_seconds, plans, preemptions, paused_steps, malformed, shadow_plans, shadow_errors, queue, running, paused,
-        preempted, policy, agreement, gain, factor, error,
+        plan_seconds, plans, internal_errors, preemptions, paused_steps, malformed, shadow_plans, shadow_errors, queue,
+        running, paused, preempted, policy, agreement, gain, factor, error,
     ]  # fmt: skip
 
 

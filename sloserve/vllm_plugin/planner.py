@@ -1,32 +1,47 @@
 """Which plan holds for the next step: a policy at work on the rows of one engine, within its budget and the guards."""
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from vllm.v1.request import Request
 
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot, check_plan
-from sloserve.scheduler.rows import PROGRESS_COLUMNS, IntArray, State
+from sloserve.scheduler.rows import PROGRESS_COLUMNS, IntArray
 from sloserve.vllm_plugin import compat
-from sloserve.vllm_plugin.apply import carry_out
+from sloserve.vllm_plugin.apply import Limits, carry_out, running_requests
 from sloserve.vllm_plugin.config import PluginSettings
+from sloserve.vllm_plugin.containment import log_seldom
 from sloserve.vllm_plugin.guards import Ageing, PlanBudget, keep_alive, permitted
+from sloserve.vllm_plugin.held_plan import HeldPlan
 from sloserve.vllm_plugin.ledger import StatedSLO
 from sloserve.vllm_plugin.rows import RequestTable
 from sloserve.vllm_plugin.shadow import Shadow
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a plan wants of the next step. evict: to be preempted first. is_fresh: whether the plan was made for it.
+
+    others_s: time spent since the budget began to count that is not the plan's.
+    """
+
+    plan: Plan
+    evict: list[Request] = field(default_factory=list)
+    is_fresh: bool = False
+    others_s: float = 0.0
 
 
 class Planner:
     """Keeps the rows that its policies read, tells them what happens, asks them for plans.
 
-    plan: the last plan; it holds until the next. aged: the requests that ageing gave a place in it.
-    plan_costs_s: measured cost of each plan, collected only where a list is put here.
+    A step: :meth:`next_step` says what to do and changes nothing, the scheduler evicts, :meth:`carry_out` does the
+    rest, and after vLLM has scheduled, :meth:`admitted` books. Any method may raise; the rows are then not to be
+    trusted, and the planner is to be dropped.
+
+    held: the last plan; it holds until the next. aged: the requests that ageing gave a place in it.
     """
 
     def __init__(
@@ -50,7 +65,7 @@ class Planner:
         needs = policy.needs | (Ageing.NEEDS if self.ageing.period is not None else frozenset())
         self.needs = needs if shadow is None else needs | shadow.needs
         self.table = RequestTable(self.needs)
-        self.plan = Plan.IDENTITY
+        self.held = HeldPlan()
         self.aged = NO_SLOTS
         self._wants_progress = policy.wants_progress or (shadow is not None and shadow.policy.wants_progress)
         self._wants_output = bool(PROGRESS_COLUMNS & self.needs) or self._wants_progress
@@ -65,16 +80,17 @@ class Planner:
         arrival.
 
         Rows keep their slots, so a policy that stays is not disturbed, nor are its plan, budget and ageing. One that is
-        new is told of each request's arrival.
+        new is told of each request's arrival. A request that is not in ``slo_of`` gets no row.
         """
         if before is None:
             for request in live:
-                self.table.add_live(request, slo_of[request.request_id], now_s)
+                if request.request_id in slo_of:
+                    self.table.add_live(request, slo_of[request.request_id], now_s)
         else:
             self.table = before.table
             self.table.keep(self.needs, slo_of, now_s)
         if before is not None and before.policy is self.policy:
-            self.budget, self.ageing, self.plan, self.aged = before.budget, before.ageing, before.plan, before.aged
+            self.budget, self.ageing, self.held, self.aged = before.budget, before.ageing, before.held, before.aged
         rows = self.table.rows
         for slot in sorted(self.table.request_at, key=lambda slot: int(rows.seq[slot])):
             if before is None or before.policy is not self.policy:
@@ -89,17 +105,20 @@ class Planner:
         if slot is not None:
             self._tell("arrived", slot, now_s)
 
+    def preempted(self, request: Request) -> None:
+        slot = self.table.preempted(request)
+        if slot is not None:
+            self.held = self.held.without(slot)
+
     def finished(self, request: Request, now_s: float) -> None:
         slot = self.table.finished(request)
-        if slot is None:
-            return
-        self._tell("finished", slot, now_s)
+        if slot is not None:
+            self._tell("finished", slot, now_s)
+            # The slot may go to another request, which a plan still in use must not pause, nor ageing take for its own.
+            self.held = self.held.without(slot)
+            if self.aged.size:
+                self.aged = self.aged[self.aged != slot]
         self.table.drop(request)
-        # The slot may go to another request, which a plan still in use must not pause, nor ageing take for its own.
-        if self.plan.pause.size:
-            self.plan = replace(self.plan, pause=self.plan.pause[self.plan.pause != slot])
-        if self.aged.size:
-            self.aged = self.aged[self.aged != slot]
 
     def progressed(self, outputs: Any, now_s: float) -> None:
         if not self._wants_output:
@@ -111,13 +130,13 @@ class Planner:
             if self.shadow is not None and self.shadow.policy.wants_progress:
                 self.shadow.tell("progressed", self.table.rows, slots, tokens, now_s)
 
-    def admitted(self, output: Any, now_s: float) -> None:
+    def admitted(self, output: Any, monotonic_s: float) -> None:
         """Books whom a step admitted."""
         slots = self.table.admitted(output)
         if slots.size and self.ageing.period is not None:
-            self.ageing.admitted(self.table.rows, slots, self.aged)
+            self.table.protect(self.ageing.admitted(slots, self.aged))
         if self.shadow is not None:
-            self.shadow.rate.observe(slots.size, now_s)
+            self.shadow.rate.observe(slots.size, monotonic_s)
 
     def _tell(self, event: str, *args: Any) -> None:
         self._tell_policy(event, *args)
@@ -133,36 +152,42 @@ class Planner:
 
     # What shall be.
 
-    def next_plan(self, scheduler: Any, now_s: float) -> Plan:
-        """The plan for this step: a fresh one, carried out, if the budget allows; else the last one, less what has
-        ended.
-        """
+    def next_step(self, scheduler: Any, now_s: float, monotonic_s: float) -> Step:
+        """A fresh plan if the budget allows; else the last one, as far as it still holds. Changes nothing of vLLM's."""
+        self.table.guard_loras(compat.max_loras(scheduler))
         if not self.policy.needs:
-            if self.shadow is not None and self.shadow.is_due(now_s):
-                self._consider(Plan.IDENTITY, self._snapshot(scheduler), scheduler, now_s)
-            return Plan.IDENTITY
-        if not self.budget.allows(now_s):
-            return self._reused()
+            if self.shadow is not None and self.shadow.is_due(monotonic_s):
+                self._consider(Plan.IDENTITY, self._snapshot(scheduler), scheduler, now_s, monotonic_s)
+            return Step(Plan.IDENTITY)
+        if not self.budget.allows(monotonic_s):
+            plan = self.held.now(self.table.rows, monotonic_s)
+            self._counters["reused_plans" if plan is not None else "stale_plans"] += 1
+            return Step(plan or Plan.IDENTITY)
         self.budget.start()
-        shadow_s = 0.0
-        try:
-            snapshot = self._snapshot(scheduler)
-            plan = self._checked(snapshot, now_s)
-            if plan is not None and self.shadow is not None and self.shadow.is_due(now_s):
-                # Before the plan is carried out: both saw the same, and neither sees what the other does.
-                shadow_s = self._consider(plan, snapshot, scheduler, now_s)
-            self.plan = Plan.IDENTITY if plan is None else plan
-            if self.plan is not Plan.IDENTITY:
-                carry_out(scheduler, self.plan, self.table, self._counters)
-        finally:
-            cost_s = self.budget.stop(now_s, others_s=shadow_s)
-        self._on_plan(cost_s)
-        return self.plan
+        snapshot, shadow_s = self._snapshot(scheduler), 0.0
+        plan = self._checked(snapshot, now_s)
+        if plan is not None and self.shadow is not None and self.shadow.is_due(monotonic_s):
+            # Before the plan is carried out: both saw the same, and neither sees what the other does.
+            shadow_s = self._consider(plan, snapshot, scheduler, now_s, monotonic_s)
+        plan = plan or Plan.IDENTITY
+        self.held = HeldPlan.of(plan, snapshot, monotonic_s)
+        return Step(plan, running_requests(scheduler, plan.evict, self.table), is_fresh=True, others_s=shadow_s)
+
+    def carry_out(self, scheduler: Any, step: Step, limits: Limits, monotonic_s: float) -> list[Request]:
+        """What is left of a step once its evictions are done, all or nothing. Returns whom it pauses."""
+        paused: list[Request] = []
+        if step.plan is not Plan.IDENTITY:
+            paused = carry_out(scheduler, step.plan, self.table, limits, order=step.is_fresh)
+        if paused:
+            self._counters["paused_steps"] += len(paused)
+        if step.is_fresh:
+            self._on_plan(self.budget.stop(monotonic_s, others_s=step.others_s))
+        return paused
 
     def _snapshot(self, scheduler: Any) -> Snapshot:
         table = self.table
         engine = compat.engine_facts(scheduler, table.num_running, table.others(scheduler.requests))
-        return table.snapshot(scheduler.running, engine, compat.max_loras(scheduler))
+        return table.snapshot(scheduler.running, engine)
 
     def _checked(self, snapshot: Snapshot, now_s: float) -> Plan | None:
         """What the guards leave of the policy's plan; ``None`` where it has failed."""
@@ -187,7 +212,7 @@ class Planner:
             return plan
         return keep_alive(permitted(plan, snapshot, may_pause=self._may_pause), snapshot)
 
-    def _consider(self, plan: Plan, snapshot: Snapshot, scheduler: Any, now_s: float) -> float:
+    def _consider(self, plan: Plan, snapshot: Snapshot, scheduler: Any, now_s: float, monotonic_s: float) -> float:
         assert self.shadow is not None
         slot_of = self.table.slot_of
 
@@ -195,26 +220,9 @@ class Planner:
             found = [slot_of[r.request_id] for r in scheduler.waiting if r.request_id in slot_of]
             return np.array(found, np.int64)
 
-        return self.shadow.consider(plan, snapshot, self._guarded, queue, now_s)
-
-    def _reused(self) -> Plan:
-        """The last plan for one more step: requests that stopped running since are not paused, and not all that run
-        are.
-        """
-        self._counters["reused_plans"] += 1
-        if not self.plan.pause.size:
-            return self.plan
-        running = self.table.rows.slots_in(State.RUNNING)
-        still = self.plan.pause[np.isin(self.plan.pause, running)]
-        if still.size >= running.size:
-            still = NO_SLOTS
-        return replace(self.plan, pause=still, evict=NO_SLOTS)
+        return self.shadow.consider(plan, snapshot, self._guarded, queue, now_s, monotonic_s)
 
     def _count_error(self) -> None:
         self._counters["plan_errors"] += 1
-        count = self._counters["plan_errors"]
-        # The first in full, then at each power of ten: one faulty policy must not fill the log.
-        if count == 1:
-            logger.exception("policy %s failed; vLLM's own order holds for this step", type(self.policy).__name__)
-        elif str(count).strip("0") == "1":
-            logger.warning("policy %s has failed %d times", type(self.policy).__name__, count)
+        what = f"policy {type(self.policy).__name__} failed; vLLM's own order holds for this step"
+        log_seldom(self._counters["plan_errors"], what)

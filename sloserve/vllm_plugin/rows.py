@@ -25,11 +25,18 @@ class RequestTable:
         self.request_at: dict[int, Request] = {}
         self._gathered = self.rows.kept & GATHERED_COLUMNS
         self._blocked: dict[int, Request] = {}
+        self._lora_of: dict[str, int] = {}
         self._loras: Counter[int] = Counter()
-        self._held_by_lora: list[int] = []
+        # Two reasons not to touch a request, kept apart: where the one ends, the other still holds.
+        self._protected: set[int] = set()
+        self._loras_short = False
 
     def add(self, request: Request, stated: StatedSLO) -> int | None:
         """A row for a newly queued request, or ``None`` for one that is not ours to plan."""
+        lora = compat.lora_id(request)
+        if lora is not None and request.request_id not in self._lora_of:
+            self._lora_of[request.request_id] = lora
+            self._loras[lora] += 1
         if request.resumable or request.sampling_params is None:
             return None
         slot = self.rows.add(**static_columns(request, stated))
@@ -38,9 +45,7 @@ class RequestTable:
         if compat.is_blocked(request):
             self.rows.state[slot] = State.BLOCKED
             self._blocked[slot] = request
-        lora = compat.lora_id(request)
-        if lora is not None:
-            self._loras[lora] += 1
+        self._mark(slot)
         return slot
 
     def add_live(self, request: Request, stated: StatedSLO, now_s: float) -> int | None:
@@ -76,10 +81,11 @@ class RequestTable:
             return blocked
         return blocked + [request for request_id, request in requests.items() if request_id not in self.slot_of]
 
-    def preempted(self, request: Request) -> None:
+    def preempted(self, request: Request) -> int | None:
+        """Notes that a request lost its KV; returns its slot, if it has one."""
         slot = self.slot_of.get(request.request_id)
         if slot is None:
-            return
+            return None
         rows = self.rows
         rows.state[slot] = State.PREEMPTED
         for name, value in (
@@ -91,6 +97,7 @@ class RequestTable:
         ):
             if name in rows.kept:
                 getattr(rows, name)[slot] = value
+        return slot
 
     def admitted(self, output: Any) -> IntArray:
         """Marks what the step's ``SchedulerOutput`` admitted as running; returns their slots in order of admission."""
@@ -133,24 +140,52 @@ class RequestTable:
         return slots, tokens
 
     def finished(self, request: Request) -> int | None:
-        """Completes the row of a request that ends; the caller frees it with :meth:`drop`."""
+        """Completes the row of a request that ends, where it has one; the caller forgets it with :meth:`drop`."""
         slot = self.slot_of.get(request.request_id)
         if slot is not None and "output_tokens" in self.rows.kept:
             self.rows.output_tokens[slot] = request.num_output_tokens
         return slot
 
     def drop(self, request: Request) -> None:
-        slot = self.slot_of.pop(request.request_id)
-        del self.request_at[slot]
-        self._blocked.pop(slot, None)
-        lora = compat.lora_id(request)
+        """Forgets a request, with a row or without."""
+        lora = self._lora_of.pop(request.request_id, None)
         if lora is not None:
             self._loras[lora] -= 1
             if not self._loras[lora]:
                 del self._loras[lora]
+        slot = self.slot_of.pop(request.request_id, None)
+        if slot is None:
+            return
+        del self.request_at[slot]
+        self._blocked.pop(slot, None)
+        self._protected.discard(slot)
         self.rows.free(slot)
 
-    def snapshot(self, running: Iterable[Request], engine: EngineFacts, max_loras: int | None) -> Snapshot:
+    def protect(self, slots: IntArray) -> None:
+        """No plan evicts these requests from now on."""
+        self._protected.update(slots.tolist())
+        self.rows.evictable[slots] = False
+
+    def guard_loras(self, max_loras: int | None) -> None:
+        """To be called at each step. While more adapters are in use, by waiting and running requests and by sessions,
+        than fit, no request with one may be evicted or paused.
+
+        vLLM counts a running request's adapter only when it schedules the request, so another could take the place of
+        a paused one's, and both would run in the next step: it dies of that. And it may pass over an evicted one.
+        """
+        short = max_loras is not None and len(self._loras) > max_loras
+        if short != self._loras_short:
+            self._loras_short = short
+            for slot in self.request_at:
+                self._mark(slot)
+
+    def _mark(self, slot: int) -> None:
+        """Sets whether the request in ``slot`` may be touched, from all the reasons why not."""
+        held = self._loras_short and self.request_at[slot].request_id in self._lora_of
+        self.rows.evictable[slot] = not held and slot not in self._protected
+        self.rows.pausable[slot] = not held
+
+    def snapshot(self, running: Iterable[Request], engine: EngineFacts) -> Snapshot:
         """The engine's state for a policy; gathers what changes with every step from the running requests."""
         for slot, request in list(self._blocked.items()):
             if not compat.is_blocked(request):
@@ -162,8 +197,6 @@ class RequestTable:
             known = [r for r in running if r.request_id in slot_of]
             slots = np.array([slot_of[r.request_id] for r in known], np.int64)
             self._gather(known, slots, engine.block_size)
-        if max_loras is not None:
-            self._guard_loras(max_loras)
         return Snapshot(rows, rows.slots_in(State.WAITING, State.PREEMPTED), rows.slots_in(State.RUNNING), engine)
 
     def _gather(self, known: list[Request], slots: IntArray, block_size: int) -> None:
@@ -179,20 +212,3 @@ class RequestTable:
             rows.output_tokens[slots] = [r.num_output_tokens for r in known]
         if "in_flight_tokens" in kept:
             rows.in_flight_tokens[slots] = [r.num_in_flight_tokens for r in known]
-
-    def _guard_loras(self, max_loras: int) -> None:
-        """While more adapters are alive than fit, vLLM may pass over whoever lost its place: then none may be evicted
-        or paused.
-
-        A paused request's adapter is not counted as scheduled, so another could take its place and both would run next
-        step.
-        """
-        if len(self._loras) > max_loras:
-            for slot, request in self.request_at.items():
-                if self.rows.evictable[slot] and compat.lora_id(request) is not None:
-                    self.rows.evictable[slot] = self.rows.pausable[slot] = False
-                    self._held_by_lora.append(slot)
-        elif self._held_by_lora:
-            # Slots freed since then hold a fresh row, for which the flags are true anyway.
-            self.rows.evictable[self._held_by_lora] = self.rows.pausable[self._held_by_lora] = True
-            self._held_by_lora.clear()

@@ -2,6 +2,11 @@
 
 Wires only. Each ``schedule()``: ask the planner for a plan, narrow vLLM's limits to it, let vLLM schedule, book what
 came of it. Whatever the policy does, outputs stay vLLM's and no request is lost: see ``guards`` and ``apply``.
+
+Of the methods that vLLM calls only the constructor raises anything of ours. All else of ours is called through a
+:class:`~sloserve.vllm_plugin.containment.Containment`; what vLLM raises passes. After an exception in planning the
+planner's rows may be wrong, so the planner is dropped and vLLM schedules by itself; some time later planning begins
+anew, with rows made from vLLM's own requests.
 """
 
 import logging
@@ -16,18 +21,24 @@ from vllm.v1.request import Request
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.profile import load_profile
-from sloserve.scheduler.policy import Plan, Policy
+from sloserve.scheduler.policy import Policy
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.vllm_plugin import compat
-from sloserve.vllm_plugin.apply import narrowed
+from sloserve.vllm_plugin.apply import Limits, evict
 from sloserve.vllm_plugin.config import plugin_settings
-from sloserve.vllm_plugin.ledger import Ledger
+from sloserve.vllm_plugin.containment import Containment
+from sloserve.vllm_plugin.ledger import Ledger, StatedSLO
 from sloserve.vllm_plugin.page import PageWriter
-from sloserve.vllm_plugin.planner import Planner
+from sloserve.vllm_plugin.planner import Planner, Step
 from sloserve.vllm_plugin.shadow import Shadow
 from sloserve.vllm_plugin.step_load import StepPace
 
 logger = logging.getLogger(__name__)
+
+PLAN_AGAIN_S = 1.0
+"""Time without plans after an exception in planning. It doubles with each, so that one that comes back with the same
+requests costs little; a change of policy starts from here."""
+MOST_PLAN_AGAIN_S = 60.0
 
 
 class SLOScheduler(AsyncScheduler):
@@ -65,9 +76,16 @@ class SLOScheduler(AsyncScheduler):
             self.step_pace = StepPace(load_profile(settings.profile))
         self._plan_cost_s = plan_cost_s
         self._ledger = Ledger(settings.classes, self.slo_counters)
+        self._booking = Containment(self.slo_counters, "sloserve failed to count; serving is not affected")
+        self._planning = Containment(
+            self.slo_counters, "sloserve failed; vLLM schedules by itself for a while", self._drop_planner
+        )
+        self._plan_again_s = 0.0
+        self._plan_pause_s = PLAN_AGAIN_S
         self._may_pause = compat.may_pause(self)
-        self._policy = self._make_policy(settings.policy, settings.policy_options)
-        self._policy_text = policy_text(settings.policy, settings.policy_options)
+        self._policy_spec: tuple[str, Mapping[str, Any]] = (settings.policy, settings.policy_options)
+        self._policy = self._make_policy(*self._policy_spec)
+        self._policy_text = policy_text(*self._policy_spec)
         self._shadow, self._shadow_text = self._make_shadow(settings.shadow_policy), settings.shadow_policy
         self._unsafe = compat.identity_reason(self)
         if self._unsafe is not None and (self._policy.needs or self._shadow is not None):
@@ -121,23 +139,40 @@ class SLOScheduler(AsyncScheduler):
         mode off. The scores of a new shadow policy begin anew. allow_files: whether an option may name a file.
         Raises: ConfigError, and both stay as they were.
         """
+        if self._planner is None:
+            self._policy, self._shadow = self._made_anew()
         used, shadow = self._policy, self._shadow
-        text, shadow_text = self._policy_text, self._shadow_text
+        spec, shadow_text = self._policy_spec, self._shadow_text
         if policy is not None:
-            name, options = parse_policy(policy)
-            used, text = self._make_policy(name, options, allow_files), policy_text(name, options)
+            spec = parse_policy(policy)
+            used = self._make_policy(*spec, allow_files)
         if shadow_policy is not None:
             shadow, shadow_text = self._make_shadow(shadow_policy or None, allow_files), shadow_policy or None
         self._use(used, shadow)
-        self._policy_text, self._shadow_text = text, shadow_text
+        self._policy_spec, self._policy_text, self._shadow_text = spec, policy_text(*spec), shadow_text
+        self._plan_pause_s = PLAN_AGAIN_S
         self._say_policies()
 
     def _use(self, policy: Policy, shadow: Shadow | None) -> None:
         planner = self._make_planner(policy, shadow)
         if planner is not None:
-            planner.take_over(self._planner, compat.live_requests(self), self._ledger.slo_of, self._clock.now_s())
+            try:
+                planner.take_over(self._planner, compat.live_requests(self), self._ledger.slo_of, self._clock.now_s())
+            except Exception:
+                if self._planner is not None:
+                    self._drop_planner()  # the two share their rows
+                raise
         self._policy, self._shadow, self._planner = policy, shadow, planner
         self._ledger.shadowed(None if shadow is None else shadow.figures)
+
+    def _drop_planner(self) -> None:
+        self._planner = None
+        self._plan_again_s = self._clock.monotonic_s() + self._plan_pause_s
+        self._plan_pause_s = min(2.0 * self._plan_pause_s, MOST_PLAN_AGAIN_S)
+
+    def _made_anew(self) -> tuple[Policy, Shadow | None]:
+        """The policies at work, for new rows: what the old ones know is of rows that are no more."""
+        return self._make_policy(*self._policy_spec), self._make_shadow(self._shadow_text)
 
     def status(self) -> dict[str, Any]:
         """What is going on, in plain values."""
@@ -145,6 +180,9 @@ class SLOScheduler(AsyncScheduler):
 
     def publish(self, rank: int) -> None:
         """Puts the figures on a page that the API process can read; without one the engine serves all the same."""
+        self._booking(None, self._publish, rank)
+
+    def _publish(self, rank: int) -> None:
         try:
             self._ledger.publish_on(PageWriter(self._settings.classes.names, rank))
         except OSError as error:
@@ -156,7 +194,7 @@ class SLOScheduler(AsyncScheduler):
 
     def shutdown(self) -> None:
         if self._counts:
-            self._ledger.close()
+            self._booking(None, self._ledger.close)
         super().shutdown()
 
     # What vLLM tells us.
@@ -166,54 +204,73 @@ class SLOScheduler(AsyncScheduler):
         super().add_request(request)
         if not self._counts or known or request.request_id not in self.requests:
             return
-        stated = self._ledger.enqueued(request)
-        if self._planner is not None:
-            self._planner.arrived(request, stated, self._clock.now_s())
+        stated: StatedSLO | None = self._booking(None, self._ledger.enqueued, request)
+        if self._planner is not None and stated is not None:
+            self._planning(None, self._planner.arrived, request, stated, self._clock.now_s())
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
         if self._counts:
-            self._ledger.preempted(request)
+            self._booking(None, self._ledger.preempted, request)
         if self._planner is not None:
-            self._planner.table.preempted(request)
+            self._planning(None, self._planner.preempted, request)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         if self._planner is not None:
-            self._planner.finished(request, self._clock.now_s())
+            self._planning(None, self._planner.finished, request, self._clock.now_s())
         if self._counts:
-            self._ledger.freed(request, self._clock.now_s())
+            self._booking(None, self._ledger.freed, request, self._clock.now_s())
         return super()._free_request(request, *args, **kwargs)
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
         if self.step_pace is not None:
-            self.step_pace.output(self._clock.now_s())
-            self._ledger.paced(self.step_pace.figures())
+            self._booking(None, self._pace_output, self.step_pace)
         if self._planner is not None:
-            self._planner.progressed(outputs, self._clock.now_s())
+            self._planning(None, self._planner.progressed, outputs, self._clock.now_s())
         return outputs
+
+    def _pace_output(self, pace: StepPace) -> None:
+        pace.output(self._clock.monotonic_s())
+        self._ledger.paced(pace.figures())
 
     # What we tell vLLM.
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         if not self._counts:
             return super().schedule(*args, **kwargs)
-        planner, now_s = self._planner, self._clock.now_s()
+        now_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
+        limits = Limits(self)
         paused: list[Request] = []
-        if planner is None or not planner.table.slot_of or not compat.admits_new(self):
+        step: Step | None = self._planning(None, self._next_step, now_s, monotonic_s)
+        if step is not None:
+            if step.evict:
+                evict(self, step.evict)
+                self.slo_counters["evictions"] += len(step.evict)
+            if self._planner is not None:  # still: an eviction is booked like any preemption
+                paused = self._planning([], self._planner.carry_out, self, step, limits, monotonic_s)
+        try:
             output = super().schedule(*args, **kwargs)
-        else:
-            plan = planner.next_plan(self, now_s)
-            if plan is Plan.IDENTITY:
-                output = super().schedule(*args, **kwargs)
-            else:
-                with narrowed(self, plan, planner.table, self.slo_counters) as paused:
-                    output = super().schedule(*args, **kwargs)
-            planner.admitted(output, now_s)
+        finally:
+            limits.restore()
         self.slo_paused = paused
+        if self._planner is not None:
+            self._planning(None, self._planner.admitted, output, monotonic_s)
+        self._booking(None, self._book, output, paused, now_s, monotonic_s)
+        return output
+
+    def _next_step(self, now_s: float, monotonic_s: float) -> Step | None:
+        if self._planner is None and monotonic_s >= self._plan_again_s > 0.0:
+            self._plan_again_s = 0.0
+            self._use(*self._made_anew())
+        planner = self._planner
+        if planner is None or not planner.table.slot_of or not compat.admits_new(self):
+            return None
+        return planner.next_step(self, now_s, monotonic_s)
+
+    def _book(self, output: SchedulerOutput, paused: list[Request], now_s: float, monotonic_s: float) -> None:
         self._ledger.stepped(self, output, paused, now_s)
         if self.step_pace is not None:
-            self.step_pace.scheduled(output, self.requests, now_s)
+            self.step_pace.scheduled(output, self.requests, monotonic_s)
         if self._shadow is not None:
             self._ledger.shadowed(self._shadow.figures)
-        return output

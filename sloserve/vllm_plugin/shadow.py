@@ -5,16 +5,14 @@ Its plans pass the same check and guards as those of the policy in charge, are c
 here. It plans only where the policy in charge has just planned, so that both saw the same.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from sloserve.scheduler.policy import Plan, Policy, Snapshot, check_plan
 from sloserve.scheduler.rows import IntArray, Rows
 from sloserve.scheduler.shadow import NEEDS, AdmissionRate, admission_order, agreement, own_order, predicted_gain
+from sloserve.vllm_plugin.containment import log_seldom
 from sloserve.vllm_plugin.guards import PlanBudget
-
-logger = logging.getLogger(__name__)
 
 
 class Shadow:
@@ -39,9 +37,9 @@ class Shadow:
         except Exception:
             self._count_error()
 
-    def is_due(self, now_s: float) -> bool:
+    def is_due(self, monotonic_s: float) -> bool:
         """Whether the budget allows another plan."""
-        return self._budget.allows(now_s)
+        return self._budget.allows(monotonic_s)
 
     def consider(
         self,
@@ -50,6 +48,7 @@ class Shadow:
         guarded: Callable[[Plan, Snapshot], Plan],
         queue: Callable[[], IntArray],
         now_s: float,
+        monotonic_s: float,
     ) -> float:
         """Plans for ``snapshot`` and compares with ``main``; returns what that took, in seconds.
 
@@ -62,7 +61,7 @@ class Shadow:
         except Exception:
             self._count_error()
         finally:
-            cost_s = self._budget.stop(now_s)
+            cost_s = self._budget.stop(monotonic_s)
         return cost_s
 
     def _score(
@@ -89,5 +88,6 @@ class Shadow:
 
     def _count_error(self) -> None:
         self.figures["errors"] += 1
-        if self.figures["errors"] == 1:
-            logger.exception("shadow policy %s failed; it decides nothing", type(self.policy).__name__)
+        log_seldom(
+            int(self.figures["errors"]), f"shadow policy {type(self.policy).__name__} failed; it decides nothing"
+        )

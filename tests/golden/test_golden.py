@@ -68,8 +68,7 @@ class Recorder:
     def note(self, output: Any) -> None:
         self._step += 1
         arrived = {new.req_id for new in output.scheduled_new_reqs} | set(output.scheduled_cached_reqs.resumed_req_ids)
-        planner = self._scheduler._planner
-        paused = [planner.table.request_at[s].request_id for s in planner.plan.pause.tolist()]
+        paused = [request.request_id for request in self._scheduler.slo_paused]
         found = (
             words([i for i in output.num_scheduled_tokens if i in arrived]),
             words(self._evicted),

@@ -14,7 +14,13 @@ from sloserve.scheduler.policy import Policy
 def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Builds an engine of four slots and 40 KV blocks. policy: ``None`` (stock), a name, or a policy object."""
 
-    def make(policy: Policy | str | None, *, section: dict[str, Any] | None = None, **settings: Any) -> Any:
+    def make(
+        policy: Policy | str | None,
+        *,
+        section: dict[str, Any] | None = None,
+        plan_cost_us: float = 0.0,
+        **settings: Any,
+    ) -> Any:
         from sloserve.estimator.profile import load_profile
         from sloserve.vllm_plugin.engine_settings import EngineSettings
         from sloserve.vllm_plugin.virtual_engine import VirtualEngine
@@ -25,7 +31,8 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             monkeypatch.setattr("sloserve.vllm_plugin.scheduler.make_policy", lambda *args, **kwargs: policy)
         elif config is not None:
             config["sloserve"]["policy"] = policy
-        return VirtualEngine(EngineSettings(**size), load_profile("h100-llama3-8b"), config)
+        profile = load_profile("h100-llama3-8b").model_copy(update={"plan_cost_us": plan_cost_us})
+        return VirtualEngine(EngineSettings(**size), profile, config)
 
     return make
 

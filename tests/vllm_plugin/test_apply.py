@@ -1,6 +1,6 @@
 """Carrying a plan out: what becomes of vLLM's queues, and that its limits are its own again afterwards."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,16 @@ class Scheduler(SimpleNamespace):
     """What a plan is carried out on, of vLLM's scheduler. a, b, c run, d, e, f wait; slots as letters."""
 
     def __init__(self, running: str = "abc", waiting: str = "def") -> None:
-        self.made = {name: SimpleNamespace(request_id=name) for name in running + waiting}
+        from vllm.v1.request import RequestStatus
+
+        self.made = {
+            name: SimpleNamespace(
+                request_id=name,
+                status=RequestStatus.RUNNING if name in running else RequestStatus.WAITING,
+                next_decode_eligible_step=0,
+            )
+            for name in running + waiting
+        }
         self.preempted: list[str] = []
         super().__init__(
             running=[self.made[n] for n in running],
@@ -48,6 +57,13 @@ def slots(names: str) -> Any:
     return np.array([ord(n) - ord("a") for n in names], np.int64)
 
 
+def carry_out(scheduler: Scheduler, plan: Plan, table: Any) -> list[Any]:
+    from sloserve.vllm_plugin import apply
+
+    apply.evict(scheduler, apply.running_requests(scheduler, plan.evict, table))
+    return apply.carry_out(scheduler, plan, table, apply.Limits(scheduler), order=True)
+
+
 @pytest.mark.parametrize(
     ("plan", "expected"),
     [
@@ -63,30 +79,60 @@ def slots(names: str) -> Any:
     ],
 )
 def test_queues(plan: Plan, expected: tuple[str, str]) -> None:
-    from sloserve.vllm_plugin.apply import carry_out
-
-    scheduler, counters = Scheduler(), Counter[str]()
-    carry_out(scheduler, plan, scheduler.table(), counters)
+    scheduler = Scheduler()
+    carry_out(scheduler, plan, scheduler.table())
     assert scheduler.queues() == expected
-    assert counters["evictions"] == len(scheduler.preempted) == plan.evict.size
+    assert len(scheduler.preempted) == plan.evict.size
 
 
 def test_requests_without_a_row_stay_ahead() -> None:
-    from sloserve.vllm_plugin.apply import carry_out
-
     scheduler = Scheduler()
-    plan = Plan(running=slots("ca"), waiting=slots("fd"))
-    carry_out(scheduler, plan, scheduler.table(without="be"), Counter())
+    carry_out(scheduler, Plan(running=slots("ca"), waiting=slots("fd")), scheduler.table(without="be"))
     assert scheduler.queues() == ("bca", "efd")
 
 
 def test_an_order_that_is_there_already_moves_nothing() -> None:
-    from sloserve.vllm_plugin.apply import carry_out
-
     scheduler = Scheduler()
-    before = scheduler.running
-    carry_out(scheduler, Plan(running=slots("ab"), waiting=slots("d")), scheduler.table(), Counter())
-    assert scheduler.running is before
+    before = scheduler.running, scheduler.waiting
+    carry_out(scheduler, Plan(running=slots("ab"), waiting=slots("d")), scheduler.table())
+    assert (scheduler.running, scheduler.waiting) == before
+    assert scheduler.running is before[0] and scheduler.waiting is before[1]
+
+
+def test_who_does_not_run_is_neither_evicted_nor_paused() -> None:
+    from sloserve.vllm_plugin.apply import WrongRows
+
+    for plan in (Plan(evict=slots("bd")), Plan(pause=slots("ad"))):
+        scheduler = Scheduler()
+        with pytest.raises(WrongRows, match="d is to be evicted or paused, and does not run"):
+            carry_out(scheduler, plan, scheduler.table())
+        assert scheduler.queues() == ("abc", "def") and not scheduler.preempted
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_fault_between_the_changes_takes_all_of_them_back(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the third pause, at the first, and in the limits: queues, pauses and limits are as they were."""
+    from sloserve.vllm_plugin import compat
+
+    left, stock = [2 - at], compat.pause_for_next_step
+
+    def pause(scheduler: Any, request: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("in between")
+        stock(scheduler, request)
+
+    monkeypatch.setattr(compat, "pause_for_next_step", pause)
+    scheduler = Scheduler()
+    before = limits(scheduler), scheduler.running, scheduler.waiting
+    budget: Any = 9 if at else 9j
+    plan = Plan(running=slots("cb"), waiting=slots("f"), pause=slots("abc"), max_running=4, token_budget=budget)
+    with pytest.raises((RuntimeError, TypeError)):
+        carry_out(scheduler, plan, scheduler.table())
+    assert limits(scheduler) == before[0]
+    assert scheduler.running is before[1] and scheduler.waiting is before[2]
+    assert scheduler.queues() == ("abc", "def")
+    assert not any(request.next_decode_eligible_step for request in scheduler.made.values())
 
 
 def limits(scheduler: Any) -> tuple[int, int, int]:
@@ -109,25 +155,22 @@ def limits(scheduler: Any) -> tuple[int, int, int]:
     ],
 )
 def test_limits_hold_within_and_only_within(plan: Plan, threshold: int, within: tuple[int, int, int]) -> None:
-    from sloserve.vllm_plugin.apply import narrowed
+    from sloserve.vllm_plugin.apply import Limits
 
     scheduler = Scheduler()
     scheduler.scheduler_config.long_prefill_token_threshold = threshold
-    before = limits(scheduler)
-    with narrowed(scheduler, plan, scheduler.table(), Counter()):
-        assert limits(scheduler) == within
-        assert {type(limit) for limit in limits(scheduler)} == {int}
+    before, own = limits(scheduler), Limits(scheduler)
+    own.narrow(plan, scheduler.table().num_running)
+    assert limits(scheduler) == within
+    assert {type(limit) for limit in limits(scheduler)} == {int}
+    own.restore()
     assert limits(scheduler) == before
 
 
-def test_a_pause_ends_by_itself_and_skips_who_has_gone() -> None:
-    from sloserve.vllm_plugin.apply import narrowed
-
-    scheduler, counters = Scheduler(), Counter[str]()
-    with narrowed(scheduler, Plan(pause=np.array([1, 55])), scheduler.table(), counters):
-        pass
+def test_a_pause_ends_by_itself() -> None:
+    scheduler = Scheduler()
+    assert carry_out(scheduler, Plan(pause=slots("b")), scheduler.table()) == [scheduler.made["b"]]
     assert scheduler.made["b"].next_decode_eligible_step == 9  # schedule() counts to 8, the one after to 9
-    assert counters == {"paused_steps": 1}
 
 
 class Narrow(Policy):

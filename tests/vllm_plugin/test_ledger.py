@@ -89,10 +89,9 @@ def test_what_a_request_met_is_on_the_page_when_it_ends(build: Build, request_of
     engine.scheduler.publish(rank=0)
     (page,) = find_pages()
     paused: Counter[str] = Counter()
-    planner = engine.scheduler._planner
 
     def note(output: Any) -> None:
-        paused.update(planner.table.request_at[slot].request_id for slot in planner.plan.pause.tolist())
+        paused.update(request.request_id for request in engine.scheduler.slo_paused)
 
     engine.on_step = note
     names = ["0_a-12", "1_a-12", *(f"r{i}" for i in range(7))]

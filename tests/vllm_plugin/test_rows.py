@@ -72,9 +72,9 @@ def test_a_request_whose_grammar_is_pending_is_no_candidate_until_it_is_there() 
     request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
     slot = add(table, request)
     assert table.rows.state[slot] == State.BLOCKED
-    assert table.snapshot([], ENGINE, None).waiting.size == 0
+    assert table.snapshot([], ENGINE).waiting.size == 0
     request.structured_output_request.grammar = object()
-    assert table.snapshot([], ENGINE, None).waiting.tolist() == [slot]
+    assert table.snapshot([], ENGINE).waiting.tolist() == [slot]
 
 
 def test_admission_progress_preemption_and_the_end() -> None:
@@ -88,7 +88,7 @@ def test_admission_progress_preemption_and_the_end() -> None:
     )
     assert table.admitted(output).tolist() == slots  # as they were admitted, not new ones first
     first.num_computed_tokens, second.num_computed_tokens, second.num_in_flight_tokens = 17, 16, 1
-    at = table.snapshot([second, first], ENGINE, None)
+    at = table.snapshot([second, first], ENGINE)
     assert at.running.tolist() == slots and not at.waiting.size
     assert at.rows.computed_tokens[slots].tolist() == [17, 16]
     assert at.rows.kv_blocks[slots].tolist() == [2, 1]
@@ -116,21 +116,70 @@ def test_admission_progress_preemption_and_the_end() -> None:
     assert table.finished(first) is None
 
 
-def test_no_one_may_be_touched_while_more_adapters_live_than_fit() -> None:
+def adapter(number: int) -> Any:
     from vllm.lora.request import LoRARequest
 
-    def adapter(number: int) -> Any:
-        return LoRARequest(lora_name=f"l{number}", lora_int_id=number, lora_path="/nowhere")
+    return LoRARequest(lora_name=f"l{number}", lora_int_id=number, lora_path="/nowhere")
 
+
+def touchable(table: Any, slots: list[int]) -> list[tuple[bool, bool]]:
+    """(evictable, pausable) of each, once the guard has run."""
+    table.guard_loras(max_loras=1)
+    return [(bool(table.rows.evictable[slot]), bool(table.rows.pausable[slot])) for slot in slots]
+
+
+def test_no_one_may_be_touched_while_more_adapters_live_than_fit() -> None:
     table = make_table()
     plain = add(table, make_request("plain"))
     requests = [make_request(f"r{n}", lora_request=adapter(n)) for n in (1, 2)]
     slots = [add(table, r) for r in requests]
-    rows = table.snapshot([], ENGINE, max_loras=1).rows
-    assert rows.evictable[[plain, *slots]].tolist() == rows.pausable[[plain, *slots]].tolist() == [True, False, False]
+    assert touchable(table, [plain, *slots]) == [(True, True), (False, False), (False, False)]
+    late = add(table, make_request("late", lora_request=adapter(2)))
+    assert touchable(table, [plain, late]) == [(True, True), (False, False)]
     table.drop(requests[1])
-    rows = table.snapshot([], ENGINE, max_loras=1).rows
-    assert rows.evictable[slots[0]] and rows.pausable[slots[0]]
+    assert touchable(table, [slots[0]]) == [(False, False)]
+    table.drop(table.request_at[late])
+    assert touchable(table, [plain, slots[0]]) == [(True, True), (True, True)]
+
+
+def test_a_session_counts_as_long_as_it_lives() -> None:
+    table = make_table()
+    slot = add(table, make_request("a", lora_request=adapter(1)))
+    session = make_request("session", resumable=True, lora_request=adapter(2))
+    assert add(table, session) is None
+    assert touchable(table, [slot]) == [(False, False)]
+    table.drop(session)
+    assert touchable(table, [slot]) == [(True, True)]
+
+
+def test_protection_from_eviction_outlives_the_want_of_adapters_and_ends_with_the_request() -> None:
+    table = make_table()
+    requests = [make_request(f"r{n}", lora_request=adapter(n)) for n in (1, 2)]
+    slots = [add(table, r) for r in requests]
+    table.protect(np.array(slots[:1]))
+    # Protected before the guard: not evictable already, but pausable.
+    assert touchable(table, slots) == [(False, False), (False, False)]
+    table.drop(requests[1])
+    assert touchable(table, slots[:1]) == [(False, True)]
+    other = make_request("r3", lora_request=adapter(3))
+    slots[1] = add(table, other)
+    table.guard_loras(max_loras=1)
+    table.protect(np.array(slots[1:]))  # protected under the guard
+    table.drop(requests[0])
+    assert touchable(table, slots[1:]) == [(False, True)]
+    table.drop(other)
+    assert add(table, make_request("fresh")) == slots[1]
+    assert touchable(table, slots[1:]) == [(True, True)]
+
+
+def test_numbers_of_a_client_are_clamped_to_their_columns() -> None:
+    table = make_table()
+    for number, most in ((10**30, 2**63 - 1), (-(10**30), -(2**63))):
+        request = make_request(f"{number}", priority=number)
+        request.max_tokens = abs(number)
+        slot = add(table, request)
+        assert table.rows.priority[slot] == most
+        assert table.rows.max_tokens[slot] + table.rows.prompt_tokens[slot] == 2**31 + 20
 
 
 def test_a_request_met_in_the_middle_gets_the_row_it_would_have() -> None:
@@ -144,7 +193,7 @@ def test_a_request_met_in_the_middle_gets_the_row_it_would_have() -> None:
         request.append_output_token_ids([5, 6, 7])
     evicted.status, evicted.num_preemptions = RequestStatus.PREEMPTED, 2
     slots = [table.add_live(request, stated(request), 60.0) for request in (fresh, running, evicted, paced)]
-    at = table.snapshot([running, paced], ENGINE, None)
+    at = table.snapshot([running, paced], ENGINE)
     assert (at.waiting.tolist(), at.running.tolist()) == ([slots[0], slots[2]], [slots[1], slots[3]])
     rows = at.rows
     assert rows.state[slots].tolist() == [State.WAITING, State.RUNNING, State.PREEMPTED, State.RUNNING]

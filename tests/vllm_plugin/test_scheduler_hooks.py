@@ -193,7 +193,7 @@ def test_a_reused_plan_does_not_pause_the_next_request_in_a_freed_slot(build: Bu
         engine._add(request_of(name, output_tokens=40), 0.0)
     engine._apply(engine._dispatch(0.0), 0.0)
     engine._apply(engine._dispatch(0.0), 0.0)
-    assert scheduler._planner.plan.pause.tolist() == [0]
+    assert scheduler._planner.held.plan.pause.tolist() == [0]
     from vllm.v1.request import RequestStatus
 
     scheduler._planner.budget.allows = lambda now_s: False
