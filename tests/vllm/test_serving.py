@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sloserve.vllm_plugin import page_folder
 from tests.grafana.queries import check_dashboard
+from tests.vllm.hostile import CASES
 from tests.vllm.server import STARTUP_LIMIT_S, Server
 from tests.vllm.slo_openapi import document
 
@@ -340,16 +341,33 @@ def test_policy_changes_at_run_time_and_outputs_do_not(server: Server, http: htt
     assert not any(ADMIN_KEY in line or "user-secret" in line for line in server.log)
 
 
+@contextlib.contextmanager
+def served_by(server: Server, policy: str) -> Iterator[None]:
+    """Another policy for the length of the block."""
+    url, admin = f"{server.url}/sloserve/policy", {"Authorization": f"Bearer {ADMIN_KEY}"}
+    httpx.put(url, json={"policy": policy}, headers=admin, timeout=60).raise_for_status()
+    try:
+        yield
+    finally:
+        httpx.put(url, json={"policy": "edf"}, headers=admin, timeout=60).raise_for_status()
+
+
+def test_hostile_requests_are_answered_and_the_next_good_one_is_served(server: Server, http: httpx.Client) -> None:
+    with served_by(server, "priority"):
+        for case in CASES:
+            headers = {"Content-Type": "application/json", **case.headers}
+            answer = http.post(case.path, content=case.content(MODEL), headers=headers)
+            assert answer.status_code in case.statuses, f"{case}: {answer.text}"
+            assert case.says in answer.text, f"{case}: {answer.text}"
+            good = http.post("/v1/completions", json={"model": MODEL, "prompt": "Good", "max_tokens": 2})
+            assert good.status_code == 200, f"after {case}: {good.text}"
+    assert set(samples(server, "sloserve:internal_errors_total").values()) == {0.0}
+
+
 def test_numeric_priority_is_used_or_refused(server: Server, http: httpx.Client) -> None:
-    admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
-
-    def policy(name: str) -> None:
-        httpx.put(f"{server.url}/sloserve/policy", json={"policy": name}, headers=admin, timeout=60).raise_for_status()
-
     path, body = ROUTES["chat"]
-    policy("priority")
-    assert http.post(path, json={"model": MODEL, **body, "priority": 5}).status_code == 200
-    policy("edf")
+    with served_by(server, "priority"):
+        assert http.post(path, json={"model": MODEL, **body, "priority": 5}).status_code == 200
     refused = http.post(path, json={"model": MODEL, **body, "priority": 5})
     assert refused.status_code == 400 and "priority" in refused.json()["error"]["message"]
 
