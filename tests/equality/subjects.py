@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from sloserve.scheduler.registry import policy_names
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -41,7 +43,7 @@ def _chaos(name: str, plan_every: int = 1, **options: float) -> Subject:
 _RESTLESS = "watermark=0:lead_s=0.01:urgent_s=1000:max_preemptions=9:preemption_cap=9:headroom=0"
 """Andes on the time scale of these replies, which end within a second: anybody ahead gives way."""
 
-SUBJECTS = (
+_CHOSEN = (
     Subject("fcfs"),
     Subject("priority", {"policy": "priority"}, evicts=True),
     Subject("priority-order-only", {"policy": "priority:evict=false"}),
@@ -71,6 +73,13 @@ SUBJECTS = (
     _chaos("limit", limit=0.5, illegal=0.2),
     _chaos("all", evict=0.1, pause=0.3, limit=0.2, illegal=0.05),
     _chaos("all-reused-plans", plan_every=3, evict=0.3, pause=0.3, limit=0.2, illegal=0.2),
+)
+
+_NAMED = {str(one.section["policy"]).partition(":")[0] for one in _CHOSEN if one.section} | {"fcfs"}
+SUBJECTS = (
+    *_CHOSEN,
+    # A policy that nobody has chosen options for yet is put to the test as it is.
+    *(Subject(name, {"policy": name}, pauses=None) for name in policy_names() if name not in _NAMED),
 )
 
 LORA_SUBJECTS = tuple(s for s in SUBJECTS if s.name in ("fcfs", "edf", "chaos-evict", "chaos-pause", "chaos-all"))

@@ -16,6 +16,7 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.profile import load_profile
 from sloserve.vllm_plugin.engine_settings import EngineSettings
+from tests.conformance import golden_forms
 
 pytestmark = pytest.mark.vllm
 
@@ -89,22 +90,7 @@ def words(ids: Iterable[str]) -> str:
     return ",".join(ids)
 
 
-# A small margin and short turns, so that the logs show evictions: deadlines lie seconds apart, replies end after 60.
-@pytest.mark.parametrize(
-    ("log_name", "policy"),
-    [
-        ("edf", "edf:evict_margin_s=1"),
-        ("priority", "priority"),
-        ("rr", "rr:interval_steps=20"),
-        ("sa", "sa:length=oracle"),
-        ("andes", "andes:lead_s=2:watermark=0.5"),
-        ("econo", "econo:length=oracle:length_error=0.5"),
-        ("econo-paper", "econo-paper:length=oracle:length_error=0.5:sync_tokens=16:reserve=0.1"),
-        ("srtf", "srtf:length=oracle"),
-        ("multires", "multires:length=oracle:padding=0"),
-        ("sync-coupled", "sync-coupled:length=oracle:padding=0"),
-    ],
-)
+@pytest.mark.parametrize(("log_name", "policy"), golden_forms())
 def test_decisions(log_name: str, policy: str, update_golden: bool) -> None:
     from sloserve.vllm_plugin.virtual_engine import VirtualEngine
 
@@ -117,3 +103,7 @@ def test_decisions(log_name: str, policy: str, update_golden: bool) -> None:
     if update_golden:
         path.write_text(text)
     assert text == path.read_text()
+
+
+def test_every_log_is_of_a_registered_policy() -> None:
+    assert {path.stem for path in LOGS.glob("*.txt")} == {name for name, _ in golden_forms()}

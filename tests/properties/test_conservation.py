@@ -9,44 +9,13 @@ import pytest
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from tests.conformance import conserving_forms
 
 pytestmark = pytest.mark.vllm
 
-POLICIES = (
-    None,
-    "fcfs",
-    "priority",
-    "edf",
-    "sjf",
-    "sjf:evict=true:length=oracle",
-    "rr:interval_steps=5",
-    "sa",
-    "sa:batches=true:length=oracle",
-    "andes",
-    "andes:watermark=0:lead_s=0.01:urgent_s=1000:max_preemptions=9:headroom=0",
-    "andes:victims=gain:search=true:objective=min:alpha=0.9:length=oracle:length_error=0.3:urgent_s=1000",
-    "andes:objective=perfect:pause=false:watermark=0",
-    "econo",
-    "econo:late_last=true:sigmas=0:reserve=0:length=oracle",
-    "econo:order=fcfs:length=oracle:length_error=0.5",
-    "econo:foresee=false:pause=true",
-    "econo-paper:length=oracle:length_error=1:sync_tokens=8",
-    "econo-paper:parts=sd:pipeline=future:length=oracle:length_error=0.5:reserve=0.3:remedy=evict:tfs_tokens=20",
-    "orca",
-    "orca:batch=0",
-    "srtf:max_preemptions=9",
-    "srtf:length=oracle:length_error=0.3",
-    "sarathi:tokens=20",
-    "fastserve:levels=3:quantum_tokens=4:promote_s=0.2:batch=2",
-    "fastserve:batch=0:quantum_tokens=1",
-    "multires:window=3",
-    "multires:length=oracle:length_error=0.5:padding=0",
-    "sync-coupled",
-    "sync-coupled:length=oracle:padding=0:sync_tokens=1",
-    "chaos",
-    "chaos:pause=0.9",
-    "chaos:evict=0.7",
-)
+POLICIES = (None, *conserving_forms(), "chaos", "chaos:pause=0.9", "chaos:evict=0.7")
+"""``None``: stock."""
+
 MODEL_LEN = 192
 PLAN_COST_US = (0.0, 500.0, 3_000.0, 30_000.0)
 """By seed: planning is free, or at the default share of 5 % a plan serves 10, 60 and 600 ms, which is too old."""
