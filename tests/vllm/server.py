@@ -8,11 +8,16 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 STARTUP_LIMIT_S = 300.0
+MODEL = "builtin:tiny"
+ADMIN_KEY, USER_KEY = "admin-secret", "user-secret"
+MAX_NUM_SEQS = 4
 
 
 class Server:
@@ -77,3 +82,18 @@ class Server:
         assert self.process.stdout is not None
         self.process.stdout.close()
         return status
+
+
+def complete(http: httpx.Client, prompt: str, **more: Any) -> str:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True, **more}
+    return str(http.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"])
+
+
+def samples(server: Server, name: str) -> dict[tuple[str, ...], float]:
+    """The samples of a metric by the values of their labels, sorted by label name."""
+    return {
+        tuple(value for _, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(server.metrics())
+        for sample in family.samples
+        if sample.name == name
+    }

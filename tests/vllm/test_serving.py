@@ -1,6 +1,6 @@
 """The serving surface on a real engine: every way to state an SLO, what is refused and how, what is told and counted.
 
-One server serves all tests, in the order in which they stand here: the last one kills its engine.
+One server serves all tests, those of test_hostile.py before; the last test here kills its engine.
 """
 
 import contextlib
@@ -21,63 +21,19 @@ import pytest
 import schemathesis
 from hypothesis import Phase, settings
 from openai import APIStatusError, OpenAI
-from prometheus_client.parser import text_string_to_metric_families
 
 from sloserve.vllm_plugin import page_folder
 from tests.grafana.queries import check_dashboard
-from tests.vllm.hostile import CASES
-from tests.vllm.server import STARTUP_LIMIT_S, Server
+from tests.vllm.server import ADMIN_KEY, MAX_NUM_SEQS, MODEL, STARTUP_LIMIT_S, Server, complete, samples
 from tests.vllm.slo_openapi import document
 
 pytestmark = pytest.mark.vllm
-
-ADMIN_KEY = "admin-secret"
-MODEL = "builtin:tiny"
-SETTINGS = """
-policy: edf
-shadow_policy: sjf
-tenants: {small: background}
-admission: {mode: cap, max_waiting: {background: 2, batch: 64, interactive: 64, priority: 64}}
-max_body_bytes: 100000
-"""
-MAX_NUM_SEQS = 4
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    config = tmp_path_factory.mktemp("config") / "serve.yaml"
-    config.write_text(SETTINGS)
-    flags = ["--slo-config", str(config), "--max-num-seqs", str(MAX_NUM_SEQS), "--api-key", "user-secret"]
-    running = Server(*flags, env={"SLOSERVE_ADMIN_KEY": ADMIN_KEY})
-    try:
-        running.wait_ready()
-        yield running
-    finally:
-        if running.process.poll() is None:
-            running.stop()
-
-
-@pytest.fixture(scope="module")
-def http(server: Server) -> Iterator[httpx.Client]:
-    headers = {"Authorization": "Bearer user-secret"}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=120) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
 def openai(server: Server) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{server.url}/v1", api_key="user-secret", max_retries=0) as client:
         yield client
-
-
-def samples(server: Server, name: str) -> dict[tuple[str, ...], float]:
-    """The samples of a metric by the values of their labels, sorted by label name."""
-    return {
-        tuple(value for _, value in sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(server.metrics())
-        for sample in family.samples
-        if sample.name == name
-    }
 
 
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -314,11 +270,6 @@ def test_dashboard_asks_for_what_is_there(server: Server) -> None:
     assert check_dashboard(dashboard, server.metrics()) == []
 
 
-def complete(http: httpx.Client, prompt: str, **more: Any) -> str:
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True, **more}
-    return str(http.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"])
-
-
 def test_policy_changes_at_run_time_and_outputs_do_not(server: Server, http: httpx.Client) -> None:
     admin = httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, timeout=60)
     expected = complete(http, "Count")
@@ -350,18 +301,6 @@ def served_by(server: Server, policy: str) -> Iterator[None]:
         yield
     finally:
         httpx.put(url, json={"policy": "edf"}, headers=admin, timeout=60).raise_for_status()
-
-
-def test_hostile_requests_are_answered_and_the_next_good_one_is_served(server: Server, http: httpx.Client) -> None:
-    with served_by(server, "priority"):
-        for case in CASES:
-            headers = {"Content-Type": "application/json", **case.headers}
-            answer = http.post(case.path, content=case.content(MODEL), headers=headers)
-            assert answer.status_code in case.statuses, f"{case}: {answer.text}"
-            assert case.says in answer.text, f"{case}: {answer.text}"
-            good = http.post("/v1/completions", json={"model": MODEL, "prompt": "Good", "max_tokens": 2})
-            assert good.status_code == 200, f"after {case}: {good.text}"
-    assert set(samples(server, "sloserve:internal_errors_total").values()) == {0.0}
 
 
 def test_numeric_priority_is_used_or_refused(server: Server, http: httpx.Client) -> None:
