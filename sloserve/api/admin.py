@@ -58,6 +58,9 @@ class AdminApp:
         self._changing = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # a mount passes these on as well
+            await send({"type": "websocket.close"})
+            return
         if not self._shows_key(scope):
             asks = ("www-authenticate", "Bearer")
             message = "the admin key is needed: Authorization: Bearer KEY"

@@ -51,6 +51,9 @@ ANSWERS = frozenset({DROPPED_REASON, PREDICTED_TTFT, PREDICTED_E2E})
 DUE_NOW = f"{DUE_NOW_S * 1e3:g}"
 """What a TTFT of 0 or less is read as, in ms."""
 
+MAX_IGNORED = 32
+"""Unknown headers of one request that are passed over: each is compared with all names of ours, before any key is."""
+
 MAX_LABEL_CHARS = 128
 """Longest tenant or request id: they are kept in memory and written to logs."""
 
@@ -140,6 +143,9 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
         elif name == TTL:
             found.ttl_s = _ttl_s(raw_value.decode("latin-1").strip())
         elif name.startswith("x-slo-") and name not in ANSWERS:
+            if len(found.ignored) >= MAX_IGNORED:
+                allowed = f"one of at most {MAX_IGNORED} unknown x-slo-* headers, which are all that is passed over"
+                raise InvalidRequest(name, raw_value.decode("latin-1"), allowed)
             close = difflib.get_close_matches(_stem(name), _KNOWN, n=1, cutoff=_CLOSE)
             if not close and not rules.reject_unknown:
                 found.ignored += (name,)

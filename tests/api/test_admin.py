@@ -8,6 +8,7 @@ import httpx
 import pytest
 from starlette.datastructures import State
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
 from sloserve.api.admin import MAX_BODY_BYTES, PREFIX, AdminApp
 from sloserve.core.errors import ConfigError, EngineError
@@ -58,7 +59,7 @@ class ServerApp:
 
 
 @pytest.fixture
-def client(ranks: Ranks) -> Iterator[httpx.Client]:
+def client(ranks: Ranks) -> Iterator[TestClient]:
     yield TestClient(ServerApp(ranks), headers=BEARER)
 
 
@@ -119,6 +120,11 @@ def test_the_key_is_needed(ranks: Ranks, method: str, route: str, header: str | 
     answer = TestClient(ServerApp(ranks)).request(method, PREFIX + route, json={"policy": "edf"}, headers=headers)
     assert says(answer, 401) == "the admin key is needed: Authorization: Bearer KEY"
     assert answer.headers["www-authenticate"] == "Bearer" and ranks.policy == "fcfs"
+
+
+def test_a_websocket_is_refused(client: TestClient) -> None:
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect(PREFIX + "status", headers=BEARER):
+        pass
 
 
 def exchange(headers: dict[str, str], part: bytes) -> tuple[int, int]:

@@ -153,6 +153,7 @@ NUMBER_CASES = [
     numbered("priority beyond all floats", '"priority": 1e999', 400),
     numbered("more tokens than int64 holds", f'"max_tokens": {2**64}', 200, 400),
     serve("longer reply than int64 holds", stating("", f'{{"output_tokens": {2**64}}}'), 400, says="output_tokens"),
+    serve("unknown headers", GOOD, 400, headers={f"x-slo-a{i}": "1" for i in range(100)}, says="at most 32 unknown"),
     serve("header beyond all floats", GOOD, 400, headers={"x-slo-ttft-ms": "1e999"}, says="x-slo-ttft-ms"),
     serve("header of 5,000 digits", GOOD, 400, headers={"x-slo-ttft-ms": "9" * 5000}, says="x-slo-ttft-ms"),
     Case(

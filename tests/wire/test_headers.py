@@ -4,7 +4,7 @@ import pytest
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.predicted import Predicted, Quantiles
-from sloserve.wire.headers import FIELDS, Field, predictions, read_headers
+from sloserve.wire.headers import FIELDS, MAX_IGNORED, Field, predictions, read_headers
 
 
 def raw(**headers: str) -> list[tuple[bytes, bytes]]:
@@ -68,3 +68,10 @@ def test_predictions_are_structured_fields_of_the_worst() -> None:
         ("x-slo-predicted-e2e-ms", "1;p90=12346"),
     ]
     assert predictions([a]) == [("x-slo-predicted-ttft-ms", "120;p90=480")] and predictions([]) == []
+
+
+def test_unknown_headers_are_passed_over_up_to_a_number() -> None:
+    unknown = [(f"x-slo-deadline{i}".encode(), b"1") for i in range(MAX_IGNORED + 1)]
+    assert len(read_headers(unknown[:-1]).ignored) == MAX_IGNORED
+    with pytest.raises(InvalidRequest, match="x-slo-deadline32: '1' is not one of at most 32 unknown"):
+        read_headers(unknown)
