@@ -82,5 +82,6 @@ SUBJECTS = (
     *(Subject(name, {"policy": name}, pauses=None) for name in policy_names() if name not in _NAMED),
 )
 
-LORA_SUBJECTS = tuple(s for s in SUBJECTS if s.name in ("fcfs", "edf", "chaos-evict", "chaos-pause", "chaos-all"))
+_LORA = ("fcfs", "edf", "chaos-evict", "chaos-pause", "chaos-all", "chaos-all-reused-plans")
+LORA_SUBJECTS = tuple(s for s in SUBJECTS if s.name in _LORA)
 """LoRA is slow on a CPU; these bring every means to it."""

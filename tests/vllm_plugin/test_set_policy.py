@@ -136,6 +136,32 @@ def test_a_mistake_leaves_the_policy_as_it_was(build: Build, request_of: Request
     assert (scheduler.status()["policy"], scheduler.status()["shadow_policy"]) == ("sjf", "edf")
 
 
+def test_a_fault_while_rows_change_hands_is_told_and_the_old_policy_plans_again_later(
+    build: Build, request_of: RequestOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are shared by the planner that goes and the one that comes: half changed, neither may use them."""
+    from sloserve.vllm_plugin.rows import RequestTable
+
+    engine = build("sjf", kv_blocks=24)
+    scheduler = engine.scheduler
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("half way")
+
+    def change(scheduler: Any) -> None:
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="half way"):
+            patch.setattr(RequestTable, "_fill", fail)
+            scheduler.set_policies("edf")
+        assert scheduler._planner is None and scheduler.status()["policy"] == "sjf"
+
+    changing(engine, {9: change})
+    scheduler._plan_pause_s = 0.1
+    log = engine.run(workload(request_of))
+    assert [r.token_times_s.size for r in log.requests] == [12 + i for i in range(18)]
+    assert scheduler._planner is not None and log.counters["plans"] > 9
+    assert type(scheduler._planner.policy).__name__ == "SJF"
+
+
 def test_shadow_mode_can_be_turned_on_and_off_without_disturbing_the_policy(
     build: Build, request_of: RequestOf
 ) -> None:
