@@ -14,6 +14,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.forked import Command
+
 STARTUP_LIMIT_S = 300.0
 MODEL = "builtin:tiny"
 ADMIN_KEY, USER_KEY = "admin-secret", "user-secret"
@@ -21,7 +23,11 @@ MAX_NUM_SEQS = 4
 
 
 class Server:
-    """A running ``sloserve serve builtin:tiny``; its output is read as it comes."""
+    """A running ``sloserve serve builtin:tiny``; its output is read as it comes.
+
+    It is forked, see :mod:`tests.forked`. Several API servers are started as an operator starts them, which costs much
+    more CPU: prometheus_client chooses when it is imported whether it adds up the metrics of several processes.
+    """
 
     def __init__(self, *flags: str, api_servers: int = 1, env: Mapping[str, str] | None = None) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -30,14 +36,18 @@ class Server:
         self.log: list[str] = []
         self._ready = threading.Event()
         self._starting = api_servers
-        flags += ("--api-server-count", str(api_servers)) if api_servers > 1 else ()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "sloserve.cli", "serve", "builtin:tiny", "--port", str(self.port), *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-        )
+        arguments = ["serve", "builtin:tiny", "--port", str(self.port), *flags]
+        self.process: subprocess.Popen[str] | Command
+        if api_servers == 1:
+            self.process = Command(arguments, env or {})
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "sloserve.cli", *arguments, "--api-server-count", str(api_servers)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 

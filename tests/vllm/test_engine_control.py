@@ -1,8 +1,6 @@
 """Two engine ranks behind one client: each has a page, both answer, both change their policy under load."""
 
 import asyncio
-import gc
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.vllm_plugin import engine_control, tiny_model
 from sloserve.vllm_plugin.page import find_pages
 from sloserve.vllm_plugin.server import TINY_ENVIRONMENT, TINY_FLAGS
+from tests.forked import run_forked
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -54,30 +53,32 @@ async def served(llm: Any) -> None:
     assert sum(s["steps"] for s in status) > 0 and all(s["waiting_by_class"]["batch"] == 0 for s in status)
 
 
-def test_each_rank_has_a_page_and_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in TINY_ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
+async def on_ranks() -> None:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    async def run() -> None:
-        flags = {name: value for name, value in TINY_FLAGS.items() if name != "served_model_name"}
-        args = AsyncEngineArgs(
-            model=tiny_model.resolve_model(tiny_model.NAME),
-            scheduler_cls="sloserve.vllm_plugin.SLOScheduler",
-            additional_config={"sloserve": {"policy": "edf"}},
-            data_parallel_size=RANKS,
-            max_num_seqs=4,
-            **flags,
-        )
-        llm = AsyncLLM.from_engine_args(args)
-        try:
-            await served(llm)
-        finally:
-            llm.shutdown()
-        assert find_pages() == []  # each took its own away, or was killed and had it swept
+    flags = {name: value for name, value in TINY_FLAGS.items() if name != "served_model_name"}
+    args = AsyncEngineArgs(
+        model=tiny_model.resolve_model(tiny_model.NAME),
+        scheduler_cls="sloserve.vllm_plugin.SLOScheduler",
+        additional_config={"sloserve": {"policy": "edf"}},
+        data_parallel_size=RANKS,
+        max_num_seqs=4,
+        **flags,
+    )
+    llm = AsyncLLM.from_engine_args(args)
+    try:
+        await served(llm)
+    finally:
+        llm.shutdown()
+    assert find_pages() == []  # each took its own away, or was killed and had it swept
 
-    asyncio.run(run())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # vLLM leaves contexts of zmq to the collector
-        gc.collect()
+
+def serve_on_ranks() -> None:
+    asyncio.run(on_ranks())
+
+
+def test_each_rank_has_a_page_and_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TINY_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    run_forked(serve_on_ranks)

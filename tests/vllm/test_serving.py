@@ -24,7 +24,7 @@ from openai import APIStatusError, OpenAI
 
 from sloserve.vllm_plugin import page_folder
 from tests.grafana.queries import check_dashboard
-from tests.vllm.server import ADMIN_KEY, MAX_NUM_SEQS, MODEL, STARTUP_LIMIT_S, Server, complete, samples
+from tests.vllm.server import ADMIN_KEY, MAX_NUM_SEQS, MODEL, Server, complete, samples
 from tests.vllm.slo_openapi import document
 
 pytestmark = pytest.mark.vllm
@@ -326,15 +326,9 @@ def test_the_command_that_is_printed_at_start_works(server: Server) -> None:
 
 
 def test_second_server_on_the_port_is_refused(server: Server) -> None:
-    second = subprocess.run(
-        [sys.executable, "-m", "sloserve.cli", "serve", MODEL, "--port", str(server.port)],
-        capture_output=True,
-        text=True,
-        timeout=STARTUP_LIMIT_S,
-    )
-    assert second.returncode == 2
-    message = second.stderr.splitlines()[-1]
-    assert message.startswith(f"sloserve: cannot listen on 127.0.0.1 port {server.port}: Address already in use")
+    second = Server("--port", str(server.port))
+    assert second.wait() == 2
+    assert second.log[-1].startswith(f"sloserve: cannot listen on 127.0.0.1 port {server.port}: Address already in use")
     assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
 
 

@@ -1,5 +1,6 @@
 """``builtin:tiny``: written once, and a model whose output depends on the prompt."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -58,11 +59,16 @@ def test_second_process_may_be_first(writes: list[Path], monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_outputs_differ_by_prompt_and_are_readable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_outputs_differ_by_prompt_and_are_readable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # One thread: others would only wait for each other, at full speed.
+    request.addfinalizer(functools.partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(1)
     state = torch.random.get_rng_state()
     path = tiny_model.tiny_model_path()
     assert torch.equal(torch.random.get_rng_state(), state)
