@@ -64,12 +64,14 @@ class Andes(Policy):
         """objective: ``mean`` QoE, ``min`` (the worst first) or ``perfect`` (as many of QoE 1 as possible).
 
         alpha: penalty on a late first token, see ``core.qoe``; 1 is none. horizon_s: prediction timeframe, 0 for the
-        mean time from first to last token. victims: ``lead`` or ``gain``. lead_s: a victim is further ahead than this.
-        urgent_s: a waiting request with less lead than this goes first, and only for such others are evicted.
-        preemption_cap: evictions per request on average, at most; max_preemptions: of one request. headroom: share of
-        KV blocks left for growth. watermark: share of KV in use from which on plans are made; 0 makes them always.
-        search: whether to search the batch size. pause: whether to pause. length: ``predicted`` or ``oracle``.
-        length_error: relative, of the oracle.
+        mean time from first to last token. victims: ``lead`` (whoever is furthest ahead of its reader) or ``gain``
+        (whoever gains least per token). lead_s: a victim is at least so many seconds ahead of its reader. urgent_s: a
+        waiting request with less lead than this goes first, and others are preempted for such requests alone.
+        preemption_cap: most preemptions per request on average; max_preemptions: most preemptions of one request.
+        headroom: share of KV blocks left for growth. watermark: share of KV in use from which on plans are made; 0
+        makes them always. search: whether to search the batch size. pause: whether to pause.
+        length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
+        length_error: relative error of the oracle's lengths.
         """
 
         objective: str = "mean"

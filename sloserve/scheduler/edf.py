@@ -60,9 +60,10 @@ class EDF(Policy):
     class Settings:
         """late_last: a waiting request whose deadline has passed comes after those that can still be in time.
 
-        evict: whether to evict at all. evict_margin_s: a victim's deadline is later than that of whom it makes room for
-        by at least this. max_preemptions: a request evicted so often is left alone. default_tds: tokens per
-        second at which a request with a TTFT target alone is served on; the mean reader's.
+        evict: whether to preempt at all. evict_margin_s: a victim's deadline is later by at least this than the
+        deadline of the request that it makes room for. max_preemptions: a request that was preempted so often is left
+        alone. default_tds: tokens per second at which a request with a TTFT target alone is served after its first
+        token; the mean reader's.
         """
 
         late_last: bool = True

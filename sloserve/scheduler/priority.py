@@ -21,7 +21,7 @@ class Priority(Policy):
 
     @dataclass(frozen=True)
     class Settings:
-        """evict: whether to evict at all. max_preemptions: a request preempted so often is left alone."""
+        """evict: whether to preempt at all. max_preemptions: a request that was preempted so often is left alone."""
 
         evict: bool = True
         max_preemptions: int = 3

@@ -2,7 +2,8 @@
 
 A new plan is made when a request arrived or ended; between, the order holds. What runs stays; there are no evictions.
 Output lengths are predicted by a Gaussian per class fitted on line, as in the paper (``length=gaussian``), or otherwise
-(``estimator/length_choice.py``); step times come from a profile. A reader's speed (TDS) counts as a TPOT target.
+(:mod:`sloserve.estimator.length_choice`); step times come from a profile. A reader's speed (TDS) counts as a TPOT
+target.
 A good order puts behind all others whom it cannot help in any case: they starve under overload unless ageing is on.
 A request without targets counts by its latency alone; class rank decides beside: whatever order is found, it is
 admitted before every request of a less urgent class.
@@ -65,9 +66,10 @@ class SA(Policy):
 
     @dataclass(frozen=True)
     class Settings:
-        """length, length_error: how output lengths are known, see ``estimator/length_choice.py``.
+        """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
 
-        profile: name or file of the step times, where the engine observes none.
+        length_error: relative error of the oracle's lengths.
+        profile: name or file of the step times, used where the server's settings name no profile.
         batches: plan in batches as the paper does, the first of which limits how many may run; else the order alone,
         for slots that are refilled one by one. effort: moves of the annealer, in multiples of what takes 0.25 ms.
         """

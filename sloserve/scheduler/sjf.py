@@ -1,7 +1,7 @@
 """Shortest remaining job first: least work left, prompt and output, is served first.
 
 The output's length is predicted per class from the requests that ended, or as ``length`` says
-(``estimator/length_choice.py``). Victims of KV shortage are the longest.
+(:mod:`sloserve.estimator.length_choice`). Victims of KV shortage are the longest.
 
 Class rank decides first, since no targets are read: the shortest of the most urgent class is served before all others
 (``classes=false``: one queue for all classes).
@@ -26,11 +26,13 @@ class SJF(Policy):
 
     @dataclass(frozen=True)
     class Settings:
-        """length, length_error: how output lengths are known, see ``estimator/length_choice.py``.
+        """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
 
+        length_error: relative error of the oracle's lengths.
         prompt_weight: work of a prompt token relative to an output token's; on the shipped H100 and A100 profiles a
         prompt token costs 0.02 to 0.06 ms and an output token of a batch of 50 to 100 costs 0.1 to 0.4 ms.
-        evict: also evict longer running requests for shorter waiting ones. classes: whether class rank decides first.
+        evict: whether to preempt longer running requests for shorter waiting ones. classes: whether class rank
+        decides first.
         """
 
         length: str = "predicted"

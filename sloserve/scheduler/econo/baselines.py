@@ -83,7 +83,10 @@ class SRTF(Policy):
 
     @dataclass(frozen=True)
     class Settings:
-        """length: ``predicted`` or ``oracle``. length_error: relative, of the oracle. max_preemptions: of a request."""
+        """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
+
+        length_error: relative error of the oracle's lengths. max_preemptions: most preemptions of one request.
+        """
 
         length: str = "predicted"
         length_error: float = 0.0

@@ -20,8 +20,9 @@ from sloserve.scheduler.rows import IntArray, Rows
 
 @dataclass(frozen=True)
 class ExactSettings:
-    """length: ``predicted`` or ``oracle``. length_error: relative, of the oracle.
+    """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
 
+    length_error: relative error of the oracle's lengths.
     padding: share of the predicted output added to it; the paper's best for ShareGPT, 0.1 for Alpaca, 0.2 for
     BookCorpus.
     """

@@ -57,14 +57,15 @@ class Econo(Policy):
 
     @dataclass(frozen=True)
     class Settings:
-        """order: ``stretch`` or ``fcfs``. late_last: whether those whose target has passed come after all others.
+        """order: ``stretch`` or ``fcfs``. late_last: whether requests whose target has passed come after all others.
 
-        sigmas: standard deviations of the foreseen occupancy kept free; 0 as the mean has it. reserve: share of KV
-        blocks kept free beside. foresee: whether to look ahead at all. pause: whether those without a next block sit
-        out rather than being evicted. evict: whether a long request makes room for those who wait, where that pays for
+        sigmas: standard deviations of the foreseen occupancy kept free; 0 trusts the mean. reserve: share of KV blocks
+        kept free beside. foresee: whether to look ahead at all. pause: whether requests without a next block are paused
+        rather than preempted. evict: whether to preempt a long request for those that wait, where that pays for
         computing its context again. tokens_per_step: context tokens computed again in the time of a step.
-        max_preemptions: a request evicted so often is left alone. length: ``predicted`` or ``oracle``. length_error:
-        relative, of the oracle.
+        max_preemptions: a request that was preempted so often is left alone.
+        length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
+        length_error: relative error of the oracle's lengths.
         """
 
         order: str = "stretch"

@@ -48,12 +48,14 @@ class PaperSettings(Policy.Settings):
     """parts: ``d``, ``sd``, ``sdo`` or ``full``; each of the next three, where given, takes the place of what it says.
 
     sync_tokens: predicted lengths are rounded up to a multiple of this, and synced; 0 for neither. order: ``fcfs`` or
-    ``paper``. pipeline: ``none``, ``hosting`` or ``future``. length: ``predicted`` or ``oracle``. length_error:
-    relative, of the oracle. padding: share of the predicted length that is added to it. reserve: share of the KV
-    blocks that grants leave free. buffer: share of its predicted length by which a guest should end before its host
-    needs the span. Each of the three a number, or ``auto``: by how far predictions have been off, see ``tuning``, at
-    first the paper's (the padding of an oracle without error: 0). remedy: for who outlives its grant, ``reserve`` (then
-    pause), ``pause``, or ``evict`` at once. tfs_tokens: target size of a step, 0 for the engine's token budget.
+    ``paper``. pipeline: ``none``, ``hosting`` or ``future``.
+    length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
+    length_error: relative error of the oracle's lengths. padding: share of the predicted length that is added to it.
+    reserve: share of the KV blocks that grants leave free. buffer: share of its predicted length by which a guest
+    should end before its host needs the span. Each of the three is a number, or ``auto``: by how far predictions have
+    been off, see ``tuning``, at first the paper's (the padding of an oracle without error: 0). remedy: for a request
+    that outlives its grant, ``reserve`` (then pause), ``pause``, or ``evict``: preempt it at once. tfs_tokens: target
+    size of a step, 0 for the engine's token budget.
     """
 
     parts: str = "full"
