@@ -1,0 +1,178 @@
+"""The commands that the documentation shows are executed, and their output has what the text says.
+
+Blocks tagged ``quick`` run by themselves, those tagged ``run`` against one server: the one that ``docs/serve.md``
+starts, with the environment that it exports, on a port of its own. All run in a copy of what they name, so that the
+checkout stays clean, and ``pip install`` goes into a folder of the test.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Block, blocks, blocks_of
+from tests.vllm.server import Server
+
+LIMIT_S = 600.0
+SERVE = "sloserve serve builtin:tiny "
+DOCUMENTED_PORT = "127.0.0.1:8000"
+STARTS_AN_ENGINE = re.compile(r"sloserve (simulate|profile) ")
+TYPESCRIPT = ROOT / "clients" / "typescript"
+
+SERVER_PAGE = ROOT / "docs" / "serve.md"
+STARTS = [block for block in blocks("run") if SERVE in block.code]
+RUN = [block for block in blocks("run") if SERVE not in block.code]
+
+
+def quick() -> list[object]:
+    """The blocks that run by themselves, marked by what they load."""
+    return [
+        pytest.param(
+            block, marks=pytest.mark.vllm if STARTS_AN_ENGINE.search(block.code) else pytest.mark.slow, id=str(block)
+        )
+        for block in blocks("quick")
+    ]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files of the repository that commands name, to run in."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("configs", "examples"):
+        shutil.copytree(ROOT / name, folder / name)
+    return folder
+
+
+def environment(folder: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Ours come first in ``PATH``, and what is installed lands in ``folder``."""
+    plugins = str(folder / "plugins")
+    return {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([plugins, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PIP_TARGET": plugins,
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it the other way round
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "COLUMNS": "160",
+        **(more or {}),
+    }
+
+
+def execute(command: list[str], block: Block, folder: Path, env: Mapping[str, str]) -> None:
+    ran = subprocess.run(
+        command,
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ran.returncode == 0, f"{block} ended with {ran.returncode}:\n{ran.stdout[-4000:]}"
+    missing = [text for text in block.shows if _words(text) not in _words(ran.stdout)]
+    assert not missing, f"{block} does not show {missing}:\n{ran.stdout[-4000:]}"
+
+
+def _words(text: str) -> str:
+    """``text`` whatever its columns are aligned with."""
+    return re.sub(r"[ \t]+", " ", text)
+
+
+@pytest.mark.parametrize("block", quick())
+def test_a_command_that_needs_no_server(block: Block, checkout: Path) -> None:
+    command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
+    assert block.language != "ts" and DOCUMENTED_PORT not in block.code
+    execute([*command, block.code], block, checkout, environment(checkout))
+
+
+def test_one_block_starts_the_server() -> None:
+    assert [block.page for block in STARTS] == [SERVER_PAGE]
+    assert all(DOCUMENTED_PORT in block.code for block in RUN)
+
+
+def exported(block: Block) -> dict[str, str]:
+    """The variables that a block exports, comments left out."""
+    words = shlex.split(block.code, comments=True)
+    return dict(words[at + 1].split("=", 1) for at, word in enumerate(words) if word == "export")
+
+
+@pytest.fixture(scope="module")
+def server(checkout: Path) -> Iterator[Server]:
+    (start,) = STARTS
+    (line,) = [line for line in start.code.splitlines() if line.startswith(SERVE)]
+    running = Server(*shlex.split(line.removeprefix(SERVE)), env=exported(start))
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.stop()
+
+
+def _at(text: str, server: Server) -> str:
+    """``text`` with the port of ``server`` in place of the one in the docs."""
+    return text.replace(DOCUMENTED_PORT, f"127.0.0.1:{server.port}")
+
+
+@pytest.fixture(scope="module")
+def node_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which Node finds the TypeScript client, compiled from its sources."""
+    compiler = TYPESCRIPT / "node_modules" / ".bin" / "tsc"
+    if shutil.which("node") is None or not compiler.exists():
+        pytest.skip("the TypeScript client is not set up: make clients")
+    folder = tmp_path_factory.mktemp("node")
+    package = folder / "node_modules" / "sloserve-token-buffer"
+    build = [str(compiler), "-p", str(TYPESCRIPT / "tsconfig.build.json"), "--outDir", str(package / "dist")]
+    subprocess.run(build, cwd=TYPESCRIPT, check=True, timeout=LIMIT_S)
+    shutil.copy(TYPESCRIPT / "package.json", package)
+    return folder
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("block", [block for block in RUN if block.language != "ts"], ids=str)
+def test_a_command_against_the_server(block: Block, server: Server, checkout: Path) -> None:
+    code = _at(block.code, server)
+    command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
+    execute([*command, code], block, checkout, environment(checkout, exported(STARTS[0])))
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("block", [block for block in RUN if block.language == "ts"], ids=str)
+def test_typescript_against_the_server(block: Block, server: Server, node_modules: Path) -> None:
+    code = _at(block.code, server)
+    script = node_modules / "block.mjs"  # without types it is JavaScript
+    script.write_text(code)
+    execute(["node", str(script)], block, node_modules, environment(node_modules))
+
+
+@pytest.mark.vllm
+def test_every_metric_of_ours_is_described(server: Server) -> None:
+    families = set(re.findall(r"^# TYPE sloserve:(\w+) ", server.metrics(), re.MULTILINE))
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    described = set(re.findall(r"`(?:sloserve:)?(\w+)`", text))
+    missing = {name for name in families if not name.endswith("_created") and name not in described}
+    assert families and missing == set()
+
+
+@pytest.mark.vllm
+def test_the_server_says_what_the_docs_say_that_it_says(server: Server) -> None:
+    server.metrics()  # it was asked and has answered, so that it is past its start
+    missing = [text for text in STARTS[0].shows if _at(text, server) not in "".join(server.log)]
+    assert missing == []
+
+
+def test_the_commands_of_the_readme_are_targets_of_make() -> None:
+    shown = {word for block in blocks_of(ROOT / "README.md") for word in re.findall(r"^make (\w+)", block.code, re.M)}
+    targets = dict(re.findall(r"^(\w+):.*\n\t(.+)", (ROOT / "Makefile").read_text(), re.M))
+    assert shown == {"serve", "test"} <= set(targets)
+    assert "sloserve serve builtin:tiny --policy edf" in targets["serve"]

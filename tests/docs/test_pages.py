@@ -1,0 +1,145 @@
+"""What the documentation promises about itself: every block is tagged, links lead somewhere, tables follow the code.
+
+``pytest tests/docs --update-docs`` writes the generated parts anew (the option is known only where this folder is
+named); they stand between ``<!-- options: POLICY -->`` or ``<!-- columns: POLICY -->`` and ``<!-- end -->``.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sloserve.scheduler.describe import describe_policy
+from sloserve.scheduler.policy import Policy
+from sloserve.scheduler.registry import policy_class, policy_names
+from sloserve.vllm_plugin.config import PluginSettings
+from sloserve.wire import headers
+from sloserve.wire.body import NESTED
+from sloserve.wire.xargs import KEYS
+from tests.docs.pages import (
+    EXECUTABLE,
+    OTHER_LANGUAGES,
+    OTHER_PAGES,
+    PAGES,
+    ROOT,
+    anchors,
+    blocks,
+    blocks_of,
+    links,
+)
+
+MOST_NOT_RUN = 10
+MOST_README_LINES = 150
+TO_CHOOSE_FROM = ("fcfs", "priority", "edf", "sjf", "sa", "andes", "econo")
+"""The policies that a deployment chooses from, each with a page; the others reproduce what was published."""
+
+POLICY_PAGES = ROOT / "docs" / "policies"
+PUBLISHED = POLICY_PAGES / "published.md"
+OURS = [name for name in policy_names() if policy_class(name).__module__.startswith("sloserve.")]
+"""Without what third parties have installed."""
+
+_GENERATED = re.compile(r"<!-- (options|columns): (\S+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
+_SOURCE = re.compile(r"`((?:sloserve|csrc|tests|benchmarks|configs|examples|clients)/[\w./*-]+)`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_has_a_language_and_what_can_be_executed_a_tag(page: Path) -> None:
+    found = blocks_of(page)
+    assert [str(b) for b in found if b.language not in EXECUTABLE + OTHER_LANGUAGES] == []
+    assert [str(b) for b in found if b.language in EXECUTABLE and b.tag is None] == []
+    assert [str(b) for b in found if b.language not in EXECUTABLE and (b.tag or b.shows)] == []
+
+
+def test_few_blocks_are_not_run() -> None:
+    assert len(blocks("not-run")) <= MOST_NOT_RUN
+    assert len(blocks("run", "quick")) > len(blocks("not-run"))
+
+
+def test_the_readme_is_short_and_its_figures_are_measured() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= MOST_README_LINES
+    table = text.split("<!-- figures -->")[1].split("<!-- end -->")[0]
+    measured = set(re.findall(r"\d[\d.,]*\d|\d", (ROOT / "docs" / "benchmarks" / "README.md").read_text()))
+    assert set(re.findall(r"\d[\d.,]*\d|\d", table)) <= measured
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in links(page):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_source_files_that_are_named_exist() -> None:
+    named = [(page, name) for page in PAGES for name in _SOURCE.findall(page.read_text())]
+    missing = [f"{page.relative_to(ROOT)}: {name}" for page, name in named if not list(ROOT.glob(name))]
+    assert named and missing == []
+
+
+def test_every_policy_has_its_page() -> None:
+    pages = {page.stem: page for page in POLICY_PAGES.glob("*.md")}
+    assert set(pages) == {*TO_CHOOSE_FROM, "published"}
+    for name in TO_CHOOSE_FROM:
+        text = pages[name].read_text()
+        assert re.findall(r"^## (.+)$", text, re.MULTILINE)[:1] == ["Why"], name
+        assert {"Inputs", "Options", "Trade-offs", "Evidence"} <= set(re.findall(r"^## (.+)$", text, re.MULTILINE))
+    documented = {name for page in pages.values() for _, name, _ in _GENERATED.findall(page.read_text())}
+    assert documented == set(OURS)
+    readme = (ROOT / "README.md").read_text()
+    assert re.findall(r"^\| \[`([\w-]+)`\]\(docs/policies/\1\.md\)", readme, re.MULTILINE) == list(TO_CHOOSE_FROM)
+
+
+@pytest.mark.parametrize("page", sorted(POLICY_PAGES.glob("*.md")), ids=lambda page: page.stem)
+def test_options_and_columns_are_those_of_the_code(page: Path, update_docs: bool) -> None:
+    text = page.read_text()
+    names = OURS if page == PUBLISHED else [page.stem]
+    kinds = [(kind, name) for kind, name, _ in _GENERATED.findall(text) if name in names]
+    expected = [name for name in names if page != PUBLISHED or name not in TO_CHOOSE_FROM]
+    assert sorted(kinds) == sorted((kind, name) for kind in ("columns", "options") for name in expected)
+
+    def generated(match: re.Match[str]) -> str:
+        made = _options(match[2]) if match[1] == "options" else _columns(match[2])
+        return f"<!-- {match[1]}: {match[2]} -->\n{made}<!-- end -->\n"
+
+    new = _GENERATED.sub(generated, text)
+    if update_docs:
+        page.write_text(new)
+    assert text == new or update_docs, "what is generated is out of date: pytest tests/docs --update-docs"
+
+
+def _options(name: str) -> str:
+    found = describe_policy(name).options
+    if not found:
+        return "It has no options.\n"
+    rows = ["| option | default | meaning |", "| --- | --- | --- |"]
+    rows += [f"| `{o.name}` | `{_text(o.default)}` | {_cell(o.meaning)} |" for o in found]
+    return "\n".join(rows) + "\n"
+
+
+def _columns(name: str) -> str:
+    needs = sorted(policy_class(name).needs - Policy.needs)
+    return ", ".join(f"`{column}`" for column in needs) + ".\n" if needs else "It reads no columns.\n"
+
+
+def _text(default: object) -> str:
+    return "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def test_every_name_on_the_wire_is_described() -> None:
+    text = (ROOT / "docs" / "slos-on-the-wire.md").read_text()
+    named = [*headers.FIELDS, *headers.TENANTS, *headers.OBJECTIVES, headers.REPORT, headers.PRIORITY, headers.TTL]
+    named += [*headers.ANSWERS, *NESTED, *KEYS]
+    assert [name for name in named if f"`{name}" not in text and f"{name}`" not in text] == []
+
+
+def test_every_setting_is_in_the_file_that_the_docs_point_to() -> None:
+    text = (ROOT / "configs" / "serve.yaml").read_text()
+    assert [key for key in PluginSettings.model_fields if not re.search(rf"^{key}:", text, re.MULTILINE)] == []
