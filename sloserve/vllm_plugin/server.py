@@ -24,6 +24,7 @@ MIDDLEWARE = "sloserve.api.middleware.SLOMiddleware"
 """Named, not imported: vLLM imports it, outside all of its own layers."""
 
 DEFAULT_HOST = "127.0.0.1"
+RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
 
 TINY_FLAGS = {
     "dtype": "float32",
@@ -45,6 +46,7 @@ def prepare(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse
     Raises: ConfigError for a vLLM that is missing or untested, wrong arguments, and flags that are not ours to share.
     """
     require_vllm()
+    check_front_end()
     if tiny_model.NAME in vllm_args:
         for name, value in TINY_ENVIRONMENT.items():  # read by libraries when they are imported
             os.environ.setdefault(name, value)
@@ -105,6 +107,14 @@ def parse_vllm_args(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> 
     if args.model_tag is None:
         raise ConfigError(f"no model given; for example: sloserve serve {tiny_model.NAME}")
     return args
+
+
+def check_front_end() -> None:
+    """Raises: ConfigError where vLLM would serve without Python, and SLOs in headers and bodies would be lost."""
+    if os.environ.get(RUST_FRONT_END, "0") not in ("", "0"):
+        raise ConfigError(
+            f"{RUST_FRONT_END} is set, and vLLM's Rust front end reads no SLOs; unset it for sloserve serve"
+        )
 
 
 def check_scheduler_flags(args: argparse.Namespace) -> None:

@@ -31,6 +31,12 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"sloserve {sloserve.__version__}\n"
 
 
+def test_the_front_end_that_reads_no_slos_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    with pytest.raises(ConfigError, match="VLLM_USE_RUST_FRONTEND is set, and vLLM's Rust front end reads no SLOs"):
+        server.prepare(["builtin:tiny"])
+
+
 def test_policies_are_listed_with_what_they_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
