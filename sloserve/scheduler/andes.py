@@ -33,6 +33,7 @@ from sloserve.estimator.pace import StepPace, decode_step_s
 from sloserve.estimator.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
 from sloserve.kernels.knapsack import best_batch
+from sloserve.lso.eviction import freed_blocks
 from sloserve.scheduler.andes_outlook import COLUMNS, OBJECTIVES, BoolArray, Foresight, Outlook, reading_tds
 from sloserve.scheduler.andes_room import Heads, VictimRule, short_of_blocks, victims_for
 from sloserve.scheduler.lengths import Lengths
@@ -245,15 +246,14 @@ class Andes(Policy):
             all_,
             worth,
             running,
-            rows,
+            snapshot,
             self._rule,
-            free_slots=engine.free_slots,
             free_blocks=free_blocks,
             most=int(self._may_evict),
         )
         self._may_evict -= victims.size
         evicted = all_.slots[victims]
-        room = free_blocks + int(rows.kv_blocks[evicted].sum())
+        room = free_blocks + sum(freed_blocks(map(snapshot.holding, evicted.tolist())))
         admitted = min(int(np.searchsorted(np.cumsum(needed), room, side="right")), engine.free_slots + victims.size)
         pause = pause[~np.isin(pause, evicted)] if pause.size and victims.size else pause
         if batch_size is not None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.lso import pausing
-from sloserve.lso.eviction import Candidate, select_victims
+from sloserve.lso.eviction import Candidate, Head, select_victims
 from sloserve.scheduler.andes_outlook import Outlook
-from sloserve.scheduler.policy import NO_SLOTS, EngineFacts
+from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
 PAUSING_LEAD_S = 5.0
@@ -42,10 +42,9 @@ def victims_for(
     all_: Outlook,
     worth: FloatArray,
     running: IntArray,
-    rows: Rows,
+    snapshot: Snapshot,
     rule: VictimRule,
     *,
-    free_slots: int,
     free_blocks: int,
     most: int,
 ) -> IntArray:
@@ -55,6 +54,7 @@ def victims_for(
     """
     if not heads.places.size or most < 1:
         return NO_SLOTS
+    rows, free_slots = snapshot.rows, snapshot.engine.free_slots
     if heads.places.size <= free_slots and int(heads.blocks.sum()) <= free_blocks:
         return NO_SLOTS
     slots = all_.slots[running]
@@ -66,22 +66,15 @@ def victims_for(
         key, head_key, margin = -worth, -worth, 0.0
         candidates = running[may]
         candidates = candidates[np.lexsort((rows.seq[all_.slots[candidates]], worth[candidates]))][:most]
-    blocks = rows.kv_blocks[all_.slots[candidates]]
-    # As many as could be needed for slots, or for blocks; the others need not be looked at.
-    enough = 1 + int(np.searchsorted(np.cumsum(blocks), int(heads.blocks.sum()) - free_blocks))
-    enough = max(enough, heads.places.size)
     victims = select_victims(
-        _candidates(heads.places, head_key, heads.blocks),
-        _candidates(candidates[:enough], key, blocks[:enough]),
+        map(Head, head_key[heads.places].tolist(), heads.blocks.tolist()),
+        map(Candidate, candidates.tolist(), key[candidates].tolist()),
+        lambda place: snapshot.holding(int(all_.slots[place])),
         free_slots=free_slots,
         free_blocks=free_blocks,
         margin=margin,
     )
     return np.array(victims, np.int64) if victims else NO_SLOTS
-
-
-def _candidates(places: IntArray, key: FloatArray, blocks: IntArray) -> list[Candidate]:
-    return [Candidate(*one) for one in zip(places.tolist(), key[places].tolist(), blocks.tolist(), strict=True)]
 
 
 def short_of_blocks(all_: Outlook, running: IntArray, rows: Rows, engine: EngineFacts) -> IntArray:

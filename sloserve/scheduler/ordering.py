@@ -15,7 +15,7 @@ from enum import Enum
 import numpy as np
 
 from sloserve.kernels.rank import top_k
-from sloserve.lso.eviction import Candidate, select_victims
+from sloserve.lso.eviction import Candidate, Head, select_victims
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
 from sloserve.scheduler.rows import BoolArray, FloatArray, IntArray, Rows
 
@@ -169,12 +169,12 @@ def _victims(
     expendable = running[allowed][::-1]
     if not expendable.size or not running_key[allowed][-1] - waiting_key[0] > rule.margin:
         return NO_SLOTS
-    heads = [Candidate(int(s), float(k), int(b)) for s, k, b in zip(waiting, waiting_key, needed, strict=True)]
-    candidates = [
-        Candidate(int(s), float(k), int(b))
-        for s, k, b in zip(expendable, running_key[allowed][::-1], rows.kv_blocks[expendable], strict=True)
-    ]
     victims = select_victims(
-        heads, candidates, free_slots=engine.free_slots, free_blocks=free_blocks, margin=rule.margin
+        map(Head, waiting_key.tolist(), needed.tolist()),
+        map(Candidate, expendable.tolist(), running_key[allowed][::-1].tolist()),
+        snapshot.holding,
+        free_slots=engine.free_slots,
+        free_blocks=free_blocks,
+        margin=rule.margin,
     )
     return np.array(victims, np.int64) if victims else NO_SLOTS

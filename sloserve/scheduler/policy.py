@@ -6,6 +6,7 @@ mode.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloserve.estimator.latency import StepLatency
+from sloserve.lso.eviction import Holding
 from sloserve.scheduler.rows import IntArray, Rows, State
 
 NO_SLOTS: IntArray = np.empty(0, np.int64)
@@ -47,13 +49,19 @@ class Snapshot:
     orders.
 
     waiting: requests that could be admitted (never admitted, or evicted); blocked ones are left out. running: admitted
-    ones.
+    ones. holding_of: KV blocks of the running request in a slot, and who shares them; costs time, so that only who
+    chooses victims asks. ``None`` stands for ``kv_blocks``, none of them shared.
     """
 
     rows: Rows
     waiting: IntArray
     running: IntArray
     engine: EngineFacts
+    holding_of: Callable[[int], Holding] | None = None
+
+    def holding(self, slot: int) -> Holding:
+        """KV blocks of the running request in ``slot``: its own, and those that it shares."""
+        return Holding(int(self.rows.kv_blocks[slot])) if self.holding_of is None else self.holding_of(slot)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
+from operator import attrgetter
 from typing import Any
 
 import vllm
@@ -18,6 +19,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.errors import ConfigError, ShuttingDown
+from sloserve.lso.eviction import Holding
 from sloserve.scheduler.policy import EngineFacts
 from sloserve.scheduler.rows import State
 from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
@@ -40,6 +42,8 @@ REQUEST_ATTRIBUTES = (
     "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
     "prefill_stats", "resumable", "status", "structured_output_request",
 )  # fmt: skip
+
+_HOLDERS = attrgetter("ref_cnt")
 
 BLOCKED_STATUSES = frozenset(
     {
@@ -165,6 +169,18 @@ def total_blocks(scheduler: Any) -> int:
 def blocks_held(scheduler: Any, request: Request) -> int:
     """KV blocks that a request holds, those that it shares included."""
     return sum(len(group) for group in scheduler.kv_cache_manager.get_blocks(request.request_id).blocks)
+
+
+def holding(scheduler: Any, request: Request) -> Holding:
+    """KV blocks of a running request: its own, and who else holds the others."""
+    manager = scheduler.kv_cache_manager
+    if not manager.enable_caching:
+        return Holding(blocks_held(scheduler, request))
+    blocks = [block for group in manager.get_blocks(request.request_id).blocks for block in group]
+    own = list(map(_HOLDERS, blocks)).count(1)
+    if own == len(blocks):
+        return Holding(own)
+    return Holding(own, {block.block_id: block.ref_cnt for block in blocks if block.ref_cnt > 1})
 
 
 def places_taken(scheduler: Any) -> int:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -187,7 +188,7 @@ class Planner:
     def _snapshot(self, scheduler: Any) -> Snapshot:
         table = self.table
         engine = compat.engine_facts(scheduler, table.num_running, table.others(scheduler.requests))
-        return table.snapshot(scheduler.running, engine)
+        return table.snapshot(scheduler.running, engine, partial(compat.holding, scheduler))
 
     def _checked(self, snapshot: Snapshot, now_s: float) -> Plan | None:
         """What the guards leave of the policy's plan; ``None`` where it has failed."""

@@ -1,12 +1,13 @@
 """Keeps the request table in step with vLLM's scheduler: which request has which slot, and what its columns say."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from vllm.v1.request import Request
 
+from sloserve.lso.eviction import Holding
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 from sloserve.scheduler.rows import GATHERED_COLUMNS, IntArray, Rows, State
 from sloserve.vllm_plugin import compat
@@ -185,8 +186,13 @@ class RequestTable:
         self.rows.evictable[slot] = not held and slot not in self._protected
         self.rows.pausable[slot] = not held
 
-    def snapshot(self, running: Iterable[Request], engine: EngineFacts) -> Snapshot:
-        """The engine's state for a policy; gathers what changes with every step from the running requests."""
+    def snapshot(
+        self, running: Iterable[Request], engine: EngineFacts, holding: Callable[[Request], Holding] | None = None
+    ) -> Snapshot:
+        """The engine's state for a policy; gathers what changes with every step from the running requests.
+
+        holding: says what KV blocks a request holds, if asked.
+        """
         for slot, request in list(self._blocked.items()):
             if not compat.is_blocked(request):
                 del self._blocked[slot]
@@ -197,7 +203,13 @@ class RequestTable:
             known = [r for r in running if r.request_id in slot_of]
             slots = np.array([slot_of[r.request_id] for r in known], np.int64)
             self._gather(known, slots, engine.block_size)
-        return Snapshot(rows, rows.slots_in(State.WAITING, State.PREEMPTED), rows.slots_in(State.RUNNING), engine)
+        return Snapshot(
+            rows,
+            rows.slots_in(State.WAITING, State.PREEMPTED),
+            rows.slots_in(State.RUNNING),
+            engine,
+            None if holding is None else lambda slot: holding(self.request_at[slot]),
+        )
 
     def _gather(self, known: list[Request], slots: IntArray, block_size: int) -> None:
         rows = self.rows

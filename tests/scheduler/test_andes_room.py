@@ -1,6 +1,7 @@
 """How Andes makes room: victims against a plain reference, and who sits out when the next block is short."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,9 +55,8 @@ def victims(
         all_,
         np.zeros(all_.slots.size) if worth is None else np.array(worth, np.float64),
         by_lead(at, all_),
-        at.rows,
+        replace(at, engine=replace(at.engine, free_slots=free_slots)),
         rule,
-        free_slots=free_slots,
         free_blocks=free_blocks,
         most=most,
     )
