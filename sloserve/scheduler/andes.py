@@ -37,7 +37,7 @@ from sloserve.lso.eviction import freed_blocks
 from sloserve.scheduler.andes_outlook import COLUMNS, OBJECTIVES, BoolArray, Foresight, Outlook, reading_tds
 from sloserve.scheduler.andes_room import Heads, VictimRule, short_of_blocks, victims_for
 from sloserve.scheduler.lengths import Lengths
-from sloserve.scheduler.ordering import by_class, first_places, without_targets
+from sloserve.scheduler.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
@@ -230,7 +230,8 @@ class Andes(Policy):
         urgent = self._urgent(all_, foresight, queued)
         key, rank = -worth[:queued] - _URGENT_FIRST * urgent, rows.class_rank[snapshot.waiting]
         lowered = by_class(key, rank, without_targets(rows, snapshot.waiting))
-        order = first_places(key, lowered, rank, rows.seq[snapshot.waiting], min(queued, engine.max_num_seqs))
+        ranked = first_places(key, lowered, rank, rows.seq[snapshot.waiting], min(queued, engine.max_num_seqs))
+        order = woven_places(snapshot, ranked)
         running = queued + np.lexsort((rows.seq[snapshot.running], all_.lead_s[queued:]))
         tokens = all_.context_tokens[order]
         needed = -(-(tokens + 1) // engine.block_size)
@@ -242,7 +243,7 @@ class Andes(Policy):
             heads = min(heads, max(batch_size - running.size + pause.size, 0))
         self._may_evict = min(self._may_evict, float(engine.max_num_seqs))
         victims = victims_for(
-            Heads(order[:heads], needed[:heads]),
+            Heads(ranked[:heads], needed[:heads]),
             all_,
             worth,
             running,

@@ -28,9 +28,9 @@ class VictimRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heads:
-    """Waiting requests in the order of admission, as places in an :class:`Outlook`.
+    """The first waiting requests in the order of admission, who may evict others.
 
-    places: of the first that may evict others. blocks: that each needs.
+    places: of those whose rank that is, in an :class:`Outlook`. blocks: needed by whoever has the turn there.
     """
 
     places: IntArray

@@ -103,6 +103,17 @@ def ranks(*keys: IntArray) -> FloatArray:
     return found
 
 
+def woven_places(snapshot: Snapshot, order: IntArray) -> IntArray:
+    """:meth:`Snapshot.woven` for an order of places in ``snapshot.waiting``.
+
+    Where the key of a place counts, as for whom others are evicted, it is that of whom ``order`` has there.
+    """
+    if not snapshot.turns.aged.size:
+        return order
+    places: IntArray = np.searchsorted(snapshot.waiting, snapshot.woven(snapshot.waiting[order]))
+    return places
+
+
 def plan_by_key(
     snapshot: Snapshot,
     waiting_key: FloatArray,
@@ -131,7 +142,7 @@ def plan_by_key(
     # No step can admit more than there are slots, so the rest of the queue needs no order.
     head = places(slice(queued), min(queued, engine.max_num_seqs))
     order = places(slice(queued, None), snapshot.running.size)
-    waiting, running = snapshot.waiting[head], snapshot.running[order]
+    waiting, running = snapshot.waiting[woven_places(snapshot, head)], snapshot.running[order]
     waiting_key, running_key = lowered[:queued], lowered[queued:]
     victims = NO_SLOTS
     if evict is not None and waiting.size and running.size:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sloserve.estimator.latency import StepLatency
 from sloserve.lso.eviction import Holding
 from sloserve.scheduler.rows import IntArray, Rows, State
+from sloserve.scheduler.turns import NOBODYS_TURN, Turns
 
 NO_SLOTS: IntArray = np.empty(0, np.int64)
 
@@ -50,7 +51,8 @@ class Snapshot:
 
     waiting: requests that could be admitted (never admitted, or evicted); blocked ones are left out. running: admitted
     ones. holding_of: KV blocks of the running request in a slot, and who shares them; costs time, so that only who
-    chooses victims asks. ``None`` stands for ``kv_blocks``, none of them shared.
+    chooses victims asks. ``None`` stands for ``kv_blocks``, none of them shared. turns: of waiting requests that have
+    aged, which an order of admission should heed (:meth:`woven`); the adapter sees to it where one does not.
     """
 
     rows: Rows
@@ -58,6 +60,14 @@ class Snapshot:
     running: IntArray
     engine: EngineFacts
     holding_of: Callable[[int], Holding] | None = None
+    turns: Turns = NOBODYS_TURN
+
+    def woven(self, order: IntArray) -> IntArray:
+        """``order``, waiting slots in the order of admission, with aged requests in the places that are their turn.
+
+        As many as before: who is pushed off the end is left out. An aged request stands in for whom it displaces.
+        """
+        return self.turns.weave(order)[: order.size]
 
     def holding(self, slot: int) -> Holding:
         """KV blocks of the running request in ``slot``: its own, and those that it shares."""

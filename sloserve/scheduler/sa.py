@@ -114,7 +114,7 @@ class SA(Policy):
             waiting = _by_class(snapshot.rows, waiting)
             self._changed = False
         self._order = waiting
-        return Plan(waiting=waiting[:MOST_ANNEALED], max_running=self._max_running)
+        return Plan(waiting=snapshot.woven(waiting[:MOST_ANNEALED]), max_running=self._max_running)
 
     def _in_last_order(self, snapshot: Snapshot) -> IntArray:
         """The waiting requests in the last plan's order, those it did not know behind it as they came."""

@@ -96,6 +96,8 @@ def carry_out(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits, *
     if order:
         running = _in_front(running, plan.running, table)
         waiting = _in_front(waiting, plan.waiting, table)
+    # At each step: vLLM appends whom it admits, and takes from the end who makes room.
+    running = _in_front(running, table.protected_running(), table)
     try:
         scheduler.running, scheduler.waiting = running, waiting
         limits.narrow(plan, table.num_running)

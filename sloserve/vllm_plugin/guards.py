@@ -12,6 +12,7 @@ import numpy as np
 from sloserve.core.slo import ClassTable
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
 from sloserve.scheduler.rows import IntArray, Rows, State
+from sloserve.scheduler.turns import NOBODYS_TURN, Turns
 
 
 class PlanBudget:
@@ -51,11 +52,11 @@ class PlanBudget:
 
 
 class Ageing:
-    """Bounded overtaking: every ``period``-th admission belongs to the oldest aged request, whatever the policy ranks
-    first.
+    """Who has aged, and whose turn it is to be admitted: see :mod:`sloserve.scheduler.turns`.
 
-    A request is aged once it has waited for its class's ``aged_after_s``. With k aged requests before it, at most
-    ``(k + 1) * period`` requests are admitted before it. A request admitted in this way is not evicted again by a plan.
+    With k aged requests before it, at most ``(k + 1) * period`` requests are admitted before an aged one. From then on
+    no plan evicts or pauses it, and it stands before all others when vLLM is short of KV: the oldest is served to its
+    end without interruption, and so is each of them in turn.
     """
 
     NEEDS = frozenset({"arrival_s", "class_id"})
@@ -65,36 +66,15 @@ class Ageing:
         self._age_s = np.array([c.aged_after_s for c in classes])
         self._since_aged = 0
 
-    def aged(self, rows: Rows, waiting: IntArray, now_s: float) -> IntArray:
-        """The aged requests among ``waiting``, oldest first."""
+    def turns(self, rows: Rows, waiting: IntArray, now_s: float) -> Turns:
+        """Whose turn comes when, among those ``waiting``."""
         if self.period is None or not waiting.size:
-            return NO_SLOTS
+            return NOBODYS_TURN
         old = waiting[now_s - rows.arrival_s[waiting] > self._age_s[rows.class_id[waiting]]]
-        return old[np.argsort(rows.seq[old])]
-
-    def weave(self, order: IntArray, aged: IntArray) -> IntArray:
-        """``order`` with the oldest of ``aged`` drawn forward to the positions that are theirs; each stands once.
-
-        Only older aged requests come before an aged one that ``order`` has behind it.
-        """
-        if not aged.size or self.period is None:
-            return order
-        oldest_first = aged.tolist()
-        out: list[int] = []
-        placed: set[int] = set()
-        gap, at = max(self.period - 1 - self._since_aged, 0), 0
-        for slot in order.tolist():
-            while gap <= 0 and at < len(oldest_first):
-                if oldest_first[at] not in placed:
-                    out.append(oldest_first[at])
-                    placed.add(oldest_first[at])
-                    gap = self.period - 1
-                at += 1
-            if slot not in placed:
-                out.append(slot)
-                placed.add(slot)
-                gap -= 1
-        return np.array(out + [slot for slot in oldest_first if slot not in placed], np.int64)
+        if not old.size:
+            return NOBODYS_TURN
+        oldest_first = old[np.argsort(rows.seq[old])]
+        return Turns(oldest_first, self.period, before_next=max(self.period - 1 - self._since_aged, 0))
 
     def admitted(self, slots: IntArray, aged: IntArray) -> IntArray:
         """Counts the step's admissions; returns the aged ones among them, which are to be protected from eviction.

@@ -136,6 +136,7 @@ class Planner:
         slots = self.table.admitted(output)
         if slots.size and self.ageing.period is not None:
             self.table.protect(self.ageing.admitted(slots, self.aged))
+            self.aged = self.aged[~np.isin(self.aged, slots)]
         if self.shadow is not None:
             self.shadow.rate.observe(slots.size, monotonic_s)
 
@@ -158,14 +159,15 @@ class Planner:
         self.table.guard_loras(compat.max_loras(scheduler))
         if not self.policy.needs:
             if self.shadow is not None and self.shadow.is_due(monotonic_s):
-                self._consider(Plan.IDENTITY, self._snapshot(scheduler), scheduler, now_s, monotonic_s)
+                self._consider(Plan.IDENTITY, self._snapshot(scheduler, now_s), scheduler, now_s, monotonic_s)
             return Step(Plan.IDENTITY)
         if not self.budget.allows(monotonic_s):
             plan = self.held.now(self.table.rows, monotonic_s)
             self._counters["reused_plans" if plan is not None else "stale_plans"] += 1
             return Step(plan or Plan.IDENTITY)
         self.budget.start()
-        snapshot, shadow_s = self._snapshot(scheduler), 0.0
+        snapshot, shadow_s = self._snapshot(scheduler, now_s), 0.0
+        self.aged = snapshot.turns.aged
         plan = self._checked(snapshot, now_s)
         if plan is not None and self.shadow is not None and self.shadow.is_due(monotonic_s):
             # Before the plan is carried out: both saw the same, and neither sees what the other does.
@@ -177,7 +179,7 @@ class Planner:
     def carry_out(self, scheduler: Any, step: Step, limits: Limits, monotonic_s: float) -> list[Request]:
         """What is left of a step once its evictions are done, all or nothing. Returns whom it pauses."""
         paused: list[Request] = []
-        if step.plan is not Plan.IDENTITY:
+        if step.plan is not Plan.IDENTITY or self.table.has_protected:
             paused = carry_out(scheduler, step.plan, self.table, limits, order=step.is_fresh)
         if paused:
             self._counters["paused_steps"] += len(paused)
@@ -185,10 +187,12 @@ class Planner:
             self._on_plan(self.budget.stop(monotonic_s, others_s=step.others_s))
         return paused
 
-    def _snapshot(self, scheduler: Any) -> Snapshot:
+    def _snapshot(self, scheduler: Any, now_s: float) -> Snapshot:
         table = self.table
         engine = compat.engine_facts(scheduler, table.num_running, table.others(scheduler.requests))
-        return table.snapshot(scheduler.running, engine, partial(compat.holding, scheduler))
+        snapshot = table.snapshot(scheduler.running, engine, partial(compat.holding, scheduler))
+        turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s)
+        return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 
     def _checked(self, snapshot: Snapshot, now_s: float) -> Plan | None:
         """What the guards leave of the policy's plan; ``None`` where it has failed."""
@@ -200,15 +204,15 @@ class Planner:
             self._count_error()
             return None
         self._counters["plans"] += 1
-        self.aged = self.ageing.aged(snapshot.rows, snapshot.waiting, now_s)
         return self._guarded(plan, snapshot)
 
     def _guarded(self, plan: Plan, snapshot: Snapshot) -> Plan:
-        if self.aged.size:
+        if snapshot.turns.aged.size:
             order = plan.waiting
             if order is None:
                 order = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
-            plan = replace(plan, waiting=self.ageing.weave(order, self.aged))
+            # Most policies have planned for these turns; no policy can do without them.
+            plan = replace(plan, waiting=snapshot.turns.weave(order))
         if plan is Plan.IDENTITY:
             return plan
         return keep_alive(permitted(plan, snapshot, may_pause=self._may_pause), snapshot)

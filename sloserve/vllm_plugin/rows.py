@@ -163,9 +163,22 @@ class RequestTable:
         self.rows.free(slot)
 
     def protect(self, slots: IntArray) -> None:
-        """No plan evicts these requests from now on."""
+        """No plan evicts or pauses these requests from now on."""
         self._protected.update(slots.tolist())
-        self.rows.evictable[slots] = False
+        self.rows.evictable[slots] = self.rows.pausable[slots] = False
+
+    @property
+    def has_protected(self) -> bool:
+        return bool(self._protected)
+
+    def protected_running(self) -> IntArray:
+        """Slots of the protected requests that run, oldest first."""
+        if not self._protected:
+            return NO_SLOTS
+        slots = np.array(list(self._protected), np.int64)
+        slots = slots[self.rows.state[slots] == _RUNNING]
+        oldest_first: IntArray = slots[np.argsort(self.rows.seq[slots])]
+        return oldest_first
 
     def guard_loras(self, max_loras: int | None) -> None:
         """To be called at each step. While more adapters are in use, by waiting and running requests and by sessions,
@@ -183,8 +196,7 @@ class RequestTable:
     def _mark(self, slot: int) -> None:
         """Sets whether the request in ``slot`` may be touched, from all the reasons why not."""
         held = self._loras_short and self.request_at[slot].request_id in self._lora_of
-        self.rows.evictable[slot] = not held and slot not in self._protected
-        self.rows.pausable[slot] = not held
+        self.rows.evictable[slot] = self.rows.pausable[slot] = not held and slot not in self._protected
 
     def snapshot(
         self, running: Iterable[Request], engine: EngineFacts, holding: Callable[[Request], Holding] | None = None

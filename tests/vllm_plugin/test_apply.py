@@ -46,11 +46,12 @@ class Scheduler(SimpleNamespace):
     def queues(self) -> tuple[str, str]:
         return "".join(r.request_id for r in self.running), "".join(r.request_id for r in self.waiting)
 
-    def table(self, without: str = "") -> Any:
+    def table(self, without: str = "", protected: str = "") -> Any:
         named = {n: ord(n) - ord("a") for n in self.made if n not in without}
         at = {slot: self.made[n] for n, slot in named.items()}
         running = sum(r.request_id in named for r in self.running)
-        return SimpleNamespace(slot_of=named, request_at=at, num_running=running)
+        first = slots(protected)
+        return SimpleNamespace(slot_of=named, request_at=at, num_running=running, protected_running=lambda: first)
 
 
 def slots(names: str) -> Any:
@@ -89,6 +90,14 @@ def test_requests_without_a_row_stay_ahead() -> None:
     scheduler = Scheduler()
     carry_out(scheduler, Plan(running=slots("ca"), waiting=slots("fd")), scheduler.table(without="be"))
     assert scheduler.queues() == ("bca", "efd")
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(running=slots("abc"))])
+def test_protected_ones_stand_first_whatever_is_planned(plan: Plan) -> None:
+    """vLLM takes from the end who makes room."""
+    scheduler = Scheduler()
+    carry_out(scheduler, plan, scheduler.table(protected="cb"))
+    assert scheduler.queues() == ("cba", "def")
 
 
 def test_an_order_that_is_there_already_moves_nothing() -> None:

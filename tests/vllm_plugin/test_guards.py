@@ -93,36 +93,19 @@ def test_aged_by_the_age_of_its_own_class_oldest_first() -> None:
     rows = waiting_rows((0.0, 1), (80.0, 0), (40.0, 0), (95.0, 0), (60.0, 1))
     rows.seq[[1, 2]] = rows.seq[[2, 1]]
     waiting = rows.slots_in(State.WAITING)
-    assert Ageing(0.1, CLASSES).aged(rows, waiting, 100.0).tolist() == [0, 2, 1]
-    assert Ageing(0.0, CLASSES).aged(rows, waiting, 1000.0).size == 0
+    assert Ageing(0.1, CLASSES).turns(rows, waiting, 100.0).aged.tolist() == [0, 2, 1]
+    assert Ageing(0.0, CLASSES).turns(rows, waiting, 1000.0).aged.size == 0
 
 
-@pytest.mark.parametrize(
-    ("share", "since", "order", "aged", "expected"),
-    [
-        (0.25, 0, [0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [0, 1, 2, 8, 3, 4, 5, 9, 6, 7]),
-        (0.25, 2, [0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [0, 8, 1, 2, 3, 9, 4, 5, 6, 7]),
-        (0.25, 9, [0, 1, 2, 3], [8], [8, 0, 1, 2, 3]),
-        # What the policy ranks first anyway stays there; if it is not the oldest, the oldest is still due.
-        (0.5, 0, [8, 0, 1, 2], [8], [8, 0, 1, 2]),
-        (0.5, 0, [8, 9, 0, 1, 2], [8, 9], [8, 9, 0, 1, 2]),
-        (0.25, 0, [9, 0, 1, 2, 3, 4, 5], [8, 9], [9, 0, 1, 8, 2, 3, 4, 5]),
-        (0.25, 0, [0], [8, 9], [0, 8, 9]),
-        (1.0, 0, [0, 1], [8, 9], [8, 9, 0, 1]),
-        (0.0, 0, [0, 1], [8], [0, 1]),
-        (0.25, 0, [0, 1], [], [0, 1]),
-    ],
-)
-def test_weave(share: float, since: int, order: list[int], aged: list[int], expected: list[int]) -> None:
-    ageing = Ageing(share, CLASSES)
-    ageing.admitted(np.zeros(since, np.int64), np.array([9]))
-    assert ageing.weave(np.array(order), np.array(aged, np.int64)).tolist() == expected
-
-
-def test_an_aged_admission_starts_the_count_anew_and_is_safe_from_eviction() -> None:
+@pytest.mark.parametrize(("admitted", "before_next"), [([], 3), ([0, 1], 1), ([0] * 9, 0), ([0, 8, 1], 2), ([8], 3)])
+def test_the_admission_of_the_oldest_starts_the_count_anew(admitted: list[int], before_next: int) -> None:
     ageing = Ageing(0.25, CLASSES)
-    assert ageing.admitted(np.array([0, 1, 8, 2]), np.array([8])).tolist() == [8]
-    assert ageing.weave(np.array([3, 4, 5]), np.array([9])).tolist() == [3, 4, 9, 5]
+    aged = np.array([8, 9])
+    found = ageing.admitted(np.array(admitted, np.int64), aged)
+    assert found.tolist() == [slot for slot in admitted if slot in (8, 9)]
+    rows = waiting_rows((0.0, 0))
+    turns = ageing.turns(rows, np.array([0]), 100.0)
+    assert (turns.aged.tolist(), turns.period, turns.before_next) == ([0], 4, before_next)
 
 
 @given(
@@ -142,13 +125,14 @@ def test_bounded_overtaking_whatever_the_policy_ranks_first(
         for _ in range(int(rng.integers(5))):
             rows.add(arrival_s=float(now_s), class_id=1)
         waiting = rows.slots_in(State.WAITING)
-        aged = ageing.aged(rows, waiting, float(now_s))
+        turns = ageing.turns(rows, waiting, float(now_s))
+        aged = turns.aged
         for k, slot in enumerate(aged.tolist()):
             limit.setdefault(slot, (k + 1) * ageing.period)
             overtaken.setdefault(slot, 0)
         # The newest first, or any order: policies rank aged requests too, only not the oldest first.
         ranked = waiting[::-1] if newest_first else rng.permutation(waiting)
-        woven = ageing.weave(ranked[:named], aged)
+        woven = turns.weave(ranked[:named])
         order = np.concatenate([woven, waiting[~np.isin(waiting, woven)]])
         assert sorted(order.tolist()) == waiting.tolist()
         places, oldest_first = woven.tolist(), aged.tolist()

@@ -152,21 +152,21 @@ def test_a_session_counts_as_long_as_it_lives() -> None:
     assert touchable(table, [slot]) == [(True, True)]
 
 
-def test_protection_from_eviction_outlives_the_want_of_adapters_and_ends_with_the_request() -> None:
+def test_protection_outlives_the_want_of_adapters_and_ends_with_the_request() -> None:
     table = make_table()
     requests = [make_request(f"r{n}", lora_request=adapter(n)) for n in (1, 2)]
     slots = [add(table, r) for r in requests]
     table.protect(np.array(slots[:1]))
-    # Protected before the guard: not evictable already, but pausable.
+    # Protected before the guard.
     assert touchable(table, slots) == [(False, False), (False, False)]
     table.drop(requests[1])
-    assert touchable(table, slots[:1]) == [(False, True)]
+    assert touchable(table, slots[:1]) == [(False, False)]
     other = make_request("r3", lora_request=adapter(3))
     slots[1] = add(table, other)
     table.guard_loras(max_loras=1)
     table.protect(np.array(slots[1:]))  # protected under the guard
     table.drop(requests[0])
-    assert touchable(table, slots[1:]) == [(False, True)]
+    assert touchable(table, slots[1:]) == [(False, False)]
     table.drop(other)
     assert add(table, make_request("fresh")) == slots[1]
     assert touchable(table, slots[1:]) == [(True, True)]

@@ -13,6 +13,8 @@ Source: EconoServe, Sec. 1 and 2.1 (max-allocation of ORCA, exact-allocation of 
 allocation once, at admission.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from sloserve.kernels.rank import top_k
@@ -58,15 +60,18 @@ def leading(blocks: IntArray, free_blocks: int, most: int) -> int:
     return max(min(int(np.searchsorted(np.cumsum(blocks), free_blocks, side="right")), most), 0)
 
 
-def admit(snapshot: Snapshot, order: IntArray, blocks: IntArray, promised: int, batch: int = 0) -> Plan:
+def admit(
+    snapshot: Snapshot, order: IntArray, blocks_of: Callable[[IntArray], IntArray], promised: int, batch: int = 0
+) -> Plan:
     """Admits those of ``order``, waiting slots, that fit beside what is promised already.
 
-    blocks: promised to each, ``[len(order)]``. promised: to all that run. batch: most that may run, 0 for no such
-    limit. While nobody runs, the first always fits.
+    blocks_of: what is promised to each of some slots. promised: to all that run. batch: most that may run, 0 for no
+    such limit. While nobody runs, the first always fits.
     """
     running, engine = snapshot.running.size, snapshot.engine
     if not running and not order.size:
         return Plan.IDENTITY
+    order = snapshot.woven(order)
     most = min(engine.free_slots, batch - running) if batch else engine.free_slots
-    fit = leading(blocks, capacity_blocks(engine) - promised, most)
+    fit = leading(blocks_of(order), capacity_blocks(engine) - promised, most)
     return Plan(waiting=order, max_running=max(running + fit, 1))

@@ -17,7 +17,7 @@ from sloserve.scheduler.econo.allocation import PROMISE_COLUMNS, admit, max_bloc
 from sloserve.scheduler.econo.preemptive import plan_ranked
 from sloserve.scheduler.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.scheduler.rows import Rows
+from sloserve.scheduler.rows import IntArray, Rows
 
 
 class Orca(Policy):
@@ -42,8 +42,11 @@ class Orca(Policy):
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, engine = snapshot.rows, snapshot.engine
         order = oldest(rows, snapshot.waiting, engine.max_num_seqs)
-        promised = int(max_blocks(rows, snapshot.running, engine).sum())
-        return admit(snapshot, order, max_blocks(rows, order, engine), promised, self.settings.batch)
+
+        def blocks(slots: IntArray) -> IntArray:
+            return max_blocks(rows, slots, engine)
+
+        return admit(snapshot, order, blocks, int(blocks(snapshot.running).sum()), self.settings.batch)
 
 
 class Sarathi(Policy):

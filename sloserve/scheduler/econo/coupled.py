@@ -7,6 +7,7 @@ Source: EconoServe, Sec. 2.1 (MultiRes, after [32]) and 2.2 (SyncCoupled; it cal
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ class MultiRes(_Exact):
             capacity_blocks(engine) - promised,
             engine.free_slots,
         )
-        return admit(snapshot, candidates[chosen], blocks[chosen], promised)
+        return admit(snapshot, candidates[chosen], partial(self._blocks, snapshot), promised)
 
 
 def _uncomputed(rows: Rows, slots: IntArray) -> IntArray:
@@ -144,7 +145,7 @@ class SyncCoupled(_Exact):
         in_groups = grouped(np.ceil(whole / self.settings.sync_tokens).astype(np.int64), rows.seq[waiting])
         order = waiting[in_groups[: engine.max_num_seqs]]
         promised = int(self._blocks(snapshot, snapshot.running).sum())
-        return admit(snapshot, order, self._blocks(snapshot, order), promised)
+        return admit(snapshot, order, partial(self._blocks, snapshot), promised)
 
 
 def grouped(groups: IntArray, seqs: IntArray) -> IntArray:

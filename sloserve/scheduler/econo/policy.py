@@ -27,7 +27,7 @@ from sloserve.lso.pausing import short_of_blocks
 from sloserve.scheduler.econo.eviction import TOKENS_PER_STEP, Ranked, worth_evicting
 from sloserve.scheduler.econo.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
 from sloserve.scheduler.lengths import Lengths
-from sloserve.scheduler.ordering import by_class, first_places, without_targets
+from sloserve.scheduler.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.scheduler.pace import pace_s
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 from sloserve.scheduler.rows import FloatArray, IntArray, Rows
@@ -138,13 +138,15 @@ class Econo(Policy):
         rank, seq = rows.class_rank[slots], rows.seq[slots]
         lowered = by_class(key, rank, without_targets(rows, slots))
 
-        def first(of: slice, most: int) -> Ranked:
-            order = first_places(key[of], lowered[of], rank[of], seq[of], most)
-            return Ranked(slots[of][order], lowered[of][order], work[of][order], target_s[of][order])
+        def first(of: slice, most: int) -> IntArray:
+            return first_places(key[of], lowered[of], rank[of], seq[of], most)
 
+        waiting = first(slice(queued), min(queued, snapshot.engine.max_num_seqs))
+        running = queued + first(slice(queued, None), snapshot.running.size)
+        woven = woven_places(snapshot, waiting)
         return (
-            first(slice(queued), min(queued, snapshot.engine.max_num_seqs)),
-            first(slice(queued, None), snapshot.running.size),
+            Ranked(slots[woven], lowered[waiting], work[woven], target_s[woven]),
+            Ranked(slots[running], lowered[running], work[running], target_s[running]),
         )
 
     def _room(self, rows: Rows, engine: EngineFacts, waiting: Ranked, running: Ranked) -> tuple[int | None, int]:

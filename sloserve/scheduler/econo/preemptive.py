@@ -9,6 +9,7 @@ import numpy as np
 
 from sloserve.kernels.rank import top_k
 from sloserve.scheduler.econo.allocation import capacity_blocks, leading, max_blocks
+from sloserve.scheduler.ordering import woven_places
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot
 from sloserve.scheduler.rows import BoolArray, FloatArray, IntArray
 
@@ -59,11 +60,12 @@ def plan_ranked(
     waiting = snapshot.waiting
     # No step can serve more than there are slots, so the rest of the queue needs no rank.
     head = top_k(waiting_key, rows.seq[waiting], min(waiting.size, engine.max_num_seqs))
-    slots = np.concatenate((snapshot.running, waiting[head]))
-    if not slots.size:
+    ranked = np.concatenate((snapshot.running, waiting[head]))
+    if not ranked.size:
         return Plan.IDENTITY
-    order = np.lexsort((rows.seq[slots], np.concatenate((running_key, waiting_key[head]))))
-    slots, runs = slots[order], order < snapshot.running.size
+    order = np.lexsort((rows.seq[ranked], np.concatenate((running_key, waiting_key[head]))))
+    slots = np.concatenate((snapshot.running, waiting[woven_places(snapshot, head)]))[order]
+    runs = order < snapshot.running.size
     blocks = max_blocks(rows, slots, engine)
     division = divide(blocks, rows.kv_blocks[slots] if pause else blocks, runs, engine, batch=batch)
     served, stays = division.served, division.stays

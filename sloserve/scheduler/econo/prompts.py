@@ -6,7 +6,8 @@ import numpy as np
 
 from sloserve.kernels.rank import top_k
 from sloserve.scheduler.econo.ordering import BestFit, paper_order
-from sloserve.scheduler.rows import IntArray, Rows
+from sloserve.scheduler.policy import Snapshot
+from sloserve.scheduler.rows import IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,10 +29,11 @@ class Room:
     requests: int
 
 
-def fcfs_prompts(rows: Rows, waiting: IntArray, room: Room) -> tuple[IntArray, int]:
+def fcfs_prompts(snapshot: Snapshot, room: Room) -> tuple[IntArray, int]:
     """Slots in the order of admission, and how many to admit: the last is cut at the end of the step."""
+    rows, waiting = snapshot.rows, snapshot.waiting
     seq = rows.seq[waiting]
-    order = waiting[top_k(seq, seq, min(waiting.size, max(room.requests, 1)))]
+    order = snapshot.woven(waiting[top_k(seq, seq, min(waiting.size, max(room.requests, 1)))])
     tokens = rows.prompt_tokens[order] + rows.output_tokens[order]
     before = np.cumsum(tokens) - tokens
     blocks = np.cumsum(-(-tokens // room.block_size))
@@ -39,20 +41,16 @@ def fcfs_prompts(rows: Rows, waiting: IntArray, room: Room) -> tuple[IntArray, i
     return order, min(begun, int(np.searchsorted(blocks, room.blocks, side="right")), max(room.requests, 0))
 
 
-def paper_prompts(rows: Rows, waiting: IntArray, room: Room, now_s: float) -> tuple[IntArray, int]:
+def paper_prompts(snapshot: Snapshot, room: Room, now_s: float) -> tuple[IntArray, int]:
     """As :func:`fcfs_prompts`, in the paper's order; where the next does not fit, the longest that does, and so on."""
+    rows, waiting = snapshot.rows, snapshot.waiting
     tokens = rows.prompt_tokens[waiting] + rows.output_tokens[waiting]
     order = paper_order(rows, waiting, np.zeros_like(tokens), tokens, now_s)
     waiting, tokens = waiting[order], tokens[order]
-    blocks = -(-tokens // room.block_size)
-    fit = min(
-        int(np.searchsorted(np.cumsum(tokens), room.tokens, side="right")),
-        int(np.searchsorted(np.cumsum(blocks), room.blocks, side="right")),
-        max(room.requests, 0),
-    )
+    fit = min(_leading(tokens, room), max(room.requests, 0))
     chosen = list(range(fit))
     left_tokens = room.tokens - int(tokens[:fit].sum())
-    left_blocks = room.blocks - int(blocks[:fit].sum())
+    left_blocks = room.blocks - int((-(-tokens[:fit] // room.block_size)).sum())
     shelf = BestFit(tokens[fit:])
     while len(chosen) < room.requests:
         place = shelf.take(min(left_tokens, left_blocks * room.block_size))
@@ -60,8 +58,19 @@ def paper_prompts(rows: Rows, waiting: IntArray, room: Room, now_s: float) -> tu
             break
         chosen.append(fit + place)
         left_tokens -= int(tokens[fit + place])
-        left_blocks -= int(blocks[fit + place])
+        left_blocks -= -(-int(tokens[fit + place]) // room.block_size)
     first = np.array(chosen, np.int64)
     others = np.ones(waiting.size, np.bool_)
     others[first] = False
-    return np.concatenate((waiting[first], waiting[others])), first.size
+    order = snapshot.woven(np.concatenate((waiting[first], waiting[others])))
+    chosen_tokens = rows.prompt_tokens[order[: first.size]] + rows.output_tokens[order[: first.size]]
+    return order, _leading(chosen_tokens, room)
+
+
+def _leading(tokens: IntArray, room: Room) -> int:
+    """How many prompts of an ordered list fit, none of them cut."""
+    blocks = -(-tokens // room.block_size)
+    return min(
+        int(np.searchsorted(np.cumsum(tokens), room.tokens, side="right")),
+        int(np.searchsorted(np.cumsum(blocks), room.blocks, side="right")),
+    )

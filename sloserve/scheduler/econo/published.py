@@ -127,9 +127,9 @@ class EconoPaper(Policy):
         if not waiting.size or (busy and min(tokens, blocks, engine.free_slots) < 1):
             return NO_SLOTS, 0
         if self._parts.order == "paper":
-            order, fit = paper_prompts(rows, waiting, room, now_s)
+            order, fit = paper_prompts(snapshot, room, now_s)
         else:
-            order, fit = fcfs_prompts(rows, waiting, room)
+            order, fit = fcfs_prompts(snapshot, room)
         return order, fit if busy else max(fit, 1)
 
 

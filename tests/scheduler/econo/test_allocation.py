@@ -73,7 +73,7 @@ def test_admission_never_promises_more_than_there_is(seed: int, snapshot: Make) 
     batch = int(rng.integers(0, 6))
     order = rng.permutation(at.waiting)
     blocks = max_blocks(at.rows, order, at.engine)
-    plan = admit(at, order, blocks, promised, batch)
+    plan = admit(at, order, lambda slots: max_blocks(at.rows, slots, at.engine), promised, batch)
     check_plan(plan, at)
     assert plan.waiting is not None and plan.max_running is not None
     admitted = plan.max_running - runs
@@ -92,14 +92,14 @@ def test_admission_never_promises_more_than_there_is(seed: int, snapshot: Make) 
 def test_one_that_could_fill_the_cache_is_admitted_alone(snapshot: Make) -> None:
     big = {"prompt_tokens": 100, "max_tokens": 100000}
     at = snapshot([big, {}], total_blocks=10)
-    plan = admit(at, at.waiting, max_blocks(at.rows, at.waiting, at.engine), 0)
+    plan = admit(at, at.waiting, lambda slots: max_blocks(at.rows, slots, at.engine), 0)
     assert plan.max_running == 1
     beside = snapshot([big], [{}], total_blocks=100)
     promised = int(max_blocks(beside.rows, beside.running, beside.engine).sum())
-    plan = admit(beside, beside.waiting, max_blocks(beside.rows, beside.waiting, beside.engine), promised)
+    plan = admit(beside, beside.waiting, lambda slots: max_blocks(beside.rows, slots, beside.engine), promised)
     assert plan.max_running == 1
 
 
 def test_nothing_is_planned_where_nobody_is(snapshot: Make) -> None:
     at = snapshot()
-    assert admit(at, at.waiting, at.waiting, 0) is Plan.IDENTITY
+    assert admit(at, at.waiting, lambda slots: slots, 0) is Plan.IDENTITY

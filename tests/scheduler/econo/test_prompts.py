@@ -36,13 +36,13 @@ def admitted(found: tuple[IntArray, int]) -> list[int]:
 )
 def test_fcfs_admits_in_order_until_the_step_or_the_blocks_are_full(given: Room, expected: list[int]) -> None:
     at = make_snapshot([{"prompt_tokens": tokens} for tokens in (200, 100, 300, 10)])
-    assert admitted(fcfs_prompts(at.rows, at.waiting, given)) == expected
+    assert admitted(fcfs_prompts(at, given)) == expected
 
 
 def test_what_was_evicted_is_computed_again_with_its_output() -> None:
     at = make_snapshot([{"prompt_tokens": 50, "output_tokens": 50}, {"prompt_tokens": 10}])
-    assert admitted(fcfs_prompts(at.rows, at.waiting, room(100))) == [0]
-    assert admitted(paper_prompts(at.rows, at.waiting, room(99), NOW_S)) == [1]
+    assert admitted(fcfs_prompts(at, room(100))) == [0]
+    assert admitted(paper_prompts(at, room(99), NOW_S)) == [1]
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,12 @@ def test_what_was_evicted_is_computed_again_with_its_output() -> None:
 )
 def test_paper_fills_the_step_with_the_longest_that_fit(given: Room, expected: list[int]) -> None:
     at = make_snapshot([{"prompt_tokens": tokens} for tokens in (250, 100, 300, 10)])
-    order, count = paper_prompts(at.rows, at.waiting, given, NOW_S)
+    order, count = paper_prompts(at, given, NOW_S)
     assert order[:count].tolist() == expected
     assert sorted(order.tolist()) == at.waiting.tolist()
 
 
 def test_the_order_names_no_more_than_could_be_admitted_under_fcfs() -> None:
     at = make_snapshot([{"prompt_tokens": 1}] * 9)
-    order, _ = fcfs_prompts(at.rows, at.waiting, room(100, requests=3))
+    order, _ = fcfs_prompts(at, room(100, requests=3))
     np.testing.assert_array_equal(order, [0, 1, 2])
