@@ -80,6 +80,15 @@ def test_source_files_that_are_named_exist() -> None:
     assert named and missing == []
 
 
+def test_the_table_of_packages_has_each_of_them() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    table = text.split("## Packages")[1].split("\n## ")[0]
+    named = re.findall(r"`([\w.]+)/?`", "".join(re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)))
+    packages = [path.parent.name for path in (ROOT / "sloserve").glob("*/__init__.py")]
+    modules = [path.name for path in (ROOT / "sloserve").glob("[a-z]*.py")]
+    assert sorted(named) == sorted(packages + modules)
+
+
 def test_every_policy_has_its_page() -> None:
     pages = {page.stem: page for page in POLICY_PAGES.glob("*.md")}
     assert set(pages) == {*TO_CHOOSE_FROM, "published"}
