@@ -19,7 +19,7 @@ import numpy as np
 from provenance import provenance
 from servers import served, sloserve_command
 
-from sloserve.vllm_plugin.tiny_model import NAME, tiny_model_path
+from sloserve.vllm_plugin.server.tiny_model import NAME, tiny_model_path
 
 RESULTS = Path(__file__).parent / "results" / "bench_agreement.json"
 GOODPUT = ["ttft:20", "tpot:3"]

@@ -21,16 +21,16 @@ from provenance import provenance
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.estimator import length_rest
-from sloserve.estimator.completion import Completion, CompletionModel, TokenWaiting, token_moments
+from sloserve.estimator.completion.queue_backlog import Arrivals, Backlog, EngineSize
+from sloserve.estimator.completion.times import Completion, CompletionModel, TokenWaiting, token_moments
 from sloserve.estimator.conformal import Calibration
-from sloserve.estimator.length import EmpiricalLength
-from sloserve.estimator.profile import Profile, load_profile
-from sloserve.estimator.queue_backlog import Arrivals, Backlog, EngineSize
-from sloserve.sim.generators import Poisson, generate
-from sloserve.sim.lengths import IndependentLengths, alpaca, sharegpt, truncated_lognormal, uniform
-from sloserve.vllm_plugin.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+from sloserve.estimator.length import remaining
+from sloserve.estimator.length.empirical import EmpiricalLength
+from sloserve.estimator.step_time.profile import Profile, load_profile
+from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.workloads.arrivals import Poisson, generate
+from sloserve.workloads.length_models import IndependentLengths, alpaca, sharegpt, truncated_lognormal, uniform
 
 SEEDS = (0, 1, 2)
 LONG = IndependentLengths(truncated_lognormal(600.0, 16, 3200), truncated_lognormal(500.0, 19, 991))
@@ -170,7 +170,7 @@ class Watched:
         same = np.zeros(so_far.size, np.int64)
         seq = np.array([self._seen[r.request_id] for r in running], np.int64)
         self._lengths.running(same[:-1], so_far[:-1], seq)
-        rest = self._lengths.rest(length_rest.Requests(class_id=same, output_tokens=so_far, max_tokens=same + 4096))
+        rest = self._lengths.rest(remaining.Requests(class_id=same, output_tokens=so_far, max_tokens=same + 4096))
         mean, sd = token_moments(rest)
         prefill = [max(r.num_prompt_tokens - r.num_computed_tokens, 0) for r in running]
         context = [r.num_computed_tokens for r in running]

@@ -43,7 +43,7 @@ from sloserve.client.payload import Payload
 from sloserve.client.shaping import cap_lengths
 from sloserve.core.clock import SystemClock
 from sloserve.core.request import WorkloadRequest
-from sloserve.sim.workloads import workload
+from sloserve.workloads.registry import workload
 
 RESULTS = Path(__file__).parent / "results" / "econo_engine.json"
 WORKLOAD = "sharegpt-poisson"

@@ -39,13 +39,13 @@ from sloserve.core.goodput import attainment
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
-from sloserve.estimator.latency import StepLatency, StepLoad
-from sloserve.estimator.profile import Profile
+from sloserve.estimator.step_time.latency import StepLatency, StepLoad
+from sloserve.estimator.step_time.profile import Profile
 from sloserve.sim.experiment import PLAN_SHARE, STOCK, Experiment, capacity_rps
 from sloserve.sim.experiments import experiment_flags
 from sloserve.sim.simulate import build_experiment
-from sloserve.vllm_plugin.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
 SEEDS = (0, 1, 2)
 ENGINES = (2, 4, 8)

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.estimator.profile import load_profile
-from sloserve.scheduler.econo.published import EconoPaper
+from sloserve.core.rows import Rows
+from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.policy import Plan, Snapshot
-from sloserve.scheduler.rows import Rows
-from sloserve.sim.workloads import workload
-from sloserve.vllm_plugin.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+from sloserve.scheduler.published.econo_paper import EconoPaper
+from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.workloads.registry import workload
 
 PROFILE = "a100-opt-13b-12gb"
 CONTEXT_TOKENS = 4096

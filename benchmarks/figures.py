@@ -10,8 +10,8 @@ from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
 
-from sloserve.sim.plots import write_plots
-from sloserve.sim.runs_csv import RUNS_CSV, read_runs
+from sloserve.report.plots import write_plots
+from sloserve.report.runs_csv import RUNS_CSV, read_runs
 
 RESULTS = Path(__file__).parent / "results"
 SHOWN = (

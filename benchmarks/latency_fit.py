@@ -19,10 +19,10 @@ from pathlib import Path
 
 from provenance import provenance
 
-from sloserve.estimator.fit import MeasuredStep
-from sloserve.estimator.latency import StepLoad
-from sloserve.estimator.measurements import Measurements
-from sloserve.estimator.profiling import ProfileSettings, knee_tokens, measure_grid, scores
+from sloserve.estimator.step_time.fit import MeasuredStep
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.measurements import Measurements
+from sloserve.estimator.step_time.profiling import ProfileSettings, knee_tokens, measure_grid, scores
 
 REPETITIONS = 5
 SEEDS = (0, 1, 2)
@@ -39,9 +39,9 @@ def tiny_steps(quick: bool) -> list[MeasuredStep]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }.items():
         os.environ.setdefault(name, value)
-    from sloserve.vllm_plugin import server
+    from sloserve.vllm_plugin.server import serve
 
-    args = server.prepare(FLAGS)
+    args = serve.prepare(FLAGS)
     from sloserve.vllm_plugin.profile_engine import ProfileEngine
 
     settings = ProfileSettings("small" if quick else "full", 2 if quick else REPETITIONS, "hinge", MAX_CONTEXT_TOKENS)

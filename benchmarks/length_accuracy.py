@@ -20,16 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
-from sloserve.estimator.length import EmpiricalLength
-from sloserve.estimator.length_accuracy import Accuracy, Predictions, accuracy
-from sloserve.estimator.length_examples import NO_CAP, Examples, count_tokens, make_examples
-from sloserve.estimator.length_gaussian import GaussianLength
-from sloserve.estimator.length_given import OracleLength
-from sloserve.estimator.length_learned import LearnedLength
-from sloserve.estimator.length_rest import Estimator, Requests
-from sloserve.estimator.length_training import LEAST_EXAMPLES, TrainingSettings, fed, held_out, train
-from sloserve.sim.readers import read_trace
-from sloserve.sim.trace import Trace
+from sloserve.estimator.length.accuracy import Accuracy, Predictions, accuracy
+from sloserve.estimator.length.empirical import EmpiricalLength
+from sloserve.estimator.length.examples import NO_CAP, Examples, count_tokens, make_examples
+from sloserve.estimator.length.gaussian import GaussianLength
+from sloserve.estimator.length.given import OracleLength
+from sloserve.estimator.length.learned import LearnedLength
+from sloserve.estimator.length.remaining import Estimator, Requests
+from sloserve.estimator.length.training import LEAST_EXAMPLES, TrainingSettings, fed, held_out, train
+from sloserve.workloads.readers import read_trace
+from sloserve.workloads.trace import Trace
 
 TRACES = (
     "azure2023_code_first_two_thirds",

@@ -21,10 +21,10 @@ from typing import Any
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.estimator.profile import load_profile
-from sloserve.sim.readers import read_trace
-from sloserve.sim.workloads import trace_workload
-from sloserve.vllm_plugin.engine_settings import EngineSettings
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.workloads.readers import read_trace
+from sloserve.workloads.registry import trace_workload
 
 REPEATS = 5
 REQUESTS = 2000
@@ -96,7 +96,7 @@ def decision(output: Any) -> str:
 
 def decide(settings: EngineSettings, workload: list[WorkloadRequest], policy: str | None) -> tuple[Decisions, RunLog]:
     """Every step's decision, and the log. policy: ``None`` is stock."""
-    from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     config = None if policy is None else {"sloserve": {"policy": policy}}
     engine = VirtualEngine(settings, load_profile(PROFILE), config)
@@ -136,17 +136,17 @@ def compare(case: Case, folder: Path) -> dict[str, object]:
 
 
 def measure(case: Case, folder: Path) -> dict[str, object]:
-    from sloserve.vllm_plugin import virtual_engine
+    from sloserve.vllm_plugin.virtual import engine
 
     workload, settings = case.requests(folder, TIMED_REQUESTS), case.engine()
     times_us: dict[str, list[float]] = {"stock": [], "fcfs": []}
-    setattr(virtual_engine, "time", SimpleNamespace(perf_counter=time.thread_time))  # noqa: B010 - a module to mypy
+    setattr(engine, "time", SimpleNamespace(perf_counter=time.thread_time))  # noqa: B010 - a module to mypy
     try:
         for repeat in range(REPEATS):
             for name, policy in (("stock", None), ("fcfs", "fcfs"))[:: 1 if repeat % 2 else -1]:
                 times_us[name].append(schedule_us(decide(settings, workload, policy)[1]))
     finally:
-        setattr(virtual_engine, "time", time)  # noqa: B010
+        setattr(engine, "time", time)  # noqa: B010
     ratios = [ours / stock for ours, stock in zip(times_us["fcfs"], times_us["stock"], strict=True)]
     return {
         "schedule_cpu_us": {name: [round(t, 1) for t in times] for name, times in times_us.items()},

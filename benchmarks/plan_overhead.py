@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from provenance import provenance
 
-from sloserve.estimator.profile import load_profile
-from sloserve.sim.workloads import workload
-from sloserve.vllm_plugin.engine_settings import EngineSettings
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.workloads.registry import workload
 
 POLICIES = ("stock", "andes", "econo", "econo-paper", "edf", "sjf")
 REQUESTS = (100, 500, 2000)
@@ -52,7 +52,7 @@ def timed(call: Callable[..., Any], spent: list[float], most: int | None = None)
 
 def costs_s(policy: str, n: int, seed: int) -> dict[str, list[float]]:
     """Of the first steps while ``n`` requests wait or run, by TIMED."""
-    from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     profile = load_profile(PROFILE)
     settings = EngineSettings(

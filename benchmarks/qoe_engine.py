@@ -32,8 +32,8 @@ from sloserve.core.qoe import DEFAULT_TTFT_S
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLOClass, Targets
 from sloserve.core.speeds import READING, DigestSpeeds
-from sloserve.sim.slo_assignment import ClassRule, SLOAssignment
-from sloserve.sim.workloads import workload
+from sloserve.workloads.registry import workload
+from sloserve.workloads.slo_assignment import ClassRule, SLOAssignment
 
 RESULTS = Path(__file__).parent / "results" / "qoe_engine.json"
 WORKLOAD = "sharegpt-poisson"

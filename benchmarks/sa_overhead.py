@@ -13,12 +13,12 @@ import numpy as np
 from provenance import provenance
 from sa_paper import V100, view
 
-from sloserve.estimator.profile import load_profile
+from sloserve.core.rows import Rows, State
+from sloserve.estimator.step_time.profile import load_profile
 from sloserve.kernels.anneal import Cooling, anneal, exhaustive
 from sloserve.scheduler.policy import EngineFacts, Snapshot
-from sloserve.scheduler.rows import Rows, State
-from sloserve.scheduler.sa import SA
-from sloserve.scheduler.sa_times import bilinear_of
+from sloserve.scheduler.sa.policy import SA
+from sloserve.scheduler.sa.times import bilinear_of
 
 REPEATS = 200
 SEEDS = range(10)

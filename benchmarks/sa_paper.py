@@ -16,23 +16,23 @@ import numpy as np
 from provenance import provenance
 
 from sloserve.core.request import WorkloadRequest
+from sloserve.core.rows import Rows
 from sloserve.core.slo import SLOClass, Targets
-from sloserve.estimator.latency import BatchFit, Bilinear
-from sloserve.estimator.profile import load_profile
+from sloserve.estimator.step_time.latency import BatchFit, Bilinear
+from sloserve.estimator.step_time.profile import load_profile
 from sloserve.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal
-from sloserve.scheduler.rows import Rows
-from sloserve.scheduler.sa import SA
-from sloserve.scheduler.sa_instances import plan_instances
-from sloserve.scheduler.sa_times import Work, batch_times, bilinear_of
-from sloserve.sim.lengths import sharegpt, truncated_lognormal
-from sloserve.sim.seeding import stream
-from sloserve.sim.slo_assignment import ClassRule, SLOAssignment
-from sloserve.sim.statistics import mean_interval
-from sloserve.sim.summary import summarize
-from sloserve.sim.trace import make_trace
-from sloserve.sim.workloads import to_requests
-from sloserve.vllm_plugin.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+from sloserve.report.statistics import mean_interval
+from sloserve.report.summary import summarize
+from sloserve.scheduler.published.sa_instances import plan_instances
+from sloserve.scheduler.sa.policy import SA
+from sloserve.scheduler.sa.times import Work, batch_times, bilinear_of
+from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.workloads.length_models import sharegpt, truncated_lognormal
+from sloserve.workloads.registry import to_requests
+from sloserve.workloads.seeding import stream
+from sloserve.workloads.slo_assignment import ClassRule, SLOAssignment
+from sloserve.workloads.trace import make_trace
 
 SEEDS = range(20)
 JOBS = 2

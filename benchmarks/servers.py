@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from sloserve.vllm_plugin.tiny_model import NAME, tiny_model_path
+from sloserve.vllm_plugin.server.tiny_model import NAME, tiny_model_path
 
 START_LIMIT_S = 300
 BLOCK_TOKENS = 32

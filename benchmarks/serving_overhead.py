@@ -20,7 +20,7 @@ from provenance import provenance
 from scipy.stats import bootstrap
 from servers import plain_vllm_command, served, sloserve_command
 
-from sloserve.vllm_plugin.tiny_model import NAME
+from sloserve.vllm_plugin.server.tiny_model import NAME
 
 RESULTS = Path(__file__).parent / "results" / "serving_overhead.json"
 TOKENS = 32

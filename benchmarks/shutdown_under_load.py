@@ -23,7 +23,7 @@ import httpx
 from provenance import provenance
 from servers import ONE_THREAD, plain_vllm_command, running, sloserve_command
 
-from sloserve.vllm_plugin.tiny_model import NAME
+from sloserve.vllm_plugin.server.tiny_model import NAME
 
 RESULTS = Path(__file__).parent / "results" / "shutdown_under_load.json"
 STREAMS = 8

@@ -12,9 +12,9 @@ from provenance import provenance
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.estimator.profile import load_profile
-from sloserve.vllm_plugin.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
 REPEATS = 3
 REQUESTS = 300

@@ -10,7 +10,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from sloserve.bench.report import NO_STEPS
-from sloserve.bench.stating import in_xargs
+from sloserve.bench.slo_encoding import in_xargs
 from sloserve.client.endpoint import open_endpoint
 from sloserve.client.payload import Payload, PayloadSettings, StatedSLO, payload
 from sloserve.client.prompts import TokenPrompts
@@ -20,7 +20,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import SLO
-from sloserve.sim.summary import summarize
+from sloserve.report.summary import summarize
 
 STOCK = "stock"
 CHECKS = ("incomplete", "texts_differ")

@@ -18,7 +18,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.files.marked_yaml import Node, load_yaml
 from sloserve.files.marked_yaml import Path as Key
 from sloserve.files.model import Problem, at_place, dotted
-from sloserve.vllm_plugin.config import (
+from sloserve.settings import (
     ADMIN_KEY,
     KEY,
     PluginSettings,

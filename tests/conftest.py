@@ -3,8 +3,9 @@
 import gc
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -63,3 +64,11 @@ def data_dir() -> Path:
     if not _DATA.is_dir():
         pytest.skip(f"no traces at {_DATA}; set SLOSERVE_DATA")
     return _DATA
+
+
+@pytest.fixture
+def snapshot() -> Callable[..., Any]:
+    """Makes hand-made states of an engine, see :func:`tests.snapshots.make_snapshot`."""
+    from tests.snapshots import make_snapshot
+
+    return make_snapshot

@@ -21,7 +21,7 @@ from unittest import mock
 
 import setproctitle
 
-from sloserve.vllm_plugin.server import TINY_ENVIRONMENT
+from sloserve.vllm_plugin.server.serve import TINY_ENVIRONMENT
 
 # What a server and an engine of builtin:tiny import.
 _PRELOADED = [

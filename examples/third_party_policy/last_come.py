@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sloserve.core.rows import IntArray
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.scheduler.rows import IntArray
 
 
 class LastCome(Policy):

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from sloserve.api.refusal import CLOSE, BodyTooLarge, declares_more, read_body, refuse
 from sloserve.core.errors import ConfigError, EngineError
 from sloserve.files.model import Allowed, check_model, dotted
-from sloserve.vllm_plugin import engine_control
+from sloserve.vllm_plugin.server import engine_control
 from sloserve.wire import errors
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from starlette.types import Message, Send
 
 from sloserve.api.refusal import CLOSE, refuse
 from sloserve.core.errors import ShuttingDown
-from sloserve.vllm_plugin.frontend import check_open
+from sloserve.vllm_plugin.server.front_end import check_open
 from sloserve.wire import errors
 
 READY_PATH = "/ready"

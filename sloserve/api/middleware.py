@@ -1,8 +1,9 @@
 """The ASGI middleware around vLLM's server: it reads what headers and bodies state, bounds bodies, completes answers.
 
 It changes no request: the body is looked at as it passes, and the SLO travels in a context variable to the wrapper
-around ``AsyncLLM.generate`` (:mod:`sloserve.vllm_plugin.frontend`), which also answers for what cannot be read, in the
-error format of the route at hand. vLLM puts it outside its own authentication; it reads nothing before the server does.
+around ``AsyncLLM.generate`` (:mod:`sloserve.vllm_plugin.server.front_end`), which also answers for what cannot be read,
+in the error format of the route at hand. vLLM puts it outside its own authentication; it reads nothing before the
+server does.
 
 ``sloserve serve`` adds it; under plain vLLM it is ``--middleware sloserve.api.middleware.SLOMiddleware``.
 """
@@ -23,8 +24,8 @@ from sloserve.api.report import Reporter
 from sloserve.api.time_to_live import TimeToLive
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import InvalidRequest
-from sloserve.vllm_plugin.config import ADMIN_KEY, PluginSettings, plugin_settings
-from sloserve.vllm_plugin.frontend import tell_operator
+from sloserve.settings import ADMIN_KEY, PluginSettings, plugin_settings
+from sloserve.vllm_plugin.server.front_end import tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import REQUEST_ID, TTL, label, predictions

@@ -1,1 +1,4 @@
-"""``sloserve bench``: joins workloads (``sim``), the client and the reports of the simulator; ``cli`` calls it."""
+"""``sloserve bench``: workloads replayed against a live endpoint, reported as simulations are.
+
+Imports workloads, report, client.
+"""

@@ -14,17 +14,17 @@ from rich.console import Console
 from rich.table import Table
 
 from sloserve.bench.settings import Bench, Point
+from sloserve.client.client_stats import client_was_late, findings
 from sloserve.client.endpoint import Agreed, Endpoint
-from sloserve.client.findings import client_was_late, findings
 from sloserve.client.payload import Api
 from sloserve.client.replay import Replay
 from sloserve.client.vllm_record import vllm_record
 from sloserve.core.runlog import RunLog, StepLog
-from sloserve.sim.compare import Comparison, compare
-from sloserve.sim.logs import RESULT_JSON, LogWriter, write_result
+from sloserve.report.compare import Comparison, compare
+from sloserve.report.logs import RESULT_JSON, LogWriter, write_result
+from sloserve.report.summary import LatencySample, latencies, summarize
+from sloserve.report.tables import summary_table
 from sloserve.sim.simulate import MIN_TABLE_WIDTH
-from sloserve.sim.summary import LatencySample, latencies, summarize
-from sloserve.sim.tables import summary_table
 
 _NO_TIMES, _NO_COUNTS = np.empty(0), np.empty(0, np.int64)
 NO_STEPS = StepLog(_NO_TIMES, _NO_TIMES, _NO_COUNTS, _NO_COUNTS, _NO_COUNTS, _NO_TIMES)
@@ -101,7 +101,7 @@ class Reporter:
 
     def finish(self) -> list[dict[str, Any]]:
         """Prints the tables, writes ``result.json`` and the plots, and returns the runs' records."""
-        from sloserve.sim.plots import write_plots  # matplotlib: only where runs happened
+        from sloserve.report.plots import write_plots  # matplotlib: only where runs happened
 
         bench, first = self._bench, next(iter(self._bench.target.urls))
         comparisons = compare(self._runs, baseline=first)

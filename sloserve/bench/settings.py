@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from sloserve.bench.stating import STATING, SendSLO
+from sloserve.bench.slo_encoding import STATING, SendSLO
 from sloserve.client.goodput import Goodput, parse_goodput
 from sloserve.client.payload import Api, PayloadSettings
 from sloserve.client.prompts import DEFAULT_VOCAB_SIZE, Prompts, TokenPrompts
@@ -14,11 +14,11 @@ from sloserve.client.replay import ReplaySettings
 from sloserve.client.shaping import cap_lengths, ramp_up
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
-from sloserve.sim.named_slos import find_slos
-from sloserve.sim.readers import read_trace
-from sloserve.sim.slo_assignment import SLOAssignment
-from sloserve.sim.workloads import Workload, trace_workload
-from sloserve.sim.workloads import workload as named_workload
+from sloserve.workloads.named_slos import find_slos
+from sloserve.workloads.readers import read_trace
+from sloserve.workloads.registry import Workload, trace_workload
+from sloserve.workloads.registry import workload as named_workload
+from sloserve.workloads.slo_assignment import SLOAssignment
 
 
 @dataclass(frozen=True, slots=True)

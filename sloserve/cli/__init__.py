@@ -3,7 +3,7 @@
 Heavy libraries are imported by the command that needs them, so that ``--help`` and a mistyped policy answer at once.
 """
 
-from sloserve.cli import benching, measuring, serving, simulating
+from sloserve.cli import bench_command, estimator_commands, serve_commands, simulate_command
 from sloserve.cli.root import app, main
 
-__all__ = ["app", "benching", "main", "measuring", "serving", "simulating"]
+__all__ = ["app", "bench_command", "estimator_commands", "main", "serve_commands", "simulate_command"]

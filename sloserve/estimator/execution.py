@@ -6,7 +6,7 @@ each step yields one token a request.
 
 from dataclasses import dataclass
 
-from sloserve.estimator.latency import StepLatency, StepLoad
+from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,4 @@
-"""Scheduling policies and the contract they are written against: rows in, plan out. Knows nothing of vLLM."""
+"""Scheduling policies and their contract: a snapshot in, a plan out. Knows nothing of vLLM.
+
+Imports lso and below. Add a policy as one file and one entry point (docs/add-a-policy.md).
+"""

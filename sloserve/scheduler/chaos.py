@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from sloserve.core.rows import COLUMNS, IntArray
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.scheduler.rows import COLUMNS, IntArray
 
 
 class Chaos(Policy):

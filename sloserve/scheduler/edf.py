@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.qoe import DEFAULT_TDS
+from sloserve.core.rows import FloatArray, IntArray, Rows
 from sloserve.core.slo import MAX_TDS
-from sloserve.scheduler.ordering import EVICTION_COLUMNS, ClassRank, EvictionRule, plan_by_key
-from sloserve.scheduler.pace import PACE_COLUMNS, pace_s
+from sloserve.lso.ordering import EVICTION_COLUMNS, ClassRank, EvictionRule, plan_by_key
+from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
 _BEHIND_S = 1e12
 """Later than any deadline, earlier than none."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.scheduler.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key, ranks
+from sloserve.lso.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key, ranks
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 

@@ -1,7 +1,7 @@
 """Shortest remaining job first: least work left, prompt and output, is served first.
 
 The output's length is predicted per class from the requests that ended, or as ``length`` says
-(:mod:`sloserve.estimator.length_choice`). Victims of KV shortage are the longest.
+(:mod:`sloserve.estimator.length.choice`). Victims of KV shortage are the longest.
 
 Class rank decides first, since no targets are read: the shortest of the most urgent class is served before all others
 (``classes=false``: one queue for all classes).
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.estimator.length_choice import check_lengths
-from sloserve.scheduler.lengths import LENGTH_COLUMNS, Lengths
-from sloserve.scheduler.ordering import EVICTION_COLUMNS, ClassRank, EvictionRule, plan_by_key
+from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.estimator.length.choice import check_lengths
+from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.lso.ordering import EVICTION_COLUMNS, ClassRank, EvictionRule, plan_by_key
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
 
 class SJF(Policy):

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from sloserve.admission.admission import Admission
 from sloserve.core.errors import ConfigError
 from sloserve.files.model import check_model
-from sloserve.scheduler.admission import Admission
 from sloserve.scheduler.registry import parse_policy
-from sloserve.vllm_plugin.config import AdmissionSettings
-from sloserve.vllm_plugin.engine_settings import EngineSettings
+from sloserve.settings import AdmissionSettings
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
 NONE, VLLM = "none", "vllm"
 MODES = (NONE, "cap", "predict", VLLM)

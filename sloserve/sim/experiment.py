@@ -20,12 +20,12 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
-from sloserve.estimator.profile import Profile
+from sloserve.estimator.step_time.profile import Profile
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.sim.admissions import NONE, make_engine, make_front, parse_admission, split_run
-from sloserve.sim.slo_assignment import SLOAssignment
-from sloserve.sim.workloads import Workload
-from sloserve.vllm_plugin.engine_settings import EngineSettings
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.workloads.registry import Workload
+from sloserve.workloads.slo_assignment import SLOAssignment
 
 STOCK = "stock"
 """vLLM's AsyncScheduler; every other name is a policy's."""
@@ -221,7 +221,7 @@ def _serve(
 ) -> RunLog:
     """One run in virtual time."""
     logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
-    from sloserve.vllm_plugin.virtual_engine import VirtualEngine  # takes seconds to import: only where runs happen
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine  # takes seconds to import: only where runs happen
 
     # Without a limit it predicts all the same, so that promises can be judged; the requests see nothing of it.
     front = make_front(admission, class_names) if class_names else None

@@ -8,24 +8,24 @@ from rich.console import Console
 from sloserve.core.errors import ConfigError
 from sloserve.core.progress import progress
 from sloserve.core.runlog import RunLog
-from sloserve.estimator.profile import load_profile
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.report.compare import Comparison, compare
+from sloserve.report.experience import replies_of
+from sloserve.report.latency_capacity import latency_capacity
+from sloserve.report.load_capacity import LoadCapacity
+from sloserve.report.logs import LogWriter, write_result
+from sloserve.report.qoe_capacity import qoe_capacity
+from sloserve.report.runs_csv import RUNS_CSV, write_runs
+from sloserve.report.summary import LatencySample, admission_record, latencies, summarize
+from sloserve.report.tables import capacity_table, summary_table
 from sloserve.sim.admissions import NONE, run_names, split_run
-from sloserve.sim.compare import Comparison, compare
-from sloserve.sim.experience import replies_of
 from sloserve.sim.experiment import DEFAULT_LOADS, STOCK, Experiment, Point, run_experiment
-from sloserve.sim.latency_capacity import latency_capacity
-from sloserve.sim.load_capacity import LoadCapacity
-from sloserve.sim.logs import LogWriter, write_result
-from sloserve.sim.named_slos import find_slos
-from sloserve.sim.qoe_capacity import qoe_capacity
-from sloserve.sim.readers import read_trace
-from sloserve.sim.runs_csv import RUNS_CSV, write_runs
-from sloserve.sim.summary import LatencySample, admission_record, latencies, summarize
-from sloserve.sim.tables import capacity_table, summary_table
-from sloserve.sim.workloads import trace_workload
-from sloserve.sim.workloads import workload as named_workload
-from sloserve.vllm_plugin.engine_settings import EngineSettings
 from sloserve.vllm_plugin.versions import installed_vllm
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.workloads.named_slos import find_slos
+from sloserve.workloads.readers import read_trace
+from sloserve.workloads.registry import trace_workload
+from sloserve.workloads.registry import workload as named_workload
 
 RESULT_JSON = "result.json"
 MIN_TABLE_WIDTH = 110
@@ -38,9 +38,9 @@ def simulate(
     """Runs ``experiment`` and writes ``result.json``, ``runs.csv``, ``requests.csv``, ``tokens.csv.gz`` (token_log) and
     the plots to ``out_dir``.
 
-    Returns the runs' records (:func:`~sloserve.sim.summary.summarize`).
+    Returns the runs' records (:func:`~sloserve.report.summary.summarize`).
     """
-    from sloserve.sim.plots import write_plots  # matplotlib: only where runs happen
+    from sloserve.report.plots import write_plots  # matplotlib: only where runs happen
 
     console = console or Console()
     console.width = max(console.width, MIN_TABLE_WIDTH)

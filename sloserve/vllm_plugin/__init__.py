@@ -7,7 +7,7 @@ imports vllm.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sloserve.vllm_plugin.scheduler import SLOScheduler
+    from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 
 __all__ = ["SLOScheduler"]
 
@@ -15,7 +15,7 @@ __all__ = ["SLOScheduler"]
 def __getattr__(name: str) -> Any:
     # Lazily, so that the command line can use this package's light modules without importing vllm.
     if name == "SLOScheduler":
-        from sloserve.vllm_plugin.scheduler import SLOScheduler
+        from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 
         return SLOScheduler
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,8 +3,8 @@
 The engine is the real one, with stock's scheduler and whatever executor its flags ask for; what runs in a server around
 it (front end, detokenisation, network) is left out. A step is chosen by what is asked for: requests that are left
 decoding, then prompts, under a budget of tokens a step that makes their chunks. Its load is read off vLLM's own
-SchedulerOutput, its time by the rule of :class:`~sloserve.estimator.step_timer.StepTimer`, so that it is right with
-asynchronous scheduling too. A step is scheduled when ``schedule()`` is entered, and its output is there when
+SchedulerOutput, its time by the rule of :class:`~sloserve.estimator.step_time.timer.StepTimer`, so that it is right
+with asynchronous scheduling too. A step is scheduled when ``schedule()`` is entered, and its output is there when
 ``update_from_output()`` has returned.
 """
 
@@ -28,13 +28,13 @@ from vllm.v1.request import Request
 
 from sloserve.core.errors import EngineError
 from sloserve.core.progress import progress
-from sloserve.estimator.latency import StepLoad
-from sloserve.estimator.measurements import Measurements, TimedStep
-from sloserve.estimator.profile import Profile
-from sloserve.estimator.profiling import ProfileSettings, make_profile, measure_grid, scores, write_profile
-from sloserve.estimator.step_grid import EngineLimits, Scenario, Wave
-from sloserve.estimator.step_timer import StepTimer
-from sloserve.vllm_plugin.step_load import step_load
+from sloserve.estimator.step_time.grid import EngineLimits, Scenario, Wave
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.measurements import Measurements, TimedStep
+from sloserve.estimator.step_time.profile import Profile
+from sloserve.estimator.step_time.profiling import ProfileSettings, make_profile, measure_grid, scores, write_profile
+from sloserve.estimator.step_time.timer import StepTimer
+from sloserve.vllm_plugin.engine.step_load import step_load
 
 DECODE_STEPS = 12
 """Like steps a scenario times; their median is one repetition."""

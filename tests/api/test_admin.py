@@ -12,7 +12,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from sloserve.api.admin import MAX_BODY_BYTES, PREFIX, AdminApp
 from sloserve.core.errors import ConfigError, EngineError
-from sloserve.vllm_plugin import engine_control
+from sloserve.vllm_plugin.server import engine_control
 
 KEY = "secret"
 BEARER = {"Authorization": f"Bearer {KEY}"}

@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 
 from sloserve.api.admin import PREFIX
 from sloserve.api.endpoint_plugin import AdminRoutes
-from sloserve.vllm_plugin import engine_control
-from sloserve.vllm_plugin.config import ADMIN_KEY
+from sloserve.settings import ADMIN_KEY
+from sloserve.vllm_plugin.server import engine_control
 
 BEARER = {"Authorization": "Bearer secret"}
 

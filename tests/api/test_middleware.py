@@ -20,7 +20,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.vllm_plugin.config import ADMIN_KEY
+from sloserve.settings import ADMIN_KEY
 from sloserve.wire import context
 
 SERVED = ServedRequest(

@@ -46,7 +46,7 @@ def run_bench(fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def run(*, plots: bool = False, **flags: Any) -> tuple[dict[str, Any], str]:
         if not plots:
             none = SimpleNamespace(write_plots=lambda *_, **__: [])
-            monkeypatch.setitem(sys.modules, "sloserve.sim.plots", none)
+            monkeypatch.setitem(sys.modules, "sloserve.report.plots", none)
         monkeypatch.setattr(gc, "collect", lambda: 0)  # of all that pytest holds, it would take longest
         monkeypatch.setattr(gc, "unfreeze", lambda: None)  # so would every later one
         console = Console(file=StringIO(), width=200)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from sloserve.client.client_stats import client_was_late, findings, server_verdicts
 from sloserve.client.exchange import Exchange
-from sloserve.client.findings import client_was_late, findings, server_verdicts
 from sloserve.client.replay import Replay
 from sloserve.client.vllm_record import vllm_record
 from sloserve.core.outcome import Outcome

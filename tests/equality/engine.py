@@ -52,7 +52,7 @@ class Engine:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from sloserve.vllm_plugin.tiny_model import resolve_model
+        from sloserve.vllm_plugin.server.tiny_model import resolve_model
 
         self.config = config
         arguments: dict[str, Any] = {

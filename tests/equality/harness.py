@@ -62,7 +62,7 @@ class _Observer:
         self._empty = 0
 
     def schedule(self, *args: Any) -> Any:
-        from sloserve.vllm_plugin import compat  # imports vllm: not while tests are collected
+        from sloserve.vllm_plugin.engine import compat
 
         scheduler = self._scheduler
         output = self._schedule(*args)
@@ -95,7 +95,7 @@ def serve(
     engine: Engine, jobs: list[Job], clock: ManualClock, adapters: Path, *, order: int = 1, margins: bool = False
 ) -> Served:
     """Runs ``jobs`` to their end. order: -1 sends those of the same step in reverse. margins: collects them."""
-    from sloserve.vllm_plugin import compat
+    from sloserve.vllm_plugin.engine import compat
 
     served = Served()
     observer = _Observer(engine, served)

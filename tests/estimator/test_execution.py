@@ -3,8 +3,8 @@
 import pytest
 
 from sloserve.estimator.execution import execution
-from sloserve.estimator.latency import StepLoad
-from sloserve.estimator.profile import load_profile
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.profile import load_profile
 
 
 @pytest.mark.parametrize("name", ["v100x2-qwen2.5-7b", "h100-llama3-8b", "a100-opt-13b"])

@@ -5,7 +5,7 @@ import schemathesis
 from hypothesis import settings
 
 from sloserve.api.admin import PREFIX, ROUTES, PolicyChange
-from sloserve.vllm_plugin import engine_control
+from sloserve.vllm_plugin.server import engine_control
 from tests.api.test_admin import BEARER, Ranks, ServerApp
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ import pytest
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.estimator.profile import load_profile
-from sloserve.vllm_plugin.engine_settings import EngineSettings
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
 from tests.conformance import golden_forms
 
 pytestmark = pytest.mark.vllm
@@ -92,7 +92,7 @@ def words(ids: Iterable[str]) -> str:
 
 @pytest.mark.parametrize(("log_name", "policy"), golden_forms())
 def test_decisions(log_name: str, policy: str, update_golden: bool) -> None:
-    from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     engine = VirtualEngine(SETTINGS, load_profile("h100-llama3-8b"), {"sloserve": {"policy": policy}})
     recorder = Recorder(engine)

@@ -13,9 +13,9 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.vllm_plugin.board import Board, Boards
-from sloserve.vllm_plugin.metrics import FrontEndMetrics
-from sloserve.vllm_plugin.page import Layout, PageWriter, find_pages
+from sloserve.metrics.collectors import FrontEndMetrics
+from sloserve.metrics.engine_page import Layout, PageWriter, find_pages
+from sloserve.metrics.process_page import Board, Boards
 from tests.grafana.queries import check_dashboard, queries, read_scrape
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "configs" / "grafana" / "sloserve.json").read_text())

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from sloserve.core.request import WorkloadRequest
-from sloserve.sim.workloads import workload
-from sloserve.vllm_plugin.engine_settings import EngineSettings
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.workloads.registry import workload
 
 pytestmark = pytest.mark.vllm
 

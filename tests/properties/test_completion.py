@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.scheduler.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key
+from sloserve.lso.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 pytestmark = pytest.mark.vllm
@@ -44,11 +44,11 @@ LONG = st.tuples(st.floats(0.0, 0.4), st.integers(20, 150), st.integers(20, 90))
 def test_every_request_completes_within_a_bound_under_a_flood_of_newer_ones(
     monkeypatch: pytest.MonkeyPatch, long: list[tuple[float, int, int]], kv_blocks: int, share: float, seed: int
 ) -> None:
-    from sloserve.estimator.profile import load_profile
-    from sloserve.vllm_plugin.engine_settings import EngineSettings
-    from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+    from sloserve.estimator.step_time.profile import load_profile
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+    from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
-    monkeypatch.setattr("sloserve.vllm_plugin.scheduler.make_policy", lambda *args, **kwargs: NewestFirst())
+    monkeypatch.setattr("sloserve.vllm_plugin.engine.scheduler.make_policy", lambda *args, **kwargs: NewestFirst())
     slo = DEFAULT_CLASSES.slo("interactive", Targets())
     rng = np.random.default_rng(seed)
     # The flood goes on for longer than the bound: who waits for its end is late.

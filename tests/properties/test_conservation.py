@@ -55,9 +55,9 @@ def expected_tokens(request: WorkloadRequest) -> int:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_every_request_ends_once_with_its_tokens(policy: str | None, seed: int) -> None:
-    from sloserve.estimator.profile import load_profile
-    from sloserve.vllm_plugin.engine_settings import EngineSettings
-    from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+    from sloserve.estimator.step_time.profile import load_profile
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+    from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
     rng = np.random.default_rng([seed, 77])
     workload = random_workload(rng)

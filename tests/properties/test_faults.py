@@ -51,8 +51,8 @@ class Tracer:
     """Calls ``at_line`` for each line of ours that runs inside a Containment; notes the names of what runs outside."""
 
     def __init__(self, at_line: Callable[[Site], None]) -> None:
-        from sloserve.vllm_plugin.containment import Containment
-        from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+        from sloserve.engine.containment import Containment
+        from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
         self._at_line = at_line
         self._inside: CodeType = Containment.__call__.__code__
@@ -104,10 +104,10 @@ def serve(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> Any:
     """Everybody gets all tokens, and vLLM is left as it was."""
     from vllm.lora.request import LoRARequest
 
-    from sloserve.estimator.profile import load_profile
-    from sloserve.vllm_plugin import scheduler as module
-    from sloserve.vllm_plugin.engine_settings import EngineSettings
-    from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+    from sloserve.estimator.step_time.profile import load_profile
+    from sloserve.vllm_plugin.engine import scheduler as module
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+    from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
     monkeypatch.setattr(module, "PLAN_AGAIN_S", 0.02)
     monkeypatch.setattr(module, "MOST_PLAN_AGAIN_S", 0.02)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.scheduler.ordering import by_class, first_places
+from sloserve.lso.ordering import by_class, first_places
 from sloserve.scheduler.policy import Snapshot
 from sloserve.scheduler.registry import make_policy, policy_names
 

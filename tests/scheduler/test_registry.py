@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.estimator.length_choice import LENGTHS
+from sloserve.estimator.length.choice import LENGTHS
 from sloserve.scheduler import registry
 from sloserve.scheduler.chaos import Chaos
 from sloserve.scheduler.edf import EDF

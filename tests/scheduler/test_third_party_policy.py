@@ -23,9 +23,9 @@ SERVE = """
 import json
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.estimator.profile import load_profile
-from sloserve.vllm_plugin.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 settings = EngineSettings(kv_blocks=40, max_num_seqs=1, max_model_len=256)
 engine = VirtualEngine(settings, load_profile("h100-llama3-8b"), {"sloserve": {"policy": "last-come"}})
 slo = DEFAULT_CLASSES.slo(None, Targets())

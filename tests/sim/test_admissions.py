@@ -2,7 +2,7 @@
 
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.sim.admissions import make_engine, make_front, parse_admission, run_names, split_run
-from sloserve.vllm_plugin.engine_settings import EngineSettings
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
 
 def test_every_policy_runs_under_every_admission_and_first_under_none() -> None:

@@ -86,7 +86,7 @@ def _under_test(subject: str, built: Counter[str]) -> type:
     """The scheduler's class, which counts how many of it are built."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-    from sloserve.vllm_plugin.scheduler import SLOScheduler
+    from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 
     base = AsyncScheduler if subject == "async" else SLOScheduler
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.vllm_plugin import engine_control, tiny_model
-from sloserve.vllm_plugin.page import find_pages
-from sloserve.vllm_plugin.server import TINY_ENVIRONMENT, TINY_FLAGS
+from sloserve.metrics.engine_page import find_pages
+from sloserve.vllm_plugin.server import engine_control, tiny_model
+from sloserve.vllm_plugin.server.serve import TINY_ENVIRONMENT, TINY_FLAGS
 from tests.forked import run_forked
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

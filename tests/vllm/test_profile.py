@@ -30,8 +30,8 @@ def test_profile_of_the_tiny_model(
     set_threads(1)
 
     from sloserve.cli import app
-    from sloserve.estimator.measurements import Measurements
-    from sloserve.estimator.profile import load_profile
+    from sloserve.estimator.step_time.measurements import Measurements
+    from sloserve.estimator.step_time.profile import load_profile
 
     out = tmp_path / "tiny.yaml"
     flags = ["--max-num-seqs", "32", "--grid", "small", "--repetitions", "2", "--out", str(out)]

@@ -21,14 +21,14 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         plan_cost_us: float = 0.0,
         **settings: Any,
     ) -> Any:
-        from sloserve.estimator.profile import load_profile
-        from sloserve.vllm_plugin.engine_settings import EngineSettings
-        from sloserve.vllm_plugin.virtual_engine import VirtualEngine
+        from sloserve.estimator.step_time.profile import load_profile
+        from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+        from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
         size = {"kv_blocks": 40, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256} | settings
         config = None if policy is None else {"sloserve": dict(section or {})}
         if isinstance(policy, Policy):
-            monkeypatch.setattr("sloserve.vllm_plugin.scheduler.make_policy", lambda *args, **kwargs: policy)
+            monkeypatch.setattr("sloserve.vllm_plugin.engine.scheduler.make_policy", lambda *args, **kwargs: policy)
         elif config is not None:
             config["sloserve"]["policy"] = policy
         profile = load_profile("h100-llama3-8b").model_copy(update={"plan_cost_us": plan_cost_us})

@@ -1,1 +1,4 @@
-"""EconoServe, which fills compute and KV cache at once, and the schedulers its paper compares it with."""
+"""``econo``: admits what fits the KV cache to the end (EconoServe, as it pays on today's vLLM).
+
+``policy.py`` plans; ``forecast.py`` foresees occupancy; ``preemption.py`` weighs a victim.
+"""

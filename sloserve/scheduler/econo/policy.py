@@ -22,15 +22,15 @@ from typing import Any, Final
 import numpy as np
 
 from sloserve.core.qoe import DEFAULT_TTFT_S
-from sloserve.estimator.length_choice import check_lengths
+from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.estimator.length.choice import check_lengths
+from sloserve.lso.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
+from sloserve.lso.lengths import Lengths
+from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
+from sloserve.lso.pace import pace_s
 from sloserve.lso.pausing import short_of_blocks
-from sloserve.scheduler.econo.eviction import TOKENS_PER_STEP, Ranked, worth_evicting
-from sloserve.scheduler.econo.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
-from sloserve.scheduler.lengths import Lengths
-from sloserve.scheduler.ordering import by_class, first_places, without_targets, woven_places
-from sloserve.scheduler.pace import pace_s
+from sloserve.scheduler.econo.preemption import TOKENS_PER_STEP, Ranked, worth_evicting
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
-from sloserve.scheduler.rows import FloatArray, IntArray, Rows
 
 ORDERS: Final = ("stretch", "fcfs")
 UNHURRIED_S: Final = 600.0

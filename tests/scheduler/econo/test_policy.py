@@ -7,7 +7,7 @@ import pytest
 
 from sloserve.scheduler.econo.policy import UNHURRIED_S, Econo
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
-from tests.scheduler.conftest import make_snapshot
+from tests.snapshots import make_snapshot
 
 
 def plan(at: Snapshot, now_s: float = 0.0, **settings: Any) -> Plan:

@@ -1,0 +1,215 @@
+"""Who may come in: by a cap on those of a class that wait, and by what is predicted of the request's own targets.
+
+Every request is predicted, whatever the mode; who refuses is decided at construction. A refusal says why, and when to
+come again, where coming again helps. In order:
+
+- a target that the engine could not meet if it were idle, by the least it was seen to take (``floors``), is refused
+  without a time to come again;
+- a request whose chance to meet its TTFT target, or its e2e target, is predicted to be below ``min_chance`` is refused
+  while others of its class wait, and told when the queue should be short enough. Where none does it is let in, whatever
+  was learnt before: otherwise a wrong belief would keep away what corrects it;
+- a class at its cap is full.
+
+Where several processes admit requests to one engine, a cap is that of all together: a place is booked first and counted
+then, and given back where the class is full. So they never pass a cap together; two that ask for the last place in the
+same instant may both be refused. Predictions are each process' own, of its own requests, which have the rate of its own
+queue; a request is known to have found nobody waiting only where nobody waits in any process.
+
+Guarantees: no class has more than its cap waiting; with neither cap nor chance nobody is refused; a request without
+targets is never refused for its targets. Memory is bounded by the requests in flight. Deterministic: time is an
+argument, in epoch seconds. Not for several threads.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sloserve.admission.prediction import Figure, Forecast, NewRequest, Predictor
+from sloserve.admission.queue_view import Backlog, Elsewhere, Place
+from sloserve.core.errors import ConfigError, QueueFull, SLOUnattainable
+from sloserve.core.finished import TOLERANCE_S, Latency
+from sloserve.core.slo import DUE_NOW_S, Targets
+
+UNCALIBRATED = 0.5
+"""Before it is known what comes of predictions, one must miss a target twofold to count."""
+
+
+class Admission:
+    """Answers: what is predicted of this request, may it come in, and if not, when is it worth another try?"""
+
+    def __init__(
+        self,
+        class_names: Sequence[str],
+        still_waiting: Callable[[Place], bool],
+        *,
+        caps: Mapping[str, int] | None = None,
+        min_chance: float | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        """
+        Args:
+            still_waiting: whether a place's request has yet to emit its first token; must not call back.
+            elsewhere: who else admits requests to this engine; ``None`` for nobody.
+            caps: how many requests of each class may wait, at least 1; ``None`` for no limit.
+            min_chance: least chance, within 0..1, to meet its targets with which a request is let in; ``None`` lets all
+                in.
+
+        Raises: ConfigError for a cap or a chance out of range.
+        """
+        for name, cap in (caps or {}).items():
+            if cap < 1:
+                raise ConfigError(f"admission.max_waiting of class {name!r}: {cap} is not a whole number from 1")
+        if min_chance is not None and not 0.0 < min_chance < 1.0:
+            raise ConfigError(f"admission.min_chance: {min_chance} is not within 0..1, ends excluded")
+        self._caps = caps
+        self._min_chance = min_chance
+        self._backlog = Backlog(class_names, still_waiting, elsewhere)
+        self._predictor = Predictor(class_names, () if min_chance is None else (min_chance,))
+
+    def forecast(self, new: NewRequest, now_s: float) -> Forecast:
+        """The prediction of a request that arrives now. Raises: KeyError for an unknown class."""
+        name = new.slo.slo_class.name
+        self._backlog.sweep(name, now_s)
+        ahead, interval_s = self._backlog.waiting(name), self._backlog.interval_s(name)
+        return self._predictor.forecast(new, ahead, interval_s, now_s, alone=self._backlog.is_empty)
+
+    def admit(self, new: NewRequest, forecast: Forecast, request: Any, now_s: float) -> "Ticket":
+        """Books a request as waiting.
+
+        request: what ``still_waiting`` finds again in ``place.request``.
+
+        Raises: SLOUnattainable, QueueFull.
+        """
+        name = new.slo.slo_class.name
+        if self._min_chance is not None and new.slo.targets:
+            self._refuse_impossible(new, now_s)
+            if forecast.ahead:
+                self._refuse_unlikely(new, forecast, self._min_chance, now_s)
+        place = self._backlog.enter(name, request, now_s)
+        cap = None if self._caps is None else self._caps[name]
+        if cap is not None and self._backlog.waiting_anywhere(name) > cap:
+            place.left(now_s)
+            retry_after_s = self._backlog.promise_place(name, now_s)
+            raise QueueFull(
+                f"queue full: {cap} of {cap} requests of class {name!r} wait; retry in {retry_after_s} s",
+                retry_after_s,
+                name,
+            )
+        self._predictor.admitted(new, forecast)
+        return Ticket(new, forecast, place, self._predictor)
+
+    def promise_place(self, class_name: str, now_s: float) -> int:
+        """In how many whole seconds one of the class should find a place, for a client that is sent away."""
+        return self._backlog.promise_place(class_name, now_s)
+
+    def waiting(self, class_name: str) -> int:
+        """How many requests of the class are booked as waiting, here."""
+        return self._backlog.waiting(class_name)
+
+    def sweep(self, now_s: float) -> bool:
+        """Notices first tokens that nobody saw leave; whether anybody waits still.
+
+        For other processes' sake, which count those who wait here; a forecast sweeps its own class.
+        """
+        return self._backlog.sweep_all(now_s)
+
+    def _refuse_impossible(self, new: NewRequest, now_s: float) -> None:
+        targets, floors = new.slo.targets, self._predictor.floors
+        ttft_s = None if new.prompt_tokens is None else floors.ttft_s(new.prompt_tokens, now_s)
+        tpot_s = floors.tpot_s(now_s)
+        for name, target_s, least_s in _least(targets, new.output_tokens, ttft_s, tpot_s):
+            if least_s > target_s + TOLERANCE_S:
+                raise SLOUnattainable(
+                    f"{name} target of {_ms(target_s)} ms: at best this takes {_ms(least_s)} ms here, even if nobody "
+                    f"else is served; ask for at least that",
+                    None,
+                    new.slo.slo_class.name,
+                )
+
+    def _refuse_unlikely(self, new: NewRequest, forecast: Forecast, min_chance: float, now_s: float) -> None:
+        class_name, targets = new.slo.slo_class.name, new.slo.targets
+        # Of a figure that is not known yet, the TTFT is the least that it takes.
+        for name, target_s, figure in (
+            ("ttft", targets.ttft_s, forecast.ttft),
+            ("e2e", targets.e2e_s, forecast.e2e or forecast.ttft),
+        ):
+            if target_s is None or figure is None or (name == "ttft" and target_s <= DUE_NOW_S):
+                continue
+            factor = figure.promise.factor(min_chance) or UNCALIBRATED
+            if factor * figure.promise.predicted <= target_s:
+                continue
+            retry_after_s = None
+            if factor * figure.unqueued_s <= target_s:
+                retry_after_s = self._backlog.promise_place(
+                    class_name, now_s, figure.promise.predicted - target_s / factor
+                )
+            raise SLOUnattainable(
+                _unlikely(name, target_s, factor, figure, forecast, retry_after_s), retry_after_s, class_name
+            )
+
+
+def _least(
+    targets: Targets, output_tokens: int | None, ttft_s: float | None, tpot_s: float | None
+) -> Iterator[tuple[str, float, float]]:
+    """Of each target that something is known about: its name, its value, and the least that it can take, in seconds."""
+    # What is due already is not refused for that: it asks to be served soon, not for a latency.
+    if targets.ttft_s is not None and targets.ttft_s > DUE_NOW_S and ttft_s is not None:
+        yield "ttft", targets.ttft_s, ttft_s
+    if targets.e2e_s is not None and ttft_s is not None:
+        # A length that nobody stated may be a single token.
+        decode_s = 0.0 if tpot_s is None or output_tokens is None else (output_tokens - 1) * tpot_s
+        yield "e2e", targets.e2e_s, ttft_s + decode_s
+    if output_tokens != 1 and tpot_s is not None:
+        if targets.tpot_s is not None:
+            yield "tpot", targets.tpot_s, tpot_s
+        if targets.tds is not None:
+            yield "tds", 1.0 / targets.tds, tpot_s
+
+
+def _unlikely(
+    name: str, target_s: float, factor: float, figure: Figure, forecast: Forecast, retry_after_s: int | None
+) -> str:
+    remedy = "ask for more" if retry_after_s is None else f"retry in {retry_after_s} s or ask for more"
+    return (
+        f"{name} target of {_ms(target_s)} ms: {_ms(factor * figure.promise.predicted)} ms or more is predicted with "
+        f"{forecast.ahead} requests of its class ahead; {remedy}"
+    )
+
+
+class Ticket:
+    """One admitted request, from which the predictor learns.
+
+    Every event counts once, so that ``ended`` may be called at the end of every request.
+    """
+
+    __slots__ = ("new", "forecast", "place", "_predictor", "_judged")
+
+    def __init__(self, new: NewRequest, forecast: Forecast, place: Place, predictor: Predictor) -> None:
+        self.new = new
+        self.forecast = forecast
+        self.place = place
+        self._predictor = predictor
+        self._judged = False
+
+    def started(self, now_s: float) -> None:
+        """Its first token leaves now."""
+        self.place.started(now_s)
+        self._judge(max(now_s - self.new.arrival_s, 0.0), now_s)
+
+    def ended(self, latency: Latency | None, output_tokens: int, now_s: float) -> None:
+        """It is over. latency: ``None`` unless it was completed with at least one token."""
+        if latency is None:
+            self.place.left(now_s)
+            self._predictor.gave_up(self.forecast)
+            return
+        self.place.started(now_s)
+        self._judge(latency.ttft_s, now_s)
+        self._predictor.completed(self.new, self.forecast, latency, output_tokens, now_s)
+
+    def _judge(self, ttft_s: float, now_s: float) -> None:
+        if not self._judged:
+            self._judged = True
+            self._predictor.started(self.new, self.forecast, ttft_s, now_s)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f}" if seconds >= 0.01 else f"{seconds * 1e3:.2g}"

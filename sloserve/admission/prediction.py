@@ -1,0 +1,199 @@
+"""TTFT and e2e latency of a request at its admission, from what the front end itself sees of earlier ones.
+
+TTFT = time already passed + requests of its class ahead * seconds from one start of the class to the next + service of
+its own prompt. The class's queue and its rate are Little's law, so they hold under any policy: a class that others
+overtake starts more slowly, which is observed, not assumed. The service is a line in prompt tokens through the TTFTs of
+requests that found nobody waiting. e2e = TTFT + output tokens, as stated or as the class's replies are long, within
+``max_tokens`` * time per token of the class. What these estimates leave out (the order within a class, what arrives
+later, the spread of lengths) is in the calibration of each class: quantiles of actual over predicted.
+
+Events are calls with ``now_s``; no clock, no policy, no page. O(1) per event but for the windows of lengths and scores,
+which are bounded. Deterministic. A request that is refused teaches nothing, so quantiles are of those admitted.
+"""
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sloserve.admission.best_observed import Floors
+from sloserve.core.finished import Latency
+from sloserve.core.predicted import MEDIAN, P90, Predicted, Quantiles
+from sloserve.core.slo import SLO
+from sloserve.estimator.conformal import Calibration, Promise
+from sloserve.estimator.length.empirical import EmpiricalLength
+from sloserve.estimator.length.remaining import Requests
+from sloserve.estimator.step_time.running_fit import RunningLine, RunningMean
+
+_MAX_TOKENS = 2**31
+MAX_STALE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """What is known of a request at its admission; ``None`` for what is not.
+
+    arrival_s: epoch seconds, from when its latency counts. output_tokens: the reply's length as the client states it.
+    replies: to this one prompt; lengths are those of each. streamed: its first token is seen when it leaves.
+    """
+
+    slo: SLO
+    arrival_s: float
+    prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    output_tokens: int | None = None
+    replies: int = 1
+    streamed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One predicted figure, in seconds from arrival. unqueued_s: part that remains if nobody waits ahead."""
+
+    promise: Promise
+    unqueued_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The prediction of one request. ahead: requests of its class that waited. alone: nobody waited, in no class."""
+
+    ttft: Figure | None
+    e2e: Figure | None
+    ahead: int
+    alone: bool
+
+    @property
+    def predicted(self) -> Predicted | None:
+        """What to tell the client; ``None`` while nothing can be told."""
+        ttft, e2e = _told(self.ttft), _told(self.e2e)
+        return None if ttft is None and e2e is None else Predicted(ttft, e2e)
+
+
+class Predictor:
+    """Answers: when will this request get its first token and its last, and how sure is that?"""
+
+    def __init__(self, class_names: Iterable[str], levels: Iterable[float] = ()) -> None:
+        """levels: quantiles that are wanted besides the median and 0.9."""
+        wanted = tuple(sorted({MEDIAN, P90, *levels}))
+        self.floors = Floors()
+        self._line = RunningLine()
+        self._due: list[tuple[float, int, Calibration, Promise, float]] = []
+        self._counter = 0
+        self._lengths = EmpiricalLength()
+        self._classes = {name: _OfClass(i, wanted) for i, name in enumerate(class_names)}
+
+    def forecast(self, new: NewRequest, ahead: int, interval_s: float | None, now_s: float, *, alone: bool) -> Forecast:
+        """The prediction of a request behind ``ahead`` others of its class, which start ``interval_s`` apart.
+
+        Raises: KeyError for an unknown class.
+        """
+        self._run_out(now_s)
+        of_class = self._classes[new.slo.slo_class.name]
+        service_s = self._line.at(new.prompt_tokens)
+        if service_s is None:
+            return Forecast(None, None, ahead, alone)
+        passed_s = max(now_s - new.arrival_s, 0.0)
+        wait_s = ahead * (service_s if interval_s is None else interval_s)
+        ttft = _figure(of_class.ttft, passed_s + service_s, wait_s)
+        tpot_s = of_class.tpot.value
+        e2e = None
+        if tpot_s is not None:
+            decode_s = (self._output_tokens(of_class, new) - 1.0) * tpot_s
+            e2e = _figure(of_class.e2e_of(new), passed_s + service_s + decode_s, wait_s)
+        return Forecast(ttft, e2e, ahead, alone)
+
+    def admitted(self, new: NewRequest, forecast: Forecast) -> None:
+        """It came in; from now on its promises can run out."""
+        of_class = self._classes[new.slo.slo_class.name]
+        # A first token that nobody sees may have come in time.
+        ttft = forecast.ttft if new.streamed else None
+        for calibration, figure in ((of_class.ttft, ttft), (of_class.e2e_of(new), forecast.e2e)):
+            if figure is not None:
+                for level, limit_s in (figure.promise.quantiles or {}).items():
+                    self._counter += 1
+                    due = (new.arrival_s + limit_s, self._counter, calibration, figure.promise, level)
+                    heapq.heappush(self._due, due)
+
+    def started(self, new: NewRequest, forecast: Forecast, ttft_s: float, now_s: float) -> None:
+        """Its first token came after ``ttft_s``."""
+        if forecast.alone and new.prompt_tokens is not None:
+            self._line.add(new.prompt_tokens, ttft_s)
+            self.floors.saw_ttft(new.prompt_tokens, ttft_s, now_s)
+        if forecast.ttft is not None:
+            self._classes[new.slo.slo_class.name].ttft.observe(forecast.ttft.promise, ttft_s)
+
+    def gave_up(self, forecast: Forecast) -> None:
+        """It ended before its time; what it would have taken is not known."""
+        for figure in (forecast.ttft, forecast.e2e):
+            if figure is not None:
+                figure.promise.over = True
+
+    def completed(
+        self, new: NewRequest, forecast: Forecast, latency: Latency, output_tokens: int, now_s: float
+    ) -> None:
+        """It is complete, after ``output_tokens`` in all its replies."""
+        output_tokens = max(output_tokens // new.replies, 1)
+        of_class = self._classes[new.slo.slo_class.name]
+        if output_tokens > 1:
+            of_class.tpot.add(latency.tpot_s)
+            self.floors.saw_tpot(output_tokens, latency.tpot_s, now_s)
+        cut = new.max_tokens is not None and output_tokens >= new.max_tokens
+        self._lengths.observe(of_class.id, output_tokens, cut=cut)
+        of_class.saw_length()
+        if forecast.e2e is not None:
+            of_class.e2e_of(new).observe(forecast.e2e.promise, latency.e2e_s)
+
+    def _run_out(self, now_s: float) -> None:
+        while self._due and self._due[0][0] < now_s:
+            _, _, calibration, promise, level = heapq.heappop(self._due)
+            calibration.ran_out(promise, level)
+
+    def _output_tokens(self, of_class: "_OfClass", new: NewRequest) -> float:
+        limit = _MAX_TOKENS if new.max_tokens is None else max(new.max_tokens, 1)
+        if new.output_tokens is not None:
+            return float(min(new.output_tokens, limit))
+        known = of_class.mean_lengths.get(limit)
+        if known is None:
+            one = Requests(
+                class_id=np.array([of_class.id]), output_tokens=np.zeros(1, np.int64), max_tokens=np.array([limit])
+            )
+            known = of_class.mean_lengths[limit] = float(self._lengths.rest(one).mean()[0])
+        return known
+
+
+class _OfClass:
+    """What is known of one class. e2e: by whether the length was stated, which is far surer.
+
+    mean_lengths: by ``max_tokens``, as of up to ``MAX_STALE`` replies ago, because a mean costs 100 us.
+    """
+
+    def __init__(self, class_id: int, levels: tuple[float, ...]) -> None:
+        self.id = class_id
+        self.tpot = RunningMean()
+        self.mean_lengths: dict[int, float] = {}
+        self._seen = self._seen_since = 0
+        self.ttft = Calibration(levels)
+        self._e2e = {stated: Calibration(levels) for stated in (False, True)}
+
+    def saw_length(self) -> None:
+        """Forgets the means once enough replies more have come to change them."""
+        self._seen += 1
+        self._seen_since += 1
+        if self._seen_since >= min(1 + self._seen // 16, MAX_STALE):
+            self._seen_since = 0
+            self.mean_lengths.clear()
+
+    def e2e_of(self, new: NewRequest) -> Calibration:
+        return self._e2e[new.output_tokens is not None]
+
+
+def _figure(calibration: Calibration, unqueued_s: float, wait_s: float) -> Figure:
+    return Figure(calibration.promise(unqueued_s + wait_s), unqueued_s)
+
+
+def _told(figure: Figure | None) -> Quantiles | None:
+    if figure is None or figure.promise.quantiles is None:
+        return None
+    return Quantiles(figure.promise.quantiles[MEDIAN], figure.promise.quantiles[P90])

@@ -1,0 +1,72 @@
+"""What predictions are made from: ``sloserve profile`` and ``train-length``."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sloserve.cli.root import VLLMArguments, app, our_flags, vllm_arguments
+
+
+@app.command("train-length")
+def train_length(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA.jsonl",
+            help="One request a line: output_tokens or output; prompt, prompt_tokens, max_tokens, task, arrival_s.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="File of the model.")] = Path("length-model.json"),
+    text: Annotated[bool, typer.Option(help="Learn from the prompts' text, where the file has it.")] = True,
+    seeds: Annotated[int, typer.Option(help="Random splits to report on.")] = 3,
+    held_out: Annotated[float, typer.Option(help="Share of the requests kept apart in each split.")] = 0.2,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+) -> None:
+    """Learn to predict output lengths from DATA.jsonl, and report how well on requests kept apart.
+
+    The model is then trained on all of DATA. Its file holds numbers only; predicting needs nothing that training does.
+    """
+    from sloserve.estimator.length.train_command import train_and_report
+
+    train_and_report(data, out, text=text, seeds=seeds, share=held_out, seed=seed)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def profile(
+    context: typer.Context,
+    arguments: VLLMArguments = None,
+    out: Annotated[Path, typer.Option(help="The profile to write.")] = Path("profile.yaml"),
+    raw: Annotated[
+        Path | None, typer.Option(help="Raw measurements, which a run goes on with. Default: beside --out, .jsonl.")
+    ] = None,
+    grid: Annotated[str, typer.Option(help="full, or small: seconds, enough to try out, not to trust.")] = "full",
+    repetitions: Annotated[int, typer.Option(help="How often each scenario is measured; medians count.")] = 3,
+    max_context_tokens: Annotated[
+        int, typer.Option(help="Most tokens of KV cache that a scenario fills; filling is what takes the time.")
+    ] = 131_072,
+    form: Annotated[str, typer.Option(help="Latency form: hinge, distserve or bilinear.")] = "hinge",
+) -> None:
+    """Measure MODEL's engine on this machine and write a profile for simulations and predictions.
+
+    Steps of many sizes are timed on vLLM's real engine, in repetitions that go through the whole grid in turn, and a
+    latency form is fitted to them; its error is measured on steps that the fit did not see. An interrupted run goes on
+    where it stopped. MODEL may be builtin:tiny.
+    """
+    from sloserve.estimator.step_time.profiling import ProfileSettings
+    from sloserve.vllm_plugin.server import serve
+
+    settings = ProfileSettings(grid, repetitions, form, max_context_tokens)
+    # The worker in this process, so that loading can be timed; read when vLLM is imported.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if "builtin:tiny" in (arguments or []):
+        # Threads that wait for each other take longer than the tiny model does.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    args = serve.prepare(vllm_arguments(context, arguments), our_flags(context))
+
+    from sloserve.vllm_plugin.profile_engine import profile_model
+
+    profile_model(args, settings, out, raw or out.with_suffix(".jsonl"))

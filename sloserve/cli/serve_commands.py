@@ -1,0 +1,193 @@
+"""``sloserve serve``, and what an operator asks before it: ``check-config``, ``policies``."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import sloserve
+from sloserve.cli.root import VLLMArguments, app, our_flags, vllm_arguments
+from sloserve.core.errors import ConfigError
+
+PolicyFlag = Annotated[
+    str | None,
+    typer.Option("--policy", help="Scheduling policy, as name or name:option=value; fcfs if not given."),
+]
+PresetFlag = Annotated[
+    str | None,
+    typer.Option("--preset", help="Policy and class targets that are shipped; `sloserve presets` lists them."),
+]
+ShadowPolicyFlag = Annotated[
+    str | None,
+    typer.Option("--shadow-policy", help="A policy whose plans are scored in metrics and never carried out."),
+]
+AdmissionFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--admission",
+        help="none; cap: 429 once --max-waiting of a class wait; predict: also for targets that will be missed. "
+        "Default: none.",
+    ),
+]
+MaxWaitingFlag = Annotated[
+    int | None, typer.Option("--max-waiting", help="Requests of one class that may wait under cap and predict.")
+]
+MinChanceFlag = Annotated[
+    float | None,
+    typer.Option("--min-chance", help="Least chance to meet its targets with which predict lets a request in."),
+]
+
+
+def _flags(
+    policy: str | None,
+    shadow_policy: str | None,
+    admission: str | None,
+    max_waiting: int | None,
+    min_chance: float | None,
+) -> dict[str, object]:
+    """Flags by the names of :data:`sloserve.config.FLAGS`."""
+    return {
+        "policy": policy,
+        "shadow_policy": shadow_policy,
+        "admission": admission,
+        "max_waiting": max_waiting,
+        "min_chance": min_chance,
+    }
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def serve(
+    context: typer.Context,
+    arguments: VLLMArguments = None,
+    policy: PolicyFlag = None,
+    shadow_policy: ShadowPolicyFlag = None,
+    preset: PresetFlag = None,
+    slo_config: Annotated[
+        Path | None,
+        typer.Option(help="YAML file of settings, see configs/serve.yaml; it wins over --preset, flags win over it."),
+    ] = None,
+    admission: AdmissionFlag = None,
+    max_waiting: MaxWaitingFlag = None,
+    min_chance: MinChanceFlag = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(help="Turns the admin routes on, for who shows this key. Better in env SLOSERVE_ADMIN_KEY."),
+    ] = None,
+) -> None:
+    """Serve MODEL with vLLM's OpenAI server under an SLO-aware policy.
+
+    Every flag of `vllm serve` is accepted and passed on; the host is 127.0.0.1 unless --host says otherwise. MODEL may
+    be builtin:tiny, a model made on the spot. Requests state their SLO in headers x-slo-*, in the field `slo`, in
+    `service_tier`, or in `vllm_xargs`. `sloserve policies` lists the policies, `sloserve check-config` checks a file.
+    """
+    from sloserve import config
+    from sloserve.vllm_plugin.server import serve
+
+    flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance)
+    sources = config.read_sources(slo_config, flags, preset)
+    config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
+    key = config.read_admin_key(admin_key, os.environ)
+    passed_on = vllm_arguments(context, arguments)
+    listens_on = serve.listens_on(passed_on)
+    if listens_on is not None:
+        serve.check_port_free(*listens_on)
+    args = serve.prepare(passed_on, our_flags(context))
+    effective = config.settle(sources, args.additional_config)
+    admin = ("admin routes", "on" if key else "off", key.source if key else config.DEFAULT)
+    print(f"sloserve {sloserve.__version__} settings\n{config.table([*effective.rows(), admin])}", flush=True)
+    _print_warnings(effective.warnings())
+    serve.run(args, effective.section, key.value if key else None)
+
+
+@app.command("check-config")
+def check_config(
+    file: Annotated[
+        Path | None, typer.Argument(help="The YAML file that --slo-config is to name.", show_default=False)
+    ] = None,
+    preset: PresetFlag = None,
+    policy: PolicyFlag = None,
+    shadow_policy: ShadowPolicyFlag = None,
+    admission: AdmissionFlag = None,
+    max_waiting: MaxWaitingFlag = None,
+    min_chance: MinChanceFlag = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Settings and origins, or the mistakes, as JSON.")] = False,
+) -> None:
+    """Say everything that is wrong with FILE, or print the settings that follow from it; start nothing.
+
+    Ends with status 0 if `sloserve serve --slo-config FILE` would take it, together with the flags given, else with 2.
+    """
+    from sloserve import config
+
+    flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance)
+    try:
+        if file is None and preset is None:
+            raise ConfigError("check-config: nothing to check; name a FILE, or a --preset")
+        effective = config.settle(config.read_sources(file, flags, preset))
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"errors": str(error).splitlines()}, indent=2))
+        raise typer.Exit(2) from None
+    print(json.dumps(effective.as_json(), indent=2) if as_json else config.table(effective.rows()))
+    if not as_json:
+        _print_warnings(effective.warnings())
+
+
+def _print_warnings(warnings: list[str]) -> None:
+    for warning in warnings:
+        print(f"sloserve: warning: {warning}", file=sys.stderr)
+
+
+@app.command()
+def presets() -> None:
+    """List the shipped presets."""
+    from sloserve import config
+
+    found = config.presets()
+    for name, text in found.items():
+        print(f"{name:<{max(map(len, found))}}  {text}")
+
+
+@app.command()
+def policies(
+    name: Annotated[str | None, typer.Argument(help="A policy whose options to show.", show_default=False)] = None,
+) -> None:
+    """List the installed policies, or say what NAME does and which options it has.
+
+    Options follow the policy's name, as in edf:evict=false:max_preemptions=1.
+    """
+    from sloserve.scheduler.describe import describe_policy
+    from sloserve.scheduler.registry import policy_names
+
+    if name is None:
+        summaries = []
+        for one in policy_names():
+            try:
+                summaries.append((one, describe_policy(one).summary))
+            except ConfigError as error:  # a broken third-party package must not hide the others
+                summaries.append((one, str(error)))
+        print(_columns(summaries))
+        return
+    found = describe_policy(name)
+    print(f"{name}: {found.summary}")
+    if not found.options:
+        print("It has no options.")
+        return
+    print(f"\nOptions, as in {name}:{found.options[0].name}={_text(found.options[0].default)}, with their defaults:\n")
+    rows = [(f"  {o.name}", _text(o.default), o.kind, o.meaning.partition(". ")[0]) for o in found.options]
+    print(_columns([("  option", "default", "type", "meaning"), *rows]))
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _text(default: object) -> str:
+    """A default as it would be written behind the option's name; ``-`` for none."""
+    return "-" if default is None else str(default).lower() if isinstance(default, bool) else str(default)

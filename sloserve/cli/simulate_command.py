@@ -1,0 +1,128 @@
+"""``sloserve simulate``, and what it can be asked to: ``workloads``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sloserve.cli.root import app
+
+
+@app.command()
+def simulate(
+    workload: Annotated[str | None, typer.Option(help="A named workload; `sloserve workloads` lists them.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="A trace to replay: CSV, Azure's CSV or Mooncake's JSONL, may be gzipped; a path, or a file's name in "
+            "the folder that SLOSERVE_DATA names."
+        ),
+    ] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="A named set of these flags; `sloserve workloads` lists them. Flags given win.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Engine profile, shipped name or path; h100-llama3-8b if not given.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Policies, comma-separated; stock is vLLM's own scheduler. Default: stock,edf."),
+    ] = None,
+    admission: Annotated[
+        str | None,
+        typer.Option(
+            help="Admissions, comma-separated, each for every policy: none, cap:max_waiting=64, "
+            "predict:min_chance=0.5, vllm:max_num_queued_tokens=16000 or max_num_queued_reqs. Default: none."
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="SLO file (classes, targets, who gets which), or the built-in default, reading, voice or "
+            "scaled:prompt_ms=50:token_ms=24 (e2e in proportion to the reply)."
+        ),
+    ] = None,
+    rps: Annotated[str | None, typer.Option(help="Offered requests per second, comma-separated.")] = None,
+    rate_scale: Annotated[float | None, typer.Option(help="Offered load in multiples of the workload's rate.")] = None,
+    load: Annotated[
+        str | None, typer.Option(help="Offered load in multiples of stock's measured capacity, e.g. 0.7,1.5.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many seeds (window of the trace, classes, draws); 3 if not given.")
+    ] = None,
+    max_requests: Annotated[int | None, typer.Option(help="Requests a run; 1000 if not given.")] = None,
+    kv_blocks: Annotated[int | None, typer.Option(help="KV blocks; the profile's if not given.")] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Requests that may run at once; the profile's if not given.")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Tokens a step may compute; the profile's if not given.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest prompt and reply together, in tokens; the profile's if not given.")
+    ] = None,
+    aged_share: Annotated[
+        float | None, typer.Option(help="Share of admissions for aged requests; off if not given.")
+    ] = None,
+    length_model: Annotated[
+        Path | None, typer.Option(help="File of `sloserve train-length`, used by policies with length=predicted.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Processes to run in; results do not depend on it.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for records, logs and plots.")] = Path("out"),
+    token_log: Annotated[bool, typer.Option("--token-log", help="Also write tokens.csv.gz.")] = False,
+) -> None:
+    """Replay a workload through vLLM's real scheduler in virtual time, under several policies.
+
+    Stock (vLLM's AsyncScheduler) and every policy see the same requests and run through the same loop. Without --rps,
+    --rate-scale or --load a trace is replayed at its recorded rate, and a named workload at 0.7, 1, 1.5 and 2 times
+    stock's capacity.
+    """
+    from sloserve.vllm_plugin.versions import require_vllm
+
+    require_vllm()
+
+    from sloserve.sim.experiments import experiment_flags
+    from sloserve.sim.simulate import build_experiment
+    from sloserve.sim.simulate import simulate as run
+
+    flags = {
+        "workload": workload,
+        "trace": trace,
+        "profile": profile,
+        "policy": policy,
+        "admission": admission,
+        "slo": slo,
+        "rps": rps,
+        "rate_scale": rate_scale,
+        "load": load,
+        "seeds": seeds,
+        "max_requests": max_requests,
+        "kv_blocks": kv_blocks,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
+        "aged_share": aged_share,
+        "length_model": length_model,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    row = experiment_flags(experiment) if experiment is not None else {}
+    for alternatives in (("workload", "trace"), ("rps", "rate_scale", "load")):
+        if any(name in given for name in alternatives):
+            row = {name: value for name, value in row.items() if name not in alternatives}
+    run(build_experiment(**(row | given)), out, token_log=token_log, jobs=jobs)
+
+
+@app.command()
+def workloads() -> None:
+    """List the named workloads, the named experiments and the shipped profiles."""
+    from sloserve.estimator.step_time.profile import profile_names
+    from sloserve.sim.experiments import EXPERIMENTS
+    from sloserve.workloads.registry import WORKLOADS
+
+    width = max(map(len, [*WORKLOADS, *EXPERIMENTS]))
+    for item in WORKLOADS.values():
+        print(f"workload    {item.name:<{width}}  {item.description}")
+    for name, row in EXPERIMENTS.items():
+        print(f"experiment  {name:<{width}}  {row.question}")
+    for name in profile_names():
+        print(f"profile     {name}")

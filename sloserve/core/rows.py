@@ -1,0 +1,193 @@
+"""The request table that policies read: one slot per unfinished request, one numpy array per column.
+
+The adapter writes it when a request is added, makes progress, changes state or ends; nothing is rebuilt per step. A
+slot is reused after its request ended, so slots are no order: ties between requests end in ``seq``, the enqueue
+counter. A policy declares the columns it reads (``Policy.needs``); only those are kept up to date, the others raise on
+access.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+class State(IntEnum):
+    """Where a request stands in the engine."""
+
+    FREE = 0
+    """No request has this slot."""
+    WAITING = 1
+    """Never admitted, holds no KV blocks."""
+    PREEMPTED = 2
+    """Evicted after it had been admitted; waits to be recomputed, holds no KV blocks."""
+    RUNNING = 3
+    """Admitted: holds KV blocks and one of the model runner's slots."""
+    BLOCKED = 4
+    """Waits for something that is not the scheduler's to give: a grammar, remote KV, a session's next input."""
+
+
+COLUMNS: dict[str, tuple[type, float]] = {
+    # name: (dtype, value in a fresh row). Seconds are epoch seconds or durations as named; nan where there is none.
+    "seq": (np.int64, 0),  # enqueue counter: total order of arrival
+    "state": (np.int8, State.FREE),
+    "arrival_s": (np.float64, np.nan),
+    "priority": (np.int64, 0),  # the request's own number, lower is earlier (vLLM)
+    "class_rank": (np.int64, 0),  # rank of its service class, lower is more urgent
+    "class_id": (np.int64, 0),  # index of its service class in the deployment's table
+    "ttft_s": (np.float64, np.nan),  # targets: nan where the request has none
+    "tpot_s": (np.float64, np.nan),
+    "e2e_s": (np.float64, np.nan),
+    "tds": (np.float64, np.nan),
+    "prompt_tokens": (np.int64, 0),
+    "max_tokens": (np.int64, 0),
+    "oracle_output_tokens": (np.int64, -1),  # known only to a simulator or a client that says so; -1 where unknown
+    "length_p10": (np.float64, np.nan),  # quantiles of the reply's whole length, as the front end predicted; else nan
+    "length_p25": (np.float64, np.nan),
+    "length_p50": (np.float64, np.nan),
+    "length_p75": (np.float64, np.nan),
+    "length_p90": (np.float64, np.nan),
+    "cached_tokens": (np.int64, 0),  # prompt tokens found in the prefix cache at first admission
+    "computed_tokens": (np.int64, 0),  # tokens with KV, those in flight included
+    "in_flight_tokens": (np.int64, 0),  # scheduled, result not yet seen
+    "output_tokens": (np.int64, 0),
+    "kv_blocks": (np.int64, 0),  # ceil(computed_tokens / block_size); shared prefix blocks count for every holder
+    "num_preemptions": (np.int64, 0),
+    "first_token_s": (np.float64, np.nan),
+    "last_token_s": (np.float64, np.nan),
+    "evictable": (np.bool_, True),  # False: the guards forbid evicting it
+    "pausable": (np.bool_, True),
+}
+
+LENGTH_QUANTILES = ("length_p10", "length_p25", "length_p50", "length_p75", "length_p90")
+"""Columns at the levels of :data:`sloserve.estimator.length.at_admission.LEVELS`, in their order."""
+
+ALWAYS_KEPT = frozenset({"seq", "state", "evictable", "pausable"})
+"""Columns that the contract itself reads."""
+
+PROGRESS_COLUMNS = frozenset({"first_token_s", "last_token_s"})
+"""Columns written as each step's output arrives."""
+
+GATHERED_COLUMNS = frozenset({"computed_tokens", "in_flight_tokens", "output_tokens", "kv_blocks"})
+"""Columns read from the running requests just before a plan is made."""
+
+
+class Rows:
+    """Columns as attributes (``rows.arrival_s``), each ``[capacity]``; index them with slots.
+
+    Args:
+        needs: the columns to keep, beside those that are always kept.
+    """
+
+    def __init__(self, needs: frozenset[str], capacity: int = 64) -> None:
+        unknown = sorted(needs - COLUMNS.keys())
+        if unknown:
+            raise ValueError(f"unknown row columns {unknown}; known: {', '.join(COLUMNS)}")
+        self.kept = needs | ALWAYS_KEPT
+        self._capacity = 0
+        self._free: list[int] = []
+        self._next_seq = 0
+        for name in self.kept:
+            setattr(self, name, np.empty(0, COLUMNS[name][0]))
+        self._grow(capacity)
+
+    # Declared for type checkers; an attribute exists only for a kept column.
+    seq: IntArray
+    state: NDArray[np.int8]
+    arrival_s: FloatArray
+    priority: IntArray
+    class_rank: IntArray
+    class_id: IntArray
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    e2e_s: FloatArray
+    tds: FloatArray
+    prompt_tokens: IntArray
+    max_tokens: IntArray
+    oracle_output_tokens: IntArray
+    length_p10: FloatArray
+    length_p25: FloatArray
+    length_p50: FloatArray
+    length_p75: FloatArray
+    length_p90: FloatArray
+    cached_tokens: IntArray
+    computed_tokens: IntArray
+    in_flight_tokens: IntArray
+    output_tokens: IntArray
+    kv_blocks: IntArray
+    num_preemptions: IntArray
+    first_token_s: FloatArray
+    last_token_s: FloatArray
+    evictable: BoolArray
+    pausable: BoolArray
+
+    @property
+    def capacity(self) -> int:
+        """Length of every column."""
+        return self._capacity
+
+    @property
+    def last_seq(self) -> int:
+        """``seq`` of the latest request, -1 before the first."""
+        return self._next_seq - 1
+
+    def __len__(self) -> int:
+        return self._capacity - len(self._free)
+
+    def _grow(self, capacity: int) -> None:
+        for name in self.kept:
+            dtype, fill = COLUMNS[name]
+            column: NDArray[Any] = np.full(capacity, fill, dtype)
+            column[: self._capacity] = getattr(self, name)
+            setattr(self, name, column)
+        self._free.extend(range(capacity - 1, self._capacity - 1, -1))
+        self._capacity = capacity
+
+    def keep(self, needs: frozenset[str]) -> frozenset[str]:
+        """Keeps these columns from now on, and no others beside those always kept; returns the new ones.
+
+        New columns hold their fresh value in every slot.
+        """
+        wanted = needs | ALWAYS_KEPT
+        new = wanted - self.kept
+        for name in self.kept - wanted:
+            delattr(self, name)
+        for name in new:
+            dtype, fill = COLUMNS[name]
+            setattr(self, name, np.full(self._capacity, fill, dtype))
+        self.kept = wanted
+        return new
+
+    def add(self, **values: float) -> int:
+        """Takes a slot for a new request, with the next ``seq`` and state WAITING, and returns it.
+
+        Values for columns that are not kept are ignored; kept ones without a value get the column's fresh value.
+        """
+        if not self._free:
+            self._grow(2 * self._capacity)
+        slot = self._free.pop()
+        for name in self.kept:
+            getattr(self, name)[slot] = values.get(name, COLUMNS[name][1])
+        self.seq[slot] = self._next_seq
+        self._next_seq += 1
+        if "state" not in values:
+            self.state[slot] = State.WAITING
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Gives the slot back; it may be reused by the next :meth:`add`."""
+        self.state[slot] = State.FREE
+        self._free.append(slot)
+
+    def slots_in(self, *states: State) -> IntArray:
+        """Slots of all requests in one of ``states``, ascending, which is not an order of service."""
+        mask = self.state == int(states[0])
+        for state in states[1:]:
+            mask |= self.state == int(state)
+        slots: IntArray = mask.nonzero()[0]
+        return slots

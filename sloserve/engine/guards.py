@@ -1,0 +1,131 @@
+"""What holds whatever a policy plans: bounded planning cost, bounded overtaking, liveness, and requests that must not
+be touched.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from sloserve.core.rows import IntArray, Rows, State
+from sloserve.core.slo import ClassTable
+from sloserve.lso.turns import NOBODYS_TURN, Turns
+from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
+
+
+class PlanBudget:
+    """Amortises planning: a new plan is made once the time since the last one, times ``share``, covers what that one
+    cost.
+
+    measure: reads a cost meter in seconds. Live, a monotonic timer; in the simulator the profile's constant stands in
+    for it, so that virtual runs do not depend on the machine they run on.
+    """
+
+    def __init__(
+        self, share: float, measure: Callable[[], float] = time.perf_counter, fixed_cost_s: float | None = None
+    ) -> None:
+        self._share = share
+        self._measure = measure
+        self._fixed_cost_s = fixed_cost_s
+        self._last_cost_s = 0.0
+        self._last_plan_s = -math.inf
+        self._started = 0.0
+
+    def allows(self, now_s: float) -> bool:
+        """Whether a plan may be made. now_s: monotonic, here and below."""
+        return (now_s - self._last_plan_s) * self._share >= self._last_cost_s
+
+    def start(self) -> None:
+        self._started = self._measure()
+
+    def stop(self, now_s: float, *, others_s: float = 0.0) -> float:
+        """Books the plan that :meth:`start` began; returns what it really cost, in seconds.
+
+        others_s: how much of the time since then went to something else.
+        """
+        cost_s = self._measure() - self._started - others_s
+        self._last_cost_s = cost_s if self._fixed_cost_s is None else self._fixed_cost_s
+        self._last_plan_s = now_s
+        return cost_s
+
+
+class Ageing:
+    """Who has aged, and whose turn it is to be admitted: see :mod:`sloserve.lso.turns`.
+
+    With k aged requests before it, at most ``(k + 1) * period`` requests are admitted before an aged one. From then on
+    no plan evicts or pauses it, and it stands before all others when vLLM is short of KV: the oldest is served to its
+    end without interruption, and so is each of them in turn.
+    """
+
+    NEEDS = frozenset({"arrival_s", "class_id"})
+
+    def __init__(self, share: float, classes: ClassTable) -> None:
+        self.period = math.ceil(1.0 / share) if share > 0 else None
+        self._age_s = np.array([c.aged_after_s for c in classes])
+        self._since_aged = 0
+
+    def turns(self, rows: Rows, waiting: IntArray, now_s: float) -> Turns:
+        """Whose turn comes when, among those ``waiting``."""
+        if self.period is None or not waiting.size:
+            return NOBODYS_TURN
+        old = waiting[now_s - rows.arrival_s[waiting] > self._age_s[rows.class_id[waiting]]]
+        if not old.size:
+            return NOBODYS_TURN
+        oldest_first = old[np.argsort(rows.seq[old])]
+        return Turns(oldest_first, self.period, before_next=max(self.period - 1 - self._since_aged, 0))
+
+    def admitted(self, slots: IntArray, aged: IntArray) -> IntArray:
+        """Counts the step's admissions; returns the aged ones among them, which are to be protected from eviction.
+
+        Only the admission of the oldest starts the count anew: else a policy that prefers the youngest of the aged
+        would keep the oldest waiting for ever.
+        """
+        gone: set[int] = set()
+        oldest = 0
+        for slot in slots.tolist():
+            gone.add(slot)
+            self._since_aged = 0 if oldest < aged.size and slot == aged[oldest] else self._since_aged + 1
+            while oldest < aged.size and int(aged[oldest]) in gone:
+                oldest += 1
+        return slots[np.isin(slots, aged)]
+
+
+def permitted(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
+    """``plan`` without evictions and pauses of requests that must not be touched; a request is not both evicted and
+    paused.
+    """
+    rows = snapshot.rows
+    evict = plan.evict[rows.evictable[plan.evict]]
+    pause = plan.pause[rows.pausable[plan.pause]] if may_pause else NO_SLOTS
+    if evict.size and pause.size:
+        pause = pause[~np.isin(pause, evict)]
+    if evict.size == plan.evict.size and pause.size == plan.pause.size:
+        return plan
+    return replace(plan, evict=evict, pause=pause)
+
+
+def keep_alive(plan: Plan, snapshot: Snapshot) -> Plan:
+    """``plan``, changed where it would leave the engine with nothing to schedule.
+
+    A running request that is neither evicted nor paused can always be scheduled, since KV shortage takes its victims
+    from the others. Without one, nothing is paused (paused requests hold the KV and slots that admissions need), and if
+    nobody waits who could be admitted at once, the request served first is not evicted.
+    """
+    running = snapshot.running
+    if not running.size or running.size > plan.evict.size + plan.pause.size:
+        return plan
+    kept = running[~np.isin(running, plan.evict)]
+    if kept.size > plan.pause.size:
+        return plan
+    if kept.size:
+        return replace(plan, pause=NO_SLOTS)
+    fresh = snapshot.rows.state[snapshot.waiting] == State.WAITING
+    if fresh.any():
+        return replace(plan, pause=NO_SLOTS)
+    # Evicted requests cannot be admitted again before their tokens in flight have arrived: one keeps running.
+    first = running[np.argmin(snapshot.rows.seq[running])]
+    evict = plan.evict[plan.evict != first]
+    order = None if plan.waiting is None else plan.waiting[plan.waiting != first]
+    return replace(plan, evict=evict, pause=NO_SLOTS, waiting=order)

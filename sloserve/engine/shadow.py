@@ -1,0 +1,93 @@
+"""Shadow mode: a second policy gets the same events, plans for the same snapshots, and is only scored.
+
+Its plans pass the same check and guards as those of the policy in charge, are compared with them (see
+:mod:`sloserve.engine.plan_score`) and thrown away. It has a planning budget of its own, and whatever it raises stays
+here. It plans only where the policy in charge has just planned, so that both saw the same.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from sloserve.core.rows import IntArray, Rows
+from sloserve.engine.containment import log_seldom
+from sloserve.engine.guards import PlanBudget
+from sloserve.engine.plan_score import NEEDS, AdmissionRate, admission_order, agreement, own_order, predicted_gain
+from sloserve.scheduler.policy import Plan, Policy, Snapshot, check_plan
+
+
+class Shadow:
+    """A policy that plans for nobody, and the sums of its scores.
+
+    figures: plans made and errors; agreement and predicted gain, each as a sum over the plans that have one and their
+    number.
+    """
+
+    def __init__(self, policy: Policy, share: float, fixed_cost_s: float | None = None) -> None:
+        self.policy = policy
+        self.needs = policy.needs | NEEDS
+        self.rate = AdmissionRate()
+        names = ("plans", "errors", "agreement_sum", "agreement_count", "gain_sum", "gain_count")
+        self.figures = dict.fromkeys(names, 0.0)
+        self._budget = PlanBudget(share, fixed_cost_s=fixed_cost_s)
+
+    def tell(self, event: str, rows: Rows, *args: Any) -> None:
+        """Reports an event: ``arrived``, ``progressed`` or ``finished``."""
+        try:
+            getattr(self.policy, event)(rows, *args)
+        except Exception:
+            self._count_error()
+
+    def is_due(self, monotonic_s: float) -> bool:
+        """Whether the budget allows another plan."""
+        return self._budget.allows(monotonic_s)
+
+    def consider(
+        self,
+        main: Plan,
+        snapshot: Snapshot,
+        guarded: Callable[[Plan, Snapshot], Plan],
+        queue: Callable[[], IntArray],
+        now_s: float,
+        monotonic_s: float,
+    ) -> float:
+        """Plans for ``snapshot`` and compares with ``main``; returns what that took, in seconds.
+
+        guarded: what the guards leave of a plan. queue: slots in the order of vLLM's queue, from which ``main`` sets
+        out.
+        """
+        self._budget.start()
+        try:
+            self._score(main, snapshot, guarded, queue, now_s)
+        except Exception:
+            self._count_error()
+        finally:
+            cost_s = self._budget.stop(monotonic_s)
+        return cost_s
+
+    def _score(
+        self,
+        main: Plan,
+        snapshot: Snapshot,
+        guarded: Callable[[Plan, Snapshot], Plan],
+        queue: Callable[[], IntArray],
+        now_s: float,
+    ) -> None:
+        plan = self.policy.plan(snapshot, now_s)
+        check_plan(plan, snapshot)
+        plan = guarded(plan, snapshot)
+        self.figures["plans"] += 1
+        main_order = admission_order(main, snapshot, queue())
+        order = admission_order(plan, snapshot, own_order(snapshot))
+        self._add("agreement", agreement(main, main_order, plan, order, snapshot))
+        self._add("gain", predicted_gain(main_order, order, snapshot, self.rate.per_s, now_s))
+
+    def _add(self, name: str, score: float | None) -> None:
+        if score is not None:
+            self.figures[f"{name}_sum"] += score
+            self.figures[f"{name}_count"] += 1
+
+    def _count_error(self) -> None:
+        self.figures["errors"] += 1
+        log_seldom(
+            int(self.figures["errors"]), f"shadow policy {type(self.policy).__name__} failed; it decides nothing"
+        )

@@ -1,0 +1,60 @@
+"""The length of a reply, predicted once at its admission by what ``sloserve train-length`` learned.
+
+The front end predicts, since it has the prompt and time to spare; the prediction travels to the engine as quantiles at
+``LEVELS`` beside the request's SLO, and policies read them as columns of the request table.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from sloserve.estimator.length.learned import LearnedLength, load_length_model
+from sloserve.estimator.length.remaining import FloatArray, Requests
+
+LEVELS: Final[FloatArray] = np.array([0.1, 0.25, 0.5, 0.75, 0.9])
+"""Levels of the quantiles that travel."""
+
+
+class LengthAtAdmission:
+    """Predicts with the model in the file at ``path``; ``class_names`` are the labels of its tasks.
+
+    Raises: ConfigError when the file holds no length model.
+    """
+
+    def __init__(self, path: Path, class_names: Sequence[str]) -> None:
+        self._class_id = {name: i for i, name in enumerate(class_names)}
+        self._model = LearnedLength(load_length_model(path), class_names)
+
+    def quantiles(
+        self,
+        class_name: str,
+        *,
+        arrival_s: float,
+        prompt_tokens: int | None = None,
+        max_tokens: int | None = None,
+        prompt: str | None = None,
+    ) -> list[float]:
+        """Output tokens at LEVELS, ascending.
+
+        Args:
+            class_name: of the request; an unknown one is predicted as of no class.
+            arrival_s: epoch seconds; the hour of the day is a feature.
+            prompt_tokens: ``None`` where the prompt is not tokenized yet.
+            max_tokens: the client's cap.
+            prompt: its text, where the front end has it.
+        """
+        # Without a cap: more than any reply, and what the features take for none.
+        cap = 1 << 20 if max_tokens is None else max_tokens
+        asked = Requests(
+            class_id=np.array([self._class_id.get(class_name, -1)]),
+            output_tokens=np.zeros(1, np.int64),
+            max_tokens=np.array([cap]),
+            prompt_tokens=None if prompt_tokens is None else np.array([prompt_tokens]),
+            arrival_s=np.array([arrival_s]),
+            prompt=None if prompt is None else [prompt],
+        )
+        form = self._model.form(asked)
+        none_yet = np.zeros(1, np.int64)
+        return [float(form.quantile_after(none_yet, np.array([level]))[0]) for level in LEVELS]

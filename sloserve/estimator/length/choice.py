@@ -1,0 +1,36 @@
+"""Predictors of output lengths by name: what the option ``length`` of every policy may say.
+
+* ``predicted``: as the front end predicted each request (:mod:`sloserve.estimator.length.at_admission`), where it did;
+  the others by ``empirical``.
+* A name of ``CLASS_PREDICTORS``: from the requests of the class that ended, and nothing else.
+* ``oracle``: as the client or the simulator states, with an error if one is asked for; requests without a statement as
+  under ``predicted``.
+
+To add a predictor: a module with an :class:`~sloserve.estimator.length.remaining.Estimator`, and a line in
+``CLASS_PREDICTORS``.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from sloserve.estimator.length.empirical import EmpiricalLength
+from sloserve.estimator.length.gaussian import GaussianLength
+from sloserve.estimator.length.remaining import LengthEstimator
+
+CLASS_PREDICTORS: Final[Mapping[str, Callable[[], LengthEstimator]]] = {
+    "empirical": EmpiricalLength,
+    "gaussian": GaussianLength,
+}
+PREDICTED: Final = "predicted"
+ORACLE: Final = "oracle"
+LENGTHS: Final = (PREDICTED, *CLASS_PREDICTORS, ORACLE)
+
+
+def check_lengths(length: str, length_error: float = 0.0) -> None:
+    """Raises: ValueError unless ``length`` is one of LENGTHS and ``length_error`` 0 or more."""
+    if length not in LENGTHS:
+        raise ValueError(f"length: {length!r} is not one of {', '.join(LENGTHS)}")
+    if not 0.0 <= length_error < np.inf:
+        raise ValueError(f"length_error: {length_error} is not 0 or more, and finite")

@@ -1,0 +1,98 @@
+"""Regression trees as arrays: what a learned length model computes with, and nothing else.
+
+A model file holds numbers only and is checked before use, so a file from anywhere can at worst predict badly: children
+lie behind their parents, hence every walk ends, and every index is in range. Predicting needs numpy alone.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.estimator.length.remaining import FloatArray
+
+MAX_NODES = 200_000
+"""Nodes of all trees together, which also bounds the longest walk; 480 trees of 7 leaves have 6,240."""
+
+MAX_TREES = 20_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forest:
+    """Nodes of all trees in a row ``[nodes]``; raises ValueError when they are not trees.
+
+    feature: column to compare, -1 in a leaf. threshold: go left if value <= threshold; in a leaf, its value. left,
+    right: child nodes. roots: first node of each tree ``[levels, trees]``.
+    """
+
+    feature: NDArray[np.int32]
+    threshold: FloatArray
+    left: NDArray[np.int32]
+    right: NDArray[np.int32]
+    roots: NDArray[np.int32]
+    num_features: int
+
+    def __post_init__(self) -> None:
+        nodes = self.feature.size
+        if not 0 < nodes <= MAX_NODES or any(a.shape != (nodes,) for a in (self.threshold, self.left, self.right)):
+            raise ValueError(f"nodes: arrays of one length, 1 to {MAX_NODES}, are needed")
+        if not np.isfinite(self.threshold).all():
+            raise ValueError("threshold: every number must be finite")
+        if self.feature.min() < -1 or self.feature.max() >= self.num_features:
+            raise ValueError(f"feature: must be -1 to {self.num_features - 1}")
+        inner, here = self.feature >= 0, np.arange(nodes)
+        for name, child in (("left", self.left), ("right", self.right)):
+            if ((child <= here) | (child >= nodes))[inner].any():
+                raise ValueError(f"{name}: a child must lie behind its parent, below {nodes}")
+        if self.roots.ndim != 2 or not self.roots.size or self.roots.min() < 0 or self.roots.max() >= nodes:
+            raise ValueError(f"roots: one row of nodes below {nodes} for each level is needed")
+        if self.roots.size > MAX_TREES:
+            raise ValueError(f"roots: {self.roots.size} trees; at most {MAX_TREES} are evaluated")
+
+    def predict(self, rows: FloatArray) -> FloatArray:
+        """The sum of each level's trees for each row ``[n, num_features]``: ``[n, levels]``."""
+        out = np.empty((rows.shape[0], self.roots.shape[0]))
+        for start in range(0, rows.shape[0], 256):  # bounds the memory of a large batch
+            out[start : start + 256] = self._predict(rows[start : start + 256])
+        return out
+
+    def _predict(self, rows: FloatArray) -> FloatArray:
+        n, levels = rows.shape[0], self.roots.shape[0]
+        node = np.tile(self.roots.ravel(), n)
+        values = np.ascontiguousarray(rows).ravel()
+        offset = np.repeat(np.arange(n) * self.num_features, self.roots.size)
+        walking = np.arange(node.size)
+        while True:
+            at = node[walking]
+            feature = self.feature[at]
+            inner = feature >= 0
+            if not inner.all():
+                walking, at, feature = walking[inner], at[inner], feature[inner]
+            if not walking.size:
+                break
+            goes_left = values[offset[walking] + feature] <= self.threshold[at]
+            node[walking] = np.where(goes_left, self.left[at], self.right[at])
+        total: FloatArray = self.threshold[node].reshape(n, levels, -1).sum(axis=2)
+        return total
+
+    def as_json(self) -> dict[str, Any]:
+        """Lists of numbers; :func:`forest_from_json` reads them back exactly."""
+        names = ("feature", "threshold", "left", "right", "roots")
+        return {name: getattr(self, name).tolist() for name in names}
+
+
+def forest_from_json(fields: dict[str, Any], num_features: int) -> Forest:
+    """The forest of :meth:`Forest.as_json`. Raises: ValueError or KeyError for anything else."""
+    whole = {name: _whole(name, fields[name]) for name in ("feature", "left", "right", "roots")}
+    threshold = np.asarray(fields["threshold"])
+    if threshold.dtype.kind not in "fi":
+        raise ValueError("threshold: a list of numbers is needed")
+    return Forest(threshold=threshold.astype(np.float64), num_features=num_features, **whole)
+
+
+def _whole(name: str, value: Any) -> NDArray[np.int32]:
+    array = np.asarray(value)
+    if array.dtype.kind != "i" or array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
+        raise ValueError(f"{name}: a list of whole numbers is needed")
+    return array.astype(np.int32)

@@ -1,0 +1,124 @@
+"""Output lengths predicted from a request's features by a model that ``sloserve train-length`` made.
+
+The model is a file of numbers (``length_forest``), read without running anything from it. It predicts several
+quantiles of the length's logarithm once per request, at admission; what remains after k tokens follows from them.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.length.features import TASK_LEVELS, Features
+from sloserve.estimator.length.forest import Forest, forest_from_json
+from sloserve.estimator.length.quantiles import QuantileLengths, quantile_lengths
+from sloserve.estimator.length.remaining import Estimator, FloatArray, Requests
+
+FORMAT = "sloserve-length-1"
+MAX_FILE_BYTES = 64 * 1024 * 1024
+_MAX_LOG_TOKENS = 20.0
+_REMEMBERED = 65_536
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthModel:
+    """What is learned. levels: ascending within (0, 1) ``[levels]``, one row of ``forest.roots`` each."""
+
+    levels: FloatArray
+    features: Features
+    forest: Forest
+
+    def quantiles(self, requests: Requests, class_names: Sequence[str] = ()) -> FloatArray:
+        """Output tokens at each level, ``[n, levels]``; may cross."""
+        log_tokens = self.forest.predict(self.features.matrix(requests, class_names))
+        quantiles: FloatArray = np.exp(np.clip(log_tokens, 0.0, _MAX_LOG_TOKENS))
+        return quantiles
+
+    def save(self, path: Path) -> None:
+        """Writes the model to ``path``, replacing what is there."""
+        fields = {
+            "format": FORMAT,
+            "levels": self.levels.tolist(),
+            "medians": list(self.features.medians),
+            "tasks": self.features.tasks,
+            "buckets": self.features.buckets,
+            "forest": self.forest.as_json(),
+        }
+        path.write_text(json.dumps(fields, separators=(",", ":")) + "\n")
+
+
+def load_length_model(path: Path) -> LengthModel:
+    """The model in the file at ``path``. Raises: ConfigError when there is none or it is malformed."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: {size} bytes; a length model has at most {MAX_FILE_BYTES}")
+        return _from_json(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the length model: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{path}: no length model: {error}; make one with `sloserve train-length`") from None
+
+
+def _from_json(fields: dict[str, Any]) -> LengthModel:
+    if fields.get("format") != FORMAT:
+        raise ValueError(f"format: {fields.get('format')!r} is not {FORMAT!r}")
+    levels = np.asarray(fields["levels"], np.float64)
+    if (
+        levels.ndim != 1
+        or levels.size < 2
+        or not (0.0 < levels[0] and levels[-1] < 1.0 and (np.diff(levels) > 0).all())
+    ):
+        raise ValueError("levels: two or more ascending numbers within 0..1 are needed")
+    buckets = fields["buckets"]
+    if type(buckets) is not int or not 0 <= buckets <= 65_536:
+        raise ValueError(f"buckets: {buckets!r} is not within 0..65536")
+    medians = tuple(float(value) for value in fields["medians"])
+    tasks = {str(label): tuple(float(value) for value in tokens) for label, tokens in fields["tasks"].items()}
+    if any(len(tokens) != len(TASK_LEVELS) or not np.isfinite(tokens).all() for tokens in tasks.values()):
+        raise ValueError(f"tasks: {len(TASK_LEVELS)} finite numbers are needed for each")
+    features = Features(medians, tasks, buckets)
+    if len(medians) != len(features.names) or not np.isfinite(medians).all():
+        raise ValueError(f"medians: {len(features.names)} finite numbers are needed")
+    forest = forest_from_json(fields["forest"], len(features.names))
+    if forest.roots.shape[0] != levels.size:
+        raise ValueError(f"roots: {levels.size} rows are needed, one for each level")
+    return LengthModel(levels, features, forest)
+
+
+class LearnedLength(Estimator):
+    """Predicts with a :class:`LengthModel`; does not learn from requests that end.
+
+    Args:
+        class_names: label of each ``class_id`` as in training, for requests without a task.
+    """
+
+    def __init__(self, model: LengthModel, class_names: Sequence[str] = ()) -> None:
+        self._model = model
+        self._class_names = tuple(class_names)
+        self._known: dict[int, FloatArray] = {}  # seq -> quantiles; the oldest go first
+
+    def observe(self, class_id: int, output_tokens: int) -> None:
+        """Nothing follows: the model is fixed. Train it again when the workload changes."""
+
+    def form(self, requests: Requests) -> QuantileLengths:
+        """See :meth:`sloserve.estimator.length.remaining.LengthEstimator.form`.
+
+        With ``seq`` each request's features are looked at once, when it is first asked about.
+        """
+        model = self._model
+        if requests.seq is None:
+            return quantile_lengths(model.levels, model.quantiles(requests, self._class_names))
+        seqs = requests.seq.tolist()
+        new = [place for place, seq in enumerate(seqs) if seq not in self._known]
+        if new:
+            found = model.quantiles(requests.take(new), self._class_names)
+            self._known.update(zip((seqs[place] for place in new), found, strict=True))
+        tokens = np.array([self._known[seq] for seq in seqs]).reshape(-1, model.levels.size)
+        while len(self._known) > _REMEMBERED:
+            del self._known[next(iter(self._known))]
+        return quantile_lengths(model.levels, tokens)

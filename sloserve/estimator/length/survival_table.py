@@ -1,0 +1,89 @@
+"""How likely requests are to go on, looked up: for policies that ask many steps ahead for all requests in each plan.
+
+One curve per class suffices, since P(L > a + t | L > a) = P(L > a + t) / P(L > a).
+"""
+
+from typing import Final
+
+import numpy as np
+
+from sloserve.estimator.length.remaining import FloatArray, IntArray, LengthEstimator, Requests
+
+STRIDE_TOKENS: Final = 8
+MOST_TOKENS: Final = 16384
+"""Of a request that is longer the curve is that from here on."""
+_LENGTHS: Final[IntArray] = np.arange(0, MOST_TOKENS + 1, STRIDE_TOKENS)
+_RENEW: Final = 32
+_LEAST: Final = 1e-300
+
+
+class SurvivalTable:
+    """``estimator``'s curves, renewed after 1, 2, 4, ... and then every 32 ended requests of a class."""
+
+    def __init__(self, estimator: LengthEstimator) -> None:
+        self._estimator = estimator
+        self._ended: dict[int, int] = {}
+        self._longer: FloatArray = np.empty((0, _LENGTHS.size))
+        """P(L > length), ``[classes, lengths]``."""
+        self._beyond: FloatArray = np.empty((0, _LENGTHS.size))
+        """Its sum from each length on, in tokens."""
+
+    def observe(self, class_id: int, output_tokens: int) -> None:
+        """See :meth:`sloserve.estimator.length.remaining.LengthEstimator.observe`."""
+        self._estimator.observe(class_id, output_tokens)
+        ended = self._ended[class_id] = self._ended.get(class_id, 0) + 1
+        if class_id < len(self._longer) and (ended % _RENEW == 0 or (ended < _RENEW and ended & (ended - 1) == 0)):
+            self._longer[class_id], self._beyond[class_id] = self._row(class_id)
+
+    def mean(self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
+        """Expected tokens still to come, ``[n]``, the cap's effect included: at least 1, at most what ``max_tokens``
+        leaves. As :meth:`sloserve.estimator.length.remaining.Rest.mean`, within STRIDE_TOKENS.
+        """
+        self._know(class_id)
+        at = _place(output_tokens)
+        # What would come beyond the cap does not count; the table ends before most caps, and has nothing to take off.
+        beyond_cap = np.where(max_tokens > MOST_TOKENS, 0.0, self._beyond[class_id, _place(max_tokens)])
+        expected = (self._beyond[class_id, at] - beyond_cap) / self._longer[class_id, at]
+        left = np.maximum(max_tokens - output_tokens, 1)
+        capped: FloatArray = np.clip(expected, 1.0, left)
+        return capped
+
+    def survival(
+        self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray, ahead: IntArray
+    ) -> FloatArray:
+        """P(more than ``ahead`` tokens are still to come), ``[n, len(ahead)]``."""
+        self._know(class_id)
+        so_far = output_tokens[:, None]
+        of = class_id[:, None]
+        longer: FloatArray = self._longer[of, _place(so_far + ahead)] / self._longer[of, _place(so_far)]
+        longer[ahead >= (max_tokens - output_tokens)[:, None]] = 0.0
+        return longer
+
+    def _know(self, class_id: IntArray) -> None:
+        for new in range(len(self._longer), int(class_id.max(initial=-1)) + 1):
+            longer, beyond = self._row(new)
+            self._longer = np.concatenate((self._longer, longer[None]))
+            self._beyond = np.concatenate((self._beyond, beyond[None]))
+
+    def _row(self, class_id: int) -> tuple[FloatArray, FloatArray]:
+        n = _LENGTHS.size
+        fresh = Requests(
+            class_id=np.full(n, class_id),
+            output_tokens=np.zeros(n, np.int64),
+            max_tokens=np.full(n, np.iinfo(np.int64).max),
+        )
+        rest = self._estimator.rest(fresh)
+        # Conditional chances far beyond all that was seen are ratios of tiny numbers, not of zeros.
+        longer = np.maximum(rest.survival(_LENGTHS), _LEAST)
+        last = np.full(n, MOST_TOKENS)
+        tail = self._estimator.rest(
+            Requests(class_id=fresh.class_id[:1], output_tokens=last[:1], max_tokens=fresh.max_tokens[:1])
+        )
+        # Trapezia between the lengths known, and what the last one still expects.
+        between = STRIDE_TOKENS * (longer[:-1] + longer[1:]) / 2.0
+        beyond = np.append(np.cumsum(between[::-1])[::-1], 0.0) + longer[-1] * tail.mean()[0]
+        return longer, beyond
+
+
+def _place(tokens: IntArray) -> IntArray:
+    return np.minimum(tokens, MOST_TOKENS) // STRIDE_TOKENS

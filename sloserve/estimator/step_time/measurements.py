@@ -1,0 +1,117 @@
+"""Raw measurements of an engine: a file that grows by a line a scenario, so that an interrupted run goes on.
+
+JSON lines. The first says what was measured: engine, limits, versions. Each further line is a start of the engine, with
+its times, or one repetition of one scenario, with its steps. A line cut short by the interruption is dropped.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.fit import MeasuredStep
+from sloserve.estimator.step_time.latency import StepLoad
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """One step of a scenario. kind: what it was for, the same in each repetition ("decode", "wave 0 step 1")."""
+
+    kind: str
+    load: StepLoad
+    duration_s: float
+
+
+@dataclass(slots=True)
+class Measurements:
+    """What the file holds. subject: the first line. starts: for each start, what was measured at it, by name."""
+
+    path: Path
+    subject: dict[str, Any]
+    starts: list[dict[str, float]] = field(default_factory=list)
+    _steps: dict[tuple[str, int], list[TimedStep]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path, subject: Mapping[str, Any]) -> "Measurements":
+        """Goes on with ``path`` if it is about ``subject``, else begins it.
+
+        Raises: ConfigError when the file is about something else, or is none of ours.
+        """
+        if not path.exists():
+            made = cls(path, dict(subject))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made._append({"subject": made.subject})
+            return made
+        found = cls.read(path)
+        different = [key for key in {**found.subject, **subject} if found.subject.get(key) != subject.get(key)]
+        if different:
+            details = ", ".join(f"{k} {found.subject.get(k)!r} there, {subject.get(k)!r} now" for k in different)
+            raise ConfigError(f"{path} holds measurements of something else ({details}); move it away, or name another")
+        return found
+
+    @classmethod
+    def read(cls, path: Path) -> "Measurements":
+        """Raises: ConfigError when there is no such file, or it is none of ours."""
+        lines = []
+        try:
+            text = path.read_text(encoding="utf-8")
+            for line in text.splitlines(keepends=True):
+                if line.endswith("\n"):
+                    lines.append(json.loads(line))
+            made = cls(path, dict(lines[0]["subject"]))
+            for line in lines[1:]:
+                if "start" in line:
+                    made.starts.append(dict(line["start"]))
+                else:
+                    made._steps[line["scenario"], line["repetition"]] = [
+                        TimedStep(kind, StepLoad(*load), duration_s) for kind, load, duration_s in line["steps"]
+                    ]
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise ConfigError(
+                f"{path}: no file of raw measurements ({error!r}); move it away, or name another"
+            ) from error
+        if not text.endswith("\n"):
+            path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+        return made
+
+    def has(self, scenario: str, repetition: int) -> bool:
+        """Whether this repetition of the scenario is in the file."""
+        return (scenario, repetition) in self._steps
+
+    def add(self, scenario: str, repetition: int, steps: list[TimedStep]) -> None:
+        """Writes one repetition down."""
+        self._steps[scenario, repetition] = steps
+        rows = [[s.kind, astuple(s.load), s.duration_s] for s in steps]
+        self._append({"scenario": scenario, "repetition": repetition, "steps": rows})
+
+    def add_start(self, figures: Mapping[str, float]) -> None:
+        """Writes down what was measured when the engine started."""
+        self.starts.append(dict(figures))
+        self._append({"start": dict(figures)})
+
+    def median(self, name: str) -> float | None:
+        """Of ``name`` over the starts that measured it; ``None`` where none did."""
+        found = [start[name] for start in self.starts if name in start]
+        return median(found) if found else None
+
+    def steps(self) -> list[MeasuredStep]:
+        """One a kind of step: the medians, over repetitions and over like steps of a scenario, of load and duration."""
+        alike: dict[tuple[str, str], list[TimedStep]] = defaultdict(list)
+        for (scenario, _), steps in self._steps.items():
+            for step in steps:
+                alike[scenario, step.kind].append(step)
+        return [
+            MeasuredStep(
+                StepLoad(*(round(median(column)) for column in zip(*(astuple(s.load) for s in found), strict=True))),
+                median(s.duration_s for s in found),
+            )
+            for _, found in sorted(alike.items())
+        ]
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")

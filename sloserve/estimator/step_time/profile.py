@@ -1,0 +1,175 @@
+"""A profile: one model on one machine, as far as scheduling is concerned. Read from YAML, several are shipped.
+
+A profile says where its figures come from, how large their error is, and for which steps they were measured; the
+simulator counts the steps outside. A file with anything missing, unknown or out of range is refused with one error
+that lists every problem.
+"""
+
+import difflib
+import functools
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.latency import Bilinear, DistServe, Hinge, NotNegative, Positive, StepLoad
+from sloserve.files.model import read_yaml_model
+
+Count = Annotated[int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+_US_PER_S = 1e6
+_SHIPPED = resources.files("sloserve.estimator") / "profiles"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Error(_Section):
+    """How far the latency form is from what it was fitted to."""
+
+    mape_percent: NotNegative | None
+    """mean absolute percentage error over the fit's own grid; null where none was published"""
+    text: Text
+    """what the figure covers, and what it leaves out"""
+
+
+class Grid(_Section):
+    """The largest step the latency form was fitted on, in each direction."""
+
+    max_step_tokens: Count
+    """tokens in one step, prefill and decode together"""
+    max_prefills: Count
+    """prompts in one step"""
+    max_prefill_attention_tokens2: Count
+    """sum over the step's prefills of chunk * (chunk + 2 * prefix)"""
+    max_decode_seqs: Count
+    """decoding sequences in one step"""
+    max_decode_context_tokens: Count
+    """context of those, summed"""
+
+    def covers(self, load: StepLoad) -> bool:
+        """Whether the step lies within the fit's range in each direction."""
+        return (
+            load.tokens <= self.max_step_tokens
+            and load.num_prefills <= self.max_prefills
+            and load.prefill_attention_tokens2 <= self.max_prefill_attention_tokens2
+            and load.decode_seqs <= self.max_decode_seqs
+            and load.decode_context_tokens <= self.max_decode_context_tokens
+        )
+
+
+class Profile(_Section):
+    """One model on one machine. Everything in bytes or tokens is summed over the tensor-parallel ranks."""
+
+    name: Text
+    """name to call it by"""
+    hardware: Text
+    """GPUs, as text"""
+    model: Text
+    """model, as text"""
+    tensor_parallel: Count
+    """GPUs that one engine spans"""
+    vllm_version: Text | None
+    """version the figures were taken with; null where the source does not say"""
+    source: Text
+    """where the figures come from"""
+    licence: Text
+    """licence of the data, and whom to attribute"""
+    error: Error
+    """mape_percent and text: how far the latency form is from what it was fitted to"""
+    kv_bytes_per_token: Count
+    """bytes of KV cache a token takes: 2 * layers * KV heads * head size * bytes a number"""
+    kv_capacity_tokens: Count
+    """tokens the KV cache holds"""
+    block_size: Count
+    """tokens in a KV block"""
+    link_bandwidth_gb_per_s: Positive
+    """host to GPU and back, 1e9 bytes/s in one direction"""
+    engine_overhead_ms: NotNegative
+    """time a step takes on top of the latency form: scheduling, sampling, launch gaps"""
+    plan_cost_us: NotNegative
+    """what making one plan costs in virtual time"""
+    max_model_len: Count
+    """most tokens of prompt and output together"""
+    max_num_seqs: Count
+    """default of the engine's flag of this name"""
+    max_num_batched_tokens: Count
+    """default of the engine's flag of this name"""
+    tfs_tokens: Count | None = None
+    """tokens a step from which throughput hardly grows (EconoServe's target forward size); null where not measured"""
+    start_s: Positive | None = None
+    """time from starting the engine until it can serve; null where not measured"""
+    load_s: Positive | None = None
+    """the part of start_s that loading the weights takes; null where not measured"""
+    grid: Grid
+    """the largest step the latency form was fitted on"""
+    latency: Annotated[Hinge | DistServe | Bilinear, Field(discriminator="form")]
+    """form (hinge, distserve or bilinear) and its coefficients"""
+
+    @property
+    def kv_blocks(self) -> int:
+        """Whole KV blocks that fit."""
+        return self.kv_capacity_tokens // self.block_size
+
+    @property
+    def plan_cost_s(self) -> float:
+        """What making one plan costs in virtual time, in seconds."""
+        return self.plan_cost_us / _US_PER_S
+
+    def step_s(self, load: StepLoad) -> float:
+        """Seconds the engine takes for the step, its overhead included; 0 for a step without tokens."""
+        return self.latency.step_s(load) + self.engine_overhead_ms / 1000.0 if load.tokens else 0.0
+
+    def within_grid(self, load: StepLoad) -> bool:
+        """Whether the latency form was fitted on steps as large as this one; ``False``: it extrapolates."""
+        return self.grid.covers(load)
+
+
+@functools.cache
+def profile_names() -> tuple[str, ...]:
+    """Names of the shipped profiles, sorted."""
+    return tuple(
+        sorted(entry.name.removesuffix(".yaml") for entry in _SHIPPED.iterdir() if entry.name.endswith(".yaml"))
+    )
+
+
+class ProfileName(str):
+    """Name of a shipped profile. As the type of a policy's option it is read over the network too; a path is not."""
+
+    def __new__(cls, name: str) -> "ProfileName":
+        if name not in profile_names():
+            raise ValueError(f"shipped: {', '.join(profile_names())}")
+        return super().__new__(cls, name)
+
+
+def load_profile(name_or_path: str | Path) -> Profile:
+    """The shipped profile of this name, or the one in this YAML file.
+
+    Text that names a shipped profile is never a path; write ``./name`` for a file of that name.
+
+    Raises: ConfigError when there is no such profile, or the file is not a complete and valid one.
+    """
+    name = str(name_or_path)
+    if isinstance(name_or_path, str) and name in profile_names():
+        return _shipped(name)
+    path = Path(name_or_path)
+    if not path.is_file() and path.suffix not in (".yaml", ".yml") and path.name == name:
+        close = difflib.get_close_matches(name, profile_names(), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(
+            f"unknown profile {name!r}; shipped: {', '.join(profile_names())}; or give a YAML file's path{hint}"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"profile {name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return read_yaml_model(Profile, name, text)
+
+
+@functools.cache
+def _shipped(name: str) -> Profile:
+    return read_yaml_model(Profile, f"profile {name}", (_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"))

@@ -1,0 +1,170 @@
+"""From an engine to a profile: measures a grid in interleaved repetitions, fits, finds the knee, writes YAML."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import yaml
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.fit import (
+    MeasuredStep,
+    Score,
+    fit_bilinear,
+    fit_distserve,
+    fit_hinge,
+    held_out,
+    score,
+)
+from sloserve.estimator.step_time.grid import EngineLimits, Scenario, full_grid, small_grid
+from sloserve.estimator.step_time.latency import Bilinear, DistServe, Hinge
+from sloserve.estimator.step_time.measurements import Measurements, TimedStep
+from sloserve.estimator.step_time.profile import Profile, load_profile
+
+FITS: dict[str, Callable[[Sequence[MeasuredStep]], Hinge | DistServe | Bilinear]] = {
+    "hinge": fit_hinge,
+    "distserve": fit_distserve,
+    "bilinear": fit_bilinear,
+}
+HELD_OUT_SHARE = 0.25
+KNEE_SHARE = 0.9
+"""The knee is where a step reaches this share of the highest throughput: beyond it tokens cost latency for little."""
+
+
+GRIDS = ("full", "small")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """What ``sloserve profile`` is told: grid (full, or small: to try out), repetitions, latency form to write.
+
+    max_context_tokens: most tokens of KV cache that a scenario of the full grid fills.
+
+    Raises: ConfigError for an unknown name or a number below 1.
+    """
+
+    grid: str = "full"
+    repetitions: int = 3
+    form: str = "hinge"
+    max_context_tokens: int = 131_072
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("grid", self.grid, GRIDS), ("form", self.form, tuple(FITS))):
+            if value not in known:
+                raise ConfigError(f"--{name}: {value!r} is unknown; one of {', '.join(known)}")
+        for name, number in (("repetitions", self.repetitions), ("max-context-tokens", self.max_context_tokens)):
+            if number < 1:
+                raise ConfigError(f"--{name}: {number} is not a whole number from 1")
+
+    def scenarios(self, limits: EngineLimits) -> list[Scenario]:
+        """The grid for an engine of these limits."""
+        return small_grid(limits) if self.grid == "small" else full_grid(limits, self.max_context_tokens)
+
+
+class ScenarioEngine(Protocol):
+    """How long do the steps of this scenario take?"""
+
+    def measure(self, scenario: Scenario) -> list[TimedStep]: ...
+
+
+def measure_grid(
+    engine: ScenarioEngine,
+    scenarios: Sequence[Scenario],
+    repetitions: int,
+    into: Measurements,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Measures what ``into`` does not hold yet.
+
+    Each repetition goes through the whole grid in an order of its own, so that a machine that slows down for a while
+    spoils single repetitions of many scenarios, which the medians drop, and not all repetitions of one.
+    """
+    total = repetitions * len(scenarios)
+    done = 0
+    for repetition in range(repetitions):
+        order = np.random.default_rng([seed, repetition]).permutation(len(scenarios))
+        for i in order.tolist():
+            scenario = scenarios[i]
+            if not into.has(scenario.key, repetition):
+                into.add(scenario.key, repetition, engine.measure(scenario))
+            done += 1
+            if on_progress is not None:
+                on_progress(done, total)
+
+
+def scores(steps: Sequence[MeasuredStep], seed: int = 0) -> dict[str, Score]:
+    """Each form fitted to three quarters of the steps and scored on the rest, by name."""
+    fitted, out = held_out(steps, HELD_OUT_SHARE, seed)
+    return {name: score(fit(fitted), out) for name, fit in FITS.items()}
+
+
+def knee_tokens(steps: Sequence[MeasuredStep]) -> int | None:
+    """Step tokens from which throughput is within a tenth of the highest measured; EconoServe's target forward size.
+
+    Of steps that compute whole prompts and decode nothing; between measured sizes throughput is interpolated. ``None``
+    where fewer than two sizes were measured.
+    """
+    best: dict[int, float] = {}
+    for step in steps:
+        load = step.load
+        if load.decode_seqs == 0 and load.prefill_attention_tokens2 <= load.prefill_tokens**2:
+            best[load.tokens] = max(best.get(load.tokens, 0.0), load.tokens / step.duration_s)
+    if len(best) < 2:
+        return None
+    sizes = sorted(best)
+    throughput = np.maximum.accumulate([best[size] for size in sizes])
+    wanted = KNEE_SHARE * throughput[-1]
+    return int(np.ceil(np.interp(wanted, throughput, sizes))) if throughput[0] < wanted else sizes[0]
+
+
+def make_profile(measured: Measurements, form: str, seed: int = 0) -> dict[str, Any]:
+    """The fields of a profile; coefficients are fitted to all steps, the error is that of a fit to three quarters.
+
+    ``measured.subject`` holds the fields that are not measured by steps, by the profile's names.
+
+    Raises: ConfigError for too few steps.
+    """
+    steps = measured.steps()
+    try:
+        fit = FITS[form](steps)
+        found = scores(steps, seed)[form]
+    except ValueError as error:
+        raise ConfigError(f"{measured.path}: {error}") from error
+    loads = [s.load for s in steps]
+    facts = {name: measured.subject[name] for name in Profile.model_fields if name in measured.subject}
+    return {
+        **facts,
+        "link_bandwidth_gb_per_s": measured.median("link_bandwidth_gb_per_s"),
+        "source": f"sloserve profile: {len(steps)} kinds of steps on the engine itself, medians of repetitions",
+        "licence": "measured on this machine",
+        "error": {
+            "mape_percent": round(found.mape_percent, 2),
+            "text": (
+                f"On {found.steps} kinds of steps held out of {len(steps)}: R^2 {found.r2:.4f}; the coefficients are "
+                "of a fit to all. Times are the engine's pace, scheduling included; API server and network are not"
+            ),
+        },
+        "engine_overhead_ms": 0.0,
+        "plan_cost_us": 0.0,
+        "tfs_tokens": knee_tokens(steps),
+        "start_s": measured.median("start_s"),
+        "load_s": measured.median("load_s"),
+        "grid": {
+            "max_step_tokens": max(x.tokens for x in loads),
+            "max_prefills": max(x.num_prefills for x in loads),
+            "max_prefill_attention_tokens2": max(x.prefill_attention_tokens2 for x in loads),
+            "max_decode_seqs": max(x.decode_seqs for x in loads),
+            "max_decode_context_tokens": max(x.decode_context_tokens for x in loads),
+        },
+        "latency": asdict(fit),
+    }
+
+
+def write_profile(path: Path, fields: dict[str, Any]) -> Profile:
+    """Writes the profile, and reads it as whoever uses it will."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=110), encoding="utf-8")
+    return load_profile(path.absolute())

@@ -1,0 +1,113 @@
+"""A profile corrected by the steps of the engine in use: recursive least squares with forgetting, safe from outliers.
+
+A profile was measured elsewhere, or before; the engine in use may be slower by a factor, or in one kind of step. So the
+profile's time of a step is split in three parts, what every step costs, what prefill adds and what decoding adds, and
+each part gets a factor: predicted = sum of factor * part. Factors start at 1 and are fitted to the ratio of measured
+to profiled time, the last ``window_steps`` steps counting most.
+
+Guarantees, whatever is observed:
+
+- One observation moves no prediction by more than ``max_change``: every prediction is a mean of the factors, weighted
+  by the parts, and no factor moves further. Beyond that, an innovation counts at most ``_CLIP`` times the usual error
+  (Huber), so that rare outliers hardly move anything.
+- A lasting change is followed all the same: clipped errors raise the usual error, and with it the clip.
+- A part that the load of late does not excite keeps its factor, and stays as ready to change as it was at the start:
+  forgetting never takes the information below its first value.
+- Factors stay within ``limits``; predictions are positive and finite.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.estimator.step_time.latency import StepLatency, StepLoad
+
+FloatArray = NDArray[np.float64]
+
+_SMALLEST = StepLoad(decode_seqs=1, decode_context_tokens=1)
+_PRIOR_STEPS = 1.0
+_CLIP = 2.5
+"""Times the usual error; Huber's constant is 1.35 for 95 % efficiency, steps have heavier tails than errors have."""
+_ERROR_START, _ERROR_MIN, _ERROR_MAX = 0.1, 0.01, 1.0
+_ERROR_STEPS = 32.0
+
+
+class Recalibrated:
+    """A step latency that starts as ``profile`` and follows the engine; itself a step latency.
+
+    Args:
+        profile: what to correct; a Profile, whose overhead is then part of it, or a bare form.
+        window_steps: steps after which an observation counts 1/e. 64 steps are one or two seconds of a busy GPU, and
+            average an error of 5 % to about 0.5 %.
+        max_change: the most that one observation may change any prediction, as a share of it.
+        limits: the least and the largest factor.
+
+    Raises: ValueError for an argument out of range.
+    """
+
+    def __init__(
+        self,
+        profile: StepLatency,
+        window_steps: float = 64.0,
+        max_change: float = 0.04,
+        limits: tuple[float, float] = (0.1, 10.0),
+    ) -> None:
+        if not (window_steps >= 2.0 and 0.0 < max_change < 1.0 and 0.0 < limits[0] <= 1.0 <= limits[1] < math.inf):
+            raise ValueError(
+                f"window_steps {window_steps}, max_change {max_change}, limits {limits}: the window is at least 2, "
+                "the change within 0..1, and the limits enclose 1"
+            )
+        self._profile = profile
+        self._keep = 1.0 - 1.0 / window_steps
+        self._max_change = max_change
+        self._limits = limits
+        self._factors: FloatArray = np.ones(3)
+        self._information: FloatArray = np.eye(3) * _PRIOR_STEPS
+        self._error2 = _ERROR_START**2
+        self.observed = 0
+        """Steps observed so far."""
+
+    @property
+    def factors(self) -> tuple[float, float, float]:
+        """What the constant part, the prefill part and the decode part of the profile are multiplied by."""
+        constant, prefill, decode = self._factors.tolist()
+        return constant, prefill, decode
+
+    @property
+    def relative_error(self) -> float:
+        """Usual relative error of one step's prediction, as a standard deviation; outliers count clipped."""
+        return math.sqrt(self._error2)
+
+    def step_s(self, load: StepLoad) -> float:
+        """Seconds the engine takes for the step, as far as observed; 0 for a step without tokens."""
+        return float(self._parts_s(load) @ self._factors) if load.tokens else 0.0
+
+    def observe(self, load: StepLoad, duration_s: float) -> None:
+        """A step of ``load`` took ``duration_s``. Ignored if it has no tokens or no positive, finite time."""
+        if not (load.tokens and 0.0 < duration_s < math.inf):
+            return
+        parts_s = self._parts_s(load)
+        profiled_s = float(parts_s.sum())
+        share = parts_s / profiled_s
+        error = duration_s / profiled_s - float(share @ self._factors)
+        clip = _CLIP * self.relative_error
+        clipped = min(max(error, -clip), clip)
+        self._error2 += (min(error**2, clip**2) - self._error2) / _ERROR_STEPS
+        self._error2 = min(max(self._error2, _ERROR_MIN**2), _ERROR_MAX**2)
+        self._information = self._keep * self._information + np.outer(share, share)
+        self._information += (1.0 - self._keep) * _PRIOR_STEPS * np.eye(3)
+        move = np.linalg.solve(self._information, share) * clipped
+        furthest = self._max_change * self._factors
+        self._factors = np.clip(self._factors + np.clip(move, -furthest, furthest), *self._limits)
+        self.observed += 1
+
+    def _parts_s(self, load: StepLoad) -> FloatArray:
+        """The profile's time of the step, ``[3]``: constant, prefill, decode; none negative."""
+        total_s = self._profile.step_s(load)
+        constant_s = min(self._profile.step_s(_SMALLEST), total_s)
+        decode_s = 0.0
+        if load.decode_seqs:
+            alone = StepLoad(decode_seqs=load.decode_seqs, decode_context_tokens=load.decode_context_tokens)
+            decode_s = min(max(self._profile.step_s(alone) - constant_s, 0.0), total_s - constant_s)
+        return np.array([constant_s, max(total_s - constant_s - decode_s, 0.0), decode_s])

@@ -1,0 +1,51 @@
+"""Which step took how long, when the next one is scheduled before the last one's output is there.
+
+The rule. An engine runs its steps one after another, in the order in which they were scheduled, and at most one is
+being computed at a time. So a step's time runs from when it could start, the later of its own scheduling and the output
+of the step before it, to its own output. Between scheduling and output alone lie up to two steps when two are in
+flight, which would count each step about twice; between outputs alone lies also the time in which the engine had
+nothing to do.
+
+What this measures is the pace of the engine: if scheduling takes longer than the model does, an output is only seen
+once the next step is scheduled, and the step is charged for that, as is whoever waits for it. The times of successive
+steps add up to the time that passed while any step was in flight. So that this holds for vLLM, a step is scheduled when
+``schedule()`` is entered, and its output is there when ``update_from_output()`` has returned.
+"""
+
+from collections import deque
+
+from sloserve.estimator.step_time.latency import StepLoad
+
+
+class StepTimer:
+    """Fed with what happens to steps, in order; answers how long each of them took. Times in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._in_flight: deque[tuple[StepLoad, float]] = deque()
+        self._last_output_s = float("-inf")
+
+    @property
+    def in_flight(self) -> int:
+        """Steps scheduled whose output is not there yet."""
+        return len(self._in_flight)
+
+    def scheduled(self, load: StepLoad, now_s: float) -> None:
+        """A step was scheduled at ``now_s``; also one without tokens, since it has an output too."""
+        self._in_flight.append((load, now_s))
+
+    def output(self, now_s: float) -> tuple[StepLoad, float] | None:
+        """The oldest step in flight gave its output at ``now_s``: its load and duration.
+
+        ``None`` for a step that has nothing to tell: one without tokens, one that was scheduled before this timer
+        was, or one whose clock was set back meanwhile.
+        """
+        if not self._in_flight:
+            return None
+        load, scheduled_s = self._in_flight.popleft()
+        duration_s = now_s - max(scheduled_s, self._last_output_s)
+        self._last_output_s = now_s
+        return (load, duration_s) if load.tokens and duration_s > 0.0 else None
+
+    def forget(self) -> None:
+        """What was in flight will have no output: the engine was reset."""
+        self._in_flight.clear()

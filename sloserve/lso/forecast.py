@@ -1,0 +1,45 @@
+"""What will the KV cache hold at future steps, and who fits in beside?
+
+EconoServe promises each request blocks for its predicted length (exact allocation), and lends what is not used yet (KVC
+pipelining). Both trust one figure per request, and must pad it. With a distribution of lengths neither is needed:
+occupancy at a future step is a sum over many requests, whose errors even out. Its mean and variance follow from the
+chance of each that it still runs by then, and who is admitted leaves room for some standard deviations. With lengths
+that are known this is the step function of :class:`sloserve.kernels.kv_reservation.KvReservation`, looked at on a grid.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+
+AHEAD: Final[IntArray] = np.unique(np.append(0, np.geomspace(4, 8192, 36).astype(np.int64)))
+"""Steps ahead at which occupancy is foreseen, ``[t]``."""
+_GROWN: Final[FloatArray] = (AHEAD + np.append(AHEAD[1:], AHEAD[-1])) / 2.0
+"""Tokens that come until then: who still runs at one such step ends, for all that is known, halfway to the next."""
+
+OCCUPANCY_COLUMNS = LENGTH_COLUMNS | {"prompt_tokens"}
+"""Columns that :func:`occupancy` reads."""
+
+
+def occupancy(lengths: Lengths, rows: Rows, slots: IntArray, block_size: int) -> tuple[FloatArray, FloatArray]:
+    """Mean and variance of the blocks that each will hold AHEAD, ``[n, t]``."""
+    runs = lengths.survival(rows, slots, AHEAD)
+    # Half of the last block is empty.
+    blocks = ((rows.prompt_tokens[slots] + rows.output_tokens[slots])[:, None] + _GROWN) / block_size + 0.5
+    mean = blocks * runs
+    return mean, mean * (blocks - mean)
+
+
+def how_many_fit(
+    held: tuple[FloatArray, FloatArray], asked: tuple[FloatArray, FloatArray], capacity_blocks: float, sigmas: float
+) -> int:
+    """How many of ``asked``, in order, fit beside ``held``: none behind the first that does not.
+
+    held: mean and variance of the blocks held by all together, ``[t]`` each; asked: of each one, ``[m, t]``.
+    """
+    mean = held[0] + np.cumsum(asked[0], axis=0)
+    variance = held[1] + np.cumsum(asked[1], axis=0)
+    over = (mean + sigmas * np.sqrt(variance) > capacity_blocks).any(axis=1)
+    return int(np.argmax(over)) if over.any() else over.size

@@ -1,0 +1,89 @@
+"""Output lengths as policies know them: one interface over the request table, whatever predicts.
+
+Which predictor: the option ``length`` of a policy, see :mod:`sloserve.estimator.length.choice`.
+"""
+
+import numpy as np
+
+from sloserve.core.rows import LENGTH_QUANTILES, BoolArray, FloatArray, IntArray, Rows
+from sloserve.estimator.length.at_admission import LEVELS
+from sloserve.estimator.length.choice import CLASS_PREDICTORS, ORACLE, PREDICTED, check_lengths
+from sloserve.estimator.length.given import OracleLength
+from sloserve.estimator.length.quantiles import quantile_lengths
+from sloserve.estimator.length.remaining import Requests, Rest, rest_of
+from sloserve.estimator.length.survival_table import SurvivalTable
+
+LENGTH_COLUMNS = frozenset({"class_id", "max_tokens", "oracle_output_tokens", "output_tokens", *LENGTH_QUANTILES})
+"""Columns that :class:`Lengths` reads."""
+
+_EMPIRICAL = "empirical"
+
+
+class Lengths:
+    """How many tokens are still to come?
+
+    Args:
+        length: which predictor, one of :data:`~sloserve.estimator.length.choice.LENGTHS`.
+        length_error: relative error put on what is stated, for ``oracle``.
+        seed: of the errors.
+
+    Raises: ValueError for an unknown predictor or a negative error.
+    """
+
+    def __init__(self, length: str, length_error: float = 0.0, *, seed: int) -> None:
+        check_lengths(length, length_error)
+        self._of_class = SurvivalTable(CLASS_PREDICTORS.get(length, CLASS_PREDICTORS[_EMPIRICAL])())
+        self._reads_quantiles = length in (PREDICTED, ORACLE)
+        self._oracle = OracleLength(length_error, seed=seed) if length == ORACLE else None
+
+    def observe(self, rows: Rows, slot: int) -> None:
+        """A request ended, in whatever way; one without output tells nothing."""
+        if rows.output_tokens[slot] > 0:
+            self.learn(int(rows.class_id[slot]), int(rows.output_tokens[slot]))
+
+    def learn(self, class_id: int, output_tokens: int) -> None:
+        """A request of the class ended after ``output_tokens``, 1 or more."""
+        self._of_class.observe(class_id, output_tokens)
+
+    def left(self, rows: Rows, slots: IntArray) -> FloatArray:
+        """Expected tokens still to come, ``[n]``: at least 1, at most what ``max_tokens`` leaves."""
+        left = self._of_class.mean(rows.class_id[slots], rows.output_tokens[slots], rows.max_tokens[slots])
+        for known, rest in self._better_known(rows, slots, 1):
+            left[known] = rest.mean()
+        return left
+
+    def survival(self, rows: Rows, slots: IntArray, ahead: IntArray) -> FloatArray:
+        """P(more than ``ahead`` tokens are still to come), ``[n, len(ahead)]``."""
+        runs = self._of_class.survival(rows.class_id[slots], rows.output_tokens[slots], rows.max_tokens[slots], ahead)
+        for known, rest in self._better_known(rows, slots, ahead.size):
+            chances = rest.survival(np.tile(ahead, int(known.sum())))
+            runs[known] = chances.reshape(-1, ahead.size)
+        return runs
+
+    def _better_known(self, rows: Rows, slots: IntArray, times: int) -> list[tuple[BoolArray, Rest]]:
+        """Which of ``slots`` more is known of than their class, the surest last, and what remains of those.
+
+        times: how often each stands in the rest, one after another.
+        """
+        found: list[tuple[BoolArray, Rest]] = []
+        if self._reads_quantiles:
+            known = ~np.isnan(getattr(rows, LENGTH_QUANTILES[0])[slots])
+            if known.any():
+                each = np.repeat(slots[known], times)
+                tokens = np.stack([getattr(rows, name)[each] for name in LENGTH_QUANTILES], axis=1)
+                found.append((known, rest_of(quantile_lengths(LEVELS, tokens), _requests(rows, each))))
+        if self._oracle is not None:
+            stated = rows.oracle_output_tokens[slots] >= 1
+            if stated.any():
+                found.append((stated, self._oracle.rest(_requests(rows, np.repeat(slots[stated], times)))))
+        return found
+
+
+def _requests(rows: Rows, slots: IntArray) -> Requests:
+    return Requests(
+        class_id=rows.class_id[slots],
+        output_tokens=rows.output_tokens[slots],
+        max_tokens=rows.max_tokens[slots],
+        seq=rows.seq[slots],
+        stated_tokens=rows.oracle_output_tokens[slots],
+    )

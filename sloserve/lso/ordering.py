@@ -1,0 +1,191 @@
+"""Planning by one key: admit and serve in ascending key, take victims from the end, evict across a margin.
+
+Most policies reduce to a number per request (a deadline, a priority, remaining work); this module turns such numbers
+into a plan.
+
+Class rank has one rule, for all policies that read it (:func:`by_class`, :func:`first_places`): *a request for
+which targets do not decide is served before every request of a less urgent class.* Where they decide for both of two
+requests the policy's key orders them, whatever their classes; equal keys are ordered by class, then by arrival.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from sloserve.core.rows import BoolArray, FloatArray, IntArray, Rows
+from sloserve.kernels.rank import top_k
+from sloserve.lso.plan import NO_SLOTS, Plan, Snapshot
+from sloserve.lso.preemption import Candidate, Head, select_victims
+
+
+class ClassRank(Enum):
+    """Where the rank of a request's class stands in a policy's order."""
+
+    UNREAD = "unread"
+    UNDECIDED = "undecided"
+    """It decides for requests whose key is inf: the policy's targets say nothing about them."""
+    FIRST = "first"
+    """It decides before the key: the policy reads no targets."""
+
+
+EVICTION_COLUMNS = frozenset({"prompt_tokens", "output_tokens", "kv_blocks", "num_preemptions", "evictable"})
+"""Columns that :func:`plan_by_key` reads when it may evict."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionRule:
+    """When a key policy may evict.
+
+    margin: a victim's key must exceed the blocked request's by more than this. max_preemptions: a request that has been
+    preempted so often is left alone, so that recomputation is bounded. keep_free: share of KV blocks left for decoding
+    requests to grow into when room is made.
+    """
+
+    margin: float = 0.0
+    max_preemptions: int = 3
+    keep_free: float = 0.01
+
+
+TARGET_COLUMNS = frozenset({"ttft_s", "tpot_s", "e2e_s", "tds"})
+"""Columns that hold what a request asks for, its class's targets included; nan where it asks for nothing."""
+
+
+def without_targets(rows: Rows, slots: IntArray) -> BoolArray:
+    """Which requests ask for nothing, ``[len(slots)]``."""
+    known = [np.isnan(column[slots]) for column in (rows.ttft_s, rows.tpot_s, rows.e2e_s, rows.tds)]
+    nothing: BoolArray = np.logical_and.reduce(known)
+    return nothing
+
+
+def by_class(key: FloatArray, rank: IntArray, undecided: BoolArray | None = None) -> FloatArray:
+    """``key``, lowered where no target decides it to the least key of any less urgent class; ``[n]`` each.
+
+    With :func:`first_places`, which puts the more urgent class first among equals, this is the rule of the module.
+    rank: of each request's class. undecided: whose key no target decides; ``None`` for all, which then are served class
+    after class.
+    """
+    if not rank.size or rank.min() == rank.max():
+        return key
+    lowered, least = key.copy(), np.inf
+    for one in np.unique(rank)[::-1].tolist():
+        of_class = rank == one
+        free = of_class if undecided is None else of_class & undecided
+        lowered[free] = np.minimum(key[free], least)
+        least = min(least, float(lowered[of_class].min()))
+    return lowered
+
+
+def first_places(key: FloatArray, lowered: FloatArray, rank: IntArray, seq: IntArray, most: int) -> IntArray:
+    """Places of the first ``most`` by what :func:`by_class` made of the key, then class, key, and arrival."""
+    if most < 1 or not rank.size or rank.min() == rank.max():
+        return top_k(key, seq, min(key.size, most))
+    # Only those that can be among the first are sorted.
+    last = np.partition(lowered, most - 1)[most - 1] if most < key.size else np.inf
+    within = np.flatnonzero(lowered <= last)
+    order = np.lexsort((seq[within], key[within], rank[within], lowered[within]))
+    places: IntArray = within[order[:most]]
+    return places
+
+
+def ranks(*keys: IntArray) -> FloatArray:
+    """One key for several, the first the most significant: 0, 1, 2, ... in ascending order, equals alike; all ``[n]``.
+
+    Exact for every 64-bit integer, which no sum of scaled keys is.
+    """
+    order = np.lexsort(keys[::-1])
+    steps = np.zeros(order.size, np.bool_)
+    for key in keys:
+        steps[1:] |= np.diff(key[order]) != 0
+    found = np.empty(order.size)
+    found[order] = np.cumsum(steps)
+    return found
+
+
+def woven_places(snapshot: Snapshot, order: IntArray) -> IntArray:
+    """:meth:`Snapshot.woven` for an order of places in ``snapshot.waiting``.
+
+    Where the key of a place counts, as for whom others are evicted, it is that of whom ``order`` has there.
+    """
+    if not snapshot.turns.aged.size:
+        return order
+    places: IntArray = np.searchsorted(snapshot.waiting, snapshot.woven(snapshot.waiting[order]))
+    return places
+
+
+def plan_by_key(
+    snapshot: Snapshot,
+    waiting_key: FloatArray,
+    running_key: FloatArray,
+    *,
+    evict: EvictionRule | None = None,
+    may_evict_for: FloatArray | None = None,
+    class_rank: ClassRank = ClassRank.UNREAD,
+) -> Plan:
+    """Serves and admits in ascending key, as far as class rank does not decide; ties by ``seq``.
+
+    waiting_key: ``[len(snapshot.waiting)]``; running_key: ``[len(snapshot.running)]``; inf ranks last.
+    may_evict_for: ``[len(snapshot.waiting)]`` of bool-like; requests for which nobody is evicted still keep their
+    place.
+    """
+    rows, engine = snapshot.rows, snapshot.engine
+    queued = snapshot.waiting.size
+    slots, key = np.concatenate((snapshot.waiting, snapshot.running)), np.concatenate((waiting_key, running_key))
+    rank = np.zeros_like(slots) if class_rank is ClassRank.UNREAD else rows.class_rank[slots]
+    lowered = by_class(key, rank, np.isinf(key) if class_rank is ClassRank.UNDECIDED else None)
+    seq = rows.seq[slots]
+
+    def places(of: slice, most: int) -> IntArray:
+        return first_places(key[of], lowered[of], rank[of], seq[of], most)
+
+    # No step can admit more than there are slots, so the rest of the queue needs no order.
+    head = places(slice(queued), min(queued, engine.max_num_seqs))
+    order = places(slice(queued, None), snapshot.running.size)
+    waiting, running = snapshot.waiting[woven_places(snapshot, head)], snapshot.running[order]
+    waiting_key, running_key = lowered[:queued], lowered[queued:]
+    victims = NO_SLOTS
+    if evict is not None and waiting.size and running.size:
+        wanted = waiting.size if may_evict_for is None else _leading(may_evict_for[head])
+        if wanted:
+            victims = _victims(
+                snapshot, evict, waiting[:wanted], waiting_key[head][:wanted], running, running_key[order]
+            )
+    return Plan(
+        running=running[~np.isin(running, victims)] if victims.size else running, waiting=waiting, evict=victims
+    )
+
+
+def _leading(flags: FloatArray) -> int:
+    """How many leading entries are true."""
+    false = np.flatnonzero(~flags.astype(bool))
+    return int(false[0]) if false.size else flags.size
+
+
+def _victims(
+    snapshot: Snapshot,
+    rule: EvictionRule,
+    waiting: IntArray,
+    waiting_key: FloatArray,
+    running: IntArray,
+    running_key: FloatArray,
+) -> IntArray:
+    rows, engine = snapshot.rows, snapshot.engine
+    free_blocks = engine.free_blocks - math.ceil(rule.keep_free * engine.total_blocks)
+    tokens = rows.prompt_tokens[waiting] + rows.output_tokens[waiting]
+    needed = -(-(tokens + 1) // engine.block_size)
+    if waiting.size <= engine.free_slots and int(needed.sum()) <= free_blocks:
+        return NO_SLOTS
+    allowed = rows.evictable[running] & (rows.num_preemptions[running] < rule.max_preemptions)
+    expendable = running[allowed][::-1]
+    if not expendable.size or not running_key[allowed][-1] - waiting_key[0] > rule.margin:
+        return NO_SLOTS
+    victims = select_victims(
+        map(Head, waiting_key.tolist(), needed.tolist()),
+        map(Candidate, expendable.tolist(), running_key[allowed][::-1].tolist()),
+        snapshot.holding,
+        free_slots=engine.free_slots,
+        free_blocks=free_blocks,
+        margin=rule.margin,
+    )
+    return np.array(victims, np.int64) if victims else NO_SLOTS

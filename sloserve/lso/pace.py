@@ -1,0 +1,20 @@
+"""The pace that a request asks for after its first token: the tighter of its TPOT and its reader's speed.
+
+A request is good when it meets every target it has (:mod:`sloserve.core.finished`), so neither of the two may win over
+the other; every policy asks here.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from sloserve.core.rows import FloatArray, IntArray, Rows
+
+PACE_COLUMNS: Final = frozenset({"tpot_s", "tds"})
+"""Columns that :func:`pace_s` reads."""
+
+
+def pace_s(rows: Rows, slots: IntArray) -> FloatArray:
+    """Seconds a token may take, ``[len(slots)]``: min(TPOT, 1 / TDS); nan where a request states neither."""
+    pace: FloatArray = np.fmin(rows.tpot_s[slots], 1.0 / rows.tds[slots])
+    return pace

@@ -1,0 +1,112 @@
+"""What the schedulers say on their pages, as metrics, read at each scrape; label ``engine`` is the rank.
+
+Counters count from the start of their engine. In prometheus' multiprocess mode (several API servers) none of this is
+shown, see :mod:`sloserve.metrics.collectors`.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sloserve.metrics.engine_page import PLAN_BUCKETS_S, PageSnapshot
+
+PREFIX = "sloserve:"
+
+
+class PageCollector(Collector):
+    """Turns snapshots of pages into metrics."""
+
+    def __init__(self, snapshots: Callable[[], Iterable[PageSnapshot]]) -> None:
+        """snapshots: takes one of every page there is; an OSError or ValueError counts as none."""
+        self._snapshots = snapshots
+
+    def describe(self) -> Iterable[Metric]:
+        return _families([])
+
+    def collect(self) -> Iterable[Metric]:
+        try:
+            return _families(one_of_each_rank(self._snapshots()))
+        except (OSError, ValueError):
+            return []  # a scrape without them is better than none; the engines' own log says why there is no page
+
+
+def one_of_each_rank(snapshots: Iterable[PageSnapshot]) -> list[PageSnapshot]:
+    """Of the engines that run, the one of each rank that stepped last: Prometheus refuses a scrape with duplicates."""
+    latest: dict[int, PageSnapshot] = {}
+    for page in snapshots:
+        if page.alive and (page.rank not in latest or page.last_step_s > latest[page.rank].last_step_s):
+            latest[page.rank] = page
+    return [latest[rank] for rank in sorted(latest)]
+
+
+def _families(pages: Iterable[PageSnapshot]) -> list[Metric]:
+    plan_seconds = HistogramMetricFamily(f"{PREFIX}scheduler_plan_seconds", "Time to make a plan", labels=["engine"])
+    plans = _counter(
+        "plans",
+        "Steps by where their plan came from: a fresh one, the last one, none for its age, none for an error",
+        "kind",
+    )
+    internal_errors = _counter("internal_errors", "Exceptions of sloserve's own, after which vLLM schedules by itself")
+    preemptions = _counter("preemptions", "Running requests that lost their KV, and who took it", "mode", "by")
+    paused_steps = _counter("paused_request_steps", "Engine steps that a request with KV sat out, over all requests")
+    malformed = _counter("malformed_slo", "Requests served without the SLO that they could not state")
+    shadow_plans = _counter("shadow_plans", "Plans of the shadow policy, which are never applied")
+    shadow_errors = _counter("shadow_errors", "Plans on which the shadow policy failed")
+    queue = _gauge("queue_requests", "Requests never admitted yet", "class")
+    running = _gauge("running_requests", "Requests in the running batch")
+    paused = _gauge("paused_requests", "Requests that sat out the last step with their KV kept")
+    preempted = _gauge("preempted_requests", "Waiting requests that ran before and lost their KV")
+    policy = _gauge("scheduler_policy_info", "The policies at work", "policy", "shadow_policy")
+    agreement = _gauge(
+        "shadow_agreement_ratio", "Mean agreement of the shadow policy's plans with those applied, 0 to 1"
+    )
+    gain = _gauge(
+        "shadow_predicted_attainment_difference",
+        "Mean predicted SLO attainment of the shadow policy's plans minus that of those applied, -1 to 1",
+    )
+    factor = _gauge("step_time_factor", "Observed step time over the profile's, by part of the step", "part")
+    error = _gauge("step_time_relative_error", "Usual relative error of a step's predicted time")
+    for page in pages:
+        engine = str(page.rank)
+        counts = list(accumulate(page.plan_seconds))
+        limits = [*(f"{limit:g}" for limit in PLAN_BUCKETS_S), "+Inf"]
+        plan_seconds.add_metric([engine], list(zip(limits, counts, strict=True)), page.plan_seconds_sum)
+        plans.add_metric([engine, "fresh"], page.plans)
+        plans.add_metric([engine, "reused"], page.reused_plans)
+        plans.add_metric([engine, "stale"], page.stale_plans)
+        plans.add_metric([engine, "error"], page.plan_errors)
+        internal_errors.add_metric([engine], page.internal_errors)
+        preemptions.add_metric([engine, "recompute", "policy"], page.evictions)
+        preemptions.add_metric([engine, "recompute", "vllm"], page.preemptions)
+        paused_steps.add_metric([engine], page.paused_steps)
+        malformed.add_metric([engine], page.malformed_slo)
+        for name, waiting in page.waiting_by_class.items():
+            queue.add_metric([engine, name], waiting)
+        running.add_metric([engine], page.running)
+        paused.add_metric([engine], page.paused)
+        preempted.add_metric([engine], page.preempted)
+        policy.add_metric([engine, page.policy, page.shadow_policy or ""], 1.0)
+        shadow_plans.add_metric([engine], page.shadow_plans)
+        shadow_errors.add_metric([engine], page.shadow_errors)
+        if page.shadow_agreement_count:
+            agreement.add_metric([engine], page.shadow_agreement_sum / page.shadow_agreement_count)
+        if page.shadow_gain_count:
+            gain.add_metric([engine], page.shadow_gain_sum / page.shadow_gain_count)
+        if page.step_factor_constant:
+            for part in ("constant", "prefill", "decode"):
+                factor.add_metric([engine, part], getattr(page, f"step_factor_{part}"))
+            error.add_metric([engine], page.step_error)
+    return [
+        plan_seconds, plans, internal_errors, preemptions, paused_steps, malformed, shadow_plans, shadow_errors, queue,
+        running, paused, preempted, policy, agreement, gain, factor, error,
+    ]  # fmt: skip
+
+
+def _counter(name: str, documentation: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"{PREFIX}{name}", documentation, labels=["engine", *labels])
+
+
+def _gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{PREFIX}{name}", documentation, labels=["engine", *labels])

@@ -1,0 +1,121 @@
+"""What one API process must let the others know, so that a server with several counts as one.
+
+Each has a board, which it alone writes: how many of its requests wait, the requests that ended lately, and which
+tenants have a label of their own. Whoever is scraped reads all boards, and so does a cap on who may wait. Counters and
+histograms are not here: prometheus' multiprocess mode adds those up, and keeps what a process counted that is no more.
+
+A server of one API process has a board in its own memory, and of several those with a page of this host.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.core.attainment_window import MAX_REQUESTS
+from sloserve.core.clock import Clock
+from sloserve.core.rows import FloatArray
+from sloserve.core.stamps import Stamps
+from sloserve.metrics.page_folder import API, PageFile
+from sloserve.metrics.page_memory import PageMemory, found
+
+PREDICTED: Final = ("ttft", "e2e")
+COVERAGE_WINDOW: Final = 256
+
+REFRESH_S: Final = 1.0
+"""An API process that has just started, or is no more, is noticed this late by one that admits requests."""
+
+
+class Board:
+    """One API process' part. The arrays are the memory itself: what is stored there is told.
+
+    waiting: requests by class that wait, float64. ended: by class, stamps of an attainment window. predicted: by class
+    and figure of :data:`PREDICTED`, stamps of kept predictions. tenants: keys of those with a label, 0 for none yet.
+    """
+
+    def __init__(self, classes: int, tenants: int, memory: PageMemory | None = None) -> None:
+        """memory: of :func:`sizes`; ``None`` for memory of this process alone."""
+        floats, words = sizes(classes, tenants)
+        self.memory = memory
+        self.waiting: FloatArray = np.zeros(floats) if memory is None else memory.floats
+        parts = np.zeros(words, np.uint64) if memory is None else memory.words
+        ended, predicted = classes * MAX_REQUESTS, classes * len(PREDICTED) * COVERAGE_WINDOW
+        self.ended: Stamps = parts[:ended].reshape(classes, MAX_REQUESTS)
+        self.predicted: Stamps = parts[ended : ended + predicted].reshape(classes, len(PREDICTED), COVERAGE_WINDOW)
+        self.tenants: NDArray[np.uint64] = parts[ended + predicted :]
+
+    @staticmethod
+    def published(classes: Sequence[str], tenants: int, rank: int, folder: Path | None = None) -> "Board":
+        """A board that other processes read. rank: of this API process. Raises: OSError when no page can be made."""
+        floats, words = sizes(len(classes), tenants)
+        facts = {"classes": list(classes), "tenants": tenants}
+        memory = PageMemory.create(API, rank, facts, floats=floats, words=words, scratch=0, folder=folder)
+        return Board(len(classes), tenants, memory)
+
+    @staticmethod
+    def read(file: PageFile) -> "Board":
+        """Raises: OSError, or ValueError for a file that is no page of this version."""
+        memory = PageMemory.open(file)
+        return Board(len(memory.facts["classes"]), memory.facts["tenants"], memory)
+
+    def close(self) -> None:
+        """Takes it from the others' sight; a second call changes nothing."""
+        if self.memory is not None:
+            self.memory.close()
+
+
+def sizes(classes: int, tenants: int) -> tuple[int, int]:
+    """Slots of float64 and of uint64 that a board needs: 12 KiB a class."""
+    return classes, classes * (MAX_REQUESTS + len(PREDICTED) * COVERAGE_WINDOW) + tenants
+
+
+class Boards:
+    """The boards of all API processes of this server, as one of them sees them.
+
+    Also the :class:`~sloserve.admission.queue_view.Elsewhere` of its backlog.
+    """
+
+    def __init__(self, own: Board, clock: Clock, folder: Path | None = None) -> None:
+        """own: of this process; where it is not published, it is the only one there is. folder: of the pages."""
+        self.own = own
+        self._clock = clock
+        self._folder = folder
+        self._others: list[Board] = []
+        self._looked_s: float | None = None
+
+    def look(self) -> list[Board]:
+        """All there are now: its own and those of the other processes."""
+        self._looked_s = self._clock.now_s()
+        self._others = [] if self.own.memory is None else self._found()
+        return [self.own, *self._others]
+
+    @property
+    def others(self) -> Sequence[Board]:
+        """Those of the other processes, as of up to :data:`REFRESH_S` ago; what stands on them is of now."""
+        if self._looked_s is None or not 0.0 <= self._clock.now_s() - self._looked_s < REFRESH_S:
+            self.look()
+        return self._others
+
+    def tell(self, class_id: int, waiting: int) -> None:
+        """So many requests of the class wait here from now on."""
+        self.own.waiting[class_id] = waiting
+
+    def waiting(self, class_id: int) -> int:
+        """How many requests of the class wait in the other processes."""
+        return sum(int(board.waiting[class_id]) for board in self.others)
+
+    def _found(self) -> list[Board]:
+        assert self.own.memory is not None
+        own = self.own.memory.path
+        known = {board.memory.path: board for board in self._others if board.memory is not None}
+
+        def read(file: PageFile) -> Board | None:
+            return (known.get(file.path) or Board.read(file)) if file.path != own and file.is_alive else None
+
+        try:
+            boards = found(API, read, self._folder)
+        except OSError:
+            return []
+        return [board for board in boards if board is not None and board.waiting.size == self.own.waiting.size]

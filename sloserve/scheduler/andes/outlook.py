@@ -1,0 +1,122 @@
+"""What Andes knows of each request when it plans: its reader's lead, and the QoE that serving it now would gain.
+
+Three kinds of requests. With a TTFT, TDS or TPOT target it has a reader, whose curve is kept (a TPOT is a TDS of its
+inverse). With an e2e target alone its QoE is 1 if it ends in time, else 0. Without any, nothing is gained by haste.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
+from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.kernels.digest import DigestCurves, Replies
+from sloserve.lso.lengths import LENGTH_COLUMNS
+from sloserve.lso.pace import pace_s
+
+BoolArray = NDArray[np.bool_]
+
+OBJECTIVES = ("mean", "min", "perfect")
+_PERFECT = 1.0 - 1e-9
+
+COLUMNS = LENGTH_COLUMNS | frozenset(
+    {
+        "arrival_s",
+        "computed_tokens",
+        "e2e_s",
+        "first_token_s",
+        "prompt_tokens",
+        "tds",
+        "tpot_s",
+        "ttft_s",
+    }
+)
+"""Columns that :class:`Outlook` reads, those of the length predictor included."""
+
+
+def reading_tds(rows: Rows, slots: IntArray) -> FloatArray:
+    """Tokens per second that each reader digests, ``[n]``: at the pace asked for, else as readers usually do."""
+    pace = pace_s(rows, slots)
+    return np.where(np.isnan(pace), DEFAULT_TDS, 1.0 / pace)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Foresight:
+    """For each of several step times, ``[num_steps, n]``: QoE if served, and what is gained by that, 0 at least."""
+
+    serve: FloatArray
+    gain: FloatArray
+
+
+class Outlook:
+    """Requests in ``slots``, ``[n]`` each. context_tokens: prompt and output so far.
+
+    left_tokens: still to come, predicted.
+    prefill_tokens: to compute before the next token. tds: of the reader. lead_s: how long the reader, or the deadline,
+    can do without; negative where it is late, inf where nobody waits.
+    """
+
+    def __init__(
+        self, rows: Rows, slots: IntArray, left_tokens: FloatArray, curves: DigestCurves, now_s: float
+    ) -> None:
+        self.slots, self.left_tokens, self._curves = slots, left_tokens, curves
+        self.context_tokens = rows.prompt_tokens[slots] + rows.output_tokens[slots]
+        uncomputed = self.context_tokens - rows.computed_tokens[slots]
+        # A decoding request has KV of all its tokens but the last, and needs no prefill.
+        self.prefill_tokens = np.where(uncomputed > 1, uncomputed, 0)
+        self.tds = reading_tds(rows, slots)
+        self._now_s = np.maximum(now_s - rows.arrival_s[slots], 0.0)
+        ttft_s = rows.ttft_s[slots]
+        self._ttft_s = np.where(np.isnan(ttft_s), DEFAULT_TTFT_S, ttft_s)
+        self._first_s = rows.first_token_s[slots] - rows.arrival_s[slots]
+        no_reader = np.isnan(ttft_s) & np.isnan(rows.tds[slots]) & np.isnan(rows.tpot_s[slots])
+        self._no_reader = np.flatnonzero(no_reader)
+        self._due_s = rows.e2e_s[slots[self._no_reader]]
+        dry_s = curves.dry_s(slots)
+        self.lead_s = np.where(dry_s > 0.0, dry_s, self._ttft_s) - self._now_s
+        if self._no_reader.size:
+            slack_s = self._due_s - self._now_s[self._no_reader]
+            self.lead_s[self._no_reader] = np.where(np.isnan(slack_s), np.inf, slack_s)
+
+    def foresee(
+        self,
+        steps_s: FloatArray,
+        prefill_token_s: float,
+        horizon_s: float,
+        *,
+        objective: str,
+        alpha: float,
+    ) -> Foresight:
+        """What serving gains within ``horizon_s``, by one of OBJECTIVES, for each time of a step.
+
+        Source: Andes, Eq. 2, 6 and 7.
+        """
+        prefill_s = self.prefill_tokens * prefill_token_s
+        replies = Replies.of(
+            self.slots,
+            now_s=self._now_s,
+            ttft_s=self._ttft_s,
+            tds=self.tds,
+            left_tokens=self.left_tokens,
+            prefill_s=prefill_s,
+            first_token_s=self._first_s,
+        )
+        serve, wait = self._curves.foresee(replies, steps_s, horizon_s, alpha=alpha)
+        if self._no_reader.size:
+            of = self._no_reader
+            ends_s = self._now_s[of] + prefill_s[of] + steps_s[:, None] * self.left_tokens[of]
+            # Without a deadline neither is in time, and nothing is gained.
+            serve[:, of] = ends_s <= self._due_s
+            wait[of] = ends_s[0] + horizon_s <= self._due_s
+        if objective == "mean":
+            gain = serve - wait
+        else:
+            current = self._curves.current(replies, alpha=alpha)
+            current[self._no_reader] = 1.0
+            if objective == "min":
+                # Serving lifts nobody above what it gives him.
+                gain = np.minimum(serve, current.min(initial=1.0)) - wait
+            else:
+                gain = ((serve >= _PERFECT).astype(np.float64) - (wait >= _PERFECT)) * (current >= _PERFECT)
+        return Foresight(serve, np.maximum(gain, 0.0))

@@ -1,0 +1,63 @@
+"""Which running request should give up its KV for those who wait? The one whose leaving saves most, if any.
+
+The KV cache is a machine that serves ``total`` tokens in each step; a request occupies it alone for its KV tokens x
+steps to go, divided by that. Once somebody leaves, all who wait with a smaller key go before: each of them gains the
+time that the leaver would have occupied, the leaver loses the time that they occupy, and all together lose the time of
+computing its context again. Delays count as shares of the target, as in the order of service.
+
+EconoServe ranks who is admitted and never takes KV back for it. This is Smith's rule with preemption that costs.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sloserve.core.rows import BoolArray, FloatArray, IntArray
+
+TOKENS_PER_STEP: Final = 150.0
+"""Prompt tokens that take as long to compute as a step of decoding: the latter reads all weights, the former multiply
+with them, and a GPU multiplies that much faster than it reads (A100 130, H100 185, for two bytes a weight and as far as
+either is ever reached)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranked:
+    """Requests in the order of service; all ``[n]``.
+
+    key: ascending. work: KV tokens x steps to go. target_s: within which it should end, from its arrival.
+    """
+
+    slots: IntArray
+    key: FloatArray
+    work: FloatArray
+    target_s: FloatArray
+
+
+def worth_evicting(
+    waiting: Ranked,
+    running: Ranked,
+    context_tokens: IntArray,
+    may_evict: BoolArray,
+    *,
+    total_tokens: int,
+    tokens_per_step: float = TOKENS_PER_STEP,
+) -> int | None:
+    """Place within ``running`` of the request whose eviction saves most; ``None`` where none saves anything.
+
+    context_tokens: to be computed again if evicted, ``[n]`` of ``running``, as is may_evict. total_tokens: that the KV
+    cache holds. tokens_per_step: computed again in the time of a step.
+    """
+    before = np.searchsorted(waiting.key, running.key)
+    weight = np.append(0.0, np.cumsum(1.0 / waiting.target_s))
+    their_steps = np.append(0.0, np.cumsum(waiting.work / total_tokens))[before]
+    everybody = weight[-1] + (1.0 / running.target_s).sum()
+    saved = (
+        weight[before] * running.work / total_tokens
+        - their_steps / running.target_s
+        - everybody * context_tokens / tokens_per_step
+    )
+    saved[~may_evict] = 0.0
+    if not saved.size or saved.max() <= 0.0:
+        return None
+    return int(np.argmax(saved))

@@ -1,0 +1,114 @@
+"""Schedulers that EconoServe's measurements begin with: ORCA, SRTF, Sarathi-Serve. FastServe is in ``mlfq``, and those
+with exact allocation are in ``coupled``.
+
+Each is the rule as the paper describes it, on vLLM's engine: iteration-level batches, chunked prompts, paged KV, and
+recomputation of what is evicted. What the paper's own builds cost in kernels or copies is not theirs here.
+
+Source: EconoServe, Sec. 2.1 and 2.2.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sloserve.core.rows import IntArray, Rows
+from sloserve.estimator.length.choice import check_lengths
+from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from sloserve.scheduler.published.allocation import PROMISE_COLUMNS, admit, max_blocks, oldest
+from sloserve.scheduler.published.preemptive import plan_ranked
+
+
+class Orca(Policy):
+    """First come, first served, in a small batch, with the KV of the longest possible reply set aside.
+
+    Source: ORCA (OSDI 2022), Sec. 4.2: the scheduler reserves max_tokens slots of KV at admission; EconoServe, Sec. 2.1
+    gives the batch of 8. Differs: chunked prompts; prompts and tokens share attention kernels.
+    """
+
+    needs = PROMISE_COLUMNS
+
+    @dataclass(frozen=True)
+    class Settings:
+        """batch: most requests that run at once; 0 for as many as fit. 16 in the paper for OPT-175B."""
+
+        batch: int = 8
+
+        def __post_init__(self) -> None:
+            if self.batch < 0:
+                raise ValueError(f"batch: {self.batch} requests is negative; 0 is no limit")
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        rows, engine = snapshot.rows, snapshot.engine
+        order = oldest(rows, snapshot.waiting, engine.max_num_seqs)
+
+        def blocks(slots: IntArray) -> IntArray:
+            return max_blocks(rows, slots, engine)
+
+        return admit(snapshot, order, blocks, int(blocks(snapshot.running).sum()), self.settings.batch)
+
+
+class Sarathi(Policy):
+    """vLLM's own order, in steps of few tokens: long prompts are cut small, so that they hold up nobody's next token.
+
+    Source: Sarathi-Serve (OSDI 2024), Sec. 4: stall-free batching, token budget 512 for the stricter of its targets.
+    Differs: vLLM chunks prompts and serves running requests first by itself; the budget is all there is to set.
+    """
+
+    needs = frozenset({"seq"})
+
+    @dataclass(frozen=True)
+    class Settings:
+        """tokens: most that a step computes; below the number of requests that run, some get no token in a step."""
+
+        tokens: int = 512
+
+        def __post_init__(self) -> None:
+            if self.tokens < 1:
+                raise ValueError(f"tokens: {self.tokens} a step is not at least 1")
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        return Plan(token_budget=self.settings.tokens)
+
+
+class SRTF(Policy):
+    """Shortest remaining time first, decided anew in each step, with max-allocation.
+
+    Whoever has most left is evicted for those with less, as far as their promises need the room.
+
+    Source: EconoServe, Sec. 2.1 (SRTF). Differs: the paper does not say what becomes of the KV of the preempted; it is
+    recomputed here. A request is not evicted again after ``max_preemptions``: remaining times that are only predicted
+    may grow while a request runs.
+    """
+
+    needs = PROMISE_COLUMNS | LENGTH_COLUMNS | {"num_preemptions", "evictable"}
+
+    @dataclass(frozen=True)
+    class Settings:
+        """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
+
+        length_error: relative error of the oracle's lengths. max_preemptions: most preemptions of one request.
+        """
+
+        length: str = "predicted"
+        length_error: float = 0.0
+        max_preemptions: int = 3
+
+        def __post_init__(self) -> None:
+            check_lengths(self.length, self.length_error)
+            if self.max_preemptions < 0:
+                raise ValueError(f"max_preemptions: {self.max_preemptions} is negative")
+
+    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
+
+    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
+        self._lengths.observe(rows, slot)
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        rows, running = snapshot.rows, snapshot.running
+        fixed = ~rows.evictable[running] | (rows.num_preemptions[running] >= self.settings.max_preemptions)
+        running_key = np.where(fixed, -np.inf, self._lengths.left(rows, running))
+        return plan_ranked(snapshot, self._lengths.left(rows, snapshot.waiting), running_key)

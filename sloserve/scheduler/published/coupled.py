@@ -1,0 +1,157 @@
+"""Exact allocation with prompt and output in one hand: MultiRes, and SyncCoupled, its companion with synced groups.
+
+All that run are promised the KV of their predicted length, and so are those who are admitted; only the order in which
+they are taken differs. Under-prediction leaves vLLM to preempt, as block-allocation does.
+
+Source: EconoServe, Sec. 2.1 (MultiRes, after [32]) and 2.2 (SyncCoupled; it calls MultiRes UnsyncCoupled as well).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sloserve.core.rows import IntArray, Rows
+from sloserve.estimator.length.choice import check_lengths
+from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from sloserve.scheduler.published.allocation import PROMISE_COLUMNS, admit, capacity_blocks, exact_blocks, oldest
+
+
+@dataclass(frozen=True)
+class ExactSettings:
+    """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
+
+    length_error: relative error of the oracle's lengths.
+    padding: share of the predicted output added to it; the paper's best for ShareGPT, 0.1 for Alpaca, 0.2 for
+    BookCorpus.
+    """
+
+    length: str = "predicted"
+    length_error: float = 0.0
+    padding: float = 0.15
+
+    def __post_init__(self) -> None:
+        check_lengths(self.length, self.length_error)
+        if not 0.0 <= self.padding <= 10.0:
+            raise ValueError(f"padding: {self.padding} of the predicted output is not within 0..10")
+
+
+class _Exact(Policy):
+    """What both share: lengths, and what is promised."""
+
+    needs = PROMISE_COLUMNS | LENGTH_COLUMNS
+
+    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
+
+    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
+        self._lengths.observe(rows, slot)
+
+    def _blocks(self, snapshot: Snapshot, slots: IntArray) -> IntArray:
+        left = self._lengths.left(snapshot.rows, slots)
+        return exact_blocks(snapshot.rows, slots, left, self.settings.padding, snapshot.engine)
+
+
+class MultiRes(_Exact):
+    """Takes, again and again, the waiting request whose demand is nearest to what is available of compute and KV.
+
+    Source: EconoServe, Sec. 2.1: Euclidean distance, repeated until none fits, O(n^2). Differs: the paper names no
+    unit; here both demands are shares of what is available, so the distance is to (1, 1). A prompt longer than the
+    step's rest demands all of that, since vLLM cuts it. Only the ``window`` oldest are looked at, and no more taken
+    than there are slots, so a plan costs at most slots * window.
+    """
+
+    needs = _Exact.needs | {"computed_tokens"}
+
+    @dataclass(frozen=True)
+    class Settings(ExactSettings):
+        """window: waiting requests looked at, the oldest."""
+
+        window: int = 512
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.window < 1:
+                raise ValueError(f"window: {self.window} waiting requests is not at least 1")
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        rows, running, engine = snapshot.rows, snapshot.running, snapshot.engine
+        candidates = oldest(rows, snapshot.waiting, self.settings.window)
+        promised = int(self._blocks(snapshot, running).sum())
+        blocks = self._blocks(snapshot, candidates)
+        chosen = nearest(
+            _uncomputed(rows, candidates),
+            blocks,
+            engine.token_budget - int(_uncomputed(rows, running).sum()),
+            capacity_blocks(engine) - promised,
+            engine.free_slots,
+        )
+        return admit(snapshot, candidates[chosen], partial(self._blocks, snapshot), promised)
+
+
+def _uncomputed(rows: Rows, slots: IntArray) -> IntArray:
+    """Tokens that each could compute in a step: its prompt and what else was evicted, or one to decode."""
+    tokens = rows.prompt_tokens[slots] + rows.output_tokens[slots] - rows.computed_tokens[slots]
+    uncomputed: IntArray = np.maximum(tokens, 1)
+    return uncomputed
+
+
+def nearest(tokens: IntArray, blocks: IntArray, free_tokens: int, free_blocks: int, most: int) -> IntArray:
+    """Places of those taken, in the order taken, of requests that demand ``tokens`` and ``blocks``, ``[n]`` each.
+
+    Of equally near ones the first is taken.
+    """
+    fits = blocks <= free_blocks
+    taken: list[int] = []
+    while free_tokens > 0 and len(taken) < most and fits.any():
+        missing = (1.0 - np.minimum(tokens / free_tokens, 1.0)) ** 2 + (1.0 - blocks / free_blocks) ** 2
+        one = int(np.where(fits, missing, np.inf).argmin())
+        taken.append(one)
+        free_tokens -= int(tokens[one])
+        free_blocks -= int(blocks[one])
+        fits &= blocks <= free_blocks
+        fits[one] = False
+    return np.array(taken, np.int64)
+
+
+class SyncCoupled(_Exact):
+    """Admits groups of equal predicted length, so that those who begin together end together.
+
+    The group of the oldest request is first, and whole where it fits; else its oldest members are admitted, and the
+    rest when there is room.
+
+    Source: EconoServe, Sec. 2.2 (SyncCoupled). Differs: plans are made anew in each step, where the paper saves
+    planning until a group ends.
+    """
+
+    @dataclass(frozen=True)
+    class Settings(ExactSettings):
+        """sync_tokens: predicted lengths that differ by less make one group; the default is the paper's KV block."""
+
+        sync_tokens: int = 32
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.sync_tokens < 1:
+                raise ValueError(f"sync_tokens: {self.sync_tokens} is not at least 1")
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        rows, engine = snapshot.rows, snapshot.engine
+        waiting = snapshot.waiting
+        whole = rows.output_tokens[waiting] + self._lengths.left(rows, waiting)
+        in_groups = grouped(np.ceil(whole / self.settings.sync_tokens).astype(np.int64), rows.seq[waiting])
+        order = waiting[in_groups[: engine.max_num_seqs]]
+        promised = int(self._blocks(snapshot, snapshot.running).sum())
+        return admit(snapshot, order, partial(self._blocks, snapshot), promised)
+
+
+def grouped(groups: IntArray, seqs: IntArray) -> IntArray:
+    """Places in the order of groups by their oldest member, and by ``seqs`` within; ``groups``, ``seqs``: ``[n]``."""
+    _, group = np.unique(groups, return_inverse=True)
+    first = np.full(group.size, np.iinfo(np.int64).max)
+    np.minimum.at(first, group, seqs)
+    order: IntArray = np.lexsort((seqs, first[group]))
+    return order

@@ -1,0 +1,137 @@
+"""EconoServe in the form of its paper: prompt tasks fill the step, generation tasks fill the KV cache.
+
+A request is a *prompt task* (PT) until its prompt is computed, then a *generation task* (GT). A GT waits, paused with
+its KV, until it is granted blocks for its context and its predicted remaining length, padded; then it runs to that goal
+without asking for more. After the grants of a step, PTs are admitted up to the step's target size. Some blocks are kept
+from grants; PTs may have them, and are confined to them while a GT waits for KV, so that GTs come first.
+
+*Under-prediction* (the goal is reached and the request still runs): its remaining length is predicted anew, and it is
+granted that from the reserve if there is room; else it waits again with its KV. Only where nothing else could go on is
+KV given up: the last in the queue of GTs are evicted until the first fits.
+
+*Time-synced groups*: predicted lengths are rounded up to a multiple; GTs of one length are granted together, as many as
+fit. Once KV is full, nothing is granted until all of a group have ended or overrun. *Ordering* is in ``ordering``, *KVC
+pipelining* in ``ledger``.
+
+Source: EconoServe, Sec. 3 and Algorithm 1. Differs: the ledger is one of promises, since vLLM hands out blocks as
+tokens come; what gives way for want of KV is recomputed, not swapped; the paper's new prediction of who has reached the
+old one is their difference, 0; a guest whose span is wanted back waits with what it holds, and the last in the queue is
+preempted when blocks really run out. Padding follows the errors of prediction, see ``tuning``.
+Prompts are cut where they would not fit a step alone (``fcfs``: at its end).
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from sloserve.core.rows import IntArray, Rows
+from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
+from sloserve.scheduler.published.allocation import capacity_blocks
+from sloserve.scheduler.published.generation_queue import GenerationTasks
+from sloserve.scheduler.published.grants import Grants
+from sloserve.scheduler.published.paper_order import ORDER_COLUMNS
+from sloserve.scheduler.published.prompt_queue import Prompts, Room, fcfs_prompts, paper_prompts
+from sloserve.scheduler.published.reservations import make_ledger
+from sloserve.scheduler.published.tuning import Tuning
+from sloserve.scheduler.published.variants import PaperSettings, Parts
+
+
+class EconoPaper(Policy):
+    """Admits prompts to fill the step, lets replies run as their whole length is promised KV; the others sit out."""
+
+    needs = LENGTH_COLUMNS | ORDER_COLUMNS | {"prompt_tokens", "computed_tokens"}
+
+    Settings = PaperSettings
+
+    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
+        self._parts: Parts = self.settings.chosen
+        self.tuning: Tuning = self.settings.tuning()
+        self._grants = Grants()
+        self._tasks: GenerationTasks | None = None
+
+    def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
+        self._grants.enter(slot, rows.capacity)
+
+    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
+        self._lengths.observe(rows, slot)
+        if self._tasks is not None:
+            self._tasks.ended(rows, slot)
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        rows, engine, running, waiting = snapshot.rows, snapshot.engine, snapshot.running, snapshot.waiting
+        if not (waiting.size or running.size):
+            return Plan.IDENTITY
+        if self._tasks is None:
+            ledger = make_ledger(self._parts.pipeline, engine.block_size)
+            self._tasks = GenerationTasks(self._parts, self.tuning, self._lengths, self._grants, ledger)
+        tasks = self._tasks
+        output, computed = rows.output_tokens[running], rows.computed_tokens[running]
+        context = rows.prompt_tokens[running] + output
+        # The last token of a reply has no KV yet, unless the step that computes it is in flight.
+        is_gt = computed >= context - (output > 0)
+        gts, pts = running[is_gt], Prompts(running[~is_gt], context[~is_gt], (context - computed)[~is_gt])
+        tasks.forget(waiting)
+        tasks.forget(pts.slots)
+        capacity = capacity_blocks(engine)
+        # What has no row is not ours to plan, and holds KV all the same.
+        strangers = max(capacity - engine.free_blocks - int(tasks.ledger.blocks(computed).sum()), 0)
+        queue, evict = self._grant(tasks, rows, gts, pts, capacity - strangers, now_s)
+        served = tasks.granted(gts)
+        order, admitted = self._admit(tasks, snapshot, pts, queue, served.size, now_s)
+        return Plan(
+            # Where blocks run out after all, the last of the queue gives way.
+            running=np.concatenate((_oldest_first(rows, served), _oldest_first(rows, pts.slots), queue)),
+            waiting=order,
+            evict=evict,
+            pause=queue,
+            max_running=max(running.size - evict.size + admitted, 1),
+            token_budget=self.settings.tfs_tokens or None,
+        )
+
+    def _grant(
+        self, tasks: GenerationTasks, rows: Rows, gts: IntArray, pts: Prompts, capacity: int, now_s: float
+    ) -> tuple[IntArray, IntArray]:
+        """Who of the GTs waits after this step's grants, the first first, and who is evicted."""
+        over, evict = tasks.overrun(rows, gts), NO_SLOTS
+        if over.size and self.settings.remedy == "evict":
+            evict = over[rows.evictable[over]]
+            tasks.forget(evict)
+            gts = gts[~np.isin(gts, evict)]
+        queue = tasks.queue(rows, gts, now_s)
+        tasks.state(rows, tasks.granted(gts), queue, pts, capacity)
+        reserve = math.ceil(self.tuning.shares.reserve * capacity)
+        queue = tasks.grant(rows, queue, over if self.settings.remedy == "reserve" else NO_SLOTS, reserve)
+        if queue.size and not len(self._grants) and not pts.slots.size:
+            queue, given_up = tasks.serve_first(rows, queue)
+            evict = np.concatenate((evict, given_up))
+        return queue, evict
+
+    def _admit(
+        self, tasks: GenerationTasks, snapshot: Snapshot, pts: Prompts, queue: IntArray, served: int, now_s: float
+    ) -> tuple[IntArray, int]:
+        """The order of admission and how many to admit; one at least while nothing else can be served."""
+        rows, engine, waiting, ledger = snapshot.rows, snapshot.engine, snapshot.waiting, tasks.ledger
+        busy = served + pts.slots.size > 0
+        blocks = ledger.free_blocks
+        if queue.size:
+            reserve = math.ceil(self.tuning.shares.reserve * capacity_blocks(engine))
+            held = int(ledger.blocks(rows.computed_tokens[queue]).sum() + ledger.blocks(pts.tokens).sum())
+            blocks = min(blocks, reserve - held)
+        step_tokens = min(self.settings.tfs_tokens or engine.token_budget, engine.token_budget)
+        tokens = step_tokens - served - int(pts.left.sum())
+        room = Room(tokens=tokens, blocks=blocks, block_size=engine.block_size, requests=engine.free_slots)
+        if not waiting.size or (busy and min(tokens, blocks, engine.free_slots) < 1):
+            return NO_SLOTS, 0
+        if self._parts.order == "paper":
+            order, fit = paper_prompts(snapshot, room, now_s)
+        else:
+            order, fit = fcfs_prompts(snapshot, room)
+        return order, fit if busy else max(fit, 1)
+
+
+def _oldest_first(rows: Rows, slots: IntArray) -> IntArray:
+    return slots[np.argsort(rows.seq[slots])]

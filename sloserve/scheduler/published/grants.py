@@ -1,0 +1,77 @@
+"""Who has been granted how much, and in which group: what EconoServe remembers between two plans, by slot."""
+
+from collections import Counter
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.core.rows import FloatArray, IntArray
+from sloserve.scheduler.policy import NO_SLOTS
+
+NO_GROUP = 0
+
+Item = TypeVar("Item", bound=np.generic)
+
+
+class Grants:
+    """Goals and groups of generation tasks.
+
+    goal: tokens that prompt and output are expected to come to, 0 while nothing is expected. rest: of these, the tokens
+    still to come when it was set, by which tasks are grouped. group: in which the request was granted its goal,
+    ``NO_GROUP`` while it waits. group_ended: a group has lost its last member since this was set to false. first_left:
+    tokens that were to come by the first prediction, 0 before it; first_output: the output there was by then.
+    """
+
+    def __init__(self) -> None:
+        self.goal: IntArray = NO_SLOTS
+        self.rest: IntArray = NO_SLOTS
+        self.group: IntArray = NO_SLOTS
+        self.first_left: FloatArray = np.empty(0)
+        self.first_output: IntArray = NO_SLOTS
+        self.group_ended = False
+        self._members: Counter[int] = Counter()
+        self._next_group = NO_GROUP + 1
+
+    def __len__(self) -> int:
+        """How many requests have a grant."""
+        return self._members.total()
+
+    def enter(self, slot: int, capacity: int) -> None:
+        """A request has come that has nothing yet. capacity: of the table of requests."""
+        if capacity > self.goal.size:
+            self.goal, self.rest, self.group = (_grown(one, capacity) for one in (self.goal, self.rest, self.group))
+            self.first_left, self.first_output = _grown(self.first_left, capacity), _grown(self.first_output, capacity)
+        self.goal[slot] = self.rest[slot] = 0
+        self.first_left[slot] = 0.0
+        self.group[slot] = NO_GROUP
+
+    def predicted(self, slots: IntArray, left: FloatArray, output: IntArray) -> None:
+        """So many tokens are to come, after so much output; of each request only the first prediction is kept."""
+        new = self.first_left[slots] == 0.0
+        self.first_left[slots[new]], self.first_output[slots[new]] = left[new], output[new]
+
+    def grant(self, slots: IntArray, bucket: IntArray | None) -> None:
+        """They run from now on; those of one bucket as a group, or each as its own."""
+        of = np.arange(slots.size) if bucket is None else np.unique(bucket, return_inverse=True)[1]
+        groups = self._next_group + of
+        self.group[slots] = groups
+        self._members.update(groups.tolist())
+        self._next_group += slots.size
+
+    def leave(self, slots: IntArray) -> None:
+        """They have ended, overrun or lost their KV: their groups go on without them."""
+        for group in self.group[slots].tolist():
+            if group == NO_GROUP:
+                continue
+            self._members[group] -= 1
+            if not self._members[group]:
+                del self._members[group]
+                self.group_ended = True
+        self.group[slots] = NO_GROUP
+
+
+def _grown(column: NDArray[Item], size: int) -> NDArray[Item]:
+    grown = np.zeros(size, column.dtype)
+    grown[: column.size] = column
+    return grown

@@ -1,0 +1,67 @@
+"""EconoServe's order of tasks (Sec. 3.4), and the search for what fills the rest of a resource.
+
+Three factors, each in ranges: the time left to the deadline, then the KV cache a task occupies, then its length: of a
+generation task the tokens predicted, of a prompt task the prompt. The nearer deadline, the more KV, the greater length
+first; ties end in ``seq``. A task whose deadline has passed ranks with those that have most time left: it presses no
+more, and the KV it holds still orders it among them. One without a deadline ranks behind all. The paper says nothing of
+either.
+"""
+
+from bisect import bisect_left, bisect_right
+
+import numpy as np
+
+from sloserve.core.rows import FloatArray, IntArray, Rows
+
+DEADLINE_EDGES_S: FloatArray = np.array([0.2, 0.5, 2.0])
+"""Sec. 3.4, e.g. 0.2-0.5 s, 0.5-2 s, > 2 s."""
+RANGE_TOKENS = 128
+"""Width of the ranges of lengths (Sec. 3.4), and of those of occupied KV, for which the paper names none."""
+
+ORDER_COLUMNS = frozenset({"arrival_s", "e2e_s"})
+"""Columns that a deadline is read from."""
+
+
+def deadline_ranges(rows: Rows, slots: IntArray, now_s: float) -> IntArray:
+    """Rank of each task's range of time left, 0 the most urgent, ``[len(slots)]``."""
+    left_s = rows.arrival_s[slots] + rows.e2e_s[slots] - now_s
+    lax = DEADLINE_EDGES_S.size
+    ranges: IntArray = np.searchsorted(DEADLINE_EDGES_S, left_s, side="right")
+    ranges[left_s < 0.0] = lax
+    ranges[np.isnan(left_s)] = lax + 1
+    return ranges
+
+
+def paper_order(rows: Rows, slots: IntArray, held_tokens: IntArray, length_tokens: IntArray, now_s: float) -> IntArray:
+    """Places in ``slots``, the first to be served first. held_tokens, length_tokens: ``[len(slots)]``."""
+    longest, fullest = -(length_tokens // RANGE_TOKENS), -(held_tokens // RANGE_TOKENS)
+    order: IntArray = np.lexsort((rows.seq[slots], longest, fullest, deadline_ranges(rows, slots, now_s)))
+    return order
+
+
+def grouped(order: IntArray, bucket: IntArray) -> IntArray:
+    """``order`` with those of one bucket together, each bucket where its first member stood.
+
+    order: places; bucket: by place.
+    """
+    _, first, of = np.unique(bucket[order], return_index=True, return_inverse=True)
+    together: IntArray = order[np.argsort(first[of], kind="stable")]
+    return together
+
+
+class BestFit:
+    """Takes the largest size that fits, the first of equals, by binary search."""
+
+    def __init__(self, sizes: IntArray) -> None:
+        places = np.argsort(sizes, kind="stable")
+        self._sizes: list[int] = sizes[places].tolist()
+        self._places: list[int] = places.tolist()
+
+    def take(self, most: int) -> int | None:
+        """The place of the largest size up to ``most``, which is then gone; ``None`` if all are larger."""
+        beyond = bisect_right(self._sizes, most)
+        if not beyond:
+            return None
+        at = bisect_left(self._sizes, self._sizes[beyond - 1])
+        del self._sizes[at]
+        return self._places.pop(at)

@@ -1,0 +1,78 @@
+"""Ranked service with max-allocation: whoever ranks first is served, whoever runs now; the others give up the room.
+
+A request alone always fits, so somebody is served in each plan.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sloserve.core.rows import BoolArray, FloatArray, IntArray
+from sloserve.kernels.rank import top_k
+from sloserve.lso.ordering import woven_places
+from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot
+from sloserve.scheduler.published.allocation import capacity_blocks, leading, max_blocks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Division:
+    """Of requests in their order of rank: who is served, and who of the others that run may stay; ``[n]`` each."""
+
+    served: BoolArray
+    stays: BoolArray
+
+
+def divide(
+    blocks: IntArray, held: IntArray, runs: BoolArray, engine: EngineFacts, *, batch: int | None = None
+) -> Division:
+    """Divides ranked requests, running and waiting alike: the first that fit are served, whoever runs now.
+
+    Of the other running ones those stay that fit beside, the better ranked first; there is no room for the rest.
+
+    blocks: that each is promised when served. held: that each takes when it stays. runs: whether it runs now.
+    batch: most that may be served, ``None`` for as many as there are slots.
+    """
+    capacity, slots = capacity_blocks(engine), engine.max_num_seqs
+    first = leading(blocks, capacity, slots if batch is None else min(batch, slots))
+    served = np.arange(blocks.size) < first
+    others = np.flatnonzero(runs & ~served)
+    # A prompt that has not begun may hold no block yet; it takes a slot all the same.
+    fit = leading(np.maximum(held[others], 1), capacity - int(blocks[:first].sum()), slots - first)
+    stays = np.zeros(blocks.size, np.bool_)
+    stays[others[:fit]] = True
+    return Division(served, stays)
+
+
+def plan_ranked(
+    snapshot: Snapshot,
+    waiting_key: FloatArray,
+    running_key: FloatArray,
+    *,
+    batch: int | None = None,
+    pause: bool = False,
+) -> Plan:
+    """Serves in ascending key, ties by ``seq``, whoever's max-allocation fits, and takes the room from the others.
+
+    waiting_key, running_key: ``[len(snapshot.waiting)]``, ``[len(snapshot.running)]``. batch: most that are served.
+    pause: those for whom there is room although they are not served sit out, with the KV they hold; else they go on.
+    """
+    rows, engine = snapshot.rows, snapshot.engine
+    waiting = snapshot.waiting
+    # No step can serve more than there are slots, so the rest of the queue needs no rank.
+    head = top_k(waiting_key, rows.seq[waiting], min(waiting.size, engine.max_num_seqs))
+    ranked = np.concatenate((snapshot.running, waiting[head]))
+    if not ranked.size:
+        return Plan.IDENTITY
+    order = np.lexsort((rows.seq[ranked], np.concatenate((running_key, waiting_key[head]))))
+    slots = np.concatenate((snapshot.running, waiting[woven_places(snapshot, head)]))[order]
+    runs = order < snapshot.running.size
+    blocks = max_blocks(rows, slots, engine)
+    division = divide(blocks, rows.kv_blocks[slots] if pause else blocks, runs, engine, batch=batch)
+    served, stays = division.served, division.stays
+    return Plan(
+        running=np.concatenate((slots[served & runs], slots[stays])),
+        waiting=slots[served & ~runs],
+        evict=slots[runs & ~served & ~stays],
+        pause=slots[stays] if pause else NO_SLOTS,
+        max_running=int(served.sum()) + int(stays.sum()),
+    )

@@ -1,0 +1,82 @@
+"""Round robin: requests are served in turns, so that nobody waits for long and everybody is interrupted alike.
+
+A request's turn begins when it is admitted and is over after ``interval_steps`` steps that gave it output; steps that
+only compute its prompt do not count. While others wait, requests whose turn is over are evicted (and recomputed later),
+the longest served first and as many as those who wait need for slots or KV blocks; while nobody waits, all go on. The
+cycle is the order of those who wait: the least recently served first. A new request joins at its end, as if it had just
+been served, and so does one that vLLM preempts for want of KV. Each turn makes progress, so evictions are not limited
+in number; but each costs the recomputation of all tokens so far.
+
+It knows no targets: it is the baseline between vLLM's order and a policy that knows them.
+
+Source: Andes, Sec. 6.1 (baseline RR, 50 iterations). Differs: the paper does not say whom it preempts and preempts by
+swap where it can.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.lso.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key
+from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
+
+_FAR = 1e15
+"""More than there are steps in any run: puts running requests all ahead of the cycle, or behind it."""
+
+
+class RR(Policy):
+    """Serves in turns, the least recently served first; while others wait, evicts those who have had their turn."""
+
+    needs = EVICTION_COLUMNS
+    wants_progress = True
+
+    @dataclass(frozen=True)
+    class Settings:
+        """interval_steps: steps with output that a request gets before it has to make room; the paper's 50."""
+
+        interval_steps: int = 50
+
+        def __post_init__(self) -> None:
+            if self.interval_steps < 1:
+                raise ValueError(f"interval_steps: {self.interval_steps} is not at least 1")
+
+    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self._rule = EvictionRule(max_preemptions=sys.maxsize)
+        self._step = 0
+        # By slot: the last step that served it, or in which it arrived; steps that served it in its present turn.
+        self._last_served = NO_SLOTS
+        self._turn_steps = NO_SLOTS
+
+    def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
+        if self._last_served.size < rows.capacity:
+            self._last_served = _grown(self._last_served, rows.capacity)
+            self._turn_steps = _grown(self._turn_steps, rows.capacity)
+        self._last_served[slot] = self._step
+        self._turn_steps[slot] = 0
+
+    def progressed(self, rows: Rows, slots: IntArray, tokens: IntArray, now_s: float) -> None:
+        self._step += 1
+        self._last_served[slots] = self._step
+        self._turn_steps[slots] += 1
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        if not snapshot.waiting.size and not snapshot.running.size:
+            return Plan.IDENTITY
+        # Also undoes what came in for a request after it was evicted.
+        self._turn_steps[snapshot.waiting] = 0
+        steps = self._turn_steps[snapshot.running]
+        over = steps >= self.settings.interval_steps
+        # Of two that make room the longer served goes first, also where vLLM takes a victim for want of KV.
+        running_key: FloatArray = np.where(over, _FAR, -_FAR) + steps
+        waiting_key = self._last_served[snapshot.waiting].astype(np.float64)
+        return plan_by_key(snapshot, waiting_key, running_key, evict=self._rule)
+
+
+def _grown(column: IntArray, size: int) -> IntArray:
+    grown = np.zeros(size, np.int64)
+    grown[: column.size] = column
+    return grown

@@ -1,0 +1,104 @@
+"""Settings of EconoServe in the form of its paper, and its variants by one word."""
+
+from dataclasses import dataclass, replace
+
+from sloserve.estimator.length.choice import check_lengths
+from sloserve.scheduler.policy import Policy
+from sloserve.scheduler.published.tuning import Shares, Tuning
+
+ORDERS = ("fcfs", "paper")
+PIPELINES = ("none", "hosting", "future")
+REMEDIES = ("reserve", "pause", "evict")
+AUTO = "auto"
+PAPER = Shares(padding=0.15, reserve=0.03, buffer=0.15)
+"""The paper's for ShareGPT (Sec. 4). By measurement a tuned reserve does worse and a tuned buffer no better than these,
+so that only padding is tuned unless asked (experiment ``econo-padding``).
+"""
+_RANGES = {
+    "sync_tokens": (0, 4096),
+    "padding": (-0.9, 4),
+    "reserve": (0, 0.5),
+    "buffer": (0, 4),
+    "tfs_tokens": (0, 2**20),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Which parts of EconoServe are at work beside the two queues and exact allocation; see :class:`PaperSettings`."""
+
+    sync_tokens: int
+    order: str
+    pipeline: str
+
+
+VARIANTS = {
+    "d": Parts(0, "fcfs", "none"),
+    "sd": Parts(32, "fcfs", "none"),
+    "sdo": Parts(32, "paper", "none"),
+    "full": Parts(32, "paper", "hosting"),
+}
+"""EconoServe-D, -SD, -SDO and EconoServe (Sec. 4). 32 tokens are one of the paper's blocks; the paper groups by equal
+predictions, which a classifier makes and an estimate of a mean or a length in tokens does not.
+"""
+
+
+@dataclass(frozen=True)
+class PaperSettings(Policy.Settings):
+    """parts: ``d``, ``sd``, ``sdo`` or ``full``; each of the next three, where given, takes the place of what it says.
+
+    sync_tokens: predicted lengths are rounded up to a multiple of this, and synced; 0 for neither. order: ``fcfs`` or
+    ``paper``. pipeline: ``none``, ``hosting`` or ``future``.
+    length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
+    length_error: relative error of the oracle's lengths. padding: share of the predicted length that is added to it.
+    reserve: share of the KV blocks that grants leave free. buffer: share of its predicted length by which a guest
+    should end before its host needs the span. Each of the three is a number, or ``auto``: by how far predictions have
+    been off, see ``tuning``, at first the paper's (the padding of an oracle without error: 0). remedy: for a request
+    that outlives its grant, ``reserve`` (then pause), ``pause``, or ``evict``: preempt it at once. tfs_tokens: target
+    size of a step, 0 for the engine's token budget.
+    """
+
+    parts: str = "full"
+    sync_tokens: int | None = None
+    order: str | None = None
+    pipeline: str | None = None
+    length: str = "predicted"
+    length_error: float = 0.0
+    padding: float | str = AUTO
+    reserve: float | str = PAPER.reserve
+    buffer: float | str = PAPER.buffer
+    remedy: str = "reserve"
+    tfs_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        check_lengths(self.length, self.length_error)
+        for name, allowed in (
+            ("parts", tuple(VARIANTS)),
+            ("order", ORDERS),
+            ("pipeline", PIPELINES),
+            ("remedy", REMEDIES),
+        ):
+            word = getattr(self, name)
+            if word is not None and word not in allowed:
+                raise ValueError(f"{name}: {word!r} is not one of {', '.join(allowed)}")
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if isinstance(value, str):
+                if value != AUTO:
+                    raise ValueError(f"{name}: {value!r} is not a number or {AUTO}")
+            elif value is not None and not least <= value <= most:
+                raise ValueError(f"{name}: {value} is not within {least}..{most}")
+
+    @property
+    def chosen(self) -> Parts:
+        """The parts at work."""
+        single = {name: getattr(self, name) for name in ("sync_tokens", "order", "pipeline")}
+        return replace(VARIANTS[self.parts], **{name: one for name, one in single.items() if one is not None})
+
+    def tuning(self) -> Tuning:
+        """The three shares, at their first values."""
+        exact = self.length == "oracle" and self.length_error == 0.0
+        first = replace(PAPER, padding=0.0) if exact else PAPER
+        given = {name: getattr(self, name) for name in Shares.__slots__}
+        fixed = {name: share for name, share in given.items() if share != AUTO}
+        return Tuning(replace(first, **fixed), frozenset(given) - fixed.keys())

@@ -1,0 +1,198 @@
+"""Simulated annealing: the order of service that meets most targets for the least summed latency; batches, if asked to.
+
+A new plan is made when a request arrived or ended; between, the order holds. What runs stays; there are no evictions.
+Output lengths are predicted by a Gaussian per class fitted on line, as in the paper (``length=gaussian``), or otherwise
+(:mod:`sloserve.estimator.length.choice`); step times come from a profile. A reader's speed (TDS) counts as a TPOT
+target.
+A good order puts behind all others whom it cannot help in any case: they starve under overload unless ageing is on.
+A request without targets counts by its latency alone; class rank decides beside: whatever order is found, it is
+admitted before every request of a less urgent class.
+
+Source: SLO-aware scheduling by simulated annealing, Algorithm 1. Differs: see csrc/include/sloserve/anneal.h.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sloserve.core.rows import IntArray, Rows
+from sloserve.estimator.length.choice import check_lengths
+from sloserve.estimator.step_time.profile import ProfileName, load_profile
+from sloserve.kernels.anneal import BatchRequests, Cooling, anneal
+from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.lso.ordering import by_class, first_places, without_targets
+from sloserve.lso.pace import pace_s
+from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
+from sloserve.scheduler.sa.times import Slots, Times, Work, batch_times, bilinear_of, slot_times
+
+MOST_ANNEALED = 512
+"""Waiting requests that are planned by annealing; the others follow, the shortest first."""
+
+PLANS_A_FIT = 1000
+"""Plans between two looks at what the engine's steps take, where that is observed; each costs some milliseconds."""
+
+_PLAN_NS = 2.5e5
+_MOST_MOVES = 2000
+_TEMPERATURES = 45
+
+
+def cooling_for(requests: int, max_batch: int, effort: float) -> Cooling:
+    """As many moves as take about 0.25 ms, times ``effort``; one costs 100 ns, more where there are more to follow.
+
+    A count, not a time limit: the same requests get the same plan on a slow machine.
+    """
+    moves = min(_PLAN_NS / (100.0 + 3.0 * requests + 4.0 * min(max_batch, requests)), _MOST_MOVES)
+    return Cooling(moves=round(effort * moves / _TEMPERATURES))
+
+
+class SA(Policy):
+    """Serves in the order that meets most targets at the least summed latency, as far as lengths can be foreseen."""
+
+    needs = LENGTH_COLUMNS | frozenset(
+        {
+            "arrival_s",
+            "class_rank",
+            "computed_tokens",
+            "e2e_s",
+            "first_token_s",
+            "prompt_tokens",
+            "tds",
+            "tpot_s",
+            "ttft_s",
+        }
+    )
+
+    @dataclass(frozen=True)
+    class Settings:
+        """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
+
+        length_error: relative error of the oracle's lengths.
+        profile: name or file of the step times, used where the server's settings name no profile.
+        batches: plan in batches as the paper does, the first of which limits how many may run; else the order alone,
+        for slots that are refilled one by one. effort: moves of the annealer, in multiples of what takes 0.25 ms.
+        """
+
+        length: str = "gaussian"
+        length_error: float = 0.0
+        profile: ProfileName | Path = ProfileName("h100-llama3-8b")
+        batches: bool = False
+        effort: float = 1.0
+
+        def __post_init__(self) -> None:
+            check_lengths(self.length, self.length_error)
+            if not 0.0 <= self.effort <= 1000.0:
+                raise ValueError(f"effort: {self.effort} is not within 0..1000")
+
+    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
+        self._fit = bilinear_of(load_profile(self.settings.profile))
+        self._plans = 0
+        self._changed = False
+        self._order = NO_SLOTS
+        self._max_running: int | None = None
+
+    def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
+        self._changed = True
+
+    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
+        self._changed = True
+        self._lengths.observe(rows, slot)
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        waiting = self._in_last_order(snapshot)
+        if not waiting.size:
+            self._order, self._max_running = NO_SLOTS, None
+            return Plan.IDENTITY
+        if self._changed:
+            if snapshot.engine.step_latency is not None and self._plans % PLANS_A_FIT == 0:
+                self._fit = bilinear_of(snapshot.engine.step_latency)
+            self._plans += 1
+            waiting, self._max_running = self._annealed(snapshot, waiting, now_s)
+            waiting = _by_class(snapshot.rows, waiting)
+            self._changed = False
+        self._order = waiting
+        return Plan(waiting=snapshot.woven(waiting[:MOST_ANNEALED]), max_running=self._max_running)
+
+    def _in_last_order(self, snapshot: Snapshot) -> IntArray:
+        """The waiting requests in the last plan's order, those it did not know behind it as they came."""
+        waits = np.zeros(snapshot.rows.capacity, np.bool_)
+        waits[snapshot.waiting] = True
+        known = self._order[waits[self._order]]
+        waits[known] = False
+        new = snapshot.waiting[waits[snapshot.waiting]]
+        return np.concatenate((known, new[np.argsort(snapshot.rows.seq[new])]))
+
+    def _annealed(self, snapshot: Snapshot, waiting: IntArray, now_s: float) -> tuple[IntArray, int | None]:
+        """The new order, and in batches how many may run."""
+        rows, engine, running = snapshot.rows, snapshot.engine, snapshot.running
+        rest = NO_SLOTS
+        if waiting.size > MOST_ANNEALED:
+            work = self._work(rows, waiting)
+            order = np.lexsort((rows.seq[waiting], work.prefill_tokens + work.output_tokens))
+            waiting, rest = waiting[np.sort(order[:MOST_ANNEALED])], waiting[order[MOST_ANNEALED:]]
+        present = np.concatenate((running, waiting))
+        work = self._work(rows, present)
+        # Eq. 20, at full use of the memory: a batch holds as many as the KV cache does.
+        room = int(engine.total_blocks * engine.block_size / work.mean_kv_tokens)
+        max_batch = max(min(engine.max_num_seqs, room), running.size, 1)
+        if self.settings.batches:
+            times = batch_times(self._fit, work)
+            order, max_running = self._by_batches(rows, present, work, times, running.size, max_batch, now_s)
+            return np.concatenate((order, rest)), max_running
+        bind = present.size > max_batch
+        # While slots are free they fill up: from those that run to all.
+        slots = max_batch if bind else (running.size + present.size + 1) // 2
+        times = slot_times(self._fit, work, Slots(slots, engine.token_budget, bind))
+        requests = self._requests(rows, present, work, times, now_s)
+        queue = BatchRequests(np.ascontiguousarray(requests.columns[:, running.size :]))
+        plan = anneal(queue, 1, cooling=cooling_for(waiting.size, 1, self.settings.effort), seed=self.seed)
+        return np.concatenate((waiting[plan.order], rest)), None
+
+    def _by_batches(
+        self, rows: Rows, present: IntArray, work: Work, times: Times, fixed: int, max_batch: int, now_s: float
+    ) -> tuple[IntArray, int]:
+        requests = self._requests(rows, present, work, times, now_s)
+        cooling = cooling_for(present.size, max_batch, self.settings.effort)
+        plan = anneal(requests, max_batch, fixed=fixed, cooling=cooling, seed=self.seed)
+        # Within a batch the model knows no order; prompts are computed one after another: the most urgent first.
+        batch = np.repeat(np.arange(plan.sizes.size), plan.sizes)
+        slots = present[plan.order]
+        due = rows.arrival_s[slots] + np.fmin(rows.ttft_s[slots], rows.e2e_s[slots])
+        order = plan.order[np.lexsort((rows.seq[slots], due, batch))]
+        return present[order[order >= fixed]], int(plan.sizes[0])
+
+    def _work(self, rows: Rows, slots: IntArray) -> Work:
+        done = rows.output_tokens[slots]
+        left = self._lengths.left(rows, slots)
+        context = rows.prompt_tokens[slots] + done
+        # A decoding request has KV of all its tokens but the last, and gets no prefill.
+        uncomputed = context - rows.computed_tokens[slots]
+        return Work(np.where(uncomputed > 1, uncomputed, 0), context, left)
+
+    def _requests(self, rows: Rows, slots: IntArray, work: Work, times: Times, now_s: float) -> BatchRequests:
+        """The targets that can still be met or missed; what was missed already stays so."""
+        waited = np.maximum(now_s - rows.arrival_s[slots], 0.0)
+        first, done = rows.first_token_s[slots], rows.output_tokens[slots]
+        begun = ~np.isnan(first)
+        spent = np.where(begun, now_s - first, 0.0)
+        return BatchRequests.of(
+            prefill_base_s=times.prefill_base_s,
+            prefill_slope_s=times.prefill_slope_s,
+            decode_base_s=times.decode_base_s,
+            decode_slope_s=times.decode_slope_s,
+            share=times.share,
+            waited_s=waited,
+            ttft_s=np.where(begun, np.nan, rows.ttft_s[slots]),
+            decode_limit_s=pace_s(rows, slots) * (done + work.output_tokens) - spent,
+            e2e_s=rows.e2e_s[slots],
+        )
+
+
+def _by_class(rows: Rows, order: IntArray) -> IntArray:
+    """``order``, with class rank heeded where no target decides."""
+    place, rank = np.arange(order.size, dtype=np.float64), rows.class_rank[order]
+    lowered = by_class(place, rank, without_targets(rows, order))
+    return order[first_places(place, lowered, rank, rows.seq[order], order.size)]

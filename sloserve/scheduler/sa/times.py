@@ -1,0 +1,118 @@
+"""What the annealer is told about requests: their times as lines in the batch size, from the paper's bilinear fits.
+
+Two views of an engine. In *batches* (the paper's), requests start together and the next batch waits for the slowest. In
+*slots* (continuous batching), each takes the place of one that ends: it runs beside ``slots`` others and delays those
+behind it by its share of the engine's time alone.
+
+Source: SLO-aware scheduling by simulated annealing, Eq. 14 to 19.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sloserve.core.rows import FloatArray, IntArray
+from sloserve.estimator.step_time.fit import MeasuredStep, fit_bilinear
+from sloserve.estimator.step_time.latency import BatchFit, Bilinear, StepLatency, StepLoad
+from sloserve.estimator.step_time.profile import Profile
+
+_MS_PER_S = 1000.0
+_PROMPTS = (64, 256, 512, 1024, 2048)
+_PREFILL_BATCHES = (1, 2, 4, 8)
+_CONTEXTS = (128, 512, 1024, 2048, 4096)
+_DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def bilinear_of(latency: StepLatency) -> Bilinear:
+    """The paper's fits, if the latency consists of them; else fits to its step times over a usual engine's batches.
+
+    A profile is asked for steps within its own grid alone. Takes a few milliseconds.
+    """
+    profile = latency if isinstance(latency, Profile) else None
+    form = profile.latency if profile is not None and profile.engine_overhead_ms == 0.0 else latency
+    if isinstance(form, Bilinear):
+        return form
+    prefills = [StepLoad.of([(tokens, 0)] * batch) for batch in _PREFILL_BATCHES for tokens in _PROMPTS]
+    decodes = [StepLoad.of((), [tokens] * batch) for batch in _DECODE_BATCHES for tokens in _CONTEXTS]
+    loads = [load for load in prefills + decodes if profile is None or profile.within_grid(load)]
+    return fit_bilinear([MeasuredStep(load, latency.step_s(load)) for load in loads])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What is left of requests, ``[n]`` each.
+
+    prefill_tokens: prompt, and output so far of evicted ones, still to be computed. context_tokens: of the next output
+    token. output_tokens: still to come, predicted.
+    """
+
+    prefill_tokens: IntArray
+    context_tokens: IntArray
+    output_tokens: FloatArray
+
+    @property
+    def mean_kv_tokens(self) -> float:
+        """KV cache that one of them fills in the end, in tokens."""
+        return float((self.context_tokens + self.output_tokens).mean())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """base + slope * batch size, in seconds, ``[n]`` each; see :class:`sloserve.kernels.anneal.BatchRequests`."""
+
+    prefill_base_s: FloatArray
+    prefill_slope_s: FloatArray
+    decode_base_s: FloatArray
+    decode_slope_s: FloatArray
+    share: FloatArray | float = 1.0
+
+
+def batch_times(fit: Bilinear, work: Work) -> Times:
+    """Of requests that run in batches."""
+    prompt, output = work.prefill_tokens, work.output_tokens
+    # Eq. 16: the contexts of all decode steps, summed.
+    context = output * work.context_tokens + output * (output + 1.0) / 2.0
+    fresh = prompt > 0
+
+    def lines(at: BatchFit, tokens: FloatArray | IntArray, steps: FloatArray) -> tuple[FloatArray, FloatArray]:
+        base = (at.gamma_ms * tokens + at.delta_ms * steps) / _MS_PER_S
+        slope = (at.alpha_ms * tokens + at.beta_ms * steps) / _MS_PER_S
+        return base, slope
+
+    return Times(*lines(fit.prefill, prompt, fresh.astype(np.float64)), *lines(fit.decode, context, output))
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """How the engine admits: ``running`` requests at once, while steps are full of up to ``token_budget`` tokens.
+
+    bind: whether a request waits for the end of another; else only for the prompts before it.
+    """
+
+    running: int
+    token_budget: int
+    bind: bool
+
+
+def slot_times(fit: Bilinear, work: Work, slots: Slots) -> Times:
+    """Of requests that run beside others, which take the places of those that end one by one.
+
+    A step that computes prompts decodes too. So while requests wait, steps are full, and a prompt gets through at the
+    rate of full steps; decoding is slowed by the prompts of those who start meanwhile, at most to one token a full
+    step. Behind it, others wait for a slot as long as it keeps the engine busy: its prompt and its part of each step's
+    decoding; or, where slots are free, for its prompt alone.
+    """
+    times = batch_times(fit, work)
+    alone = times.prefill_base_s + times.prefill_slope_s
+    decode = times.decode_base_s + times.decode_slope_s * slots.running
+    fused = np.maximum(alone - min(fit.prefill.delta_ms, fit.decode.delta_ms) / _MS_PER_S, 0.0)
+    room = max(slots.token_budget - slots.running, 1)
+    token_s = (fit.prefill.alpha_ms + fit.prefill.gamma_ms) / _MS_PER_S
+    full_step_s = float((decode / work.output_tokens).mean()) + token_s * room
+    through = work.prefill_tokens / room * full_step_s
+    slowed = decode * (1.0 + (slots.running - 1) * float(fused.mean()) / float(decode.mean()))
+    decoding = np.maximum(np.minimum(slowed, work.output_tokens * full_step_s), decode)
+    prefill = np.maximum(through, alone)
+    delay = fused + decode / slots.running if slots.bind else through
+    nothing = np.zeros_like(prefill)
+    return Times(prefill, nothing, decoding, nothing, delay / (prefill + decoding))

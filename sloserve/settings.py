@@ -1,0 +1,325 @@
+"""The plugin's settings, as they travel in ``--additional-config '{"sloserve": {...}}'``."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+
+from sloserve.admission.admission import Admission
+from sloserve.admission.queue_view import Elsewhere, Place
+from sloserve.core.errors import ConfigError
+from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
+from sloserve.estimator.length.at_admission import LengthAtAdmission
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.files.model import Allowed, Problem, check_model, dotted, unknown
+from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.wire.headers import TENANTS, HeaderRules, is_ours
+from sloserve.wire.resolve import Rules
+
+KEY = "sloserve"
+MAX_BODY_BYTES = 32 * 2**20
+MAX_WAITING = 1024
+MAX_RANK = 1000
+MAX_TENANT_HEADERS = 8
+_HEADER_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
+ADMIN_KEY = "SLOSERVE_ADMIN_KEY"
+"""Environment variable with the key of the admin routes: never a setting, so that no configuration shows it."""
+
+Seconds = Annotated[float, Field(strict=True, gt=0.0, le=MAX_TARGET_S)]
+SECONDS = Allowed(f"a number of seconds above 0, up to {MAX_TARGET_S:.0f}")
+Target = Annotated[
+    Annotated[float, Field(strict=True, gt=0.0, le=MAX_TARGET_S * 1e3)] | None,
+    Allowed(f"a number of milliseconds above 0, up to {MAX_TARGET_S * 1e3:.0f}"),
+]
+Count = Annotated[int, Field(strict=True, ge=0), Allowed("a whole number from 0")]
+
+
+def _default_tiers(classes: ClassTable) -> dict[str, str]:
+    default = classes.default.name
+    tiers = {"auto": default, "default": default, "flex": "background", "scale": "priority", "priority": "priority"}
+    tiers["standard_only"] = default  # Anthropic's; it has auto besides
+    return {tier: name for tier, name in tiers.items() if name in classes}
+
+
+SERVICE_TIERS = tuple(_default_tiers(DEFAULT_CLASSES))
+"""The values of ``service_tier`` that the APIs of OpenAI and Anthropic have."""
+
+
+def _max_waiting(value: Any) -> int | dict[str, int]:
+    caps = list(value.values()) if isinstance(value, Mapping) else [value]
+    if any(isinstance(cap, bool) or not isinstance(cap, int) or cap < 1 for cap in caps):
+        raise ValueError
+    return dict(value) if isinstance(value, Mapping) else int(value)
+
+
+def _tenant_headers(value: Any) -> tuple[str, ...]:
+    names = [name.lower() for name in value if isinstance(name, str)] if isinstance(value, list | tuple) else []
+    if len(names) != len(value) or len(names) > MAX_TENANT_HEADERS:
+        raise ValueError
+    if any(not _HEADER_NAME.fullmatch(name) or is_ours(name) for name in names):
+        raise ValueError
+    return tuple(dict.fromkeys(names))
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class ClassSettings(_Settings):
+    """One service class, see :class:`~sloserve.core.slo.SLOClass`; targets in the wire's names and units."""
+
+    rank: Annotated[int, Field(strict=True, ge=0, le=MAX_RANK), Allowed(f"a whole number from 0 to {MAX_RANK}")]
+    aged_after_s: Annotated[Seconds, SECONDS] = 60.0
+    ttft_ms: Target = None
+    tpot_ms: Target = None
+    e2e_ms: Target = None
+    tds: Annotated[
+        Annotated[float, Field(strict=True, gt=0.0, le=MAX_TDS)] | None,
+        Allowed(f"a number of tokens per second above 0, up to {MAX_TDS:.0f}"),
+    ] = None
+
+    def slo_class(self, name: str) -> SLOClass:
+        ttft_s, tpot_s, e2e_s = (None if x is None else x / 1e3 for x in (self.ttft_ms, self.tpot_ms, self.e2e_ms))
+        return SLOClass(name, self.rank, Targets(ttft_s, tpot_s, e2e_s, self.tds), self.aged_after_s)
+
+
+class AdmissionSettings(_Settings):
+    """Whom the front end answers with 429. mode: ``none``; ``cap``: who would wait behind ``max_waiting`` of its class;
+    ``predict``: besides, who has targets that are predicted to be missed.
+
+    max_waiting: one number for each class, or a number by class; 1024 for a class that is not named. min_chance: the
+    least predicted chance to meet its TTFT and e2e targets with which ``predict`` lets a request in.
+    """
+
+    mode: Annotated[Literal["none", "cap", "predict"], Allowed("one of none, cap, predict")] = "none"
+    max_waiting: Annotated[
+        int | Mapping[str, int],
+        PlainValidator(_max_waiting),
+        Allowed("a whole number from 1, or a mapping of class to one"),
+    ] = MAX_WAITING
+    min_chance: Annotated[float, Field(strict=True, gt=0.0, lt=1.0), Allowed("a number above 0 and below 1")] = 0.5
+
+    def make(
+        self,
+        class_names: Sequence[str],
+        still_waiting: Callable[[Place], bool],
+        elsewhere: Elsewhere | None = None,
+    ) -> Admission:
+        """A new admission; under mode ``none`` it predicts and refuses nobody. still_waiting, elsewhere: see there."""
+        caps = None if self.mode == "none" else {name: self.cap(name) for name in class_names}
+        min_chance = self.min_chance if self.mode == "predict" else None
+        return Admission(class_names, still_waiting, caps=caps, min_chance=min_chance, elsewhere=elsewhere)
+
+    def cap(self, class_name: str) -> int:
+        """How many requests of a class may wait."""
+        return self.max_waiting if isinstance(self.max_waiting, int) else self.max_waiting.get(class_name, MAX_WAITING)
+
+
+class PluginSettings(_Settings):
+    """Settings of one engine and of the server before it; made by :func:`plugin_settings`.
+
+    policy, policy_options: which policy plans, see :mod:`sloserve.scheduler.registry`. seed: of the policy.
+    shadow_policy: ``name:option=value`` of a policy whose plans are scored and never carried out.
+    profile: name or file of this engine's step times, which its own steps then correct; ``None`` for none.
+    length_model: file that ``sloserve train-length`` wrote; the front end predicts each reply's length with it, for
+    policies with ``length=predicted``. ``None``: they predict from the requests of the class that ended.
+    plan_share: planning may cost at most this share of the time the engine spends stepping; 1 plans at every step.
+    aged_share: at most this share of admissions goes to the oldest requests past their class's age; 0 turns ageing off.
+    classes: the service classes; default_class: name of that of requests that name none.
+    service_tiers: ``service_tier`` to class; what is given is laid over the default table.
+    unknown_class: whether a request that names an unknown class is refused or gets the default class.
+    objectives: a gateway's inference objective to class; one that is not named says nothing.
+    unknown_headers: whether an ``x-slo-*`` header that resembles none of ours is ignored or refused.
+    tenants: the most urgent class that each tenant may use; tenant_default: that of others, ``None`` for no limit.
+    tenant_headers: which headers name the tenant.
+    max_body_bytes: longest request body. max_tenant_labels: tenants with metrics of their own; the rest is ``other``.
+    """
+
+    policy: Annotated[str, Allowed("the name of a policy")] = "fcfs"
+    policy_options: Annotated[dict[str, Any], Allowed("a mapping of option to value")] = {}
+    shadow_policy: Annotated[str | None, Allowed("the name of a policy")] = None
+    seed: Count = 0
+    profile: Annotated[str | None, Allowed("the name or file of a profile")] = None
+    length_model: Annotated[str | None, Allowed("the file of a length model")] = None
+    plan_share: Annotated[float, Field(strict=True, ge=1e-6, le=1.0), Allowed("a number within 1e-06..1")] = 0.05
+    aged_share: Annotated[float, Field(strict=True, ge=0.0, le=1.0), Allowed("a number within 0..1")] = 0.1
+    classes: ClassTable = DEFAULT_CLASSES
+    default_class: str = DEFAULT_CLASSES.default.name
+    service_tiers: Annotated[dict[str, str], Allowed("a mapping of service tier to class")] = _default_tiers(
+        DEFAULT_CLASSES
+    )
+    unknown_class: Annotated[Literal["reject", "default"], Allowed("one of reject, default")] = "reject"
+    objectives: Annotated[dict[str, str], Allowed("a mapping of objective to class")] = {}
+    unknown_headers: Annotated[Literal["ignore", "reject"], Allowed("one of ignore, reject")] = "ignore"
+    tenants: Annotated[dict[str, str], Allowed("a mapping of tenant to class")] = {}
+    tenant_default: Annotated[str | None, Allowed("the name of a class")] = None
+    tenant_headers: Annotated[
+        tuple[str, ...],
+        PlainValidator(_tenant_headers),
+        Allowed(f"a list of header names, at most {MAX_TENANT_HEADERS}, none of them ours"),
+    ] = TENANTS
+    admission: Annotated[AdmissionSettings, Allowed("a mapping with mode, max_waiting, min_chance")] = (
+        AdmissionSettings()
+    )
+    max_body_bytes: Annotated[int, Field(strict=True, ge=1), Allowed("a whole number of bytes from 1")] = MAX_BODY_BYTES
+    max_tenant_labels: Count = 50
+
+    @property
+    def header_rules(self) -> HeaderRules:
+        """How headers are read."""
+        return HeaderRules(self.tenant_headers, self.unknown_headers == "reject")
+
+    @property
+    def rules(self) -> Rules:
+        """What is made of what requests state."""
+        return Rules(
+            classes=self.classes,
+            service_tiers=self.service_tiers,
+            unknown_to_default=self.unknown_class == "default",
+            tenants=self.tenants,
+            tenant_default=self.tenant_default,
+            objectives=self.objectives,
+        )
+
+    def make_lengths(self) -> LengthAtAdmission | None:
+        """The predictor of ``length_model``. Raises: ConfigError when the file is none."""
+        if self.length_model is None:
+            return None
+        return LengthAtAdmission(Path(self.length_model), self.classes.names)
+
+    def as_config(self) -> dict[str, Any]:
+        """Plain values from which :func:`plugin_settings` makes equal settings; they travel as JSON."""
+        plain = self.model_dump(exclude={"classes", "default_class"})
+        plain["tenant_headers"] = list(self.tenant_headers)
+        table = self.classes.as_config()
+        return {key: table[key] if key in table else plain[key] for key in PluginSettings.model_fields}
+
+
+def plugin_settings(additional_config: Mapping[str, Any] | None) -> PluginSettings:
+    """Reads the ``sloserve`` section of vLLM's additional config; without one the policy is fcfs.
+
+    Raises: ConfigError that lists every unknown key, value out of range and name of a class that there is not.
+    """
+    settings, problems = read_settings((additional_config or {}).get(KEY, {}))
+    if settings is None:
+        raise ConfigError("\n".join(f"{dotted((KEY, *path))}: {text}" for path, text in problems))
+    return settings
+
+
+def read_settings(section: Any) -> tuple[PluginSettings | None, list[Problem]]:
+    """The settings that ``section`` holds, or ``None`` and everything that is wrong with it.
+
+    Whether its policies exist is for :func:`policy_problems` to say.
+    """
+    if not isinstance(section, Mapping):
+        return None, [Problem((), f"{section!r} is not a mapping of settings")]
+    table, problems = _class_table(section)
+    values = {**section, "classes": table, "default_class": table.default.name}
+    for key in ("policy", "shadow_policy"):
+        if isinstance(section.get(key), str):
+            try:
+                name, options = parse_policy(section[key])
+            except ConfigError as error:
+                problems.append(Problem((key,), str(error)))
+                continue
+            if key == "policy" and isinstance(section.get("policy_options", {}), Mapping):
+                values |= {"policy": name, "policy_options": {**options, **section.get("policy_options", {})}}
+    tiers = section.get("service_tiers", {})
+    values["service_tiers"] = _default_tiers(table) | dict(tiers) if isinstance(tiers, Mapping) else tiers
+    settings, more = check_model(PluginSettings, values)
+    problems += more + _unknown_names(section, table)
+    return (None if problems else settings), problems
+
+
+def file_problems(settings: PluginSettings) -> list[Problem]:
+    """Why the files that the settings name cannot be used; to be said before a model is loaded."""
+    problems = []
+    for key, load in (
+        ("profile", lambda: None if settings.profile is None else load_profile(settings.profile)),
+        ("length_model", settings.make_lengths),
+    ):
+        try:
+            load()
+        except ConfigError as error:
+            problems.append(Problem((key,), str(error)))
+    return problems
+
+
+def policy_problems(section: Mapping[str, Any]) -> list[Problem]:
+    """Why the policies that ``section`` names cannot be made, with their options; what cannot be read is left out."""
+    problems = []
+    for key, options in (("policy", section.get("policy_options", {})), ("shadow_policy", {})):
+        text = section.get(key, PluginSettings.model_fields[key].default)
+        try:
+            name, inline = parse_policy(text) if isinstance(text, str) else ("", {})
+        except ConfigError:
+            continue
+        if name and isinstance(options, Mapping):
+            try:
+                make_policy(name, {**inline, **options})
+            except ConfigError as error:
+                problems.append(Problem((key if key in section else "policy_options",), str(error)))
+    return problems
+
+
+def class_warnings(settings: PluginSettings) -> list[str]:
+    """Which service classes, or targets of theirs, the policy does not read, hence serves as if they were not there."""
+    needs = make_policy(settings.policy, settings.policy_options).needs
+    unread = {c.name: [name for name in c.targets.stated if name not in needs] for c in settings.classes}
+    if "class_rank" not in needs:
+        idle = [c.name for c in settings.classes if len(unread[c.name]) == len(c.targets.stated)]
+        if idle:
+            return [
+                f"policy {settings.policy} does not read the rank of a class, nor any target that it gives: "
+                f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect on the order of service; "
+                "edf, econo, andes and priority are policies that do"
+            ]
+    return [
+        f"policy {settings.policy} does not read {', '.join(names)} of class {name}"
+        for name, names in unread.items()
+        if names
+    ]
+
+
+def _class_table(section: Mapping[str, Any]) -> tuple[ClassTable, list[Problem]]:
+    """The table in ``section`` as far as it can be read, the built-in one else, and what is wrong with it."""
+    problems: list[Problem] = []
+    classes = {c.name: c for c in DEFAULT_CLASSES}
+    given = section.get("classes", None)
+    if isinstance(given, Mapping) and given:
+        made = {name: check_model(ClassSettings, entry, ("classes", name)) for name, entry in given.items()}
+        problems = [problem for _, wrong in made.values() for problem in wrong]
+        classes = {name: (c or ClassSettings(rank=0)).slo_class(name) for name, (c, _) in made.items()}
+    elif "classes" in section:
+        problems.append(Problem(("classes",), f"{given!r} is not a mapping of at least one class name to settings"))
+    default = DEFAULT_CLASSES.default.name if DEFAULT_CLASSES.default.name in classes else next(iter(classes))
+    if "default_class" in section:
+        if section["default_class"] in list(classes):
+            default = section["default_class"]
+        else:
+            problems.append(_no_class(("default_class",), section["default_class"], tuple(classes)))
+    return ClassTable(classes, default), problems
+
+
+def _unknown_names(section: Mapping[str, Any], table: ClassTable) -> list[Problem]:
+    """Names of classes and service tiers that there are not; values that are no names are reported by their type."""
+    named: list[tuple[tuple[str, ...], Any]] = [(("tenant_default",), section.get("tenant_default"))]
+    for key in ("service_tiers", "tenants", "objectives"):
+        entries = section.get(key)
+        named += [((key, name), value) for name, value in entries.items()] if isinstance(entries, Mapping) else []
+    problems = [_no_class(path, x, table.names) for path, x in named if isinstance(x, str) and x not in table]
+    tiers, admission = section.get("service_tiers"), section.get("admission")
+    caps = admission.get("max_waiting") if isinstance(admission, Mapping) else None
+    for path, names, known in (
+        (("service_tiers",), tiers, SERVICE_TIERS),
+        (("admission", "max_waiting"), caps, table.names),
+    ):
+        if isinstance(names, Mapping):
+            problems += [Problem((*path, name), unknown(name, known)) for name in names if name not in known]
+    return problems
+
+
+def _no_class(path: tuple[str, ...], value: Any, names: tuple[str, ...]) -> Problem:
+    return Problem(path, f"{value!r} is not one of the classes {', '.join(names)}")

@@ -1,0 +1,135 @@
+"""Carries a plan out on vLLM's scheduler: reorders its own queues, evicts, pauses, and narrows its limits for one step.
+
+No queue of ours: the plan's order is written into vLLM's ``running`` and ``waiting``. So everything vLLM does with them
+afterwards (append what arrives, put a preempted request in front, re-prepend what it skipped) keeps its meaning, a plan
+that is reused needs no further work, and the identity plan is to touch nothing.
+
+At no moment is a request in neither queue, so that an exception anywhere loses none. What can fail comes before the
+first change: slots are resolved to requests and new queues are built, then each change is one assignment.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from vllm.v1.request import Request, RequestStatus
+
+from sloserve.core.rows import IntArray
+from sloserve.scheduler.policy import Plan
+from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine.table import RequestTable
+
+
+class WrongRows(Exception):
+    """The request table says of a request what is not so in vLLM: no plan made from it may be carried out."""
+
+
+def running_requests(scheduler: Any, slots: IntArray, table: RequestTable) -> list[Request]:
+    """The requests in ``slots``, all of which run. Raises: WrongRows if one does not."""
+    if not slots.size:
+        return []
+    members = {id(request) for request in scheduler.running}
+    found = [table.request_at[slot] for slot in slots.tolist()]
+    for request in found:
+        if id(request) not in members or request.status != RequestStatus.RUNNING:
+            raise WrongRows(f"{request.request_id} is to be evicted or paused, and does not run")
+    return found
+
+
+def evict(scheduler: Any, victims: Iterable[Request]) -> None:
+    """Preempts those that run, as vLLM does for want of KV. What this raises is vLLM's."""
+    for request in victims:
+        scheduler.running.remove(request)
+        # No timestamp: vLLM then takes its own monotonic time for the event, as it does for a preemption of its own.
+        scheduler._preempt_request(request, None, drop_stale_output=scheduler.requires_kv_delivery)
+
+
+class Limits:
+    """vLLM's own limits, which a plan narrows for one ``schedule()`` and which hold again after it."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._name = compat.admission_limit_name(scheduler)
+        config = scheduler.scheduler_config
+        self._narrowed = False
+        self._own = (
+            getattr(scheduler, self._name),
+            scheduler.max_num_scheduled_tokens,
+            config.long_prefill_token_threshold,
+        )
+
+    def narrow(self, plan: Plan, num_running: int) -> None:
+        """num_running: requests with a row that run; vLLM counts others too."""
+        running, tokens, chunk = self._own
+        if plan.max_running is not None:
+            others = compat.places_taken(self._scheduler) - num_running
+            # Never below what runs already: the limit is on admission, and vLLM 0.30 asserts it on the running list.
+            running = min(running, max(int(plan.max_running) + others, len(self._scheduler.running)))
+        if plan.token_budget is not None:
+            tokens = min(tokens, int(plan.token_budget))
+        if plan.prefill_chunk_tokens is not None:
+            planned = int(plan.prefill_chunk_tokens)
+            chunk = min(chunk, planned) if chunk > 0 else planned
+        if (running, tokens, chunk) != self._own:
+            self._set(running, tokens, chunk)
+
+    def restore(self) -> None:
+        if self._narrowed:
+            self._set(*self._own)
+
+    def _set(self, running: int, tokens: int, chunk: int) -> None:
+        self._narrowed = True
+        setattr(self._scheduler, self._name, running)
+        self._scheduler.max_num_scheduled_tokens = tokens
+        self._scheduler.scheduler_config.long_prefill_token_threshold = chunk
+
+
+def carry_out(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits, *, order: bool) -> list[Request]:
+    """Orders both queues if ``order`` says so, narrows the limits and pauses, all for the next ``schedule()``, or does
+    none of it. Returns whom it paused, in the plan's order. Evictions are for :func:`evict`, before.
+
+    Raises: whatever it meets, and all is as it was.
+    """
+    paused = running_requests(scheduler, plan.pause, table)
+    running, waiting = queues = scheduler.running, scheduler.waiting
+    eligible = [request.next_decode_eligible_step for request in paused]
+    if order:
+        running = _in_front(running, plan.running, table)
+        waiting = _in_front(waiting, plan.waiting, table)
+    # At each step: vLLM appends whom it admits, and takes from the end who makes room.
+    running = _in_front(running, table.protected_running(), table)
+    try:
+        scheduler.running, scheduler.waiting = running, waiting
+        limits.narrow(plan, table.num_running)
+        for request in paused:
+            compat.pause_for_next_step(scheduler, request)
+    except Exception:
+        scheduler.running, scheduler.waiting = queues
+        limits.restore()
+        for request, step in zip(paused, eligible, strict=True):
+            request.next_decode_eligible_step = step
+        raise
+    return paused
+
+
+def _in_front(present: Any, named: IntArray | None, table: RequestTable) -> Any:
+    """A queue like ``present`` with the named requests in front, the others behind in their present order; ``present``
+    itself if it is so already, or nobody is named.
+
+    Requests without a row stay ahead of all: no policy may delay what it cannot see. A named request that is not in
+    ``present`` (it waits elsewhere, holding KV) is left out.
+    """
+    if named is None:
+        return present
+    request_at, slot_of = table.request_at, table.slot_of
+    wanted = [request_at[s] for s in named.tolist()]
+    if wanted == list(islice(present, len(wanted))):
+        return present
+    members = {id(r) for r in present}
+    wanted = [r for r in wanted if id(r) in members]
+    chosen = {id(r) for r in wanted}
+    rest = [r for r in present if id(r) not in chosen]
+    strangers = [r for r in rest if r.request_id not in slot_of]
+    if strangers:
+        rest = [r for r in rest if r.request_id in slot_of]
+    return type(present)(strangers + wanted + rest)

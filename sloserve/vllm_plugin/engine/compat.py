@@ -1,0 +1,252 @@
+"""The one place that names vLLM's private attributes, and what differs between its versions.
+
+The scheduler interface of vLLM is not public. Whatever of it this package reads or calls stands in the tables below and
+is checked once at start-up, so that a vLLM that moved something fails with a name instead of a wrong schedule.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Sequence
+from http import HTTPStatus
+from operator import attrgetter
+from typing import Any
+
+import vllm
+import vllm.logger
+from vllm.exceptions import GenerationError, GracefulHTTPError
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import Request, RequestStatus
+
+from sloserve.core.errors import ConfigError, ShuttingDown
+from sloserve.core.rows import State
+from sloserve.lso.preemption import Holding
+from sloserve.scheduler.policy import EngineFacts
+from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
+
+SCHEDULER_ATTRIBUTES = (
+    "block_size", "connector", "current_step", "has_mamba_layers", "is_encoder_decoder", "kv_cache_config",
+    "kv_cache_manager", "lora_config", "max_num_running_reqs", "max_num_scheduled_tokens", "num_spec_tokens",
+    "num_waiting_for_streaming_input", "pause_state", "requests", "requires_kv_delivery", "running", "scheduler_config",
+    "use_pp", "vllm_config", "waiting",
+)  # fmt: skip
+SCHEDULER_METHODS = (
+    "schedule",
+    "update_from_output",
+    "add_request",
+    "_preempt_request",
+    "_free_request",
+    "get_request_counts",
+)
+REQUEST_ATTRIBUTES = (
+    "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
+    "prefill_stats", "resumable", "status", "structured_output_request",
+)  # fmt: skip
+
+_HOLDERS = attrgetter("ref_cnt")
+
+BLOCKED_STATUSES = frozenset(
+    {
+        RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+        RequestStatus.WAITING_FOR_REMOTE_KVS,
+        RequestStatus.WAITING_FOR_STREAMING_REQ,
+    }
+)
+
+
+def check_version() -> None:
+    """Raises: ConfigError when this vLLM was never tested and the operator has not said that it may be used."""
+    version = vllm.__version__.split("+")[0]
+    if version not in TESTED_VLLM and os.environ.get(ALLOW_UNTESTED) != "1":
+        raise ConfigError(
+            f"vLLM {version} is not tested with sloserve; tested: {', '.join(TESTED_VLLM)}. "
+            f"Install one of these, or set {ALLOW_UNTESTED}=1 to try it anyway."
+        )
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Raises: ConfigError naming every attribute this package needs that the scheduler no longer has."""
+    missing = [f"Scheduler.{name}" for name in SCHEDULER_ATTRIBUTES + SCHEDULER_METHODS if not hasattr(scheduler, name)]
+    probe = set(Request.__init__.__code__.co_names) | set(dir(Request))
+    missing += [f"Request.{name}" for name in REQUEST_ATTRIBUTES if name not in probe]
+    if missing:
+        raise ConfigError(
+            f"vLLM {vllm.__version__} lacks {', '.join(missing)}, which sloserve needs; "
+            f"use one of {', '.join(TESTED_VLLM)}"
+        )
+
+
+class Stopped(GenerationError, GracefulHTTPError):
+    """A request that a server gives up because it stops: 503, or an error event in a stream that has begun.
+
+    As a GenerationError it ends a stream without a traceback in the log, as a GracefulHTTPError it keeps its status.
+    """
+
+    def __init__(self, message: str) -> None:
+        GracefulHTTPError.__init__(self, message, HTTPStatus.SERVICE_UNAVAILABLE)
+        self.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def stopped(error: ShuttingDown) -> Exception:
+    """``error`` in a form that vLLM's routes can answer with."""
+    answer = Stopped(str(error))
+    answer.__cause__ = error
+    return answer
+
+
+def configure_logging(args: Any) -> None:
+    """Applies the logging flags of ``vllm serve``; 0.30 has none."""
+    apply = getattr(vllm.logger, "configure_logging_from_args", None)
+    if apply is not None:
+        apply(args)
+
+
+def admission_limit_name(scheduler: Any) -> str:
+    """The attribute that bounds admission: 0.31 separated it from the number of model-runner slots."""
+    return "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
+
+
+def pause_for_next_step(scheduler: Any, request: Request) -> None:
+    """Makes the next ``schedule()`` pass ``request`` over; it keeps KV and slot, and the pause ends by itself.
+
+    vLLM skips a running request until ``next_decode_eligible_step`` (made for pipeline parallelism), in every
+    configuration; ``schedule()`` first counts ``current_step`` up by one.
+    """
+    request.next_decode_eligible_step = scheduler.current_step + 2
+
+
+def on_preemption(scheduler: Any, told: Callable[[str], object]) -> None:
+    """From now on ``told`` is called with the id of each request that is preempted, by vLLM or by a plan.
+
+    (``SchedulerOutput.preempted_req_ids`` leaves out a plan's in some versions.)
+    """
+    preempt = scheduler._preempt_request
+
+    def telling(request: Request, *args: Any, **kwargs: Any) -> None:
+        preempt(request, *args, **kwargs)
+        told(request.request_id)
+
+    scheduler._preempt_request = telling
+
+
+def admits_new(scheduler: Any) -> bool:
+    """Whether the engine is not being paused: while it is, who runs must finish, and nobody evicted comes back."""
+    return bool(scheduler.pause_state == PauseState.UNPAUSED)
+
+
+def is_blocked(request: Request) -> bool:
+    """Whether a waiting request waits for something that is not the scheduler's to give."""
+    if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        pending = request.structured_output_request
+        return pending is None or pending.grammar is None
+    return request.status in BLOCKED_STATUSES
+
+
+def state_of(request: Request) -> State:
+    """Where an unfinished request stands that is not blocked."""
+    if request.status == RequestStatus.RUNNING:
+        return State.RUNNING
+    return State.WAITING if request.num_preemptions == 0 else State.PREEMPTED
+
+
+def live_requests(scheduler: Any) -> list[Request]:
+    """Unfinished requests in order of arrival. (One whose blocks a connector still reads is kept although finished.)"""
+    return [request for request in scheduler.requests.values() if not request.is_finished()]
+
+
+def lora_id(request: Request) -> int | None:
+    return request.lora_request.lora_int_id if request.lora_request is not None else None
+
+
+def free_blocks(scheduler: Any) -> int:
+    return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+
+def total_blocks(scheduler: Any) -> int:
+    return int(scheduler.kv_cache_manager.block_pool.num_gpu_blocks)
+
+
+def blocks_held(scheduler: Any, request: Request) -> int:
+    """KV blocks that a request holds, those that it shares included."""
+    return sum(len(group) for group in scheduler.kv_cache_manager.get_blocks(request.request_id).blocks)
+
+
+def holding(scheduler: Any, request: Request) -> Holding:
+    """KV blocks of a running request: its own, and who else holds the others."""
+    manager = scheduler.kv_cache_manager
+    if not manager.enable_caching:
+        return Holding(blocks_held(scheduler, request))
+    blocks = [block for group in manager.get_blocks(request.request_id).blocks for block in group]
+    own = list(map(_HOLDERS, blocks)).count(1)
+    if own == len(blocks):
+        return Holding(own)
+    return Holding(own, {block.block_id: block.ref_cnt for block in blocks if block.ref_cnt > 1})
+
+
+def places_taken(scheduler: Any) -> int:
+    """What vLLM compares with its limit on admission: a session between two inputs keeps its place there."""
+    return len(scheduler.running) + int(scheduler.num_waiting_for_streaming_input)
+
+
+def engine_facts(scheduler: Any, running: int, others: Iterable[Request]) -> EngineFacts:
+    """What the engine can do for the requests of a snapshot, as of now.
+
+    running: how many of them run. others: requests that are not in it and may hold KV.
+    """
+    limit, taken = getattr(scheduler, admission_limit_name(scheduler)), places_taken(scheduler)
+    held = sum(blocks_held(scheduler, request) for request in others)
+    return EngineFacts(
+        free_blocks=free_blocks(scheduler),
+        total_blocks=max(total_blocks(scheduler) - held, 1),
+        block_size=scheduler.block_size,
+        max_num_seqs=max(limit - (taken - running), 1),
+        token_budget=scheduler.max_num_scheduled_tokens,
+        free_slots=max(limit - taken, 0),
+        step_latency=None if scheduler.step_pace is None else scheduler.step_pace.latency,
+    )
+
+
+def max_loras(scheduler: Any) -> int | None:
+    return scheduler.lora_config.max_loras if scheduler.lora_config is not None else None
+
+
+async def call_every_engine(client: Any, method: str, *args: Any, limit_s: float) -> list[Any]:
+    """What each rank answers to a utility call, in order: its result, or the exception that it ended in.
+
+    limit_s: what takes longer ends in a TimeoutError. (A client's plain utility call returns the first answer alone.)
+    """
+    calls = (client._call_utility_async(method, *args, engine=engine) for engine in client.core_engines)
+    return await asyncio.gather(*(asyncio.wait_for(call, limit_s) for call in calls), return_exceptions=True)
+
+
+def identity_reason(scheduler: Any) -> str | None:
+    """Why only the identity plan is safe with this engine, or ``None`` where plans are shown to keep outputs equal."""
+    config = scheduler.vllm_config
+    if config.model_config.runner_type == "pooling":
+        return "pooling models"
+    if scheduler.use_pp:
+        return "pipeline parallelism"
+    if scheduler.is_encoder_decoder:
+        return "encoder-decoder models"
+    if scheduler.has_mamba_layers:
+        return "Mamba layers"
+    if not _blocks_follow_tokens(scheduler.kv_cache_config.kv_cache_groups):
+        return (
+            "a KV cache of several groups or with sliding windows, whose blocks are not tokens / block size; "
+            "--disable-hybrid-kv-cache-manager has vLLM keep one of full attention"
+        )
+    if scheduler.connector is not None and scheduler.requires_kv_delivery:
+        return "a KV connector that requires delivery"
+    return None
+
+
+def _blocks_follow_tokens(groups: Sequence[Any]) -> bool:
+    """Whether a request of n tokens holds n / block size blocks, on which every count of a policy rests."""
+    layers = [one for group in groups for one in getattr(group.kv_cache_spec, "kv_cache_specs", {}).values()]
+    layers += [group.kv_cache_spec for group in groups if not hasattr(group.kv_cache_spec, "kv_cache_specs")]
+    return len(groups) <= 1 and all(isinstance(layer, FullAttentionSpec) for layer in layers)
+
+
+def may_pause(scheduler: Any) -> bool:
+    """Whether pausing is shown to keep outputs equal: not under speculative decoding, not beside a KV connector."""
+    return scheduler.num_spec_tokens == 0 and scheduler.connector is None

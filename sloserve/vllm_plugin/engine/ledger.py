@@ -1,0 +1,186 @@
+"""What one scheduler counts, whatever its policy: who waits in which class, what became of them, what planning cost.
+
+The figures are one array of slots (:class:`~sloserve.metrics.engine_page.Layout`). While there is a page the array is
+the page's, so that counting is publishing. Costs a few microseconds a step, and one reading of each request's SLO.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from vllm.v1.request import Request
+
+from sloserve.core.errors import InvalidRequest
+from sloserve.core.rows import FloatArray
+from sloserve.core.served import Interruptions
+from sloserve.core.slo import SLO, ClassTable, Targets
+from sloserve.engine.stages import Stages
+from sloserve.estimator.length.at_admission import LEVELS
+from sloserve.metrics.engine_page import SCALARS, Layout, PageWriter
+from sloserve.wire.xargs import parse_slo, predicted_length, stated_output_tokens
+
+logger = logging.getLogger(__name__)
+
+COUNTERS = (
+    "plans", "reused_plans", "stale_plans", "plan_errors", "internal_errors", "evictions", "paused_steps",
+    "malformed_slo",
+)  # fmt: skip
+"""Figures that others count in the counters of the scheduler."""
+
+_AT = Layout.at
+_LAST_STEP_S, _RUNNING, _WAITING, _PREEMPTED, _PAUSED = (
+    _AT[name] for name in ("last_step_s", "running", "waiting", "preempted", "paused")
+)
+_STEPS, _TOKENS, _PREEMPTIONS = _AT["steps"], _AT["scheduled_tokens"], _AT["preemptions"]
+_SHADOW = {name.removeprefix("shadow_"): at for name, at in _AT.items() if name.startswith("shadow_")}
+_NOTHING = Interruptions()
+_COUNTERS = tuple((_AT[name], name) for name in COUNTERS)
+
+
+@dataclass(frozen=True, slots=True)
+class StatedSLO:
+    """What a request states. class_id: index of its class in the table. output_tokens: of the reply, where known.
+
+    length: quantiles of the reply's length in tokens, at ``length_admission.LEVELS``, where the front end predicted.
+    """
+
+    slo: SLO
+    class_id: int
+    output_tokens: int | None
+    length: tuple[float, ...] | None = None
+
+
+class Ledger:
+    """The figures of one scheduler, and each live request's SLO, read once."""
+
+    def __init__(self, classes: ClassTable, counters: Counter[str]) -> None:
+        self.slo_of: dict[str, StatedSLO] = {}
+        self._classes = classes
+        self._class_id = {c.name: i for i, c in enumerate(classes)}
+        self._counters = counters
+        self._layout = Layout(len(self._class_id))
+        self._values: FloatArray = np.zeros(self._layout.size)
+        self._page: PageWriter | None = None
+        self._waiting: dict[str, int] = {}  # class of each request never admitted yet
+        self._preempted: set[str] = set()
+        self._stages = Stages()
+        self._just_preempted: list[str] = []
+        self._paused: Counter[str] = Counter()
+        self._preemptions = 0
+        self._steps = self._tokens = 0
+
+    def enqueued(self, request: Request) -> StatedSLO:
+        """Counts a new request; returns what it states."""
+        stated = self._read(request)
+        self.slo_of[request.request_id] = stated
+        self._waiting[request.request_id] = stated.class_id
+        self._stages.arrived(request.request_id, request.arrival_time)
+        self._values[self._layout.enqueued + stated.class_id] += 1
+        self._values[self._layout.waiting + stated.class_id] += 1
+        return stated
+
+    def _read(self, request: Request) -> StatedSLO:
+        extra_args = request.sampling_params.extra_args if request.sampling_params is not None else None
+        try:
+            slo, output_tokens = parse_slo(extra_args, self._classes), stated_output_tokens(extra_args)
+        except InvalidRequest as error:
+            # The engine cannot answer 400 any more; the front end has refused such a request before it came here.
+            self._counters["malformed_slo"] += 1
+            if self._counters["malformed_slo"] == 1:
+                logger.warning("request %s is served without its SLO: %s", request.request_id, error)
+            slo, output_tokens = self._classes.slo(None, Targets()), None
+        return StatedSLO(
+            slo, self._class_id[slo.slo_class.name], output_tokens, predicted_length(extra_args, LEVELS.size)
+        )
+
+    def preempted(self, request: Request) -> None:
+        self._preempted.add(request.request_id)
+        self._just_preempted.append(request.request_id)
+        self._preemptions += 1
+
+    def stepped(self, scheduler: Any, output: Any, paused: Sequence[Request], now_s: float) -> None:
+        """Books one step: whom it admitted, and how things stand after it."""
+        values = self._values
+        self._stages.scheduled(output, self._just_preempted, paused, now_s)
+        for new in output.scheduled_new_reqs:
+            class_id = self._waiting.pop(new.req_id, None)
+            if class_id is not None:
+                values[self._layout.waiting + class_id] -= 1
+                values[self._layout.admitted + class_id] += 1
+        if self._preempted:
+            self._preempted.difference_update(output.num_scheduled_tokens)
+        for request in paused:
+            self._paused[request.request_id] += 1
+        running, waiting = scheduler.get_request_counts()
+        values[_LAST_STEP_S] = now_s
+        values[_RUNNING] = running
+        values[_WAITING] = waiting
+        values[_PREEMPTED] = len(self._preempted)
+        values[_PAUSED] = len(paused)
+        self._steps += 1
+        self._tokens += output.total_num_scheduled_tokens
+        values[_STEPS] = self._steps
+        values[_TOKENS] = self._tokens
+        if self._preemptions:
+            values[_PREEMPTIONS] = self._preemptions - self._counters.get("evictions", 0)
+        if self._counters:
+            for at, name in _COUNTERS:
+                values[at] = self._counters.get(name, 0)
+
+    def planned(self, cost_s: float) -> None:
+        """Books what one plan cost."""
+        self._values[_AT["plan_seconds_sum"]] += cost_s
+        self._values[Layout.bucket(cost_s)] += 1
+
+    def shadowed(self, figures: Mapping[str, float] | None) -> None:
+        """Puts the shadow policy's figures in, by their names without ``shadow_``; all 0 for ``None``."""
+        for name, at in _SHADOW.items():
+            self._values[at] = 0.0 if figures is None else figures[name]
+
+    def paced(self, figures: Mapping[str, float]) -> None:
+        """Puts in how far the engine is from its profile."""
+        for name, value in figures.items():
+            self._values[_AT[name]] = value
+
+    def freed(self, request: Request, now_s: float) -> None:
+        """A request ended, in whatever way. What it met is on the page before its last output leaves."""
+        request_id = request.request_id
+        self.slo_of.pop(request_id, None)
+        class_id = self._waiting.pop(request_id, None)
+        if class_id is not None:
+            self._values[self._layout.waiting + class_id] -= 1
+        self._preempted.discard(request_id)
+        spent = self._stages.ended(request_id, now_s)
+        met = Interruptions(self._paused.pop(request_id, 0), spent.paused_s, spent.evicted_s)
+        if met != _NOTHING and self._page is not None:
+            self._page.note_interruptions(request_id, met)
+            # One of several replies to a request: its own id is that of the request behind its number.
+            index, _, parent = request_id.partition("_")
+            if index.isdigit() and parent:
+                self._page.note_interruptions(parent, met)
+
+    def status(self) -> dict[str, Any]:
+        """The figures as plain values."""
+        scalars = dict(zip(SCALARS, self._values.tolist(), strict=False))
+        first = self._layout.waiting
+        waiting = {name: int(self._values[first + i]) for name, i in self._class_id.items()}
+        return {**scalars, "waiting_by_class": waiting}
+
+    def publish_on(self, page: PageWriter) -> None:
+        """From now on the figures are those of ``page``."""
+        page.values[:] = self._values
+        self._values, self._page = page.values, page
+
+    def say_policies(self, policy: str, shadow_policy: str | None) -> None:
+        if self._page is not None:
+            self._page.set_policies(policy, shadow_policy)
+
+    def close(self) -> None:
+        """Takes the page away; counting goes on."""
+        if self._page is not None:
+            self._values = self._values.copy()
+            self._page.close()
+            self._page = None

@@ -1,0 +1,233 @@
+"""Which plan holds for the next step: a policy at work on the rows of one engine, within its budget and the guards."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from vllm.v1.request import Request
+
+from sloserve.core.rows import PROGRESS_COLUMNS, IntArray
+from sloserve.engine.containment import log_seldom
+from sloserve.engine.guards import Ageing, PlanBudget, keep_alive, permitted
+from sloserve.engine.held_plan import HeldPlan
+from sloserve.engine.shadow import Shadow
+from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot, check_plan
+from sloserve.settings import PluginSettings
+from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine.apply import Limits, carry_out, running_requests
+from sloserve.vllm_plugin.engine.ledger import StatedSLO
+from sloserve.vllm_plugin.engine.table import RequestTable
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a plan wants of the next step. evict: to be preempted first. is_fresh: whether the plan was made for it.
+
+    others_s: time spent since the budget began to count that is not the plan's.
+    """
+
+    plan: Plan
+    evict: list[Request] = field(default_factory=list)
+    is_fresh: bool = False
+    others_s: float = 0.0
+
+
+class Planner:
+    """Keeps the rows that its policies read, tells them what happens, asks them for plans.
+
+    A step: :meth:`next_step` says what to do and changes nothing, the scheduler evicts, :meth:`carry_out` does the
+    rest, and after vLLM has scheduled, :meth:`admitted` books. Any method may raise; the rows are then not to be
+    trusted, and the planner is to be dropped.
+
+    held: the last plan; it holds until the next. aged: the requests that ageing gave a place in it.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        shadow: Shadow | None,
+        settings: PluginSettings,
+        counters: Counter[str],
+        on_plan: Callable[[float], None],
+        *,
+        may_pause: bool,
+        plan_cost_s: float | None,
+    ) -> None:
+        """on_plan: is told what each plan cost, in seconds. may_pause: whether the engine can pause requests.
+
+        plan_cost_s: what a plan costs in virtual time, ``None`` for what is measured.
+        """
+        self.policy, self.shadow = policy, shadow
+        self.budget = PlanBudget(settings.plan_share, fixed_cost_s=plan_cost_s)
+        self.ageing = Ageing(settings.aged_share if policy.needs else 0.0, settings.classes)
+        needs = policy.needs | (Ageing.NEEDS if self.ageing.period is not None else frozenset())
+        self.needs = needs if shadow is None else needs | shadow.needs
+        self.table = RequestTable(self.needs)
+        self.held = HeldPlan()
+        self.aged = NO_SLOTS
+        self._wants_progress = policy.wants_progress or (shadow is not None and shadow.policy.wants_progress)
+        self._wants_output = bool(PROGRESS_COLUMNS & self.needs) or self._wants_progress
+        self._counters = counters
+        self._on_plan = on_plan
+        self._may_pause = may_pause
+
+    def take_over(
+        self, before: "Planner | None", live: Iterable[Request], slo_of: Mapping[str, StatedSLO], now_s: float
+    ) -> None:
+        """Goes on in the place of ``before``, between two steps, with the requests that are ``live``, in order of
+        arrival.
+
+        Rows keep their slots, so a policy that stays is not disturbed, nor are its plan, budget and ageing. One that is
+        new is told of each request's arrival. A request that is not in ``slo_of`` gets no row.
+        """
+        if before is None:
+            for request in live:
+                if request.request_id in slo_of:
+                    self.table.add_live(request, slo_of[request.request_id], now_s)
+        else:
+            self.table = before.table
+            self.table.keep(self.needs, slo_of, now_s)
+        if before is not None and before.policy is self.policy:
+            self.budget, self.ageing, self.held, self.aged = before.budget, before.ageing, before.held, before.aged
+        rows = self.table.rows
+        for slot in sorted(self.table.request_at, key=lambda slot: int(rows.seq[slot])):
+            if before is None or before.policy is not self.policy:
+                self._tell_policy("arrived", slot, now_s)
+            if self.shadow is not None and (before is None or before.shadow is not self.shadow):
+                self.shadow.tell("arrived", rows, slot, now_s)
+
+    # What happens: the table is kept in step, then the policies are told.
+
+    def arrived(self, request: Request, stated: StatedSLO, now_s: float) -> None:
+        slot = self.table.add(request, stated)
+        if slot is not None:
+            self._tell("arrived", slot, now_s)
+
+    def preempted(self, request: Request) -> None:
+        slot = self.table.preempted(request)
+        if slot is not None:
+            self.held = self.held.without(slot)
+
+    def finished(self, request: Request, now_s: float) -> None:
+        slot = self.table.finished(request)
+        if slot is not None:
+            self._tell("finished", slot, now_s)
+            # The slot may go to another request, which a plan still in use must not pause, nor ageing take for its own.
+            self.held = self.held.without(slot)
+            if self.aged.size:
+                self.aged = self.aged[self.aged != slot]
+        self.table.drop(request)
+
+    def progressed(self, outputs: Any, now_s: float) -> None:
+        if not self._wants_output:
+            return
+        slots, tokens = self.table.progressed(outputs, now_s)
+        if slots.size and self._wants_progress:
+            if self.policy.wants_progress:
+                self._tell_policy("progressed", slots, tokens, now_s)
+            if self.shadow is not None and self.shadow.policy.wants_progress:
+                self.shadow.tell("progressed", self.table.rows, slots, tokens, now_s)
+
+    def admitted(self, output: Any, monotonic_s: float) -> None:
+        """Books whom a step admitted."""
+        slots = self.table.admitted(output)
+        if slots.size and self.ageing.period is not None:
+            self.table.protect(self.ageing.admitted(slots, self.aged))
+            self.aged = self.aged[~np.isin(self.aged, slots)]
+        if self.shadow is not None:
+            self.shadow.rate.observe(slots.size, monotonic_s)
+
+    def _tell(self, event: str, *args: Any) -> None:
+        self._tell_policy(event, *args)
+        if self.shadow is not None:
+            self.shadow.tell(event, self.table.rows, *args)
+
+    def _tell_policy(self, event: str, *args: Any) -> None:
+        """Reports an event to the policy; a policy that fails on it must not take the engine down."""
+        try:
+            getattr(self.policy, event)(self.table.rows, *args)
+        except Exception:
+            self._count_error()
+
+    # What shall be.
+
+    def next_step(self, scheduler: Any, now_s: float, monotonic_s: float) -> Step:
+        """A fresh plan if the budget allows; else the last one, as far as it still holds. Changes nothing of vLLM's."""
+        self.table.guard_loras(compat.max_loras(scheduler))
+        if not self.policy.needs:
+            if self.shadow is not None and self.shadow.is_due(monotonic_s):
+                self._consider(Plan.IDENTITY, self._snapshot(scheduler, now_s), scheduler, now_s, monotonic_s)
+            return Step(Plan.IDENTITY)
+        if not self.budget.allows(monotonic_s):
+            plan = self.held.now(self.table.rows, monotonic_s)
+            self._counters["reused_plans" if plan is not None else "stale_plans"] += 1
+            return Step(plan or Plan.IDENTITY)
+        self.budget.start()
+        snapshot, shadow_s = self._snapshot(scheduler, now_s), 0.0
+        self.aged = snapshot.turns.aged
+        plan = self._checked(snapshot, now_s)
+        if plan is not None and self.shadow is not None and self.shadow.is_due(monotonic_s):
+            # Before the plan is carried out: both saw the same, and neither sees what the other does.
+            shadow_s = self._consider(plan, snapshot, scheduler, now_s, monotonic_s)
+        plan = plan or Plan.IDENTITY
+        self.held = HeldPlan.of(plan, snapshot, monotonic_s)
+        return Step(plan, running_requests(scheduler, plan.evict, self.table), is_fresh=True, others_s=shadow_s)
+
+    def carry_out(self, scheduler: Any, step: Step, limits: Limits, monotonic_s: float) -> list[Request]:
+        """What is left of a step once its evictions are done, all or nothing. Returns whom it pauses."""
+        paused: list[Request] = []
+        if step.plan is not Plan.IDENTITY or self.table.has_protected:
+            paused = carry_out(scheduler, step.plan, self.table, limits, order=step.is_fresh)
+        if paused:
+            self._counters["paused_steps"] += len(paused)
+        if step.is_fresh:
+            self._on_plan(self.budget.stop(monotonic_s, others_s=step.others_s))
+        return paused
+
+    def _snapshot(self, scheduler: Any, now_s: float) -> Snapshot:
+        table = self.table
+        engine = compat.engine_facts(scheduler, table.num_running, table.others(scheduler.requests))
+        snapshot = table.snapshot(scheduler.running, engine, partial(compat.holding, scheduler))
+        turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s)
+        return replace(snapshot, turns=turns) if turns.aged.size else snapshot
+
+    def _checked(self, snapshot: Snapshot, now_s: float) -> Plan | None:
+        """What the guards leave of the policy's plan; ``None`` where it has failed."""
+        try:
+            plan = self.policy.plan(snapshot, now_s)
+            if plan is not Plan.IDENTITY:
+                check_plan(plan, snapshot)
+        except Exception:
+            self._count_error()
+            return None
+        self._counters["plans"] += 1
+        return self._guarded(plan, snapshot)
+
+    def _guarded(self, plan: Plan, snapshot: Snapshot) -> Plan:
+        if snapshot.turns.aged.size:
+            order = plan.waiting
+            if order is None:
+                order = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
+            # Most policies have planned for these turns; no policy can do without them.
+            plan = replace(plan, waiting=snapshot.turns.weave(order))
+        if plan is Plan.IDENTITY:
+            return plan
+        return keep_alive(permitted(plan, snapshot, may_pause=self._may_pause), snapshot)
+
+    def _consider(self, plan: Plan, snapshot: Snapshot, scheduler: Any, now_s: float, monotonic_s: float) -> float:
+        assert self.shadow is not None
+        slot_of = self.table.slot_of
+
+        def queue() -> IntArray:
+            found = [slot_of[r.request_id] for r in scheduler.waiting if r.request_id in slot_of]
+            return np.array(found, np.int64)
+
+        return self.shadow.consider(plan, snapshot, self._guarded, queue, now_s, monotonic_s)
+
+    def _count_error(self) -> None:
+        self._counters["plan_errors"] += 1
+        what = f"policy {type(self.policy).__name__} failed; vLLM's own order holds for this step"
+        log_seldom(self._counters["plan_errors"], what)

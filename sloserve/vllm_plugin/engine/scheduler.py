@@ -1,0 +1,276 @@
+"""``SLOScheduler``: vLLM's own scheduler, whose order of service is planned by a policy.
+
+Wires only. Each ``schedule()``: ask the planner for a plan, narrow vLLM's limits to it, let vLLM schedule, book what
+came of it. Whatever the policy does, outputs stay vLLM's and no request is lost: see ``guards`` and ``apply``.
+
+Of the methods that vLLM calls only the constructor raises anything of ours. All else of ours is called through a
+:class:`~sloserve.engine.containment.Containment`; what vLLM raises passes. After an exception in planning the
+planner's rows may be wrong, so the planner is dropped and vLLM schedules by itself; some time later planning begins
+anew, with rows made from vLLM's own requests.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request
+
+from sloserve.core.clock import Clock, SystemClock
+from sloserve.core.errors import ConfigError
+from sloserve.engine.containment import Containment
+from sloserve.engine.shadow import Shadow
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.metrics.engine_page import PageWriter
+from sloserve.scheduler.policy import Policy
+from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
+from sloserve.settings import plugin_settings
+from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine.apply import Limits, evict
+from sloserve.vllm_plugin.engine.ledger import Ledger, StatedSLO
+from sloserve.vllm_plugin.engine.planner import Planner, Step
+from sloserve.vllm_plugin.engine.step_load import StepPace
+
+logger = logging.getLogger(__name__)
+
+PLAN_AGAIN_S = 1.0
+"""Time without plans after an exception in planning. It doubles with each, so that one that comes back with the same
+requests costs little; a change of policy starts from here."""
+MOST_PLAN_AGAIN_S = 60.0
+
+
+class SLOScheduler(AsyncScheduler):
+    """Drop-in for vLLM's ``--scheduler-cls``; configured by ``--additional-config '{"sloserve": {"policy": "edf"}}'``.
+
+    With no configuration the policy is fcfs, which is vLLM's own behaviour.
+
+    Args:
+        clock, plan_cost_s: given by the virtual engine alone: virtual time, and a constant in place of measured
+        planning cost.
+
+    Raises:
+        ConfigError: an untested vLLM, an unknown policy or setting, or ``--scheduling-policy priority`` with a policy
+        that orders the queues.
+    """
+
+    # Until the constructor knows better: vLLM's own tests build schedulers without calling it.
+    _counts = False
+    _planner: Planner | None = None
+    step_pace: StepPace | None = None
+    """How long this engine's steps take, where the settings name a profile to begin with."""
+
+    def __init__(self, *args: Any, clock: Clock | None = None, plan_cost_s: float | None = None, **kwargs: Any) -> None:
+        compat.check_version()
+        super().__init__(*args, **kwargs)
+        compat.check_scheduler(self)
+        self._settings = settings = plugin_settings(self.vllm_config.additional_config)
+        self.slo_counters: Counter[str] = Counter()
+        self.plan_costs_s: list[float] | None = None
+        """Measured cost of each plan, collected only where a list is put here (the simulator and benchmarks do)."""
+        self.slo_paused: list[Request] = []
+        """Whom the plan of the last step paused, in the plan's order."""
+        self._clock = clock or SystemClock()
+        if settings.profile is not None:
+            self.step_pace = StepPace(load_profile(settings.profile))
+        self._plan_cost_s = plan_cost_s
+        self._ledger = Ledger(settings.classes, self.slo_counters)
+        self._booking = Containment(self.slo_counters, "sloserve failed to count; serving is not affected")
+        self._planning = Containment(
+            self.slo_counters, "sloserve failed; vLLM schedules by itself for a while", self._drop_planner
+        )
+        self._plan_again_s = 0.0
+        self._plan_pause_s = PLAN_AGAIN_S
+        self._may_pause = compat.may_pause(self)
+        self._policy_spec: tuple[str, Mapping[str, Any]] = (settings.policy, settings.policy_options)
+        self._policy = self._make_policy(*self._policy_spec)
+        self._policy_text = policy_text(*self._policy_spec)
+        self._shadow, self._shadow_text = self._make_shadow(settings.shadow_policy), settings.shadow_policy
+        self._unsafe = compat.identity_reason(self)
+        if self._unsafe is not None and (self._policy.needs or self._shadow is not None):
+            logger.warning("sloserve leaves scheduling to vLLM: plans are not yet shown safe with %s", self._unsafe)
+        self._planner = self._make_planner(self._policy, self._shadow)
+        self._counts = True
+
+    def _make_policy(self, name: str, options: Mapping[str, Any], allow_files: bool = True) -> Policy:
+        policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
+        if policy.needs and self.scheduler_config.policy != "fcfs":
+            raise ConfigError(
+                f"--scheduling-policy {self.scheduler_config.policy} orders vLLM's queues itself, "
+                f"which policy {name} cannot; leave it at fcfs and choose --policy priority"
+            )
+        return policy
+
+    def _make_shadow(self, text: str | None, allow_files: bool = True) -> Shadow | None:
+        if text is None:
+            return None
+        name, options = parse_policy(text)
+        policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
+        return Shadow(policy, self._settings.plan_share, self._plan_cost_s)
+
+    def _make_planner(self, policy: Policy, shadow: Shadow | None) -> Planner | None:
+        """``None`` where vLLM is to schedule by itself and nobody looks on."""
+        if self._unsafe is not None or (not policy.needs and shadow is None):
+            return None
+        return Planner(
+            policy,
+            shadow,
+            self._settings,
+            self.slo_counters,
+            self._planned,
+            may_pause=self._may_pause,
+            plan_cost_s=self._plan_cost_s,
+        )
+
+    def _planned(self, cost_s: float) -> None:
+        self._ledger.planned(cost_s)
+        if self.plan_costs_s is not None:
+            self.plan_costs_s.append(cost_s)
+
+    # Which policies are at work.
+
+    def set_policies(
+        self, policy: str | None = None, shadow_policy: str | None = None, *, allow_files: bool = True
+    ) -> None:
+        """Changes the policy, the shadow policy or both between two steps; requests stay where they are.
+
+        policy, shadow_policy: as for ``--policy``; ``None`` leaves it as it is, an empty shadow policy turns shadow
+        mode off. The scores of a new shadow policy begin anew. allow_files: whether an option may name a file.
+        Raises: ConfigError, and both stay as they were.
+        """
+        if self._planner is None:
+            self._policy, self._shadow = self._made_anew()
+        used, shadow = self._policy, self._shadow
+        spec, shadow_text = self._policy_spec, self._shadow_text
+        if policy is not None:
+            spec = parse_policy(policy)
+            used = self._make_policy(*spec, allow_files)
+        if shadow_policy is not None:
+            shadow, shadow_text = self._make_shadow(shadow_policy or None, allow_files), shadow_policy or None
+        self._use(used, shadow)
+        self._policy_spec, self._policy_text, self._shadow_text = spec, policy_text(*spec), shadow_text
+        self._plan_pause_s = PLAN_AGAIN_S
+        self._say_policies()
+
+    def _use(self, policy: Policy, shadow: Shadow | None) -> None:
+        planner = self._make_planner(policy, shadow)
+        if planner is not None:
+            try:
+                planner.take_over(self._planner, compat.live_requests(self), self._ledger.slo_of, self._clock.now_s())
+            except Exception:
+                if self._planner is not None:
+                    self._drop_planner()  # the two share their rows
+                raise
+        self._policy, self._shadow, self._planner = policy, shadow, planner
+        self._ledger.shadowed(None if shadow is None else shadow.figures)
+
+    def _drop_planner(self) -> None:
+        self._planner = None
+        self._plan_again_s = self._clock.monotonic_s() + self._plan_pause_s
+        self._plan_pause_s = min(2.0 * self._plan_pause_s, MOST_PLAN_AGAIN_S)
+
+    def _made_anew(self) -> tuple[Policy, Shadow | None]:
+        """The policies at work, for new rows: what the old ones know is of rows that are no more."""
+        return self._make_policy(*self._policy_spec), self._make_shadow(self._shadow_text)
+
+    def status(self) -> dict[str, Any]:
+        """What is going on, in plain values."""
+        return {"policy": self._policy_text, "shadow_policy": self._shadow_text, **self._ledger.status()}
+
+    def publish(self, rank: int) -> None:
+        """Puts the figures on a page that the API process can read; without one the engine serves all the same."""
+        self._booking(None, self._publish, rank)
+
+    def _publish(self, rank: int) -> None:
+        try:
+            self._ledger.publish_on(PageWriter(self._settings.classes.names, rank))
+        except OSError as error:
+            logger.warning("sloserve cannot publish the scheduler's figures, metrics will lack them: %s", error)
+        self._say_policies()
+
+    def _say_policies(self) -> None:
+        self._ledger.say_policies(self._policy_text, self._shadow_text)
+
+    def shutdown(self) -> None:
+        if self._counts:
+            self._booking(None, self._ledger.close)
+        super().shutdown()
+
+    # What vLLM tells us.
+
+    def add_request(self, request: Request) -> None:
+        known = request.request_id in self.requests
+        super().add_request(request)
+        if not self._counts or known or request.request_id not in self.requests:
+            return
+        stated: StatedSLO | None = self._booking(None, self._ledger.enqueued, request)
+        if self._planner is not None and stated is not None:
+            self._planning(None, self._planner.arrived, request, stated, self._clock.now_s())
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        if self._counts:
+            self._booking(None, self._ledger.preempted, request)
+        if self._planner is not None:
+            self._planning(None, self._planner.preempted, request)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        if self._planner is not None:
+            self._planning(None, self._planner.finished, request, self._clock.now_s())
+        if self._counts:
+            self._booking(None, self._ledger.freed, request, self._clock.now_s())
+        return super()._free_request(request, *args, **kwargs)
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)
+        if self.step_pace is not None:
+            self._booking(None, self._pace_output, self.step_pace)
+        if self._planner is not None:
+            self._planning(None, self._planner.progressed, outputs, self._clock.now_s())
+        return outputs
+
+    def _pace_output(self, pace: StepPace) -> None:
+        pace.output(self._clock.monotonic_s())
+        self._ledger.paced(pace.figures())
+
+    # What we tell vLLM.
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        if not self._counts:
+            return super().schedule(*args, **kwargs)
+        now_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
+        limits = Limits(self)
+        paused: list[Request] = []
+        step: Step | None = self._planning(None, self._next_step, now_s, monotonic_s)
+        if step is not None:
+            if step.evict:
+                evict(self, step.evict)
+                self.slo_counters["evictions"] += len(step.evict)
+            if self._planner is not None:  # still: an eviction is booked like any preemption
+                paused = self._planning([], self._planner.carry_out, self, step, limits, monotonic_s)
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            limits.restore()
+        self.slo_paused = paused
+        if self._planner is not None:
+            self._planning(None, self._planner.admitted, output, monotonic_s)
+        self._booking(None, self._book, output, paused, now_s, monotonic_s)
+        return output
+
+    def _next_step(self, now_s: float, monotonic_s: float) -> Step | None:
+        if self._planner is None and monotonic_s >= self._plan_again_s > 0.0:
+            self._plan_again_s = 0.0
+            self._use(*self._made_anew())
+        planner = self._planner
+        if planner is None or not planner.table.slot_of or not compat.admits_new(self):
+            return None
+        return planner.next_step(self, now_s, monotonic_s)
+
+    def _book(self, output: SchedulerOutput, paused: list[Request], now_s: float, monotonic_s: float) -> None:
+        self._ledger.stepped(self, output, paused, now_s)
+        if self.step_pace is not None:
+            self.step_pace.scheduled(output, self.requests, monotonic_s)
+        if self._shadow is not None:
+            self._ledger.shadowed(self._shadow.figures)

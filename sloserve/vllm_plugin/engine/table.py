@@ -1,0 +1,238 @@
+"""Keeps the request table in step with vLLM's scheduler: which request has which slot, and what its columns say."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from vllm.v1.request import Request
+
+from sloserve.core.rows import GATHERED_COLUMNS, IntArray, Rows, State
+from sloserve.lso.preemption import Holding
+from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
+from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine.columns import live_columns, static_columns
+from sloserve.vllm_plugin.engine.ledger import StatedSLO
+
+_RUNNING = int(State.RUNNING)
+
+
+class RequestTable:
+    """The rows of one engine. Sessions with streaming input have none, so that no policy can touch them."""
+
+    def __init__(self, needs: frozenset[str]) -> None:
+        self.rows = Rows(needs)
+        self.slot_of: dict[str, int] = {}
+        self.request_at: dict[int, Request] = {}
+        self._gathered = self.rows.kept & GATHERED_COLUMNS
+        self._blocked: dict[int, Request] = {}
+        self._lora_of: dict[str, int] = {}
+        self._loras: Counter[int] = Counter()
+        # Two reasons not to touch a request, kept apart: where the one ends, the other still holds.
+        self._protected: set[int] = set()
+        self._loras_short = False
+
+    def add(self, request: Request, stated: StatedSLO) -> int | None:
+        """A row for a newly queued request, or ``None`` for one that is not ours to plan."""
+        lora = compat.lora_id(request)
+        if lora is not None and request.request_id not in self._lora_of:
+            self._lora_of[request.request_id] = lora
+            self._loras[lora] += 1
+        if request.resumable or request.sampling_params is None:
+            return None
+        slot = self.rows.add(**static_columns(request, stated))
+        self.slot_of[request.request_id] = slot
+        self.request_at[slot] = request
+        if compat.is_blocked(request):
+            self.rows.state[slot] = State.BLOCKED
+            self._blocked[slot] = request
+        self._mark(slot)
+        return slot
+
+    def add_live(self, request: Request, stated: StatedSLO, now_s: float) -> int | None:
+        """A row for a request that vLLM has had for a while: as if it had had one from the start."""
+        slot = self.add(request, stated)
+        if slot is not None:
+            if self.rows.state[slot] != State.BLOCKED:
+                self.rows.state[slot] = compat.state_of(request)
+            self._fill(slot, live_columns(request, stated, now_s), self.rows.kept)
+        return slot
+
+    def keep(self, needs: frozenset[str], slo_of: Mapping[str, StatedSLO], now_s: float) -> None:
+        """Keeps these columns from now on, slots and order unchanged; those that were not kept are made up for."""
+        new = self.rows.keep(needs)
+        self._gathered = self.rows.kept & GATHERED_COLUMNS
+        for slot, request in self.request_at.items():
+            stated = slo_of[request.request_id]
+            self._fill(slot, static_columns(request, stated) | live_columns(request, stated, now_s), new)
+
+    def _fill(self, slot: int, values: Mapping[str, float], columns: frozenset[str]) -> None:
+        for name in columns & values.keys():
+            getattr(self.rows, name)[slot] = values[name]
+
+    @property
+    def num_running(self) -> int:
+        """How many requests with a row run."""
+        return int(np.count_nonzero(self.rows.state == _RUNNING))
+
+    def others(self, requests: Mapping[str, Request]) -> list[Request]:
+        """Those of ``requests``, all that vLLM has, that no snapshot shows although they may hold KV."""
+        blocked = list(self._blocked.values())
+        if len(requests) == len(self.slot_of):
+            return blocked
+        return blocked + [request for request_id, request in requests.items() if request_id not in self.slot_of]
+
+    def preempted(self, request: Request) -> int | None:
+        """Notes that a request lost its KV; returns its slot, if it has one."""
+        slot = self.slot_of.get(request.request_id)
+        if slot is None:
+            return None
+        rows = self.rows
+        rows.state[slot] = State.PREEMPTED
+        for name, value in (
+            ("computed_tokens", 0),
+            ("kv_blocks", 0),
+            ("in_flight_tokens", request.num_in_flight_tokens),
+            ("output_tokens", request.num_output_tokens),
+            ("num_preemptions", request.num_preemptions),
+        ):
+            if name in rows.kept:
+                getattr(rows, name)[slot] = value
+        return slot
+
+    def admitted(self, output: Any) -> IntArray:
+        """Marks what the step's ``SchedulerOutput`` admitted as running; returns their slots in order of admission."""
+        ids = [new.req_id for new in output.scheduled_new_reqs]
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        if resumed:
+            members = resumed.union(ids)
+            ids = [i for i in output.num_scheduled_tokens if i in members]
+        if not ids:
+            return NO_SLOTS
+        slots = np.array([self.slot_of[i] for i in ids if i in self.slot_of], np.int64)
+        self.rows.state[slots] = State.RUNNING
+        if self._blocked:
+            for slot in slots:
+                self._blocked.pop(int(slot), None)
+        if "cached_tokens" in self.rows.kept:
+            for slot in slots:
+                stats = self.request_at[int(slot)].prefill_stats
+                if stats is not None:
+                    self.rows.cached_tokens[slot] = stats.num_cached_tokens
+        return slots
+
+    def progressed(self, outputs: Mapping[int, Any], now_s: float) -> tuple[IntArray, IntArray]:
+        """Books the new tokens in a step's outputs; returns slots and token counts of requests that go on."""
+        found = [
+            (slot, len(out.new_token_ids))
+            for batch in outputs.values()
+            for out in batch.outputs
+            if out.new_token_ids and (slot := self.slot_of.get(out.request_id)) is not None
+        ]
+        if not found:
+            return NO_SLOTS, NO_SLOTS
+        slots, tokens = np.array(found, np.int64).T
+        rows = self.rows
+        if "first_token_s" in rows.kept:
+            fresh = slots[np.isnan(rows.first_token_s[slots])]
+            rows.first_token_s[fresh] = now_s
+        if "last_token_s" in rows.kept:
+            rows.last_token_s[slots] = now_s
+        return slots, tokens
+
+    def finished(self, request: Request) -> int | None:
+        """Completes the row of a request that ends, where it has one; the caller forgets it with :meth:`drop`."""
+        slot = self.slot_of.get(request.request_id)
+        if slot is not None and "output_tokens" in self.rows.kept:
+            self.rows.output_tokens[slot] = request.num_output_tokens
+        return slot
+
+    def drop(self, request: Request) -> None:
+        """Forgets a request, with a row or without."""
+        lora = self._lora_of.pop(request.request_id, None)
+        if lora is not None:
+            self._loras[lora] -= 1
+            if not self._loras[lora]:
+                del self._loras[lora]
+        slot = self.slot_of.pop(request.request_id, None)
+        if slot is None:
+            return
+        del self.request_at[slot]
+        self._blocked.pop(slot, None)
+        self._protected.discard(slot)
+        self.rows.free(slot)
+
+    def protect(self, slots: IntArray) -> None:
+        """No plan evicts or pauses these requests from now on."""
+        self._protected.update(slots.tolist())
+        self.rows.evictable[slots] = self.rows.pausable[slots] = False
+
+    @property
+    def has_protected(self) -> bool:
+        return bool(self._protected)
+
+    def protected_running(self) -> IntArray:
+        """Slots of the protected requests that run, oldest first."""
+        if not self._protected:
+            return NO_SLOTS
+        slots = np.array(list(self._protected), np.int64)
+        slots = slots[self.rows.state[slots] == _RUNNING]
+        oldest_first: IntArray = slots[np.argsort(self.rows.seq[slots])]
+        return oldest_first
+
+    def guard_loras(self, max_loras: int | None) -> None:
+        """To be called at each step. While more adapters are in use, by waiting and running requests and by sessions,
+        than fit, no request with one may be evicted or paused.
+
+        vLLM counts a running request's adapter only when it schedules the request, so another could take the place of
+        a paused one's, and both would run in the next step: it dies of that. And it may pass over an evicted one.
+        """
+        short = max_loras is not None and len(self._loras) > max_loras
+        if short != self._loras_short:
+            self._loras_short = short
+            for slot in self.request_at:
+                self._mark(slot)
+
+    def _mark(self, slot: int) -> None:
+        """Sets whether the request in ``slot`` may be touched, from all the reasons why not."""
+        held = self._loras_short and self.request_at[slot].request_id in self._lora_of
+        self.rows.evictable[slot] = self.rows.pausable[slot] = not held and slot not in self._protected
+
+    def snapshot(
+        self, running: Iterable[Request], engine: EngineFacts, holding: Callable[[Request], Holding] | None = None
+    ) -> Snapshot:
+        """The engine's state for a policy; gathers what changes with every step from the running requests.
+
+        holding: says what KV blocks a request holds, if asked.
+        """
+        for slot, request in list(self._blocked.items()):
+            if not compat.is_blocked(request):
+                del self._blocked[slot]
+                self.rows.state[slot] = compat.state_of(request)
+        rows = self.rows
+        if self._gathered:
+            slot_of = self.slot_of
+            known = [r for r in running if r.request_id in slot_of]
+            slots = np.array([slot_of[r.request_id] for r in known], np.int64)
+            self._gather(known, slots, engine.block_size)
+        return Snapshot(
+            rows,
+            rows.slots_in(State.WAITING, State.PREEMPTED),
+            rows.slots_in(State.RUNNING),
+            engine,
+            None if holding is None else lambda slot: holding(self.request_at[slot]),
+        )
+
+    def _gather(self, known: list[Request], slots: IntArray, block_size: int) -> None:
+        rows = self.rows
+        kept = self._gathered
+        if "computed_tokens" in kept or "kv_blocks" in kept:
+            computed = np.array([r.num_computed_tokens for r in known], np.int64)
+            if "computed_tokens" in kept:
+                rows.computed_tokens[slots] = computed
+            if "kv_blocks" in kept:
+                rows.kv_blocks[slots] = -(-computed // block_size)
+        if "output_tokens" in kept:
+            rows.output_tokens[slots] = [r.num_output_tokens for r in known]
+        if "in_flight_tokens" in kept:
+            rows.in_flight_tokens[slots] = [r.num_in_flight_tokens for r in known]

@@ -1,0 +1,100 @@
+"""Stopping under load: new work is refused, what runs may finish within vLLM's ``--shutdown-timeout``, others are told.
+
+vLLM alone stops its engines first. What they still owe then never comes, whoever reads a reply waits for it, and the
+server waits for its readers. So before an engine client shuts down its requests end here, while everything still runs.
+"""
+
+import asyncio
+import logging
+import math
+from typing import Any
+
+from sloserve.core.errors import ShuttingDown
+
+logger = logging.getLogger(__name__)
+
+SHARE = 0.9
+"""Of the time to finish: then whoever runs is given up, and has the rest to say so to its client."""
+
+POLL_S = 0.02
+OVERDUE_S = 5.0
+"""An event loop that does not come round within so much more time is not waited for."""
+
+MAX_RETRY_AFTER_S = 30
+
+
+class Drain:
+    """Of one engine client in this process. in_flight: calls that were accepted and are not over."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self._until_s: float | None = None
+        self._given_up = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether no more work is accepted."""
+        return self._until_s is not None
+
+    def check_open(self) -> None:
+        """Raises: ShuttingDown where no more work is accepted."""
+        if self.begun:
+            raise self.error("accepts no more requests")
+
+    def check_running(self) -> None:
+        """Of accepted work that reaches the engine only now. Raises: ShuttingDown once all was given up."""
+        if self._given_up:
+            raise self.error("stopped before the request began")
+
+    def error(self, what: str) -> ShuttingDown:
+        """Says that the server is stopping, and when it will be gone; to be made in the event loop."""
+        left_s = (self._until_s or 0.0) - asyncio.get_running_loop().time()
+        retry_after_s = min(max(math.ceil(left_s), 1), MAX_RETRY_AFTER_S)
+        return ShuttingDown(f"the server is shutting down and {what}; retry in {retry_after_s} s", retry_after_s)
+
+    def run(self, engine: Any, timeout_s: float | None) -> float | None:
+        """Ends the requests of ``engine``, vLLM's ``AsyncLLM``; returns what is left of the time to stop it.
+
+        Does nothing a second time, and nothing in the event loop's own thread, where waiting would be for ever.
+        """
+        handler = getattr(engine, "output_handler", None)
+        if self.begun or handler is None or not handler.get_loop().is_running() or _in_event_loop():
+            return timeout_s
+        limit_s = timeout_s or 0.0
+        draining = asyncio.run_coroutine_threadsafe(self._drain(engine, limit_s), handler.get_loop())
+        try:
+            spent_s = draining.result(limit_s + OVERDUE_S)
+        except Exception:
+            logger.exception("sloserve could not end the requests that run")
+            return timeout_s
+        return None if timeout_s is None else max(timeout_s - spent_s, 0.0)
+
+    async def _drain(self, engine: Any, limit_s: float) -> float:
+        from sloserve.vllm_plugin.engine import compat
+
+        loop, states = asyncio.get_running_loop(), engine.output_processor.request_states
+        begun_s = loop.time()
+        self._until_s = begun_s + limit_s
+        if states or self.in_flight:
+            logger.info("sloserve is stopping: %d requests may finish within %g s", self.in_flight, limit_s)
+        while (states or self.in_flight) and loop.time() < begun_s + SHARE * limit_s:
+            await asyncio.sleep(POLL_S)
+        self._given_up = True
+        if states:
+            logger.warning(
+                "sloserve is stopping: %d requests did not finish within %g s and are given up; --shutdown-timeout "
+                "says how long they may take",
+                len(states),
+                SHARE * limit_s,
+            )
+            engine.output_processor.propagate_error(compat.stopped(self.error("gave the request up")))
+            await engine.abort(list(states), internal=True)
+        return loop.time() - begun_s
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,213 @@
+"""Watches one request's replies pass through the API process, and says at the end how it fared.
+
+Times are those at which a reply leaves for the client, counted from the arrival at our front end. Replies that are not
+streamed leave in one piece: their TTFT and TPOT are the engine's, since those are what the scheduler can do something
+about, and nobody reads them as they come, so they have no QoE.
+"""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from sloserve.admission.admission import Ticket
+from sloserve.core.clock import Clock
+from sloserve.core.errors import Evicted
+from sloserve.core.finished import Latency
+from sloserve.core.outcome import Outcome
+from sloserve.core.predicted import Predicted
+from sloserve.core.qoe import expectation, qoe
+from sloserve.core.served import Interruptions, ServedRequest
+from sloserve.core.slo import SLO
+
+entering: ContextVar["Observed | None"] = ContextVar("sloserve_entering", default=None)
+"""The request that is about to enter the engine: set for the call between ``AsyncLLM.generate`` and its
+``add_request``, which begins in the same instant.
+"""
+
+_FAILED = frozenset({"error"})
+_ABORTED = frozenset({"abort"})
+
+
+class Observed:
+    """One call of the engine: its SLO, when its tokens left, how it ended.
+
+    With n > 1 there is one outcome for all n replies: the first token of the first, and the last, the slowest and the
+    least well read of the others.
+
+    engine_request_id: its name in the engine, once it is there. ticket: of its admission. predicted: what was predicted
+    then. expired: whether it was given up, its time to live being over.
+
+    Args:
+        interruptions: looks up what the engine's request of a given id met.
+        broken_off: what to raise in place of a last reply that the engine broke off; ``None`` to pass it on.
+        started, ended: called once each: at the first token that is seen, and with the outcome.
+    """
+
+    def __init__(
+        self,
+        slo: SLO,
+        tenant: str | None,
+        arrival_s: float,
+        clock: Clock,
+        *,
+        interruptions: Callable[[str], Interruptions],
+        broken_off: Callable[[], Exception | None],
+        started: Callable[["Observed"], None],
+        ended: Callable[["Observed", ServedRequest], None],
+    ) -> None:
+        self.slo = slo
+        self.tenant = tenant
+        self.arrival_s = arrival_s
+        self.engine_request_id: str | None = None
+        self.ticket: Ticket | None = None
+        self.predicted: Predicted | None = None
+        self.expired = False
+        self._clock = clock
+        self._interruptions = interruptions
+        self._broken_off = broken_off
+        self._started = started
+        self._ended = ended
+        self._token_times_s: dict[int, array[float]] = {}
+        self._begun = False
+        self._over = False
+
+    async def watch(self, replies: AsyncIterator[Any], *, streamed: bool, cumulative: bool) -> AsyncIterator[Any]:
+        """Passes ``replies`` on, untouched. The outcome stands before the last of them is passed on."""
+        last = None
+        entering.set(self)
+        try:
+            async for last in replies:
+                if streamed:
+                    self._passes(last, cumulative)
+                if last.finished:
+                    self._check_whole(last)
+                    self._finish(last, streamed)
+                yield last
+        except BaseException as error:  # also the consumer's leaving
+            self._end(_outcome_of(error), last)
+            raise
+        self._end(Outcome.ABORTED, last)
+
+    def abandoned(self) -> None:
+        """Nobody will read the replies any more; does nothing once the outcome stands."""
+        self._end(Outcome.ABORTED, None)
+
+    def _passes(self, reply: Any, cumulative: bool) -> None:
+        now_s = self._clock.now_s()
+        any_new = False
+        for one in reply.outputs:
+            times_s = self._token_times_s.setdefault(one.index, array("d"))
+            new = len(one.token_ids) - (len(times_s) if cumulative else 0)
+            if new > 0:
+                any_new = True
+                times_s.extend((now_s,) * new)
+        if any_new and not self._begun:
+            self._begun = True
+            self._started(self)
+
+    def _check_whole(self, reply: Any) -> None:
+        if any(one.finish_reason in _ABORTED for one in reply.outputs):
+            error = self._broken_off()
+            if error is not None:
+                raise error
+
+    def _finish(self, reply: Any, streamed: bool) -> None:
+        reasons = {one.finish_reason for one in reply.outputs}
+        if reasons & _FAILED:
+            self._end(Outcome.FAILED, reply)
+        elif reasons & _ABORTED:
+            self._end(Outcome.ABORTED, reply)
+        elif streamed:
+            self._end(Outcome.COMPLETED, reply, *self._streamed())
+        else:
+            self._end(Outcome.COMPLETED, reply, self._whole(reply))
+
+    def _streamed(self) -> tuple[Latency | None, float | None]:
+        timelines = [np.array(times_s) - self.arrival_s for times_s in self._token_times_s.values() if times_s]
+        if not timelines:
+            return None, None
+        latency = Latency(
+            ttft_s=min(float(t[0]) for t in timelines),
+            tpot_s=max(float(t[-1] - t[0]) / max(t.size - 1, 1) for t in timelines),
+            e2e_s=max(float(t[-1]) for t in timelines),
+        )
+        expected = expectation(self.slo.targets)
+        if expected is None:
+            return latency, None
+        ttft_s, tds = expected
+        # The host's clock may be set back while a reply streams; a timeline only ascends.
+        ascending = [np.maximum.accumulate(np.maximum(t, 0.0)) for t in timelines]
+        return latency, min(qoe(t, ttft_s=ttft_s, tds=tds) for t in ascending)
+
+    def _whole(self, reply: Any) -> Latency | None:
+        tokens = max((len(one.token_ids) for one in reply.outputs), default=0)
+        if not tokens:
+            return None
+        e2e_s = self._clock.now_s() - self.arrival_s
+        stats = reply.metrics
+        if stats is None or not stats.first_token_latency:  # --disable-log-stats: nothing came before the whole
+            return Latency(ttft_s=e2e_s, tpot_s=0.0, e2e_s=e2e_s)
+        decode_s = stats.last_token_ts - stats.first_token_ts
+        return Latency(ttft_s=stats.first_token_latency, tpot_s=decode_s / max(tokens - 1, 1), e2e_s=e2e_s)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a token was seen to leave."""
+        return self._begun
+
+    def _end(self, outcome: Outcome, reply: Any, latency: Latency | None = None, quality: float | None = None) -> None:
+        if self._over:
+            return
+        self._over = True
+        if self.expired and outcome is Outcome.ABORTED:
+            outcome = Outcome.EVICTED
+        if outcome is not Outcome.COMPLETED and expectation(self.slo.targets) is not None:
+            quality = 0.0
+        stats = getattr(reply, "metrics", None)
+        served = ServedRequest(
+            slo=self.slo,
+            tenant=self.tenant,
+            outcome=outcome,
+            latency=latency,
+            qoe=quality,
+            prompt_tokens=len(getattr(reply, "prompt_token_ids", None) or ()),
+            output_tokens=self._output_tokens(reply),
+            waited_s=_waited_s(stats),
+            evictions=0 if stats is None else stats.num_preemptions,
+            interruptions=(
+                Interruptions() if self.engine_request_id is None else self._interruptions(self.engine_request_id)
+            ),
+            predicted=self.predicted,
+        )
+        self._ended(self, served)
+
+    def _output_tokens(self, reply: Any) -> int:
+        if self._token_times_s:
+            return sum(len(times_s) for times_s in self._token_times_s.values())
+        return sum(len(one.token_ids) for one in getattr(reply, "outputs", ()))
+
+
+def _waited_s(stats: Any) -> float | None:
+    """Time in the engine's queue before the first step that served the request; vLLM's own figures."""
+    if stats is None or not stats.scheduled_ts or not stats.queued_ts:
+        return None
+    return float(stats.scheduled_ts - stats.queued_ts)
+
+
+def _outcome_of(error: BaseException) -> Outcome:
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return Outcome.ABORTED
+    if isinstance(error.__cause__, Evicted):
+        return Outcome.EVICTED
+    return Outcome.REJECTED if isinstance(error, refusals()) else Outcome.FAILED
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises for a request that it does not take: its queue limits, and what it finds wrong with it."""
+    from vllm.exceptions import GracefulHTTPError, VLLMClientError
+
+    return GracefulHTTPError, VLLMClientError, ValueError

@@ -1,0 +1,199 @@
+"""``sloserve serve``: vLLM's own OpenAI server, in this process, with our scheduler in its engine.
+
+Flags are parsed by vLLM's own parser, so that every flag of ``vllm serve`` works, ``--config`` included. What can be
+checked without loading a model is checked first, and fails with one message.
+"""
+
+import argparse
+import difflib
+import ipaddress
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from sloserve.core.errors import ConfigError
+from sloserve.settings import ADMIN_KEY, KEY
+from sloserve.vllm_plugin.server import tiny_model
+from sloserve.vllm_plugin.versions import require_vllm
+
+SCHEDULER_CLS = "sloserve.vllm_plugin.SLOScheduler"
+MIDDLEWARE = "sloserve.api.middleware.SLOMiddleware"
+"""Named, not imported: vLLM imports it, outside all of its own layers."""
+
+DEFAULT_HOST = "127.0.0.1"
+RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
+
+TINY_FLAGS = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": tiny_model.CONTEXT_TOKENS,
+    "served_model_name": [tiny_model.NAME],
+}
+"""Defaults of vLLM's flags for ``builtin:tiny``: nothing to compile, ready in seconds."""
+
+TINY_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+"""1 GiB of KV cache is a million tokens of the tiny model; without a bound vLLM takes its share of the whole memory."""
+
+
+def prepare(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse.Namespace:
+    """What ``vllm serve`` would do with these arguments, model and flags; imports vLLM, starts nothing.
+
+    our_flags: others that somebody who mistyped one may have meant.
+
+    Raises: ConfigError for a vLLM that is missing or untested, wrong arguments, and flags that are not ours to share.
+    """
+    require_vllm()
+    check_front_end()
+    if tiny_model.NAME in vllm_args:
+        for name, value in TINY_ENVIRONMENT.items():  # read by libraries when they are imported
+            os.environ.setdefault(name, value)
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as the vllm command does
+
+    from sloserve.vllm_plugin.engine import compat
+
+    compat.check_version()
+    args = parse_vllm_args(vllm_args, our_flags)
+    check_scheduler_flags(args)
+    return args
+
+
+def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | None = None) -> None:
+    """Serves with the settings in ``section`` until it is told to stop. admin_key: opens the admin routes.
+
+    Raises: ConfigError for anything else that shows before the model is loaded.
+    """
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+
+    from sloserve.vllm_plugin.engine import compat
+
+    configure(args, section)
+    if admin_key is not None:
+        os.environ[ADMIN_KEY] = admin_key  # API processes inherit it, and no log shows it
+    compat.configure_logging(args)
+    command = ServeSubcommand()
+    try:
+        command.validate(args)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    if not args.uds and not args.headless:
+        if is_exposed(args.host) and not any(args.api_key or [os.environ.get("VLLM_API_KEY")]):
+            print(
+                f"sloserve: warning: whoever reaches {args.host} port {args.port} may use the model; "
+                "--api-key or VLLM_API_KEY asks for a key",
+                file=sys.stderr,
+            )
+        check_port_free(args.host, args.port)
+    command.cmd(args)
+
+
+def parse_vllm_args(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse.Namespace:
+    """The arguments as ``vllm serve`` would read them; ``builtin:tiny`` is replaced by its folder and sets defaults.
+
+    Raises: ConfigError for an unknown flag, a malformed value, or no model.
+    """
+    parser, serve_parser = _parsers(our_flags)
+    serve_parser.set_defaults(host=DEFAULT_HOST)
+    try:
+        args = parser.parse_args(["serve", *vllm_args])
+        if args.model_tag == tiny_model.NAME:
+            serve_parser.set_defaults(**TINY_FLAGS)
+            args = parser.parse_args(["serve", *vllm_args])
+            args.model_tag = tiny_model.resolve_model(tiny_model.NAME)
+    except (ValueError, TypeError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    if args.model_tag is None:
+        raise ConfigError(f"no model given; for example: sloserve serve {tiny_model.NAME}")
+    return args
+
+
+def check_front_end() -> None:
+    """Raises: ConfigError where vLLM would serve without Python, and SLOs in headers and bodies would be lost."""
+    if os.environ.get(RUST_FRONT_END, "0") not in ("", "0"):
+        raise ConfigError(
+            f"{RUST_FRONT_END} is set, and vLLM's Rust front end reads no SLOs; unset it for sloserve serve"
+        )
+
+
+def check_scheduler_flags(args: argparse.Namespace) -> None:
+    """Raises: ConfigError for flags that would set another scheduler, or another order than the policy's."""
+    if args.scheduler_cls is not None:
+        raise ConfigError(
+            f"--scheduler-cls {args.scheduler_cls}: sloserve serve sets the scheduler; use `vllm serve` for another"
+        )
+    if args.scheduling_policy != "fcfs":
+        raise ConfigError(
+            f"--scheduling-policy {args.scheduling_policy} makes vLLM order its own queues; "
+            f"use --policy {args.scheduling_policy}"
+        )
+
+
+def configure(args: argparse.Namespace, section: Mapping[str, Any]) -> None:
+    """Sets our scheduler, its settings and our middleware in ``args``, beside what else the user configured there."""
+    args.additional_config = {**(args.additional_config or {}), KEY: dict(section)}
+    args.scheduler_cls = SCHEDULER_CLS
+    if MIDDLEWARE not in args.middleware:
+        args.middleware = [*args.middleware, MIDDLEWARE]
+
+
+def is_exposed(host: str | None) -> bool:
+    """Whether other machines may reach a server that listens on ``host``; a name that is not known counts as such."""
+    try:
+        return not ipaddress.ip_address(host or "::").is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raises: ConfigError when the server could not listen there. vLLM binds the port itself, right after."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host} port {port}: {error.strerror or error}; choose another with --port or --host"
+            ) from error
+
+
+def _parsers(our_flags: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        """vLLM's parser, which answers a mistake with one line rather than with 200 lines of usage."""
+
+        def error(self, message: str) -> NoReturn:
+            raise ConfigError(message + _did_you_mean(message, known_flags))
+
+    parser = Parser(prog="sloserve")
+    serve_parser = ServeSubcommand().subparser_init(parser.add_subparsers(dest="subparser"))
+    known_flags = [*our_flags, *(flag for action in serve_parser._actions for flag in action.option_strings)]
+    return parser, serve_parser
+
+
+def listens_on(vllm_args: Sequence[str]) -> tuple[str, int] | None:
+    """Host and port as these flags say, read without vLLM; ``None`` where it listens on none, or a file may say more.
+
+    Of what cannot be read vLLM's own parser says so later.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--host", default=DEFAULT_HOST)
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--uds")
+    parser.add_argument("--config")
+    parser.add_argument("--headless", action="store_true")
+    try:
+        args, _ = parser.parse_known_args(list(vllm_args))
+    except argparse.ArgumentError:
+        return None
+    return None if args.uds or args.headless or args.config else (args.host, args.port)
+
+
+def _did_you_mean(message: str, known_flags: Sequence[str]) -> str:
+    unknown = re.search(r"unrecognized arguments:.*?(--[\w.-]+)", message)
+    close = difflib.get_close_matches(unknown[1], known_flags, n=1) if unknown else []
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,75 @@
+"""vLLM's configuration objects for an engine without a device: what its scheduler reads, and nothing else."""
+
+import copy
+import json
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.structured_output import StructuredOutputManager
+
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+
+VOCABULARY = 1024
+
+
+@lru_cache(maxsize=4)
+def _base_config(settings: EngineSettings) -> VllmConfig:
+    model = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": settings.max_model_len,
+    }
+    with tempfile.TemporaryDirectory(prefix="sloserve-virtual-") as folder:
+        Path(folder, "config.json").write_text(json.dumps(model))
+        config = VllmConfig(
+            model_config=ModelConfig(
+                model=folder, skip_tokenizer_init=True, dtype="float16", max_model_len=settings.max_model_len
+            ),
+            cache_config=CacheConfig(
+                block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching
+            ),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=settings.max_num_seqs,
+                max_num_batched_tokens=settings.max_num_batched_tokens,
+                max_model_len=settings.max_model_len,
+                is_encoder_decoder=False,
+                enable_chunked_prefill=True,
+            ),
+            device_config=DeviceConfig("cpu"),
+        )
+    # The CPU platform turns it off; the engine imitated here is a GPU's, which runs two deep.
+    config.scheduler_config.async_scheduling = True
+    config.cache_config.num_gpu_blocks = settings.kv_blocks + 1
+    return config
+
+
+def scheduler_arguments(settings: EngineSettings, additional_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments with which vLLM's scheduler, or ours, can be built without an engine."""
+    config = copy.copy(_base_config(settings))
+    config.additional_config = dict(additional_config)
+    # Limits are narrowed on this object for a step at a time: each scheduler gets its own.
+    config.scheduler_config = copy.copy(config.scheduler_config)
+    spec = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float16)
+    return {
+        "vllm_config": config,
+        "kv_cache_config": KVCacheConfig(
+            num_blocks=settings.kv_blocks + 1,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        "structured_output_manager": StructuredOutputManager(config),
+        "block_size": settings.block_size,
+        "log_stats": False,
+    }

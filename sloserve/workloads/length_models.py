@@ -1,0 +1,156 @@
+"""How long prompts and outputs are: discrete distributions with exactly the stated mean, minimum and maximum.
+
+Datasets are known by their published average, minimum and maximum (EconoServe, Table 2), which leave its shape open:
+
+- A **lognormal cut to [min, max]**, for ShareGPT, Alpaca and BookCorpus's outputs: request lengths are positive,
+  skewed, and spread over orders of magnitude. Its log-standard deviation is set to 1, as measured on production
+  conversations (Azure 2023: 0.99 for prompts, 0.87 for outputs); its other parameter is solved so that the mean of the
+  cut distribution is the published one.
+- **Chunks**, for BookCorpus's prompts: books are cut into 2048-token chunks (EconoServe, Sec. 2.1), so a prompt is a
+  full chunk or, uniformly, a remainder; the share of full chunks is solved from the published mean.
+
+Prompt and output are drawn independently; :class:`SampledLengths` keeps the pairs of a real trace together.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.optimize import brentq
+
+from sloserve.workloads.trace import FloatArray, IntArray
+
+LOG_STD = 1.0
+"""Log-standard deviation of the uncut lognormal; see the module's docstring."""
+
+
+class Lengths(Protocol):
+    """How long are the prompts and outputs of a workload?"""
+
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """Prompt and output tokens of ``n`` requests, ``[n]`` each, at least 1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenCount:
+    """A distribution of one length: ``probability[i]`` is that of ``minimum + i`` tokens; sums to 1."""
+
+    minimum: int
+    probability: FloatArray
+
+    @property
+    def maximum(self) -> int:
+        return self.minimum + self.probability.size - 1
+
+    @property
+    def mean(self) -> float:
+        """Expected tokens."""
+        return float(self.probability @ np.arange(self.minimum, self.maximum + 1))
+
+    def draw(self, n: int, rng: np.random.Generator) -> IntArray:
+        """``n`` independent lengths, ``[n]``, by inversion: one uniform number each."""
+        steps = np.cumsum(self.probability)
+        return self.minimum + np.searchsorted(steps / steps[-1], rng.random(n), side="right").astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class IndependentLengths:
+    """Prompt and output drawn each from its own distribution."""
+
+    prompt: TokenCount
+    output: TokenCount
+
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        prompt_rng, output_rng = rng.spawn(2)
+        return self.prompt.draw(n, prompt_rng), self.output.draw(n, output_rng)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledLengths:
+    """Pairs of prompt and output lengths from a trace, ``[pairs]`` each, drawn together with replacement."""
+
+    prompt_tokens: IntArray
+    output_tokens: IntArray
+
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        picked = rng.integers(0, self.prompt_tokens.size, n)
+        return self.prompt_tokens[picked], self.output_tokens[picked]
+
+
+def fixed(tokens: int) -> TokenCount:
+    """Always ``tokens``, at least 1."""
+    return uniform(tokens, tokens)
+
+
+def uniform(minimum: int, maximum: int) -> TokenCount:
+    """Every whole number from ``minimum`` (at least 1) to ``maximum`` alike.
+
+    Raises: ValueError if the range is empty or starts below 1.
+    """
+    if not 1 <= minimum <= maximum:
+        raise ValueError(f"lengths from {minimum} to {maximum}: the range starts at 1 or later and is not empty")
+    count = maximum - minimum + 1
+    return TokenCount(minimum, np.full(count, 1.0 / count))
+
+
+def truncated_lognormal(mean: float, minimum: int, maximum: int, log_std: float = LOG_STD) -> TokenCount:
+    """A lognormal of log-standard deviation ``log_std``, cut to ``minimum``..``maximum``, whose mean after the cut is
+    ``mean``.
+
+    With that spread fixed the family is exponential in mu / log_std**2, so the mean grows with it and there is one
+    solution.
+
+    Raises: ValueError if ``mean`` does not lie inside the range, or so close to its end that no such distribution
+    exists.
+    """
+    if not 1 <= minimum < mean < maximum:
+        raise ValueError(f"a mean of {mean} is not inside {minimum}..{maximum}")
+    tokens = np.arange(minimum, maximum + 1, dtype=np.float64)
+    log_tokens = np.log(tokens)
+
+    def probability(tilt: float) -> FloatArray:
+        log_weight = (tilt - 1.0) * log_tokens - (log_tokens / log_std) ** 2 / 2.0
+        weight = np.exp(log_weight - log_weight.max())
+        return np.asarray(weight / weight.sum(), np.float64)
+
+    solved = brentq(lambda tilt: float(probability(tilt) @ tokens) - mean, -1000.0, 1000.0, xtol=1e-12)
+    return TokenCount(minimum, probability(float(solved)))
+
+
+def chunks(mean: float, minimum: int, chunk: int) -> TokenCount:
+    """Full chunks of ``chunk`` tokens, and remainders uniform over ``minimum``..``chunk - 1``, mixed so that the mean
+    is ``mean``.
+
+    Raises: ValueError if ``mean`` lies outside what such a mixture can have.
+    """
+    remainder_mean = (minimum + chunk - 1) / 2.0
+    full = (mean - remainder_mean) / (chunk - remainder_mean)
+    if not (1 <= minimum < chunk and 0.0 <= full <= 1.0):
+        raise ValueError(f"a mean of {mean} is not between {remainder_mean} and {chunk}")
+    probability = np.full(chunk - minimum + 1, (1.0 - full) / (chunk - minimum))
+    probability[-1] = full
+    return TokenCount(minimum, probability)
+
+
+def alpaca() -> IndependentLengths:
+    """Source: EconoServe, Table 2: input 19.31 / 9 / 2.47K, output 58.41 / 13 / 292 (average / minimum / maximum)."""
+    return IndependentLengths(truncated_lognormal(19.31, 9, 2470), truncated_lognormal(58.41, 13, 292))
+
+
+def sharegpt() -> IndependentLengths:
+    """Source: EconoServe, Table 2: input 161.31 / 16 / 3.2K, output 337.99 / 19 / 991."""
+    return IndependentLengths(truncated_lognormal(161.31, 16, 3200), truncated_lognormal(337.99, 19, 991))
+
+
+def multiround() -> IndependentLengths:
+    """ShareGPT whose prompts carry the earlier rounds, cut at 1k tokens: about three times as long, outputs alike.
+
+    Source: Andes, Sec. 6.1 and Fig. 9, in words only; three times the mean of :func:`sharegpt` is our reading of them.
+    """
+    return IndependentLengths(truncated_lognormal(3 * 161.31, 16, 1024), sharegpt().output)
+
+
+def bookcorpus() -> IndependentLengths:
+    """Source: EconoServe, Table 2: input 1952.11 / 18 / 461K before, 2048 after chunking, output 681.2 / 32 / 1041."""
+    return IndependentLengths(chunks(1952.11, 18, 2048), truncated_lognormal(681.2, 32, 1041))

@@ -1,0 +1,89 @@
+"""Readers of trace files: a file in, a :class:`~sloserve.workloads.trace.Trace` out, or one clear message.
+
+    format     told by                                   columns
+    csv        a header with prompt_tokens               arrival_s, prompt_tokens, output_tokens[, task][, hash_ids]
+    azure      a header with TIMESTAMP                   TIMESTAMP, ContextTokens, GeneratedTokens
+    mooncake   a first line that is a JSON object        timestamp (ms), input_length, output_length[, hash_ids]
+
+Files may be gzipped, whatever their name. Rows need not be sorted by arrival. Every fault is a ConfigError that names
+file, line, column, value and what is allowed; nothing is skipped silently.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+
+from sloserve.core.errors import ConfigError
+from sloserve.workloads.length_models import SampledLengths
+from sloserve.workloads.readers import azure, columns, mooncake
+from sloserve.workloads.readers.found import find_trace
+from sloserve.workloads.readers.source import open_trace
+from sloserve.workloads.trace import Trace, make_trace
+
+
+class TraceFormat(StrEnum):
+    """The formats that can be read."""
+
+    CSV = "csv"
+    AZURE = "azure"
+    MOONCAKE = "mooncake"
+
+
+_READERS = {TraceFormat.CSV: columns.read, TraceFormat.AZURE: azure.read, TraceFormat.MOONCAKE: mooncake.read}
+
+
+def read_trace(path: str | Path, trace_format: str | None = None) -> Trace:
+    """The trace in the file at ``path``, in ``trace_format`` or, by default, in the format its first line shows.
+
+    Where there is no such file, one of that name in the folder of traces is read, see :func:`find_trace`.
+
+    Raises: ConfigError for a file that cannot be read, an unknown format, a malformed row, a trace without rows or
+    arrivals.
+    """
+    path = find_trace(path)
+    rows = _READERS[_format_of(path, trace_format)](path)
+    if rows.arrival_s is None:
+        raise ConfigError(
+            f"{path}:1: column 'arrival_s' is missing: a file of lengths only is no trace; give it arrivals"
+        )
+    return make_trace(
+        _stem(path), str(path), rows.arrival_s, rows.prompt_tokens, rows.output_tokens, rows.task, rows.prefix_ids
+    )
+
+
+def read_lengths(path: str | Path, trace_format: str | None = None) -> SampledLengths:
+    """The pairs of prompt and output length in the file at ``path``, whether or not it has arrivals.
+
+    Raises: ConfigError as :func:`read_trace` does, but for missing arrivals.
+    """
+    path = Path(path)
+    rows = _READERS[_format_of(path, trace_format)](path)
+    if not rows.task:
+        raise ConfigError(f"{path}: has no requests; at least one row is needed")
+    return SampledLengths(rows.prompt_tokens, rows.output_tokens)
+
+
+def _format_of(path: Path, trace_format: str | None) -> TraceFormat:
+    if trace_format is not None:
+        if trace_format not in list(TraceFormat):
+            raise ConfigError(f"unknown trace format {trace_format!r}; known: {', '.join(TraceFormat)}")
+        return TraceFormat(trace_format)
+    with open_trace(path) as lines:
+        first = next((line for line in lines if line.strip()), "")
+    header = {cell.strip().strip('"') for cell in first.split(",")}
+    if not first:
+        raise ConfigError(f"{path}: is empty; a trace has at least a header and one row")
+    if first.lstrip().startswith("{"):
+        return TraceFormat.MOONCAKE
+    if azure.TIMESTAMP in header:
+        return TraceFormat.AZURE
+    if header & {"prompt_tokens", "output_tokens", "arrival_s"}:
+        return TraceFormat.CSV
+    raise ConfigError(
+        f"{path}:1: {first.strip()[:80]!r} is no known trace header; known: a CSV header with "
+        f"{', '.join(columns.REQUIRED)}; one with {', '.join(azure.REQUIRED)}; JSON lines with "
+        f"{', '.join(mooncake.REQUIRED)}"
+    )
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".csv").removesuffix(".jsonl")

@@ -1,0 +1,196 @@
+"""EmpiricalLength against a reference written one request at a time, and the promises policies rely on."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from sloserve.estimator.length.empirical import EmpiricalLength
+from sloserve.estimator.length.remaining import Requests, Rest
+
+NO_CAP = 1 << 40
+
+
+def remaining(predictor: EmpiricalLength, class_id: int, so_far: int, max_tokens: int = NO_CAP) -> float:
+    asked = Requests(class_id=np.array([class_id]), output_tokens=np.array([so_far]), max_tokens=np.array([max_tokens]))
+    return float(predictor.rest(asked).mean()[0])
+
+
+def naive(lengths: list[int], so_far: int, cap: int, window: int, prior_mean: float, prior_weight: float) -> float:
+    """E[min(L - so_far, left) | L > so_far]: lengths seen, and pseudo-requests of a geometric length."""
+    left = max(cap - so_far, 1)
+    seen = lengths[-window:]
+    mean = (sum(seen) + prior_weight * prior_mean) / (len(seen) + prior_weight)
+    longer = [length - so_far for length in seen if length > so_far]
+    goes_on = 1.0 - 1.0 / mean
+    pseudo = prior_weight * goes_on**so_far if longer else 1.0
+    expected = sum(min(one, left) for one in longer) + pseudo * mean * (1.0 - goes_on**left)
+    return max(1.0, min(expected / (len(longer) + pseudo), left))
+
+
+@settings(max_examples=2 * settings.default.max_examples)
+@given(
+    observed=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3000)), max_size=60),
+    asked=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4000), st.integers(0, 5000)), min_size=1, max_size=12),
+    window=st.integers(1, 24),
+    prior_mean=st.floats(1.0, 1000.0),
+    prior_weight=st.floats(0.1, 20.0),
+)
+def test_agrees_with_the_reference(
+    observed: list[tuple[int, int]],
+    asked: list[tuple[int, int, int]],
+    window: int,
+    prior_mean: float,
+    prior_weight: float,
+) -> None:
+    predictor = EmpiricalLength(window, prior_mean, prior_weight)
+    by_class: dict[int, list[int]] = {}
+    for class_id, length in observed:
+        predictor.observe(class_id, length)
+        by_class.setdefault(class_id, []).append(length)
+    class_id, so_far, cap = (np.array(column, dtype=np.int64) for column in zip(*asked, strict=True))
+    got = predictor.rest(Requests(class_id=class_id, output_tokens=so_far, max_tokens=cap)).mean()
+    want = [naive(by_class.get(c, []), k, cap, window, prior_mean, prior_weight) for c, k, cap in asked]
+    np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+def test_a_class_never_seen_predicts_the_prior_however_far_a_request_is() -> None:
+    predictor = EmpiricalLength(prior_mean_tokens=100.0)
+    assert [remaining(predictor, 7, k) for k in (0, 50, 5000)] == pytest.approx([100.0] * 3)
+
+
+def test_many_requests_outweigh_the_prior() -> None:
+    predictor = EmpiricalLength()
+    for _ in range(500):
+        predictor.observe(0, 20)
+    assert remaining(predictor, 0, 0) == pytest.approx(20.0, rel=0.02)
+    assert remaining(predictor, 0, 15) == pytest.approx(5.0, rel=0.05)
+
+
+def test_a_request_longer_than_all_seen_predicts_the_classs_mean() -> None:
+    predictor = EmpiricalLength(prior_mean_tokens=20.0)
+    for _ in range(50):
+        predictor.observe(0, 20)
+    assert remaining(predictor, 0, 5000) == pytest.approx(20.0)
+
+
+def test_of_two_modes_the_survivors_of_the_first_are_known_to_be_long() -> None:
+    predictor = EmpiricalLength()
+    for length in [10, 1000] * 100:
+        predictor.observe(0, length)
+    assert remaining(predictor, 0, 100) > 1.5 * remaining(predictor, 0, 0)
+
+
+def test_the_window_forgets() -> None:
+    predictor = EmpiricalLength(window=8)
+    for length in [2000] * 50 + [10] * 8:
+        predictor.observe(0, length)
+    fresh = EmpiricalLength(window=8)
+    for _ in range(8):
+        fresh.observe(0, 10)
+    assert remaining(predictor, 0, 3) == remaining(fresh, 0, 3)
+
+
+def test_a_prediction_follows_a_new_observation() -> None:
+    predictor = EmpiricalLength()
+    before = remaining(predictor, 0, 0)
+    predictor.observe(0, 10_000)
+    assert remaining(predictor, 0, 0) > before
+
+
+@pytest.mark.parametrize(
+    ("so_far", "max_tokens", "expected"), [(0, 30, 28.3), (25, 30, 4.95), (30, 30, 1.0), (40, 30, 1.0)]
+)
+def test_max_tokens_caps_and_one_is_the_least(so_far: int, max_tokens: int, expected: float) -> None:
+    assert remaining(EmpiricalLength(), 0, so_far, max_tokens) == pytest.approx(expected, rel=0.01)
+
+
+def test_no_requests_no_predictions() -> None:
+    none = np.empty(0, np.int64)
+    assert EmpiricalLength().rest(Requests(class_id=none, output_tokens=none, max_tokens=none)).mean().shape == (0,)
+
+
+def test_a_length_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="output_tokens: 0"):
+        EmpiricalLength().observe(0, 0)
+
+
+@pytest.mark.parametrize("arguments", [(0, 256.0, 4.0), (8, 0.5, 4.0), (8, 256.0, 0.0), (8, float("nan"), 4.0)])
+def test_settings_out_of_range_are_refused(arguments: tuple[int, float, float]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        EmpiricalLength(*arguments)
+
+
+def rest(predictor: EmpiricalLength, class_id: int, so_far: int, max_tokens: int = NO_CAP) -> Rest:
+    return predictor.rest(
+        Requests(class_id=np.array([class_id]), output_tokens=np.array([so_far]), max_tokens=np.array([max_tokens]))
+    )
+
+
+def test_quantiles_are_those_of_the_class_and_of_its_survivors() -> None:
+    predictor = EmpiricalLength(window=4096)
+    for length in range(1, 1001):
+        predictor.observe(3, length)
+    assert float(rest(predictor, 3, 0).quantile(0.9)[0]) == pytest.approx(900, abs=12)
+    assert float(rest(predictor, 3, 500).quantile(0.5)[0]) == pytest.approx(250, abs=6)
+    assert float(rest(predictor, 3, 500).survival(250)[0]) == pytest.approx(0.5, abs=0.02)
+
+
+def started(tokens: list[int], now: int) -> tuple[list[tuple[int, int]], NDArray[np.int64], NDArray[np.int64]]:
+    """Requests of these lengths that started together ``now`` steps ago: (length, seq) of the ended; the others."""
+    ended = [(length, seq) for seq, length in enumerate(tokens) if length <= now]
+    left = [seq for seq, length in enumerate(tokens) if length > now]
+    return ended, np.full(len(left), now), np.array(left, np.int64)
+
+
+def test_just_after_a_start_those_that_still_run_correct_the_prediction() -> None:
+    lengths = [10, 1000] * 50
+    naive, told = EmpiricalLength(), EmpiricalLength()
+    ended, tokens, seq = started(lengths, now=400)
+    for predictor in (naive, told):
+        for length, one in sorted(ended):
+            predictor.observe(0, length, seq=one)
+    told.running(np.zeros(tokens.size, np.int64), tokens, seq)
+    assert float(rest(naive, 0, 0).survival(400)[0]) < 0.05
+    assert float(rest(told, 0, 0).survival(400)[0]) == pytest.approx(0.5, abs=0.05)
+    assert remaining(told, 0, 0) > 5 * remaining(naive, 0, 0)
+
+
+def test_all_ended_or_all_running_agree_with_what_they_are() -> None:
+    plain, told = EmpiricalLength(), EmpiricalLength()
+    for seq, length in enumerate([5, 9, 9, 100]):
+        plain.observe(0, length)
+        told.observe(0, length, seq=seq)
+    none = np.empty(0, np.int64)
+    told.running(none, none, none)
+    asked = [remaining(predictor, 0, 7) for predictor in (plain, told)]
+    assert asked[0] == asked[1]
+
+
+def test_a_request_that_was_cut_is_known_only_to_be_longer() -> None:
+    cut, complete = EmpiricalLength(), EmpiricalLength()
+    for length in [10, 10, 100, 100]:
+        complete.observe(0, length)
+        cut.observe(0, length, cut=length == 100)
+    assert remaining(cut, 0, 0) > remaining(complete, 0, 0)
+    assert float(rest(cut, 0, 50).survival(51)[0]) > float(rest(complete, 0, 50).survival(51)[0]) + 0.3
+
+
+def test_running_requests_older_than_a_forgotten_one_are_not_followed() -> None:
+    """Of the period before, all but the long ones are forgotten; counting those would make every request look long."""
+    predictor = EmpiricalLength(window=16)
+    for seq in range(1, 200):
+        predictor.observe(0, 20, seq=seq)
+    before = float(rest(predictor, 0, 0).quantile(0.9)[0])
+    predictor.running(np.array([0]), np.array([5000]), np.array([0]))
+    assert float(rest(predictor, 0, 0).quantile(0.9)[0]) == before
+    predictor.running(np.array([0]), np.array([5000]), np.array([200]))
+    assert float(rest(predictor, 0, 0).quantile(0.9)[0]) > before
+
+
+def test_the_mean_is_under_the_cap_not_cut_at_it() -> None:
+    predictor = EmpiricalLength()
+    for length in [10, 400] * 100:
+        predictor.observe(0, length)
+    assert remaining(predictor, 0, 0, max_tokens=200) == pytest.approx(105, rel=0.05)

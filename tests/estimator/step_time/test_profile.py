@@ -1,0 +1,253 @@
+"""Profiles: the shipped ones agree with their sources, and a broken file gets one error that says where and what."""
+
+import csv
+import gzip
+import json
+import os
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.latency import DistServe, Hinge, StepLoad
+from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
+
+GIB = 2**30
+ROOT = Path(__file__).parents[3]
+
+NAMES = (
+    "a100-llama2-7b",
+    "a100-llama3-70b-tp4",
+    "a100-opt-13b",
+    "a100-opt-13b-12gb",
+    "h100-llama2-7b",
+    "h100-llama3-8b",
+    "h200-llama3-8b",
+    "v100x2-qwen2.5-7b",
+)
+
+# layers, KV heads, head size, weights, GPUs, GiB a GPU; 2 bytes a number.
+SHAPES = {
+    "a100-llama2-7b": (32, 32, 128, 6_738_415_616, 1, 79.1),
+    "a100-llama3-70b-tp4": (80, 8, 128, 70_553_706_496, 4, 79.1),
+    "a100-opt-13b": (40, 40, 128, 12_853_473_280, 1, 79.1),
+    "h100-llama2-7b": (32, 32, 128, 6_738_415_616, 1, 79.1),
+    "h100-llama3-8b": (32, 8, 128, 8_030_261_248, 1, 79.1),
+    "h200-llama3-8b": (32, 8, 128, 8_030_261_248, 1, 139.8),
+    "v100x2-qwen2.5-7b": (28, 4, 128, 7_615_616_512, 2, 31.7),
+}
+
+# device, vLLM version, model, tensor parallel in the grid of composed step times; MAPE % published with the hinge fit.
+GRIDS = {
+    "a100-llama2-7b": (("a100_sxm", "0.14.0", "llama2-7b", "1"), 2.0),
+    "a100-llama3-70b-tp4": (("a100_sxm", "0.14.0", "llama3-70b", "4"), 2.5),
+    "h100-llama2-7b": (("h100_sxm", "0.24.0", "llama2-7b", "1"), 4.2),
+    "h100-llama3-8b": (("h100_sxm", "0.24.0", "llama3-8b", "1"), 4.0),
+    "h200-llama3-8b": (("h200_sxm", "0.24.0", "llama3-8b", "1"), 3.3),
+}
+
+
+def data_file(name: str) -> Path:
+    path = Path(os.environ.get("SLOSERVE_DATA") or ROOT.parent / "shared" / "data") / name
+    if not path.is_file():
+        pytest.skip(f"{name} is not here; set SLOSERVE_DATA")
+    return path
+
+
+@pytest.fixture(scope="module")
+def composed() -> dict[tuple[str, ...], list[dict[str, str]]]:
+    """Rows of the composed grid by device, vLLM version, model and tensor parallel."""
+    rows: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    with gzip.open(data_file("gpu_step_profile.csv.gz"), "rt") as file:
+        for row in csv.DictReader(file):
+            rows.setdefault((row["device"], row["vllm"], row["model"], row["tp"]), []).append(row)
+    return rows
+
+
+def load_of(row: dict[str, str]) -> StepLoad:
+    names = ("prefill_tokens", "prefill_seqs", "batch", "context_tokens", "sum_isl2")
+    return StepLoad(*(int(row[name]) for name in names))
+
+
+def test_the_shipped_profiles() -> None:
+    assert profile_names() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_profile_is_called_by_its_name_and_stays_within_its_grid_by_default(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.max_num_batched_tokens <= profile.grid.max_step_tokens
+    assert profile.max_num_seqs <= profile.grid.max_decode_seqs
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_kv_cache_follows_from_the_models_shape_and_the_memory(name: str) -> None:
+    layers, kv_heads, head_size, weights, gpus, memory_gib = SHAPES[name]
+    profile = load_profile(name)
+    assert profile.kv_bytes_per_token == 2 * layers * kv_heads * head_size * 2
+    free_bytes = gpus * (0.9 * memory_gib - 2.0) * GIB - 2 * weights
+    assert profile.kv_capacity_tokens == int(free_bytes // profile.kv_bytes_per_token)
+
+
+def test_the_small_opt_profile_is_the_large_one_with_12_gib_in_blocks_of_32() -> None:
+    small, large = load_profile("a100-opt-13b-12gb"), load_profile("a100-opt-13b")
+    assert small.kv_capacity_tokens == 12 * GIB // small.kv_bytes_per_token
+    assert (small.block_size, small.kv_blocks) == (32, 491)
+    assert small.latency == large.latency
+    assert small.grid == large.grid
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_hinge_profiles_agree_with_the_grid_they_were_fitted_to(
+    name: str, composed: dict[tuple[str, ...], list[dict[str, str]]]
+) -> None:
+    key, published_mape = GRIDS[name]
+    profile = load_profile(name)
+    loads = [load_of(row) for row in composed[key]]
+    real_ms = np.array([float(row["t_ms"]) for row in composed[key]])
+    error = np.abs(np.array([profile.latency.step_s(load) for load in loads]) * 1000.0 - real_ms) / real_ms * 100.0
+    assert error.mean() == pytest.approx(profile.error.mape_percent, abs=0.1)
+    assert error.mean() == pytest.approx(published_mape, abs=1.0)
+    assert all(profile.within_grid(load) for load in loads)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_prefix_costs_what_the_tables_attention_costs(
+    name: str, composed: dict[tuple[str, ...], list[dict[str, str]]]
+) -> None:
+    rows = [r for r in composed[GRIDS[name][0]] if r["batch"] == "0" and r["prefill_seqs"] == "1"]
+    attention_ms = {int(r["prefill_tokens"]): float(r["ms_att"]) for r in rows}
+    slope = (attention_ms[4096] - attention_ms[2048]) / (4096**2 - 2048**2)
+    latency = load_profile(name).latency
+    assert isinstance(latency, Hinge)
+    assert latency.prefix_attention_token2_ms == pytest.approx(slope, rel=0.01)
+
+
+def test_opt_profile_holds_distserves_published_figures() -> None:
+    with gzip.open(data_file("gpu_distserve_a100_fits.json.gz"), "rt") as file:
+        fit = json.load(file)["vllm"]["facebook/opt-13b"]["1"]
+    latency = load_profile("a100-opt-13b").latency
+    assert isinstance(latency, DistServe)
+    prefill = [latency.prefill_base_ms, latency.prefill_token_ms, latency.prefill_attention_token2_ms]
+    assert prefill == fit["prefill"]
+    assert latency.small_batch_below == fit["decoding_large_small_bs_threshold"]
+    for line, key in ((latency.decode_small, "decoding_smallbs"), (latency.decode_large, "decoding_largebs")):
+        assert [line.base_ms, line.context_token_ms, line.seq_ms] == fit[key]
+
+
+def test_step_adds_the_engines_overhead_unless_there_is_nothing_to_do() -> None:
+    profile = load_profile("h100-llama3-8b")
+    load = StepLoad.of(decode_contexts=[1000])
+    assert profile.step_s(load) == pytest.approx(profile.latency.step_s(load) + 1e-3)
+    assert profile.step_s(StepLoad()) == 0.0
+
+
+def test_grid_bounds_each_direction() -> None:
+    grid = load_profile("h100-llama3-8b").grid
+    inside = StepLoad(4000, 8, 256, 262_144, 4096**2)
+    assert grid.covers(inside)
+    for outside in (
+        StepLoad(4353, 1, 0, 0, 0),
+        StepLoad(9, 9, 0, 0, 9),
+        StepLoad(0, 0, 257, 0, 0),
+        StepLoad(0, 0, 1, 262_145, 0),
+        StepLoad.of(prefills=[(2048, 4096)]),
+    ):
+        assert not grid.covers(outside)
+
+
+def shipped_text(name: str = "h100-llama3-8b") -> str:
+    return (resources.files("sloserve.estimator") / "profiles" / f"{name}.yaml").read_text()
+
+
+def test_a_file_is_read_like_a_shipped_profile(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(shipped_text())
+    assert load_profile(path) == load_profile(str(path)) == load_profile("h100-llama3-8b")
+
+
+def test_an_unknown_name_lists_the_known_and_the_closest() -> None:
+    with pytest.raises(
+        ConfigError, match=r"unknown profile 'h100-lama3-8b'.*a100-opt-13b.*did you mean 'h100-llama3-8b'"
+    ):
+        load_profile("h100-lama3-8b")
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
+        load_profile(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("kv_bytes_per_token: 131072\n", "", r":2:1: kv_bytes_per_token: is missing; needed: bytes of KV cache"),
+        ("block_size: 16", "block_sizes: 16", r"block_size: is missing; needed: tokens in a KV block"),
+        (
+            "block_size: 16",
+            "block_size: 16\nblok_size: 16",
+            r":\d+:1: blok_size: is unknown.*did you mean 'block_size'",
+        ),
+        ("block_size: 16", "block_size: 0", r":\d+:1: block_size: 0: .*greater than or equal to 1"),
+        ("block_size: 16", "block_size: many", r"block_size: 'many': .*valid integer"),
+        ("block_size: 16", "block_size: 16\nblock_size: 32", r":\d+:1: block_size: given twice"),
+        ("gb_per_s: 50.0", "gb_per_s: .inf", r"link_bandwidth_gb_per_s: inf: .*finite.*needed: host to GPU"),
+        (
+            "form: hinge",
+            "form: hing",
+            r":\d+:1: latency: form 'hing' is unknown; needed: one of hinge, distserve, bilinear",
+        ),
+        ("  form: hinge\n", "", r"latency: form is missing; needed: one of hinge"),
+        ("  base_ms: 7.578\n", "", r"latency\.base_ms: is missing"),
+        (
+            "    base_ms: 6.74\n",
+            "    bas_ms: 6.74\n",
+            r":\d+:5: latency\.decode\.bas_ms: is unknown.*did you mean 'base_ms'",
+        ),
+        ("  base_ms: 7.578", "  base_ms: -7.578", r"latency\.base_ms: -7\.578: .*greater than 0"),
+        ("  seq_ms: 0.005064", "  seq_ms: -0.05", r"latency: .*seq_ms: -0\.05 makes a step"),
+        ("  mape_percent", "  mape", r"error\.mape_percent: is missing; needed: mean absolute"),
+        ("grid:\n", "grid: 5\nother:\n", r"grid: 5: .*needed: the largest step"),
+    ],
+)
+def test_a_broken_field_is_named_with_its_line_and_what_is_needed(
+    tmp_path: Path, old: str, new: str, says: str
+) -> None:
+    text = shipped_text()
+    assert text.count(old) >= 1
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_profile(path)
+    assert all(line.startswith(str(path)) for line in str(caught.value).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("x" * 1000, r"^\S+ 'x{30,40}\.\.\.x{30,40}' is not a mapping of fields"),
+        ("- 1\n", "a list is not a mapping of fields to values"),
+        ("name: [1\n", r"mine\.yaml:2:1: is not YAML"),
+        ("name: \x00", "is not YAML"),
+        ("name: &me [*me]\n", "name.*: contains itself"),
+        ("1: x\n", "1:1: 1: is unknown"),
+    ],
+)
+def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load_profile(path)
+
+
+def test_one_error_lists_every_problem(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\n")
+    with pytest.raises(ConfigError) as caught:
+        load_profile(path)
+    fields = {name for name, field in Profile.model_fields.items() if field.is_required()} - {"name"}
+    assert {line.split(": ")[1] for line in str(caught.value).splitlines()} == fields

@@ -1,0 +1,93 @@
+"""Pages as metrics: what a scheduler wrote is what a scrape shows, per engine and without duplicates."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from sloserve.metrics.engine_metrics import PageCollector, one_of_each_rank
+from sloserve.metrics.engine_page import Layout, PageSnapshot, PageWriter, find_pages
+
+CLASSES = ("interactive", "batch")
+
+
+def write(page: PageWriter, **values: float) -> None:
+    for name, value in values.items():
+        page.values[Layout.at[name]] = value
+
+
+@pytest.fixture
+def scrape(tmp_path: Path) -> Callable[..., float | None]:
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(PageCollector(lambda: [page.snapshot() for page in find_pages(tmp_path)]))
+
+    def value(name: str, **labels: str) -> float | None:
+        found = {("class" if key == "cls" else key): value for key, value in labels.items()}
+        return registry.get_sample_value(f"sloserve:{name}", found)
+
+    return value
+
+
+def test_what_a_scheduler_wrote_is_shown(tmp_path: Path, scrape: Callable[..., float | None]) -> None:
+    assert scrape("running_requests", engine="0") is None
+    page = PageWriter(CLASSES, 0, tmp_path)
+    page.set_policies("edf:evict=false", "sjf")
+    write(page, running=3, paused=2, preempted=1, plans=10, reused_plans=20, plan_errors=1, malformed_slo=4)
+    write(page, evictions=5, preemptions=6, paused_steps=7, shadow_plans=8, shadow_errors=1)
+    write(page, shadow_agreement_sum=6.0, shadow_agreement_count=8, shadow_gain_sum=-2.0, shadow_gain_count=4)
+    write(page, plan_seconds_sum=0.5)
+    for cost_s in (1e-5, 3e-5, 1.0):
+        page.values[Layout.bucket(cost_s)] += 1
+    page.values[Layout(len(CLASSES)).waiting + 1] = 9
+    shown = {
+        ("running_requests",): 3, ("paused_requests",): 2, ("preempted_requests",): 1,
+        ("plans_total", "kind", "fresh"): 10, ("plans_total", "kind", "reused"): 20,
+        ("plans_total", "kind", "error"): 1, ("paused_request_steps_total",): 7, ("malformed_slo_total",): 4,
+        ("queue_requests", "cls", "interactive"): 0, ("queue_requests", "cls", "batch"): 9,
+        ("shadow_plans_total",): 8, ("shadow_errors_total",): 1,
+        ("shadow_agreement_ratio",): 0.75, ("shadow_predicted_attainment_difference",): -0.5,
+        ("scheduler_plan_seconds_sum",): 0.5, ("scheduler_plan_seconds_count",): 3,
+        ("scheduler_plan_seconds_bucket", "le", "1e-05"): 1, ("scheduler_plan_seconds_bucket", "le", "5e-05"): 2,
+        ("scheduler_plan_seconds_bucket", "le", "0.1"): 2, ("scheduler_plan_seconds_bucket", "le", "+Inf"): 3,
+    }  # fmt: skip
+    for (name, *label), expected in shown.items():
+        assert scrape(name, engine="0", **dict([label] if label else [])) == expected, (name, label)
+    assert scrape("preemptions_total", engine="0", mode="recompute", by="policy") == 5
+    assert scrape("preemptions_total", engine="0", mode="recompute", by="vllm") == 6
+    assert scrape("scheduler_policy_info", engine="0", policy="edf:evict=false", shadow_policy="sjf") == 1
+    page.close()
+    assert scrape("running_requests", engine="0") is None
+
+
+def test_each_rank_is_shown_and_without_a_shadow_there_is_nothing_of_it(
+    tmp_path: Path, scrape: Callable[..., float | None]
+) -> None:
+    for rank in (0, 1):
+        page = PageWriter(CLASSES, rank, tmp_path)
+        page.set_policies("fcfs", None)
+        write(page, running=rank + 1)
+    assert [scrape("running_requests", engine=rank) for rank in ("0", "1")] == [1.0, 2.0]
+    assert scrape("scheduler_policy_info", engine="1", policy="fcfs", shadow_policy="") == 1.0
+    assert scrape("shadow_agreement_ratio", engine="0") is None
+
+
+def test_of_several_engines_of_a_rank_the_one_at_work_is_shown(tmp_path: Path) -> None:
+    PageWriter(CLASSES, 0, tmp_path)
+    (page,) = find_pages(tmp_path)
+    first = page.snapshot()
+    others: list[PageSnapshot] = [
+        replace(first, last_step_s=5.0, running=1.0),
+        replace(first, last_step_s=4.0),
+        replace(first, last_step_s=9.0, alive=False),
+        replace(first, rank=1),
+    ]
+    assert one_of_each_rank([first, *others]) == [others[0], others[3]]
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(PageCollector(lambda: [first, *others]))
+    lines = generate_latest(registry).decode().splitlines()
+    assert [line for line in lines if line.startswith("sloserve:running_requests{")] == [
+        'sloserve:running_requests{engine="0"} 1.0',
+        'sloserve:running_requests{engine="1"} 0.0',
+    ]

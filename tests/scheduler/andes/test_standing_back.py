@@ -1,0 +1,274 @@
+"""Andes: who is evicted, who must wait, who is paused when blocks are short, and who when steps are slow."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sloserve.scheduler.andes.policy import FIRST_HORIZON_S
+from sloserve.scheduler.policy import Plan, Snapshot
+from tests.scheduler.andes.readers import (
+    BUDGET_TOKENS,
+    NOW_S,
+    TDS,
+    URGENT,
+    Make,
+    Request,
+    Steps,
+    ahead,
+    engine,
+    evicts_for,
+    new,
+    order,
+    plan,
+    told,
+)
+from tests.snapshots import make_snapshot
+
+# Whom it evicts.
+
+
+def test_evicts_the_longest_leads_for_the_urgent_and_admits_those(snapshot: Make) -> None:
+    at = snapshot([new(), URGENT, URGENT], [ahead(50.0), ahead(3.0), ahead(90.0), ahead(70.0)], max_num_seqs=4)
+    made = plan(at)
+    assert order(made.waiting) == [5, 6, 4]
+    assert order(made.evict) == [2, 3]
+    assert order(made.running) == [1, 0]
+    assert not made.pause.size
+    assert made.max_running == 4
+
+
+NOBODY = {
+    "there is a slot": ([URGENT], [ahead(90.0)], {"max_num_seqs": 2}, {"watermark": 0.0}),
+    "nobody is urgent": ([new()], [ahead(90.0)], {}, {}),
+    "nobody waits": ([], [ahead(90.0)], {}, {"watermark": 0.0}),
+    "all are read soon": ([URGENT], [ahead(39.0)], {}, {}),
+    "the guards forbid it": ([URGENT], [ahead(90.0, evictable=False)], {}, {}),
+    "it was evicted before": ([URGENT], [ahead(90.0, num_preemptions=1)], {}, {}),
+    "nobody may be": ([URGENT], [ahead(90.0)], {}, {"max_preemptions": 0}),
+    "the cap forbids it": ([URGENT], [ahead(90.0)], {}, {"preemption_cap": 0.0}),
+    "their blocks do not suffice": ([new(0.8, prompt_tokens=400)], [ahead(90.0)], {"free_blocks": 40}, {}),
+    "nobody is ahead by so much": ([URGENT], [ahead(90.0)], {}, {"lead_s": 90.0}),
+    "the one that runs is worth more": ([new(0.8, prompt_tokens=300)], [ahead(-2.0)], {}, {"victims": "gain"}),
+}
+
+
+@pytest.mark.parametrize(("waiting", "running", "facts", "settings"), NOBODY.values(), ids=NOBODY)
+def test_evicts_nobody_when(
+    waiting: list[Request], running: list[Request], facts: dict[str, int], settings: dict[str, Any], snapshot: Make
+) -> None:
+    made = plan(snapshot(waiting, running, **({"max_num_seqs": 1} | facts)), **settings)
+    assert made is not Plan.IDENTITY and not made.evict.size
+    assert order(made.running) == [0]
+
+
+@pytest.mark.parametrize(
+    ("running", "settings"),
+    [
+        (ahead(41.0), {}),
+        (ahead(91.0), {"lead_s": 90.0}),
+        (ahead(1.0), {"lead_s": 0.0}),
+        ({"arrival_s": NOW_S - 10.0}, {}),
+        ({"arrival_s": NOW_S - 10.0, "e2e_s": 60.0}, {}),
+        (ahead(90.0, num_preemptions=1), {"max_preemptions": 2}),
+        (ahead(90.0, pausable=False), {}),
+        (ahead(1.0), {"victims": "gain"}),
+    ],
+)
+def test_evicts_one_when(running: Request, settings: dict[str, Any]) -> None:
+    assert evicts_for(URGENT, running, **settings)
+
+
+@pytest.mark.parametrize(("free_blocks", "victims"), [(18, [2, 1]), (19, [2]), (22, [2]), (23, [])])
+def test_evicts_for_blocks_beside_those_kept_for_growth(free_blocks: int, victims: list[int], snapshot: Make) -> None:
+    # 97 tokens take 7 blocks of 16, each victim brings 4, and 16 of 800 stay free.
+    running = [ahead(90.0 + i) for i in range(3)]
+    at = snapshot([new(0.8, prompt_tokens=96)], running, free_blocks=free_blocks, total_blocks=800)
+    made = plan(at)
+    assert order(made.evict) == victims
+    # What they leave behind is room for the one that waits.
+    assert made.max_running is None
+
+
+@pytest.mark.parametrize(("token_budget", "evicted"), [(59, 1), (60, 1), (61, 2), (120, 2), (121, 3), (2048, 5)])
+def test_evicts_for_no_more_than_a_step_can_begin_with(token_budget: int, evicted: int, snapshot: Make) -> None:
+    at = snapshot([new(0.8, prompt_tokens=60)] * 5, [ahead(90.0)] * 8, max_num_seqs=8)
+    assert plan(engine(at, token_budget=token_budget)).evict.size == evicted
+
+
+def test_evicts_no_more_than_the_cap_times_the_arrivals(snapshot: Make) -> None:
+    at = snapshot([URGENT] * 4, [ahead(90.0)] * 4, max_num_seqs=4)
+    policy = told(at, preemption_cap=0.25)
+    assert order(plan(at, policy).evict) == [3, 2]
+    assert not plan(at, policy).evict.size
+    for arrivals, evicted in ((3, 0), (1, 1), (8, 2)):
+        for _ in range(arrivals):
+            policy.arrived(at.rows, at.rows.add(**URGENT), NOW_S)
+        assert plan(at, policy).evict.size == evicted
+
+
+def test_evictions_saved_up_are_no_more_than_there_are_slots(snapshot: Make) -> None:
+    at = snapshot([URGENT] * 2, [ahead(90.0)] * 2, max_num_seqs=2)
+    policy = told(at, preemption_cap=5.0)
+    assert plan(at, policy).evict.size == 2
+    assert plan(at, policy).evict.size == 0
+
+
+def test_the_papers_victims_are_worth_less_than_the_urgent(snapshot: Make) -> None:
+    # Nobody gains within 8 s but the dry one, which serving for 8 s lifts by 0.4; the longest lead has no say.
+    running = [ahead(9.0), ahead(-2.0), ahead(90.0)]
+    at = snapshot([URGENT] * 3, running, max_num_seqs=3)
+    made = plan(at, victims="gain")
+    assert order(made.evict) == [0, 2, 1]
+    at = snapshot([new(0.8, prompt_tokens=200)] * 3, running, max_num_seqs=3)
+    assert order(plan(at, victims="gain").evict) == [0, 2]
+    assert order(plan(at).evict) == [2]
+
+
+# How many may run.
+
+
+@pytest.mark.parametrize(
+    ("headroom", "free_blocks", "facts", "max_running"),
+    [
+        # Each that waits takes 2 blocks; 3 run.
+        (0.02, 30, {}, 3 + 5),
+        (0.02, 31, {}, 3 + 5),
+        (0.0, 30, {}, 3 + 15),
+        (0.025, 30, {}, 3 + 2),
+        (0.0, 40, {}, None),
+        (0.0, 39, {}, 3 + 19),
+        (0.02, 60, {}, None),
+        # 2.2 blocks of 110 are 3.
+        (0.02, 8, {"total_blocks": 110}, 3 + 2),
+        (0.02, 20, {}, 3),
+        (0.5, 30, {}, 3),
+        # Slots.
+        (0.0, 1000, {"max_num_seqs": 10}, 3 + 7),
+    ],
+)
+def test_headroom_is_left_by_admissions(
+    headroom: float, free_blocks: int, facts: dict[str, int], max_running: int | None, snapshot: Make
+) -> None:
+    at = snapshot([new()] * 20, [ahead(9.0)] * 3, **({"max_num_seqs": 99, "free_blocks": free_blocks} | facts))
+    assert plan(at, headroom=headroom, watermark=0.0).max_running == max_running
+
+
+def test_the_first_that_does_not_fit_ends_admission(snapshot: Make) -> None:
+    waiting = [new(0.8), new(0.8, prompt_tokens=700), new()]
+    at = snapshot(waiting, [ahead(9.0)], free_blocks=40)
+    made = plan(at)
+    assert (order(made.waiting), made.max_running) == ([1, 2, 3], 2)
+
+
+def test_one_may_always_run(snapshot: Make) -> None:
+    assert plan(snapshot([new()], free_blocks=5, total_blocks=100), headroom=0.5).max_running == 1
+
+
+# Pausing.
+
+AT_BLOCK = {"computed_tokens": 32}
+
+
+def test_pauses_who_needs_a_block_that_is_missing(snapshot: Make) -> None:
+    running = [
+        ahead(30.0, **AT_BLOCK),
+        ahead(20.0, **AT_BLOCK),
+        ahead(40.0, **AT_BLOCK, pausable=False),
+        ahead(5.0, **AT_BLOCK),
+        ahead(50.0, computed_tokens=33),
+    ]
+    for free_blocks, paused in ((0, [0, 1]), (2, [0, 1]), (3, [0]), (4, [])):
+        made = plan(snapshot(running=running, free_blocks=free_blocks))
+        assert order(made.pause) == paused
+        assert order(made.running) == [3, 1, 0, 2, 4] and made.max_running is None
+        assert not plan(snapshot(running=running, free_blocks=free_blocks), pause=False).pause.size
+
+
+def test_pauses_nobody_when_somebody_is_evicted(snapshot: Make) -> None:
+    running = [ahead(30.0, **AT_BLOCK), ahead(90.0, **AT_BLOCK, kv_blocks=50)]
+    made = plan(snapshot([URGENT], running, free_blocks=0))
+    assert order(made.evict) == [1] and not made.pause.size
+    made = plan(snapshot([URGENT], running, free_blocks=0), lead_s=100.0)
+    assert order(made.pause) == [1, 0] and not made.evict.size
+
+
+# Slow steps. A reader of 2 tokens a second is kept up with by 5 at a time, at 0.1 s a step for each.
+
+
+def slow(waiting: Sequence[Request], running: Sequence[Request], each_s: float = 0.1, **facts: int) -> Snapshot:
+    return engine(make_snapshot(waiting, running, **facts), step_latency=Steps(each_s))
+
+
+def test_search_pauses_those_ahead_when_steps_are_too_slow_for_the_fastest_reader() -> None:
+    running = [ahead(30.0)] * 3 + [ahead(0.0)] * 5
+    made = plan(slow([], running), search=True, horizon_s=8.0)
+    assert sorted(order(made.pause)) == [0, 1, 2]
+    assert not made.evict.size and made.max_running is None
+    assert plan(slow([], running), horizon_s=8.0) is Plan.IDENTITY
+    # Five are served in time, and a step of eight is in time for all if it takes half a second.
+    assert plan(slow([], running[-5:]), search=True) is Plan.IDENTITY
+    assert plan(slow([], running, each_s=0.0625), search=True) is Plan.IDENTITY
+    assert plan(slow([], [*running[1:], ahead(30.0, tds=2.1)], each_s=0.0625), search=True) is not Plan.IDENTITY
+
+
+def test_search_counts_who_is_evicted_and_who_sits_out_once() -> None:
+    made = plan(slow([URGENT] * 4, [ahead(60.0)] * 4 + [ahead(0.0)] * 3, max_num_seqs=8), search=True, horizon_s=8.0)
+    # Of seven three stay at work, and two join them: a batch of five, for which one slot is free and one is needed.
+    assert (made.evict.size, made.pause.size) == (1, 3)
+    assert not np.isin(made.evict, made.pause).any()
+    assert made.max_running == 6 + 2
+
+
+def test_search_lets_only_those_sit_out_who_may() -> None:
+    running = [ahead(30.0, pausable=False)] * 4 + [ahead(0.0)] * 3
+    made = plan(slow([URGENT] * 2, running, max_num_seqs=16), search=True, horizon_s=8.0)
+    assert not made.pause.size
+    assert made.max_running == 7  # a full batch, and nobody leaves it
+    assert not plan(slow([], [ahead(30.0)] * 3 + [ahead(0.0)] * 5), search=True, pause=False, horizon_s=8.0).pause.size
+
+
+def test_search_leaves_everybody_at_work_where_nobody_gains() -> None:
+    assert not plan(slow([], [ahead(300.0)] * 8), search=True, horizon_s=8.0).pause.size
+
+
+def test_search_admits_as_many_as_the_better_batch_has_left() -> None:
+    # Three of eight gain at once, and two that wait; the others sit out with their slots and KV.
+    running = [ahead(30.0)] * 5 + [ahead(0.0)] * 3
+    made = plan(slow([new(0.8)] * 2, running, max_num_seqs=16), search=True, horizon_s=8.0)
+    assert sorted(order(made.pause)) == [0, 1, 2, 3, 4]
+    assert (order(made.waiting), made.max_running) == ([8, 9], None)
+    # Nobody that gains nothing is admitted beyond the batch.
+    made = plan(slow([new(0.8)] * 2 + [new(ttft_s=99.0)] * 3, running, max_num_seqs=16), search=True, horizon_s=8.0)
+    assert made.max_running == 8 + 2
+
+
+def test_search_pauses_nobody_who_is_dry() -> None:
+    made = plan(slow([], [ahead(-1.0)] * 20, max_num_seqs=20), search=True, horizon_s=8.0)
+    assert made is not Plan.IDENTITY and not made.pause.size
+
+
+def test_search_weighs_how_many_are_served_against_how_well() -> None:
+    """Of twelve new readers: five would get all they can read, ten are what the KV cache holds."""
+    steps = Steps(0.0, base_s=0.38, square_s=0.0048)
+
+    def gain(batch: int) -> float:
+        step_s = 0.38 + 0.0048 * batch**2
+        read_s = FIRST_HORIZON_S - step_s - 16 * (0.38 + 0.0048 * 10**2) / BUDGET_TOKENS
+        return batch * min(1.0 / step_s / TDS, 1.0) * read_s**2
+
+    best = max(range(5, 11), key=gain)
+    assert 5 < best < 10
+    at = make_snapshot([new(0.8)] * 12, [ahead(30.0)] * 6, max_num_seqs=16, total_blocks=20, free_blocks=20)
+    made = plan(engine(at, step_latency=steps), search=True, horizon_s=FIRST_HORIZON_S, headroom=0.0)
+    assert sorted(order(made.pause)) == list(range(6))
+    assert made.max_running == 6 + best
+
+
+def test_search_does_not_pause_whom_it_evicts() -> None:
+    running = [ahead(60.0)] * 3 + [ahead(0.0)] * 3
+    made = plan(slow([URGENT] * 2, running, max_num_seqs=7), search=True, horizon_s=8.0)
+    assert order(made.evict) == [2]
+    assert sorted(order(made.pause)) == [0, 1]
+    assert made.max_running is None

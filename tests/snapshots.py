@@ -1,0 +1,35 @@
+"""Hand-made engine states for the tests of policies."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sloserve.core.rows import COLUMNS, Rows, State
+from sloserve.scheduler.policy import EngineFacts, Snapshot
+
+Request = dict[str, Any]
+
+
+def make_snapshot(
+    waiting: Sequence[Request] = (),
+    running: Sequence[Request] = (),
+    *,
+    free_blocks: int = 1000,
+    total_blocks: int = 1000,
+    max_num_seqs: int = 8,
+    block_size: int = 16,
+) -> Snapshot:
+    """Slots and ``seq`` count from 0: first the running requests, then the waiting ones, each in the order given."""
+    rows = Rows(frozenset(COLUMNS))
+    for request in running:
+        rows.add(**{"state": State.RUNNING, "prompt_tokens": 16, "kv_blocks": 2, "max_tokens": 1000} | request)
+    for request in waiting:
+        rows.add(**{"prompt_tokens": 16, "max_tokens": 1000} | request)
+    engine = EngineFacts(
+        free_blocks=free_blocks,
+        total_blocks=total_blocks,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        token_budget=2048,
+        free_slots=max_num_seqs - len(running),
+    )
+    return Snapshot(rows, rows.slots_in(State.WAITING, State.PREEMPTED), rows.slots_in(State.RUNNING), engine)

@@ -1,0 +1,219 @@
+"""The plugin's section of vLLM's additional config: what it means, and what a mistake in it gets to read."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from sloserve.core.errors import ConfigError
+from sloserve.settings import MAX_WAITING, PluginSettings, plugin_settings, policy_problems
+
+
+@pytest.mark.parametrize("additional", [None, {}, {"other": 1}, {"sloserve": {}}])
+def test_without_a_section_the_policy_is_fcfs(additional: Any) -> None:
+    assert plugin_settings(additional) == PluginSettings()
+    assert plugin_settings(additional).policy == "fcfs"
+
+
+def test_all_settings() -> None:
+    section = {"policy": "edf", "policy_options": {"evict": False}, "seed": 7, "plan_share": 1, "aged_share": 0}
+    expected = PluginSettings(policy="edf", policy_options={"evict": False}, seed=7, plan_share=1, aged_share=0)
+    assert plugin_settings({"sloserve": section}) == expected
+
+
+def test_options_in_the_name_yield_to_those_of_their_own() -> None:
+    made = plugin_settings(
+        {"sloserve": {"policy": "edf:evict=no:max_preemptions=2", "policy_options": {"evict": True}}}
+    )
+    assert (made.policy, made.policy_options) == ("edf", {"evict": True, "max_preemptions": "2"})
+
+
+def test_classes_of_a_deployment() -> None:
+    classes = {"chat": {"rank": 1, "ttft_ms": 500.0}, "batch": {"rank": 0}}
+    made = plugin_settings({"sloserve": {"classes": classes, "default_class": "batch"}}).classes
+    assert made.names == ("chat", "batch") and made.default.name == "batch"
+    assert made["chat"].targets.ttft_s == 0.5
+
+
+def test_the_default_class_is_interactive_where_there_is_one_else_the_first() -> None:
+    def default(**section: Any) -> str:
+        return plugin_settings({"sloserve": section}).default_class
+
+    assert default() == "interactive" and default(default_class="batch") == "batch"
+    assert default(classes={"chat": {"rank": 1}, "jobs": {"rank": 0}}) == "chat"
+    assert default(classes={"chat": {"rank": 1}, "interactive": {"rank": 0}}) == "interactive"
+
+
+def test_service_tiers_are_laid_over_those_whose_class_exists() -> None:
+    def tiers(**section: Any) -> dict[str, str]:
+        return plugin_settings({"sloserve": section}).service_tiers
+
+    assert tiers() == {
+        "auto": "interactive", "default": "interactive", "flex": "background", "scale": "priority",
+        "priority": "priority", "standard_only": "interactive",
+    }  # fmt: skip
+    assert tiers(service_tiers={"flex": "batch"}) == tiers() | {"flex": "batch"}
+    assert tiers(classes={"chat": {"rank": 1}}) == dict.fromkeys(("auto", "default", "standard_only"), "chat")
+    assert tiers(classes={"chat": {"rank": 1}}, service_tiers={"flex": "chat"})["flex"] == "chat"
+
+
+@pytest.mark.parametrize(("max_waiting", "caps"), [(7, (7, 7)), ({"batch": 2}, (MAX_WAITING, 2))])
+def test_a_cap_for_each_class(max_waiting: Any, caps: tuple[int, int]) -> None:
+    made = plugin_settings({"sloserve": {"admission": {"mode": "cap", "max_waiting": max_waiting}}}).admission
+    assert made.mode == "cap" and (made.cap("interactive"), made.cap("batch")) == caps
+
+
+EVERYTHING = {
+    "policy": "edf",
+    "policy_options": {"evict": False, "margin_s": 0.1},
+    "shadow_policy": "sjf:length=oracle",
+    "seed": 3,
+    "plan_share": 1,
+    "aged_share": 0.0,
+    "classes": {"chat": {"rank": 0, "aged_after_s": 5.0, "ttft_ms": 500.0}, "jobs": {"rank": 9, "aged_after_s": 60.0}},
+    "default_class": "jobs",
+    "service_tiers": {"auto": "jobs", "default": "chat", "priority": "chat", "standard_only": "jobs"},
+    "unknown_class": "default",
+    "tenants": {"acme": "jobs"},
+    "tenant_default": "chat",
+    "admission": {"mode": "predict", "max_waiting": {"chat": 3}, "min_chance": 0.1},
+    "max_body_bytes": 1000,
+    "max_tenant_labels": 0,
+}
+
+
+@pytest.mark.parametrize("section", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_settings_survive_the_trip_through_json(section: dict[str, Any]) -> None:
+    made = plugin_settings({"sloserve": section})
+    sent = json.loads(json.dumps({"sloserve": made.as_config()}, allow_nan=False))
+    assert plugin_settings(sent) == made
+    assert list(sent["sloserve"]) == list(PluginSettings.model_fields)
+    assert sent["sloserve"].items() >= section.items()
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        PluginSettings().seed = 1  # type: ignore[misc]
+
+
+KNOWN = ", ".join(PluginSettings.model_fields)
+CLASSES = "priority, interactive, batch, background"
+
+
+def test_every_mistake_is_listed() -> None:
+    section = {
+        "polcy": "edf", "seed": -1, "tenants": {"acme": "gold"}, "classes": {"a": {"rank": "x", "ttf_s": 1}, "b": 5},
+    }  # fmt: skip
+    with pytest.raises(ConfigError) as refused:
+        plugin_settings({"sloserve": section})
+    named = [line.split(": ")[0] for line in str(refused.value).splitlines()]
+    assert sorted(named) == [
+        "sloserve.classes.a.rank", "sloserve.classes.a.ttf_s", "sloserve.classes.b", "sloserve.polcy", "sloserve.seed",
+        "sloserve.tenants.acme",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({}, []),
+        ({"policy": "edf:evict=no", "shadow_policy": "sjf"}, []),
+        ({"policy": "edff"}, [(("policy",), "unknown policy 'edff'")]),
+        ({"policy_options": {"x": 1}}, [(("policy_options",), "policy 'fcfs' has no option 'x'")]),
+        ({"policy": "edf", "policy_options": {"x": 1}}, [(("policy",), "policy 'edf' has no option 'x'")]),
+        (
+            {"policy": "edf:evict=maybe", "shadow_policy": "sjf:x=1"},
+            [(("policy",), "'maybe' is not true or false"), (("shadow_policy",), "policy 'sjf' has no option 'x'")],
+        ),
+        ({"policy": 5, "shadow_policy": "edf:x", "policy_options": []}, []),
+    ],
+)
+def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[tuple[str], str]]) -> None:
+    found = policy_problems(section)
+    assert [problem.path for problem in found] == [path for path, _ in told]
+    assert all(text in problem.text for problem, (_, text) in zip(found, told, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (5, "sloserve: 5 is not a mapping of settings"),
+        ("edf", "sloserve: 'edf' is not a mapping of settings"),
+        ({"polcy": "edf"}, f"sloserve.polcy: is unknown; known here: {KNOWN}; did you mean 'policy'?"),
+        ({"classes": ["chat"]}, "sloserve.classes: ['chat'] is not a mapping of at least one class name to settings"),
+        ({"classes": {}}, "sloserve.classes: {} is not a mapping of at least one class name to settings"),
+        ({"classes": {"a": {}}}, "sloserve.classes.a.rank: is missing; needed: a whole number from 0 to 1000"),
+        ({"classes": {"a": {"rank": 1.0}}}, "sloserve.classes.a.rank: 1.0 is not a whole number from 0 to 1000"),
+        (
+            {"classes": {"a": {"rank": 1, "ttft_ms": 0}}},
+            "sloserve.classes.a.ttft_ms: 0 is not a number of milliseconds above 0, up to 604800000",
+        ),
+        (
+            {"classes": {"a": {"rank": 1, "ttft_s": 5}}},
+            "sloserve.classes.a.ttft_s: is unknown; known here: rank, aged_after_s, ttft_ms, tpot_ms, e2e_ms, tds; "
+            "did you mean 'ttft_ms'?",
+        ),
+        ({"default_class": "chat"}, f"sloserve.default_class: 'chat' is not one of the classes {CLASSES}"),
+        ({"default_class": ["a"]}, f"sloserve.default_class: ['a'] is not one of the classes {CLASSES}"),
+        ({"tenant_default": "gold"}, f"sloserve.tenant_default: 'gold' is not one of the classes {CLASSES}"),
+        ({"tenants": {"acme": "gold"}}, f"sloserve.tenants.acme: 'gold' is not one of the classes {CLASSES}"),
+        ({"tenants": {"acme": 5}}, "sloserve.tenants.acme: 5: Input should be a valid string"),
+        (
+            {"service_tiers": {"flex": "slow"}},
+            f"sloserve.service_tiers.flex: 'slow' is not one of the classes {CLASSES}",
+        ),
+        (
+            {"service_tiers": {"prority": "batch"}},
+            "sloserve.service_tiers.prority: is unknown; known here: auto, default, flex, scale, priority, "
+            "standard_only; did you mean 'priority'?",
+        ),
+        ({"service_tiers": "flex"}, "sloserve.service_tiers: 'flex' is not a mapping of service tier to class"),
+        ({"unknown_class": "ignore"}, "sloserve.unknown_class: 'ignore' is not one of reject, default"),
+        ({"admission": "cap"}, "sloserve.admission: 'cap' is not a mapping with mode, max_waiting, min_chance"),
+        ({"admission": {"mode": "capp"}}, "sloserve.admission.mode: 'capp' is not one of none, cap, predict"),
+        (
+            {"admission": {"max_waitin": 1}},
+            "sloserve.admission.max_waitin: is unknown; known here: mode, max_waiting, min_chance; did you mean "
+            "'max_waiting'?",
+        ),
+        ({"admission": {"min_chance": 1.0}}, "sloserve.admission.min_chance: 1.0 is not a number above 0 and below 1"),
+        (
+            {"admission": {"max_waiting": 0}},
+            "sloserve.admission.max_waiting: 0 is not a whole number from 1, or a mapping of class to one",
+        ),
+        (
+            {"admission": {"max_waiting": {"batch": 0}}},
+            "sloserve.admission.max_waiting: {'batch': 0} is not a whole number from 1, or a mapping of class to one",
+        ),
+        (
+            {"admission": {"max_waiting": {"bach": 5}}},
+            f"sloserve.admission.max_waiting.bach: is unknown; known here: {CLASSES}; did you mean 'batch'?",
+        ),
+        ({"max_body_bytes": 0}, "sloserve.max_body_bytes: 0 is not a whole number of bytes from 1"),
+        ({"max_tenant_labels": -1}, "sloserve.max_tenant_labels: -1 is not a whole number from 0"),
+        ({"shadow_policy": 3}, "sloserve.shadow_policy: 3 is not the name of a policy"),
+        (
+            {"shadow_policy": "edf:x"},
+            "sloserve.shadow_policy: policy 'edf:x': 'x' is not of the form option=value",
+        ),
+        ({"policy": 3}, "sloserve.policy: 3 is not the name of a policy"),
+        ({"policy": None}, "sloserve.policy: None is not the name of a policy"),
+        ({"policy": "edf:evict"}, "sloserve.policy: policy 'edf:evict': 'evict' is not of the form option=value"),
+        ({"policy_options": [1]}, "sloserve.policy_options: [1] is not a mapping of option to value"),
+        ({"plan_share": 0}, "sloserve.plan_share: 0 is not a number within 1e-06..1"),
+        ({"plan_share": 1.01}, "sloserve.plan_share: 1.01 is not a number within 1e-06..1"),
+        ({"plan_share": True}, "sloserve.plan_share: True is not a number within 1e-06..1"),
+        ({"plan_share": "5%"}, "sloserve.plan_share: '5%' is not a number within 1e-06..1"),
+        ({"plan_share": float("nan")}, "sloserve.plan_share: nan is not a number within 1e-06..1"),
+        ({"aged_share": -0.1}, "sloserve.aged_share: -0.1 is not a number within 0..1"),
+        ({"aged_share": None}, "sloserve.aged_share: None is not a number within 0..1"),
+        ({"seed": -1}, "sloserve.seed: -1 is not a whole number from 0"),
+        ({"seed": 1.0}, "sloserve.seed: 1.0 is not a whole number from 0"),
+        ({"seed": True}, "sloserve.seed: True is not a whole number from 0"),
+    ],
+)
+def test_a_mistake_is_named_with_its_value_and_what_is_allowed(section: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plugin_settings({"sloserve": section})
+    assert str(refused.value) == message

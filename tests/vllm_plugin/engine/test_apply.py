@@ -1,0 +1,211 @@
+"""Carrying a plan out: what becomes of vLLM's queues, and that its limits are its own again afterwards."""
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sloserve.scheduler.policy import Plan, Policy, Snapshot
+
+pytestmark = pytest.mark.vllm
+
+
+class Scheduler(SimpleNamespace):
+    """What a plan is carried out on, of vLLM's scheduler. a, b, c run, d, e, f wait; slots as letters."""
+
+    def __init__(self, running: str = "abc", waiting: str = "def") -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.made = {
+            name: SimpleNamespace(
+                request_id=name,
+                status=RequestStatus.RUNNING if name in running else RequestStatus.WAITING,
+                next_decode_eligible_step=0,
+            )
+            for name in running + waiting
+        }
+        self.preempted: list[str] = []
+        super().__init__(
+            running=[self.made[n] for n in running],
+            waiting=deque(self.made[n] for n in waiting),
+            requires_kv_delivery=False,
+            current_step=7,
+            max_num_active_reqs=8,
+            num_waiting_for_streaming_input=0,
+            max_num_scheduled_tokens=100,
+            scheduler_config=SimpleNamespace(long_prefill_token_threshold=0),
+        )
+
+    def _preempt_request(self, request: Any, timestamp: None, drop_stale_output: bool) -> None:
+        self.preempted.append(request.request_id)
+        self.waiting.appendleft(request)
+
+    def queues(self) -> tuple[str, str]:
+        return "".join(r.request_id for r in self.running), "".join(r.request_id for r in self.waiting)
+
+    def table(self, without: str = "", protected: str = "") -> Any:
+        named = {n: ord(n) - ord("a") for n in self.made if n not in without}
+        at = {slot: self.made[n] for n, slot in named.items()}
+        running = sum(r.request_id in named for r in self.running)
+        first = slots(protected)
+        return SimpleNamespace(slot_of=named, request_at=at, num_running=running, protected_running=lambda: first)
+
+
+def slots(names: str) -> Any:
+    return np.array([ord(n) - ord("a") for n in names], np.int64)
+
+
+def carry_out(scheduler: Scheduler, plan: Plan, table: Any) -> list[Any]:
+    from sloserve.vllm_plugin.engine import apply
+
+    apply.evict(scheduler, apply.running_requests(scheduler, plan.evict, table))
+    return apply.carry_out(scheduler, plan, table, apply.Limits(scheduler), order=True)
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (Plan(), ("abc", "def")),
+        (Plan(running=slots("cab"), waiting=slots("fde")), ("cab", "fde")),
+        (Plan(running=slots("c"), waiting=slots("e")), ("cab", "edf")),
+        (Plan(running=slots("ab"), waiting=slots("")), ("abc", "def")),
+        (Plan(evict=slots("b")), ("ac", "bdef")),
+        (Plan(evict=slots("bc"), running=slots("a"), waiting=slots("dcbef")), ("a", "dcbef")),
+        (Plan(evict=slots("b"), waiting=slots("fb")), ("ac", "fbde")),
+        # Named as waiting, but not in the queue (vLLM keeps it elsewhere, holding KV): left out.
+        (Plan(waiting=slots("af")), ("abc", "fde")),
+    ],
+)
+def test_queues(plan: Plan, expected: tuple[str, str]) -> None:
+    scheduler = Scheduler()
+    carry_out(scheduler, plan, scheduler.table())
+    assert scheduler.queues() == expected
+    assert len(scheduler.preempted) == plan.evict.size
+
+
+def test_requests_without_a_row_stay_ahead() -> None:
+    scheduler = Scheduler()
+    carry_out(scheduler, Plan(running=slots("ca"), waiting=slots("fd")), scheduler.table(without="be"))
+    assert scheduler.queues() == ("bca", "efd")
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(running=slots("abc"))])
+def test_protected_ones_stand_first_whatever_is_planned(plan: Plan) -> None:
+    """vLLM takes from the end who makes room."""
+    scheduler = Scheduler()
+    carry_out(scheduler, plan, scheduler.table(protected="cb"))
+    assert scheduler.queues() == ("cba", "def")
+
+
+def test_an_order_that_is_there_already_moves_nothing() -> None:
+    scheduler = Scheduler()
+    before = scheduler.running, scheduler.waiting
+    carry_out(scheduler, Plan(running=slots("ab"), waiting=slots("d")), scheduler.table())
+    assert (scheduler.running, scheduler.waiting) == before
+    assert scheduler.running is before[0] and scheduler.waiting is before[1]
+
+
+def test_who_does_not_run_is_neither_evicted_nor_paused() -> None:
+    from sloserve.vllm_plugin.engine.apply import WrongRows
+
+    for plan in (Plan(evict=slots("bd")), Plan(pause=slots("ad"))):
+        scheduler = Scheduler()
+        with pytest.raises(WrongRows, match="d is to be evicted or paused, and does not run"):
+            carry_out(scheduler, plan, scheduler.table())
+        assert scheduler.queues() == ("abc", "def") and not scheduler.preempted
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_fault_between_the_changes_takes_all_of_them_back(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the third pause, at the first, and in the limits: queues, pauses and limits are as they were."""
+    from sloserve.vllm_plugin.engine import compat
+
+    left, stock = [2 - at], compat.pause_for_next_step
+
+    def pause(scheduler: Any, request: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("in between")
+        stock(scheduler, request)
+
+    monkeypatch.setattr(compat, "pause_for_next_step", pause)
+    scheduler = Scheduler()
+    before = limits(scheduler), scheduler.running, scheduler.waiting
+    budget: Any = 9 if at else 9j
+    plan = Plan(running=slots("cb"), waiting=slots("f"), pause=slots("abc"), max_running=4, token_budget=budget)
+    with pytest.raises((RuntimeError, TypeError)):
+        carry_out(scheduler, plan, scheduler.table())
+    assert limits(scheduler) == before[0]
+    assert scheduler.running is before[1] and scheduler.waiting is before[2]
+    assert scheduler.queues() == ("abc", "def")
+    assert not any(request.next_decode_eligible_step for request in scheduler.made.values())
+
+
+def limits(scheduler: Any) -> tuple[int, int, int]:
+    from sloserve.vllm_plugin.engine.compat import admission_limit_name
+
+    config = scheduler.scheduler_config
+    admissions = getattr(scheduler, admission_limit_name(scheduler))
+    return admissions, scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
+
+
+@pytest.mark.parametrize(
+    ("plan", "threshold", "within"),
+    [
+        (Plan(), 0, (8, 100, 0)),
+        (Plan(max_running=5, token_budget=30, prefill_chunk_tokens=16), 0, (5, 30, 16)),
+        (Plan(max_running=1), 0, (3, 100, 0)),  # three run
+        (Plan(max_running=99, token_budget=999, prefill_chunk_tokens=99), 24, (8, 100, 24)),
+        (Plan(prefill_chunk_tokens=16), 24, (8, 100, 16)),
+        (Plan(token_budget=np.int64(7)), 0, (8, 7, 0)),  # type: ignore[arg-type]
+    ],
+)
+def test_limits_hold_within_and_only_within(plan: Plan, threshold: int, within: tuple[int, int, int]) -> None:
+    from sloserve.vllm_plugin.engine.apply import Limits
+
+    scheduler = Scheduler()
+    scheduler.scheduler_config.long_prefill_token_threshold = threshold
+    before, own = limits(scheduler), Limits(scheduler)
+    own.narrow(plan, scheduler.table().num_running)
+    assert limits(scheduler) == within
+    assert {type(limit) for limit in limits(scheduler)} == {int}
+    own.restore()
+    assert limits(scheduler) == before
+
+
+def test_a_pause_ends_by_itself() -> None:
+    scheduler = Scheduler()
+    assert carry_out(scheduler, Plan(pause=slots("b")), scheduler.table()) == [scheduler.made["b"]]
+    assert scheduler.made["b"].next_decode_eligible_step == 9  # schedule() counts to 8, the one after to 9
+
+
+class Narrow(Policy):
+    needs = frozenset({"prompt_tokens"})
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        return Plan(max_running=2, token_budget=9, prefill_chunk_tokens=3)
+
+
+def test_limits_are_restored_when_vllm_raises(
+    build: Callable[..., Any], request_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    engine = build(Narrow())
+    scheduler = engine.scheduler
+    engine._add(request_of("a"), 0.0)
+    before = limits(scheduler)
+    seen = []
+
+    def fail(self: Any, *args: Any) -> None:
+        seen.append(limits(self))
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(AsyncScheduler, "schedule", fail)
+    with pytest.raises(MemoryError):
+        scheduler.schedule()
+    assert seen == [(2, 9, 3)]
+    assert limits(scheduler) == before

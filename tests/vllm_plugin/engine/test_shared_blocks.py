@@ -1,0 +1,66 @@
+"""Requests that share a prefix share its KV blocks: evictions are counted by what vLLM really frees."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sloserve.lso.preemption import freed_blocks
+from sloserve.scheduler.policy import Plan, Policy, Snapshot
+
+pytestmark = pytest.mark.vllm
+
+Build = Callable[..., Any]
+RequestOf = Callable[..., Any]
+
+
+class EvictAll(Policy):
+    """Evicts all that run, once three decode and one waits; notes what it was told they free, and what was free."""
+
+    needs = frozenset({"prompt_tokens", "computed_tokens"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[int] = []
+        self.free: list[int] = []
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        rows, running = snapshot.rows, snapshot.running
+        decode = (rows.computed_tokens[running] >= rows.prompt_tokens[running]).sum()
+        if self.told or decode < 3 or not snapshot.waiting.size:
+            return Plan.IDENTITY
+        self.told = list(freed_blocks(map(snapshot.holding, running.tolist())))
+        self.free.append(snapshot.engine.free_blocks)
+        return Plan(evict=running)
+
+
+@pytest.mark.parametrize(("caching", "expected"), [(True, [1, 1, 10]), (False, [10, 10, 10])])
+def test_a_snapshot_says_what_evictions_free(
+    build: Build, request_of: RequestOf, caching: bool, expected: list[int]
+) -> None:
+    """Three requests of ten blocks, nine of them a common prefix, which comes free with the last."""
+    policy = EvictAll()
+    engine = build(policy, enable_prefix_caching=caching, max_num_seqs=3, max_num_batched_tokens=512)
+    scheduler = engine.scheduler
+    preempt = scheduler._preempt_request
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        preempt(*args, **kwargs)
+        policy.free.append(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    scheduler._preempt_request = counted
+    arrivals_s = {"a": 0.0, "b": 0.03, "c": 0.03, "d": 0.03}
+    engine.run([request_of(name, at_s, 146, 12, prefix_ids=(1,)) for name, at_s in arrivals_s.items()])
+    assert policy.told == np.diff(policy.free[:4]).tolist() == expected
+
+
+def test_an_urgent_request_costs_one_that_shares_nothing_not_five_that_do(build: Build, request_of: RequestOf) -> None:
+    """The five are due last. Each holds a block of its own beside the prefix; the urgent request needs eight more."""
+    jobs = [request_of(f"job{i}", 0.0 if i < 1 else 0.02, 146, 12, e2e_s=999.0, prefix_ids=(1,)) for i in range(5)]
+    alone = request_of("alone", 0.02, 146, 12, e2e_s=998.5)
+    urgent = request_of("urgent", 0.06, 146, 5, e2e_s=1.0)
+    size = {"kv_blocks": 27, "max_num_seqs": 8, "max_num_batched_tokens": 512}
+    log = build("edf:evict_margin_s=1", enable_prefix_caching=True, **size).run([*jobs, alone, urgent])
+    evicted = {r.request.request_id: r.num_preemptions for r in log.requests if r.num_preemptions}
+    assert (evicted, log.counters["evictions"]) == ({"alone": 1}, 1)

@@ -1,0 +1,122 @@
+"""A change of policy over several ranks: all follow it or none does, whichever fails, and no text names a file."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sloserve.core.errors import ConfigError, EngineError
+from sloserve.vllm_plugin.server import engine_control
+
+
+class Scheduler:
+    """Stands for SLOScheduler: follows what it is told, unless it is to fail."""
+
+    def __init__(self) -> None:
+        self.policy, self.shadow_policy = "fcfs", None
+        self.fails: Exception | None = None
+
+    def status(self) -> dict[str, Any]:
+        return {"policy": self.policy, "shadow_policy": self.shadow_policy}
+
+    def set_policies(self, policy: str | None, shadow_policy: str | None, *, allow_files: bool = True) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.policy = self.policy if policy is None else policy
+        self.shadow_policy = self.shadow_policy if shadow_policy is None else shadow_policy or None
+
+
+class Engine:
+    def __init__(self, rank: int) -> None:
+        self.engine_index, self.scheduler = rank, Scheduler()
+        self.dead = False
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    ranks = [Engine(0), Engine(1), Engine(2)]
+    methods = {
+        "sloserve_status": engine_control._status,
+        "sloserve_set_policies": engine_control._set_policies,
+        "sloserve_undo_policies": engine_control._undo_policies,
+    }
+
+    def call(rank: Engine, method: str, *args: Any) -> Any:
+        try:
+            if rank.dead:
+                raise RuntimeError("engine dead")
+            return methods[method](rank, *args)
+        except Exception as error:
+            return error
+
+    async def call_all(_: Any, method: str, *args: Any) -> list[Any]:
+        return [call(rank, method, *args) for rank in ranks]
+
+    monkeypatch.setattr(engine_control, "_call_all", call_all)
+    return ranks
+
+
+def change(policy: str | None = None, shadow_policy: str | None = None) -> list[tuple[str, str | None]]:
+    """What the ranks follow after the change."""
+    asyncio.run(engine_control.set_policies(None, policy, shadow_policy))
+    return followed()
+
+
+def followed() -> list[tuple[str, str | None]]:
+    return [(rank["policy"], rank["shadow_policy"]) for rank in asyncio.run(engine_control.status(None))]
+
+
+def test_all_ranks_follow_both_policies(ranks: list[Engine]) -> None:
+    assert change("edf", "sjf") == [("edf", "sjf")] * 3
+    assert change(shadow_policy="") == [("edf", None)] * 3
+    assert change("sa:profile=a100-opt-13b") == [("sa:profile=a100-opt-13b", None)] * 3
+
+
+@pytest.mark.parametrize(("policy", "shadow"), [("edf", "nope"), ("nope", "edf"), ("", "edf"), ("edf", "edf:x=1")])
+def test_one_bad_policy_changes_neither(ranks: list[Engine], policy: str, shadow: str) -> None:
+    with pytest.raises(ConfigError):
+        change(policy, shadow)
+    assert followed() == [("fcfs", None)] * 3
+
+
+@pytest.mark.parametrize("shadow", [False, True])
+def test_no_text_names_a_file(ranks: list[Engine], tmp_path: Path, shadow: bool) -> None:
+    file = tmp_path / "file"
+    file.write_text("very-private")
+    text = f"sa:profile={file}"
+    with pytest.raises(ConfigError, match="would name a file") as refused:
+        change(*(("edf", text) if shadow else (text, "edf")))
+    assert "very-private" not in str(refused.value)
+    assert followed() == [("fcfs", None)] * 3
+
+
+def test_ranks_that_changed_go_back_when_another_fails(ranks: list[Engine]) -> None:
+    change("sjf", "rr")
+    ranks[1].scheduler.fails = RuntimeError("out of luck")
+    with pytest.raises(EngineError, match="were not changed: rank 1: out of luck; all ranks follow those before"):
+        change("edf", "")
+    ranks[1].scheduler.fails = None
+    assert followed() == [("sjf", "rr")] * 3
+    ranks[2].scheduler.fails = ConfigError("policy edf cannot")
+    with pytest.raises(ConfigError, match="policy edf cannot"):
+        change("edf")
+    assert followed() == [("sjf", "rr")] * 3
+
+
+def test_ranks_that_cannot_go_back_are_named(ranks: list[Engine]) -> None:
+    ranks[2].dead = True
+    with pytest.raises(EngineError, match="rank 2: engine dead; not every rank went back .*: rank 2: engine dead$"):
+        change("edf")
+    with pytest.raises(EngineError, match="no status from the engine: rank 2: engine dead"):
+        followed()
+    assert [rank.scheduler.policy for rank in ranks] == ["fcfs"] * 3
+
+
+def test_a_change_is_undone_once_and_by_its_own_id_alone(ranks: list[Engine]) -> None:
+    assert engine_control._set_policies(ranks[0], "a", "edf", None) is None
+    engine_control._undo_policies(ranks[0], "b")
+    assert ranks[0].scheduler.policy == "edf"
+    engine_control._undo_policies(ranks[0], "a")
+    engine_control._undo_policies(ranks[0], "a")
+    assert ranks[0].scheduler.policy == "fcfs"

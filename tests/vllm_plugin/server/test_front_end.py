@@ -1,0 +1,316 @@
+"""The front end around a fake engine: a request is predicted, told so, refused or let in; its fate is learnt from."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sloserve.core.clock import ManualClock
+from sloserve.core.served import ServedRequest
+from sloserve.estimator.length.at_admission import LEVELS
+from sloserve.estimator.length.examples import make_examples
+from sloserve.estimator.length.training import TrainingSettings, train
+from sloserve.metrics import page_folder
+from sloserve.vllm_plugin.server.front_end import FrontEnd, prompt_tokens, tell_operator
+from sloserve.wire import context, errors
+from sloserve.wire.context import HTTPContext
+from sloserve.wire.xargs import LENGTH_KEY, predicted_length
+
+T0 = 1_000_000.0
+
+
+class Refused(Exception):
+    """Stands in for vLLM's GracefulHTTPError."""
+
+    def __init__(self, message: str, status: int = 400, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Malformed(Exception):
+    """Stands in for vLLM's VLLMValidationError."""
+
+    def __init__(self, message: str, parameter: str) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.served: list[ServedRequest] = []
+        self.reasons: list[str | None] = []
+        self.ignored_names: tuple[str, ...] = ()
+
+    def ignored(self, names: tuple[str, ...]) -> None:
+        self.ignored_names += names
+
+    def record(self, served: ServedRequest) -> None:
+        self.served.append(served)
+
+    def rejected(self, slo_class: str | None, reason: str | None) -> None:
+        self.reasons.append(reason)
+
+
+@pytest.fixture
+def metrics(monkeypatch: pytest.MonkeyPatch) -> Metrics:
+    found = Metrics()
+    monkeypatch.setattr("sloserve.metrics.collectors.install", lambda *_: found)
+    monkeypatch.setattr("sloserve.vllm_plugin.server.front_end.remove_pages", lambda: None)
+    exceptions = SimpleNamespace(GracefulHTTPError=Refused, VLLMValidationError=Malformed)
+    monkeypatch.setitem(__import__("sys").modules, "vllm.exceptions", exceptions)
+    return found
+
+
+class Server:
+    """A front end whose engine answers after ``prompt tokens * 1 ms``, then a token every 10 ms."""
+
+    def __init__(self, rank: int = 0, processes: int = 1, **section: Any) -> None:
+        config = SimpleNamespace(additional_config={"sloserve": section})
+        engine = SimpleNamespace(vllm_config=config, output_processor=SimpleNamespace(request_states={}))
+        self.clock = ManualClock(T0)
+        self.extra_args: dict[str, Any] | None = None
+        self.sent: dict[str, Any] | None = None
+        self.states = engine.output_processor.request_states
+        self.front_end = FrontEnd(engine, self.clock, rank, processes)
+
+    def http(self, *headers: tuple[str, str]) -> HTTPContext:
+        http = HTTPContext(self.clock.now_s())
+        http.read_headers([(name.encode(), value.encode()) for name, value in headers])
+        return http
+
+    def accept(self, http: HTTPContext | None, prompt: Any, output_kind: str = "DELTA", priority: int = 0) -> Any:
+        token = context.current.set(http)
+        try:
+            kind = SimpleNamespace(name=output_kind)
+            params = SimpleNamespace(extra_args=self.extra_args, max_tokens=None, n=1, output_kind=kind)
+            observed = self.front_end.accept(prompt, params, priority)
+            self.sent = params.extra_args
+            return observed
+        finally:
+            context.current.reset(token)
+
+    def serve(self, http: HTTPContext | None = None, prompt: int = 100, tokens: int = 20) -> None:
+        observed = self.accept(http, {"prompt_token_ids": [0] * prompt})
+
+        async def replies() -> AsyncIterator[Any]:
+            for i in range(tokens):
+                self.clock.advance_to(self.clock.now_s() + (prompt * 1e-3 if i == 0 else 0.01))
+                ended = i == tokens - 1
+                one = SimpleNamespace(index=0, token_ids=[0], finish_reason="stop" if ended else None)
+                yield SimpleNamespace(outputs=[one], finished=ended, metrics=None, prompt_token_ids=[0] * prompt)
+
+        async def read() -> None:
+            kind = SimpleNamespace(name="DELTA")
+            async for _ in self.front_end.watch(observed, replies(), kind):
+                pass
+
+        asyncio.run(read())
+
+
+def test_what_is_predicted_is_told_and_counted(metrics: Metrics) -> None:
+    server = Server()
+    first = server.http()
+    server.serve(first)
+    assert first.predicted == [] and metrics.served[0].predicted is None
+    for _ in range(20):
+        server.serve(server.http())
+    http = server.http()
+    server.serve(http)
+    (told,) = http.predicted
+    assert told.ttft is not None and told.e2e is not None
+    assert told.ttft.median_s == pytest.approx(0.1, rel=0.05) and told.e2e.median_s == pytest.approx(0.29, rel=0.25)
+    assert metrics.served[-1].predicted == told
+    assert metrics.served[-1].latency is not None and metrics.reasons == []
+    server.serve(None)  # plain vLLM has no middleware
+    assert metrics.served[-1].predicted is not None
+
+
+def test_a_target_that_cannot_be_met_is_refused_under_predict_alone(metrics: Metrics) -> None:
+    for mode, refused in (("none", False), ("predict", True)):
+        server = Server(admission={"mode": mode})
+        for _ in range(20):
+            server.serve(server.http())
+        http = server.http(("x-slo-ttft-ms", "5"))
+        if not refused:
+            server.serve(http)
+            continue
+        with pytest.raises(Refused, match="ttft target of 5 ms") as caught:
+            server.serve(http)
+        assert caught.value.status == 429
+        assert http.rejection is not None and len(http.predicted) == 1
+        assert errors.headers(http.rejection) == [("x-slo-dropped-reason", "rejected-slo-unattainable")]
+        assert metrics.reasons == ["rejected-slo-unattainable"] and metrics.served[-1].good is False
+
+
+def test_predict_has_the_cap_as_well(metrics: Metrics) -> None:
+    server = Server(admission={"mode": "predict", "max_waiting": 2})
+    for _ in range(2):
+        server.accept(None, {"prompt_token_ids": [0]})
+    with pytest.raises(Refused, match="queue full: 2 of 2"):
+        server.accept(None, {"prompt_token_ids": [0]})
+    assert metrics.reasons == ["rejected-saturated"]
+
+
+def test_a_cap_is_that_of_all_front_ends_and_a_first_token_that_nobody_sees_frees_its_place_for_all(
+    metrics: Metrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_folder, "page_folder", lambda: tmp_path)
+    section = {"admission": {"mode": "cap", "max_waiting": 2}}
+    first, second = (Server(rank, 2, **section) for rank in range(2))
+
+    async def serve() -> None:
+        observed = first.accept(None, "text", "FINAL_ONLY")
+        observed.engine_request_id = "a"
+        first.states["a"] = SimpleNamespace(is_prefilling=True)
+        second.accept(None, "text")
+        for server in (first, second):
+            with pytest.raises(Refused, match="queue full: 2 of 2"):
+                server.accept(None, "text")
+        first.states["a"].is_prefilling = False
+        first.clock.advance_to(T0 + 1.0)
+        async with asyncio.timeout(10):
+            while second.front_end._boards.waiting(0) + second.front_end._boards.waiting(1):
+                await asyncio.sleep(0)
+        second.accept(None, "text")
+        first.front_end.close()
+        second.front_end.close()
+
+    asyncio.run(serve())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_page_a_front_end_serves_on_its_own(
+    metrics: Metrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(page_folder, "page_folder", lambda: tmp_path / "missing")
+    server = Server(1, 2)
+    assert "cannot publish what API process 1 counts" in caplog.text
+    server.serve(None)
+    assert metrics.served[-1].latency is not None
+
+
+def test_what_the_operator_can_change_is_logged_once_and_not_told_to_clients(
+    metrics: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    tell_operator.cache_clear()
+    server = Server(admission={"mode": "cap", "max_waiting": 1})
+    server.accept(None, {"prompt_token_ids": [0]})
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"^queue full: 1 of 1 requests of class 'interactive' wait; retry in \d+ s$"):
+            server.accept(None, {"prompt_token_ids": [0]})
+        with pytest.raises(Malformed, match=r"^priority: 3 is not 0, .*'fcfs' can use; state a class or targets$"):
+            server.accept(server.http(), {"prompt_token_ids": [0]}, priority=3)
+    assert [record.getMessage() for record in caplog.records] == [
+        "clients of class 'interactive' get 429, since as many wait as admission.max_waiting allows",
+        "a client states a priority, which policy 'fcfs' cannot use; --policy priority can",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        ({"prompt_token_ids": [1, 2, 3]}, 3),
+        (SimpleNamespace(prompt_token_ids=[1, 2]), 2),
+        (SimpleNamespace(prompt_token_ids=None), None),
+        ({"prompt": "text"}, None),
+        ("text", None),
+    ],
+)
+def test_how_long_a_prompt_is(prompt: Any, tokens: int | None) -> None:
+    assert prompt_tokens(prompt) == tokens
+
+
+def test_a_request_whose_time_is_over_leaves_nothing_in_the_books(metrics: Metrics) -> None:
+    server = Server(admission={"mode": "cap", "max_waiting": 1})
+    http = server.http(("x-request-ttl-ms", "300"))
+    observed = server.accept(http, {"prompt_token_ids": [0]})
+    kind = SimpleNamespace(name="DELTA")
+
+    async def replies() -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield
+
+    async def read() -> None:
+        async for _ in server.front_end.watch(observed, replies(), kind):
+            pass
+
+    async def give_up() -> None:
+        reading = asyncio.ensure_future(read())
+        await asyncio.sleep(0)
+        assert http.is_waiting
+        error = http.expire()
+        assert (error.retry_after_s, errors.reason(error)) == (5, "rejected-ttl-expired")
+        assert str(error).startswith("no token within the 300 ms of x-request-ttl-ms")
+        reading.cancel()
+        await asyncio.wait({reading})
+
+    asyncio.run(give_up())
+    assert [served.outcome for served in metrics.served] == ["evicted"]
+    assert metrics.reasons == ["rejected-ttl-expired"]
+    assert server.front_end._admission.waiting("interactive") == 0
+    server.serve()  # its place is free
+
+
+def test_headers_that_were_passed_over_are_counted(metrics: Metrics) -> None:
+    Server().serve(http := Server().http(("x-slo-deadline", "1")))
+    assert http.headers.ignored == ("x-slo-deadline",) == metrics.ignored_names
+
+
+def test_what_is_due_already_is_not_refused_for_that(metrics: Metrics) -> None:
+    server = Server(admission={"mode": "predict"})
+    for _ in range(20):
+        server.serve()
+    with pytest.raises(Refused, match="ttft target of 2 ms"):
+        server.serve(server.http(("x-slo-ttft-ms", "2")))
+    server.serve(server.http(("x-slo-ttft-ms", "-20")))
+
+
+@pytest.mark.parametrize(
+    ("policy", "priority", "says"),
+    [
+        ("edf", 5, "priority: 5 is not 0, all that policy 'edf' can use"),
+        ("edf", 0, None),
+        ("priority", 2**63 - 1, None),
+        ("priority", 2**63, "is not a whole number from -9223372036854775808 to 9223372036854775807"),
+        ("priority", 10**30, "is not a whole number from"),
+    ],
+)
+def test_a_priority_is_used_or_refused_with_the_middleware_or_without(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch, policy: str, priority: int, says: str | None
+) -> None:
+    monkeypatch.setattr("sloserve.vllm_plugin.server.front_end.find_pages", lambda: [])
+    server = Server(policy=policy)
+    for http in (None, server.http()):
+        if says is None:
+            server.accept(http, {"prompt_token_ids": [0]}, priority=priority)
+        else:
+            with pytest.raises(Malformed, match=says) as refused:
+                server.accept(http, {"prompt_token_ids": [0]}, priority=priority)
+            assert refused.value.parameter == "priority" and len(str(refused.value)) < 300
+
+
+@pytest.mark.slow
+def test_what_train_length_learned_reaches_the_engine_and_a_clients_own_quantiles_do_not(
+    metrics: Metrics, tmp_path: Path
+) -> None:
+    tokens = np.arange(1, 201)
+    model = train(make_examples(tokens, prompt_tokens=tokens), TrainingSettings(levels=(0.1, 0.5, 0.9), trees=5))
+    model.save(tmp_path / "model.json")
+    server = Server(length_model=str(tmp_path / "model.json"))
+    server.extra_args = {LENGTH_KEY: [1.0] * LEVELS.size}
+    medians = []
+    for prompt in (20, 180):
+        server.accept(None, {"prompt_token_ids": [0] * prompt})
+        assert server.sent is not None
+        quantiles = predicted_length(server.sent, LEVELS.size)
+        assert quantiles is not None and list(quantiles) == sorted(quantiles)
+        medians.append(quantiles[2])
+    assert 1.5 * medians[0] < medians[1]
+    untrained = Server()
+    untrained.extra_args = {LENGTH_KEY: [1.0] * LEVELS.size}
+    untrained.accept(None, {"prompt_token_ids": [0]})
+    assert LENGTH_KEY not in (untrained.sent or {})
