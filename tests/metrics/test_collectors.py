@@ -235,10 +235,10 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from sloserve.core.clock import ManualClock
-from sloserve.vllm_plugin import collectors, page_folder
+from sloserve.metrics import collectors, page_folder
 from sloserve.settings import PluginSettings
 from sloserve.metrics.engine_page import Layout, PageWriter
-from test_metrics import served_by, shared_boards
+from test_collectors import served_by, shared_boards
 
 rank, pages = int(sys.argv[1]), Path(sys.argv[2])
 page_folder.page_folder = lambda: pages

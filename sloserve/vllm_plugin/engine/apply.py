@@ -15,9 +15,9 @@ from typing import Any
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.rows import IntArray
+from sloserve.engine.table import RequestTable
 from sloserve.scheduler.policy import Plan
 from sloserve.vllm_plugin.engine import compat
-from sloserve.vllm_plugin.engine.table import RequestTable
 
 
 class WrongRows(Exception):
@@ -29,7 +29,7 @@ def running_requests(scheduler: Any, slots: IntArray, table: RequestTable) -> li
     if not slots.size:
         return []
     members = {id(request) for request in scheduler.running}
-    found = [table.request_at[slot] for slot in slots.tolist()]
+    found: list[Request] = [table.request_at[slot] for slot in slots.tolist()]
     for request in found:
         if id(request) not in members or request.status != RequestStatus.RUNNING:
             raise WrongRows(f"{request.request_id} is to be evicted or paused, and does not run")

@@ -3,7 +3,7 @@
 from vllm.v1.request import Request
 
 from sloserve.core.rows import LENGTH_QUANTILES
-from sloserve.vllm_plugin.engine.ledger import StatedSLO
+from sloserve.core.stated import StatedSLO
 
 _NAN = float("nan")
 _INT64 = 2**63

@@ -7,7 +7,6 @@ the page's, so that counting is publishing. Costs a few microseconds a step, and
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from vllm.v1.request import Request
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.rows import FloatArray
 from sloserve.core.served import Interruptions
-from sloserve.core.slo import SLO, ClassTable, Targets
+from sloserve.core.slo import ClassTable, Targets
+from sloserve.core.stated import StatedSLO
 from sloserve.engine.stages import Stages
 from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.metrics.engine_page import SCALARS, Layout, PageWriter
@@ -38,19 +38,6 @@ _STEPS, _TOKENS, _PREEMPTIONS = _AT["steps"], _AT["scheduled_tokens"], _AT["pree
 _SHADOW = {name.removeprefix("shadow_"): at for name, at in _AT.items() if name.startswith("shadow_")}
 _NOTHING = Interruptions()
 _COUNTERS = tuple((_AT[name], name) for name in COUNTERS)
-
-
-@dataclass(frozen=True, slots=True)
-class StatedSLO:
-    """What a request states. class_id: index of its class in the table. output_tokens: of the reply, where known.
-
-    length: quantiles of the reply's length in tokens, at ``length_admission.LEVELS``, where the front end predicted.
-    """
-
-    slo: SLO
-    class_id: int
-    output_tokens: int | None
-    length: tuple[float, ...] | None = None
 
 
 class Ledger:

@@ -20,7 +20,9 @@ from vllm.v1.request import Request
 
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
+from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import Containment
+from sloserve.engine.planner import Planner, Step
 from sloserve.engine.shadow import Shadow
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.metrics.engine_page import PageWriter
@@ -29,8 +31,8 @@ from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.apply import Limits, evict
-from sloserve.vllm_plugin.engine.ledger import Ledger, StatedSLO
-from sloserve.vllm_plugin.engine.planner import Planner, Step
+from sloserve.vllm_plugin.engine.ledger import Ledger
+from sloserve.vllm_plugin.engine.port import VllmPort
 from sloserve.vllm_plugin.engine.step_load import StepPace
 
 logger = logging.getLogger(__name__)
@@ -114,6 +116,7 @@ class SLOScheduler(AsyncScheduler):
         if self._unsafe is not None or (not policy.needs and shadow is None):
             return None
         return Planner(
+            VllmPort(self),
             policy,
             shadow,
             self._settings,
@@ -248,7 +251,7 @@ class SLOScheduler(AsyncScheduler):
                 evict(self, step.evict)
                 self.slo_counters["evictions"] += len(step.evict)
             if self._planner is not None:  # still: an eviction is booked like any preemption
-                paused = self._planning([], self._planner.carry_out, self, step, limits, monotonic_s)
+                paused = self._planning([], self._planner.carry_out, step, limits, monotonic_s)
         try:
             output = super().schedule(*args, **kwargs)
         finally:
@@ -266,7 +269,7 @@ class SLOScheduler(AsyncScheduler):
         planner = self._planner
         if planner is None or not planner.table.slot_of or not compat.admits_new(self):
             return None
-        return planner.next_step(self, now_s, monotonic_s)
+        return planner.next_step(now_s, monotonic_s)
 
     def _book(self, output: SchedulerOutput, paused: list[Request], now_s: float, monotonic_s: float) -> None:
         self._ledger.stepped(self, output, paused, now_s)

@@ -26,9 +26,10 @@ def make_request(request_id: str, extra_args: dict[str, Any] | None = None, **ot
 
 
 def make_table() -> Any:
-    from sloserve.vllm_plugin.engine.table import RequestTable
+    from sloserve.engine.table import RequestTable
+    from sloserve.vllm_plugin.engine.port import VllmReader
 
-    return RequestTable(frozenset(COLUMNS))
+    return RequestTable(frozenset(COLUMNS), VllmReader())
 
 
 def add(table: Any, request: Any) -> Any:
@@ -208,9 +209,10 @@ NAMES = ("fresh", "running", "evicted", "paced")
 
 
 def test_columns_change_while_slots_order_and_what_was_noted_stay() -> None:
-    from sloserve.vllm_plugin.engine.table import RequestTable
+    from sloserve.engine.table import RequestTable
+    from sloserve.vllm_plugin.engine.port import VllmReader
 
-    table = RequestTable(frozenset({"priority", "first_token_s"}))
+    table = RequestTable(frozenset({"priority", "first_token_s"}), VllmReader())
     requests = [make_request(name, {"slo_e2e_ms": 1000}, priority=i) for i, name in enumerate(NAMES)]
     slo_of = {request.request_id: stated(request) for request in requests}
     slots = [add(table, request) for request in requests]

@@ -3,23 +3,20 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
-from vllm.v1.request import Request
 
 from sloserve.core.rows import PROGRESS_COLUMNS, IntArray
+from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import log_seldom
 from sloserve.engine.guards import Ageing, PlanBudget, keep_alive, permitted
 from sloserve.engine.held_plan import HeldPlan
+from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.shadow import Shadow
+from sloserve.engine.table import RequestTable
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot, check_plan
 from sloserve.settings import PluginSettings
-from sloserve.vllm_plugin.engine import compat
-from sloserve.vllm_plugin.engine.apply import Limits, carry_out, running_requests
-from sloserve.vllm_plugin.engine.ledger import StatedSLO
-from sloserve.vllm_plugin.engine.table import RequestTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class Step:
     """
 
     plan: Plan
-    evict: list[Request] = field(default_factory=list)
+    evict: list[EngineRequest] = field(default_factory=list)
     is_fresh: bool = False
     others_s: float = 0.0
 
@@ -39,7 +36,7 @@ class Planner:
     """Keeps the rows that its policies read, tells them what happens, asks them for plans.
 
     A step: :meth:`next_step` says what to do and changes nothing, the scheduler evicts, :meth:`carry_out` does the
-    rest, and after vLLM has scheduled, :meth:`admitted` books. Any method may raise; the rows are then not to be
+    rest, and after the engine has scheduled, :meth:`admitted` books. Any method may raise; the rows are then not to be
     trusted, and the planner is to be dropped.
 
     held: the last plan; it holds until the next. aged: the requests that ageing gave a place in it.
@@ -47,6 +44,7 @@ class Planner:
 
     def __init__(
         self,
+        port: EnginePort,
         policy: Policy,
         shadow: Shadow | None,
         settings: PluginSettings,
@@ -60,12 +58,13 @@ class Planner:
 
         plan_cost_s: what a plan costs in virtual time, ``None`` for what is measured.
         """
+        self.port = port
         self.policy, self.shadow = policy, shadow
         self.budget = PlanBudget(settings.plan_share, fixed_cost_s=plan_cost_s)
         self.ageing = Ageing(settings.aged_share if policy.needs else 0.0, settings.classes)
         needs = policy.needs | (Ageing.NEEDS if self.ageing.period is not None else frozenset())
         self.needs = needs if shadow is None else needs | shadow.needs
-        self.table = RequestTable(self.needs)
+        self.table = RequestTable(self.needs, port)
         self.held = HeldPlan()
         self.aged = NO_SLOTS
         self._wants_progress = policy.wants_progress or (shadow is not None and shadow.policy.wants_progress)
@@ -75,7 +74,7 @@ class Planner:
         self._may_pause = may_pause
 
     def take_over(
-        self, before: "Planner | None", live: Iterable[Request], slo_of: Mapping[str, StatedSLO], now_s: float
+        self, before: "Planner | None", live: Iterable[EngineRequest], slo_of: Mapping[str, StatedSLO], now_s: float
     ) -> None:
         """Goes on in the place of ``before``, between two steps, with the requests that are ``live``, in order of
         arrival.
@@ -101,17 +100,17 @@ class Planner:
 
     # What happens: the table is kept in step, then the policies are told.
 
-    def arrived(self, request: Request, stated: StatedSLO, now_s: float) -> None:
+    def arrived(self, request: EngineRequest, stated: StatedSLO, now_s: float) -> None:
         slot = self.table.add(request, stated)
         if slot is not None:
             self._tell("arrived", slot, now_s)
 
-    def preempted(self, request: Request) -> None:
+    def preempted(self, request: EngineRequest) -> None:
         slot = self.table.preempted(request)
         if slot is not None:
             self.held = self.held.without(slot)
 
-    def finished(self, request: Request, now_s: float) -> None:
+    def finished(self, request: EngineRequest, now_s: float) -> None:
         slot = self.table.finished(request)
         if slot is not None:
             self._tell("finished", slot, now_s)
@@ -154,43 +153,43 @@ class Planner:
 
     # What shall be.
 
-    def next_step(self, scheduler: Any, now_s: float, monotonic_s: float) -> Step:
-        """A fresh plan if the budget allows; else the last one, as far as it still holds. Changes nothing of vLLM's."""
-        self.table.guard_loras(compat.max_loras(scheduler))
+    def next_step(self, now_s: float, monotonic_s: float) -> Step:
+        """A fresh plan if the budget allows, else the last one as far as it still holds. The engine is not changed."""
+        self.table.guard_loras(self.port.max_loras)
         if not self.policy.needs:
             if self.shadow is not None and self.shadow.is_due(monotonic_s):
-                self._consider(Plan.IDENTITY, self._snapshot(scheduler, now_s), scheduler, now_s, monotonic_s)
+                self._consider(Plan.IDENTITY, self._snapshot(now_s), now_s, monotonic_s)
             return Step(Plan.IDENTITY)
         if not self.budget.allows(monotonic_s):
             plan = self.held.now(self.table.rows, monotonic_s)
             self._counters["reused_plans" if plan is not None else "stale_plans"] += 1
             return Step(plan or Plan.IDENTITY)
         self.budget.start()
-        snapshot, shadow_s = self._snapshot(scheduler, now_s), 0.0
+        snapshot, shadow_s = self._snapshot(now_s), 0.0
         self.aged = snapshot.turns.aged
         plan = self._checked(snapshot, now_s)
         if plan is not None and self.shadow is not None and self.shadow.is_due(monotonic_s):
             # Before the plan is carried out: both saw the same, and neither sees what the other does.
-            shadow_s = self._consider(plan, snapshot, scheduler, now_s, monotonic_s)
+            shadow_s = self._consider(plan, snapshot, now_s, monotonic_s)
         plan = plan or Plan.IDENTITY
         self.held = HeldPlan.of(plan, snapshot, monotonic_s)
-        return Step(plan, running_requests(scheduler, plan.evict, self.table), is_fresh=True, others_s=shadow_s)
+        return Step(plan, self.port.running_requests(plan.evict, self.table), is_fresh=True, others_s=shadow_s)
 
-    def carry_out(self, scheduler: Any, step: Step, limits: Limits, monotonic_s: float) -> list[Request]:
+    def carry_out(self, step: Step, limits: Any, monotonic_s: float) -> list[EngineRequest]:
         """What is left of a step once its evictions are done, all or nothing. Returns whom it pauses."""
-        paused: list[Request] = []
+        paused: list[EngineRequest] = []
         if step.plan is not Plan.IDENTITY or self.table.has_protected:
-            paused = carry_out(scheduler, step.plan, self.table, limits, order=step.is_fresh)
+            paused = self.port.carry_out(step.plan, self.table, limits, order=step.is_fresh)
         if paused:
             self._counters["paused_steps"] += len(paused)
         if step.is_fresh:
             self._on_plan(self.budget.stop(monotonic_s, others_s=step.others_s))
         return paused
 
-    def _snapshot(self, scheduler: Any, now_s: float) -> Snapshot:
+    def _snapshot(self, now_s: float) -> Snapshot:
         table = self.table
-        engine = compat.engine_facts(scheduler, table.num_running, table.others(scheduler.requests))
-        snapshot = table.snapshot(scheduler.running, engine, partial(compat.holding, scheduler))
+        engine = self.port.facts(table.num_running, table.others(self.port.requests))
+        snapshot = table.snapshot(self.port.running, engine, self.port.holding)
         turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s)
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 
@@ -217,17 +216,17 @@ class Planner:
             return plan
         return keep_alive(permitted(plan, snapshot, may_pause=self._may_pause), snapshot)
 
-    def _consider(self, plan: Plan, snapshot: Snapshot, scheduler: Any, now_s: float, monotonic_s: float) -> float:
+    def _consider(self, plan: Plan, snapshot: Snapshot, now_s: float, monotonic_s: float) -> float:
         assert self.shadow is not None
         slot_of = self.table.slot_of
 
         def queue() -> IntArray:
-            found = [slot_of[r.request_id] for r in scheduler.waiting if r.request_id in slot_of]
+            found = [slot_of[r.request_id] for r in self.port.waiting if r.request_id in slot_of]
             return np.array(found, np.int64)
 
         return self.shadow.consider(plan, snapshot, self._guarded, queue, now_s, monotonic_s)
 
     def _count_error(self) -> None:
         self._counters["plan_errors"] += 1
-        what = f"policy {type(self.policy).__name__} failed; vLLM's own order holds for this step"
+        what = f"policy {type(self.policy).__name__} failed; the engine's own order holds for this step"
         log_seldom(self._counters["plan_errors"], what)

@@ -1,61 +1,66 @@
-"""Keeps the request table in step with vLLM's scheduler: which request has which slot, and what its columns say."""
+"""Keeps the request table in step with an engine: which request has which slot, and what its columns say."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from vllm.v1.request import Request
 
 from sloserve.core.rows import GATHERED_COLUMNS, IntArray, Rows, State
+from sloserve.core.stated import StatedSLO
+from sloserve.engine.port import EngineRequest, RequestReader
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
-from sloserve.vllm_plugin.engine import compat
-from sloserve.vllm_plugin.engine.columns import live_columns, static_columns
-from sloserve.vllm_plugin.engine.ledger import StatedSLO
 
 _RUNNING = int(State.RUNNING)
 
 
 class RequestTable:
-    """The rows of one engine. Sessions with streaming input have none, so that no policy can touch them."""
+    """The rows of one engine's requests.
 
-    def __init__(self, needs: frozenset[str]) -> None:
+    Args:
+        needs: columns to keep.
+        reader: what is read of the engine's requests; those it calls not plannable (in vLLM sessions with streaming
+            input) have no row, so that no policy can touch them.
+    """
+
+    def __init__(self, needs: frozenset[str], reader: RequestReader) -> None:
         self.rows = Rows(needs)
+        self._reader = reader
         self.slot_of: dict[str, int] = {}
-        self.request_at: dict[int, Request] = {}
+        self.request_at: dict[int, EngineRequest] = {}
         self._gathered = self.rows.kept & GATHERED_COLUMNS
-        self._blocked: dict[int, Request] = {}
+        self._blocked: dict[int, EngineRequest] = {}
         self._lora_of: dict[str, int] = {}
         self._loras: Counter[int] = Counter()
         # Two reasons not to touch a request, kept apart: where the one ends, the other still holds.
         self._protected: set[int] = set()
         self._loras_short = False
 
-    def add(self, request: Request, stated: StatedSLO) -> int | None:
+    def add(self, request: EngineRequest, stated: StatedSLO) -> int | None:
         """A row for a newly queued request, or ``None`` for one that is not ours to plan."""
-        lora = compat.lora_id(request)
+        lora = self._reader.lora_id(request)
         if lora is not None and request.request_id not in self._lora_of:
             self._lora_of[request.request_id] = lora
             self._loras[lora] += 1
-        if request.resumable or request.sampling_params is None:
+        if not self._reader.is_plannable(request):
             return None
-        slot = self.rows.add(**static_columns(request, stated))
+        slot = self.rows.add(**self._reader.static_columns(request, stated))
         self.slot_of[request.request_id] = slot
         self.request_at[slot] = request
-        if compat.is_blocked(request):
+        if self._reader.is_blocked(request):
             self.rows.state[slot] = State.BLOCKED
             self._blocked[slot] = request
         self._mark(slot)
         return slot
 
-    def add_live(self, request: Request, stated: StatedSLO, now_s: float) -> int | None:
+    def add_live(self, request: EngineRequest, stated: StatedSLO, now_s: float) -> int | None:
         """A row for a request that vLLM has had for a while: as if it had had one from the start."""
         slot = self.add(request, stated)
         if slot is not None:
             if self.rows.state[slot] != State.BLOCKED:
-                self.rows.state[slot] = compat.state_of(request)
-            self._fill(slot, live_columns(request, stated, now_s), self.rows.kept)
+                self.rows.state[slot] = self._reader.state_of(request)
+            self._fill(slot, self._reader.live_columns(request, stated, now_s), self.rows.kept)
         return slot
 
     def keep(self, needs: frozenset[str], slo_of: Mapping[str, StatedSLO], now_s: float) -> None:
@@ -64,7 +69,11 @@ class RequestTable:
         self._gathered = self.rows.kept & GATHERED_COLUMNS
         for slot, request in self.request_at.items():
             stated = slo_of[request.request_id]
-            self._fill(slot, static_columns(request, stated) | live_columns(request, stated, now_s), new)
+            self._fill(
+                slot,
+                self._reader.static_columns(request, stated) | self._reader.live_columns(request, stated, now_s),
+                new,
+            )
 
     def _fill(self, slot: int, values: Mapping[str, float], columns: frozenset[str]) -> None:
         for name in columns & values.keys():
@@ -75,14 +84,14 @@ class RequestTable:
         """How many requests with a row run."""
         return int(np.count_nonzero(self.rows.state == _RUNNING))
 
-    def others(self, requests: Mapping[str, Request]) -> list[Request]:
+    def others(self, requests: Mapping[str, EngineRequest]) -> list[EngineRequest]:
         """Those of ``requests``, all that vLLM has, that no snapshot shows although they may hold KV."""
         blocked = list(self._blocked.values())
         if len(requests) == len(self.slot_of):
             return blocked
         return blocked + [request for request_id, request in requests.items() if request_id not in self.slot_of]
 
-    def preempted(self, request: Request) -> int | None:
+    def preempted(self, request: EngineRequest) -> int | None:
         """Notes that a request lost its KV; returns its slot, if it has one."""
         slot = self.slot_of.get(request.request_id)
         if slot is None:
@@ -101,12 +110,8 @@ class RequestTable:
         return slot
 
     def admitted(self, output: Any) -> IntArray:
-        """Marks what the step's ``SchedulerOutput`` admitted as running; returns their slots in order of admission."""
-        ids = [new.req_id for new in output.scheduled_new_reqs]
-        resumed = output.scheduled_cached_reqs.resumed_req_ids
-        if resumed:
-            members = resumed.union(ids)
-            ids = [i for i in output.num_scheduled_tokens if i in members]
+        """Marks what a scheduled step admitted as running; returns their slots in order of admission."""
+        ids = self._reader.admitted_ids(output)
         if not ids:
             return NO_SLOTS
         slots = np.array([self.slot_of[i] for i in ids if i in self.slot_of], np.int64)
@@ -116,18 +121,17 @@ class RequestTable:
                 self._blocked.pop(int(slot), None)
         if "cached_tokens" in self.rows.kept:
             for slot in slots:
-                stats = self.request_at[int(slot)].prefill_stats
-                if stats is not None:
-                    self.rows.cached_tokens[slot] = stats.num_cached_tokens
+                cached_tokens = self._reader.cached_tokens(self.request_at[int(slot)])
+                if cached_tokens is not None:
+                    self.rows.cached_tokens[slot] = cached_tokens
         return slots
 
-    def progressed(self, outputs: Mapping[int, Any], now_s: float) -> tuple[IntArray, IntArray]:
+    def progressed(self, outputs: Any, now_s: float) -> tuple[IntArray, IntArray]:
         """Books the new tokens in a step's outputs; returns slots and token counts of requests that go on."""
         found = [
-            (slot, len(out.new_token_ids))
-            for batch in outputs.values()
-            for out in batch.outputs
-            if out.new_token_ids and (slot := self.slot_of.get(out.request_id)) is not None
+            (slot, tokens)
+            for request_id, tokens in self._reader.new_tokens(outputs)
+            if (slot := self.slot_of.get(request_id)) is not None
         ]
         if not found:
             return NO_SLOTS, NO_SLOTS
@@ -140,14 +144,14 @@ class RequestTable:
             rows.last_token_s[slots] = now_s
         return slots, tokens
 
-    def finished(self, request: Request) -> int | None:
+    def finished(self, request: EngineRequest) -> int | None:
         """Completes the row of a request that ends, where it has one; the caller forgets it with :meth:`drop`."""
         slot = self.slot_of.get(request.request_id)
         if slot is not None and "output_tokens" in self.rows.kept:
             self.rows.output_tokens[slot] = request.num_output_tokens
         return slot
 
-    def drop(self, request: Request) -> None:
+    def drop(self, request: EngineRequest) -> None:
         """Forgets a request, with a row or without."""
         lora = self._lora_of.pop(request.request_id, None)
         if lora is not None:
@@ -199,16 +203,19 @@ class RequestTable:
         self.rows.evictable[slot] = self.rows.pausable[slot] = not held and slot not in self._protected
 
     def snapshot(
-        self, running: Iterable[Request], engine: EngineFacts, holding: Callable[[Request], Holding] | None = None
+        self,
+        running: Iterable[EngineRequest],
+        engine: EngineFacts,
+        holding: Callable[[EngineRequest], Holding] | None = None,
     ) -> Snapshot:
         """The engine's state for a policy; gathers what changes with every step from the running requests.
 
         holding: says what KV blocks a request holds, if asked.
         """
         for slot, request in list(self._blocked.items()):
-            if not compat.is_blocked(request):
+            if not self._reader.is_blocked(request):
                 del self._blocked[slot]
-                self.rows.state[slot] = compat.state_of(request)
+                self.rows.state[slot] = self._reader.state_of(request)
         rows = self.rows
         if self._gathered:
             slot_of = self.slot_of
@@ -223,7 +230,7 @@ class RequestTable:
             None if holding is None else lambda slot: holding(self.request_at[slot]),
         )
 
-    def _gather(self, known: list[Request], slots: IntArray, block_size: int) -> None:
+    def _gather(self, known: list[EngineRequest], slots: IntArray, block_size: int) -> None:
         rows = self.rows
         kept = self._gathered
         if "computed_tokens" in kept or "kv_blocks" in kept:

@@ -1,0 +1,104 @@
+"""What planner, guards and request table need of an engine, whichever it is: live vLLM, or a model of it.
+
+An engine has requests, two queues and limits of its own; a port reads them and carries plans out. Nothing here knows
+vLLM, and whoever implements :class:`EnginePort` gets the very same planner, plan budget, ageing, guards and shadow.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from sloserve.core.rows import State
+from sloserve.core.stated import StatedSLO
+from sloserve.lso.preemption import Holding
+from sloserve.scheduler.policy import EngineFacts
+
+
+class EngineRequest(Protocol):
+    """A request as the engine has it. Counts are in tokens; in flight: scheduled, and the result not yet seen."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+    @property
+    def num_in_flight_tokens(self) -> int: ...
+    @property
+    def num_preemptions(self) -> int: ...
+
+
+class RequestReader(Protocol):
+    """What is read of a request or of a step's results, which each engine holds in its own form. Changes nothing."""
+
+    def is_plannable(self, request: Any) -> bool:
+        """Whether plans may touch the request at all; one that they may not gets no row."""
+
+    def is_blocked(self, request: Any) -> bool:
+        """Whether it waits for something that is not the scheduler's to give: a grammar, remote KV, the next input."""
+
+    def state_of(self, request: Any) -> State:
+        """Where an unfinished request stands that is not blocked."""
+
+    def lora_id(self, request: Any) -> int | None:
+        """The adapter that it needs, if any."""
+
+    def cached_tokens(self, request: Any) -> int | None:
+        """Prompt tokens found in the prefix cache at its first admission; ``None`` where that is not known (yet)."""
+
+    def static_columns(self, request: Any, stated: StatedSLO) -> dict[str, float]:
+        """Columns of its row that are known when it is queued, and do not change."""
+
+    def live_columns(self, request: Any, stated: StatedSLO, now_s: float) -> dict[str, float]:
+        """Columns that say how far it has come, for a row that is made while it is being served."""
+
+    def admitted_ids(self, output: Any) -> Sequence[str]:
+        """Ids of the requests that a scheduled step admitted, in order of admission."""
+
+    def new_tokens(self, outputs: Any) -> Iterable[tuple[str, int]]:
+        """Id and number of new output tokens of each request that a step's results brought any."""
+
+
+class EnginePort(RequestReader, Protocol):
+    """One engine, between two of its steps."""
+
+    @property
+    def running(self) -> Sequence[Any]:
+        """Admitted requests in order of service."""
+
+    @property
+    def waiting(self) -> Iterable[Any]:
+        """Requests that wait, in order of admission."""
+
+    @property
+    def requests(self) -> Mapping[str, Any]:
+        """All that it has, by id."""
+
+    @property
+    def max_loras(self) -> int | None:
+        """Adapters that may run at once; ``None`` where it serves none."""
+
+    def facts(self, num_running: int, others: Iterable[Any]) -> EngineFacts:
+        """What it can do for the requests of a snapshot, as of now.
+
+        Args:
+            num_running: how many of them run.
+            others: requests that are not in the snapshot and may hold KV.
+        """
+
+    def holding(self, request: Any) -> Holding:
+        """KV blocks of a running request: its own, and those that it shares."""
+
+    def running_requests(self, slots: Any, table: Any) -> list[Any]:
+        """The requests in ``slots`` of ``table``, all of which run. Raises: an error if one does not."""
+
+    def carry_out(self, plan: Any, table: Any, limits: Any, *, order: bool) -> list[Any]:
+        """Orders both queues if ``order`` says so, narrows the limits and pauses, all for the next step, or none of it.
+
+        Args:
+            plan: without its preemptions, which came before.
+            table: resolves the plan's slots to requests.
+            limits: the engine's own, restored after the step.
+
+        Returns: whom it paused, in the plan's order. Raises: whatever it meets, and all is as it was.
+        """

@@ -1,0 +1,93 @@
+"""vLLM's scheduler behind the engine port: reads through ``compat`` and ``columns``, carries plans out by ``apply``."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from vllm.v1.request import Request
+
+from sloserve.core.rows import IntArray, State
+from sloserve.core.stated import StatedSLO
+from sloserve.engine.table import RequestTable
+from sloserve.lso.preemption import Holding
+from sloserve.scheduler.policy import EngineFacts, Plan
+from sloserve.vllm_plugin.engine import apply, columns, compat
+
+
+class VllmReader:
+    """See :class:`sloserve.engine.port.RequestReader`."""
+
+    def is_plannable(self, request: Request) -> bool:
+        # A session with streaming input comes and goes by its own rules; a pooling request generates nothing.
+        return not request.resumable and request.sampling_params is not None
+
+    def is_blocked(self, request: Request) -> bool:
+        return compat.is_blocked(request)
+
+    def state_of(self, request: Request) -> State:
+        return compat.state_of(request)
+
+    def lora_id(self, request: Request) -> int | None:
+        return compat.lora_id(request)
+
+    def cached_tokens(self, request: Request) -> int | None:
+        return None if request.prefill_stats is None else int(request.prefill_stats.num_cached_tokens)
+
+    def static_columns(self, request: Request, stated: StatedSLO) -> dict[str, float]:
+        return columns.static_columns(request, stated)
+
+    def live_columns(self, request: Request, stated: StatedSLO, now_s: float) -> dict[str, float]:
+        return columns.live_columns(request, stated, now_s)
+
+    def admitted_ids(self, output: Any) -> Sequence[str]:
+        """output: a ``SchedulerOutput``."""
+        ids = [new.req_id for new in output.scheduled_new_reqs]
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        if resumed:
+            members = resumed.union(ids)
+            ids = [i for i in output.num_scheduled_tokens if i in members]
+        return ids
+
+    def new_tokens(self, outputs: Mapping[int, Any]) -> Iterator[tuple[str, int]]:
+        """outputs: ``EngineCoreOutputs`` by client."""
+        for batch in outputs.values():
+            for out in batch.outputs:
+                if out.new_token_ids:
+                    yield out.request_id, len(out.new_token_ids)
+
+
+class VllmPort(VllmReader):
+    """One scheduler of vLLM's; see :class:`sloserve.engine.port.EnginePort`."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    @property
+    def running(self) -> Sequence[Request]:
+        found: Sequence[Request] = self._scheduler.running
+        return found
+
+    @property
+    def waiting(self) -> Iterable[Request]:
+        found: Iterable[Request] = self._scheduler.waiting
+        return found
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        found: Mapping[str, Request] = self._scheduler.requests
+        return found
+
+    @property
+    def max_loras(self) -> int | None:
+        return compat.max_loras(self._scheduler)
+
+    def facts(self, num_running: int, others: Iterable[Request]) -> EngineFacts:
+        return compat.engine_facts(self._scheduler, num_running, others)
+
+    def holding(self, request: Request) -> Holding:
+        return compat.holding(self._scheduler, request)
+
+    def running_requests(self, slots: IntArray, table: RequestTable) -> list[Request]:
+        return apply.running_requests(self._scheduler, slots, table)
+
+    def carry_out(self, plan: Plan, table: RequestTable, limits: apply.Limits, *, order: bool) -> list[Request]:
+        return apply.carry_out(self._scheduler, plan, table, limits, order=order)
