@@ -70,13 +70,18 @@ def costs_s(policy: str, n: int, seed: int) -> dict[str, list[float]]:
     if policy != "stock":
         planner: Any = engine.scheduler._planner
         planner.policy.plan = timed(planner.policy.plan, spent["plan"])
-        planner.next_plan = timed(planner.next_plan, spent["planning"])
+        # Between the two vLLM preempts, which is not planning.
+        parts: tuple[list[float], list[float]] = ([], [])
+        planner.next_step = timed(planner.next_step, parts[0])
+        planner.carry_out = timed(planner.carry_out, parts[1])
     scheduler: Any = engine.scheduler
     scheduler.schedule = timed(scheduler.schedule, spent["schedule"], STEPS + WARM_UP)
     try:
         engine.run(source.requests(n, seed, 1e6))
     except _Enough:
         pass
+    if policy != "stock":
+        spent["planning"] = [sum(both) for both in zip(*parts, strict=False)]
     return {what: costs[WARM_UP:] for what, costs in spent.items()}
 
 

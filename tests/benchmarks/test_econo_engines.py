@@ -15,7 +15,7 @@ from sloserve.estimator.step_time.latency import StepLoad
 
 pytestmark = pytest.mark.vllm
 
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "econo_engines.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "econo_engines.py"
 NO_SLO = SLO(SLOClass("any", 0, Targets()), Targets())
 OFFERED = None
 """How much does not matter: ``case.given`` comes."""

@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.vllm
 
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "econo_provision.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "econo_provision.py"
 
 
 def test_quick(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
