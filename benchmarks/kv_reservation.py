@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from sloserve.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
+from sloserve.lso.blocks import blocks_of
 
 SEED = 0
 LIVE = (100, 500, 2000)
@@ -36,7 +37,7 @@ class Load:
         self.grow = np.clip(rng.lognormal(5.2, 0.8, 2 * n), 1, 4000).astype(np.int64)
         self.hold = np.where(rng.random(2 * n) < 0.1, FOREVER, 0)
         self.live, self.waiting = slice(0, n), slice(n, 2 * n)
-        self.roomy = 4 * int(np.sum(-(-(self.tokens + self.grow) // BLOCK_SIZE)))
+        self.roomy = 4 * int(np.sum(blocks_of(self.tokens + self.grow, BLOCK_SIZE)))
         kept = self.reservation(self.roomy)
         self.tight = self.roomy - min(kept.headroom(step) for step in range(4001))
 

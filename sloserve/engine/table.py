@@ -9,6 +9,7 @@ import numpy as np
 from sloserve.core.rows import GATHERED_COLUMNS, IntArray, Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.port import EngineRequest, RequestReader
+from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 
@@ -238,7 +239,7 @@ class RequestTable:
             if "computed_tokens" in kept:
                 rows.computed_tokens[slots] = computed
             if "kv_blocks" in kept:
-                rows.kv_blocks[slots] = -(-computed // block_size)
+                rows.kv_blocks[slots] = blocks_of(computed, block_size)
         if "output_tokens" in kept:
             rows.output_tokens[slots] = [r.num_output_tokens for r in known]
         if "in_flight_tokens" in kept:

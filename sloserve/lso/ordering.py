@@ -16,6 +16,7 @@ import numpy as np
 
 from sloserve.core.rows import BoolArray, FloatArray, IntArray, Rows
 from sloserve.kernels.rank import top_k
+from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import NO_SLOTS, Plan, Snapshot
 from sloserve.lso.preemption import Candidate, Head, select_victims
 
@@ -173,7 +174,7 @@ def _victims(
     rows, engine = snapshot.rows, snapshot.engine
     free_blocks = engine.free_blocks - math.ceil(rule.keep_free * engine.total_blocks)
     tokens = rows.prompt_tokens[waiting] + rows.output_tokens[waiting]
-    needed = -(-(tokens + 1) // engine.block_size)
+    needed = blocks_of(tokens + 1, engine.block_size)  # + 1: the slot of the next token
     if waiting.size <= engine.free_slots and int(needed.sum()) <= free_blocks:
         return NO_SLOTS
     allowed = rows.evictable[running] & (rows.num_preemptions[running] < rule.max_preemptions)

@@ -34,6 +34,7 @@ from sloserve.estimator.step_time.pace import StepPace, decode_step_s
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
 from sloserve.kernels.knapsack import best_batch
+from sloserve.lso.blocks import blocks_of
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.lso.preemption import freed_blocks
@@ -197,7 +198,7 @@ class Andes(Policy):
         cache (optimization 2).
         """
         engine = snapshot.engine
-        blocks = -(-(all_.context_tokens + 1) // engine.block_size)
+        blocks = blocks_of(all_.context_tokens + 1, engine.block_size)  # + 1: the slot of the next token
         most = int(np.searchsorted(np.cumsum(np.sort(blocks)), engine.total_blocks, side="right"))
         most = max(min(most, engine.max_num_seqs), 1)
         sizes = np.arange(1, most + 1).astype(np.float64)
@@ -234,7 +235,7 @@ class Andes(Policy):
         order = woven_places(snapshot, ranked)
         running = queued + np.lexsort((rows.seq[snapshot.running], all_.lead_s[queued:]))
         tokens = all_.context_tokens[order]
-        needed = -(-(tokens + 1) // engine.block_size)
+        needed = blocks_of(tokens + 1, engine.block_size)  # + 1: the slot of the next token
         free_blocks = engine.free_blocks - math.ceil(self.settings.headroom * engine.total_blocks)
         # No more urgent ones than a step can begin with: the others' victims would stand idle until then.
         begun = 1 + int(np.searchsorted(np.cumsum(tokens), engine.token_budget))

@@ -19,6 +19,7 @@ import numpy as np
 
 from sloserve.core.rows import FloatArray, IntArray, Rows
 from sloserve.kernels.rank import top_k
+from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
 
 PROMISE_COLUMNS = frozenset({"prompt_tokens", "output_tokens", "max_tokens"})
@@ -45,7 +46,7 @@ def exact_blocks(rows: Rows, slots: IntArray, left: FloatArray, padding: float, 
 
 
 def _blocks(tokens: IntArray, engine: EngineFacts) -> IntArray:
-    blocks: IntArray = np.minimum(-(-tokens // engine.block_size), capacity_blocks(engine))
+    blocks: IntArray = np.minimum(blocks_of(tokens, engine.block_size), capacity_blocks(engine))
     return blocks
 
 
@@ -61,11 +62,11 @@ def leading(blocks: IntArray, free_blocks: int, most: int) -> int:
 
 
 def admit(
-    snapshot: Snapshot, order: IntArray, blocks_of: Callable[[IntArray], IntArray], promised: int, batch: int = 0
+    snapshot: Snapshot, order: IntArray, promise: Callable[[IntArray], IntArray], promised: int, batch: int = 0
 ) -> Plan:
     """Admits those of ``order``, waiting slots, that fit beside what is promised already.
 
-    blocks_of: what is promised to each of some slots. promised: to all that run. batch: most that may run, 0 for no
+    promise: blocks promised to each of some slots. promised: to all that run. batch: most that may run, 0 for no
     such limit. While nobody runs, the first always fits.
     """
     running, engine = snapshot.running.size, snapshot.engine
@@ -73,5 +74,5 @@ def admit(
         return Plan.IDENTITY
     order = snapshot.woven(order)
     most = min(engine.free_slots, batch - running) if batch else engine.free_slots
-    fit = leading(blocks_of(order), capacity_blocks(engine) - promised, most)
+    fit = leading(promise(order), capacity_blocks(engine) - promised, most)
     return Plan(waiting=order, max_running=max(running + fit, 1))

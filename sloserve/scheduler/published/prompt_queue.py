@@ -6,6 +6,7 @@ import numpy as np
 
 from sloserve.core.rows import IntArray
 from sloserve.kernels.rank import top_k
+from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.policy import Snapshot
 from sloserve.scheduler.published.paper_order import BestFit, paper_order
 
@@ -36,7 +37,7 @@ def fcfs_prompts(snapshot: Snapshot, room: Room) -> tuple[IntArray, int]:
     order = snapshot.woven(waiting[top_k(seq, seq, min(waiting.size, max(room.requests, 1)))])
     tokens = rows.prompt_tokens[order] + rows.output_tokens[order]
     before = np.cumsum(tokens) - tokens
-    blocks = np.cumsum(-(-tokens // room.block_size))
+    blocks = np.cumsum(blocks_of(tokens, room.block_size))
     begun = int(np.searchsorted(before, room.tokens, side="left"))
     return order, min(begun, int(np.searchsorted(blocks, room.blocks, side="right")), max(room.requests, 0))
 
@@ -50,7 +51,7 @@ def paper_prompts(snapshot: Snapshot, room: Room, now_s: float) -> tuple[IntArra
     fit = min(_leading(tokens, room), max(room.requests, 0))
     chosen = list(range(fit))
     left_tokens = room.tokens - int(tokens[:fit].sum())
-    left_blocks = room.blocks - int((-(-tokens[:fit] // room.block_size)).sum())
+    left_blocks = room.blocks - int(blocks_of(tokens[:fit], room.block_size).sum())
     shelf = BestFit(tokens[fit:])
     while len(chosen) < room.requests:
         place = shelf.take(min(left_tokens, left_blocks * room.block_size))
@@ -58,7 +59,7 @@ def paper_prompts(snapshot: Snapshot, room: Room, now_s: float) -> tuple[IntArra
             break
         chosen.append(fit + place)
         left_tokens -= int(tokens[fit + place])
-        left_blocks -= -(-int(tokens[fit + place]) // room.block_size)
+        left_blocks -= blocks_of(int(tokens[fit + place]), room.block_size)
     first = np.array(chosen, np.int64)
     others = np.ones(waiting.size, np.bool_)
     others[first] = False
@@ -69,7 +70,7 @@ def paper_prompts(snapshot: Snapshot, room: Room, now_s: float) -> tuple[IntArra
 
 def _leading(tokens: IntArray, room: Room) -> int:
     """How many prompts of an ordered list fit, none of them cut."""
-    blocks = -(-tokens // room.block_size)
+    blocks = blocks_of(tokens, room.block_size)
     return min(
         int(np.searchsorted(np.cumsum(tokens), room.tokens, side="right")),
         int(np.searchsorted(np.cumsum(blocks), room.blocks, side="right")),

@@ -14,6 +14,7 @@ import numpy as np
 
 from sloserve.core.rows import BoolArray, IntArray
 from sloserve.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
+from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.policy import NO_SLOTS
 from sloserve.scheduler.published.paper_order import BestFit
 
@@ -35,8 +36,7 @@ class Exact:
 
     def blocks(self, tokens: IntArray) -> IntArray:
         """Blocks that hold so many tokens."""
-        blocks: IntArray = -(-tokens // self.block_size)
-        return blocks
+        return blocks_of(tokens, self.block_size)
 
     def overrun(self, granted: IntArray, tokens: IntArray, goals: IntArray) -> BoolArray:
         """Which of those granted have used up what they were promised, ``[len(granted)]``."""

@@ -1,0 +1,14 @@
+"""How many KV blocks tokens take: the one place that rounds up to whole blocks."""
+
+from typing import overload
+
+from sloserve.core.rows import IntArray
+
+
+@overload
+def blocks_of(tokens: int, block_size: int) -> int: ...
+@overload
+def blocks_of(tokens: IntArray, block_size: int) -> IntArray: ...
+def blocks_of(tokens: int | IntArray, block_size: int) -> int | IntArray:
+    """How many KV blocks hold so many tokens: one number, or ``[n]`` for ``[n]``. block_size: tokens a block."""
+    return -(-tokens // block_size)

@@ -1,0 +1,52 @@
+"""Ideas that have one home: another spelling of one, anywhere in the package, fails here."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(p.relative_to(ROOT).as_posix() for d in ("sloserve", "benchmarks") for p in (ROOT / d).rglob("*.py"))
+
+
+@cache
+def _code(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+def _nodes(path: str, words: tuple[str, ...]) -> Iterator[ast.AST]:
+    """The syntax of a file, or nothing where it has none of these words, which spares parsing it."""
+    if any(word in _code(path) for word in words):
+        yield from ast.walk(ast.parse(_code(path)))
+
+
+def _is_block_size(node: ast.expr) -> bool:
+    return ast.unparse(node).lower().endswith("block_size")
+
+
+def _rounds_up_to_blocks(node: ast.AST) -> bool:
+    """``-(-n // block_size)``, ``(n + block_size - 1) // block_size`` and ``ceil(n / block_size)``."""
+    match node:
+        case ast.BinOp(left=ast.UnaryOp(op=ast.USub()), op=ast.FloorDiv(), right=size):
+            return _is_block_size(size)
+        case ast.BinOp(left=ast.BinOp() as left, op=ast.FloorDiv(), right=size):
+            return _is_block_size(size) and ast.unparse(size) in ast.unparse(left)
+        case ast.Call(func=func, args=[ast.BinOp(op=ast.Div(), right=size)]):
+            return ast.unparse(func).endswith("ceil") and _is_block_size(size)
+    return False
+
+
+@pytest.mark.parametrize(
+    "code", ["-(-n // engine.block_size)", "(n + block_size - 1) // block_size", "math.ceil(n / BLOCK_SIZE)"]
+)
+def test_rounding_up_to_blocks_is_recognised(code: str) -> None:
+    assert any(map(_rounds_up_to_blocks, ast.walk(ast.parse(code))))
+
+
+def test_only_blocks_of_rounds_tokens_up_to_blocks() -> None:
+    words = ("block_size", "BLOCK_SIZE")
+    assert {path for path in SOURCES if any(map(_rounds_up_to_blocks, _nodes(path, words)))} == {
+        "sloserve/lso/blocks.py"
+    }
