@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.kernels.knapsack import PackRule, best_batch, pack_exact, pack_greedy, pack_priced
 
 SEED = 0
@@ -33,7 +33,7 @@ BATCH_INSTANCES = 8
 BATCH_REQUESTS = (200, 500, 1000, 2000)
 REPEATS = 400
 
-PACKS: dict[str, Callable[..., NDArray[np.int64]]] = {
+PACKS: dict[str, Callable[..., IntArray]] = {
     "priced": pack_priced,
     "greedy": pack_greedy,
     "greedy, stops": partial(pack_greedy, stop_at_misfit=True),
@@ -41,19 +41,17 @@ PACKS: dict[str, Callable[..., NDArray[np.int64]]] = {
 RULES = {"priced": PackRule.PRICED, "greedy": PackRule.GREEDY, "greedy, stops": PackRule.PAPER}
 
 
-def requests(rng: np.random.Generator, n: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def requests(rng: np.random.Generator, n: int) -> tuple[FloatArray, IntArray]:
     """Gains and weights in blocks."""
     return rng.random(n), rng.integers(1, MOST_BLOCKS, n, endpoint=True)
 
 
-def most_that_fit(weight: NDArray[np.int64], capacity: int) -> int:
+def most_that_fit(weight: IntArray, capacity: int) -> int:
     """The paper's B_max."""
     return int(np.searchsorted(np.cumsum(np.sort(weight)), capacity, side="right"))
 
 
-def gains_by_batch(
-    rng: np.random.Generator, gain: NDArray[np.float64], most: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def gains_by_batch(rng: np.random.Generator, gain: FloatArray, most: int) -> tuple[IntArray, FloatArray]:
     """Batch sizes up to ``most``, and gains ``[BATCHES, n]``: a batch of that size is up to four times slower than one
     alone, and who reads slowly minds less.
     """

@@ -8,9 +8,9 @@ import numpy as np
 
 from sloserve.client.exchange import Exchange
 from sloserve.client.replay import Replay
+from sloserve.core.arrays import FloatArray
 from sloserve.core.finished import targets_met
 from sloserve.core.outcome import Outcome
-from sloserve.core.runlog import FloatArray
 
 LATE_S = 0.02
 """A client later than this at the 99th percentile is named as the bottleneck: 4 % of a TTFT target of 500 ms."""

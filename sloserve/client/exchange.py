@@ -11,12 +11,13 @@ from httpx_sse import EventSource
 
 from sloserve.client.payload import Payload
 from sloserve.client.stream import StreamReader, error_message
+from sloserve.core.arrays import FloatArray
 from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
-from sloserve.core.runlog import FloatArray, RequestLog
+from sloserve.core.runlog import RequestLog
 
 TOO_MANY, UNAVAILABLE, TIMED_OUT = 429, 503, 408
 DROPPED_REASON = "x-slo-dropped-reason"

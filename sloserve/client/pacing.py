@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sloserve.core.arrays import FloatArray
 from sloserve.core.qoe import qoe
-from sloserve.core.runlog import FloatArray
 from sloserve.core.slo import Targets
 
 

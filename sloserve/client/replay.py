@@ -14,9 +14,9 @@ import numpy as np
 
 from sloserve.client.exchange import Exchange, exchange
 from sloserve.client.payload import Payload
+from sloserve.core.arrays import FloatArray
 from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
-from sloserve.core.runlog import FloatArray
 
 TICK_S = 0.05
 """How often the event loop's lateness is sampled."""

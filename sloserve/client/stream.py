@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.runlog import FloatArray
+from sloserve.core.arrays import FloatArray
 
 DONE = "[DONE]"
 _TEXT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")

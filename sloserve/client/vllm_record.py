@@ -13,10 +13,10 @@ import numpy as np
 
 from sloserve.client.exchange import Exchange
 from sloserve.client.replay import Replay
+from sloserve.core.arrays import FloatArray
 from sloserve.core.finished import Latency, targets_met
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
-from sloserve.core.runlog import FloatArray
 
 
 def vllm_record(run: Replay, judged: Sequence[WorkloadRequest], *, from_due: bool) -> dict[str, Any]:

@@ -18,11 +18,9 @@ A request that was not completed has QoE 0, one that promises neither TTFT nor T
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sloserve.core.arrays import FloatArray
 from sloserve.core.slo import Targets
-
-FloatArray = NDArray[np.float64]
 
 DEFAULT_TTFT_S = 1.0
 """Expected TTFT where a request states a TDS alone. Source: Andes, Sec. 2.2 and 6.1, for web applications."""

@@ -8,17 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.finished import FinishedRequest, Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
 from sloserve.core.qoe import expectation, qoe
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import ConfigError
-from sloserve.core.runlog import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sloserve.core.rows import IntArray, Rows, State
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import Rows, State
 from sloserve.core.slo import ClassTable
 from sloserve.lso.turns import NOBODYS_TURN, Turns
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot

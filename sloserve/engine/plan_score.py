@@ -8,7 +8,8 @@ import math
 
 import numpy as np
 
-from sloserve.core.rows import BoolArray, IntArray, State
+from sloserve.core.arrays import BoolArray, IntArray
+from sloserve.core.rows import State
 from sloserve.scheduler.policy import Plan, Snapshot
 
 NEEDS = frozenset({"arrival_s", "ttft_s", "e2e_s"})

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.rows import PROGRESS_COLUMNS, IntArray
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import PROGRESS_COLUMNS
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import log_seldom
 from sloserve.engine.guards import Ageing, PlanBudget, keep_alive, permitted

@@ -8,7 +8,8 @@ here. It plans only where the policy in charge has just planned, so that both sa
 from collections.abc import Callable
 from typing import Any
 
-from sloserve.core.rows import IntArray, Rows
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import Rows
 from sloserve.engine.containment import log_seldom
 from sloserve.engine.guards import PlanBudget
 from sloserve.engine.plan_score import NEEDS, AdmissionRate, admission_order, agreement, own_order, predicted_gain

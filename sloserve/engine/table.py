@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.rows import GATHERED_COLUMNS, IntArray, Rows, State
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import GATHERED_COLUMNS, Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.port import EngineRequest, RequestReader
 from sloserve.lso.blocks import blocks_of

@@ -9,12 +9,9 @@ Source: Andes, Sec. 3.1 and 4.1. Differs: see csrc/include/sloserve/digest.h.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.kernels import _csrc
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 _COLUMNS = 5
 _DRY = 4

@@ -12,15 +12,13 @@ Source: Andes, Algorithms 1 and 2. Differs: see csrc/include/sloserve/knapsack.h
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.kernels import _csrc
 
 # How best_batch packs: PRICED as pack_priced, GREEDY as pack_greedy, PAPER as pack_greedy with stop_at_misfit.
 PackRule = _csrc.PackRule
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

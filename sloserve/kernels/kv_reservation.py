@@ -13,12 +13,10 @@ exception, those before it have been dealt with.
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.kernels import _csrc
-
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 FOREVER: Final = 2**62
 """``hold_steps`` of a request that keeps what it has until further notice: paused, or not to decode yet. Its

@@ -2,7 +2,7 @@
 
 from typing import overload
 
-from sloserve.core.rows import IntArray
+from sloserve.core.arrays import IntArray
 
 
 @overload

@@ -11,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.rows import Rows
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 
 AHEAD: Final[IntArray] = np.unique(np.append(0, np.geomspace(4, 8192, 36).astype(np.int64)))

@@ -5,7 +5,8 @@ Which predictor: the option ``length`` of a policy, see :mod:`sloserve.estimator
 
 import numpy as np
 
-from sloserve.core.rows import LENGTH_QUANTILES, BoolArray, FloatArray, IntArray, Rows
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+from sloserve.core.rows import LENGTH_QUANTILES, Rows
 from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.estimator.length.choice import CLASS_PREDICTORS, ORACLE, PREDICTED, check_lengths
 from sloserve.estimator.length.given import OracleLength

@@ -14,7 +14,8 @@ from enum import Enum
 
 import numpy as np
 
-from sloserve.core.rows import BoolArray, FloatArray, IntArray, Rows
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+from sloserve.core.rows import Rows
 from sloserve.kernels.rank import top_k
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import NO_SLOTS, Plan, Snapshot

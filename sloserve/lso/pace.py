@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.rows import Rows
 
 PACE_COLUMNS: Final = frozenset({"tpot_s", "tds"})
 """Columns that :func:`pace_s` reads."""

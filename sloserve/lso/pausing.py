@@ -4,10 +4,8 @@ QLM and Andes do not have it; EconoServe has it as "offload-free preemption" (Se
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
+from sloserve.core.arrays import BoolArray, IntArray
 
 
 def short_of_blocks(

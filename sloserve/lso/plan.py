@@ -11,7 +11,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.core.rows import IntArray, Rows, State
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.latency import StepLatency
 from sloserve.lso.preemption import Holding
 from sloserve.lso.turns import NOBODYS_TURN, Turns

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sloserve.core.rows import IntArray
+from sloserve.core.arrays import IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.core.rows import FloatArray
+from sloserve.core.arrays import FloatArray
 from sloserve.metrics import page_folder
 from sloserve.metrics.page_folder import PageFile
 

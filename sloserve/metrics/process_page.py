@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sloserve.core.arrays import FloatArray
 from sloserve.core.attainment_window import MAX_REQUESTS
 from sloserve.core.clock import Clock
-from sloserve.core.rows import FloatArray
 from sloserve.core.stamps import Stamps
 from sloserve.metrics.page_folder import API, PageFile
 from sloserve.metrics.page_memory import PageMemory, found

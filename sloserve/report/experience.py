@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sloserve.core.arrays import FloatArray
 from sloserve.core.qoe import expectation
 from sloserve.core.runlog import RequestLog
 from sloserve.report.statistics import mean_of, percentiles_of
 from sloserve.workloads.seeding import stream
-
-FloatArray = NDArray[np.float64]
 
 GOOD_QOE = 0.9
 """Least QoE of a satisfied user, and least mean QoE of a system within its capacity. Source: Andes, Sec. 6.1."""

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from sloserve.core.arrays import FloatArray
 from sloserve.report.compare import BASELINE, load_of, policies_of
 from sloserve.report.experience import Replies
 from sloserve.report.figure_style import STYLE, Styles, add_legend, line_styles, load_name, plain_log_ticks
@@ -24,7 +25,7 @@ from sloserve.report.load_plots import (
 )
 from sloserve.report.qoe_plots import lengths_figure, shown_load, timelines_figure
 from sloserve.report.split_plot import completion_split_figure
-from sloserve.report.summary import FloatArray, Latencies, LatencySample, Run
+from sloserve.report.summary import Latencies, LatencySample, Run
 
 ATTAINMENT_PNG = "attainment.png"
 LATENCY_PNG = "latency_cdf.png"

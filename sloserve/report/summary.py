@@ -9,15 +9,14 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sloserve.core.arrays import FloatArray
 from sloserve.core.goodput import attainment, attainment_by_class, by_class
 from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import RequestLog, RunLog, StageTimes, StepLog
 from sloserve.report.experience import Replies, experience, qoe_samples
 from sloserve.report.statistics import mean_of, percentile_of
 
-FloatArray = NDArray[np.float64]
 Run = dict[str, Any]
 """The record of one run, as :func:`summarize` makes it: safe to write as JSON."""
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.rows import COLUMNS, IntArray
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import COLUMNS
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 

@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.qoe import DEFAULT_TDS
-from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.core.rows import Rows
 from sloserve.core.slo import MAX_TDS
 from sloserve.lso.ordering import EVICTION_COLUMNS, ClassRank, EvictionRule, plan_by_key
 from sloserve.lso.pace import PACE_COLUMNS, pace_s

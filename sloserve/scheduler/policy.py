@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sloserve.core.rows import IntArray, Rows
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import Rows
 from sloserve.lso.plan import NO_SLOTS, EngineFacts, Plan, PlanError, Snapshot, check_plan
 
 __all__ = ["NO_SLOTS", "EngineFacts", "Plan", "PlanError", "Policy", "Snapshot", "check_plan"]

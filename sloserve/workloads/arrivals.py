@@ -9,9 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
+from sloserve.core.arrays import FloatArray
 from sloserve.workloads.length_models import Lengths
 from sloserve.workloads.seeding import stream
-from sloserve.workloads.trace import FloatArray, Trace, make_trace
+from sloserve.workloads.trace import Trace, make_trace
 
 
 class ArrivalProcess(Protocol):

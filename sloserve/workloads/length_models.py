@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from scipy.optimize import brentq
 
-from sloserve.workloads.trace import FloatArray, IntArray
+from sloserve.core.arrays import FloatArray, IntArray
 
 LOG_STD = 1.0
 """Log-standard deviation of the uncut lognormal; see the module's docstring."""

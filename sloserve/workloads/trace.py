@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.errors import ConfigError
 from sloserve.workloads.seeding import stream
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -50,3 +50,18 @@ def test_only_blocks_of_rounds_tokens_up_to_blocks() -> None:
     assert {path for path in SOURCES if any(map(_rounds_up_to_blocks, _nodes(path, words)))} == {
         "sloserve/lso/blocks.py"
     }
+
+
+ALIASED = {"NDArray[np.int64]", "NDArray[np.float64]", "NDArray[np.bool_]"}
+
+
+def test_only_core_names_these_array_types() -> None:
+    """Where each module has an alias of its own, others import it from where it does not belong."""
+    tests = [p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("*.py")]
+    found = {
+        path
+        for path in SOURCES + tests
+        for node in _nodes(path, tuple(f"= {alias}" for alias in ALIASED))
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and ast.unparse(node.value) in ALIASED
+    }
+    assert found == {"sloserve/core/arrays.py"}

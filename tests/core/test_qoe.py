@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sloserve.core.arrays import FloatArray
 from sloserve.core.outcome import Outcome
 from sloserve.core.qoe import (
     DEFAULT_TDS,
@@ -16,7 +17,7 @@ from sloserve.core.qoe import (
     qoe,
 )
 from sloserve.core.request import WorkloadRequest
-from sloserve.core.runlog import FloatArray, RequestLog
+from sloserve.core.runlog import RequestLog
 from sloserve.core.slo import SLO, SLOClass, Targets
 
 TTFT_S, TDS = 1.0, 4.0

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from sloserve.core.arrays import FloatArray
 from sloserve.core.qoe import digested_area, expected_area, qoe
 from sloserve.kernels.digest import DigestCurves, Replies
 
-FloatArray = NDArray[np.float64]
 Deliveries = list[tuple[float, int]]
 NAN = float("nan")
 

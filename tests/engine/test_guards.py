@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.core.rows import COLUMNS, IntArray, Rows, State
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import COLUMNS, Rows, State
 from sloserve.core.slo import ClassTable, SLOClass
 from sloserve.engine.guards import Ageing, PlanBudget, keep_alive, permitted
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan

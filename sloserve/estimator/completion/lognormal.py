@@ -7,10 +7,10 @@ length. One family holds both: with skewness 0 it is the normal distribution.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
-FloatArray = NDArray[np.float64]
+from sloserve.core.arrays import FloatArray
 
 _NORMAL_BELOW = 1e-3
 """Skewness under which the normal distribution is used; the two differ by less than it there."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sloserve.estimator.completion.lognormal import FloatArray
+from sloserve.core.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,11 @@ what is scarce and vLLM evicts more than once a request, times come out too shor
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from sloserve.estimator.completion.lognormal import FloatArray
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.completion.queue_backlog import Arrivals, Backlog, EngineSize, Queue, Sums
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
-
-IntArray = NDArray[np.int64]
 
 CELLS = 40
 _GROWTH = 1.04

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sloserve.estimator.completion.lognormal import FloatArray, TimeDistribution, lognormal_skewness
+from sloserve.core.arrays import FloatArray
+from sloserve.estimator.completion.lognormal import TimeDistribution, lognormal_skewness
 from sloserve.estimator.completion.queue_backlog import NO_ARRIVALS, Arrivals, Backlog, EngineSize
 from sloserve.estimator.completion.queue_flow import QueueFlow
 from sloserve.estimator.length.remaining import Rest

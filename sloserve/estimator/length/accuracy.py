@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sloserve.estimator.length.remaining import FloatArray, IntArray, Rest
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.estimator.length.remaining import Rest
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from typing import Final
 
 import numpy as np
 
+from sloserve.core.arrays import FloatArray
 from sloserve.estimator.length.learned import LearnedLength, load_length_model
-from sloserve.estimator.length.remaining import FloatArray, Requests
+from sloserve.estimator.length.remaining import Requests
 
 LEVELS: Final[FloatArray] = np.array([0.1, 0.25, 0.5, 0.75, 0.9])
 """Levels of the quantiles that travel."""

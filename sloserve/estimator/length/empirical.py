@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sloserve.estimator.length.remaining import Estimator, IntArray, Requests
+from sloserve.core.arrays import IntArray
+from sloserve.estimator.length.remaining import Estimator, Requests
 from sloserve.estimator.length.survival import CurveOfEach, SurvivalCurve, survival_curve
 
 _NONE: IntArray = np.empty(0, np.int64)

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.errors import ConfigError
-from sloserve.estimator.length.remaining import FloatArray, IntArray, Requests
+from sloserve.estimator.length.remaining import Requests
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _FIELDS = ("prompt", "prompt_tokens", "output", "output_tokens", "max_tokens", "task", "arrival_s")

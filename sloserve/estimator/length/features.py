@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sloserve.estimator.length.remaining import FloatArray, Requests
+from sloserve.core.arrays import FloatArray
+from sloserve.estimator.length.remaining import Requests
 
 _PLAIN = ("prompt_tokens", "max_tokens", "hour", "task_p10", "task_p50", "task_p90")
 _TEXT = ("chars", "words", "lines", "digits", "questions", "code_marks", "number")

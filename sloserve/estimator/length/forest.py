@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.estimator.length.remaining import FloatArray
+from sloserve.core.arrays import FloatArray
 
 MAX_NODES = 200_000
 """Nodes of all trees together, which also bounds the longest walk; 480 trees of 7 leaves have 6,240."""

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from sloserve.estimator.length.remaining import Estimator, FloatArray, IntArray, Requests
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.estimator.length.remaining import Estimator, Requests
 
 _SQRT2 = np.sqrt(2.0)
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.length.gaussian import NormalLengths
-from sloserve.estimator.length.remaining import Estimator, FloatArray, IntArray, LengthForm, Requests
+from sloserve.estimator.length.remaining import Estimator, LengthForm, Requests
 
 
 @dataclass(frozen=True, slots=True, eq=False)

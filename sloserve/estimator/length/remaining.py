@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
+from sloserve.core.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

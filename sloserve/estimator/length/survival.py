@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sloserve.estimator.length.remaining import FloatArray, IntArray
+from sloserve.core.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from sloserve.estimator.length.remaining import FloatArray, IntArray, LengthEstimator, Requests
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.estimator.length.remaining import LengthEstimator, Requests
 
 STRIDE_TOKENS: Final = 8
 MOST_TOKENS: Final = 16384

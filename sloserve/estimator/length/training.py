@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.length.accuracy import Accuracy, Predictions, accuracy
 from sloserve.estimator.length.empirical import EmpiricalLength
@@ -19,7 +20,7 @@ from sloserve.estimator.length.features import TASK_LEVELS, Features
 from sloserve.estimator.length.forest import Forest
 from sloserve.estimator.length.gaussian import GaussianLength
 from sloserve.estimator.length.learned import LearnedLength, LengthModel
-from sloserve.estimator.length.remaining import Estimator, FloatArray
+from sloserve.estimator.length.remaining import Estimator
 
 LEAST_EXAMPLES = 100
 _TASK_PRIOR = 10.0

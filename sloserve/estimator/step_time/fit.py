@@ -10,12 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from sloserve.estimator.step_time.latency import BatchFit, Bilinear, DecodeLine, DistServe, Hinge, StepLatency, StepLoad
-
-FloatArray = NDArray[np.float64]
 
 FREE_TOKENS = (0, 8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512)
 """Candidates for the hinge: up to where a GPU's matrix products stop being bound by reading weights."""

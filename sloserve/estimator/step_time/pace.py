@@ -8,7 +8,7 @@ Source: Andes, App. B, which drops the context length for the same reason: it go
 
 import numpy as np
 
-from sloserve.estimator.length.remaining import FloatArray
+from sloserve.core.arrays import FloatArray
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.estimator.step_time.running_fit import RunningLine
 

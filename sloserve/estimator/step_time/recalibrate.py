@@ -19,11 +19,9 @@ Guarantees, whatever is observed:
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sloserve.core.arrays import FloatArray
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
-
-FloatArray = NDArray[np.float64]
 
 _SMALLEST = StepLoad(decode_seqs=1, decode_context_tokens=1)
 _PRIOR_STEPS = 1.0

@@ -7,15 +7,13 @@ inverse). With an e2e target alone its QoE is 1 if it ends in time, else 0. With
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
-from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.core.rows import Rows
 from sloserve.kernels.digest import DigestCurves, Replies
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.pace import pace_s
-
-BoolArray = NDArray[np.bool_]
 
 OBJECTIVES = ("mean", "min", "perfect")
 _PERFECT = 1.0 - 1e-9

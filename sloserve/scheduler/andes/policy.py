@@ -28,7 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.estimator.step_time.pace import StepPace, decode_step_s
 from sloserve.estimator.step_time.running_fit import RunningMean
@@ -38,7 +39,7 @@ from sloserve.lso.blocks import blocks_of
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.lso.preemption import freed_blocks
-from sloserve.scheduler.andes.outlook import COLUMNS, OBJECTIVES, BoolArray, Foresight, Outlook, reading_tds
+from sloserve.scheduler.andes.outlook import COLUMNS, OBJECTIVES, Foresight, Outlook, reading_tds
 from sloserve.scheduler.andes.room import Heads, VictimRule, short_of_blocks, victims_for
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 

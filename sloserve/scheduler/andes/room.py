@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.rows import Rows
 from sloserve.lso import pausing
 from sloserve.lso.preemption import Candidate, Head, select_victims
 from sloserve.scheduler.andes.outlook import Outlook

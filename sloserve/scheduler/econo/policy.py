@@ -21,8 +21,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.qoe import DEFAULT_TTFT_S
-from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
 from sloserve.lso.lengths import Lengths

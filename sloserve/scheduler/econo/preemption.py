@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from sloserve.core.rows import BoolArray, FloatArray, IntArray
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 
 TOKENS_PER_STEP: Final = 150.0
 """Prompt tokens that take as long to compute as a step of decoding: the latter reads all weights, the former multiply

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.rows import IntArray, Rows
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.policy import Plan, Policy, Snapshot

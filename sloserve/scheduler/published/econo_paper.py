@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.rows import IntArray, Rows
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import Rows
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
 from sloserve.scheduler.published.allocation import capacity_blocks

@@ -5,7 +5,8 @@ Granting is done with the ledger; the order is the paper's or that of arrival.
 
 import numpy as np
 
-from sloserve.core.rows import IntArray, Rows
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import Rows
 from sloserve.lso.lengths import Lengths
 from sloserve.scheduler.policy import NO_SLOTS
 from sloserve.scheduler.published.grants import NO_GROUP, Grants

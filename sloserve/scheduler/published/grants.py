@@ -6,7 +6,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.core.rows import FloatArray, IntArray
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.scheduler.policy import NO_SLOTS
 
 NO_GROUP = 0

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.rows import Rows
 from sloserve.lso.ordering import ranks
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.published.allocation import PROMISE_COLUMNS

@@ -11,7 +11,8 @@ from bisect import bisect_left, bisect_right
 
 import numpy as np
 
-from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.rows import Rows
 
 DEADLINE_EDGES_S: FloatArray = np.array([0.2, 0.5, 2.0])
 """Sec. 3.4, e.g. 0.2-0.5 s, 0.5-2 s, > 2 s."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sloserve.core.rows import BoolArray, FloatArray, IntArray
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.kernels.rank import top_k
 from sloserve.lso.ordering import woven_places
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sloserve.core.rows import IntArray
+from sloserve.core.arrays import IntArray
 from sloserve.kernels.rank import top_k
 from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.policy import Snapshot

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from sloserve.core.rows import BoolArray, IntArray
+from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
 from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.policy import NO_SLOTS

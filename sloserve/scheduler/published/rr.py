@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.rows import FloatArray, IntArray, Rows
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.rows import Rows
 from sloserve.lso.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sloserve.core.rows import FloatArray, IntArray
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal
 
 

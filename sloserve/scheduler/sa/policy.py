@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.rows import IntArray, Rows
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.estimator.step_time.profile import ProfileName, load_profile
 from sloserve.kernels.anneal import BatchRequests, Cooling, anneal

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sloserve.core.rows import FloatArray, IntArray
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.step_time.fit import MeasuredStep, fit_bilinear
 from sloserve.estimator.step_time.latency import BatchFit, Bilinear, StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import Profile

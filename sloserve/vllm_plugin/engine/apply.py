@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
-from sloserve.core.rows import IntArray
+from sloserve.core.arrays import IntArray
 from sloserve.engine.table import RequestTable
 from sloserve.scheduler.policy import Plan
 from sloserve.vllm_plugin.engine import compat

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from vllm.v1.request import Request
 
+from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import InvalidRequest
-from sloserve.core.rows import FloatArray
 from sloserve.core.served import Interruptions
 from sloserve.core.slo import ClassTable, Targets
 from sloserve.core.stated import StatedSLO

@@ -5,7 +5,8 @@ from typing import Any
 
 from vllm.v1.request import Request
 
-from sloserve.core.rows import IntArray, State
+from sloserve.core.arrays import IntArray
+from sloserve.core.rows import State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.table import RequestTable
 from sloserve.lso.preemption import Holding

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import PREFIX_BLOCK_TOKENS
-from sloserve.workloads.trace import FloatArray, IntArray
 
 MAX_TOKENS = 10_000_000
 """Longest prompt or output a row may state; longer than any model's context, so a typing error."""

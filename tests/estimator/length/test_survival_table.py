@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.length.empirical import EmpiricalLength
-from sloserve.estimator.length.remaining import FloatArray, IntArray, Requests
+from sloserve.estimator.length.remaining import Requests
 from sloserve.estimator.length.survival_table import MOST_TOKENS, STRIDE_TOKENS, SurvivalTable
 
 NO_CAP = 10**9

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sloserve.core.arrays import IntArray
 from sloserve.core.errors import ConfigError
-from sloserve.core.rows import IntArray, State
+from sloserve.core.rows import State
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
 from sloserve.scheduler.published.econo_paper import EconoPaper
 from sloserve.scheduler.published.grants import NO_GROUP

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sloserve.core.rows import IntArray
+from sloserve.core.arrays import IntArray
 from sloserve.scheduler.published.prompt_queue import Room, fcfs_prompts, paper_prompts
 from tests.snapshots import make_snapshot
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloserve.core.arrays import IntArray
 from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
-from sloserve.core.rows import IntArray, Rows, State
+from sloserve.core.rows import Rows, State
 from sloserve.core.runlog import RunLog
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
