@@ -1,4 +1,6 @@
-"""Names of the array types that functions take and give: one dtype each, shapes in the docstrings."""
+"""Names of the array types that functions take and give, one dtype each; and how a column by slot grows."""
+
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,3 +8,15 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+
+Item = TypeVar("Item", bound=np.generic)
+
+
+def grown(column: NDArray[Item], size: int, fill: float = 0) -> NDArray[Item]:
+    """A longer copy of ``[slots]`` or ``[slots, n]``: of ``size`` slots, the new ones hold ``fill``.
+
+    For columns of the request table, and for what a policy remembers by slot beside them.
+    """
+    longer: NDArray[Item] = np.full((size, *column.shape[1:]), fill, column.dtype)
+    longer[: len(column)] = column
+    return longer

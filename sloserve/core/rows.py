@@ -7,12 +7,11 @@ access.
 """
 
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray, grown
 
 
 class State(IntEnum):
@@ -139,10 +138,7 @@ class Rows:
 
     def _grow(self, capacity: int) -> None:
         for name in self.kept:
-            dtype, fill = COLUMNS[name]
-            column: NDArray[Any] = np.full(capacity, fill, dtype)
-            column[: self._capacity] = getattr(self, name)
-            setattr(self, name, column)
+            setattr(self, name, grown(getattr(self, name), capacity, COLUMNS[name][1]))
         self._free.extend(range(capacity - 1, self._capacity - 1, -1))
         self._capacity = capacity
 

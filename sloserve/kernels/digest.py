@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.arrays import FloatArray, IntArray, grown
 from sloserve.kernels import _csrc
 
 _COLUMNS = 5
@@ -52,9 +52,7 @@ class DigestCurves:
     def reset(self, slot: int) -> None:
         """A new request has this slot."""
         if slot >= len(self._curves):
-            grown = np.zeros((2 * slot, _COLUMNS))
-            grown[: len(self._curves)] = self._curves
-            self._curves = grown
+            self._curves = grown(self._curves, 2 * slot)
         self._curves[slot] = 0.0
 
     def deliver(self, slots: IntArray, tokens: IntArray, times_s: FloatArray, tds: FloatArray) -> None:

@@ -65,3 +65,28 @@ def test_only_core_names_these_array_types() -> None:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and ast.unparse(node.value) in ALIASED
     }
     assert found == {"sloserve/core/arrays.py"}
+
+
+def _grows_a_column(node: ast.AST) -> bool:
+    """``longer[: len(column)] = column`` and ``np.concatenate((column, np.zeros(...)))``."""
+    match node:
+        case ast.Assign(
+            targets=[ast.Subscript(slice=ast.Slice(lower=None, upper=ast.expr() as upper))],
+            value=ast.Name() | ast.Attribute() | ast.Call() as value,
+        ):
+            return ast.unparse(upper) in {f"len({ast.unparse(value)})", f"{ast.unparse(value)}.size", "self._capacity"}
+        case ast.Call(func=func, args=[ast.Tuple(elts=[_, ast.Call(func=new)])]):
+            return (ast.unparse(func), ast.unparse(new)) in {
+                ("np.concatenate", f"np.{name}") for name in ("zeros", "full", "empty", "ones")
+            }
+    return False
+
+
+@pytest.mark.parametrize("code", ["new[: old.size] = old", "a.b = np.concatenate((a.b, np.zeros(3, np.bool_)))"])
+def test_growth_of_a_column_is_recognised(code: str) -> None:
+    assert any(map(_grows_a_column, ast.walk(ast.parse(code))))
+
+
+def test_only_core_grows_columns() -> None:
+    words = ("concatenate((", "[: ")
+    assert {path for path in SOURCES if any(map(_grows_a_column, _nodes(path, words)))} == {"sloserve/core/arrays.py"}

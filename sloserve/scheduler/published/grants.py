@@ -1,17 +1,13 @@
 """Who has been granted how much, and in which group: what EconoServe remembers between two plans, by slot."""
 
 from collections import Counter
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.arrays import FloatArray, IntArray, grown
 from sloserve.scheduler.policy import NO_SLOTS
 
 NO_GROUP = 0
-
-Item = TypeVar("Item", bound=np.generic)
 
 
 class Grants:
@@ -40,8 +36,8 @@ class Grants:
     def enter(self, slot: int, capacity: int) -> None:
         """A request has come that has nothing yet. capacity: of the table of requests."""
         if capacity > self.goal.size:
-            self.goal, self.rest, self.group = (_grown(one, capacity) for one in (self.goal, self.rest, self.group))
-            self.first_left, self.first_output = _grown(self.first_left, capacity), _grown(self.first_output, capacity)
+            self.goal, self.rest, self.group = (grown(one, capacity) for one in (self.goal, self.rest, self.group))
+            self.first_left, self.first_output = grown(self.first_left, capacity), grown(self.first_output, capacity)
         self.goal[slot] = self.rest[slot] = 0
         self.first_left[slot] = 0.0
         self.group[slot] = NO_GROUP
@@ -69,9 +65,3 @@ class Grants:
                 del self._members[group]
                 self.group_ended = True
         self.group[slots] = NO_GROUP
-
-
-def _grown(column: NDArray[Item], size: int) -> NDArray[Item]:
-    grown = np.zeros(size, column.dtype)
-    grown[: column.size] = column
-    return grown

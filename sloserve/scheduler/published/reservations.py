@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from sloserve.core.arrays import BoolArray, IntArray
+from sloserve.core.arrays import BoolArray, IntArray, grown
 from sloserve.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
 from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.policy import NO_SLOTS
@@ -139,8 +139,7 @@ class Hosting(Exact):
             return
         most = int(slots.max()) + 1
         if most > self._since.size:
-            self._since = np.concatenate((self._since, np.zeros(most, np.int64)))
-            self._guest = np.concatenate((self._guest, np.zeros(most, np.bool_)))
+            self._since, self._guest = grown(self._since, 2 * most), grown(self._guest, 2 * most)
         self._since[slots] = self._spans.now - tokens
         self._guest[slots] = guest
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.arrays import FloatArray, IntArray, grown
 from sloserve.core.rows import Rows
 from sloserve.lso.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
@@ -54,8 +54,8 @@ class RR(Policy):
 
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
         if self._last_served.size < rows.capacity:
-            self._last_served = _grown(self._last_served, rows.capacity)
-            self._turn_steps = _grown(self._turn_steps, rows.capacity)
+            self._last_served = grown(self._last_served, rows.capacity)
+            self._turn_steps = grown(self._turn_steps, rows.capacity)
         self._last_served[slot] = self._step
         self._turn_steps[slot] = 0
 
@@ -75,9 +75,3 @@ class RR(Policy):
         running_key: FloatArray = np.where(over, _FAR, -_FAR) + steps
         waiting_key = self._last_served[snapshot.waiting].astype(np.float64)
         return plan_by_key(snapshot, waiting_key, running_key, evict=self._rule)
-
-
-def _grown(column: IntArray, size: int) -> IntArray:
-    grown = np.zeros(size, np.int64)
-    grown[: column.size] = column
-    return grown
