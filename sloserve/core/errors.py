@@ -5,14 +5,11 @@
     ├── InvalidRequest         something the client wrote: answered with 400, never queued
     ├── Rejected               refused before queueing
     │   ├── QueueFull
-    │   ├── SLOUnattainable
-    │   └── UnknownModel
+    │   └── SLOUnattainable
     ├── Evicted                given up after queueing
     │   ├── DeadlinePassed
-    │   ├── Cancelled
     │   └── ShuttingDown
-    ├── EngineError            the engine failed under us
-    └── InternalError          a bug of ours
+    └── EngineError            the engine failed under us
 
 A message says what, the value, the limit and the remedy. Only ``wire/`` knows HTTP status codes.
 """
@@ -70,10 +67,6 @@ class SLOUnattainable(Rejected):
         self.slo_class = slo_class
 
 
-class UnknownModel(Rejected):
-    """No engine serves the model."""
-
-
 class Evicted(SloServeError):
     """Given up after it was queued."""
 
@@ -86,10 +79,6 @@ class DeadlinePassed(Evicted):
         self.retry_after_s = retry_after_s
 
 
-class Cancelled(Evicted):
-    """The client went away."""
-
-
 class ShuttingDown(Evicted):
     """The server is stopping; says in how many whole seconds it will be gone, and another may be in its place."""
 
@@ -100,7 +89,3 @@ class ShuttingDown(Evicted):
 
 class EngineError(SloServeError):
     """The engine under us failed."""
-
-
-class InternalError(SloServeError):
-    """A bug in this package."""

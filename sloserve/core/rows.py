@@ -49,14 +49,16 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "length_p50": (np.float64, np.nan),
     "length_p75": (np.float64, np.nan),
     "length_p90": (np.float64, np.nan),
-    "cached_tokens": (np.int64, 0),  # prompt tokens found in the prefix cache at first admission
+    # Prompt tokens found in the prefix cache at first admission. No policy reads it yet: the planner of a fleet needs
+    # it to know what a prompt costs on an engine that has its prefix.
+    "cached_tokens": (np.int64, 0),
     "computed_tokens": (np.int64, 0),  # tokens with KV, those in flight included
-    "in_flight_tokens": (np.int64, 0),  # scheduled, result not yet seen
+    # Scheduled, result not yet seen. No policy reads it yet: a budget for each step needs it to know a request's slack.
+    "in_flight_tokens": (np.int64, 0),
     "output_tokens": (np.int64, 0),
     "kv_blocks": (np.int64, 0),  # ceil(computed_tokens / block_size); shared prefix blocks count for every holder
     "num_preemptions": (np.int64, 0),
     "first_token_s": (np.float64, np.nan),
-    "last_token_s": (np.float64, np.nan),
     "evictable": (np.bool_, True),  # False: the guards forbid evicting it
     "pausable": (np.bool_, True),
 }
@@ -67,7 +69,7 @@ LENGTH_QUANTILES = ("length_p10", "length_p25", "length_p50", "length_p75", "len
 ALWAYS_KEPT = frozenset({"seq", "state", "evictable", "pausable"})
 """Columns that the contract itself reads."""
 
-PROGRESS_COLUMNS = frozenset({"first_token_s", "last_token_s"})
+PROGRESS_COLUMNS = frozenset({"first_token_s"})
 """Columns written as each step's output arrives."""
 
 GATHERED_COLUMNS = frozenset({"computed_tokens", "in_flight_tokens", "output_tokens", "kv_blocks"})
@@ -119,7 +121,6 @@ class Rows:
     kv_blocks: IntArray
     num_preemptions: IntArray
     first_token_s: FloatArray
-    last_token_s: FloatArray
     evictable: BoolArray
     pausable: BoolArray
 

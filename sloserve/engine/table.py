@@ -142,8 +142,6 @@ class RequestTable:
         if "first_token_s" in rows.kept:
             fresh = slots[np.isnan(rows.first_token_s[slots])]
             rows.first_token_s[fresh] = now_s
-        if "last_token_s" in rows.kept:
-            rows.last_token_s[slots] = now_s
         return slots, tokens
 
     def finished(self, request: EngineRequest) -> int | None:

@@ -4,19 +4,16 @@ from http import HTTPStatus
 from typing import Any
 
 from sloserve.core.errors import (
-    Cancelled,
     ConfigError,
     DeadlinePassed,
     EngineError,
     Evicted,
-    InternalError,
     InvalidRequest,
     QueueFull,
     Rejected,
     ShuttingDown,
     SloServeError,
     SLOUnattainable,
-    UnknownModel,
 )
 from sloserve.wire.headers import DROPPED_REASON, RETRY_AFTER
 
@@ -25,13 +22,10 @@ STATUS: dict[type[SloServeError], HTTPStatus] = {
     Rejected: HTTPStatus.TOO_MANY_REQUESTS,
     QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
     SLOUnattainable: HTTPStatus.TOO_MANY_REQUESTS,
-    UnknownModel: HTTPStatus.NOT_FOUND,
     Evicted: HTTPStatus.SERVICE_UNAVAILABLE,
     DeadlinePassed: HTTPStatus.TOO_MANY_REQUESTS,
-    Cancelled: HTTPStatus.SERVICE_UNAVAILABLE,
     ShuttingDown: HTTPStatus.SERVICE_UNAVAILABLE,
     EngineError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    InternalError: HTTPStatus.INTERNAL_SERVER_ERROR,
     ConfigError: HTTPStatus.BAD_REQUEST,  # of an operator, over the admin routes
 }
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 
+import sloserve
 from sloserve.core.errors import QueueFull, SloServeError, SLOUnattainable
 from sloserve.wire import errors
 
@@ -15,9 +17,19 @@ def subclasses(cls: type[SloServeError]) -> Iterator[type[SloServeError]]:
         yield from subclasses(sub)
 
 
-@pytest.mark.parametrize("error", [e for e in subclasses(SloServeError) if e.__module__ == SloServeError.__module__])
+ERRORS = [e for e in subclasses(SloServeError) if e.__module__ == SloServeError.__module__]
+
+
+@pytest.mark.parametrize("error", ERRORS)
 def test_every_error_is_mapped(error: type[SloServeError]) -> None:
     assert errors.STATUS[error] >= 400
+
+
+def test_every_error_is_raised_somewhere() -> None:
+    """But for those that only stand for their kinds."""
+    package = Path(sloserve.__file__).parent
+    code = "".join(path.read_text() for path in package.rglob("*.py") if path != package / "core" / "errors.py")
+    assert [e.__name__ for e in ERRORS if not e.__subclasses__() and f"{e.__name__}(" not in code] == []
 
 
 def test_full_queue() -> None:

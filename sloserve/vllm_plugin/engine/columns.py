@@ -51,5 +51,5 @@ def live_columns(request: Request, stated: StatedSLO, now_s: float) -> dict[str,
     }
     if request.num_output_tokens:
         first_s = now_s - (stated.slo.targets.pace_s or 0.0) * (request.num_output_tokens - 1)
-        values |= {"first_token_s": max(first_s, request.arrival_time), "last_token_s": now_s}
+        values["first_token_s"] = max(first_s, request.arrival_time)
     return values
