@@ -1,4 +1,4 @@
-"""Plans for requests served in successive batches: order and batch boundaries, by simulated annealing or by trying all.
+"""Plans for requests served in successive batches: order and batch boundaries, by simulated annealing.
 
 The model is that of the simulated-annealing paper (csrc/include/sloserve/batch_plan.h); times are linear in the batch
 size, so that any latency model can be brought into this form.
@@ -110,7 +110,7 @@ def anneal(
 
 
 def exhaustive(requests: BatchRequests, max_batch: int, *, fixed: int = 0) -> BatchPlan:
-    """The plan with the highest G, of at most 12 requests: to measure :func:`anneal` against.
+    """For tests and benchmarks: the plan with the highest G, of at most 12 requests.
 
     Raises: ValueError as :func:`anneal`, and for more requests.
     """

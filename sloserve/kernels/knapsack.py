@@ -4,7 +4,7 @@ Gains are any finite numbers (for Andes: how much more QoE a request has if serv
 or tokens, 1 at least. Same arguments, same answer, on every platform.
 
 :func:`pack_priced` is the one to use; :func:`pack_greedy` is the paper's, which loses a quarter where the number binds
-instead of the cache, and :func:`pack_exact` what both are measured against.
+instead of the cache, and :func:`pack_exact` what tests and benchmarks measure both against.
 
 Source: Andes, Algorithms 1 and 2. Differs: see csrc/include/sloserve/knapsack.h and knapsack_priced.h.
 """
@@ -103,7 +103,7 @@ def best_batch(
 def pack_exact(
     gain: ArrayLike, weight: ArrayLike, capacity: int, num_items: int, *, at_most: bool = False
 ) -> IntArray | None:
-    """Indices, ascending, of the ``num_items`` items of most gain that fit: to measure the others against.
+    """For tests and benchmarks: indices, ascending, of the ``num_items`` items of most gain that fit.
 
     Exactly ``num_items``, also where that takes items that gain nothing, and ``None`` where so many do not fit;
     at_most: up to so many, none of which could be left out without loss. O(n * num_items * capacity) time, as many

@@ -1,4 +1,4 @@
-// The best plan of all, by trying them: to measure the annealer against. Time grows faster than n!, hence the limit.
+// For tests and benchmarks: the best plan of all, by trying them. Time grows faster than n!, hence the limit.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // Which requests to serve together: the most gain within the KV cache and a batch size (a knapsack of limited cardinality).
 //
 // Here the items and the paper's greedy pack, by gain per weight. knapsack_priced.h has the pack for use at each plan,
-// knapsack_batch.h the choice of the batch size, knapsack_exact.h what to measure them against.
+// knapsack_batch.h the choice of the batch size, knapsack_exact.h what tests and benchmarks measure them against.
 //
 // Source: Andes, Algorithm 1. Differs: leaves out who gains nothing and by default goes on behind one that does not fit.
 //

@@ -1,4 +1,4 @@
-// The knapsack solved exactly, by a dynamic programme: to measure the other packs against.
+// For tests and benchmarks: the knapsack solved exactly, by a dynamic programme.
 //
 // Source: Andes, Algorithm 2. Differs: the third dimension is "weight at most m", so that the last cell is the answer (the paper's
 // is "exactly m", which makes it search dp[N][B] for the best m).
