@@ -153,8 +153,28 @@ NUMBER_CASES = [
     numbered("priority beyond all floats", '"priority": 1e999', 400),
     numbered("more tokens than int64 holds", f'"max_tokens": {2**64}', 200, 400),
     serve("longer reply than int64 holds", stating("", f'{{"output_tokens": {2**64}}}'), 400, says="output_tokens"),
-    serve("unknown headers", GOOD, 400, headers={f"x-slo-a{i}": "1" for i in range(100)}, says="at most 32 unknown"),
+    serve("unknown headers", GOOD, 400, headers={f"x-slo-a{i}": "1" for i in range(200)}, says="at most 32 unknown"),
     serve("header beyond all floats", GOOD, 400, headers={"x-slo-ttft-ms": "1e999"}, says="x-slo-ttft-ms"),
+    *(
+        serve(f"time to live {ttl}", GOOD, 400, headers={"x-request-ttl-ms": ttl}, says="x-request-ttl-ms")
+        for ttl in ("0", "1e12", "soon")
+    ),
+    serve(
+        "two objectives",
+        GOOD,
+        400,
+        headers={"x-llm-d-inference-objective": "a", "x-gateway-inference-objective": "b"},
+        says="which x-llm-d-inference-objective says",
+    ),
+    serve("hint of a length beyond int64", stating(f', "nvext": {{"agent_hints": {{"osl": {10**30}}}}}'), 200),
+    serve(
+        "priority that a held tenant may not state",
+        GOOD,
+        400,
+        headers={"x-tenant-id": "small", "X-Vllm-Priority": "-1"},
+        says="0 or more, all that class 'background' may state",
+        policy="priority",
+    ),
     serve("header of 5,000 digits", GOOD, 400, headers={"x-slo-ttft-ms": "9" * 5000}, says="x-slo-ttft-ms"),
     Case(
         "least priority header, which vLLM may count down",

@@ -1,6 +1,6 @@
 """The serving surface on a real engine: every way to state an SLO, what is refused and how, what is told and counted.
 
-One server serves all tests, those of test_hostile.py before; the last test here kills its engine.
+One server serves all tests, those of test_hostile.py too; the test that kills an engine has its own.
 """
 
 import contextlib
@@ -396,6 +396,9 @@ def test_full_queue_is_a_429_that_says_when_to_come_again(server: Server, http: 
     assert samples(server, "sloserve:requests_total")[("background", "rejected")] == 1
 
 
+WITH_TTL = [("chat", False), ("chat", True), ("completions", False), ("messages", True), ("responses", True)]
+
+
 def test_a_request_whose_time_is_over_is_a_429_and_leaves_the_engine(server: Server, http: httpx.Client) -> None:
     def in_queue() -> float:
         ours = sum(samples(server, "sloserve:queue_requests").values())
@@ -403,7 +406,7 @@ def test_a_request_whose_time_is_over_is_a_429_and_leaves_the_engine(server: Ser
 
     evicted = samples(server, "sloserve:requests_total").get(("interactive", "evicted"), 0.0)
     with streams(server, MAX_NUM_SEQS, {}):
-        for route, stream in (("chat", False), ("chat", True), ("completions", False), ("messages", True)):
+        for route, stream in WITH_TTL:
             path, body = ROUTES[route]
             answer = http.post(
                 path, json={"model": MODEL, **body, "stream": stream}, headers={"x-request-ttl-ms": "100"}
@@ -412,9 +415,9 @@ def test_a_request_whose_time_is_over_is_a_429_and_leaves_the_engine(server: Ser
             assert answer.headers["x-slo-dropped-reason"] == "rejected-ttl-expired"
             assert 1 <= int(answer.headers["retry-after"]) <= 30
         assert any(in_queue() == 0 for _ in range(1000))
-    assert samples(server, "sloserve:requests_total")[("interactive", "evicted")] == evicted + 4
+    assert samples(server, "sloserve:requests_total")[("interactive", "evicted")] == evicted + len(WITH_TTL)
     rejected = samples(server, "sloserve:rejected_requests_total")
-    assert rejected[("interactive", "rejected-ttl-expired")] == 4
+    assert rejected[("interactive", "rejected-ttl-expired")] == len(WITH_TTL)
     path, body = ROUTES["chat"]
     for stream in (False, True):
         told_in_time = http.post(
@@ -432,16 +435,27 @@ def test_a_client_that_leaves_is_counted_as_aborted(server: Server) -> None:
     assert any(count == before + 2 for count in counts)
 
 
-def test_engine_killed_under_load_is_a_clean_error_and_leaves_nothing(server: Server) -> None:
+@pytest.fixture
+def doomed() -> Iterator[Server]:
+    running = Server("--max-num-seqs", str(MAX_NUM_SEQS))
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.stop()
+
+
+def test_engine_killed_under_load_is_a_clean_error_and_leaves_nothing(doomed: Server) -> None:
     pages = page_folder.page_folder()
-    (engine,) = server.engine_pids()
+    (engine,) = doomed.engine_pids()
     assert [page for page in pages.iterdir() if page.name.startswith(f"{engine}-")]
-    with streams(server, MAX_NUM_SEQS, {}) as ends:
+    with streams(doomed, MAX_NUM_SEQS, {}) as ends:
         os.kill(engine, signal.SIGKILL)
-        status = server.wait()
+        status = doomed.wait()
     assert len(ends) == MAX_NUM_SEQS
     for end in ends:
         assert '"error"' in end or end.endswith("Error>")
-    assert any("EngineDeadError" in line or "died unexpectedly" in line for line in server.log)
+    assert any("EngineDeadError" in line or "died unexpectedly" in line for line in doomed.log)
     assert status is not None
     assert not [page for page in pages.iterdir() if page.name.startswith(f"{engine}-")]
