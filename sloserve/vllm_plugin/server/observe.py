@@ -127,7 +127,12 @@ class Observed:
             self._end(Outcome.COMPLETED, reply, self._whole(reply))
 
     def _streamed(self) -> tuple[Latency | None, float | None]:
-        timelines = [np.array(times_s) - self.arrival_s for times_s in self._token_times_s.values() if times_s]
+        # The host's clock may be set back while a reply streams; a timeline only ascends.
+        timelines = [
+            np.maximum.accumulate(np.maximum(np.array(times_s) - self.arrival_s, 0.0))
+            for times_s in self._token_times_s.values()
+            if times_s
+        ]
         if not timelines:
             return None, None
         latency = Latency(
@@ -139,20 +144,18 @@ class Observed:
         if expected is None:
             return latency, None
         ttft_s, tds = expected
-        # The host's clock may be set back while a reply streams; a timeline only ascends.
-        ascending = [np.maximum.accumulate(np.maximum(t, 0.0)) for t in timelines]
-        return latency, min(qoe(t, ttft_s=ttft_s, tds=tds) for t in ascending)
+        return latency, min(qoe(t, ttft_s=ttft_s, tds=tds) for t in timelines)
 
     def _whole(self, reply: Any) -> Latency | None:
         tokens = max((len(one.token_ids) for one in reply.outputs), default=0)
         if not tokens:
             return None
-        e2e_s = self._clock.now_s() - self.arrival_s
+        e2e_s = max(self._clock.now_s() - self.arrival_s, 0.0)
         stats = reply.metrics
         if stats is None or not stats.first_token_latency:  # --disable-log-stats: nothing came before the whole
             return Latency(ttft_s=e2e_s, tpot_s=0.0, e2e_s=e2e_s)
         decode_s = stats.last_token_ts - stats.first_token_ts
-        return Latency(ttft_s=stats.first_token_latency, tpot_s=decode_s / max(tokens - 1, 1), e2e_s=e2e_s)
+        return Latency(ttft_s=max(stats.first_token_latency, 0.0), tpot_s=decode_s / max(tokens - 1, 1), e2e_s=e2e_s)
 
     @property
     def begun(self) -> bool:

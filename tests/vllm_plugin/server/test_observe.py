@@ -198,3 +198,10 @@ def test_a_clock_set_back_harms_no_reply() -> None:
     call.observed.arrival_s = ARRIVAL_S + 5.0
     call.run([(0.5, reply(1)), (0.75, reply(1, finish="stop"))])
     assert call.served.outcome is Outcome.COMPLETED and call.served.qoe == 1.0
+    assert call.served.latency == Latency(0.0, 0.0, 0.0)  # what is predicted would be learnt from less than nothing
+    for told in (None, stats(first_token_latency=-4.5, first_token_ts=1.0, last_token_ts=1.25)):
+        call = Call()
+        call.observed.arrival_s = ARRIVAL_S + 5.0
+        call.run([(0.75, reply(2, finish="stop", metrics=told))], streamed=False)
+        assert call.served.latency is not None
+        assert (call.served.latency.ttft_s, call.served.latency.e2e_s) == (0.0, 0.0)
