@@ -79,12 +79,9 @@ def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | N
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
     if not args.uds and not args.headless:
-        if is_exposed(args.host) and not any(args.api_key or [os.environ.get("VLLM_API_KEY")]):
-            print(
-                f"sloserve: warning: whoever reaches {args.host} port {args.port} may use the model; "
-                "--api-key or VLLM_API_KEY asks for a key",
-                file=sys.stderr,
-            )
+        if is_exposed(args.host):
+            has_key = any(args.api_key or [os.environ.get("VLLM_API_KEY")])
+            print(f"sloserve: warning: {exposure(args.host, args.port, has_key)}", file=sys.stderr)
         check_port_free(args.host, args.port)
     command.cmd(args)
 
@@ -136,6 +133,16 @@ def configure(args: argparse.Namespace, section: Mapping[str, Any]) -> None:
     args.scheduler_cls = SCHEDULER_CLS
     if MIDDLEWARE not in args.middleware:
         args.middleware = [*args.middleware, MIDDLEWARE]
+
+
+def exposure(host: str | None, port: int, has_key: bool) -> str:
+    """What other machines may do that reach an exposed server. has_key: whether it asks for vLLM's API key."""
+    if has_key:
+        return (
+            f"whoever reaches {host} port {port} may use the model without the API key on routes that vLLM does not "
+            "guard, such as /invocations; let a proxy pass on only the routes that clients need"
+        )
+    return f"whoever reaches {host} port {port} may use the model; --api-key or VLLM_API_KEY asks for a key"
 
 
 def is_exposed(host: str | None) -> bool:

@@ -254,6 +254,11 @@ def test_hosts_that_other_machines_reach(host: str | None, exposed: bool) -> Non
     assert serve.is_exposed(host) == exposed
 
 
+def test_the_warning_says_what_a_key_does_not_guard() -> None:
+    assert "/invocations" in serve.exposure("0.0.0.0", 8000, has_key=True)
+    assert "--api-key or VLLM_API_KEY asks for a key" in serve.exposure("0.0.0.0", 8000, has_key=False)
+
+
 def test_port_in_use_is_one_message() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
