@@ -34,8 +34,10 @@ logger = logging.getLogger(__name__)
 
 LOG_INTERVAL_S: Final = 60.0
 INVALID_REQUEST: Final = "invalid-request"
+SHUTTING_DOWN: Final = "shutting-down"
 REASONS: Final = (
     "rejected-saturated", "rejected-slo-unattainable", "rejected-ttl-expired", "evicted-priority", INVALID_REQUEST,
+    SHUTTING_DOWN,
 )  # fmt: skip
 OTHER: Final = "other"
 NONE: Final = "none"

@@ -269,7 +269,8 @@ class FrontEnd:
         except (Rejected, ShuttingDown) as error:
             rejected = ServedRequest(observed.slo, Outcome.REJECTED, observed.tenant, predicted=observed.predicted)
             self._metrics.record(rejected)
-            self._metrics.rejected(observed.slo.slo_class.name, errors.reason(error))
+            reason = collectors.SHUTTING_DOWN if isinstance(error, ShuttingDown) else errors.reason(error)
+            self._metrics.rejected(observed.slo.slo_class.name, reason)
             if isinstance(error, QueueFull):
                 tell_operator(
                     f"clients of class {error.slo_class!r} get 429, since as many wait as admission.max_waiting allows"

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from sloserve.core.clock import ManualClock
+from sloserve.core.errors import ShuttingDown
 from sloserve.core.served import ServedRequest
 from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.estimator.length.examples import make_examples
 from sloserve.estimator.length.training import TrainingSettings, train
 from sloserve.metrics import page_folder
+from sloserve.metrics.collectors import REASONS
 from sloserve.vllm_plugin.server.front_end import FrontEnd, prompt_tokens, tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
@@ -153,6 +155,20 @@ def test_predict_has_the_cap_as_well(metrics: Metrics) -> None:
     with pytest.raises(Refused, match="queue full: 2 of 2"):
         server.accept(None, {"prompt_token_ids": [0]})
     assert metrics.reasons == ["rejected-saturated"]
+
+
+def test_a_request_that_meets_a_stopping_server_has_a_reason_of_its_own(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+
+    def check_open() -> None:
+        raise ShuttingDown("the server is shutting down", 7)
+
+    monkeypatch.setattr(server.front_end.drain, "check_open", check_open)
+    with pytest.raises(Refused, match="shutting down"):
+        server.accept(None, "text")
+    assert metrics.reasons == ["shutting-down"] and metrics.reasons[0] in REASONS
 
 
 def test_a_cap_is_that_of_all_front_ends_and_a_first_token_that_nobody_sees_frees_its_place_for_all(
