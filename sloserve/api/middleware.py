@@ -10,7 +10,6 @@ server does.
 
 import asyncio
 import os
-import uuid
 from collections.abc import Awaitable, Iterable
 from http import HTTPStatus
 
@@ -19,8 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sloserve.api.admin import PREFIX, AdminApp, engine_of
 from sloserve.api.lifecycle import READY_PATH, readiness, refused_for_stopping, started, unless_overtaken
-from sloserve.api.refusal import CLOSE, BodyTooLarge, declares_more, refuse
+from sloserve.api.refusal import CLOSE, BodyTooLarge, declares_more, first, refuse
 from sloserve.api.report import Reporter
+from sloserve.api.request_id import identified, repeating
 from sloserve.api.time_to_live import TimeToLive
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import InvalidRequest
@@ -28,7 +28,7 @@ from sloserve.settings import ADMIN_KEY, PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server.front_end import tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.headers import REQUEST_ID, TTL, label, predictions
+from sloserve.wire.headers import TTL, predictions
 
 
 class SLOMiddleware:
@@ -56,16 +56,18 @@ class SLOMiddleware:
         if self._admin is not None and path.startswith(PREFIX):
             await self._admin(scope, receive, send)
             return
+        try:
+            scope, request_id = identified(scope)
+        except InvalidRequest as error:
+            await refuse(send, errors.status(error), str(error), error.param, [CLOSE])
+            return
+        send = repeating(request_id, send)
         if scope["method"] == "POST":
             if await refused_for_stopping(engine_of(scope), send):
                 return
             send = unless_overtaken(engine_of(scope), send)
         exchange = Exchange(HTTPContext(self._clock.now_s()), self._settings_of(scope), receive, send)
-        try:
-            scope = exchange.begin(scope)
-        except InvalidRequest as error:
-            await exchange.refuse(errors.status(error), str(error), error.param)
-            return
+        exchange.begin(scope)
         if exchange.too_large:
             await exchange.refuse_too_large()
             return
@@ -109,38 +111,27 @@ class Exchange:
         self._received_bytes = 0
         self._answering = False
         self._content_type = b""
-        self._request_id = ""
         self._reporter: Reporter | None = None
 
-    def begin(self, scope: Scope) -> Scope:
-        """Reads the headers; returns the scope with a request id, the client's or a new one.
-
-        Raises: InvalidRequest for a request id that is no label. What is wrong with an SLO is said later, by a route
-        that has any use for it.
-        """
+    def begin(self, scope: Scope) -> None:
+        """Reads the headers. What is wrong with an SLO is said later, by a route that has any use for it."""
         headers = scope["headers"]
         self.http.read_headers(headers, self._header_rules)
-        if self.http.headers.ttl_s is not None:
-            self._ttl = TimeToLive(self.http.headers.ttl_s, self._receive, self._send)
+        if self.http.headers.ttl_s is not None and scope["method"] == "POST":
+            self._ttl = TimeToLive(self.http.headers.ttl_s, lambda: self.http.is_waiting, self._receive, self._send)
             self._receive, self._send = self._ttl.receive, self._ttl.send
         self.too_large = declares_more(headers, self._max_body_bytes)
-        found, name = dict(headers), REQUEST_ID.encode()
-        self._content_type = found.get(b"content-type", b"")
-        if found.get(name):
-            self._request_id = label(REQUEST_ID, found[name])
-            return scope
-        self._request_id = uuid.uuid4().hex
-        return {**scope, "headers": [h for h in headers if h[0] != name] + [(name, self._request_id.encode())]}
+        self._content_type = first(headers, b"content-type")
 
     async def run(self, app: Awaitable[None]) -> None:
         """Runs what serves the request, no longer than it has to live."""
         if self._ttl is None:
             await app
         else:
-            await self._ttl.run(app, lambda: self.http.is_waiting, self._refuse_expired)
+            await self._ttl.run(app, self._refuse_expired)
 
     async def _refuse_expired(self) -> None:
-        self._send, self._answering = self._send_at_once, False
+        self._answering = False  # what of an answer had begun is still held
         error = self.http.expire()
         await self.refuse(errors.status(error), str(error), TTL, errors.headers(error))
 
@@ -165,7 +156,6 @@ class Exchange:
         if message["type"] == "http.response.start":
             self._answering = True
             headers = MutableHeaders(raw=message["headers"])
-            headers[REQUEST_ID] = self._request_id
             if self.http.rejection is not None:
                 for name, value in errors.headers(self.http.rejection):
                     headers[name] = value
@@ -191,4 +181,5 @@ class Exchange:
     ) -> None:
         """Answers in place of the server, unless its answer has begun."""
         if not self._answering:
-            await refuse(self._send, status, message, param, [CLOSE, *headers])
+            self._answering = True
+            await refuse(self._send_at_once, status, message, param, [CLOSE, *headers])

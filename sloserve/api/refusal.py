@@ -23,9 +23,14 @@ async def refuse(
     await send({"type": "http.response.body", "body": body})
 
 
+def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
+    """A header's value, empty where it is missing; of one given twice the first, which is what vLLM's server reads."""
+    return next((value for found, value in headers if found == name), b"")
+
+
 def declares_more(headers: Iterable[tuple[bytes, bytes]], max_bytes: int) -> bool:
     """Whether a request says that its body is longer than ``max_bytes``."""
-    declared = dict(headers).get(b"content-length", b"0")
+    declared = first(headers, b"content-length")
     return declared.isdigit() and int(declared[:20]) > max_bytes
 
 

@@ -1,8 +1,8 @@
 """A request's time to live, ``x-request-ttl-ms``: who has no first token by then gets a 429 and leaves the engine.
 
-The answer's head is held until its first byte, since a stream's head leaves before anything is computed, and a status
-cannot be taken back. When the time is over the app is told that its client has left, upon which vLLM aborts what it
-began. A reply in one piece whose first token came in time is not given up.
+What is answered is held until the first token, since a stream's head, and of some routes the first events, leave before
+anything is computed, and a status cannot be taken back. When the time is over the app is told that its client has left,
+upon which vLLM aborts what it began. A reply in one piece whose first token came in time is not given up.
 """
 
 import asyncio
@@ -12,18 +12,23 @@ from starlette.types import Message, Receive, Send
 
 GRACE_S = 5.0
 """An app that has not noticed by then that its client left is cancelled."""
+MAX_HELD_BYTES = 1 << 20
+"""An answer with more before its first token is let go, and not given up any more."""
 _LEFT: Message = {"type": "http.disconnect"}
 
 
 class TimeToLive:
     """One request's; ``receive`` and ``send`` stand between the server and whoever serves it."""
 
-    def __init__(self, ttl_s: float, receive: Receive, send: Send) -> None:
+    def __init__(self, ttl_s: float, is_waiting: Callable[[], bool], receive: Receive, send: Send) -> None:
+        """is_waiting: whether it has no token yet."""
         self._ttl_s = ttl_s
+        self._is_waiting = is_waiting
         self._receive = receive
         self._send = send
         self._over = asyncio.Event()
-        self._head: Message | None = None
+        self._held: list[Message] = []
+        self._held_bytes = 0
         self._begun = False
 
     async def receive(self) -> Message:
@@ -41,27 +46,27 @@ class TimeToLive:
     async def send(self, message: Message) -> None:
         if self._over.is_set():
             return
-        if message["type"] == "http.response.start":
-            self._head = message
+        if self._begun:
+            await self._send(message)
             return
-        if self._head is not None:
-            if message.get("more_body", False) and not message.get("body"):
-                return
-            head, self._head, self._begun = self._head, None, True
-            await self._send(head)
-        await self._send(message)
+        self._held.append(message)
+        self._held_bytes += len(message.get("body", b""))
+        if message["type"] == "http.response.start" or (message.get("more_body", False) and self._may_hold()):
+            return
+        self._begun = True
+        for held in self._held:
+            await self._send(held)
+        self._held.clear()
 
-    async def run(
-        self, app: Awaitable[None], is_waiting: Callable[[], bool], expired: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Runs ``app``, which serves the request, and ``expired``, which answers, once its time is over.
+    def _may_hold(self) -> bool:
+        return not self._held_bytes or (self._held_bytes <= MAX_HELD_BYTES and self._is_waiting())
 
-        is_waiting: whether it has no token yet; asked once, when the time is over.
-        """
+    async def run(self, app: Awaitable[None], expired: Callable[[], Awaitable[None]]) -> None:
+        """Runs ``app``, which serves the request, and ``expired``, which answers, once its time is over."""
         serving = asyncio.ensure_future(app)
         try:
             await asyncio.wait({serving}, timeout=self._ttl_s)
-            if serving.done() or self._begun or not is_waiting():
+            if serving.done() or self._begun or not self._is_waiting():
                 await serving
                 return
             self._over.set()

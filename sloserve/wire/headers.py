@@ -141,7 +141,11 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
                 raise InvalidRequest(name, objective, f"{found.objective.value!r}, which {found.objective.name} says")
             found.objective = Field(name, objective)
         elif name == TTL:
-            found.ttl_s = _ttl_s(raw_value.decode("latin-1").strip())
+            text = raw_value.decode("latin-1").strip()
+            ttl_s = _ttl_s(text)
+            if found.ttl_s not in (None, ttl_s):
+                raise InvalidRequest(name, text, "what the same header says before; give it once")
+            found.ttl_s = ttl_s
         elif name.startswith("x-slo-") and name not in ANSWERS:
             if len(found.ignored) >= MAX_IGNORED:
                 allowed = f"one of at most {MAX_IGNORED} unknown x-slo-* headers, which are all that is passed over"

@@ -74,6 +74,7 @@ def test_while_stopping_new_work_is_refused_and_the_rest_is_served(app: Starlett
 
 
 def check_refused(answer: httpx.Response) -> None:
+    assert answer.headers["x-request-id"]
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
     assert answer.json()["error"] == {
         "message": "the server is shutting down and accepts no more requests; retry in 7 s",

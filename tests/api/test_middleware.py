@@ -125,7 +125,23 @@ def test_request_id_is_echoed_and_a_bad_one_refused() -> None:
     assert len(made.json()["id"]) == 32 and made.headers.get_list("x-request-id") == [made.json()["id"]]
     refused = call(handler, headers={"X-Request-Id": "x" * 200})
     assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "x-request-id"
+    assert refused.json()["error"]["param"] == "x-request-id" and "x-request-id" not in refused.headers
+    too_large = call(handler, content=b"x" * 1100, headers={"X-Request-Id": "mine-2"})
+    assert too_large.status_code == 413 and too_large.headers["x-request-id"] == "mine-2"
+
+
+def test_of_a_header_given_twice_the_first_counts_as_in_the_server() -> None:
+    async def handler(request: Request) -> Response:
+        await request.body()
+        http = context.current.get()
+        assert http is not None
+        return JSONResponse({"id": request.headers["x-request-id"], "class": http.body.fields["slo_class"].value})
+
+    types = [("content-type", "application/json"), ("content-type", "multipart/form-data; boundary=x")]
+    body = b'{"slo": {"class": "batch"}}'
+    answer = call(handler, content=body, headers=[*types, ("x-request-id", "mine-1"), ("x-request-id", "mine-2")])
+    assert answer.json() == {"id": "mine-1", "class": "batch"} and answer.headers["x-request-id"] == "mine-1"
+    assert call(handler, headers=[("x-request-id", "x" * 200), ("x-request-id", "mine-1")]).status_code == 400
 
 
 def test_what_is_wrong_with_an_slo_waits_for_a_route_that_needs_one() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -10,7 +11,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
+from sloserve.api import time_to_live
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.wire import context
 from tests.client.virtual_time import VirtualLoop
@@ -32,17 +35,28 @@ class Call:
 
 
 class App:
-    """Answers after ``first_s``, in one piece or streamed, and notes what became of it."""
+    """Answers after ``first_s``, in one piece or streamed, and notes what became of it.
 
-    def __init__(self, first_s: float, *, stream: bool, starts_s: float | None = None) -> None:
+    preamble: what a stream says before it calls the engine, as that of ``/v1/responses`` does.
+    """
+
+    def __init__(
+        self, first_s: float, *, stream: bool, starts_s: float | None = None, preamble: bytes | None = None
+    ) -> None:
         self.call = Call()
         self.ended = ""
         self._first_s = first_s
         self._starts_s = starts_s
         self._stream = stream
+        self._preamble = preamble
 
     async def tokens(self) -> AsyncIterator[bytes]:
         try:
+            if self._preamble is not None:
+                yield self._preamble
+                http = context.current.get()
+                assert http is not None
+                http.calls.append(self.call)
             await asyncio.sleep(self._first_s if self._starts_s is None else self._starts_s)
             self.call.waiting = False
             await asyncio.sleep(self._first_s - (self._starts_s or self._first_s))
@@ -56,7 +70,8 @@ class App:
         await request.body()
         http = context.current.get()
         assert http is not None
-        http.calls.append(self.call)
+        if self._preamble is None:
+            http.calls.append(self.call)
         if self._stream:
             return StreamingResponse(self.tokens(), media_type="text/event-stream")
         return await whole_or_nothing(request, self.tokens())
@@ -124,3 +139,79 @@ def test_a_reply_in_one_piece_that_has_begun_is_not_given_up() -> None:
     app = App(10.0, stream=False, starts_s=0.1)
     answer, took_s = serve(app, "250")
     assert answer.status_code == 200 and app.ended == "completed" and took_s == pytest.approx(10.0, abs=0.01)
+
+
+CREATED = b'event: response.created\ndata: {"type":"response.created"}\n\n'
+
+
+def test_events_before_the_first_token_do_not_count_as_one() -> None:
+    app = App(10.0, stream=True, preamble=CREATED)
+    answer, _ = serve(app, "250")
+    assert answer.status_code == 429 and app.ended == "aborted" and app.call.expired == 1
+    app = App(0.1, stream=True, preamble=CREATED)
+    answer, _ = serve(app, "250")
+    assert answer.status_code == 200 and answer.content == CREATED + b"data: one\n\n" and app.ended == "completed"
+
+
+def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_to_live, "MAX_HELD_BYTES", 10)
+    answer, _ = serve(App(1.0, stream=True, preamble=CREATED), "250")
+    assert answer.status_code == 200 and answer.content == CREATED + b"data: one\n\n"
+
+
+async def obeys(receive: Receive, send: Send) -> None:
+    """Learns that its client has left, and answers all the same, as vLLM's server does."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    await JSONResponse(None)({"type": "http"}, receive, send)
+
+
+async def swallows(receive: Receive, send: Send) -> None:
+    """Makes nothing of a body that is too large, for long."""
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except Exception:
+        await asyncio.sleep(2.0)
+    await JSONResponse(None)({"type": "http"}, receive, send)
+
+
+@pytest.mark.parametrize(("app", "body"), [(obeys, b"{}"), (swallows, b"x" * 1001)])
+def test_one_request_has_one_answer(app: Any, body: bytes) -> None:
+    sent: list[Message] = []
+    failed: list[Exception] = []
+    loop = VirtualLoop()
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(receive, send)
+        except Exception as error:
+            failed.append(error)
+
+    async def receive() -> Message:
+        received.append(1)
+        if len(received) > 1:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start" and sent:
+            raise RuntimeError("a second answer")
+        sent.append(message)
+
+    received: list[int] = []
+    served = SLOMiddleware(handle)
+    engine = SimpleNamespace(vllm_config=SimpleNamespace(additional_config={"sloserve": {"max_body_bytes": 1000}}))
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [(b"x-request-ttl-ms", b"250"), (b"x-request-id", b"mine")],
+        "app": SimpleNamespace(state=SimpleNamespace(engine_client=engine)),
+    }
+    try:
+        loop.run_until_complete(served(scope, receive, send))
+    finally:
+        loop.close()
+    assert not failed and [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == 429 and (b"x-request-id", b"mine") in sent[0]["headers"]

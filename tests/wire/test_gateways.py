@@ -185,6 +185,14 @@ def test_everything_else_is_a_400(headers: dict[str, str], body: dict[str, Any])
         read(headers, body)
 
 
+def test_two_times_to_live_that_differ_are_a_400() -> None:
+    http = HTTPContext(0.0)
+    http.read_headers([(b"x-request-ttl-ms", b"100"), (b"x-request-ttl-ms", b"1e2")])
+    assert http.error is None and http.headers.ttl_s == 0.1
+    http.read_headers([(b"x-request-ttl-ms", b"100"), (b"x-request-ttl-ms", b"200")])
+    assert http.error is not None and "give it once" in str(http.error)
+
+
 @pytest.mark.parametrize("name", ["x-slo-deadline", "x-slo-tier", "x-slo-foo-ms", "x-slo-v2-budget", "x-slo-"])
 def test_an_unknown_header_is_somebody_elses_unless_the_server_refuses_it(name: str) -> None:
     assert read({name: "1"}, {})[0].headers.ignored == (name,)
