@@ -107,7 +107,7 @@ def permitted(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
     return replace(plan, evict=evict, pause=pause)
 
 
-def keep_alive(plan: Plan, snapshot: Snapshot) -> Plan:
+def ensure_progress(plan: Plan, snapshot: Snapshot) -> Plan:
     """``plan``, changed where it would leave the engine with nothing to schedule.
 
     A running request that is neither evicted nor paused can always be scheduled, since KV shortage takes its victims

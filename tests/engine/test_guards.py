@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import COLUMNS, Rows, State
 from sloserve.core.slo import ClassTable, SLOClass
-from sloserve.engine.guards import Ageing, PlanBudget, keep_alive, permitted
+from sloserve.engine.guards import Ageing, PlanBudget, ensure_progress, permitted
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
 
 ENGINE = EngineFacts(100, 100, 16, 8, 2048, 8)
@@ -179,26 +179,26 @@ def test_permitted_hands_back_the_same_plan_where_nothing_is_forbidden() -> None
         assert permitted(plan, at, may_pause=True) is plan
 
 
-def test_keep_alive_changes_nothing_while_somebody_runs() -> None:
+def test_ensure_progress_changes_nothing_while_somebody_runs() -> None:
     at = engine_state([FREE] * 3, [])
     for plan in (Plan.IDENTITY, Plan(evict=np.array([0]), pause=np.array([1])), Plan(pause=np.array([0, 2]))):
-        assert keep_alive(plan, at) is plan
+        assert ensure_progress(plan, at) is plan
 
 
-def test_keep_alive_lifts_the_pauses_where_all_that_stay_are_paused() -> None:
-    made = keep_alive(Plan(evict=np.array([0]), pause=np.array([1, 2])), engine_state([FREE] * 3, []))
+def test_ensure_progress_lifts_the_pauses_where_all_that_stay_are_paused() -> None:
+    made = ensure_progress(Plan(evict=np.array([0]), pause=np.array([1, 2])), engine_state([FREE] * 3, []))
     assert (made.evict.tolist(), made.pause.tolist()) == ([0], [])
 
 
-def test_keep_alive_lets_all_go_for_one_that_can_be_admitted_at_once() -> None:
-    made = keep_alive(Plan(evict=np.array([0, 1])), engine_state([FREE] * 2, [State.WAITING]))
+def test_ensure_progress_lets_all_go_for_one_that_can_be_admitted_at_once() -> None:
+    made = ensure_progress(Plan(evict=np.array([0, 1])), engine_state([FREE] * 2, [State.WAITING]))
     assert made.evict.tolist() == [0, 1]
 
 
-def test_keep_alive_keeps_the_oldest_where_only_evicted_ones_would_be_left() -> None:
+def test_ensure_progress_keeps_the_oldest_where_only_evicted_ones_would_be_left() -> None:
     at = engine_state([FREE] * 2, [State.PREEMPTED])
     at.rows.seq[[0, 1]] = [5, 3]
-    made = keep_alive(Plan(evict=np.array([0, 1]), waiting=np.array([1, 2, 0])), at)
+    made = ensure_progress(Plan(evict=np.array([0, 1]), waiting=np.array([1, 2, 0])), at)
     assert made.evict.tolist() == [0]
     assert made.waiting is not None and made.waiting.tolist() == [2, 0]
 
@@ -218,7 +218,7 @@ def test_something_can_always_be_scheduled(
 
     plan = Plan(evict=some(at.running), pause=some(at.running))
     check_plan(plan, at)
-    made = keep_alive(permitted(plan, at, may_pause=may_pause), at)
+    made = ensure_progress(permitted(plan, at, may_pause=may_pause), at)
     check_plan(made, at)
 
     assert set(made.evict.tolist()) <= set(plan.evict.tolist()) and set(made.pause.tolist()) <= set(plan.pause.tolist())
