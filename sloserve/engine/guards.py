@@ -93,7 +93,7 @@ class Ageing:
         return slots[np.isin(slots, aged)]
 
 
-def permitted(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
+def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
     """``plan`` without evictions and pauses of requests that must not be touched; a request is not both evicted and
     paused.
     """

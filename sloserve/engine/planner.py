@@ -11,7 +11,7 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.rows import PROGRESS_COLUMNS
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import log_seldom
-from sloserve.engine.guards import Ageing, PlanBudget, ensure_progress, permitted
+from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress
 from sloserve.engine.held_plan import HeldPlan
 from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.shadow import Shadow
@@ -215,7 +215,7 @@ class Planner:
             plan = replace(plan, waiting=snapshot.turns.weave(order))
         if plan is Plan.IDENTITY:
             return plan
-        return ensure_progress(permitted(plan, snapshot, may_pause=self._may_pause), snapshot)
+        return ensure_progress(drop_forbidden(plan, snapshot, may_pause=self._may_pause), snapshot)
 
     def _consider(self, plan: Plan, snapshot: Snapshot, now_s: float, monotonic_s: float) -> float:
         assert self.shadow is not None

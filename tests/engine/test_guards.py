@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import COLUMNS, Rows, State
 from sloserve.core.slo import ClassTable, SLOClass
-from sloserve.engine.guards import Ageing, PlanBudget, ensure_progress, permitted
+from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
 
 ENGINE = EngineFacts(100, 100, 16, 8, 2048, 8)
@@ -164,19 +164,19 @@ def engine_state(running: Sequence[Any], waiting: Sequence[Any]) -> Snapshot:
 FREE, PINNED = (True, True), (False, False)
 
 
-def test_permitted_drops_what_must_not_be_touched() -> None:
+def test_drop_forbidden_drops_what_must_not_be_touched() -> None:
     at = engine_state([FREE, PINNED, FREE], [])
     plan = Plan(evict=np.array([0, 1]), pause=np.array([0, 1, 2]))
-    made = permitted(plan, at, may_pause=True)
+    made = drop_forbidden(plan, at, may_pause=True)
     assert (made.evict.tolist(), made.pause.tolist()) == ([0], [2])
-    made = permitted(plan, at, may_pause=False)
+    made = drop_forbidden(plan, at, may_pause=False)
     assert (made.evict.tolist(), made.pause.tolist()) == ([0], [])
 
 
-def test_permitted_hands_back_the_same_plan_where_nothing_is_forbidden() -> None:
+def test_drop_forbidden_hands_back_the_same_plan_where_nothing_is_forbidden() -> None:
     at = engine_state([FREE, FREE], [])
     for plan in (Plan.IDENTITY, Plan(evict=np.array([0]), pause=np.array([1]))):
-        assert permitted(plan, at, may_pause=True) is plan
+        assert drop_forbidden(plan, at, may_pause=True) is plan
 
 
 def test_ensure_progress_changes_nothing_while_somebody_runs() -> None:
@@ -218,7 +218,7 @@ def test_something_can_always_be_scheduled(
 
     plan = Plan(evict=some(at.running), pause=some(at.running))
     check_plan(plan, at)
-    made = ensure_progress(permitted(plan, at, may_pause=may_pause), at)
+    made = ensure_progress(drop_forbidden(plan, at, may_pause=may_pause), at)
     check_plan(made, at)
 
     assert set(made.evict.tolist()) <= set(plan.evict.tolist()) and set(made.pause.tolist()) <= set(plan.pause.tolist())
