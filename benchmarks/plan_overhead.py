@@ -73,7 +73,7 @@ def costs_s(policy: str, n: int, seed: int) -> dict[str, list[float]]:
         # Between the two vLLM preempts, which is not planning.
         parts: tuple[list[float], list[float]] = ([], [])
         planner.next_step = timed(planner.next_step, parts[0])
-        planner.carry_out = timed(planner.carry_out, parts[1])
+        planner.apply_plan = timed(planner.apply_plan, parts[1])
     scheduler: Any = engine.scheduler
     scheduler.schedule = timed(scheduler.schedule, spent["schedule"], STEPS + WARM_UP)
     try:

@@ -36,7 +36,7 @@ class Step:
 class Planner:
     """Keeps the rows that its policies read, tells them what happens, asks them for plans.
 
-    A step: :meth:`next_step` says what to do and changes nothing, the scheduler evicts, :meth:`carry_out` does the
+    A step: :meth:`next_step` says what to do and changes nothing, the scheduler evicts, :meth:`apply_plan` does the
     rest, and after the engine has scheduled, :meth:`admitted` books. Any method may raise; the rows are then not to be
     trusted, and the planner is to be dropped.
 
@@ -176,11 +176,11 @@ class Planner:
         self.held = HeldPlan.of(plan, snapshot, monotonic_s)
         return Step(plan, self.port.running_requests(plan.evict, self.table), is_fresh=True, others_s=shadow_s)
 
-    def carry_out(self, step: Step, limits: Any, monotonic_s: float) -> list[EngineRequest]:
+    def apply_plan(self, step: Step, limits: Any, monotonic_s: float) -> list[EngineRequest]:
         """What is left of a step once its evictions are done, all or nothing. Returns whom it pauses."""
         paused: list[EngineRequest] = []
         if step.plan is not Plan.IDENTITY or self.table.has_protected:
-            paused = self.port.carry_out(step.plan, self.table, limits, order=step.is_fresh)
+            paused = self.port.apply_plan(step.plan, self.table, limits, order=step.is_fresh)
         if paused:
             self._counters["paused_steps"] += len(paused)
         if step.is_fresh:

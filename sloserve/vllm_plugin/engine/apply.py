@@ -84,7 +84,7 @@ class Limits:
         self._scheduler.scheduler_config.long_prefill_token_threshold = chunk
 
 
-def carry_out(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits, *, order: bool) -> list[Request]:
+def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits, *, order: bool) -> list[Request]:
     """Orders both queues if ``order`` says so, narrows the limits and pauses, all for the next ``schedule()``, or does
     none of it. Returns whom it paused, in the plan's order. Evictions are for :func:`evict`, before.
 

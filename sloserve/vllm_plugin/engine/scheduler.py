@@ -251,7 +251,7 @@ class SLOScheduler(AsyncScheduler):
                 evict(self, step.evict)
                 self.slo_counters["evictions"] += len(step.evict)
             if self._planner is not None:  # still: an eviction is booked like any preemption
-                paused = self._planning([], self._planner.carry_out, step, limits, monotonic_s)
+                paused = self._planning([], self._planner.apply_plan, step, limits, monotonic_s)
         try:
             output = super().schedule(*args, **kwargs)
         finally:

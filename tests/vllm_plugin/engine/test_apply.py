@@ -58,11 +58,11 @@ def slots(names: str) -> Any:
     return np.array([ord(n) - ord("a") for n in names], np.int64)
 
 
-def carry_out(scheduler: Scheduler, plan: Plan, table: Any) -> list[Any]:
+def apply_plan(scheduler: Scheduler, plan: Plan, table: Any) -> list[Any]:
     from sloserve.vllm_plugin.engine import apply
 
     apply.evict(scheduler, apply.running_requests(scheduler, plan.evict, table))
-    return apply.carry_out(scheduler, plan, table, apply.Limits(scheduler), order=True)
+    return apply.apply_plan(scheduler, plan, table, apply.Limits(scheduler), order=True)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def carry_out(scheduler: Scheduler, plan: Plan, table: Any) -> list[Any]:
 )
 def test_queues(plan: Plan, expected: tuple[str, str]) -> None:
     scheduler = Scheduler()
-    carry_out(scheduler, plan, scheduler.table())
+    apply_plan(scheduler, plan, scheduler.table())
     assert scheduler.queues() == expected
     assert len(scheduler.preempted) == plan.evict.size
 
 
 def test_requests_without_a_row_stay_ahead() -> None:
     scheduler = Scheduler()
-    carry_out(scheduler, Plan(running=slots("ca"), waiting=slots("fd")), scheduler.table(without="be"))
+    apply_plan(scheduler, Plan(running=slots("ca"), waiting=slots("fd")), scheduler.table(without="be"))
     assert scheduler.queues() == ("bca", "efd")
 
 
@@ -96,14 +96,14 @@ def test_requests_without_a_row_stay_ahead() -> None:
 def test_protected_ones_stand_first_whatever_is_planned(plan: Plan) -> None:
     """vLLM takes from the end who makes room."""
     scheduler = Scheduler()
-    carry_out(scheduler, plan, scheduler.table(protected="cb"))
+    apply_plan(scheduler, plan, scheduler.table(protected="cb"))
     assert scheduler.queues() == ("cba", "def")
 
 
 def test_an_order_that_is_there_already_moves_nothing() -> None:
     scheduler = Scheduler()
     before = scheduler.running, scheduler.waiting
-    carry_out(scheduler, Plan(running=slots("ab"), waiting=slots("d")), scheduler.table())
+    apply_plan(scheduler, Plan(running=slots("ab"), waiting=slots("d")), scheduler.table())
     assert (scheduler.running, scheduler.waiting) == before
     assert scheduler.running is before[0] and scheduler.waiting is before[1]
 
@@ -114,7 +114,7 @@ def test_who_does_not_run_is_neither_evicted_nor_paused() -> None:
     for plan in (Plan(evict=slots("bd")), Plan(pause=slots("ad"))):
         scheduler = Scheduler()
         with pytest.raises(WrongRows, match="d is to be evicted or paused, and does not run"):
-            carry_out(scheduler, plan, scheduler.table())
+            apply_plan(scheduler, plan, scheduler.table())
         assert scheduler.queues() == ("abc", "def") and not scheduler.preempted
 
 
@@ -137,7 +137,7 @@ def test_a_fault_between_the_changes_takes_all_of_them_back(at: int, monkeypatch
     budget: Any = 9 if at else 9j
     plan = Plan(running=slots("cb"), waiting=slots("f"), pause=slots("abc"), max_running=4, token_budget=budget)
     with pytest.raises((RuntimeError, TypeError)):
-        carry_out(scheduler, plan, scheduler.table())
+        apply_plan(scheduler, plan, scheduler.table())
     assert limits(scheduler) == before[0]
     assert scheduler.running is before[1] and scheduler.waiting is before[2]
     assert scheduler.queues() == ("abc", "def")
@@ -178,7 +178,7 @@ def test_limits_hold_within_and_only_within(plan: Plan, threshold: int, within: 
 
 def test_a_pause_ends_by_itself() -> None:
     scheduler = Scheduler()
-    assert carry_out(scheduler, Plan(pause=slots("b")), scheduler.table()) == [scheduler.made["b"]]
+    assert apply_plan(scheduler, Plan(pause=slots("b")), scheduler.table()) == [scheduler.made["b"]]
     assert scheduler.made["b"].next_decode_eligible_step == 9  # schedule() counts to 8, the one after to 9
 
 
