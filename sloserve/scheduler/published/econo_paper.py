@@ -79,8 +79,8 @@ class EconoPaper(Policy):
         tasks.forget(pts.slots)
         capacity = capacity_blocks(engine)
         # What has no row is not ours to plan, and holds KV all the same.
-        strangers = max(capacity - engine.free_blocks - int(tasks.ledger.blocks(computed).sum()), 0)
-        queue, evict = self._grant(tasks, rows, gts, pts, capacity - strangers, now_s)
+        untracked = max(capacity - engine.free_blocks - int(tasks.ledger.blocks(computed).sum()), 0)
+        queue, evict = self._grant(tasks, rows, gts, pts, capacity - untracked, now_s)
         served = tasks.granted(gts)
         order, admitted = self._admit(tasks, snapshot, pts, queue, served.size, now_s)
         return Plan(

@@ -129,7 +129,7 @@ def _in_front(present: Any, named: IntArray | None, table: RequestTable) -> Any:
     wanted = [r for r in wanted if id(r) in members]
     chosen = {id(r) for r in wanted}
     rest = [r for r in present if id(r) not in chosen]
-    strangers = [r for r in rest if r.request_id not in slot_of]
-    if strangers:
+    untracked = [r for r in rest if r.request_id not in slot_of]
+    if untracked:
         rest = [r for r in rest if r.request_id in slot_of]
-    return type(present)(strangers + wanted + rest)
+    return type(present)(untracked + wanted + rest)
