@@ -40,7 +40,7 @@ from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.lso.preemption import freed_blocks
 from sloserve.scheduler.andes.outlook import COLUMNS, OBJECTIVES, Foresight, Outlook, reading_tds
-from sloserve.scheduler.andes.room import Heads, VictimRule, short_of_blocks, victims_for
+from sloserve.scheduler.andes.room import HeadOfLine, VictimRule, short_of_blocks, victims_for
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 
 VICTIMS = ("lead", "gain")
@@ -245,7 +245,7 @@ class Andes(Policy):
             heads = min(heads, max(batch_size - running.size + pause.size, 0))
         self._may_evict = min(self._may_evict, float(engine.max_num_seqs))
         victims = victims_for(
-            Heads(ranked[:heads], needed[:heads]),
+            HeadOfLine(ranked[:heads], needed[:heads]),
             all_,
             worth,
             running,

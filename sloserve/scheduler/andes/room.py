@@ -28,7 +28,7 @@ class VictimRule:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Heads:
+class HeadOfLine:
     """The first waiting requests in the order of admission, who may evict others.
 
     places: of those whose rank that is, in an :class:`Outlook`. blocks: needed by whoever has the turn there.
@@ -39,7 +39,7 @@ class Heads:
 
 
 def victims_for(
-    heads: Heads,
+    heads: HeadOfLine,
     all_: Outlook,
     worth: FloatArray,
     running: IntArray,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sloserve.kernels.digest import DigestCurves
 from sloserve.scheduler.andes.outlook import Outlook
-from sloserve.scheduler.andes.room import PAUSING_LEAD_S, Heads, VictimRule, short_of_blocks, victims_for
+from sloserve.scheduler.andes.room import PAUSING_LEAD_S, HeadOfLine, VictimRule, short_of_blocks, victims_for
 from sloserve.scheduler.policy import Snapshot
 from tests.snapshots import make_snapshot
 
@@ -51,7 +51,7 @@ def victims(
     all_ = outlook(at)
     queued = at.waiting.size
     found = victims_for(
-        Heads(np.arange(queued), np.array([4] * queued if blocks is None else blocks, np.int64)),
+        HeadOfLine(np.arange(queued), np.array([4] * queued if blocks is None else blocks, np.int64)),
         all_,
         np.zeros(all_.slots.size) if worth is None else np.array(worth, np.float64),
         by_lead(at, all_),
