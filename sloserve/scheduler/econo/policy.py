@@ -30,7 +30,7 @@ from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.lso.pace import pace_s
 from sloserve.lso.pausing import short_of_blocks
-from sloserve.scheduler.econo.preemption import TOKENS_PER_STEP, Ranked, worth_evicting
+from sloserve.scheduler.econo.preemption import TOKENS_PER_STEP, Ranked, victim_worth_preempting
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 
 ORDERS: Final = ("stretch", "fcfs")
@@ -161,7 +161,7 @@ class Econo(Policy):
             return None, self._fit(engine, held_mean, held_variance, asked)
         if not self.settings.evict:
             return None, 0
-        victim = worth_evicting(
+        victim = victim_worth_preempting(
             waiting,
             running,
             rows.prompt_tokens[running.slots] + rows.output_tokens[running.slots],

@@ -34,7 +34,7 @@ class Ranked:
     target_s: FloatArray
 
 
-def worth_evicting(
+def victim_worth_preempting(
     waiting: Ranked,
     running: Ranked,
     context_tokens: IntArray,

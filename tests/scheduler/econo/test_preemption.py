@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.scheduler.econo.preemption import TOKENS_PER_STEP, Ranked, worth_evicting
+from sloserve.scheduler.econo.preemption import TOKENS_PER_STEP, Ranked, victim_worth_preempting
 
 TOTAL = 1000
 
@@ -38,7 +38,7 @@ def test_it_is_the_one_that_saves_most_or_none(
     context = rng.integers(1, 2000, len(runs))
     may = rng.random(len(runs)) < 0.7
     each = [saved(waiting, running, i, float(context[i])) if may[i] else 0.0 for i in range(len(runs))]
-    found = worth_evicting(waiting, running, context, may, total_tokens=TOTAL)
+    found = victim_worth_preempting(waiting, running, context, may, total_tokens=TOTAL)
     slack = 1e-9 * max(map(abs, each))
     if found is None:
         assert max(each) <= slack
@@ -48,5 +48,5 @@ def test_it_is_the_one_that_saves_most_or_none(
 
 def test_nobody_runs_or_waits() -> None:
     some, none = ranked([1e6], [10.0]), ranked([], [])
-    assert worth_evicting(some, none, np.empty(0, np.int64), np.empty(0, np.bool_), total_tokens=TOTAL) is None
-    assert worth_evicting(none, some, np.array([10]), np.array([True]), total_tokens=TOTAL) is None
+    assert victim_worth_preempting(some, none, np.empty(0, np.int64), np.empty(0, np.bool_), total_tokens=TOTAL) is None
+    assert victim_worth_preempting(none, some, np.array([10]), np.array([True]), total_tokens=TOTAL) is None
