@@ -59,14 +59,14 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "kv_blocks": (np.int64, 0),  # ceil(computed_tokens / block_size); shared prefix blocks count for every holder
     "num_preemptions": (np.int64, 0),
     "first_token_s": (np.float64, np.nan),
-    "evictable": (np.bool_, True),  # False: the guards forbid evicting it
+    "preemptable": (np.bool_, True),  # False: the guards forbid preempting it
     "pausable": (np.bool_, True),
 }
 
 LENGTH_QUANTILES = ("length_p10", "length_p25", "length_p50", "length_p75", "length_p90")
 """Columns at the levels of :data:`sloserve.estimator.length.at_admission.LEVELS`, in their order."""
 
-ALWAYS_KEPT = frozenset({"seq", "state", "evictable", "pausable"})
+ALWAYS_KEPT = frozenset({"seq", "state", "preemptable", "pausable"})
 """Columns that the contract itself reads."""
 
 PROGRESS_COLUMNS = frozenset({"first_token_s"})
@@ -121,7 +121,7 @@ class Rows:
     kv_blocks: IntArray
     num_preemptions: IntArray
     first_token_s: FloatArray
-    evictable: BoolArray
+    preemptable: BoolArray
     pausable: BoolArray
 
     @property

@@ -98,7 +98,7 @@ def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
     paused.
     """
     rows = snapshot.rows
-    evict = plan.evict[rows.evictable[plan.evict]]
+    evict = plan.evict[rows.preemptable[plan.evict]]
     pause = plan.pause[rows.pausable[plan.pause]] if may_pause else NO_SLOTS
     if evict.size and pause.size:
         pause = pause[~np.isin(pause, evict)]

@@ -169,7 +169,7 @@ class RequestTable:
     def protect(self, slots: IntArray) -> None:
         """No plan evicts or pauses these requests from now on."""
         self._protected.update(slots.tolist())
-        self.rows.evictable[slots] = self.rows.pausable[slots] = False
+        self.rows.preemptable[slots] = self.rows.pausable[slots] = False
 
     @property
     def has_protected(self) -> bool:
@@ -200,7 +200,7 @@ class RequestTable:
     def _mark(self, slot: int) -> None:
         """Sets whether the request in ``slot`` may be touched, from all the reasons why not."""
         held = self._loras_short and self.request_at[slot].request_id in self._lora_of
-        self.rows.evictable[slot] = self.rows.pausable[slot] = not held and slot not in self._protected
+        self.rows.preemptable[slot] = self.rows.pausable[slot] = not held and slot not in self._protected
 
     def snapshot(
         self,

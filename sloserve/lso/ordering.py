@@ -32,7 +32,7 @@ class ClassRank(Enum):
     """It decides before the key: the policy reads no targets."""
 
 
-EVICTION_COLUMNS = frozenset({"prompt_tokens", "output_tokens", "kv_blocks", "num_preemptions", "evictable"})
+EVICTION_COLUMNS = frozenset({"prompt_tokens", "output_tokens", "kv_blocks", "num_preemptions", "preemptable"})
 """Columns that :func:`plan_by_key` reads when it may evict."""
 
 
@@ -178,7 +178,7 @@ def _victims(
     needed = blocks_of(tokens + 1, engine.block_size)  # + 1: the slot of the next token
     if waiting.size <= engine.free_slots and int(needed.sum()) <= free_blocks:
         return NO_SLOTS
-    allowed = rows.evictable[running] & (rows.num_preemptions[running] < rule.max_preemptions)
+    allowed = rows.preemptable[running] & (rows.num_preemptions[running] < rule.max_preemptions)
     expendable = running[allowed][::-1]
     if not expendable.size or not running_key[allowed][-1] - waiting_key[0] > rule.margin:
         return NO_SLOTS

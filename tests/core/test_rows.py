@@ -20,12 +20,12 @@ def test_a_fresh_row_has_the_next_seq_waits_and_holds_the_fresh_values() -> None
 def test_a_freed_slot_is_reused_with_nothing_left_of_its_last_request() -> None:
     rows = Rows(frozenset(COLUMNS), capacity=1)
     slot = rows.add(prompt_tokens=9, ttft_s=1.0)
-    rows.evictable[slot] = False
+    rows.preemptable[slot] = False
     rows.free(slot)
     assert len(rows) == 0 and rows.state[slot] == State.FREE
     again = rows.add()
     assert again == slot and rows.seq[again] == 1
-    assert rows.prompt_tokens[again] == 0 and np.isnan(rows.ttft_s[again]) and rows.evictable[again]
+    assert rows.prompt_tokens[again] == 0 and np.isnan(rows.ttft_s[again]) and rows.preemptable[again]
 
 
 def test_growth_keeps_what_is_there() -> None:

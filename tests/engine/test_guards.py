@@ -152,10 +152,10 @@ def test_bounded_overtaking_whatever_the_policy_ranks_first(
 
 
 def engine_state(running: Sequence[Any], waiting: Sequence[Any]) -> Snapshot:
-    """running: (evictable, pausable) of each; waiting: state of each. Slots count from 0, running ones first."""
+    """running: (preemptable, pausable) of each; waiting: state of each. Slots count from 0, running ones first."""
     rows = Rows(frozenset(COLUMNS))
-    for evictable, pausable in running:
-        rows.add(state=State.RUNNING, evictable=evictable, pausable=pausable)
+    for preemptable, pausable in running:
+        rows.add(state=State.RUNNING, preemptable=preemptable, pausable=pausable)
     for state in waiting:
         rows.add(state=state)
     return Snapshot(rows, rows.slots_in(State.WAITING, State.PREEMPTED), rows.slots_in(State.RUNNING), ENGINE)
@@ -223,7 +223,7 @@ def test_something_can_always_be_scheduled(
 
     assert set(made.evict.tolist()) <= set(plan.evict.tolist()) and set(made.pause.tolist()) <= set(plan.pause.tolist())
     assert not set(made.evict.tolist()) & set(made.pause.tolist())
-    assert at.rows.evictable[made.evict].all() and at.rows.pausable[made.pause].all()
+    assert at.rows.preemptable[made.evict].all() and at.rows.pausable[made.pause].all()
     assert may_pause or not made.pause.size
     served = set(at.running.tolist()) - set(made.evict.tolist()) - set(made.pause.tolist())
     admissible = (at.rows.state[at.waiting] == State.WAITING).any() and not made.pause.size

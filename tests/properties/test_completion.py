@@ -71,9 +71,9 @@ def test_every_request_completes_within_a_bound_under_a_flood_of_newer_ones(
     def watched(request: Any, *args: Any, **kwargs: Any) -> None:
         """Protected ones lose their KV to older protected ones alone."""
         table = scheduler._planner.table
-        if not table.rows.evictable[table.slot_of[request.request_id]]:
+        if not table.rows.preemptable[table.slot_of[request.request_id]]:
             others = [r.request_id for r in scheduler.running if r is not request]
-            taken.extend(i for i in others if table.rows.evictable[table.slot_of[i]])
+            taken.extend(i for i in others if table.rows.preemptable[table.slot_of[i]])
         preempt(request, *args, **kwargs)
 
     scheduler._preempt_request = watched

@@ -113,7 +113,7 @@ NOBODY = {
         {"max_num_seqs": 2},
         {"max_preemptions": 3},
     ),
-    "the guards forbid it": ([URGENT], [{**LAX, "evictable": False}] * 2, {"max_num_seqs": 2}, {}),
+    "the guards forbid it": ([URGENT], [{**LAX, "preemptable": False}] * 2, {"max_num_seqs": 2}, {}),
     "the deadline has passed": ([{"arrival_s": 900.0, "e2e_s": 99.0}], [LAX, LAX], {"max_num_seqs": 2}, {}),
     "the blocked one has no deadline": ([{"arrival_s": 1.0}], [LAX, LAX], {"max_num_seqs": 2}, {}),
     "all victims together do not hold enough blocks": (

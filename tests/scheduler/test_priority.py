@@ -59,7 +59,7 @@ def test_evicts_the_worst_and_of_those_the_last_to_arrive(snapshot: Make) -> Non
         ({"priority": 2}, {"priority": 1}, {}),
         ({"priority": 0}, {"priority": 1}, {"evict": False}),
         ({"priority": 0}, {"priority": 1, "num_preemptions": 1}, {"max_preemptions": 1}),
-        ({"priority": 0}, {"priority": 1, "evictable": False}, {}),
+        ({"priority": 0}, {"priority": 1, "preemptable": False}, {}),
     ],
 )
 def test_evicts_nobody_who_is_equal_better_exhausted_or_guarded(

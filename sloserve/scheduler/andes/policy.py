@@ -59,7 +59,7 @@ _URGENT_FIRST = 2.0
 class Andes(Policy):
     """Serves so that the readers' mean QoE is greatest: those who would run dry first, the short contexts first."""
 
-    needs = COLUMNS | {"class_rank", "evictable", "pausable", "kv_blocks", "num_preemptions"}
+    needs = COLUMNS | {"class_rank", "preemptable", "pausable", "kv_blocks", "num_preemptions"}
     wants_progress = True
 
     @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def victims_for(
     if heads.places.size <= free_slots and int(heads.blocks.sum()) <= free_blocks:
         return NO_SLOTS
     slots = all_.slots[running]
-    may = rows.evictable[slots] & (rows.num_preemptions[slots] < rule.max_preemptions)
+    may = rows.preemptable[slots] & (rows.num_preemptions[slots] < rule.max_preemptions)
     if rule.lead_s is not None:
         key, head_key, margin = all_.lead_s, np.maximum(all_.lead_s, 0.0), rule.lead_s
         candidates = running[may & (key[running] >= margin)][::-1][:most]

@@ -165,7 +165,7 @@ class Econo(Policy):
             waiting,
             running,
             rows.prompt_tokens[running.slots] + rows.output_tokens[running.slots],
-            rows.evictable[running.slots] & (rows.num_preemptions[running.slots] < self.settings.max_preemptions),
+            rows.preemptable[running.slots] & (rows.num_preemptions[running.slots] < self.settings.max_preemptions),
             total_tokens=engine.total_blocks * engine.block_size,
             tokens_per_step=self.settings.tokens_per_step,
         )

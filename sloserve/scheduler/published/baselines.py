@@ -83,7 +83,7 @@ class SRTF(Policy):
     may grow while a request runs.
     """
 
-    needs = PROMISE_COLUMNS | LENGTH_COLUMNS | {"num_preemptions", "evictable"}
+    needs = PROMISE_COLUMNS | LENGTH_COLUMNS | {"num_preemptions", "preemptable"}
 
     @dataclass(frozen=True)
     class Settings:
@@ -110,6 +110,6 @@ class SRTF(Policy):
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, running = snapshot.rows, snapshot.running
-        fixed = ~rows.evictable[running] | (rows.num_preemptions[running] >= self.settings.max_preemptions)
+        fixed = ~rows.preemptable[running] | (rows.num_preemptions[running] >= self.settings.max_preemptions)
         running_key = np.where(fixed, -np.inf, self._lengths.left(rows, running))
         return plan_ranked(snapshot, self._lengths.left(rows, snapshot.waiting), running_key)

@@ -99,7 +99,7 @@ class EconoPaper(Policy):
         """Who of the GTs waits after this step's grants, the first first, and who is evicted."""
         over, evict = tasks.overrun(rows, gts), NO_SLOTS
         if over.size and self.settings.remedy == "evict":
-            evict = over[rows.evictable[over]]
+            evict = over[rows.preemptable[over]]
             tasks.forget(evict)
             gts = gts[~np.isin(gts, evict)]
         queue = tasks.queue(rows, gts, now_s)

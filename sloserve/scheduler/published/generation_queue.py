@@ -119,7 +119,7 @@ class GenerationTasks:
         missing = int((ledger.blocks(goal) - ledger.blocks(tokens))[0]) - ledger.free_blocks
         given_up = NO_SLOTS
         if missing > 0:
-            last = others[rows.evictable[others]][::-1]
+            last = others[rows.preemptable[others]][::-1]
             held = np.cumsum(ledger.blocks(rows.computed_tokens[last]))
             given_up = last[: int(np.searchsorted(held, missing)) + 1]
             missing -= int(held[given_up.size - 1]) if given_up.size else 0

@@ -31,7 +31,7 @@ from sloserve.scheduler.published.preemptive import plan_ranked
 class FastServe(Policy):
     """Serves whoever has had least so far, in levels; lower levels make way for higher ones."""
 
-    needs = PROMISE_COLUMNS | {"kv_blocks", "evictable", "pausable"}
+    needs = PROMISE_COLUMNS | {"kv_blocks", "preemptable", "pausable"}
     wants_progress = True
 
     @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class FastServe(Policy):
         rows, running = snapshot.rows, snapshot.running
         if self.settings.promote_s > 0.0:
             self._promote(np.concatenate((snapshot.waiting, running)), now_s)
-        touchable = rows.evictable[running] & rows.pausable[running]
+        touchable = rows.preemptable[running] & rows.pausable[running]
         slots = np.concatenate((snapshot.waiting, running))
         key = ranks(self._level[slots], self._entered[slots])
         return plan_ranked(

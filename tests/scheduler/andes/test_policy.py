@@ -261,7 +261,7 @@ RUNNING = st.builds(
     lambda lead_s, prompt, some, other: ahead(lead_s, prompt_tokens=prompt, computed_tokens=prompt + 16) | some | other,
     st.integers(-4, 99),
     st.sampled_from([16, 20, 320]),
-    st.sampled_from([{}, {"evictable": False}, {"pausable": False}, {"num_preemptions": 1}]),
+    st.sampled_from([{}, {"preemptable": False}, {"pausable": False}, {"num_preemptions": 1}]),
     st.sampled_from([{}, {"kv_blocks": 30}, {"tds": np.nan, "ttft_s": np.nan, "e2e_s": 90.0}]),
 )
 SNAPSHOTS = st.builds(
@@ -308,7 +308,7 @@ def test_every_plan_can_be_carried_out_and_evicts_only_whom_it_may_for_whom_it_m
     assert made.max_running is None or made.max_running >= 1
 
     rows, facts = at.rows, at.engine
-    assert rows.evictable[evict].all() and not rows.num_preemptions[evict].any()
+    assert rows.preemptable[evict].all() and not rows.num_preemptions[evict].any()
     assert len(evict) <= settings["preemption_cap"] * (at.waiting.size + at.running.size)
     kept = -(-facts.total_blocks * round(settings["headroom"] * 100) // 100)
     free_blocks = facts.free_blocks - kept

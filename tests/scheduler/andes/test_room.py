@@ -101,7 +101,7 @@ def test_without_a_least_lead_who_is_ahead_at_all_gives_way(snapshot: Make) -> N
 @pytest.mark.parametrize(
     ("more", "max_preemptions", "gives_way"),
     [
-        ({"evictable": False}, 1, False),
+        ({"preemptable": False}, 1, False),
         ({"num_preemptions": 1}, 1, False),
         ({"num_preemptions": 1}, 2, True),
         ({"num_preemptions": 2}, 2, False),
@@ -120,7 +120,7 @@ def test_whom_nobody_may_evict(
 
 
 def test_those_who_may_not_are_passed_over(snapshot: Make) -> None:
-    at = snapshot([due(0.0)] * 2, [due(50.0), due(90.0, evictable=False), due(70.0, num_preemptions=1), due(60.0)])
+    at = snapshot([due(0.0)] * 2, [due(50.0), due(90.0, preemptable=False), due(70.0, num_preemptions=1), due(60.0)])
     assert victims(at) == [3, 0]
 
 
@@ -186,7 +186,7 @@ RUNNING = st.lists(
         due,
         st.integers(-20, 99),
         kv_blocks=st.integers(1, 9),
-        evictable=st.booleans() | st.just(True),
+        preemptable=st.booleans() | st.just(True),
         num_preemptions=st.integers(0, 2),
     ),
     max_size=8,
@@ -218,7 +218,7 @@ def test_against_the_least_sufficient_number(
     at = make_snapshot([due(lead) for lead, _ in heads], running, max_num_seqs=99)
 
     # In what order they would go, and by how much each exceeds a head.
-    may = [i for i, r in enumerate(running) if r["evictable"] and r["num_preemptions"] < max_preemptions]
+    may = [i for i, r in enumerate(running) if r["preemptable"] and r["num_preemptions"] < max_preemptions]
     if lead_s is None:
         order = sorted(may, key=lambda i: (worth[len(heads) + i], i))
     else:
@@ -288,7 +288,7 @@ def test_nobody_sits_out_where_more_blocks_are_free_than_are_needed(snapshot: Ma
         (reply(-9.0), False),
         (reply(np.nan), True),
         (reply(50.0, pausable=False), False),
-        (reply(50.0, evictable=False), True),
+        (reply(50.0, preemptable=False), True),
         # Needs no block now, or has its blocks allocated by the prompt.
         (reply(50.0, computed=31), False),
         (reply(50.0, computed=33), False),

@@ -44,7 +44,7 @@ NOBODY = {
     "nobody is urgent": ([new()], [ahead(90.0)], {}, {}),
     "nobody waits": ([], [ahead(90.0)], {}, {"watermark": 0.0}),
     "all are read soon": ([URGENT], [ahead(39.0)], {}, {}),
-    "the guards forbid it": ([URGENT], [ahead(90.0, evictable=False)], {}, {}),
+    "the guards forbid it": ([URGENT], [ahead(90.0, preemptable=False)], {}, {}),
     "it was evicted before": ([URGENT], [ahead(90.0, num_preemptions=1)], {}, {}),
     "nobody may be": ([URGENT], [ahead(90.0)], {}, {"max_preemptions": 0}),
     "the cap forbids it": ([URGENT], [ahead(90.0)], {}, {"preemption_cap": 0.0}),

@@ -113,7 +113,7 @@ def test_the_last_in_order_sits_out_where_the_next_block_is_missing_if_asked() -
 
 def crowded(*waiting: dict[str, Any], **running: Any) -> Snapshot:
     """A long request holds 20 of 40 blocks, a short one 2; nobody else fits beside."""
-    held = {"output_tokens": 20, "computed_tokens": 319, "evictable": True}
+    held = {"output_tokens": 20, "computed_tokens": 319, "preemptable": True}
     ran = [new(320, 300, e2e_s=60.0, **held | running), new(20, 12, e2e_s=9.0, output_tokens=4, computed_tokens=15)]
     return make_snapshot(waiting, ran, free_blocks=18, total_blocks=40)
 
@@ -133,7 +133,7 @@ def test_who_may_not_be_evicted_is_not() -> None:
     assert not plan(crowded(*short, num_preemptions=2)).evict.size
     assert plan(crowded(*short, num_preemptions=2), max_preemptions=3).evict.size
     at = crowded(*short)
-    at.rows.evictable[0] = False
+    at.rows.preemptable[0] = False
     assert not plan(at).evict.size
 
 

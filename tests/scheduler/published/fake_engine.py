@@ -25,7 +25,7 @@ class Task:
     e2e_s: float = np.nan
     max_tokens: int | None = None
     pausable: bool = True
-    evictable: bool = True
+    preemptable: bool = True
 
 
 class FakeEngine:
@@ -97,7 +97,7 @@ class FakeEngine:
             max_tokens=task.max_tokens or task.output_tokens,
             oracle_output_tokens=task.output_tokens,
             pausable=task.pausable,
-            evictable=task.evictable,
+            preemptable=task.preemptable,
         )
         self._task[slot] = place
         self._waiting.append(slot)

@@ -70,7 +70,7 @@ def test_srtf_serves_who_has_least_left_and_evicts_who_has_most(snapshot: Make) 
     assert (order(made.running), order(made.waiting), order(made.evict)) == ([1], [5, 4], [2, 0])
 
 
-@pytest.mark.parametrize("fixed", [{"evictable": False}, {"num_preemptions": 3}])
+@pytest.mark.parametrize("fixed", [{"preemptable": False}, {"num_preemptions": 3}])
 def test_srtf_leaves_alone_who_must_not_or_may_no_longer_be_evicted(fixed: dict[str, Any], snapshot: Make) -> None:
     at = snapshot([of_length(1), of_length(2)], [of_length(30, **fixed), of_length(20)], total_blocks=9)
     made = plan(at, SRTF(ORACLE))

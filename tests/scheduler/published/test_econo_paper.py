@@ -113,13 +113,13 @@ def test_all_end_whatever_is_predicted_and_whoever_must_not_be_touched(
     tasks: list[Task], variant: dict[str, Any], remedy: str, error: float | None, fixed: list[tuple[bool, bool]]
 ) -> None:
     some = [
-        replace(one, pausable=may_pause, evictable=may_evict)
+        replace(one, pausable=may_pause, preemptable=may_evict)
         for one, (may_pause, may_evict) in zip(tasks, fixed, strict=False)
     ]
     known = {"length": "predicted"} if error is None else {"length_error": error}
 
     def on_plan(snapshot: Snapshot, plan: Plan) -> None:
-        assert snapshot.rows.pausable[plan.pause].all() and snapshot.rows.evictable[plan.evict].all()
+        assert snapshot.rows.pausable[plan.pause].all() and snapshot.rows.preemptable[plan.evict].all()
         assert not set(plan.pause.tolist()) & set(plan.evict.tolist())
 
     engine = FakeEngine(made(**variant, remedy=remedy, **known), some, blocks=BLOCKS, on_plan=on_plan).run()
@@ -238,11 +238,11 @@ def test_while_nothing_runs_the_last_of_the_queue_give_way_to_the_first() -> Non
     found = plan(told(at, parts="d", reserve=0.0), at)
     assert served(at, found) == [0] and found.evict.tolist() == [2] and found.pause.tolist() == [1]
     # Who must not be evicted is passed over.
-    at.rows.evictable[2] = False
+    at.rows.preemptable[2] = False
     found = plan(told(at, parts="d", reserve=0.0), at)
     assert served(at, found) == [0] and found.evict.tolist() == [1] and found.pause.tolist() == [2]
     # Nobody else holds enough: what is promised is what there is.
-    at.rows.evictable[1] = False
+    at.rows.preemptable[1] = False
     assert served(at, plan(told(at, parts="d", reserve=0.0), at)) == [0]
 
 

@@ -119,7 +119,7 @@ def test_the_lower_level_sits_out_and_is_evicted_where_its_blocks_are_needed(
     assert made.max_running == 2 + len(pause)
 
 
-@pytest.mark.parametrize("fixed", [{"evictable": False}, {"pausable": False}])
+@pytest.mark.parametrize("fixed", [{"preemptable": False}, {"pausable": False}])
 def test_who_must_not_be_touched_is_served_on(fixed: dict[str, Any], snapshot: Make) -> None:
     queue = Queue(snapshot([FOUR], [{**FOUR, **fixed}, FOUR]), quantum_tokens=4, batch=2)
     queue.serve(0, 1, tokens=4)

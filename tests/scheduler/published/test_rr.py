@@ -88,7 +88,7 @@ def test_evicts_as_many_as_the_missing_blocks_take(snapshot: Make) -> None:
     [
         ([], [{}] * 2, {"max_num_seqs": 2}),
         ([{}], [{}] * 2, {"max_num_seqs": 3}),
-        ([{}], [{"evictable": False}] * 2, {"max_num_seqs": 2}),
+        ([{}], [{"preemptable": False}] * 2, {"max_num_seqs": 2}),
         ([{"prompt_tokens": 1000}], [{}] * 2, {"max_num_seqs": 2, "free_blocks": 20}),
     ],
     ids=["nobody waits", "a slot is free", "the guards forbid it", "all victims hold too few blocks"],

@@ -171,7 +171,7 @@ def test_who_ageing_admitted_is_not_paused_either_while_adapters_are_short(build
         engine._add(request_of(name, output_tokens=60), engine._clock.now_s())
     engine._clock.advance_to(engine._clock.now_s() + 1.0)
     step(engine)
-    assert not scheduler._planner.table.rows.evictable[[0, 1]].any()
+    assert not scheduler._planner.table.rows.preemptable[[0, 1]].any()
     engine._add(request_of("c", output_tokens=60), engine._clock.now_s())
     for _ in range(10):
         assert set(step(engine).num_scheduled_tokens) == {"a", "b"}

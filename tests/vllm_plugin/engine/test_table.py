@@ -124,9 +124,9 @@ def adapter(number: int) -> Any:
 
 
 def touchable(table: Any, slots: list[int]) -> list[tuple[bool, bool]]:
-    """(evictable, pausable) of each, once the guard has run."""
+    """(preemptable, pausable) of each, once the guard has run."""
     table.guard_loras(max_loras=1)
-    return [(bool(table.rows.evictable[slot]), bool(table.rows.pausable[slot])) for slot in slots]
+    return [(bool(table.rows.preemptable[slot]), bool(table.rows.pausable[slot])) for slot in slots]
 
 
 def test_no_one_may_be_touched_while_more_adapters_live_than_fit() -> None:
@@ -220,11 +220,11 @@ def test_columns_change_while_slots_order_and_what_was_noted_stay() -> None:
     del slo_of[requests[0].request_id]
     rows = table.rows
     rows.first_token_s[slots[1]] = 55.0
-    rows.evictable[slots[2]] = False
+    rows.preemptable[slots[2]] = False
     table.keep(frozenset({"e2e_s", "first_token_s"}), slo_of, 60.0)
     assert table.rows is rows and not hasattr(rows, "priority")
     assert rows.seq[slots[1:]].tolist() == [1, 2, 3] and rows.e2e_s[slots[1:]].tolist() == [1.0] * 3
-    assert rows.first_token_s[slots[1]] == 55.0 and rows.evictable[slots[1:]].tolist() == [True, False, True]
+    assert rows.first_token_s[slots[1]] == 55.0 and rows.preemptable[slots[1:]].tolist() == [True, False, True]
     table.keep(frozenset({"priority"}), slo_of, 60.0)
     assert rows.priority[slots[1:]].tolist() == [1, 2, 3]
     assert add(table, make_request("late")) == slots[0]
