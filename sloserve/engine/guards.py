@@ -98,13 +98,13 @@ def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
     paused.
     """
     rows = snapshot.rows
-    evict = plan.evict[rows.preemptable[plan.evict]]
+    evict = plan.preempt[rows.preemptable[plan.preempt]]
     pause = plan.pause[rows.pausable[plan.pause]] if may_pause else NO_SLOTS
     if evict.size and pause.size:
         pause = pause[~np.isin(pause, evict)]
-    if evict.size == plan.evict.size and pause.size == plan.pause.size:
+    if evict.size == plan.preempt.size and pause.size == plan.pause.size:
         return plan
-    return replace(plan, evict=evict, pause=pause)
+    return replace(plan, preempt=evict, pause=pause)
 
 
 def ensure_progress(plan: Plan, snapshot: Snapshot) -> Plan:
@@ -115,9 +115,9 @@ def ensure_progress(plan: Plan, snapshot: Snapshot) -> Plan:
     nobody waits who could be admitted at once, the request served first is not evicted.
     """
     running = snapshot.running
-    if not running.size or running.size > plan.evict.size + plan.pause.size:
+    if not running.size or running.size > plan.preempt.size + plan.pause.size:
         return plan
-    kept = running[~np.isin(running, plan.evict)]
+    kept = running[~np.isin(running, plan.preempt)]
     if kept.size > plan.pause.size:
         return plan
     if kept.size:
@@ -127,6 +127,6 @@ def ensure_progress(plan: Plan, snapshot: Snapshot) -> Plan:
         return replace(plan, pause=NO_SLOTS)
     # Evicted requests cannot be admitted again before their tokens in flight have arrived: one keeps running.
     first = running[np.argmin(snapshot.rows.seq[running])]
-    evict = plan.evict[plan.evict != first]
+    evict = plan.preempt[plan.preempt != first]
     order = None if plan.waiting is None else plan.waiting[plan.waiting != first]
-    return replace(plan, evict=evict, pause=NO_SLOTS, waiting=order)
+    return replace(plan, preempt=evict, pause=NO_SLOTS, waiting=order)

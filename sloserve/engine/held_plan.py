@@ -38,9 +38,9 @@ class HeldPlan:
     def of(cls, plan: Plan, snapshot: Snapshot, made_s: float) -> "HeldPlan":
         if plan is Plan.IDENTITY:
             return cls()
-        served = snapshot.running.size - plan.evict.size - plan.pause.size
+        served = snapshot.running.size - plan.preempt.size - plan.pause.size
         spare_tokens = plan.token_budget is not None and plan.token_budget >= served
-        return cls(replace(plan, evict=NO_SLOTS), made_s, snapshot.rows.last_seq, spare_tokens)
+        return cls(replace(plan, preempt=NO_SLOTS), made_s, snapshot.rows.last_seq, spare_tokens)
 
     def without(self, slot: int) -> "HeldPlan":
         """The same for all but ``slot``, whose request runs no more; another, or it again, is not meant by the plan."""

@@ -48,7 +48,7 @@ def agreement(one: Plan, one_order: IntArray, other: Plan, other_order: IntArray
     """
     free = snapshot.engine.free_slots
     next_up = max(free, 1) if snapshot.waiting.size > free else 0
-    pairs = ((one.evict, other.evict), (one.pause, other.pause), (one_order[:next_up], other_order[:next_up]))
+    pairs = ((one.preempt, other.preempt), (one.pause, other.pause), (one_order[:next_up], other_order[:next_up]))
     decided = np.unique(np.concatenate([slots for pair in pairs for slots in pair])).size
     alike = sum(np.intersect1d(mine, theirs).size for mine, theirs in pairs)
     return alike / decided if decided else None

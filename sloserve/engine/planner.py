@@ -22,13 +22,14 @@ from sloserve.settings import PluginSettings
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a plan wants of the next step. evict: to be preempted first. is_fresh: whether the plan was made for it.
+    """What a plan asks of the next step.
 
-    others_s: time spent since the budget began to count that is not the plan's.
+    preempt: running requests to preempt before the plan is applied. is_fresh: whether the plan was made for this step.
+    others_s: seconds since the plan budget started that were spent on other work than the plan.
     """
 
     plan: Plan
-    evict: list[EngineRequest] = field(default_factory=list)
+    preempt: list[EngineRequest] = field(default_factory=list)
     is_fresh: bool = False
     others_s: float = 0.0
 
@@ -174,7 +175,7 @@ class Planner:
             shadow_s = self._consider(plan, snapshot, now_s, monotonic_s)
         plan = plan or Plan.IDENTITY
         self.held = HeldPlan.of(plan, snapshot, monotonic_s)
-        return Step(plan, self.port.running_requests(plan.evict, self.table), is_fresh=True, others_s=shadow_s)
+        return Step(plan, self.port.running_requests(plan.preempt, self.table), is_fresh=True, others_s=shadow_s)
 
     def apply_plan(self, step: Step, limits: Any, monotonic_s: float) -> list[EngineRequest]:
         """What is left of a step once its evictions are done, all or nothing. Returns whom it pauses."""

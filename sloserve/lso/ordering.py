@@ -154,7 +154,7 @@ def plan_by_key(
                 snapshot, evict, waiting[:wanted], waiting_key[head][:wanted], running, running_key[order]
             )
     return Plan(
-        running=running[~np.isin(running, victims)] if victims.size else running, waiting=waiting, evict=victims
+        running=running[~np.isin(running, victims)] if victims.size else running, waiting=waiting, preempt=victims
     )
 
 

@@ -80,19 +80,19 @@ class Plan:
     running: service order of admitted requests, first served first; KV shortage takes victims from its end. Those not
     named
         keep their present order behind the named ones.
-    waiting: admission order, may name requests that ``evict`` sends there. Those not named keep their present order
+    waiting: admission order, may name requests that ``preempt`` sends there. Those not named keep their present order
     behind.
-    evict: admitted requests to preempt now; their KV is dropped and recomputed when they are admitted again.
+    preempt: admitted requests to preempt now; their KV is dropped and recomputed when they are admitted again.
     pause: admitted requests that get no tokens in the next step; they keep KV and slot.
     max_running: no admission while this many requests of the snapshot run; others that hold a place are not counted.
     token_budget: tokens a step may compute.
     prefill_chunk_tokens: most prompt tokens one request may get in a step while others wait or run.
-    A plan holds until the next one; ``evict`` is carried out once, ``pause`` in each step until then.
+    A plan holds until the next one; ``preempt`` is carried out once, ``pause`` in each step until then.
     """
 
     running: IntArray | None = None
     waiting: IntArray | None = None
-    evict: IntArray = field(default_factory=lambda: NO_SLOTS)
+    preempt: IntArray = field(default_factory=lambda: NO_SLOTS)
     pause: IntArray = field(default_factory=lambda: NO_SLOTS)
     max_running: int | None = None
     token_budget: int | None = None
@@ -124,13 +124,13 @@ def check_plan(plan: Plan, snapshot: Snapshot) -> None:
             raise PlanError(f"{name}: names a request twice")
         return state[slots]
 
-    for name, slots in (("running", plan.running), ("evict", plan.evict), ("pause", plan.pause)):
+    for name, slots in (("running", plan.running), ("preempt", plan.preempt), ("pause", plan.pause)):
         if slots is not None and slots is not NO_SLOTS and not (states(name, slots) == _RUNNING).all():
             raise PlanError(f"{name}: names a request that is not running")
     if plan.waiting is not None:
         found = states("waiting", plan.waiting)
         idle = (found == _WAITING) | (found == _PREEMPTED)
-        if not idle.all() and not (idle | np.isin(plan.waiting, plan.evict)).all():
+        if not idle.all() and not (idle | np.isin(plan.waiting, plan.preempt)).all():
             raise PlanError("waiting: names a request that is neither waiting nor evicted by this plan")
     for name in ("max_running", "token_budget", "prefill_chunk_tokens"):
         limit = getattr(plan, name)

@@ -45,7 +45,7 @@ class Chaos(Policy):
         return Plan(
             running=rng.permutation(np.setdiff1d(snapshot.running, evict)),
             waiting=rng.permutation(np.concatenate([snapshot.waiting, evict])),
-            evict=evict,
+            preempt=evict,
             pause=pause,
             max_running=int(rng.integers(1, snapshot.engine.max_num_seqs + 1)) if limited else None,
             token_budget=int(rng.integers(1, snapshot.engine.token_budget + 1)) if limited else None,
@@ -62,9 +62,9 @@ class Chaos(Policy):
         if kind == 1:
             return Plan(running=np.array([snapshot.rows.capacity + 7]))
         if kind == 2:
-            return Plan(evict=snapshot.waiting)
+            return Plan(preempt=snapshot.waiting)
         if kind == 3:
             return Plan(waiting=np.repeat(snapshot.waiting, 2))
         if kind == 4:
             return Plan(max_running=0)
-        return Plan(evict=snapshot.running, pause=snapshot.running, waiting=np.array([0.5]))
+        return Plan(preempt=snapshot.running, pause=snapshot.running, waiting=np.array([0.5]))

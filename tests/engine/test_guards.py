@@ -166,40 +166,40 @@ FREE, PINNED = (True, True), (False, False)
 
 def test_drop_forbidden_drops_what_must_not_be_touched() -> None:
     at = engine_state([FREE, PINNED, FREE], [])
-    plan = Plan(evict=np.array([0, 1]), pause=np.array([0, 1, 2]))
+    plan = Plan(preempt=np.array([0, 1]), pause=np.array([0, 1, 2]))
     made = drop_forbidden(plan, at, may_pause=True)
-    assert (made.evict.tolist(), made.pause.tolist()) == ([0], [2])
+    assert (made.preempt.tolist(), made.pause.tolist()) == ([0], [2])
     made = drop_forbidden(plan, at, may_pause=False)
-    assert (made.evict.tolist(), made.pause.tolist()) == ([0], [])
+    assert (made.preempt.tolist(), made.pause.tolist()) == ([0], [])
 
 
 def test_drop_forbidden_hands_back_the_same_plan_where_nothing_is_forbidden() -> None:
     at = engine_state([FREE, FREE], [])
-    for plan in (Plan.IDENTITY, Plan(evict=np.array([0]), pause=np.array([1]))):
+    for plan in (Plan.IDENTITY, Plan(preempt=np.array([0]), pause=np.array([1]))):
         assert drop_forbidden(plan, at, may_pause=True) is plan
 
 
 def test_ensure_progress_changes_nothing_while_somebody_runs() -> None:
     at = engine_state([FREE] * 3, [])
-    for plan in (Plan.IDENTITY, Plan(evict=np.array([0]), pause=np.array([1])), Plan(pause=np.array([0, 2]))):
+    for plan in (Plan.IDENTITY, Plan(preempt=np.array([0]), pause=np.array([1])), Plan(pause=np.array([0, 2]))):
         assert ensure_progress(plan, at) is plan
 
 
 def test_ensure_progress_lifts_the_pauses_where_all_that_stay_are_paused() -> None:
-    made = ensure_progress(Plan(evict=np.array([0]), pause=np.array([1, 2])), engine_state([FREE] * 3, []))
-    assert (made.evict.tolist(), made.pause.tolist()) == ([0], [])
+    made = ensure_progress(Plan(preempt=np.array([0]), pause=np.array([1, 2])), engine_state([FREE] * 3, []))
+    assert (made.preempt.tolist(), made.pause.tolist()) == ([0], [])
 
 
 def test_ensure_progress_lets_all_go_for_one_that_can_be_admitted_at_once() -> None:
-    made = ensure_progress(Plan(evict=np.array([0, 1])), engine_state([FREE] * 2, [State.WAITING]))
-    assert made.evict.tolist() == [0, 1]
+    made = ensure_progress(Plan(preempt=np.array([0, 1])), engine_state([FREE] * 2, [State.WAITING]))
+    assert made.preempt.tolist() == [0, 1]
 
 
 def test_ensure_progress_keeps_the_oldest_where_only_evicted_ones_would_be_left() -> None:
     at = engine_state([FREE] * 2, [State.PREEMPTED])
     at.rows.seq[[0, 1]] = [5, 3]
-    made = ensure_progress(Plan(evict=np.array([0, 1]), waiting=np.array([1, 2, 0])), at)
-    assert made.evict.tolist() == [0]
+    made = ensure_progress(Plan(preempt=np.array([0, 1]), waiting=np.array([1, 2, 0])), at)
+    assert made.preempt.tolist() == [0]
     assert made.waiting is not None and made.waiting.tolist() == [2, 0]
 
 
@@ -216,15 +216,17 @@ def test_something_can_always_be_scheduled(
     def some(slots: IntArray) -> IntArray:
         return np.array(data.draw(st.permutations([s for s in slots.tolist() if data.draw(st.booleans())])), np.int64)
 
-    plan = Plan(evict=some(at.running), pause=some(at.running))
+    plan = Plan(preempt=some(at.running), pause=some(at.running))
     check_plan(plan, at)
     made = ensure_progress(drop_forbidden(plan, at, may_pause=may_pause), at)
     check_plan(made, at)
 
-    assert set(made.evict.tolist()) <= set(plan.evict.tolist()) and set(made.pause.tolist()) <= set(plan.pause.tolist())
-    assert not set(made.evict.tolist()) & set(made.pause.tolist())
-    assert at.rows.preemptable[made.evict].all() and at.rows.pausable[made.pause].all()
+    assert set(made.preempt.tolist()) <= set(plan.preempt.tolist()) and set(made.pause.tolist()) <= set(
+        plan.pause.tolist()
+    )
+    assert not set(made.preempt.tolist()) & set(made.pause.tolist())
+    assert at.rows.preemptable[made.preempt].all() and at.rows.pausable[made.pause].all()
     assert may_pause or not made.pause.size
-    served = set(at.running.tolist()) - set(made.evict.tolist()) - set(made.pause.tolist())
+    served = set(at.running.tolist()) - set(made.preempt.tolist()) - set(made.pause.tolist())
     admissible = (at.rows.state[at.waiting] == State.WAITING).any() and not made.pause.size
     assert not at.running.size or served or admissible

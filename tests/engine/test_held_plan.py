@@ -37,8 +37,8 @@ RUNNING, WAITING, PREEMPTED = State.RUNNING, State.WAITING, State.PREEMPTED
 
 def test_pauses_go_on_and_evictions_do_not() -> None:
     rows = engine_of(RUNNING, RUNNING, RUNNING)
-    plan = now(held(rows, pause=[1], evict=[2]), rows)
-    assert (plan.pause.tolist(), plan.evict.tolist()) == ([1], [])
+    plan = now(held(rows, pause=[1], preempt=[2]), rows)
+    assert (plan.pause.tolist(), plan.preempt.tolist()) == ([1], [])
 
 
 def test_who_runs_no_more_is_not_paused() -> None:

@@ -60,10 +60,10 @@ def test_a_plan_s_order_is_those_it_names_then_those_present_who_wait() -> None:
         (Plan(waiting=slots(0, 1, 2)), Plan(waiting=slots(0, 2, 1)), 2, 1 / 3),
         (Plan(waiting=slots(0, 1, 2)), Plan(waiting=slots(2, 1, 0)), 0, 0.0),  # the next slot
         (Plan(waiting=slots(0, 1, 2)), Plan(waiting=slots(2, 1, 0)), 3, None),  # all get in
-        (Plan(evict=slots(3)), Plan(evict=slots(3, 4)), 3, 1 / 2),
-        (Plan(evict=slots(3)), Plan(pause=slots(3)), 3, 0.0),
+        (Plan(preempt=slots(3)), Plan(preempt=slots(3, 4)), 3, 1 / 2),
+        (Plan(preempt=slots(3)), Plan(pause=slots(3)), 3, 0.0),
         (Plan(pause=slots(3, 4)), Plan(pause=slots(4, 3)), 3, 1.0),
-        (Plan(evict=slots(4)), Plan(evict=slots(4), waiting=slots(2)), 1, 1 / 3),
+        (Plan(preempt=slots(4)), Plan(preempt=slots(4), waiting=slots(2)), 1, 1 / 3),
         (Plan.IDENTITY, Plan(running=slots(4, 3)), 3, None),
     ],
 )

@@ -23,7 +23,7 @@ LEGAL = {
     "identity": Plan.IDENTITY,
     "nothing named": Plan(running=np.empty(0, np.int64), waiting=np.empty(0, np.int64)),
     "part of the queues": Plan(running=slots(1), waiting=slots(4, 2)),
-    "evicted one named as waiting": Plan(running=slots(0), waiting=slots(1, 2), evict=slots(1)),
+    "evicted one named as waiting": Plan(running=slots(0), waiting=slots(1, 2), preempt=slots(1)),
     "everything": Plan(
         running=slots(1, 0),
         waiting=slots(3, 2, 4),
@@ -38,15 +38,15 @@ LEGAL = {
 
 ILLEGAL = {
     "floats": (Plan(running=slots(0.0, 1.0)), "running: an array of slots is one-dimensional and integer, not float64"),
-    "two dimensions": (Plan(evict=slots([0, 1])), r"evict: an array of slots is one-dimensional and integer"),
+    "two dimensions": (Plan(preempt=slots([0, 1])), r"preempt: an array of slots is one-dimensional and integer"),
     "negative slot": (Plan(pause=slots(-1)), r"pause: names a slot outside 0\.\.63"),
     "slot past the end": (Plan(running=slots(0, 64)), r"running: names a slot outside 0\.\.63"),
     "running twice": (Plan(running=slots(0, 1, 0)), "running: names a request twice"),
     "waiting twice": (Plan(waiting=slots(2, 2)), "waiting: names a request twice"),
-    "evict twice": (Plan(evict=slots(1, 1)), "evict: names a request twice"),
+    "preempt twice": (Plan(preempt=slots(1, 1)), "preempt: names a request twice"),
     "running one that waits": (Plan(running=slots(0, 2)), "running: names a request that is not running"),
-    "evict one that waits": (Plan(evict=slots(3)), "evict: names a request that is not running"),
-    "evict a free slot": (Plan(evict=slots(9)), "evict: names a request that is not running"),
+    "preempt one that waits": (Plan(preempt=slots(3)), "preempt: names a request that is not running"),
+    "preempt a free slot": (Plan(preempt=slots(9)), "preempt: names a request that is not running"),
     "pause one that waits": (Plan(pause=slots(4)), "pause: names a request that is not running"),
     "waiting one that runs": (Plan(waiting=slots(0)), "waiting: names a request that is neither waiting nor evicted"),
     "waiting a blocked one": (Plan(waiting=slots(5)), "waiting: names a request that is neither waiting nor evicted"),

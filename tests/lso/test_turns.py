@@ -95,7 +95,7 @@ def test_evictions_make_room_for_whoever_has_the_turn(snapshot: Make) -> None:
     urgent, old = {"priority": -9, "prompt_tokens": 15}, {"priority": 9, "prompt_tokens": 63}
     at = snapshot([urgent, old], [{"priority": p, "kv_blocks": 2} for p in (1, 2, 3)], free_blocks=0, total_blocks=7)
     alone = make_policy("priority", {}, seed=0).plan(at, 0.0)
-    assert (alone.waiting.tolist(), alone.evict.tolist()) == ([3, 4], [2])  # type: ignore[union-attr]
+    assert (alone.waiting.tolist(), alone.preempt.tolist()) == ([3, 4], [2])  # type: ignore[union-attr]
     turned = make_policy("priority", {}, seed=0).plan(replace(at, turns=turns([4], 10, 0)), 0.0)
     assert turned.waiting is not None and turned.waiting.tolist() == [4, 3]
-    assert turned.evict.tolist() == [2, 1, 0]
+    assert turned.preempt.tolist() == [2, 1, 0]

@@ -68,7 +68,7 @@ def test_serves_and_admits_the_nearest_deadline_first_and_ties_by_arrival(snapsh
     made = plan(snapshot(waiting=due, running=due))
     assert order(made.running) == [1, 0, 2, 3]
     assert order(made.waiting) == [5, 4, 6, 7]
-    assert not made.evict.size and not made.pause.size
+    assert not made.preempt.size and not made.pause.size
 
 
 def test_ties_end_in_seq_not_in_the_slot(snapshot: Make) -> None:
@@ -85,17 +85,17 @@ def test_names_no_more_than_a_step_can_admit(snapshot: Make) -> None:
 def test_evicts_the_latest_deadline_when_every_slot_is_taken(snapshot: Make) -> None:
     later = {**LAX, "e2e_s": 700.0}
     made = plan(snapshot([URGENT], [LAX, later, LAX], max_num_seqs=3))
-    assert order(made.evict) == [1]
+    assert order(made.preempt) == [1]
     assert order(made.running) == [0, 2]
     assert order(made.waiting) == [3]
 
 
 def test_among_equal_deadlines_the_last_to_arrive_gives_way(snapshot: Make) -> None:
-    assert order(plan(snapshot([URGENT, URGENT], [LAX] * 3, max_num_seqs=3)).evict) == [2, 1]
+    assert order(plan(snapshot([URGENT, URGENT], [LAX] * 3, max_num_seqs=3)).preempt) == [2, 1]
 
 
 def test_a_request_without_targets_gives_way_before_one_with_a_late_deadline(snapshot: Make) -> None:
-    assert order(plan(snapshot([URGENT], [{"arrival_s": 1.0}, LAX], max_num_seqs=2)).evict) == [0]
+    assert order(plan(snapshot([URGENT], [{"arrival_s": 1.0}, LAX], max_num_seqs=2)).preempt) == [0]
 
 
 NOBODY = {
@@ -131,26 +131,26 @@ NOBODY = {
 def test_evicts_nobody_when(
     waiting: list[Any], running: list[Any], engine: dict[str, int], settings: dict[str, Any], snapshot: Make
 ) -> None:
-    assert not plan(snapshot(waiting, running, **engine), **settings).evict.size
+    assert not plan(snapshot(waiting, running, **engine), **settings).preempt.size
 
 
 def test_a_margin_that_is_just_exceeded_evicts(snapshot: Make) -> None:
     running = [{"arrival_s": NOW_S, "e2e_s": 5.0}]
-    assert order(plan(snapshot([URGENT], running, max_num_seqs=1), evict_margin_s=3.9).evict) == [0]
+    assert order(plan(snapshot([URGENT], running, max_num_seqs=1), evict_margin_s=3.9).preempt) == [0]
 
 
 def test_an_exhausted_request_is_passed_over_for_the_next_one(snapshot: Make) -> None:
     running = [LAX, {**LAX, "e2e_s": 900.0, "num_preemptions": 3}]
-    assert order(plan(snapshot([URGENT], running, max_num_seqs=2)).evict) == [0]
+    assert order(plan(snapshot([URGENT], running, max_num_seqs=2)).preempt) == [0]
 
 
 def test_evicts_as_many_as_the_missing_blocks_take(snapshot: Make) -> None:
     # 10 blocks and one more for the next token are needed; 1 % of 100 stays free, so 3 of the 4 free ones count.
     waiting = [{**URGENT, "prompt_tokens": 160}]
     at = snapshot(waiting, [{**LAX, "kv_blocks": 4}] * 4, free_blocks=4, total_blocks=100)
-    assert order(plan(at).evict) == [3, 2]
+    assert order(plan(at).preempt) == [3, 2]
     at = snapshot(waiting, [{**LAX, "kv_blocks": 4}] * 4, free_blocks=3, total_blocks=100)
-    assert order(plan(at).evict) == [3, 2, 1]
+    assert order(plan(at).preempt) == [3, 2, 1]
 
 
 def test_evicts_nobody_for_one_that_waits_behind_a_late_one(snapshot: Make) -> None:
@@ -158,14 +158,14 @@ def test_evicts_nobody_for_one_that_waits_behind_a_late_one(snapshot: Make) -> N
     late = {"arrival_s": 900.0, "e2e_s": 50.0}
     made = plan(snapshot([URGENT, late], [LAX, LAX], max_num_seqs=2), late_last=False)
     assert order(made.waiting) == [3, 2]
-    assert not made.evict.size
+    assert not made.preempt.size
 
 
 def test_late_ones_go_behind_those_that_can_be_in_time_and_ahead_of_those_without_a_deadline(snapshot: Make) -> None:
     late, later = ({"arrival_s": 900.0, "e2e_s": e2e_s} for e2e_s in (50.0, 40.0))
     made = plan(snapshot([late, {"arrival_s": 1.0}, later, URGENT], [LAX, LAX], max_num_seqs=2))
     assert order(made.waiting) == [5, 4]  # as many as there are slots: the urgent one, then the one longest late
-    assert order(made.evict) == [1]
+    assert order(made.preempt) == [1]
 
 
 @pytest.mark.parametrize("queue", ["waiting", "running"])
@@ -189,16 +189,16 @@ def test_a_running_request_of_an_urgent_class_without_targets_is_no_victim_of_a_
     snapshot: Make,
 ) -> None:
     background = {**URGENT, "class_rank": 3}
-    assert not plan(snapshot([background], [{"class_rank": 0}] * 2, max_num_seqs=2)).evict.size
-    assert order(plan(snapshot([background], [{"class_rank": 3}] * 2, max_num_seqs=2)).evict) == [1]
+    assert not plan(snapshot([background], [{"class_rank": 0}] * 2, max_num_seqs=2)).preempt.size
+    assert order(plan(snapshot([background], [{"class_rank": 3}] * 2, max_num_seqs=2)).preempt) == [1]
 
 
 def test_who_asked_for_a_ttft_alone_keeps_its_place_after_the_first_token(snapshot: Make) -> None:
     """It was evicted for each TTFT that came: every deadline lay before none."""
     begun = {"arrival_s": NOW_S - 1.0, "ttft_s": 1.0, "first_token_s": NOW_S, "output_tokens": 1}
     waiting = {"arrival_s": NOW_S, "ttft_s": 1.0}
-    assert not plan(snapshot([waiting], [begun] * 2, max_num_seqs=2)).evict.size
+    assert not plan(snapshot([waiting], [begun] * 2, max_num_seqs=2)).preempt.size
     # A reply that is half a minute ahead of its reader can make room.
     ahead = {**begun, "output_tokens": 200}
-    assert order(plan(snapshot([waiting], [begun, ahead], max_num_seqs=2)).evict) == [1]
-    assert not plan(snapshot([waiting], [begun, ahead], max_num_seqs=2), default_tds=20.0).evict.size
+    assert order(plan(snapshot([waiting], [begun, ahead], max_num_seqs=2)).preempt) == [1]
+    assert not plan(snapshot([waiting], [begun, ahead], max_num_seqs=2), default_tds=20.0).preempt.size

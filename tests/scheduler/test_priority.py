@@ -42,12 +42,12 @@ def test_every_64_bit_number_keeps_its_place(snapshot: Make) -> None:
     made = plan(snapshot(waiting=ranked, max_num_seqs=7))
     assert [numbers[s] for s in order(made.waiting)] == sorted(numbers)
     made = plan(snapshot([{"priority": 2**60}], [{"priority": 2**60 + 1}], max_num_seqs=1))
-    assert order(made.evict) == [0]
+    assert order(made.preempt) == [0]
 
 
 def test_evicts_the_worst_and_of_those_the_last_to_arrive(snapshot: Make) -> None:
     made = plan(snapshot([{"priority": 0}], [{"priority": p} for p in (1, 5, 2, 5)], max_num_seqs=4))
-    assert order(made.evict) == [3]
+    assert order(made.preempt) == [3]
     assert order(made.running) == [0, 2, 1]
 
 
@@ -65,11 +65,11 @@ def test_evicts_the_worst_and_of_those_the_last_to_arrive(snapshot: Make) -> Non
 def test_evicts_nobody_who_is_equal_better_exhausted_or_guarded(
     waiting: dict[str, int], running: dict[str, int], settings: dict[str, Any], snapshot: Make
 ) -> None:
-    assert not plan(snapshot([waiting], [running], max_num_seqs=1), **settings).evict.size
+    assert not plan(snapshot([waiting], [running], max_num_seqs=1), **settings).preempt.size
 
 
 def test_a_better_class_evicts_at_equal_numbers(snapshot: Make) -> None:
-    assert order(plan(snapshot([{"class_rank": 0}], [{"class_rank": 1}], max_num_seqs=1)).evict) == [0]
+    assert order(plan(snapshot([{"class_rank": 0}], [{"class_rank": 1}], max_num_seqs=1)).preempt) == [0]
 
 
 def test_negative_settings_are_refused() -> None:

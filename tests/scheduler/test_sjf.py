@@ -87,7 +87,7 @@ def test_unstated_lengths_are_predicted_under_oracle_too(snapshot: Make) -> None
 def test_evicts_the_longest_only_when_asked_to(evict: bool, victims: list[int], snapshot: Make) -> None:
     running = [{"oracle_output_tokens": n, "computed_tokens": 16} for n in (900, 400)]
     at = snapshot([{"oracle_output_tokens": 5}], running, max_num_seqs=2)
-    assert order(plan(at, SJF(SJF.Settings(length="oracle", evict=evict))).evict) == victims
+    assert order(plan(at, SJF(SJF.Settings(length="oracle", evict=evict))).preempt) == victims
 
 
 @pytest.mark.parametrize("settings", [{"length": "guess"}, {"prompt_weight": -0.1}, {"prompt_weight": 1.1}])

@@ -271,7 +271,7 @@ class Andes(Policy):
         return Plan(
             running=all_.slots[running],
             waiting=snapshot.waiting[order],
-            evict=evicted,
+            preempt=evicted,
             pause=pause,
             max_running=None if admitted >= queued else max(running.size + admitted, 1),
         )

@@ -122,7 +122,7 @@ class Econo(Policy):
                     free_blocks=engine.free_blocks,
                 )
             ]
-        return Plan(running=stay, waiting=waiting.slots, evict=evict, pause=pause, max_running=most)
+        return Plan(running=stay, waiting=waiting.slots, preempt=evict, pause=pause, max_running=most)
 
     def _ranked(self, snapshot: Snapshot, now_s: float) -> tuple[Ranked, Ranked]:
         """Those who wait, as many as there are slots, and those who run, each in the order of service."""

@@ -87,7 +87,7 @@ class EconoPaper(Policy):
             # Where blocks run out after all, the last of the queue gives way.
             running=np.concatenate((_oldest_first(rows, served), _oldest_first(rows, pts.slots), queue)),
             waiting=order,
-            evict=evict,
+            preempt=evict,
             pause=queue,
             max_running=max(running.size - evict.size + admitted, 1),
             token_budget=self.settings.tfs_tokens or None,

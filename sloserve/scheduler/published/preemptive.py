@@ -72,7 +72,7 @@ def plan_ranked(
     return Plan(
         running=np.concatenate((slots[served & runs], slots[stays])),
         waiting=slots[served & ~runs],
-        evict=slots[runs & ~served & ~stays],
+        preempt=slots[runs & ~served & ~stays],
         pause=slots[stays] if pause else NO_SLOTS,
         max_running=int(served.sum()) + int(stays.sum()),
     )

@@ -36,7 +36,7 @@ def running_requests(scheduler: Any, slots: IntArray, table: RequestTable) -> li
     return found
 
 
-def evict(scheduler: Any, victims: Iterable[Request]) -> None:
+def preempt(scheduler: Any, victims: Iterable[Request]) -> None:
     """Preempts those that run, as vLLM does for want of KV. What this raises is vLLM's."""
     for request in victims:
         scheduler.running.remove(request)
@@ -86,7 +86,7 @@ class Limits:
 
 def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits, *, order: bool) -> list[Request]:
     """Orders both queues if ``order`` says so, narrows the limits and pauses, all for the next ``schedule()``, or does
-    none of it. Returns whom it paused, in the plan's order. Evictions are for :func:`evict`, before.
+    none of it. Returns whom it paused, in the plan's order. Evictions are for :func:`preempt`, before.
 
     Raises: whatever it meets, and all is as it was.
     """

@@ -30,7 +30,7 @@ from sloserve.scheduler.policy import Policy
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.engine import compat
-from sloserve.vllm_plugin.engine.apply import Limits, evict
+from sloserve.vllm_plugin.engine.apply import Limits, preempt
 from sloserve.vllm_plugin.engine.ledger import Ledger
 from sloserve.vllm_plugin.engine.port import VllmPort
 from sloserve.vllm_plugin.engine.step_load import StepPace
@@ -247,9 +247,9 @@ class SLOScheduler(AsyncScheduler):
         paused: list[Request] = []
         step: Step | None = self._planning(None, self._next_step, now_s, monotonic_s)
         if step is not None:
-            if step.evict:
-                evict(self, step.evict)
-                self.slo_counters["evictions"] += len(step.evict)
+            if step.preempt:
+                preempt(self, step.preempt)
+                self.slo_counters["evictions"] += len(step.preempt)
             if self._planner is not None:  # still: an eviction is booked like any preemption
                 paused = self._planning([], self._planner.apply_plan, step, limits, monotonic_s)
         try:

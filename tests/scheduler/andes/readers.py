@@ -78,7 +78,7 @@ def order(slots: Any) -> list[int]:
 
 def lists(made: Plan) -> list[Any]:
     """Of a plan: waiting, running, evict, pause and max_running, to compare."""
-    named = (made.waiting, made.running, made.evict, made.pause)
+    named = (made.waiting, made.running, made.preempt, made.pause)
     return [*(None if slots is None else order(slots) for slots in named), made.max_running]
 
 
@@ -92,4 +92,4 @@ def gain_of_new(waited_s: float, prompt_tokens: int, horizon_s: float = FIRST_HO
 def evicts_for(waiting: Request, running: Request | None = None, **settings: Any) -> bool:
     """Whether the only one that runs, by default far ahead, gives way to the only one that waits."""
     at = make_snapshot([waiting], [running or ahead(100.0)], max_num_seqs=1)
-    return bool(plan(at, **settings).evict.size)
+    return bool(plan(at, **settings).preempt.size)

@@ -33,20 +33,20 @@ def test_takes_over_requests_that_are_being_served(snapshot: Make) -> None:
     followed.progressed(at.rows, np.array([0]), tokens, NOW_S - 9.0)
     at.rows.output_tokens[0] = int(tokens[0])
     taken_over = told(at)
-    assert [order(plan(at, policy).evict) for policy in (followed, taken_over, ignorant)] == [[0], [0], []]
+    assert [order(plan(at, policy).preempt) for policy in (followed, taken_over, ignorant)] == [[0], [0], []]
 
 
 def test_leads_grow_by_what_is_delivered_and_begin_anew_with_the_slot(snapshot: Make) -> None:
     at = snapshot([URGENT], [ahead(30.0)], max_num_seqs=1)
     policy = told(at)
-    assert not plan(at, policy).evict.size
+    assert not plan(at, policy).preempt.size
     policy.progressed(at.rows, np.array([0]), np.array([20]), NOW_S)
-    assert not plan(at, policy).evict.size
+    assert not plan(at, policy).preempt.size
     policy.progressed(at.rows, np.array([0]), np.array([2]), NOW_S)
-    assert order(plan(at, policy).evict) == [0]
+    assert order(plan(at, policy).preempt) == [0]
     at.rows.output_tokens[0] = 0
     policy.arrived(at.rows, 0, NOW_S)
-    assert not plan(at, policy).evict.size
+    assert not plan(at, policy).preempt.size
 
 
 def end(policy: Andes, at: Snapshot, times: int = 1, serving_s: float = 10.0, **row: Any) -> None:
@@ -64,11 +64,11 @@ def test_the_horizon_is_the_mean_time_of_serving(snapshot: Make) -> None:
     assert gain_of_new(5.0, 16, 9.0) < 0.5 < gain_of_new(5.0, 16, 11.0)
     for serving_s, urgent in ((4.0, False), (14.0, False), (18.0, True)):
         end(policy, at, serving_s=serving_s)
-        assert bool(plan(at, policy).evict.size) == urgent
+        assert bool(plan(at, policy).preempt.size) == urgent
     # As stated, whatever is learnt.
     policy = told(at, horizon_s=4.0)
     end(policy, at, serving_s=100.0)
-    assert not plan(at, policy).evict.size
+    assert not plan(at, policy).preempt.size
 
 
 def test_a_request_that_ended_without_a_token_or_with_one_at_once_says_nothing_of_time(snapshot: Make) -> None:
@@ -77,7 +77,7 @@ def test_a_request_that_ended_without_a_token_or_with_one_at_once_says_nothing_o
     end(policy, at, output_tokens=0, first_token_s=np.nan)
     end(policy, at, output_tokens=1, serving_s=0.0)
     end(policy, at, serving_s=16.0)
-    assert order(plan(at, policy).evict) == [0]
+    assert order(plan(at, policy).preempt) == [0]
 
 
 def test_the_pace_is_learnt_where_the_engine_names_none(snapshot: Make) -> None:
@@ -86,8 +86,8 @@ def test_the_pace_is_learnt_where_the_engine_names_none(snapshot: Make) -> None:
     policy = told(at)
     for step in range(3):
         policy.progressed(at.rows, np.array([0]), np.array([1]), NOW_S - 8.0 + 4.0 * step)
-    assert not plan(at, policy).evict.size
-    assert order(plan(engine(at, step_latency=Steps(0.03)), policy).evict) == [0]
+    assert not plan(at, policy).preempt.size
+    assert order(plan(engine(at, step_latency=Steps(0.03)), policy).preempt) == [0]
 
 
 def test_time_without_requests_is_no_step(snapshot: Make) -> None:
@@ -101,7 +101,7 @@ def test_time_without_requests_is_no_step(snapshot: Make) -> None:
         policy.arrived(at.rows, slot, NOW_S)
     for time_s in (NOW_S - 0.1, NOW_S):
         policy.progressed(at.rows, np.array([0]), token, time_s)
-    assert order(plan(at, policy).evict) == [0]
+    assert order(plan(at, policy).preempt) == [0]
 
 
 # Output lengths: a deadline of 5 s is met by 10 tokens at 0.1 s, and not by 1000.

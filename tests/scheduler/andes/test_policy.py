@@ -183,7 +183,7 @@ def test_steps_are_of_as_many_as_run_and_prompts_take_a_share_of_them(
     """Half of what is expected can be saved of a reply that begins within 0.93 s; 4096 tokens take two steps more."""
     waits = new(3.0, prompt_tokens=prompt_tokens, tds=0.5)
     at = engine(snapshot([waits], [ahead(100.0)] * running, max_num_seqs=running), step_latency=Steps(0.4))
-    assert bool(plan(at).evict.size) == urgent
+    assert bool(plan(at).preempt.size) == urgent
 
 
 def test_perfect_gives_up_on_who_is_late(snapshot: Make) -> None:

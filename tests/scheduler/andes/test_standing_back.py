@@ -33,7 +33,7 @@ def test_evicts_the_longest_leads_for_the_urgent_and_admits_those(snapshot: Make
     at = snapshot([new(), URGENT, URGENT], [ahead(50.0), ahead(3.0), ahead(90.0), ahead(70.0)], max_num_seqs=4)
     made = plan(at)
     assert order(made.waiting) == [5, 6, 4]
-    assert order(made.evict) == [2, 3]
+    assert order(made.preempt) == [2, 3]
     assert order(made.running) == [1, 0]
     assert not made.pause.size
     assert made.max_running == 4
@@ -59,7 +59,7 @@ def test_evicts_nobody_when(
     waiting: list[Request], running: list[Request], facts: dict[str, int], settings: dict[str, Any], snapshot: Make
 ) -> None:
     made = plan(snapshot(waiting, running, **({"max_num_seqs": 1} | facts)), **settings)
-    assert made is not Plan.IDENTITY and not made.evict.size
+    assert made is not Plan.IDENTITY and not made.preempt.size
     assert order(made.running) == [0]
 
 
@@ -86,7 +86,7 @@ def test_evicts_for_blocks_beside_those_kept_for_growth(free_blocks: int, victim
     running = [ahead(90.0 + i) for i in range(3)]
     at = snapshot([new(0.8, prompt_tokens=96)], running, free_blocks=free_blocks, total_blocks=800)
     made = plan(at)
-    assert order(made.evict) == victims
+    assert order(made.preempt) == victims
     # What they leave behind is room for the one that waits.
     assert made.max_running is None
 
@@ -94,25 +94,25 @@ def test_evicts_for_blocks_beside_those_kept_for_growth(free_blocks: int, victim
 @pytest.mark.parametrize(("token_budget", "evicted"), [(59, 1), (60, 1), (61, 2), (120, 2), (121, 3), (2048, 5)])
 def test_evicts_for_no_more_than_a_step_can_begin_with(token_budget: int, evicted: int, snapshot: Make) -> None:
     at = snapshot([new(0.8, prompt_tokens=60)] * 5, [ahead(90.0)] * 8, max_num_seqs=8)
-    assert plan(engine(at, token_budget=token_budget)).evict.size == evicted
+    assert plan(engine(at, token_budget=token_budget)).preempt.size == evicted
 
 
 def test_evicts_no_more_than_the_cap_times_the_arrivals(snapshot: Make) -> None:
     at = snapshot([URGENT] * 4, [ahead(90.0)] * 4, max_num_seqs=4)
     policy = told(at, preemption_cap=0.25)
-    assert order(plan(at, policy).evict) == [3, 2]
-    assert not plan(at, policy).evict.size
+    assert order(plan(at, policy).preempt) == [3, 2]
+    assert not plan(at, policy).preempt.size
     for arrivals, evicted in ((3, 0), (1, 1), (8, 2)):
         for _ in range(arrivals):
             policy.arrived(at.rows, at.rows.add(**URGENT), NOW_S)
-        assert plan(at, policy).evict.size == evicted
+        assert plan(at, policy).preempt.size == evicted
 
 
 def test_evictions_saved_up_are_no_more_than_there_are_slots(snapshot: Make) -> None:
     at = snapshot([URGENT] * 2, [ahead(90.0)] * 2, max_num_seqs=2)
     policy = told(at, preemption_cap=5.0)
-    assert plan(at, policy).evict.size == 2
-    assert plan(at, policy).evict.size == 0
+    assert plan(at, policy).preempt.size == 2
+    assert plan(at, policy).preempt.size == 0
 
 
 def test_the_papers_victims_are_worth_less_than_the_urgent(snapshot: Make) -> None:
@@ -120,10 +120,10 @@ def test_the_papers_victims_are_worth_less_than_the_urgent(snapshot: Make) -> No
     running = [ahead(9.0), ahead(-2.0), ahead(90.0)]
     at = snapshot([URGENT] * 3, running, max_num_seqs=3)
     made = plan(at, victims="gain")
-    assert order(made.evict) == [0, 2, 1]
+    assert order(made.preempt) == [0, 2, 1]
     at = snapshot([new(0.8, prompt_tokens=200)] * 3, running, max_num_seqs=3)
-    assert order(plan(at, victims="gain").evict) == [0, 2]
-    assert order(plan(at).evict) == [2]
+    assert order(plan(at, victims="gain").preempt) == [0, 2]
+    assert order(plan(at).preempt) == [2]
 
 
 # How many may run.
@@ -189,9 +189,9 @@ def test_pauses_who_needs_a_block_that_is_missing(snapshot: Make) -> None:
 def test_pauses_nobody_when_somebody_is_evicted(snapshot: Make) -> None:
     running = [ahead(30.0, **AT_BLOCK), ahead(90.0, **AT_BLOCK, kv_blocks=50)]
     made = plan(snapshot([URGENT], running, free_blocks=0))
-    assert order(made.evict) == [1] and not made.pause.size
+    assert order(made.preempt) == [1] and not made.pause.size
     made = plan(snapshot([URGENT], running, free_blocks=0), lead_s=100.0)
-    assert order(made.pause) == [1, 0] and not made.evict.size
+    assert order(made.pause) == [1, 0] and not made.preempt.size
 
 
 # Slow steps. A reader of 2 tokens a second is kept up with by 5 at a time, at 0.1 s a step for each.
@@ -205,7 +205,7 @@ def test_search_pauses_those_ahead_when_steps_are_too_slow_for_the_fastest_reade
     running = [ahead(30.0)] * 3 + [ahead(0.0)] * 5
     made = plan(slow([], running), search=True, horizon_s=8.0)
     assert sorted(order(made.pause)) == [0, 1, 2]
-    assert not made.evict.size and made.max_running is None
+    assert not made.preempt.size and made.max_running is None
     assert plan(slow([], running), horizon_s=8.0) is Plan.IDENTITY
     # Five are served in time, and a step of eight is in time for all if it takes half a second.
     assert plan(slow([], running[-5:]), search=True) is Plan.IDENTITY
@@ -216,8 +216,8 @@ def test_search_pauses_those_ahead_when_steps_are_too_slow_for_the_fastest_reade
 def test_search_counts_who_is_evicted_and_who_sits_out_once() -> None:
     made = plan(slow([URGENT] * 4, [ahead(60.0)] * 4 + [ahead(0.0)] * 3, max_num_seqs=8), search=True, horizon_s=8.0)
     # Of seven three stay at work, and two join them: a batch of five, for which one slot is free and one is needed.
-    assert (made.evict.size, made.pause.size) == (1, 3)
-    assert not np.isin(made.evict, made.pause).any()
+    assert (made.preempt.size, made.pause.size) == (1, 3)
+    assert not np.isin(made.preempt, made.pause).any()
     assert made.max_running == 6 + 2
 
 
@@ -269,6 +269,6 @@ def test_search_weighs_how_many_are_served_against_how_well() -> None:
 def test_search_does_not_pause_whom_it_evicts() -> None:
     running = [ahead(60.0)] * 3 + [ahead(0.0)] * 3
     made = plan(slow([URGENT] * 2, running, max_num_seqs=7), search=True, horizon_s=8.0)
-    assert order(made.evict) == [2]
+    assert order(made.preempt) == [2]
     assert sorted(order(made.pause)) == [0, 1]
     assert made.max_running is None

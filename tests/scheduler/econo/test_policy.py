@@ -121,31 +121,31 @@ def crowded(*waiting: dict[str, Any], **running: Any) -> Snapshot:
 def test_a_long_request_makes_room_where_many_short_ones_wait() -> None:
     short = [new(100, 200, e2e_s=2.0)] * 40
     made = plan(crowded(*short))
-    assert order(made.evict) == [0] and order(made.running) == [1] and made.max_running == 2
-    assert not plan(crowded(*short), evict=False).evict.size
+    assert order(made.preempt) == [0] and order(made.running) == [1] and made.max_running == 2
+    assert not plan(crowded(*short), evict=False).preempt.size
     # Nor where it takes long to compute 320 tokens again, or for the unhurried.
-    assert not plan(crowded(*short), tokens_per_step=1.0).evict.size
-    assert not plan(crowded(*[new(100, 200, e2e_s=500.0)] * 40)).evict.size
+    assert not plan(crowded(*short), tokens_per_step=1.0).preempt.size
+    assert not plan(crowded(*[new(100, 200, e2e_s=500.0)] * 40)).preempt.size
 
 
 def test_who_may_not_be_evicted_is_not() -> None:
     short = [new(100, 200, e2e_s=2.0)] * 40
-    assert not plan(crowded(*short, num_preemptions=2)).evict.size
-    assert plan(crowded(*short, num_preemptions=2), max_preemptions=3).evict.size
+    assert not plan(crowded(*short, num_preemptions=2)).preempt.size
+    assert plan(crowded(*short, num_preemptions=2), max_preemptions=3).preempt.size
     at = crowded(*short)
     at.rows.preemptable[0] = False
-    assert not plan(at).evict.size
+    assert not plan(at).preempt.size
 
 
 def test_nobody_gives_way_for_one_who_would_not_fit_even_so() -> None:
     large = [new(100, 600, e2e_s=0.5)] * 40
-    assert not plan(crowded(*large)).evict.size
+    assert not plan(crowded(*large)).preempt.size
 
 
 def test_nobody_gives_way_where_there_is_room_or_the_order_is_of_arrival() -> None:
     short = [new(100, 20, e2e_s=2.0)] * 40
-    assert not plan(crowded(*short)).evict.size
-    assert not plan(crowded(*[new(100, 200, e2e_s=2.0, arrival_s=1.0)] * 40), order="fcfs").evict.size
+    assert not plan(crowded(*short)).preempt.size
+    assert not plan(crowded(*[new(100, 200, e2e_s=2.0, arrival_s=1.0)] * 40), order="fcfs").preempt.size
 
 
 def test_nothing_to_decide() -> None:

@@ -116,7 +116,7 @@ class FakeEngine:
         return Snapshot(self.rows, waiting, self.rows.slots_in(State.RUNNING), facts)
 
     def _schedule(self, plan: Plan) -> list[int]:
-        for slot in plan.evict.tolist():
+        for slot in plan.preempt.tolist():
             self._preempt(slot)
         self._running = _in_front(self._running, plan.running)
         self._waiting = _in_front(self._waiting, plan.waiting)

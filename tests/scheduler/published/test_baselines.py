@@ -38,7 +38,7 @@ def test_orca_admits_by_arrival_while_promises_and_batch_allow(
     at.rows.seq[:6] = [0, 1, 5, 4, 3, 2]
     made = plan(at, Orca(Orca.Settings(batch=batch)))
     assert (order(made.waiting), made.max_running) == ([5, 4, 3, 2], running)
-    assert made.running is None and not made.evict.size
+    assert made.running is None and not made.preempt.size
 
 
 def test_orca_counts_what_may_come_and_not_what_is_held(snapshot: Make) -> None:
@@ -52,7 +52,13 @@ def test_orca_counts_what_may_come_and_not_what_is_held(snapshot: Make) -> None:
 def test_sarathi_sets_the_budget_and_nothing_else(snapshot: Make) -> None:
     made = plan(snapshot([FOUR], [FOUR]), Sarathi(Sarathi.Settings(tokens=128)))
     assert made.token_budget == 128
-    assert (made.running, made.waiting, made.max_running, made.evict.size, made.pause.size) == (None, None, None, 0, 0)
+    assert (made.running, made.waiting, made.max_running, made.preempt.size, made.pause.size) == (
+        None,
+        None,
+        None,
+        0,
+        0,
+    )
 
 
 def of_length(tokens: int, **more: Any) -> dict[str, Any]:
@@ -67,14 +73,14 @@ def test_srtf_serves_who_has_least_left_and_evicts_who_has_most(snapshot: Make) 
     at = snapshot([of_length(24), of_length(10), of_length(9)], running, total_blocks=13)
     made = plan(at, SRTF(ORACLE))
     # Left: 25, 1, 16 and 24, 10, 9.
-    assert (order(made.running), order(made.waiting), order(made.evict)) == ([1], [5, 4], [2, 0])
+    assert (order(made.running), order(made.waiting), order(made.preempt)) == ([1], [5, 4], [2, 0])
 
 
 @pytest.mark.parametrize("fixed", [{"preemptable": False}, {"num_preemptions": 3}])
 def test_srtf_leaves_alone_who_must_not_or_may_no_longer_be_evicted(fixed: dict[str, Any], snapshot: Make) -> None:
     at = snapshot([of_length(1), of_length(2)], [of_length(30, **fixed), of_length(20)], total_blocks=9)
     made = plan(at, SRTF(ORACLE))
-    assert (order(made.running), order(made.waiting), order(made.evict)) == ([0], [2], [1])
+    assert (order(made.running), order(made.waiting), order(made.preempt)) == ([0], [2], [1])
 
 
 def test_srtf_predicts_by_class_from_what_ended(snapshot: Make) -> None:

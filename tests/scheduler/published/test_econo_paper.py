@@ -55,7 +55,7 @@ tasks = st.lists(
 def promised(policy: EconoPaper, snapshot: Snapshot, plan: Plan) -> int:
     """Blocks of all goals granted, and of all that the others hold, prompts whole and those of this plan included."""
     rows, grants = snapshot.rows, policy._grants
-    stays = snapshot.running[~np.isin(snapshot.running, plan.evict)]
+    stays = snapshot.running[~np.isin(snapshot.running, plan.preempt)]
     assert plan.waiting is not None and plan.max_running is not None
     coming = plan.waiting[: plan.max_running - stays.size]
     granted = grants.group[stays] != NO_GROUP
@@ -119,8 +119,8 @@ def test_all_end_whatever_is_predicted_and_whoever_must_not_be_touched(
     known = {"length": "predicted"} if error is None else {"length_error": error}
 
     def on_plan(snapshot: Snapshot, plan: Plan) -> None:
-        assert snapshot.rows.pausable[plan.pause].all() and snapshot.rows.preemptable[plan.evict].all()
-        assert not set(plan.pause.tolist()) & set(plan.evict.tolist())
+        assert snapshot.rows.pausable[plan.pause].all() and snapshot.rows.preemptable[plan.preempt].all()
+        assert not set(plan.pause.tolist()) & set(plan.preempt.tolist())
 
     engine = FakeEngine(made(**variant, remedy=remedy, **known), some, blocks=BLOCKS, on_plan=on_plan).run()
     assert sorted(engine.ended) == list(range(len(some)))
@@ -148,7 +148,7 @@ def told(at: Snapshot, **settings: Any) -> EconoPaper:
 
 
 def served(at: Snapshot, found: Plan) -> list[int]:
-    return sorted(set(at.running.tolist()) - set(found.pause.tolist()) - set(found.evict.tolist()))
+    return sorted(set(at.running.tolist()) - set(found.pause.tolist()) - set(found.preempt.tolist()))
 
 
 def test_a_gt_runs_once_its_whole_length_is_promised_and_the_next_waits_with_its_kv() -> None:
@@ -219,7 +219,7 @@ def test_who_outlives_its_grant(remedy: str, reserve_is_taken: bool, fate: str) 
     found = plan(policy, at)
     assert (fate == "runs") == (0 in served(at, found))
     assert found.pause.tolist() == ([0] if fate == "paused" else [])
-    assert found.evict.tolist() == ([0] if fate == "evicted" else [])
+    assert found.preempt.tolist() == ([0] if fate == "evicted" else [])
 
 
 def test_what_outlived_its_grant_is_predicted_anew_and_granted_when_there_is_room() -> None:
@@ -236,11 +236,11 @@ def test_while_nothing_runs_the_last_of_the_queue_give_way_to_the_first() -> Non
     at = make_snapshot(running=[gt(0, 48), gt(0, 48), gt(0, 32)], total_blocks=9, free_blocks=0)
     at.rows.oracle_output_tokens[:] = 20
     found = plan(told(at, parts="d", reserve=0.0), at)
-    assert served(at, found) == [0] and found.evict.tolist() == [2] and found.pause.tolist() == [1]
+    assert served(at, found) == [0] and found.preempt.tolist() == [2] and found.pause.tolist() == [1]
     # Who must not be evicted is passed over.
     at.rows.preemptable[2] = False
     found = plan(told(at, parts="d", reserve=0.0), at)
-    assert served(at, found) == [0] and found.evict.tolist() == [1] and found.pause.tolist() == [2]
+    assert served(at, found) == [0] and found.preempt.tolist() == [1] and found.pause.tolist() == [2]
     # Nobody else holds enough: what is promised is what there is.
     at.rows.preemptable[1] = False
     assert served(at, plan(told(at, parts="d", reserve=0.0), at)) == [0]
@@ -353,7 +353,7 @@ def test_the_same_events_make_the_same_plans(variant: dict[str, Any]) -> None:
 
         def on_plan(_: Snapshot, made: Plan) -> None:
             assert made.running is not None and made.waiting is not None
-            slots = (made.running, made.waiting, made.evict, made.pause)
+            slots = (made.running, made.waiting, made.preempt, made.pause)
             noted.append([*(one.tolist() for one in slots), made.max_running])
 
         FakeEngine(made(3, length_error=0.5, **variant), some, blocks=BLOCKS, on_plan=on_plan).run()

@@ -115,7 +115,7 @@ def test_the_lower_level_sits_out_and_is_evicted_where_its_blocks_are_needed(
     queue = Queue(snapshot([FOUR, FOUR], [FOUR, FOUR], total_blocks=blocks), quantum_tokens=4, batch=2)
     queue.serve(0, 1, tokens=4)
     made = queue.plan()
-    assert (order(made.waiting), order(made.pause), order(made.evict)) == ([2, 3], pause, evict)
+    assert (order(made.waiting), order(made.pause), order(made.preempt)) == ([2, 3], pause, evict)
     assert made.max_running == 2 + len(pause)
 
 

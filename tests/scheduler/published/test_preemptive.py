@@ -68,7 +68,7 @@ FOUR = {"prompt_tokens": 32, "max_tokens": 32, "kv_blocks": 2}
 def test_takes_the_room_from_the_last(snapshot: Make) -> None:
     at = snapshot([FOUR, FOUR], [FOUR, FOUR, FOUR], total_blocks=13)
     made = ranked(at, 5, 1, 3, 2, 4)
-    assert (order(made.running), order(made.waiting), order(made.evict)) == ([1, 2], [3], [0])
+    assert (order(made.running), order(made.waiting), order(made.preempt)) == ([1, 2], [3], [0])
     assert made.max_running == 3 and not made.pause.size
 
 
@@ -76,30 +76,30 @@ def test_one_that_waits_for_more_than_there_is_takes_nothing(snapshot: Make) -> 
     # The waiting one ranks before slot 1, and does not fit even without it.
     at = snapshot([{"prompt_tokens": 16, "max_tokens": 144}], [FOUR, FOUR], total_blocks=13)
     made = ranked(at, 1, 3, 2)
-    assert (order(made.running), order(made.evict), made.max_running) == ([0, 1], [], 2)
+    assert (order(made.running), order(made.preempt), made.max_running) == ([0, 1], [], 2)
 
 
 def test_sits_out_with_its_kv_where_there_is_room(snapshot: Make) -> None:
     at = snapshot([FOUR, FOUR], [FOUR, FOUR], total_blocks=13)
     # 4 + 4 are promised to those served, 2 + 2 held by the others.
     made = ranked(at, 3, 4, 1, 2, batch=2, pause=True)
-    assert (order(made.waiting), order(made.pause), order(made.evict)) == ([2, 3], [0, 1], [])
+    assert (order(made.waiting), order(made.pause), order(made.preempt)) == ([2, 3], [0, 1], [])
     assert made.max_running == 4
     made = ranked(snapshot([FOUR, FOUR], [FOUR, FOUR], total_blocks=12), 3, 4, 1, 2, batch=2, pause=True)
-    assert (order(made.pause), order(made.evict)) == ([0], [1])
+    assert (order(made.pause), order(made.preempt)) == ([0], [1])
 
 
 def test_slots_are_room_too(snapshot: Make) -> None:
     at = snapshot([FOUR], [FOUR, FOUR], max_num_seqs=2)
     made = ranked(at, 1, 3, 2)
-    assert (order(made.evict), made.max_running) == ([1], 2)
+    assert (order(made.preempt), made.max_running) == ([1], 2)
 
 
 def test_ties_end_in_seq(snapshot: Make) -> None:
     at = snapshot([FOUR, FOUR], [FOUR, FOUR], total_blocks=9)
     at.rows.seq[:4] = [3, 2, 1, 0]
     made = ranked(at, 1, 1, 1, 1)
-    assert (order(made.waiting), order(made.evict)) == ([3, 2], [1, 0])
+    assert (order(made.waiting), order(made.preempt)) == ([3, 2], [1, 0])
 
 
 @pytest.mark.parametrize("pause", [False, True])
@@ -127,4 +127,4 @@ def test_never_promises_more_than_there_is(seed: int, pause: bool, snapshot: Mak
     promised = max_blocks(at.rows, served, at.engine).sum() + at.rows.kv_blocks[made.pause].sum()
     assert promised <= capacity_blocks(at.engine)
     assert made.max_running == made.running.size + made.waiting.size <= 6
-    assert sorted([*made.running, *made.evict]) == order(at.running)
+    assert sorted([*made.running, *made.preempt]) == order(at.running)

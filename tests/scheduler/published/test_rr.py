@@ -59,7 +59,7 @@ def test_a_slot_used_again_begins_anew(snapshot: Make) -> None:
     turns = Turns(snapshot([{}], [{}, {}], max_num_seqs=2))
     turns.serve(0, 1, steps=3)
     turns.policy.arrived(turns.at.rows, 1, 0.0)
-    assert order(turns.plan().evict) == [0]
+    assert order(turns.plan().preempt) == [0]
 
 
 @pytest.mark.parametrize(("waiting", "evicted"), [(1, [1]), (2, [1, 0]), (3, [1, 0]), (4, [1, 0])])
@@ -71,7 +71,7 @@ def test_as_many_make_room_as_wait_and_only_those_whose_turn_is_over(
     turns.serve(0, 1, steps=3)
     turns.serve(2, steps=2)
     made = turns.plan()
-    assert order(made.evict) == evicted
+    assert order(made.preempt) == evicted
     assert order(made.waiting) == [3, 4, 5][:waiting]
 
 
@@ -80,7 +80,7 @@ def test_evicts_as_many_as_the_missing_blocks_take(snapshot: Make) -> None:
     at = snapshot([{"prompt_tokens": 160}], [{"kv_blocks": 4}] * 4, free_blocks=4, total_blocks=100)
     turns = Turns(at)
     turns.serve(0, 1, 2, 3, steps=3)
-    assert order(turns.plan().evict) == [3, 2]
+    assert order(turns.plan().preempt) == [3, 2]
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,19 @@ def test_evicts_as_many_as_the_missing_blocks_take(snapshot: Make) -> None:
 def test_evicts_nobody_when(waiting: list[Any], running: list[Any], engine: dict[str, int], snapshot: Make) -> None:
     turns = Turns(snapshot(waiting, running, **engine))
     turns.serve(0, 1, steps=9)
-    assert not turns.plan().evict.size
+    assert not turns.plan().preempt.size
 
 
 def test_evicts_however_often_it_was_preempted(snapshot: Make) -> None:
     turns = Turns(snapshot([{}], [{"num_preemptions": 1000}], max_num_seqs=1))
     turns.serve(0, steps=3)
-    assert order(turns.plan().evict) == [0]
+    assert order(turns.plan().preempt) == [0]
 
 
 def test_a_turn_begins_anew_at_admission(snapshot: Make) -> None:
     turns = Turns(snapshot([{}], [{}], max_num_seqs=1))
     turns.serve(0, steps=3)
-    assert order(turns.plan().evict) == [0]
+    assert order(turns.plan().preempt) == [0]
     rows, engine = turns.at.rows, turns.at.engine
     rows.state[[0, 1]] = rows.state[[1, 0]]
     turns.at = Snapshot(rows, np.array([0]), np.array([1]), engine)
@@ -117,9 +117,9 @@ def test_a_turn_begins_anew_at_admission(snapshot: Make) -> None:
     rows.state[[0, 1]] = rows.state[[1, 0]]
     turns.at = Snapshot(rows, np.array([1]), np.array([0]), engine)
     turns.serve(0, steps=2)
-    assert not turns.plan().evict.size
+    assert not turns.plan().preempt.size
     turns.serve(0)
-    assert order(turns.plan().evict) == [0]
+    assert order(turns.plan().preempt) == [0]
 
 
 def test_kv_shortage_takes_the_longest_served(snapshot: Make) -> None:

@@ -61,7 +61,7 @@ def slots(names: str) -> Any:
 def apply_plan(scheduler: Scheduler, plan: Plan, table: Any) -> list[Any]:
     from sloserve.vllm_plugin.engine import apply
 
-    apply.evict(scheduler, apply.running_requests(scheduler, plan.evict, table))
+    apply.preempt(scheduler, apply.running_requests(scheduler, plan.preempt, table))
     return apply.apply_plan(scheduler, plan, table, apply.Limits(scheduler), order=True)
 
 
@@ -72,9 +72,9 @@ def apply_plan(scheduler: Scheduler, plan: Plan, table: Any) -> list[Any]:
         (Plan(running=slots("cab"), waiting=slots("fde")), ("cab", "fde")),
         (Plan(running=slots("c"), waiting=slots("e")), ("cab", "edf")),
         (Plan(running=slots("ab"), waiting=slots("")), ("abc", "def")),
-        (Plan(evict=slots("b")), ("ac", "bdef")),
-        (Plan(evict=slots("bc"), running=slots("a"), waiting=slots("dcbef")), ("a", "dcbef")),
-        (Plan(evict=slots("b"), waiting=slots("fb")), ("ac", "fbde")),
+        (Plan(preempt=slots("b")), ("ac", "bdef")),
+        (Plan(preempt=slots("bc"), running=slots("a"), waiting=slots("dcbef")), ("a", "dcbef")),
+        (Plan(preempt=slots("b"), waiting=slots("fb")), ("ac", "fbde")),
         # Named as waiting, but not in the queue (vLLM keeps it elsewhere, holding KV): left out.
         (Plan(waiting=slots("af")), ("abc", "fde")),
     ],
@@ -83,7 +83,7 @@ def test_queues(plan: Plan, expected: tuple[str, str]) -> None:
     scheduler = Scheduler()
     apply_plan(scheduler, plan, scheduler.table())
     assert scheduler.queues() == expected
-    assert len(scheduler.preempted) == plan.evict.size
+    assert len(scheduler.preempted) == plan.preempt.size
 
 
 def test_requests_without_a_row_stay_ahead() -> None:
@@ -111,7 +111,7 @@ def test_an_order_that_is_there_already_moves_nothing() -> None:
 def test_who_does_not_run_is_neither_evicted_nor_paused() -> None:
     from sloserve.vllm_plugin.engine.apply import WrongRows
 
-    for plan in (Plan(evict=slots("bd")), Plan(pause=slots("ad"))):
+    for plan in (Plan(preempt=slots("bd")), Plan(pause=slots("ad"))):
         scheduler = Scheduler()
         with pytest.raises(WrongRows, match="d is to be evicted or paused, and does not run"):
             apply_plan(scheduler, plan, scheduler.table())

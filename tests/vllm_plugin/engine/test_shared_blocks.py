@@ -32,7 +32,7 @@ class EvictAll(Policy):
             return Plan.IDENTITY
         self.told = list(freed_blocks(map(snapshot.holding, running.tolist())))
         self.free.append(snapshot.engine.free_blocks)
-        return Plan(evict=running)
+        return Plan(preempt=running)
 
 
 @pytest.mark.parametrize(("caching", "expected"), [(True, [1, 1, 10]), (False, [10, 10, 10])])
