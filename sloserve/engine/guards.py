@@ -1,6 +1,4 @@
-"""What holds whatever a policy plans: bounded planning cost, bounded overtaking, liveness, and requests that must not
-be touched.
-"""
+"""Guards that hold for every policy: bounded planning cost, bounded overtaking, progress, and protected requests."""
 
 import math
 import time
@@ -17,16 +15,22 @@ from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
 
 
 class PlanBudget:
-    """Amortises planning: a new plan is made once the time since the last one, times ``share``, covers what that one
-    cost.
+    """Bounds the share of time spent on planning.
 
-    measure: reads a cost meter in seconds. Live, a monotonic timer; in the simulator the profile's constant stands in
-    for it, so that virtual runs do not depend on the machine they run on.
+    After a plan that cost c seconds the next one is allowed c / ``share`` seconds later.
     """
 
     def __init__(
         self, share: float, measure: Callable[[], float] = time.perf_counter, fixed_cost_s: float | None = None
     ) -> None:
+        """Starts with no plan made: the first is allowed at once.
+
+        Args:
+            share: largest share of time for planning, 0 to 1.
+            measure: reads a timer, in seconds.
+            fixed_cost_s: cost to charge for each plan in place of the measured one; the simulator sets it, so that its
+                runs do not depend on the machine.
+        """
         self._share = share
         self._measure = measure
         self._fixed_cost_s = fixed_cost_s
@@ -53,11 +57,11 @@ class PlanBudget:
 
 
 class Ageing:
-    """Who has aged, and whose turn it is to be admitted: see :mod:`sloserve.lso.turns`.
+    """Finds the requests that have aged and gives them turns in the order of admission: see :mod:`sloserve.lso.turns`.
 
-    With k aged requests before it, at most ``(k + 1) * period`` requests are admitted before an aged one. From then on
-    no plan evicts or pauses it, and it stands before all others when vLLM is short of KV: the oldest is served to its
-    end without interruption, and so is each of them in turn.
+    With k aged requests before it, at most ``(k + 1) * period`` requests are admitted before an aged one. Once it is
+    admitted no plan preempts or pauses it, and it is served before all others, so that vLLM preempts it last when KV is
+    short. The oldest aged request therefore runs to its end without interruption, and then the next oldest.
     """
 
     NEEDS = frozenset({"arrival_s", "class_id"})
@@ -68,7 +72,7 @@ class Ageing:
         self._since_aged = 0
 
     def turns(self, rows: Rows, waiting: IntArray, now_s: float) -> Turns:
-        """Whose turn comes when, among those ``waiting``."""
+        """The turns of the aged requests among ``waiting``, which holds slots."""
         if self.period is None or not waiting.size:
             return NOBODYS_TURN
         old = waiting[now_s - rows.arrival_s[waiting] > self._age_s[rows.class_id[waiting]]]
@@ -78,10 +82,10 @@ class Ageing:
         return Turns(oldest_first, self.period, before_next=max(self.period - 1 - self._since_aged, 0))
 
     def admitted(self, slots: IntArray, aged: IntArray) -> IntArray:
-        """Counts the step's admissions; returns the aged ones among them, which are to be protected from eviction.
+        """Counts the admissions of a step; returns the aged requests among them, which must not be preempted.
 
-        Only the admission of the oldest starts the count anew: else a policy that prefers the youngest of the aged
-        would keep the oldest waiting for ever.
+        Only the admission of the oldest aged request resets the count: otherwise a policy that prefers the youngest of
+        them would keep the oldest waiting forever.
         """
         gone: set[int] = set()
         oldest = 0
@@ -94,9 +98,7 @@ class Ageing:
 
 
 def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
-    """``plan`` without evictions and pauses of requests that must not be touched; a request is not both evicted and
-    paused.
-    """
+    """``plan`` without preemptions and pauses of protected requests; a request is not both preempted and paused."""
     rows = snapshot.rows
     evict = plan.preempt[rows.preemptable[plan.preempt]]
     pause = plan.pause[rows.pausable[plan.pause]] if may_pause else NO_SLOTS
@@ -110,9 +112,10 @@ def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
 def ensure_progress(plan: Plan, snapshot: Snapshot) -> Plan:
     """``plan``, changed where it would leave the engine with nothing to schedule.
 
-    A running request that is neither evicted nor paused can always be scheduled, since KV shortage takes its victims
-    from the others. Without one, nothing is paused (paused requests hold the KV and slots that admissions need), and if
-    nobody waits who could be admitted at once, the request served first is not evicted.
+    A running request that is neither preempted nor paused can always be scheduled, since vLLM takes its victims from
+    the other requests when KV is short. If the plan leaves no such request, all pauses are dropped, because paused
+    requests hold the KV and the slots that admissions need. If in addition no waiting request could be admitted at
+    once, the oldest running request is not preempted.
     """
     running = snapshot.running
     if not running.size or running.size > plan.preempt.size + plan.pause.size:
@@ -125,7 +128,7 @@ def ensure_progress(plan: Plan, snapshot: Snapshot) -> Plan:
     fresh = snapshot.rows.state[snapshot.waiting] == State.WAITING
     if fresh.any():
         return replace(plan, pause=NO_SLOTS)
-    # Evicted requests cannot be admitted again before their tokens in flight have arrived: one keeps running.
+    # Preempted requests cannot be admitted again before their tokens in flight have arrived, so one keeps running.
     first = running[np.argmin(snapshot.rows.seq[running])]
     evict = plan.preempt[plan.preempt != first]
     order = None if plan.waiting is None else plan.waiting[plan.waiting != first]

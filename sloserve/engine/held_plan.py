@@ -1,12 +1,12 @@
-"""A plan that serves further steps until the next one is made: what of it still holds.
+"""Reuse of the last plan in the steps that follow it, until the policy makes the next one.
 
-Planning has a budget, so a slow plan is followed by steps without a fresh one. Queues keep the order that it wrote;
-pauses and limits are set anew at each step, and follow from the requests of that step:
+Planning has a budget, so a slow plan is followed by steps without a fresh one. The queues keep the order that the plan
+gave them. Pauses and limits are set again at each step, adapted to the requests of that step:
 
-- Who is paused runs, may be paused, and is not all that run.
-- A limit on admission holds as long as somebody waits whom the plan kept out. It knew nothing of who came since.
-- A token budget that had a token for each who was served has one for each who is served now.
-- Pauses end after ``MAX_PAUSE_AGE_S``, all else after ``MAX_PLAN_AGE_S``.
+- A pause holds if its request still runs and may be paused, and if at least one other request runs.
+- A limit on admission holds while a request waits that the plan kept out. It does not hold for later arrivals alone.
+- If the token budget had a token for each request served then, it has one for each request served now.
+- Pauses end after ``MAX_PAUSE_AGE_S``, everything else after ``MAX_PLAN_AGE_S``.
 """
 
 from dataclasses import dataclass, replace
@@ -25,8 +25,10 @@ default ``plan_share``, which is a fault and no reason to hold the engine to old
 
 @dataclass(frozen=True, slots=True)
 class HeldPlan:
-    """plan: what was carried out, evictions aside. made_s: when, monotonic. last_seq: of the requests it knew.
-    spare_tokens: whether its token budget had a token for each request that was served.
+    """The last plan, and what is needed to reuse it.
+
+    plan: as applied, without its preemptions. made_s: monotonic time at which it was made. last_seq: highest ``seq`` of
+    the requests that it knew. spare_tokens: whether its token budget had a token for each request that it served.
     """
 
     plan: Plan = Plan.IDENTITY
@@ -43,14 +45,14 @@ class HeldPlan:
         return cls(replace(plan, preempt=NO_SLOTS), made_s, snapshot.rows.last_seq, spare_tokens)
 
     def without(self, slot: int) -> "HeldPlan":
-        """The same for all but ``slot``, whose request runs no more; another, or it again, is not meant by the plan."""
+        """This plan without its pause of ``slot``: the request there was preempted or ended, so the pause is void."""
         pause = self.plan.pause
         if not pause.size or slot not in pause:
             return self
         return replace(self, plan=replace(self.plan, pause=pause[pause != slot]))
 
     def now(self, rows: Rows, now_s: float) -> Plan | None:
-        """What of it holds for a step at ``now_s``, monotonic; ``None`` if it is too old."""
+        """The part of the plan that holds for a step at ``now_s``, monotonic; ``None`` if the plan is too old."""
         plan, age_s = self.plan, now_s - self.made_s
         if plan is Plan.IDENTITY:
             return plan

@@ -1,6 +1,6 @@
 """How far two plans for the same snapshot differ, and what the difference is predicted to be worth.
 
-Used in shadow mode: a second policy plans beside the one in charge and its plans are scored, never carried out. Pure
+Used in shadow mode: a second policy plans beside the one in charge and its plans are scored, never applied. Pure
 functions but for :class:`AdmissionRate`, which follows from the admissions it was told of.
 """
 
@@ -39,12 +39,12 @@ def admission_order(plan: Plan, snapshot: Snapshot, present: IntArray) -> IntArr
 
 
 def agreement(one: Plan, one_order: IntArray, other: Plan, other_order: IntArray, snapshot: Snapshot) -> float | None:
-    """Share, 0 to 1, of the requests that either plan decides on for which both decide alike; ``None`` if it is none.
+    """Share, 0 to 1, of the decisions on which both plans agree; ``None`` if neither plan decides anything.
 
-    A plan decides to evict, to pause, and to admit next. Admitted next are as many from the front of its admission
-    order as there are free slots, but one at least: a full engine's next slot goes to somebody too. Where all who wait
-    find a slot at once nobody is chosen, and admission is no decision. Order is none either, be it among those admitted
-    or among the running.
+    A plan decides which requests to preempt, to pause, and to admit next. Admitted next are the first requests of its
+    admission order, as many as there are free slots, and at least one, since a full engine's next free slot goes to one
+    of them too. If every waiting request gets a slot at once, admission is not a decision. The order among the admitted
+    or the running requests is not a decision either.
     """
     free = snapshot.engine.free_slots
     next_up = max(free, 1) if snapshot.waiting.size > free else 0

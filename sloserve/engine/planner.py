@@ -1,4 +1,4 @@
-"""Which plan holds for the next step: a policy at work on the rows of one engine, within its budget and the guards."""
+"""Decides which plan the engine follows in its next step: asks the policy if the budget allows, applies the guards."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -37,11 +37,12 @@ class Step:
 class Planner:
     """Keeps the rows that its policies read, tells them what happens, asks them for plans.
 
-    A step: :meth:`next_step` says what to do and changes nothing, the scheduler evicts, :meth:`apply_plan` does the
-    rest, and after the engine has scheduled, :meth:`admitted` books. Any method may raise; the rows are then not to be
-    trusted, and the planner is to be dropped.
+    Each step calls three methods. :meth:`next_step` decides and changes nothing in the engine; the scheduler then
+    preempts what the step names. :meth:`apply_plan` orders the queues, narrows the limits and pauses requests.
+    :meth:`admitted` records which requests the engine has admitted. If a method raises, the rows may be wrong: the
+    caller must drop the planner.
 
-    held: the last plan; it holds until the next. aged: the requests that ageing gave a place in it.
+    held: the last plan, which holds until the next one. aged: the waiting requests that ageing moved forward in it.
     """
 
     def __init__(
@@ -56,9 +57,12 @@ class Planner:
         may_pause: bool,
         plan_cost_s: float | None,
     ) -> None:
-        """on_plan: is told what each plan cost, in seconds. may_pause: whether the engine can pause requests.
+        """Builds an empty request table with the columns that the policies read.
 
-        plan_cost_s: what a plan costs in virtual time, ``None`` for what is measured.
+        Args:
+            on_plan: called with the cost of each plan, in seconds.
+            may_pause: whether the engine can pause requests.
+            plan_cost_s: cost of each plan in virtual time; ``None`` to measure it.
         """
         self.port = port
         self.policy, self.shadow = policy, shadow
@@ -100,7 +104,7 @@ class Planner:
             if self.shadow is not None and (before is None or before.shadow is not self.shadow):
                 self.shadow.tell("arrived", rows, slot, now_s)
 
-    # What happens: the table is kept in step, then the policies are told.
+    # Events: each one updates the table first, then the policies.
 
     def arrived(self, request: EngineRequest, stated: StatedSLO, now_s: float) -> None:
         slot = self.table.add(request, stated)
@@ -133,7 +137,7 @@ class Planner:
                 self.shadow.tell("progressed", self.table.rows, slots, tokens, now_s)
 
     def admitted(self, output: Any, monotonic_s: float) -> None:
-        """Books whom a step admitted."""
+        """Records the requests that a step admitted."""
         slots = self.table.admitted(output)
         if slots.size and self.ageing.period is not None:
             self.table.protect(self.ageing.admitted(slots, self.aged))
@@ -153,7 +157,7 @@ class Planner:
         except Exception:
             self._count_error()
 
-    # What shall be.
+    # Planning.
 
     def next_step(self, now_s: float, monotonic_s: float) -> Step:
         """A fresh plan if the budget allows, else the last one as far as it still holds. The engine is not changed."""
@@ -171,14 +175,17 @@ class Planner:
         self.aged = snapshot.turns.aged
         plan = self._checked(snapshot, now_s)
         if plan is not None and self.shadow is not None and self.shadow.is_due(monotonic_s):
-            # Before the plan is carried out: both saw the same, and neither sees what the other does.
+            # Before the plan is applied, so that both policies plan for the same state of the engine.
             shadow_s = self._consider(plan, snapshot, now_s, monotonic_s)
         plan = plan or Plan.IDENTITY
         self.held = HeldPlan.of(plan, snapshot, monotonic_s)
         return Step(plan, self.port.running_requests(plan.preempt, self.table), is_fresh=True, others_s=shadow_s)
 
     def apply_plan(self, step: Step, limits: Any, monotonic_s: float) -> list[EngineRequest]:
-        """What is left of a step once its evictions are done, all or nothing. Returns whom it pauses."""
+        """Applies all of a step but its preemptions, which came before; all or nothing.
+
+        Returns: the requests that it pauses, in the plan's order.
+        """
         paused: list[EngineRequest] = []
         if step.plan is not Plan.IDENTITY or self.table.has_protected:
             paused = self.port.apply_plan(step.plan, self.table, limits, order=step.is_fresh)
@@ -196,7 +203,7 @@ class Planner:
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 
     def _checked(self, snapshot: Snapshot, now_s: float) -> Plan | None:
-        """What the guards leave of the policy's plan; ``None`` where it has failed."""
+        """The policy's plan after the guards; ``None`` if the policy raised or its plan is invalid."""
         try:
             plan = self.policy.plan(snapshot, now_s)
             if plan is not Plan.IDENTITY:
@@ -212,7 +219,7 @@ class Planner:
             order = plan.waiting
             if order is None:
                 order = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
-            # Most policies have planned for these turns; no policy can do without them.
+            # Most policies weave these turns into their order themselves; the others get them here.
             plan = replace(plan, waiting=snapshot.turns.weave(order))
         if plan is Plan.IDENTITY:
             return plan

@@ -87,7 +87,7 @@ class RequestTable:
         return int(np.count_nonzero(self.rows.state == _RUNNING))
 
     def others(self, requests: Mapping[str, EngineRequest]) -> list[EngineRequest]:
-        """Those of ``requests``, all that vLLM has, that no snapshot shows although they may hold KV."""
+        """The requests that no snapshot shows although they may hold KV. requests: all that vLLM has, by id."""
         blocked = list(self._blocked.values())
         if len(requests) == len(self.slot_of):
             return blocked
@@ -167,7 +167,7 @@ class RequestTable:
         self.rows.free(slot)
 
     def protect(self, slots: IntArray) -> None:
-        """No plan evicts or pauses these requests from now on."""
+        """Forbids all plans to preempt or pause these requests from now on."""
         self._protected.update(slots.tolist())
         self.rows.preemptable[slots] = self.rows.pausable[slots] = False
 
@@ -185,11 +185,11 @@ class RequestTable:
         return oldest_first
 
     def guard_loras(self, max_loras: int | None) -> None:
-        """To be called at each step. While more adapters are in use, by waiting and running requests and by sessions,
-        than fit, no request with one may be evicted or paused.
+        """Forbids preempting or pausing requests with a LoRA adapter while more adapters are in use than fit.
 
-        vLLM counts a running request's adapter only when it schedules the request, so another could take the place of
-        a paused one's, and both would run in the next step: it dies of that. And it may pass over an evicted one.
+        Call it at each step. In use means named by a waiting or running request or by a session. vLLM counts a running
+        request's adapter only when it schedules the request. Another adapter could therefore take the place of a paused
+        request's, both would run in the next step, and the engine would crash. vLLM may also skip a preempted request.
         """
         short = max_loras is not None and len(self._loras) > max_loras
         if short != self._loras_short:
@@ -198,7 +198,7 @@ class RequestTable:
                 self._mark(slot)
 
     def _mark(self, slot: int) -> None:
-        """Sets whether the request in ``slot`` may be touched, from all the reasons why not."""
+        """Sets whether a plan may preempt or pause the request in ``slot``: yes, unless a reason forbids it."""
         held = self._loras_short and self.request_at[slot].request_id in self._lora_of
         self.rows.preemptable[slot] = self.rows.pausable[slot] = not held and slot not in self._protected
 

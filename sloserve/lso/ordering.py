@@ -1,4 +1,4 @@
-"""Planning by one key: admit and serve in ascending key, take victims from the end, evict across a margin.
+"""Planning by one key: admit and serve in ascending key, and preempt the last requests for ones that rank before them.
 
 Most policies reduce to a number per request (a deadline, a priority, remaining work); this module turns such numbers
 into a plan.
@@ -33,16 +33,16 @@ class ClassRank(Enum):
 
 
 EVICTION_COLUMNS = frozenset({"prompt_tokens", "output_tokens", "kv_blocks", "num_preemptions", "preemptable"})
-"""Columns that :func:`plan_by_key` reads when it may evict."""
+"""Columns that :func:`plan_by_key` reads when it may preempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionRule:
-    """When a key policy may evict.
+    """When a key policy may preempt a running request for a waiting one.
 
-    margin: a victim's key must exceed the blocked request's by more than this. max_preemptions: a request that has been
-    preempted so often is left alone, so that recomputation is bounded. keep_free: share of KV blocks left for decoding
-    requests to grow into when room is made.
+    margin: a victim's key must exceed the waiting request's by more than this. max_preemptions: a request that was
+    preempted so often is not a victim again, so that recomputation is bounded. keep_free: share of KV blocks that stay
+    free for the growth of decoding requests.
     """
 
     margin: float = 0.0
@@ -106,9 +106,10 @@ def ranks(*keys: IntArray) -> FloatArray:
 
 
 def woven_places(snapshot: Snapshot, order: IntArray) -> IntArray:
-    """:meth:`Snapshot.woven` for an order of places in ``snapshot.waiting``.
+    """:meth:`Snapshot.woven` for an order given as indices into ``snapshot.waiting``.
 
-    Where the key of a place counts, as for whom others are evicted, it is that of whom ``order`` has there.
+    An aged request in its turn takes over the key of the request that ``order`` has at this rank: the choice of victims
+    compares with that key.
     """
     if not snapshot.turns.aged.size:
         return order
@@ -125,11 +126,16 @@ def plan_by_key(
     may_evict_for: FloatArray | None = None,
     class_rank: ClassRank = ClassRank.UNREAD,
 ) -> Plan:
-    """Serves and admits in ascending key, as far as class rank does not decide; ties by ``seq``.
+    """A plan that serves and admits in ascending key where class rank does not decide; ties by ``seq``.
 
-    waiting_key: ``[len(snapshot.waiting)]``; running_key: ``[len(snapshot.running)]``; inf ranks last.
-    may_evict_for: ``[len(snapshot.waiting)]`` of bool-like; requests for which nobody is evicted still keep their
-    place.
+    Args:
+        snapshot: the engine's state.
+        waiting_key: ``[len(snapshot.waiting)]``; inf ranks last.
+        running_key: ``[len(snapshot.running)]``; inf ranks last.
+        evict: when to preempt; ``None`` for never.
+        may_evict_for: ``[len(snapshot.waiting)]``, zero or not: whether others may be preempted for the request. Its
+            rank stays the same. ``None`` for all.
+        class_rank: where the class's rank stands in the order.
     """
     rows, engine = snapshot.rows, snapshot.engine
     queued = snapshot.waiting.size

@@ -1,6 +1,6 @@
-"""Request pausing: who sits out, KV kept, when the next block is short, so that vLLM need not evict anybody for it.
+"""Request pausing: when KV blocks are short, some requests skip a step and keep their KV, so that vLLM preempts none.
 
-QLM and Andes do not have it; EconoServe has it as "offload-free preemption" (Sec. 2.3).
+QLM and Andes do not pause. EconoServe does, under the name "offload-free preemption" (Sec. 2.3).
 """
 
 import numpy as np
@@ -11,13 +11,21 @@ from sloserve.core.arrays import BoolArray, IntArray
 def short_of_blocks(
     computed_tokens: IntArray, prompt_tokens: IntArray, may_pause: BoolArray, *, block_size: int, free_blocks: int
 ) -> IntArray:
-    """Places of those who sit out the next step, all ``[n]`` in order of service: the last served first.
+    """Indices of the requests to pause for the next step, the last in the order of service first.
 
-    A decoding request needs a block where its tokens fill the last one; as many sit out as blocks are missing.
+    A decoding request needs a new block when its tokens fill its last one. One request is paused for each block that is
+    missing, as far as ``may_pause`` allows.
+
+    Args:
+        computed_tokens: ``[n]``, in order of service, as the next two.
+        prompt_tokens: ``[n]``.
+        may_pause: ``[n]``; which requests may be paused.
+        block_size: tokens in a KV block.
+        free_blocks: KV blocks that are free.
     """
     if free_blocks >= computed_tokens.size:
         return np.empty(0, np.int64)
     grows = (computed_tokens >= prompt_tokens) & (computed_tokens % block_size == 0)
     missing = max(int(grows.sum()) - free_blocks, 0)
-    places: IntArray = np.flatnonzero(grows & may_pause)[::-1][:missing]
-    return places
+    indices: IntArray = np.flatnonzero(grows & may_pause)[::-1][:missing]
+    return indices

@@ -1,6 +1,6 @@
 """What a policy is shown and what it may ask for: a snapshot of the engine, and a plan of operations on its requests.
 
-Plain values, which nothing but the engine port carries out. A plan orders the queues, preempts, pauses, and limits
+Plain values; only the engine port applies them. A plan orders the queues, preempts, pauses, and limits
 admission and the size of a step.
 """
 
@@ -27,11 +27,17 @@ _WAITING, _PREEMPTED, _RUNNING = int(State.WAITING), int(State.PREEMPTED), int(S
 class EngineFacts:
     """What the engine can do for the requests of the snapshot, as of now.
 
-    What others hold is left out of every figure: sessions with streaming input keep a place and KV between two inputs.
-    free_blocks, total_blocks, block_size: KV cache, in blocks and tokens a block. max_num_seqs: requests that may run
-    at once, 1 at least. token_budget: tokens one step may compute. free_slots: how many more requests could be admitted
-    now.
-    step_latency: how long its steps take, as far as observed; ``None`` where the deployment names no profile.
+    No figure counts what requests outside the snapshot hold: a session with streaming input keeps a slot and KV between
+    two inputs.
+
+    Args:
+        free_blocks: KV blocks that are free.
+        total_blocks: KV blocks in all.
+        block_size: tokens in a KV block.
+        max_num_seqs: requests that may run at once, at least 1.
+        token_budget: tokens that one step may compute.
+        free_slots: how many more requests could be admitted now.
+        step_latency: how long the engine's steps take, as observed; ``None`` if the deployment names no profile.
     """
 
     free_blocks: int
@@ -48,10 +54,15 @@ class Snapshot:
     """The engine as a policy sees it. Slots index the columns of ``rows``; the two arrays are sets, ascending, not
     orders.
 
-    waiting: requests that could be admitted (never admitted, or evicted); blocked ones are left out. running: admitted
-    ones. holding_of: KV blocks of the running request in a slot, and who shares them; costs time, so that only who
-    chooses victims asks. ``None`` stands for ``kv_blocks``, none of them shared. turns: of waiting requests that have
-    aged, which an order of admission should heed (:meth:`woven`); the adapter sees to it where one does not.
+    Args:
+        rows: the columns of the request table.
+        waiting: requests that could be admitted (never admitted, or preempted), blocked ones left out.
+        running: admitted requests.
+        engine: what the engine can do for these requests.
+        holding_of: KV blocks of the running request in a slot, and how many requests share each. The call is slow:
+            use it only to choose victims. ``None`` means that the column ``kv_blocks`` says it all, nothing is shared.
+        turns: turns of the waiting requests that have aged. An order of admission should respect them (:meth:`woven`);
+            where it does not, the engine port corrects it.
     """
 
     rows: Rows
@@ -64,7 +75,7 @@ class Snapshot:
     def woven(self, order: IntArray) -> IntArray:
         """``order``, waiting slots in the order of admission, with aged requests in the places that are their turn.
 
-        As many as before: who is pushed off the end is left out. An aged request stands in for whom it displaces.
+        The result has the length of ``order``: requests that are pushed past its end are left out.
         """
         return self.turns.weave(order)[: order.size]
 
@@ -77,17 +88,18 @@ class Snapshot:
 class Plan:
     """What the engine shall do in the next steps. Arrays hold slots; ``None`` leaves the engine's own choice untouched.
 
-    running: service order of admitted requests, first served first; KV shortage takes victims from its end. Those not
-    named
-        keep their present order behind the named ones.
-    waiting: admission order, may name requests that ``preempt`` sends there. Those not named keep their present order
-    behind.
-    preempt: admitted requests to preempt now; their KV is dropped and recomputed when they are admitted again.
-    pause: admitted requests that get no tokens in the next step; they keep KV and slot.
-    max_running: no admission while this many requests of the snapshot run; others that hold a place are not counted.
-    token_budget: tokens a step may compute.
-    prefill_chunk_tokens: most prompt tokens one request may get in a step while others wait or run.
-    A plan holds until the next one; ``preempt`` is carried out once, ``pause`` in each step until then.
+    A plan holds until the next one. ``preempt`` is applied once, ``pause`` in each step until then.
+
+    Args:
+        running: order of service of the running requests, first served first; vLLM takes its victims from the end when
+            KV is short. Requests that are not named follow in their present order.
+        waiting: order of admission; may name requests that ``preempt`` puts back into the queue. Requests that are not
+            named follow in their present order.
+        preempt: running requests to preempt now; their KV is dropped and recomputed when they are admitted again.
+        pause: running requests that get no tokens in the next step; they keep their KV and their slot.
+        max_running: admit no request while this many requests of the snapshot run; others are not counted.
+        token_budget: tokens that a step may compute.
+        prefill_chunk_tokens: most prompt tokens that one request may get in a step while others wait or run.
     """
 
     running: IntArray | None = None
@@ -106,7 +118,7 @@ Plan.IDENTITY = Plan()
 
 
 class PlanError(Exception):
-    """A fresh plan that cannot be carried out; the adapter answers with the identity plan for the step."""
+    """A fresh plan that cannot be applied; the adapter then uses the identity plan for the step."""
 
 
 def check_plan(plan: Plan, snapshot: Snapshot) -> None:
@@ -131,7 +143,7 @@ def check_plan(plan: Plan, snapshot: Snapshot) -> None:
         found = states("waiting", plan.waiting)
         idle = (found == _WAITING) | (found == _PREEMPTED)
         if not idle.all() and not (idle | np.isin(plan.waiting, plan.preempt)).all():
-            raise PlanError("waiting: names a request that is neither waiting nor evicted by this plan")
+            raise PlanError("waiting: names a request that is neither waiting nor preempted by this plan")
     for name in ("max_running", "token_budget", "prefill_chunk_tokens"):
         limit = getattr(plan, name)
         if limit is None:

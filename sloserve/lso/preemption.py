@@ -1,10 +1,10 @@
-"""Request eviction: whom to preempt so that more urgent requests get a slot and KV blocks now.
+"""Choice of victims: which running requests to preempt so that more urgent ones get a slot and KV blocks now.
 
-Requests that share a prefix share its blocks, and a shared block comes free with its last holder: what an eviction
-frees depends on who else is evicted.
+Requests that share a prefix share its blocks, and a shared block becomes free with its last holder: how many blocks a
+preemption frees depends on the other victims.
 
-Source: QLM, Sec. 5.2 (request eviction). Differs: victims are chosen per blocked request, fewest first, and only ones
-that the policy ranks later by a margin; QLM evicts whatever is not of the head group.
+Source: QLM, Sec. 5.2 (request eviction). Differs: we choose victims for each blocked request, as few as possible, and
+only requests that the policy ranks later by a margin; QLM preempts every request outside the head group.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,38 +12,38 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 MOST_SHARERS: Final = 8
-"""Victims for one head, of whom some share blocks. Where more are needed each frees a block or two, and one request is
-not worth them.
+"""Most victims for one waiting request if some of them share blocks. Where more are needed each frees only a block or
+two, and admitting one request is not worth that many preemptions.
 """
 MOST_LOOKED_AT: Final = 64
-"""Candidates for one head, from the first that shares blocks on; looking at one takes 10 us."""
+"""Most candidates to examine for one waiting request, once one of them shares blocks; each takes 10 us."""
 
 _NONE: Mapping[int, int] = MappingProxyType({})
 
 
 class Holding(NamedTuple):
-    """KV blocks of a request. own: those that nobody else holds. shared: of the others, how many hold each, by id."""
+    """KV blocks of a request. own: number that no other request holds. shared: block id to number of its holders."""
 
     own: int
     shared: Mapping[int, int] = _NONE
 
 
 class Head(NamedTuple):
-    """A waiting request as eviction sees it. key: rank, lower is served first. blocks: KV blocks needed."""
+    """A waiting request that needs room. key: rank, lower is served first. blocks: KV blocks needed."""
 
     key: float
     blocks: int
 
 
 class Candidate(NamedTuple):
-    """A running request as eviction sees it. key: rank, lower is served first."""
+    """A running request that may be preempted. key: rank, lower is served first."""
 
     slot: int
     key: float
 
 
 def freed_blocks(holdings: Iterable[Holding]) -> Iterator[int]:
-    """KV blocks that each eviction adds to what is free, if requests with these holdings are evicted in this order."""
+    """KV blocks that each preemption frees, if requests with these holdings are preempted in this order."""
     gone: dict[int, int] = {}
     return (_release(holding, gone) for holding in holdings)
 
@@ -57,16 +57,20 @@ def select_victims(
     free_blocks: int,
     margin: float,
 ) -> list[int]:
-    """Slots to evict so that ``heads`` can be admitted, in the order chosen.
+    """Slots to preempt so that the requests first in line can be admitted, in the order chosen.
 
-    heads: waiting requests, most urgent first. candidates: running requests that may be evicted, most expendable first;
-    no more are looked at than are needed. holding_of: what the request in a slot holds. A candidate gives way to a head
-    only if its key exceeds the head's by more than ``margin``. Evictions for a head happen only if they suffice to
-    admit it; the first head that cannot be admitted ends the search, since the engine's admission stops there.
+    A head gets victims only if they suffice to admit it. The first head that cannot be admitted ends the search, since
+    the engine's admission stops there too. Victims are the first candidates that suffice. If some of these share
+    blocks, a second set is tried: the first candidates whose own blocks suffice, without those that the later ones make
+    unnecessary. The smaller set is taken, of at most ``MOST_SHARERS`` requests.
 
-    The first candidates that suffice are taken. Where these share blocks, the first that suffice by their own blocks
-    alone are looked for too, less those of them that the later ones make needless, and taken if they are fewer; and
-    ``MOST_SHARERS`` are the most.
+    Args:
+        heads: waiting requests, most urgent first.
+        candidates: running requests that may be preempted, most expendable first; read only as far as needed.
+        holding_of: the KV blocks of the request in a slot.
+        free_slots: how many more requests could be admitted now.
+        free_blocks: KV blocks that are free.
+        margin: a candidate gives way to a head only if its key exceeds the head's by more than this.
     """
     victims: list[int] = []
     pool = _Pool(candidates, holding_of)
@@ -86,9 +90,9 @@ def select_victims(
 
 
 class _Pool:
-    """Candidates that were looked at and are not evicted, most expendable first, and their holdings.
+    """The candidates examined so far that are not victims, most expendable first, with their holdings.
 
-    shares: whether one of all looked at shares blocks.
+    shares: whether any candidate examined so far shares blocks.
     """
 
     def __init__(self, candidates: Iterable[Candidate], holding_of: Callable[[int], Holding]) -> None:
@@ -100,11 +104,14 @@ class _Pool:
     def places_for(
         self, short: Head, free_slots: int, gone: Mapping[int, int], margin: float, *, together: bool
     ) -> range | None:
-        """Places of those to evict for a head that is so many blocks short; ``None`` where all that may give way do not
-        suffice.
+        """Indices of the victims for one head; ``None`` if all candidates that may give way do not suffice.
 
-        gone: how many holders of a block have been evicted, by id. together: whether a block counts whose holders are
-        all evicted.
+        Args:
+            short: the head, with the number of blocks that it lacks.
+            free_slots: how many more requests could be admitted now.
+            gone: block id to number of its holders that are victims already.
+            margin: as for :func:`select_victims`.
+            together: whether to count shared blocks whose holders are all victims.
         """
         taken, blocks, trial = 0, 0, dict(gone)
         while free_slots + taken < 1 or blocks < short.blocks:
@@ -117,7 +124,7 @@ class _Pool:
             taken += 1
         if together:
             return range(taken)
-        # Of those taken the least expendable was needed; seen from there, the most expendable may not be.
+        # The last one taken was necessary. Together with it, the first ones taken may not be.
         first, blocks, trial = taken, 0, dict(gone)
         while free_slots + taken - first < 1 or blocks < short.blocks:
             first -= 1
@@ -125,7 +132,7 @@ class _Pool:
         return range(first, taken) if taken - first <= MOST_SHARERS else None
 
     def take(self, places: range, gone: dict[int, int]) -> tuple[list[int], int]:
-        """Evicts them: their slots, and how many blocks come free. gone: is counted up."""
+        """Removes these victims from the pool and counts them in ``gone``; returns their slots and the freed blocks."""
         chosen = self._seen[places.start : places.stop]
         del self._seen[places.start : places.stop]
         return [candidate.slot for candidate, _ in chosen], sum(_release(holding, gone) for _, holding in chosen)
@@ -139,7 +146,7 @@ class _Pool:
 
 
 def _release(holding: Holding, gone: dict[int, int]) -> int:
-    """Blocks freed by one more holder's leaving. gone: how many holders of a block have left, by id; is counted up."""
+    """Blocks freed when a request with this holding leaves. gone: block id to number of holders gone; is updated."""
     blocks = holding.own
     for block, holders in holding.shared.items():
         gone[block] = gone.get(block, 0) + 1

@@ -1,8 +1,8 @@
-"""Bounded overtaking: every so-manieth admission is the turn of the oldest aged request, whatever a policy ranks first.
+"""Bounded overtaking: one admission in each ``period`` goes to the oldest aged request, whatever the policy prefers.
 
-A request is aged once it has waited for its class's ``aged_after_s``. The adapter counts admissions and says in each
-snapshot whose turn comes when; policies weave those turns into their order of admission before they forecast, limit or
-choose victims for it, so that what they plan fits who is really admitted.
+A request is aged once it has waited for its class's ``aged_after_s``. The engine port counts admissions, and each
+snapshot says which requests have the next turns. Policies weave these turns into their order of admission before they
+forecast, limit or choose victims for it, so that their plan fits the requests that are really admitted.
 """
 
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ from sloserve.core.arrays import IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turns:
-    """aged: waiting requests whose turn comes, oldest first. period: each so-manieth admission is theirs.
+    """The turns of aged requests. aged: their slots, oldest first. period: one in so many admissions is a turn.
 
-    before_next: admissions that may come before the next of theirs.
+    before_next: admissions of other requests that may come before the next turn.
     """
 
     aged: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -24,11 +24,10 @@ class Turns:
     before_next: int = 0
 
     def weave(self, order: IntArray) -> IntArray:
-        """``order`` with the oldest of the aged drawn forward to the places that are theirs, each slot once; aged ones
-        that it does not name follow at its end.
+        """``order`` with aged requests moved forward to their turns; aged requests that it does not name come last.
 
-        No aged request gets more of the others before it than ``order`` puts there. What is woven stays so if woven
-        again.
+        Each slot occurs once. No aged request has more of the other requests before it than in ``order``. Weaving the
+        result again does not change it.
         """
         if not self.aged.size:
             return order

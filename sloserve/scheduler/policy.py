@@ -18,7 +18,7 @@ __all__ = ["NO_SLOTS", "EngineFacts", "Plan", "PlanError", "Policy", "Snapshot",
 
 
 class Policy(ABC):
-    """Which requests shall be served next, and which shall give way?
+    """Decides which requests are served next, and which are preempted or paused.
 
     Subclasses are registered under the entry point group ``sloserve.policies``; ``Settings`` is a dataclass of their
     options.
@@ -52,5 +52,5 @@ class Policy(ABC):
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         """The plan from now on. The snapshot is read only and valid during the call. Ties end in ``seq``.
 
-        May raise: the adapter then plans the identity for the step, logs once and counts.
+        May raise: the planner then uses the identity plan for this step, logs the error and counts it.
         """

@@ -1,4 +1,4 @@
-"""How Andes makes room: whom it evicts for urgent requests, and who sits out when the next block is short."""
+"""How Andes makes room: which requests it preempts for urgent ones, and which it pauses when KV blocks are short."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,16 @@ from sloserve.scheduler.andes.outlook import Outlook
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 
 PAUSING_LEAD_S = 5.0
-"""Shortest lead of a request that sits out because the next block is short."""
+"""Shortest lead of a request that is paused because KV blocks are short."""
 
 
 @dataclass(frozen=True, slots=True)
 class VictimRule:
-    """Who may be evicted for whom.
+    """Which running requests may be preempted for a waiting one.
 
-    lead_s: least lead of a victim, and by how much it must exceed the other's; ``None``: whoever has less worth than
-    the other, the least first (Andes, Algorithm 1). max_preemptions: of one request.
+    lead_s: least lead of a victim, and least difference between its lead and the waiting request's. ``None``: instead,
+    any request worth less than the waiting one, the least worth first (Andes, Algorithm 1). max_preemptions: a request
+    that was preempted so often is not a victim again.
     """
 
     lead_s: float | None
@@ -29,9 +30,10 @@ class VictimRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadOfLine:
-    """The first waiting requests in the order of admission, who may evict others.
+    """The waiting requests that are first in the order of admission; others may be preempted for them.
 
-    places: of those whose rank that is, in an :class:`Outlook`. blocks: needed by whoever has the turn there.
+    places: indices in an :class:`Outlook` of the requests with these ranks. blocks: KV blocks needed at each
+    of these ranks: by the request itself, or by the aged request that has its turn there.
     """
 
     places: IntArray
@@ -49,7 +51,7 @@ def victims_for(
     free_blocks: int,
     most: int,
 ) -> IntArray:
-    """Places of those to evict so that ``heads`` can be admitted, ``most`` at most.
+    """Indices of at most ``most`` requests to preempt so that ``heads`` can be admitted.
 
     worth: gain per token, ``[len(all_)]``. running: places, the shortest lead first.
     """
@@ -79,9 +81,9 @@ def victims_for(
 
 
 def short_of_blocks(all_: Outlook, running: IntArray, rows: Rows, engine: EngineFacts) -> IntArray:
-    """Slots of those who sit out since their next block is missing, the longest lead first.
+    """Slots of the requests to pause because their next KV block is missing, the longest lead first.
 
-    Else vLLM would evict somebody for it. running: places, the shortest lead first.
+    Without the pauses vLLM would preempt a request for each block. running: indices, the shortest lead first.
     """
     slots = all_.slots[running]
     places = pausing.short_of_blocks(

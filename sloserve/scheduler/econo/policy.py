@@ -125,7 +125,7 @@ class Econo(Policy):
         return Plan(running=stay, waiting=waiting.slots, preempt=evict, pause=pause, max_running=most)
 
     def _ranked(self, snapshot: Snapshot, now_s: float) -> tuple[Ranked, Ranked]:
-        """Those who wait, as many as there are slots, and those who run, each in the order of service."""
+        """The waiting requests, as many as there are slots, and the running ones, each in the order of service."""
         rows, queued = snapshot.rows, snapshot.waiting.size
         slots = np.concatenate((snapshot.waiting, snapshot.running))
         done = rows.output_tokens[slots]
@@ -151,7 +151,7 @@ class Econo(Policy):
         )
 
     def _room(self, rows: Rows, engine: EngineFacts, waiting: Ranked, running: Ranked) -> tuple[int | None, int]:
-        """Place of the running request to evict, if any, and how many of ``waiting`` then fit."""
+        """Index of the running request to preempt, if any, and how many of ``waiting`` then fit."""
         slots, free_slots = waiting.slots, min(engine.free_slots, MOST_ADMITTED)
         held_mean, held_variance = (one.sum(axis=0) for one in self._occupancy(rows, engine, running.slots))
         first = self._occupancy(rows, engine, slots[:1])

@@ -43,10 +43,15 @@ def victim_worth_preempting(
     total_tokens: int,
     tokens_per_step: float = TOKENS_PER_STEP,
 ) -> int | None:
-    """Place within ``running`` of the request whose eviction saves most; ``None`` where none saves anything.
+    """Index in ``running`` of the request whose preemption saves most; ``None`` if no preemption saves anything.
 
-    context_tokens: to be computed again if evicted, ``[n]`` of ``running``, as is may_evict. total_tokens: that the KV
-    cache holds. tokens_per_step: computed again in the time of a step.
+    Args:
+        waiting: the waiting requests, in the order of service.
+        running: the running requests, in the order of service.
+        context_tokens: ``[n]`` of ``running``; tokens to compute again if the request is preempted.
+        may_evict: ``[n]`` of ``running``; which requests may be preempted.
+        total_tokens: tokens that the KV cache holds.
+        tokens_per_step: tokens that can be computed again in the time of one step.
     """
     before = np.searchsorted(waiting.key, running.key)
     weight = np.append(0.0, np.cumsum(1.0 / waiting.target_s))

@@ -1,11 +1,11 @@
-"""Carries a plan out on vLLM's scheduler: reorders its own queues, evicts, pauses, and narrows its limits for one step.
+"""Applies a plan to vLLM's scheduler: orders its queues, preempts, pauses, and narrows its limits for one step.
 
-No queue of ours: the plan's order is written into vLLM's ``running`` and ``waiting``. So everything vLLM does with them
-afterwards (append what arrives, put a preempted request in front, re-prepend what it skipped) keeps its meaning, a plan
-that is reused needs no further work, and the identity plan is to touch nothing.
+We keep no queue: the plan's order is written into vLLM's ``running`` and ``waiting``. So everything vLLM does with them
+afterwards (append an arrival, put a preempted request in front, put back the requests that it skipped) keeps its
+meaning, a reused plan needs no further work, and the identity plan changes nothing.
 
-At no moment is a request in neither queue, so that an exception anywhere loses none. What can fail comes before the
-first change: slots are resolved to requests and new queues are built, then each change is one assignment.
+Every request is in one of the queues at all times, so that no exception loses one. The steps that can fail come before
+the first change: slots are resolved to requests and new queues are built, then each change is one assignment.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from sloserve.vllm_plugin.engine import compat
 
 
 class WrongRows(Exception):
-    """The request table says of a request what is not so in vLLM: no plan made from it may be carried out."""
+    """The request table and vLLM disagree about a request, so no plan made from the table may be applied."""
 
 
 def running_requests(scheduler: Any, slots: IntArray, table: RequestTable) -> list[Request]:
@@ -32,12 +32,12 @@ def running_requests(scheduler: Any, slots: IntArray, table: RequestTable) -> li
     found: list[Request] = [table.request_at[slot] for slot in slots.tolist()]
     for request in found:
         if id(request) not in members or request.status != RequestStatus.RUNNING:
-            raise WrongRows(f"{request.request_id} is to be evicted or paused, and does not run")
+            raise WrongRows(f"{request.request_id} is to be preempted or paused, but does not run")
     return found
 
 
 def preempt(scheduler: Any, victims: Iterable[Request]) -> None:
-    """Preempts those that run, as vLLM does for want of KV. What this raises is vLLM's."""
+    """Preempts running requests as vLLM does when KV is short. Errors come from vLLM and are not caught."""
     for request in victims:
         scheduler.running.remove(request)
         # No timestamp: vLLM then takes its own monotonic time for the event, as it does for a preemption of its own.
@@ -85,10 +85,15 @@ class Limits:
 
 
 def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits, *, order: bool) -> list[Request]:
-    """Orders both queues if ``order`` says so, narrows the limits and pauses, all for the next ``schedule()``, or does
-    none of it. Returns whom it paused, in the plan's order. Evictions are for :func:`preempt`, before.
+    """Applies a plan to the next ``schedule()``: orders the queues, narrows the limits and pauses; all or nothing.
 
-    Raises: whatever it meets, and all is as it was.
+    The plan's preemptions are not applied here: call :func:`preempt` first.
+
+    Args:
+        order: whether to order both queues; not needed for a plan that ordered them in an earlier step.
+
+    Returns: the requests that it paused, in the plan's order.
+    Raises: any error, after everything is put back as it was.
     """
     paused = running_requests(scheduler, plan.pause, table)
     running, waiting = queues = scheduler.running, scheduler.waiting
@@ -96,7 +101,7 @@ def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits, 
     if order:
         running = _in_front(running, plan.running, table)
         waiting = _in_front(waiting, plan.waiting, table)
-    # At each step: vLLM appends whom it admits, and takes from the end who makes room.
+    # At each step, since vLLM appends the requests that it admits and takes its victims from the end.
     running = _in_front(running, table.protected_running(), table)
     try:
         scheduler.running, scheduler.waiting = running, waiting
@@ -113,11 +118,11 @@ def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits, 
 
 
 def _in_front(present: Any, named: IntArray | None, table: RequestTable) -> Any:
-    """A queue like ``present`` with the named requests in front, the others behind in their present order; ``present``
-    itself if it is so already, or nobody is named.
+    """A queue with the named requests first, then the others in their present order.
 
-    Requests without a row stay ahead of all: no policy may delay what it cannot see. A named request that is not in
-    ``present`` (it waits elsewhere, holding KV) is left out.
+    Returns ``present`` itself if it has this order already or if no request is named. Requests without a row stay ahead
+    of all others: a policy must not delay requests that it cannot see. A named request that is not in ``present`` (it
+    waits elsewhere and holds KV) is left out.
     """
     if named is None:
         return present

@@ -113,7 +113,7 @@ def test_who_does_not_run_is_neither_evicted_nor_paused() -> None:
 
     for plan in (Plan(preempt=slots("bd")), Plan(pause=slots("ad"))):
         scheduler = Scheduler()
-        with pytest.raises(WrongRows, match="d is to be evicted or paused, and does not run"):
+        with pytest.raises(WrongRows, match="d is to be preempted or paused, but does not run"):
             apply_plan(scheduler, plan, scheduler.table())
         assert scheduler.queues() == ("abc", "def") and not scheduler.preempted
 
