@@ -15,6 +15,7 @@ A message says what, the value, the limit and the remedy. Only ``wire/`` knows H
 """
 
 import reprlib
+from typing import Self
 
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 80
@@ -27,6 +28,13 @@ def shown(value: object) -> str:
 
 class SloServeError(Exception):
     """Root of every error raised on purpose by this package."""
+
+    def to_keep(self) -> Self:
+        """The error without where it was raised: those frames hold the request, body and all, and a request that keeps
+        its own error would stay in memory until the garbage collector comes round.
+        """
+        self.__context__ = None
+        return self.with_traceback(None)
 
 
 class ConfigError(SloServeError):

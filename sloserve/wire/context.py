@@ -53,13 +53,13 @@ class HTTPContext:
         try:
             self.headers = read_headers(headers, rules)
         except InvalidRequest as error:
-            self.error = self.error or error
+            self.error = self.error or error.to_keep()
 
     def read_body(self, body: bytes, content_type: bytes = b"application/json") -> None:
         try:
             self.body = read_body(body, content_type)
         except InvalidRequest as error:
-            self.error = self.error or error
+            self.error = self.error or error.to_keep()
 
     @property
     def is_waiting(self) -> bool:

@@ -191,7 +191,7 @@ class FrontEnd:
         except ShuttingDown as error:
             http = context.current.get()
             if http is not None:
-                http.rejection = error
+                http.rejection = error.to_keep()
             raise compat.stopped(error) from error
 
     def watch(self, observed: Observed, replies: Any, output_kind: Any) -> Any:
@@ -217,7 +217,7 @@ class FrontEnd:
                 self._check_priority(priority)
         except InvalidRequest as error:
             self._metrics.rejected(None, collectors.INVALID_REQUEST)
-            raise VLLMValidationError(str(error), parameter=error.param) from error
+            raise VLLMValidationError(str(error), parameter=error.param) from error.to_keep()
         sampling_params.extra_args = resolved.xargs
         if http is not None:
             http.tier = resolved.tier
@@ -276,7 +276,7 @@ class FrontEnd:
                     f"clients of class {error.slo_class!r} get 429, since as many wait as admission.max_waiting allows"
                 )
             if http is not None:
-                http.rejection = error
+                http.rejection = error.to_keep()
             raise GracefulHTTPError(str(error), errors.status(error)) from error
 
         self._keep_swept()

@@ -1,6 +1,8 @@
 """The front end around a fake engine: a request is predicted, told so, refused or let in; its fate is learnt from."""
 
 import asyncio
+import contextlib
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,6 +148,29 @@ def test_a_target_that_cannot_be_met_is_refused_under_predict_alone(metrics: Met
         assert http.rejection is not None and len(http.predicted) == 1
         assert errors.headers(http.rejection) == [("x-slo-dropped-reason", "rejected-slo-unattainable")]
         assert metrics.reasons == ["rejected-slo-unattainable"] and metrics.served[-1].good is False
+
+
+@pytest.mark.parametrize("body", [b"[", b'{"slo": 1}', b"{}"])
+@pytest.mark.parametrize("header", ["x-slo-tfft-ms", "x-slo-tds"])
+def test_a_refused_request_leaves_no_garbage(metrics: Metrics, body: bytes, header: str) -> None:
+    server = Server(admission={"mode": "cap", "max_waiting": 1})
+    first = server.accept(None, "text")
+
+    def refused() -> None:
+        http = server.http((header, "5"))
+        http.read_body(body)
+        with contextlib.suppress(Refused, Malformed):
+            server.accept(http, {"prompt_token_ids": [0]})
+
+    refused()
+    gc.collect()
+    gc.disable()
+    try:
+        refused()
+        assert gc.collect() == 0 and metrics.reasons[0] == metrics.reasons[1]
+    finally:
+        gc.enable()
+    assert first.ticket is not None
 
 
 def test_predict_has_the_cap_as_well(metrics: Metrics) -> None:
