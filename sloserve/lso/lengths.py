@@ -24,7 +24,7 @@ class Lengths:
     """How many tokens are still to come?
 
     Args:
-        length: which predictor, one of :data:`~sloserve.estimator.length.choice.LENGTHS`.
+        length: which predictor, one of :func:`~sloserve.estimator.length.choice.length_names`.
         length_error: relative error put on what is stated, for ``oracle``.
         seed: of the errors.
 

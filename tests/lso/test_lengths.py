@@ -7,7 +7,7 @@ import pytest
 
 from sloserve.core.rows import LENGTH_QUANTILES
 from sloserve.estimator.length.at_admission import LEVELS
-from sloserve.estimator.length.choice import LENGTHS
+from sloserve.estimator.length.choice import length_names
 from sloserve.lso.lengths import Lengths
 from sloserve.scheduler.policy import Snapshot
 
@@ -49,7 +49,7 @@ def test_the_surest_that_is_known_counts(snapshot: Callable[..., Snapshot], leng
     np.testing.assert_allclose(left, expected, rtol=0.06, atol=3.0)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", length_names())
 def test_the_mean_is_the_sum_of_the_survival(snapshot: Callable[..., Snapshot], length: str) -> None:
     lengths, at = lengths_of(snapshot, length)
     ahead = np.arange(0, 4000)

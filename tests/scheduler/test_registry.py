@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.estimator.length.choice import LENGTHS
+from sloserve.estimator.length.choice import length_names
 from sloserve.scheduler import registry
 from sloserve.scheduler.chaos import Chaos
 from sloserve.scheduler.edf import EDF
@@ -76,7 +76,7 @@ def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> Non
         (
             "sjf",
             {"length": "guess"},
-            "policy 'sjf': length: 'guess' is not one of " + ", ".join(LENGTHS),
+            "policy 'sjf': length: 'guess' is not one of " + ", ".join(length_names()),
         ),
         ("sjf", {"length": 5}, "policy 'sjf', option 'length': 5 is not a valid str"),
         ("rr", {"interval_steps": 0}, "policy 'rr': interval_steps: 0 is not at least 1"),

@@ -25,12 +25,16 @@ CLASS_PREDICTORS: Final[Mapping[str, Callable[[], LengthEstimator]]] = {
 }
 PREDICTED: Final = "predicted"
 ORACLE: Final = "oracle"
-LENGTHS: Final = (PREDICTED, *CLASS_PREDICTORS, ORACLE)
+
+
+def length_names() -> tuple[str, ...]:
+    """What the option ``length`` may say."""
+    return (PREDICTED, *CLASS_PREDICTORS, ORACLE)
 
 
 def check_lengths(length: str, length_error: float = 0.0) -> None:
-    """Raises: ValueError unless ``length`` is one of LENGTHS and ``length_error`` 0 or more."""
-    if length not in LENGTHS:
-        raise ValueError(f"length: {length!r} is not one of {', '.join(LENGTHS)}")
+    """Raises: ValueError unless ``length`` is one of :func:`length_names` and ``length_error`` 0 or more."""
+    if length not in length_names():
+        raise ValueError(f"length: {length!r} is not one of {', '.join(length_names())}")
     if not 0.0 <= length_error < np.inf:
         raise ValueError(f"length_error: {length_error} is not 0 or more, and finite")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sloserve.estimator.length.choice import CLASS_PREDICTORS, LENGTHS, check_lengths
+from sloserve.estimator.length.choice import CLASS_PREDICTORS, check_lengths, length_names
 from sloserve.estimator.length.remaining import Requests
 
 
@@ -22,7 +22,7 @@ def test_one_interface(name: str) -> None:
 
 
 def test_a_name_and_an_error_are_checked() -> None:
-    for name in LENGTHS:
+    for name in length_names():
         check_lengths(name)
     with pytest.raises(ValueError, match="'guess' is not one of predicted, empirical, gaussian, oracle"):
         check_lengths("guess")
