@@ -1,7 +1,7 @@
 """How the requests of each class fared, as metrics. Times count from the arrival at our front end."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from prometheus_client import Counter, Histogram
@@ -37,13 +37,26 @@ E2E_BUCKETS_S: Final = (
 QOE_BUCKETS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
+class Count(NamedTuple):
+    """A counter of requests that ended. of: what one of them adds, 0 or more; called once for each."""
+
+    documentation: str
+    of: Callable[[ServedRequest], float]
+
+
+COUNTS: dict[str, Count] = {
+    "slo_requests": Count("Requests that ended and had at least one target", lambda served: bool(served.met)),
+    "goodput_requests": Count("Requests that met every target they had", lambda served: bool(served.good)),
+}
+"""Counters by class, by their names without prefix and ``_total``. To add one, a row is enough."""
+
+
 class Families:
     """The metrics by name, each for all classes. ``class`` is the request's, after any clamp of its tenant."""
 
     def __init__(self) -> None:
         self.requests = _counter("requests", "Requests that ended", "class", "outcome")
-        self.slo_requests = _counter("slo_requests", "Requests that ended and had at least one target", "class")
-        self.goodput = _counter("goodput_requests", "Requests that met every target they had", "class")
+        self.counts = {name: _counter(name, count.documentation, "class") for name, count in COUNTS.items()}
         self.targets = _counter("slo_targets", "Requests that ended and had this target", "class", "dim")
         self.violations = _counter(
             "slo_violations", "Requests that missed this target; one not completed misses all of its", "class", "type"
@@ -68,6 +81,10 @@ class Families:
             "e2e_seconds", "Arrival at the front end to last token, of completed requests", E2E_BUCKETS_S
         )
 
+    def all(self) -> list[Collector]:
+        """Each once, to be registered."""
+        return [*self.counts.values(), *(each for each in vars(self).values() if each is not self.counts)]
+
 
 def _counter(name: str, documentation: str, *labels: str) -> Counter:
     return Counter(f"{PREFIX}{name}", documentation, labels, registry=None)
@@ -86,8 +103,7 @@ class ClassMetrics:
         self._kept = {dim: Ring(board.predicted[class_id, i]) for i, dim in enumerate(PREDICTED)}
         self._predicted = {"ttft": families.predicted_ttft.labels(name), "e2e": families.predicted_e2e.labels(name)}
         self._requests = {outcome: families.requests.labels(name, outcome) for outcome in OUTCOMES}
-        self._slo_requests = families.slo_requests.labels(name)
-        self._goodput = families.goodput.labels(name)
+        self._counts = [(families.counts[key].labels(name), count.of) for key, count in COUNTS.items()]
         self._targets = {target: families.targets.labels(name, target) for target in TARGETS}
         self._violations = {target: families.violations.labels(name, target) for target in TARGETS}
         self._qoe = families.qoe.labels(name)
@@ -97,11 +113,10 @@ class ClassMetrics:
 
     def record(self, served: ServedRequest, now_s: float) -> None:
         self._requests[served.outcome].inc()
+        for counter, of in self._counts:
+            counter.inc(of(served))
         met = served.met
         if met:
-            self._slo_requests.inc()
-            if all(met.values()):
-                self._goodput.inc()
             for target, was_met in met.items():
                 self._targets[target].inc()
                 if not was_met:

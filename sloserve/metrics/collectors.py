@@ -112,7 +112,7 @@ class FrontEndMetrics:
             CoverageGauge(names, boards.look),
             PageCollector(snapshots),
         ]
-        self._collectors: list[Collector] = [*vars(self._families).values(), *self._computed]
+        self._collectors: list[Collector] = [*self._families.all(), *self._computed]
         for collector in self._collectors:
             registry.register(collector)
 

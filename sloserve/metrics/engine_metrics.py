@@ -4,12 +4,14 @@ Counters count from the start of their engine. In prometheus' multiprocess mode 
 shown, see :mod:`sloserve.metrics.collectors`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sloserve.metrics.engine_figures import FAMILY, Figures
 from sloserve.metrics.engine_page import PLAN_BUCKETS_S, PageSnapshot
 
 PREFIX = "sloserve:"
@@ -41,23 +43,15 @@ def one_of_each_rank(snapshots: Iterable[PageSnapshot]) -> list[PageSnapshot]:
     return [latest[rank] for rank in sorted(latest)]
 
 
-def _families(pages: Iterable[PageSnapshot]) -> list[Metric]:
+def _families(pages: Sequence[PageSnapshot]) -> list[Metric]:
     plan_seconds = HistogramMetricFamily(f"{PREFIX}scheduler_plan_seconds", "Time to make a plan", labels=["engine"])
     plans = _counter(
         "plans",
         "Steps by where their plan came from: a fresh one, the last one, none for its age, none for an error",
         "kind",
     )
-    internal_errors = _counter("internal_errors", "Exceptions of sloserve's own, after which vLLM schedules by itself")
     preemptions = _counter("preemptions", "Running requests that lost their KV, and who took it", "mode", "by")
-    paused_steps = _counter("paused_request_steps", "Engine steps that a request with KV sat out, over all requests")
-    malformed = _counter("malformed_slo", "Requests served without the SLO that they could not state")
-    shadow_plans = _counter("shadow_plans", "Plans of the shadow policy, which are never applied")
-    shadow_errors = _counter("shadow_errors", "Plans on which the shadow policy failed")
     queue = _gauge("queue_requests", "Requests never admitted yet", "class")
-    running = _gauge("running_requests", "Requests in the running batch")
-    paused = _gauge("paused_requests", "Requests that sat out the last step with their KV kept")
-    preempted = _gauge("preempted_requests", "Waiting requests that ran before and lost their KV")
     policy = _gauge("scheduler_policy_info", "The policies at work", "policy", "shadow_policy")
     agreement = _gauge(
         "shadow_agreement_ratio", "Mean agreement of the shadow policy's plans with those applied, 0 to 1"
@@ -77,19 +71,11 @@ def _families(pages: Iterable[PageSnapshot]) -> list[Metric]:
         plans.add_metric([engine, "reused"], page.reused_plans)
         plans.add_metric([engine, "stale"], page.stale_plans)
         plans.add_metric([engine, "error"], page.plan_errors)
-        internal_errors.add_metric([engine], page.internal_errors)
         preemptions.add_metric([engine, "recompute", "policy"], page.evictions)
         preemptions.add_metric([engine, "recompute", "vllm"], page.preemptions)
-        paused_steps.add_metric([engine], page.paused_steps)
-        malformed.add_metric([engine], page.malformed_slo)
         for name, waiting in page.waiting_by_class.items():
             queue.add_metric([engine, name], waiting)
-        running.add_metric([engine], page.running)
-        paused.add_metric([engine], page.paused)
-        preempted.add_metric([engine], page.preempted)
         policy.add_metric([engine, page.policy, page.shadow_policy or ""], 1.0)
-        shadow_plans.add_metric([engine], page.shadow_plans)
-        shadow_errors.add_metric([engine], page.shadow_errors)
         if page.shadow_agreement_count:
             agreement.add_metric([engine], page.shadow_agreement_sum / page.shadow_agreement_count)
         if page.shadow_gain_count:
@@ -98,10 +84,18 @@ def _families(pages: Iterable[PageSnapshot]) -> list[Metric]:
             for part in ("constant", "prefill", "decode"):
                 factor.add_metric([engine, part], getattr(page, f"step_factor_{part}"))
             error.add_metric([engine], page.step_error)
-    return [
-        plan_seconds, plans, internal_errors, preemptions, paused_steps, malformed, shadow_plans, shadow_errors, queue,
-        running, paused, preempted, policy, agreement, gain, factor, error,
-    ]  # fmt: skip
+    return [plan_seconds, plans, preemptions, queue, policy, agreement, gain, factor, error, *_plain(pages)]
+
+
+def _plain(pages: Sequence[PageSnapshot]) -> Iterator[Metric]:
+    """The figures that are shown as they are."""
+    for figure in fields(Figures):
+        if FAMILY in figure.metadata:
+            kind, name, documentation = figure.metadata[FAMILY]
+            family = kind(f"{PREFIX}{name}", documentation, labels=["engine"])
+            for page in pages:
+                family.add_metric([str(page.rank)], getattr(page, figure.name))
+            yield family
 
 
 def _counter(name: str, documentation: str, *labels: str) -> CounterMetricFamily:

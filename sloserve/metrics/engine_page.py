@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sloserve.core.served import Interruptions
 from sloserve.metrics import page_folder
+from sloserve.metrics.engine_figures import Figures
 from sloserve.metrics.interruption_ring import WORDS, InterruptionRing
 from sloserve.metrics.page_folder import ENGINE, PageFile
 from sloserve.metrics.page_memory import PageMemory, found
@@ -21,49 +22,6 @@ _TEXT_BYTES = 1024
 
 PLAN_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 """Upper bounds of the histogram of planning times; one more bucket holds what took longer."""
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What a scheduler counts. Gauges say how it was at the last step, the others count from the engine's start.
-
-    Gauges: last_step_s, epoch seconds; running, waiting, preempted: requests by state, waiting those that vLLM queues,
-    preempted those of them that ran before; paused: requests that sat out the last step. plans, reused_plans,
-    stale_plans: steps with a fresh plan, with the last one, and with none since the last one was too old; plan_errors:
-    plans and events on which the policy failed. internal_errors: exceptions of sloserve's own that were kept from vLLM.
-    evictions: by a plan, preemptions: by vLLM, mostly for want of KV; both recompute. paused_steps: request-steps.
-    malformed_slo: requests served without the SLO that they could not state. shadow_*: of the shadow policy, sums over
-    its plans and how many of them had such a figure, see :mod:`sloserve.engine.plan_score`. step_*: how far the engine
-    is from its profile, see :mod:`sloserve.estimator.step_time.recalibrate`; all 0 without a profile.
-    """
-
-    last_step_s: float
-    running: float
-    waiting: float
-    preempted: float
-    paused: float
-    steps: float
-    scheduled_tokens: float
-    plans: float
-    reused_plans: float
-    stale_plans: float
-    plan_errors: float
-    internal_errors: float
-    plan_seconds_sum: float
-    evictions: float
-    preemptions: float
-    paused_steps: float
-    malformed_slo: float
-    shadow_plans: float
-    shadow_errors: float
-    shadow_agreement_sum: float
-    shadow_agreement_count: float
-    shadow_gain_sum: float
-    shadow_gain_count: float
-    step_error: float
-    step_factor_constant: float
-    step_factor_prefill: float
-    step_factor_decode: float
 
 
 @dataclass(frozen=True)

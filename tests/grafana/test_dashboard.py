@@ -1,6 +1,7 @@
 """The dashboard asks only for what a server shows."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sloserve.metrics.process_page import Board, Boards
 from tests.grafana.queries import check_dashboard, queries, read_scrape
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "configs" / "grafana" / "sloserve.json").read_text())
+METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 GRID_COLUMNS = 24
 
 
@@ -72,6 +74,13 @@ def test_every_metric_of_ours_is_on_the_dashboard(metrics_text: str) -> None:
     families = {line.split()[2] for line in metrics_text.splitlines() if line.startswith("# TYPE sloserve:")}
     missing = {name for name in families if name not in asked and not name.endswith("_created")}
     assert missing == {"sloserve:slo_targets_total"}  # what the violations are a share of; nobody looks at it alone
+
+
+def test_every_metric_of_ours_is_in_the_docs(metrics_text: str) -> None:
+    described = set(re.findall(r"`(?:sloserve:)?(\w+)`", METRICS_PAGE.read_text()))
+    families = {line.split()[2] for line in metrics_text.splitlines() if line.startswith("# TYPE sloserve:")}
+    ours = {name.removeprefix("sloserve:") for name in families if not name.endswith("_created")}
+    assert ours - described == set(), "to be described in docs/metrics.md"
 
 
 def _dashboard(expr: str, legend: str = "") -> dict[str, Any]:
