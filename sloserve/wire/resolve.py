@@ -79,10 +79,11 @@ def resolve(
     slo = _parse(merged, stated, rules.classes)
     ceiling = rules.tenants.get(headers.tenant or "", rules.tenant_default)
     if ceiling is not None:
-        _hold(rules.classes[ceiling], slo, merged)
+        held = _held(rules.classes[ceiling], slo, merged)
         if priority < 0:
             raise InvalidRequest("priority", priority, f"0 or more, all that class {ceiling!r} may state")
-        slo = parse_slo(merged, rules.classes)
+        if held != merged:
+            merged, slo = held, parse_slo(held, rules.classes)
     others = {key: value for key, value in (xargs or {}).items() if not _is_ours(key)}
     return Resolved(slo, others | merged or None, _served_tier(rules, body.tier, slo.slo_class.name))
 
@@ -91,18 +92,20 @@ def _is_ours(key: Any) -> bool:
     return isinstance(key, str) and key.startswith(PREFIX)
 
 
-def _hold(ceiling: SLOClass, slo: SLO, merged: dict[str, Any]) -> None:
-    """Lowers what is stated to what ``ceiling`` allows."""
+def _held(ceiling: SLOClass, slo: SLO, merged: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stated, lowered to what ``ceiling`` allows."""
+    lowered = dict(merged)
     if slo.slo_class.rank < ceiling.rank:
-        merged[CLASS] = ceiling.name
+        lowered[CLASS] = ceiling.name
     stated = stated_targets(merged)
     held = stated.no_tighter_than(ceiling.targets)
     for key, (name, factor, _, _) in TARGET_KEYS.items():
         value = getattr(held, name)
         if value != getattr(stated, name):
-            del merged[key]
+            del lowered[key]
             if value is not None:
-                merged[key] = value / factor
+                lowered[key] = value / factor
+    return lowered
 
 
 def _served_tier(rules: Rules, tier: str | None, class_name: str) -> str | None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.core.slo import DEFAULT_CLASSES, SLO, ClassTable, Targets
 from sloserve.wire.body import BodyFields
 from sloserve.wire.headers import Field, HeaderFields
 from sloserve.wire.resolve import Resolved, Rules, resolve
@@ -122,3 +122,18 @@ def test_the_engine_reads_the_slo_that_the_front_end_read(
     assert parse_slo(found.xargs, DEFAULT_CLASSES) == found.slo
     if tenant is not None:
         assert found.slo.slo_class.rank >= DEFAULT_CLASSES["batch"].rank
+
+
+@pytest.mark.parametrize(("stated", "times"), [({"slo_class": "batch"}, 1), ({"slo_class": "priority"}, 2)])
+def test_a_request_is_parsed_once_unless_its_tenant_is_held_to_less(
+    monkeypatch: pytest.MonkeyPatch, stated: dict[str, Any], times: int
+) -> None:
+    parsed: list[dict[str, Any]] = []
+
+    def parse(args: dict[str, Any], classes: ClassTable) -> SLO:
+        parsed.append(args)
+        return parse_slo(args, classes)
+
+    monkeypatch.setattr("sloserve.wire.resolve.parse_slo", parse)
+    found = resolved(stated, rules=Rules(DEFAULT_CLASSES, tenants={"acme": "batch"}), tenant="acme")
+    assert (found.slo.slo_class.name, len(parsed)) == ("batch", times)
