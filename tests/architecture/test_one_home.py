@@ -1,0 +1,125 @@
+"""Rules with one home, each a row: how another spelling of it looks, where it may stand, and what to call instead.
+
+Blocks, array types and columns: ``test_each_idea_once.py``; pace: ``tests/lso/test_pace.py``. Which package may import
+which is held by the import contracts of ``pyproject.toml``.
+"""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MEASURED = r"(?:latency|measured|achieved|served|log)\.(?:ttft_s|tpot_s|e2e_s)\b"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idea:
+    """One rule.
+
+    Args:
+        kind: of the nodes that are searched.
+        word: stands in every file that is worth parsing.
+        pattern: is searched in a node's source, as ``ast.unparse`` writes it.
+        example: a line that the pattern finds.
+        instead: what all others call.
+        homes: the modules that spell it out, and no others.
+        under: the folders that are searched.
+    """
+
+    kind: type[ast.AST]
+    word: str
+    pattern: str
+    example: str
+    instead: str
+    homes: frozenset[str] = frozenset()
+    under: tuple[str, ...] = ("sloserve/",)
+
+
+IDEAS = {
+    "a request's SLO is parsed once in the front end and once in the engine": Idea(
+        kind=ast.Call,
+        word="parse_slo",
+        pattern=r"^(?:xargs\.)?parse_slo\(",
+        example="slo = parse_slo(extra_args, classes)",
+        instead="Resolved.slo in the front end, the columns of the request table in the engine",
+        homes=frozenset({"sloserve/wire/resolve.py", "sloserve/vllm_plugin/engine/ledger.py"}),
+    ),
+    "latencies are compared with targets in one place": Idea(
+        kind=ast.Compare,
+        word="latency",
+        pattern=rf"{MEASURED}.*[<>]|[<>].*{MEASURED}",
+        example="late = log.latency.ttft_s > slo.targets.ttft_s",
+        instead="FinishedRequest.met",
+    ),
+    "targets_met is for figures that no FinishedRequest holds": Idea(
+        kind=ast.Call,
+        word="targets_met",
+        pattern=r"^(?:finished\.)?targets_met\(",
+        example="met = targets_met(slo.targets, latency)",
+        instead="FinishedRequest.met",
+        homes=frozenset(
+            {"sloserve/core/finished.py", "sloserve/client/client_stats.py", "sloserve/client/vllm_record.py"}
+        ),
+    ),
+    "whether a request was good is computed once": Idea(
+        kind=ast.Call,
+        word="met.values()",
+        pattern=r"^all\(.*\bmet\.values\(\)\)$",
+        example="good = all(log.met.values())",
+        instead="FinishedRequest.good",
+        homes=frozenset({"sloserve/core/finished.py"}),
+    ),
+    "policies have one interface of lengths": Idea(
+        kind=ast.ImportFrom,
+        word="estimator.length",
+        pattern=r"^from sloserve\.estimator\.length(?!\.choice import check_lengths$)",
+        example="from sloserve.estimator.length.empirical import EmpiricalLength",
+        instead="sloserve.lso.lengths.Lengths, with the predictor that the option `length` names",
+        homes=frozenset({"sloserve/lso/lengths.py"}),
+        under=("sloserve/scheduler/", "sloserve/lso/", "sloserve/engine/"),
+    ),
+    "no import hides from the import contracts": Idea(
+        kind=ast.Call,
+        word="import_",
+        pattern=r"^(?:importlib\.import_module|import_module|__import__)\(['\"](?:vllm|torch|matplotlib)\b",
+        example="importlib.import_module('vllm.v1')",
+        instead="an import statement, where pyproject.toml allows it",
+    ),
+}
+
+
+def spellings(idea: Idea, source: str) -> list[int]:
+    """Lines of ``source`` on which ``idea`` is spelt out."""
+    return [
+        node.lineno  # type: ignore[attr-defined]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, idea.kind) and re.search(idea.pattern, ast.unparse(node))
+    ]
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "sloserve").rglob("*.py")}
+
+
+@pytest.mark.parametrize("name", IDEAS)
+def test_it_is_spelt_out_only_at_home(name: str, sources: dict[str, str]) -> None:
+    idea = IDEAS[name]
+    searched = {file: text for file, text in sources.items() if file.startswith(idea.under) and idea.word in text}
+    found = {file for file, text in searched.items() if spellings(idea, text)}
+    assert found == idea.homes, f"{name}; use {idea.instead}"
+
+
+@pytest.mark.parametrize("name", IDEAS)
+def test_the_spelling_is_recognized(name: str) -> None:
+    assert spellings(IDEAS[name], IDEAS[name].example) == [1]
+
+
+def test_yaml_states_targets_in_milliseconds_as_the_wire_does() -> None:
+    files = [path for folder in ("configs", "sloserve", "docs", "examples") for path in (ROOT / folder).rglob("*.y*ml")]
+    in_seconds = re.compile(r"\b(?:ttft|tpot|e2e)_s\s*:")
+    assert len(files) > 5 and in_seconds.search("batch: {e2e_s: 60}")
+    assert [str(p.relative_to(ROOT)) for p in files if in_seconds.search(p.read_text())] == [], "write e2e_ms: 60000"
