@@ -30,8 +30,7 @@ class Server:
     """
 
     def __init__(self, *flags: str, api_servers: int = 1, env: Mapping[str, str] | None = None) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log: list[str] = []
         self._ready = threading.Event()
@@ -58,11 +57,11 @@ class Server:
             self._starting -= "Application startup complete" in line
             if self._starting == 0:
                 self._ready.set()
-        self._ready.set()
+        self._ready.set()  # it ended, which :meth:`wait_ready` sees by how many still start
 
     def wait_ready(self) -> None:
         self._ready.wait(STARTUP_LIMIT_S)
-        if self.process.poll() is not None or not self._ready.is_set():
+        if self.process.poll() is not None or self._starting > 0:
             pytest.fail("the server did not start:\n" + "".join(self.log[-60:]))
 
     def engine_pids(self) -> list[int]:
@@ -92,6 +91,18 @@ class Server:
         assert self.process.stdout is not None
         self.process.stdout.close()
         return status
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below those that connections are given, so that none takes it meanwhile."""
+    for port in range(20_000 + os.getpid() % 8_000, 32_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no port below 32000 is free")
 
 
 def complete(http: httpx.Client, prompt: str, **more: Any) -> str:
