@@ -63,6 +63,9 @@ class Server:
         self._ready.wait(STARTUP_LIMIT_S)
         if self.process.poll() is not None or self._starting > 0:
             pytest.fail("the server did not start:\n" + "".join(self.log[-60:]))
+        # uvicorn says that it has started just before it listens: the first connection may come too early.
+        with httpx.Client(transport=httpx.HTTPTransport(retries=8)) as client:
+            client.get(f"{self.url}/health", timeout=60).raise_for_status()
 
     def engine_pids(self) -> list[int]:
         """The server's EngineCore processes, by the names that vLLM gives them."""
