@@ -26,7 +26,10 @@ def simulate(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(help="Policies, comma-separated; stock is vLLM's own scheduler. Default: stock,edf."),
+        typer.Option(
+            help="Policies, comma-separated; stock is vLLM's own scheduler. Behind @ a run's own engine flags: "
+            "edf@max_num_batched_tokens=1024:max_num_seqs=128. Default: stock,edf."
+        ),
     ] = None,
     admission: Annotated[
         str | None,
@@ -50,6 +53,13 @@ def simulate(
     seeds: Annotated[
         int | None, typer.Option(help="How many seeds (window of the trace, classes, draws); 3 if not given.")
     ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            help="Part of the workload that seeds draw from, 0:0.5 for the earlier half of a trace's requests; of a "
+            "generator, other draws than 0.5:1 has. All of it if not given."
+        ),
+    ] = None,
     max_requests: Annotated[int | None, typer.Option(help="Requests a run; 1000 if not given.")] = None,
     kv_blocks: Annotated[int | None, typer.Option(help="KV blocks; the profile's if not given.")] = None,
     max_num_seqs: Annotated[
@@ -62,7 +72,8 @@ def simulate(
         int | None, typer.Option(help="Longest prompt and reply together, in tokens; the profile's if not given.")
     ] = None,
     aged_share: Annotated[
-        float | None, typer.Option(help="Share of admissions for aged requests; off if not given.")
+        float | None,
+        typer.Option(help="Share of admissions for aged requests, 0 for none; as a server ships, 0.1, if not given."),
     ] = None,
     length_model: Annotated[
         Path | None, typer.Option(help="File of `sloserve train-length`, used by policies with length=predicted.")
@@ -96,6 +107,7 @@ def simulate(
         "rate_scale": rate_scale,
         "load": load,
         "seeds": seeds,
+        "window": window,
         "max_requests": max_requests,
         "kv_blocks": kv_blocks,
         "max_num_seqs": max_num_seqs,

@@ -1,7 +1,7 @@
 """Admissions of a simulation by name: ``none``, ours, and vLLM's own caps as their rival.
 
 ``cap:max_waiting=64``, ``predict:min_chance=0.5``, ``vllm:max_num_queued_tokens=16000``; options as of a policy. Every
-policy runs under each of them; a run is named by its policy, and behind ``+`` by its admission unless that is none.
+policy runs under each of them; see :mod:`sloserve.sim.run_name`.
 """
 
 from collections.abc import Sequence
@@ -39,18 +39,7 @@ def parse_admission(text: str) -> tuple[AdmissionSettings, dict[str, int]]:
     return settings, {}
 
 
-def split_run(name: str) -> tuple[str, str]:
-    """Policy and admission of a run's name."""
-    policy, _, admission = name.partition("+")
-    return policy, admission or NONE
-
-
-def run_names(policies: Sequence[str], admissions: Sequence[str]) -> tuple[str, ...]:
-    """Every policy under every admission, the bare policies first."""
-    return tuple(p if a == NONE else f"{p}+{a}" for p in policies for a in sorted(admissions, key=lambda a: a != NONE))
-
-
-def make_engine(settings: EngineSettings, admission: str) -> EngineSettings:
+def limit_queue(settings: EngineSettings, admission: str) -> EngineSettings:
     """The engine with vLLM's caps that ``admission`` asks for."""
     caps = parse_admission(admission)[1]
     reqs, tokens = (caps.get(name) for name in VLLM_CAPS)

@@ -22,17 +22,21 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.scheduler.registry import make_policy, parse_policy
-from sloserve.sim.admissions import NONE, make_engine, make_front, parse_admission, split_run
+from sloserve.settings import PluginSettings
+from sloserve.sim.admissions import NONE, make_front, parse_admission
+from sloserve.sim.run_name import RunName
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 from sloserve.workloads.registry import Workload
 from sloserve.workloads.slo_assignment import SLOAssignment
+from sloserve.workloads.window import WHOLE, Window
 
 STOCK = "stock"
 """vLLM's AsyncScheduler; every other name is a policy's."""
 
 DEFAULT_LOADS = (0.7, 1.0, 1.5, 2.0)
-PLAN_SHARE = 0.05
-"""As live; it matters only for profiles that give planning a cost."""
+SHIPPED = PluginSettings()
+"""What a server does unless it is told otherwise, and so what runs do."""
+PLAN_SHARE = SHIPPED.plan_share
 _RUSH = 1e-6
 """Arrivals are compressed by this to offer everything at once."""
 
@@ -42,8 +46,9 @@ class Experiment:
     """What to run.
 
     loads: multiples of stock's capacity; rps: requests per second; rate_scale: multiples of the workload's own rate.
-    One of the three is given. policies: with an admission behind ``+``, see ``admissions``. slos: replaces the
-    workload's own SLOs. aged_share: of the ageing guard, 0 turns it off. length_model: as in the server's settings.
+    One of the three is given. policies: names of runs, see ``run_name``. slos: replaces the workload's own SLOs.
+    window: the part of the workload that seeds draw from. aged_share: of the ageing guard, 0 turns it off.
+    length_model: as in the server's settings.
     """
 
     workload: Workload
@@ -56,7 +61,8 @@ class Experiment:
     rps: tuple[float, ...] | None = None
     rate_scale: float | None = None
     slos: SLOAssignment | None = None
-    aged_share: float = 0.0
+    window: Window = WHOLE
+    aged_share: float = SHIPPED.aged_share
     length_model: str | None = None
 
     def __post_init__(self) -> None:
@@ -73,13 +79,16 @@ class Experiment:
         if len(set(self.policies)) != len(self.policies):
             raise ConfigError(f"policy: {', '.join(self.policies)} names one twice")
         for name in self.policies:
-            policy, admission = split_run(name)
-            parse_admission(admission)
-            if policy != STOCK:
-                make_policy(*parse_policy(policy))  # an unknown one fails here, not after the first runs
+            run = RunName.parse(name)
+            parse_admission(run.admission)
+            run.engine_settings(self.engine)
+            if run.policy != STOCK:
+                make_policy(*parse_policy(run.policy))  # an unknown one fails here, not after the first runs
 
     def requests(self, seed: int, *, rps: float | None = None, rate_scale: float = 1.0) -> list[WorkloadRequest]:
-        return self.workload.requests(self.max_requests, seed, rps, rate_scale=rate_scale, slos=self.slos)
+        return self.workload.within(self.window).requests(
+            self.max_requests, seed, rps, rate_scale=rate_scale, slos=self.slos
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +210,18 @@ def _task(experiment: Experiment, policy: str, point: Point) -> Task:
     else:
         requests = experiment.requests(point.seed, rps=point.rps)
     config = None
-    policy, admission = split_run(policy)
+    run = RunName.parse(policy)
     slos = experiment.slos or experiment.workload.slos
-    if policy != STOCK:
-        section = {"policy": policy, "seed": point.seed, "aged_share": experiment.aged_share, "plan_share": PLAN_SHARE}
+    if run.policy != STOCK:
+        section = {
+            "policy": run.policy,
+            "seed": point.seed,
+            "aged_share": experiment.aged_share,
+            "plan_share": PLAN_SHARE,
+        }
         config = {"sloserve": section | slos.table.as_config() | {"length_model": experiment.length_model}}
-    engine = make_engine(experiment.engine, admission)
-    return requests, engine, experiment.profile, config, admission, slos.table.names
+    engine = run.engine_settings(experiment.engine)
+    return requests, engine, experiment.profile, config, run.admission, slos.table.names
 
 
 def _serve(

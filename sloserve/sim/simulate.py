@@ -18,14 +18,16 @@ from sloserve.report.qoe_capacity import qoe_capacity
 from sloserve.report.runs_csv import RUNS_CSV, write_runs
 from sloserve.report.summary import LatencySample, admission_record, latencies, summarize
 from sloserve.report.tables import capacity_table, summary_table
-from sloserve.sim.admissions import NONE, run_names, split_run
-from sloserve.sim.experiment import DEFAULT_LOADS, STOCK, Experiment, Point, run_experiment
+from sloserve.sim.admissions import NONE
+from sloserve.sim.experiment import DEFAULT_LOADS, SHIPPED, STOCK, Experiment, Point, run_experiment
+from sloserve.sim.run_name import RunName, run_names
 from sloserve.vllm_plugin.versions import installed_vllm
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 from sloserve.workloads.named_slos import find_slos
 from sloserve.workloads.readers import read_trace
 from sloserve.workloads.registry import trace_workload
 from sloserve.workloads.registry import workload as named_workload
+from sloserve.workloads.window import WHOLE, parse_window
 
 RESULT_JSON = "result.json"
 MIN_TABLE_WIDTH = 110
@@ -54,11 +56,11 @@ def simulate(
     ):
         for run in run_experiment(experiment, jobs=jobs, on_progress=bar.update):
             point = run.point
-            policy, admission = split_run(run.policy)
-            if admission == NONE:
-                unrestricted[policy, point] = run.log
+            name = RunName.parse(run.policy)
+            if name.admission == NONE:
+                unrestricted[run.policy, point] = run.log
             record = summarize(run.log, policy=run.policy, seed=point.seed, rps=point.rps, load=point.load)
-            record |= admission_record(run.log, unrestricted.get((policy, point)))
+            record |= admission_record(run.log, unrestricted.get((str(name.unrestricted), point)))
             logs.add(run.log, policy=run.policy, seed=point.seed, rps=point.rps)
             runs.append(record)
             counters.append(dict(run.log.counters))
@@ -99,7 +101,8 @@ def build_experiment(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     max_model_len: int | None = None,
-    aged_share: float = 0.0,
+    window: str | None = None,
+    aged_share: float = SHIPPED.aged_share,
     length_model: Path | None = None,
 ) -> Experiment:
     """The experiment that the command line's flags describe; each as ``sloserve simulate --help`` says.
@@ -147,6 +150,7 @@ def build_experiment(
         rps=_numbers("--rps", rps),
         rate_scale=rate_scale,
         slos=slos,
+        window=WHOLE if window is None else parse_window(window),
         aged_share=aged_share,
         length_model=None if length_model is None else str(length_model),
     )
@@ -194,6 +198,7 @@ def _write(
             "name": experiment.workload.name,
             "description": experiment.workload.description,
             "slos": slos.source,
+            "window": str(experiment.window),
             "requests": experiment.max_requests,
         },
         settings={

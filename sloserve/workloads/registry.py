@@ -8,7 +8,7 @@ are.
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sloserve.core.errors import ConfigError
@@ -20,6 +20,7 @@ from sloserve.workloads.named_slos import NAMED_SLOS
 from sloserve.workloads.seeding import stream
 from sloserve.workloads.slo_assignment import DEFAULT_ASSIGNMENT, ClassRule, SLOAssignment
 from sloserve.workloads.trace import Trace, make_trace, merge
+from sloserve.workloads.window import Window
 
 TraceSource = Callable[[int, int], Trace]
 """Gives the trace of (number of requests, seed); fewer requests where a recorded trace has no more."""
@@ -29,7 +30,8 @@ TraceSource = Callable[[int, int], Trace]
 class Workload:
     """What arrives and what it asks for.
 
-    rate_per_s: arrivals per second when no rate is asked for; ``None``: as recorded. slos: who asks for what.
+    rate_per_s: arrivals per second when no rate is asked for; ``None``: as recorded. slos: who asks for what. trace:
+    what is replayed, ``None`` where it is generated. seed_offset: added to every seed.
     """
 
     name: str
@@ -37,6 +39,17 @@ class Workload:
     source: TraceSource
     rate_per_s: float | None
     slos: SLOAssignment
+    trace: Trace | None = None
+    seed_offset: int = 0
+
+    def within(self, window: Window) -> "Workload":
+        """The part of it that ``window`` is: of a recorded trace these requests, of a generator these seeds.
+
+        Raises: ConfigError where the part holds no request.
+        """
+        trace = None if self.trace is None else self.trace.part(window.start, window.end)
+        source = self.source if trace is None else lambda n, seed: trace.window(seed, n)
+        return replace(self, source=source, trace=trace, seed_offset=self.seed_offset + window.seed_offset)
 
     def requests(
         self,
@@ -54,6 +67,7 @@ class Workload:
 
         Raises: ConfigError for a count below 1, a rate that is not positive, or a task without a class.
         """
+        seed += self.seed_offset
         trace = self.source(n, seed)
         if self.rate_per_s is not None:
             trace = trace.faster((self.rate_per_s if rate_per_s is None else rate_per_s) * rate_scale)
@@ -92,7 +106,7 @@ def trace_workload(trace: Trace, slos: SLOAssignment = DEFAULT_ASSIGNMENT) -> Wo
     """A workload that replays windows of ``trace``, half of it interactive and half batch unless ``slos`` says else."""
     # The file's name without its folder: what is reported must not depend on where the trace lies.
     description = f"{len(trace)} requests of {Path(trace.source).name}"
-    return Workload(trace.name, description, lambda n, seed: trace.window(seed, n), None, slos)
+    return Workload(trace.name, description, lambda n, seed: trace.window(seed, n), None, slos, trace)
 
 
 CHAT_SHARE = 0.8

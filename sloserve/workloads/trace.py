@@ -62,6 +62,16 @@ class Trace:
         """
         return self._span(0, self._count(n))
 
+    def part(self, start: float, end: float) -> "Trace":
+        """The requests from the share ``start`` of all up to the share ``end``, rebased to 0.
+
+        Raises: ConfigError where that is none.
+        """
+        first, stop = round(start * len(self)), round(end * len(self))
+        if first >= stop:
+            raise ConfigError(f"trace {self.name!r}: none of its {len(self)} requests lies within {start:g}:{end:g}")
+        return self._span(first, stop)
+
     def window(self, seed: int, n: int) -> "Trace":
         """``n`` successive requests (all, if there are fewer) from a place that ``seed`` chooses, rebased to 0.
 

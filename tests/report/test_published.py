@@ -46,6 +46,13 @@ def test_every_experiment_has_its_command_and_table() -> None:
         assert runs.with_name("command.txt").exists() and runs.with_name("table.txt").exists(), runs.parent.name
 
 
+def test_commands_state_the_flags_whose_defaults_have_moved() -> None:
+    """Without them the command would no longer make the result that lies beside it."""
+    for path in (path for path in published() if path.name == "command.txt"):
+        command = path.read_text()
+        assert "sloserve simulate" not in command or "--aged-share" in command, path.parent.name
+
+
 @pytest.mark.parametrize("name", ["econo-fixed-deadline", "econo-sharegpt-scale-1.5"])
 def test_the_printed_table_follows_from_the_runs(name: str) -> None:
     runs = read_runs(RESULTS / name / "runs.csv")

@@ -30,6 +30,11 @@ class EngineSettings:
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name}: {getattr(self, name)} is not a whole number from 0")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(  # as vLLM refuses to start
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} is below max_num_seqs, {self.max_num_seqs}; a "
+                "step needs a token for each request that runs"
+            )
         if self.max_model_len > self.kv_blocks * self.block_size:
             # As vLLM refuses to start: a request of full length could never be served.
             raise ConfigError(

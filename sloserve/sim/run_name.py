@@ -1,0 +1,63 @@
+"""Names of runs: ``policy:options@engine options+admission``; what is not named is the experiment's own.
+
+``edf@max_num_batched_tokens=1024:max_num_seqs=128+cap:max_waiting=16`` is the policy edf, on an engine with these two
+flags of vLLM, behind that admission. Stock takes engine options as any policy does; plain ``stock`` is the baseline.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sloserve.core.errors import ConfigError
+from sloserve.files.model import unknown
+from sloserve.scheduler.registry import parse_policy, policy_text
+from sloserve.sim.admissions import NONE, limit_queue
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+
+ENGINE_OPTIONS = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
+"""Flags of vLLM that a run may set for itself. The size of the KV cache is not one: memory is the same for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """A run's name in its parts. policy: with its options. engine: vLLM's flags. admission: ``none`` for none."""
+
+    policy: str
+    engine: Mapping[str, int] = field(default_factory=dict)
+    admission: str = NONE
+
+    @classmethod
+    def parse(cls, text: str) -> "RunName":
+        """The parts of ``text``; the policy and the admission are not looked at.
+
+        Raises: ConfigError for an engine option that is unknown or no whole number from 1.
+        """
+        rest, _, admission = text.partition("+")
+        policy, at, options = rest.partition("@")
+        engine = {}
+        for name, value in parse_policy(f"@:{options}")[1].items() if at else ():
+            if name not in ENGINE_OPTIONS:
+                raise ConfigError(f"policy {text!r}: engine option {name!r} {unknown(name, ENGINE_OPTIONS)}")
+            if not value.isdecimal() or int(value) < 1:
+                raise ConfigError(f"policy {text!r}: {name}: {value!r} is not a whole number from 1")
+            engine[name] = int(value)
+        return cls(policy.strip(), engine, admission.strip() or NONE)
+
+    def __str__(self) -> str:
+        engine = policy_text("@", self.engine).replace(":", "", 1) if self.engine else ""
+        return self.policy + engine + ("" if self.admission == NONE else f"+{self.admission}")
+
+    @property
+    def unrestricted(self) -> "RunName":
+        """The same without its admission."""
+        return replace(self, admission=NONE)
+
+    def engine_settings(self, settings: EngineSettings) -> EngineSettings:
+        """``settings`` with this run's own flags, and vLLM's caps that its admission asks for. Raises: ConfigError."""
+        options: dict[str, Any] = dict(self.engine)
+        return limit_queue(replace(settings, **options), self.admission)
+
+
+def run_names(policies: Sequence[str], admissions: Sequence[str]) -> tuple[str, ...]:
+    """Every policy under every admission, the bare policies first."""
+    return tuple(p if a == NONE else f"{p}+{a}" for p in policies for a in sorted(admissions, key=lambda a: a != NONE))

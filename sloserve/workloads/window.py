@@ -1,0 +1,46 @@
+"""Which part of a workload the seeds draw from, so that what is chosen on one part can be judged on another."""
+
+from dataclasses import dataclass
+
+from sloserve.core.errors import ConfigError
+
+_SEEDS = 2**20
+"""Seeds of a whole generator: the window ``0.5:1`` begins with this many halved. A window holds far more than anybody
+asks for, so windows that do not overlap never share a draw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From the share ``start`` of a workload to the share ``end``, 0 to 1."""
+
+    start: float
+    end: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.start < self.end <= 1.0:
+            raise ConfigError(f"--window: {self} is not a part of 0:1, such as 0:0.5")
+
+    def __str__(self) -> str:
+        return f"{self.start:g}:{self.end:g}"
+
+    @property
+    def seed_offset(self) -> int:
+        """What is added to the seeds of a generator; 0 for a window that begins at 0."""
+        return round(self.start * _SEEDS)
+
+    def halves(self) -> tuple["Window", "Window"]:
+        """The earlier and the later half."""
+        middle = (self.start + self.end) / 2.0
+        return Window(self.start, middle), Window(middle, self.end)
+
+
+WHOLE = Window(0.0, 1.0)
+
+
+def parse_window(text: str) -> Window:
+    """The window ``start:end``. Raises: ConfigError."""
+    try:
+        start, end = map(float, text.split(":"))
+    except ValueError:
+        raise ConfigError(f"--window: {text!r} is not of the form start:end, such as 0:0.5") from None
+    return Window(start, end)
