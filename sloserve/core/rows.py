@@ -72,8 +72,8 @@ ALWAYS_KEPT = frozenset({"seq", "state", "preemptable", "pausable"})
 PROGRESS_COLUMNS = frozenset({"first_token_s"})
 """Columns written as each step's output arrives."""
 
-GATHERED_COLUMNS = frozenset({"computed_tokens", "in_flight_tokens", "output_tokens", "kv_blocks"})
-"""Columns read from the running requests just before a plan is made."""
+READ_COLUMNS = frozenset({"computed_tokens", "in_flight_tokens", "output_tokens"})
+"""Columns read from the running requests just before a plan is made; ``kv_blocks`` follows from them."""
 
 
 class Rows:

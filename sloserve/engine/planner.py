@@ -198,7 +198,7 @@ class Planner:
     def _snapshot(self, now_s: float) -> Snapshot:
         table = self.table
         engine = self.port.facts(table.num_running, table.others(self.port.requests))
-        snapshot = table.snapshot(self.port.running, engine, self.port.holding)
+        snapshot = table.snapshot(engine, self.port.holding)
         turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s)
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 

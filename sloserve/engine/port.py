@@ -7,6 +7,7 @@ vLLM, and whoever implements :class:`EnginePort` gets the very same planner, pla
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from sloserve.core.arrays import IntArray
 from sloserve.core.rows import State
 from sloserve.core.stated import StatedSLO
 from sloserve.lso.preemption import Holding
@@ -51,6 +52,13 @@ class RequestReader(Protocol):
 
     def live_columns(self, request: Any, stated: StatedSLO, now_s: float) -> dict[str, float]:
         """Columns that say how far it has come, for a row that is made while it is being served."""
+
+    def gather(self, requests: Sequence[Any], columns: frozenset[str]) -> Mapping[str, IntArray]:
+        """What changes with every step, of many requests at once: ``[len(requests)]`` for each of ``columns``.
+
+        Called at each step with all running requests. columns: some of
+        :data:`~sloserve.core.rows.READ_COLUMNS`.
+        """
 
     def admitted_ids(self, output: Any) -> Sequence[str]:
         """Ids of the requests that a scheduled step admitted, in order of admission."""

@@ -1,13 +1,13 @@
 """Keeps the request table in step with an engine: which request has which slot, and what its columns say."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from sloserve.core.arrays import IntArray
-from sloserve.core.rows import GATHERED_COLUMNS, Rows, State
+from sloserve.core.rows import READ_COLUMNS, Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.port import EngineRequest, RequestReader
 from sloserve.lso.blocks import blocks_of
@@ -31,7 +31,7 @@ class RequestTable:
         self._reader = reader
         self.slot_of: dict[str, int] = {}
         self.request_at: dict[int, EngineRequest] = {}
-        self._gathered = self.rows.kept & GATHERED_COLUMNS
+        self._read = self._columns_to_read()
         self._blocked: dict[int, EngineRequest] = {}
         self._lora_of: dict[str, int] = {}
         self._loras: Counter[int] = Counter()
@@ -68,7 +68,7 @@ class RequestTable:
     def keep(self, needs: frozenset[str], slo_of: Mapping[str, StatedSLO], now_s: float) -> None:
         """Keeps these columns from now on, slots and order unchanged; those that were not kept are made up for."""
         new = self.rows.keep(needs)
-        self._gathered = self.rows.kept & GATHERED_COLUMNS
+        self._read = self._columns_to_read()
         for slot, request in self.request_at.items():
             stated = slo_of[request.request_id]
             self._fill(
@@ -76,6 +76,10 @@ class RequestTable:
                 self._reader.static_columns(request, stated) | self._reader.live_columns(request, stated, now_s),
                 new,
             )
+
+    def _columns_to_read(self) -> frozenset[str]:
+        kept = self.rows.kept
+        return (kept | ({"computed_tokens"} if "kv_blocks" in kept else frozenset())) & READ_COLUMNS
 
     def _fill(self, slot: int, values: Mapping[str, float], columns: frozenset[str]) -> None:
         for name in columns & values.keys():
@@ -204,11 +208,10 @@ class RequestTable:
 
     def snapshot(
         self,
-        running: Iterable[EngineRequest],
         engine: EngineFacts,
         holding: Callable[[EngineRequest], Holding] | None = None,
     ) -> Snapshot:
-        """The engine's state for a policy; gathers what changes with every step from the running requests.
+        """The engine's state for a policy, as of now.
 
         holding: says what KV blocks a request holds, if asked.
         """
@@ -217,29 +220,23 @@ class RequestTable:
                 del self._blocked[slot]
                 self.rows.state[slot] = self._reader.state_of(request)
         rows = self.rows
-        if self._gathered:
-            slot_of = self.slot_of
-            known = [r for r in running if r.request_id in slot_of]
-            slots = np.array([slot_of[r.request_id] for r in known], np.int64)
-            self._gather(known, slots, engine.block_size)
         return Snapshot(
             rows,
             rows.slots_in(State.WAITING, State.PREEMPTED),
-            rows.slots_in(State.RUNNING),
+            self.read_running(engine.block_size),
             engine,
             None if holding is None else lambda slot: holding(self.request_at[slot]),
         )
 
-    def _gather(self, known: list[EngineRequest], slots: IntArray, block_size: int) -> None:
+    def read_running(self, block_size: int) -> IntArray:
+        """Brings up to date what changes with every step, in the rows of the running requests; returns their slots."""
         rows = self.rows
-        kept = self._gathered
-        if "computed_tokens" in kept or "kv_blocks" in kept:
-            computed = np.array([r.num_computed_tokens for r in known], np.int64)
-            if "computed_tokens" in kept:
-                rows.computed_tokens[slots] = computed
-            if "kv_blocks" in kept:
-                rows.kv_blocks[slots] = blocks_of(computed, block_size)
-        if "output_tokens" in kept:
-            rows.output_tokens[slots] = [r.num_output_tokens for r in known]
-        if "in_flight_tokens" in kept:
-            rows.in_flight_tokens[slots] = [r.num_in_flight_tokens for r in known]
+        running = rows.slots_in(State.RUNNING)
+        if self._read and running.size:
+            request_at = self.request_at
+            found = self._reader.gather([request_at[slot] for slot in running.tolist()], self._read)
+            if "kv_blocks" in rows.kept:
+                rows.kv_blocks[running] = blocks_of(found["computed_tokens"], block_size)
+            for name in self._read & rows.kept:
+                getattr(rows, name)[running] = found[name]
+        return running

@@ -11,7 +11,8 @@ from sloserve.core.stated import StatedSLO
 from sloserve.engine.table import RequestTable
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
-from sloserve.vllm_plugin.engine import apply, columns, compat
+from sloserve.vllm_plugin.engine import apply, compat
+from sloserve.vllm_plugin.engine.columns import gathered, live_columns, static_columns
 
 
 class VllmReader:
@@ -34,10 +35,13 @@ class VllmReader:
         return None if request.prefill_stats is None else int(request.prefill_stats.num_cached_tokens)
 
     def static_columns(self, request: Request, stated: StatedSLO) -> dict[str, float]:
-        return columns.static_columns(request, stated)
+        return static_columns(request, stated)
 
     def live_columns(self, request: Request, stated: StatedSLO, now_s: float) -> dict[str, float]:
-        return columns.live_columns(request, stated, now_s)
+        return live_columns(request, stated, now_s)
+
+    def gather(self, requests: Sequence[Request], columns: frozenset[str]) -> Mapping[str, IntArray]:
+        return gathered(requests, columns)
 
     def admitted_ids(self, output: Any) -> Sequence[str]:
         """output: a ``SchedulerOutput``."""

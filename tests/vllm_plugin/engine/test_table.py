@@ -73,9 +73,9 @@ def test_a_request_whose_grammar_is_pending_is_no_candidate_until_it_is_there() 
     request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
     slot = add(table, request)
     assert table.rows.state[slot] == State.BLOCKED
-    assert table.snapshot([], ENGINE).waiting.size == 0
+    assert table.snapshot(ENGINE).waiting.size == 0
     request.structured_output_request.grammar = object()
-    assert table.snapshot([], ENGINE).waiting.tolist() == [slot]
+    assert table.snapshot(ENGINE).waiting.tolist() == [slot]
 
 
 def test_admission_progress_preemption_and_the_end() -> None:
@@ -89,7 +89,7 @@ def test_admission_progress_preemption_and_the_end() -> None:
     )
     assert table.admitted(output).tolist() == slots  # as they were admitted, not new ones first
     first.num_computed_tokens, second.num_computed_tokens, second.num_in_flight_tokens = 17, 16, 1
-    at = table.snapshot([second, first], ENGINE)
+    at = table.snapshot(ENGINE)
     assert at.running.tolist() == slots and not at.waiting.size
     assert at.rows.computed_tokens[slots].tolist() == [17, 16]
     assert at.rows.kv_blocks[slots].tolist() == [2, 1]
@@ -194,7 +194,7 @@ def test_a_request_met_in_the_middle_gets_the_row_it_would_have() -> None:
         request.append_output_token_ids([5, 6, 7])
     evicted.status, evicted.num_preemptions = RequestStatus.PREEMPTED, 2
     slots = [table.add_live(request, stated(request), 60.0) for request in (fresh, running, evicted, paced)]
-    at = table.snapshot([running, paced], ENGINE)
+    at = table.snapshot(ENGINE)
     assert (at.waiting.tolist(), at.running.tolist()) == ([slots[0], slots[2]], [slots[1], slots[3]])
     rows = at.rows
     assert rows.state[slots].tolist() == [State.WAITING, State.RUNNING, State.PREEMPTED, State.RUNNING]
@@ -228,3 +228,26 @@ def test_columns_change_while_slots_order_and_what_was_noted_stay() -> None:
     table.keep(frozenset({"priority"}), slo_of, 60.0)
     assert rows.priority[slots[1:]].tolist() == [1, 2, 3]
     assert add(table, make_request("late")) == slots[0]
+
+
+@pytest.mark.parametrize("needs", [{"kv_blocks"}, {"output_tokens", "computed_tokens"}, {"in_flight_tokens"}, set()])
+def test_of_the_running_requests_only_what_is_kept_is_read(needs: set[str]) -> None:
+    from vllm.v1.request import RequestStatus
+
+    from sloserve.engine.table import RequestTable
+    from sloserve.vllm_plugin.engine.port import VllmReader
+
+    table = RequestTable(frozenset(needs), VllmReader())
+    requests = [make_request(name) for name in NAMES]
+    for request in requests[1:]:
+        request.status = RequestStatus.RUNNING
+    slots = [table.add_live(request, stated(request), 60.0) for request in requests]
+    for at, request in enumerate(requests):
+        request.num_computed_tokens, request.num_in_flight_tokens = 16 + at, at
+        request.append_output_token_ids([5] * at)
+    assert table.read_running(block_size=16).tolist() == slots[1:]
+    read = {"kv_blocks": [0, 2, 2, 2], "computed_tokens": [0, 17, 18, 19], "in_flight_tokens": [0, 1, 2, 3]}
+    read["output_tokens"] = [0, 1, 2, 3]
+    for name, expected in read.items():
+        assert not hasattr(table.rows, name) or getattr(table.rows, name)[slots].tolist() == expected
+    assert needs <= table.rows.kept
