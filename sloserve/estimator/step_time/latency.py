@@ -6,7 +6,7 @@ seconds.
 
 Guarantees: a step without tokens costs 0; any other step costs a positive, finite time. Coefficients are checked when
 a form is built, so that ``step_s`` does arithmetic only. No form is required to be monotone: hinge's decode-only set
-is a fit of its own.
+is a fit of its own. ``prefill_within``, its inverse, is: each form says in its bound what it does to be.
 
 Steps that mix prefill and decode. DistServe and the simulated-annealing paper measured the two apart, on engines that
 did not mix them. Here such a step costs prefill + decode - the smaller of the two constants: the constant stands for
@@ -19,6 +19,8 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
+
+from sloserve.estimator.step_time.inverse import ROUNDING, most_tokens, quadratic_root
 
 _MS_PER_S = 1000.0
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -63,9 +65,26 @@ class StepLoad:
 
 
 class StepLatency(Protocol):
-    """How long does the engine take for this step, in seconds?"""
+    """How long does the engine take for this step, in seconds? And which step is within so many seconds?"""
 
     def step_s(self, load: StepLoad) -> float: ...
+
+    def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
+        """Most tokens of one more chunk, after ``prefix_tokens`` computed ones, beside ``base`` within ``seconds``.
+
+        0 where not even one fits, at most 2 ** 20. ``step_s`` of the two together is within ``seconds`` wherever the
+        answer is above 0. The answer never falls with ``seconds``, never rises with ``prefix_tokens``, nor with
+        ``base``: hence it may be below the largest chunk where ``step_s`` itself is not monotone.
+        """
+        ...
+
+
+class FittedLatency(StepLatency, Protocol):
+    """A latency form, or a profile: known before the engine runs."""
+
+    def decode_bound_s(self, load: StepLoad) -> float:
+        """Time of the load's decodes alone, in seconds; never falls with them, nor is it below ``step_s`` of them."""
+        ...
 
 
 @checked_dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
@@ -124,6 +143,52 @@ class Hinge:
         )
         return ms / _MS_PER_S
 
+    def decode_bound_s(self, load: StepLoad) -> float:
+        return self.decode.ms(load) / _MS_PER_S if load.decode_seqs else 0.0
+
+    def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
+        """As the protocol says. The bound: not below the decodes alone; a negative seq_ms makes no step cheaper than
+        the same without decodes; attention to a prefix is never cheaper than that within a chunk.
+        """
+        limit_ms = seconds * _MS_PER_S * ROUNDING
+        if self.decode_bound_s(base) * _MS_PER_S > limit_ms:
+            return 0
+        seqs, before, attention = base.decode_seqs, base.prefill_tokens, base.prefill_attention_tokens2
+        rises, falls = max(self.seq_ms, 0.0), min(self.seq_ms, 0.0)
+        both = self.prefix_attention_token2_ms
+        fresh_extra = max(self.attention_token2_ms - both, 0.0)
+        fixed_ms = (
+            self.base_ms
+            + self.context_token_ms * base.decode_context_tokens
+            + self.prefill_ms * (base.num_prefills + 1)
+            + rises * seqs
+        )
+
+        def bound_ms(chunk: int) -> float:
+            tokens, pairs = before + chunk, attention + chunk * (chunk + 2 * prefix_tokens)
+            free = max(self.free_tokens - tokens, 0)
+            decodes_ms = (self.token_ms + falls) * max(seqs - free, 0) + falls * min(seqs, free)
+            return (
+                fixed_ms
+                + self.token_ms * max(tokens - self.free_tokens, 0)
+                + max(decodes_ms, 0.0)
+                + both * pairs
+                + fresh_extra * min(pairs, tokens * tokens)
+            )
+
+        spare_ms = limit_ms - bound_ms(0)
+        if spare_ms <= 0.0:
+            return 0
+        # From its own time at no chunk on, the bound is a square in the chunk once the free tokens are used up.
+        linear = 2.0 * (both * prefix_tokens + fresh_extra * before)
+        left = max(self.free_tokens - before - seqs, 0)
+        square = both + fresh_extra
+        guess = min(
+            quadratic_root(spare_ms, linear, square),
+            quadratic_root(spare_ms + self.token_ms * left, linear + self.token_ms, square),
+        )
+        return most_tokens(bound_ms, limit_ms, guess)
+
 
 @checked_dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class DistServe:
@@ -152,6 +217,43 @@ class DistServe:
         if load.decode_seqs and load.prefill_tokens:
             ms -= min(self.prefill_base_ms, line.base_ms)
         return ms / _MS_PER_S
+
+    def decode_bound_s(self, load: StepLoad) -> float:
+        return self._decodes_bound_ms(load, 0.0) / _MS_PER_S if load.decode_seqs else 0.0
+
+    def _decodes_bound_ms(self, load: StepLoad, least_base_ms: float) -> float:
+        """Time of the decodes, of which the constant is at least ``least_base_ms``. The bound: a large batch costs no
+        less than the largest small one with the same context.
+        """
+        small = min(load.decode_seqs, self.small_batch_below - 1)
+        lines = [(self.decode_small, small)] if small else []
+        if load.decode_seqs > small:
+            lines.append((self.decode_large, load.decode_seqs))
+        return max(
+            (
+                max(line.base_ms, least_base_ms)
+                + line.context_token_ms * load.decode_context_tokens
+                + line.seq_ms * seqs
+                for line, seqs in lines
+            ),
+            default=least_base_ms,
+        )
+
+    def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
+        """As the protocol says. The bound: see ``_decodes_bound_ms``; prefill is monotone by itself."""
+        limit_ms = seconds * _MS_PER_S * ROUNDING
+        decodes_ms = self._decodes_bound_ms(base, self.prefill_base_ms)
+
+        def bound_ms(chunk: int) -> float:
+            pairs = base.prefill_attention_tokens2 + chunk * (chunk + 2 * prefix_tokens)
+            tokens_ms = self.prefill_token_ms * (base.prefill_tokens + chunk)
+            return decodes_ms + tokens_ms + self.prefill_attention_token2_ms * pairs
+
+        spare_ms = limit_ms - bound_ms(0)
+        if spare_ms <= 0.0:
+            return 0
+        linear = self.prefill_token_ms + 2.0 * self.prefill_attention_token2_ms * prefix_tokens
+        return most_tokens(bound_ms, limit_ms, quadratic_root(spare_ms, linear, self.prefill_attention_token2_ms))
 
 
 @checked_dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
@@ -191,3 +293,27 @@ class Bilinear:
         if load.decode_seqs and load.prefill_tokens:
             ms -= min(self.prefill.delta_ms, self.decode.delta_ms)
         return ms / _MS_PER_S
+
+    def decode_bound_s(self, load: StepLoad) -> float:
+        """Differs from the protocol: a decode of less than the mean context may lower it, as it does the form."""
+        return self.decode.ms(load.decode_seqs, load.decode_context_tokens) / _MS_PER_S if load.decode_seqs else 0.0
+
+    def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
+        """As the protocol says; a prefix costs nothing. The bound: the mean prompt is as long as all of them together.
+
+        Differs: a decode is more load if its context is at least the mean. A bound for any other would charge a batch
+        as one sequence of the whole context, several times its time.
+        """
+        limit_ms = seconds * _MS_PER_S * ROUNDING
+        fit, decodes_ms = self.prefill, 0.0
+        if base.decode_seqs:
+            decodes_ms = self.decode.ms(base.decode_seqs, base.decode_context_tokens) - self.decode.delta_ms
+        fixed_ms = max(fit.delta_ms, self.decode.delta_ms if base.decode_seqs else 0.0) + max(decodes_ms, 0.0)
+        fixed_ms += fit.beta_ms * (base.num_prefills + 1)
+        token_ms = fit.alpha_ms + fit.gamma_ms
+
+        def bound_ms(chunk: int) -> float:
+            return fixed_ms + token_ms * (base.prefill_tokens + chunk)
+
+        spare_ms = limit_ms - bound_ms(0)
+        return most_tokens(bound_ms, limit_ms, quadratic_root(spare_ms, token_ms, 0.0)) if spare_ms > 0.0 else 0

@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.inverse import ROUNDING
 from sloserve.estimator.step_time.latency import Bilinear, DistServe, Hinge, NotNegative, Positive, StepLoad
 from sloserve.files.model import read_yaml_model
 
@@ -120,9 +121,21 @@ class Profile(_Section):
         """What making one plan costs in virtual time, in seconds."""
         return self.plan_cost_us / _US_PER_S
 
+    @property
+    def _overhead_s(self) -> float:
+        return self.engine_overhead_ms / 1000.0
+
     def step_s(self, load: StepLoad) -> float:
         """Seconds the engine takes for the step, its overhead included; 0 for a step without tokens."""
-        return self.latency.step_s(load) + self.engine_overhead_ms / 1000.0 if load.tokens else 0.0
+        return self.latency.step_s(load) + self._overhead_s if load.tokens else 0.0
+
+    def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
+        """Most tokens of one more chunk in a step of ``seconds``; see StepLatency."""
+        return self.latency.prefill_within(seconds * ROUNDING - self._overhead_s, base, prefix_tokens)
+
+    def decode_bound_s(self, load: StepLoad) -> float:
+        """Time of the load's decodes alone, in seconds, as a bound that never falls; see FittedLatency."""
+        return self.latency.decode_bound_s(load) + self._overhead_s if load.decode_seqs else 0.0
 
     def within_grid(self, load: StepLoad) -> bool:
         """Whether the latency form was fitted on steps as large as this one; ``False``: it extrapolates."""

@@ -21,7 +21,8 @@ import math
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
-from sloserve.estimator.step_time.latency import StepLatency, StepLoad
+from sloserve.estimator.step_time.inverse import ROUNDING
+from sloserve.estimator.step_time.latency import FittedLatency, StepLoad
 
 _SMALLEST = StepLoad(decode_seqs=1, decode_context_tokens=1)
 _PRIOR_STEPS = 1.0
@@ -46,7 +47,7 @@ class Recalibrated:
 
     def __init__(
         self,
-        profile: StepLatency,
+        profile: FittedLatency,
         window_steps: float = 64.0,
         max_change: float = 0.04,
         limits: tuple[float, float] = (0.1, 10.0),
@@ -57,6 +58,7 @@ class Recalibrated:
                 "the change within 0..1, and the limits enclose 1"
             )
         self._profile = profile
+        self._constant_s = profile.step_s(_SMALLEST)
         self._keep = 1.0 - 1.0 / window_steps
         self._max_change = max_change
         self._limits = limits
@@ -81,6 +83,16 @@ class Recalibrated:
         """Seconds the engine takes for the step, as far as observed; 0 for a step without tokens."""
         return float(self._parts_s(load) @ self._factors) if load.tokens else 0.0
 
+    def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
+        """Most tokens of one more chunk in a step of ``seconds``; see StepLatency.
+
+        The bound: where prefill is corrected upwards more than decoding, decoding is charged like prefill.
+        """
+        constant, prefill, decode = self.factors
+        decodes_s = max(self._profile.decode_bound_s(base) - self._constant_s, 0.0)
+        spare_s = seconds * ROUNDING - constant * self._constant_s - max(decode - prefill, 0.0) * decodes_s
+        return self._profile.prefill_within(self._constant_s + spare_s / prefill, base, prefix_tokens)
+
     def observe(self, load: StepLoad, duration_s: float) -> None:
         """A step of ``load`` took ``duration_s``. Ignored if it has no tokens or no positive, finite time."""
         if not (load.tokens and 0.0 < duration_s < math.inf):
@@ -103,7 +115,7 @@ class Recalibrated:
     def _parts_s(self, load: StepLoad) -> FloatArray:
         """The profile's time of the step, ``[3]``: constant, prefill, decode; none negative."""
         total_s = self._profile.step_s(load)
-        constant_s = min(self._profile.step_s(_SMALLEST), total_s)
+        constant_s = min(self._constant_s, total_s)
         decode_s = 0.0
         if load.decode_seqs:
             alone = StepLoad(decode_seqs=load.decode_seqs, decode_context_tokens=load.decode_context_tokens)

@@ -1,0 +1,42 @@
+"""How large may a prompt chunk be? The largest chunk whose bound on the step's time is within a limit.
+
+A form answers with a *bound*: a time that is never below the form's own ``step_s`` and never falls with the chunk, its
+prefix or anything else in the step. The largest chunk within such a bound is monotone for the same reason, so that a
+budget derived from it does not jump where a form has a kink, a set of its own, or divides by the number of requests.
+"""
+
+import math
+from collections.abc import Callable
+
+MOST_TOKENS = 2**20
+"""Answer where tokens cost nothing: more than any engine computes in one step."""
+
+ROUNDING = 1.0 - 1e-9
+"""A limit is narrowed by this, so that rounding errors of a bound never promise too much."""
+
+
+def quadratic_root(constant: float, linear: float, square: float) -> float:
+    """The c >= 0 at which ``linear * c + square * c ** 2`` reaches ``constant``, none of them negative; may be inf."""
+    if square > 0.0:
+        # The form of the solution that does not subtract two nearly equal numbers.
+        root = math.sqrt(linear * linear + 4.0 * square * constant)
+        return 2.0 * constant / (linear + root) if constant > 0.0 else 0.0
+    return constant / linear if linear > 0.0 else math.inf
+
+
+def most_tokens(bound: Callable[[int], float], limit: float, guess: float) -> int:
+    """The largest c in 0..MOST_TOKENS with ``bound(c) <= limit``; 0 where there is none from 1 on.
+
+    bound: never falls. guess: where to look first; two calls of ``bound`` if it is exact, logarithmically many if not.
+    """
+    low, high = 0, MOST_TOKENS + 1  # bound(low) is within the limit, or low is 0; bound(high) is not
+    at, step = int(min(max(guess, 1.0), MOST_TOKENS)), 1
+    while high - low > 1:
+        if bound(at) <= limit:
+            low, at = at, at + step
+        else:
+            high, at = at, at - step
+        step *= 2
+        if not low < at < high:
+            at = (low + high) // 2
+    return low
