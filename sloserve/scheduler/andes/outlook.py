@@ -12,24 +12,14 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
 from sloserve.core.rows import Rows
 from sloserve.kernels.digest import DigestCurves, Replies
+from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.pace import pace_s
 
 OBJECTIVES = ("mean", "min", "perfect")
 _PERFECT = 1.0 - 1e-9
 
-COLUMNS = LENGTH_COLUMNS | frozenset(
-    {
-        "arrival_s",
-        "computed_tokens",
-        "e2e_s",
-        "first_token_s",
-        "prompt_tokens",
-        "tds",
-        "tpot_s",
-        "ttft_s",
-    }
-)
+COLUMNS = LENGTH_COLUMNS | PREFILL_COLUMNS | {"arrival_s", "e2e_s", "first_token_s", "tds", "tpot_s", "ttft_s"}
 """Columns that :class:`Outlook` reads, those of the length predictor included."""
 
 
@@ -60,9 +50,7 @@ class Outlook:
     ) -> None:
         self.slots, self.left_tokens, self._curves = slots, left_tokens, curves
         self.context_tokens = rows.prompt_tokens[slots] + rows.output_tokens[slots]
-        uncomputed = self.context_tokens - rows.computed_tokens[slots]
-        # A decoding request has KV of all its tokens but the last, and needs no prefill.
-        self.prefill_tokens = np.where(uncomputed > 1, uncomputed, 0)
+        self.prefill_tokens = uncomputed_tokens(rows, slots)
         self.tds = reading_tds(rows, slots)
         self._now_s = np.maximum(now_s - rows.arrival_s[slots], 0.0)
         ttft_s = rows.ttft_s[slots]
@@ -90,7 +78,7 @@ class Outlook:
 
         Source: Andes, Eq. 2, 6 and 7.
         """
-        prefill_s = self.prefill_tokens * prefill_token_s
+        prefill_s: FloatArray = np.multiply(self.prefill_tokens, prefill_token_s)
         replies = Replies.of(
             self.slots,
             now_s=self._now_s,

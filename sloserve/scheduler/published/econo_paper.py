@@ -27,6 +27,7 @@ import numpy as np
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
+from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
 from sloserve.scheduler.published.allocation import capacity_blocks
@@ -42,7 +43,7 @@ from sloserve.scheduler.published.variants import PaperSettings, Parts
 class EconoPaper(Policy):
     """Admits prompts to fill the step, lets replies run as their whole length is promised KV; the others sit out."""
 
-    needs = LENGTH_COLUMNS | ORDER_COLUMNS | {"prompt_tokens", "computed_tokens"}
+    needs = LENGTH_COLUMNS | ORDER_COLUMNS | PREFILL_COLUMNS
 
     Settings = PaperSettings
 
@@ -70,11 +71,9 @@ class EconoPaper(Policy):
             ledger = make_ledger(self._parts.pipeline, engine.block_size)
             self._tasks = GenerationTasks(self._parts, self.tuning, self._lengths, self._grants, ledger)
         tasks = self._tasks
-        output, computed = rows.output_tokens[running], rows.computed_tokens[running]
-        context = rows.prompt_tokens[running] + output
-        # The last token of a reply has no KV yet, unless the step that computes it is in flight.
-        is_gt = computed >= context - (output > 0)
-        gts, pts = running[is_gt], Prompts(running[~is_gt], context[~is_gt], (context - computed)[~is_gt])
+        left = uncomputed_tokens(rows, running)
+        is_gt, computed = left == 0, rows.computed_tokens[running]
+        gts, pts = running[is_gt], Prompts(running[~is_gt], (computed + left)[~is_gt], left[~is_gt])
         tasks.forget(waiting)
         tasks.forget(pts.slots)
         capacity = capacity_blocks(engine)

@@ -22,6 +22,7 @@ from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.estimator.step_time.profile import ProfileName, load_profile
 from sloserve.kernels.anneal import BatchRequests, Cooling, anneal
+from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets
 from sloserve.lso.pace import pace_s
@@ -51,18 +52,10 @@ def cooling_for(requests: int, max_batch: int, effort: float) -> Cooling:
 class SA(Policy):
     """Serves in the order that meets most targets at the least summed latency, as far as lengths can be foreseen."""
 
-    needs = LENGTH_COLUMNS | frozenset(
-        {
-            "arrival_s",
-            "class_rank",
-            "computed_tokens",
-            "e2e_s",
-            "first_token_s",
-            "prompt_tokens",
-            "tds",
-            "tpot_s",
-            "ttft_s",
-        }
+    needs = (
+        LENGTH_COLUMNS
+        | PREFILL_COLUMNS
+        | {"arrival_s", "class_rank", "e2e_s", "first_token_s", "tds", "tpot_s", "ttft_s"}
     )
 
     @dataclass(frozen=True)
@@ -169,9 +162,7 @@ class SA(Policy):
         done = rows.output_tokens[slots]
         left = self._lengths.left(rows, slots)
         context = rows.prompt_tokens[slots] + done
-        # A decoding request has KV of all its tokens but the last, and gets no prefill.
-        uncomputed = context - rows.computed_tokens[slots]
-        return Work(np.where(uncomputed > 1, uncomputed, 0), context, left)
+        return Work(uncomputed_tokens(rows, slots), context, left)
 
     def _requests(self, rows: Rows, slots: IntArray, work: Work, times: Times, now_s: float) -> BatchRequests:
         """The targets that can still be met or missed; what was missed already stays so."""
