@@ -180,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=160)
-    parser.add_argument("--policies", default="fcfs,edf,sjf,econo,econo:evict=false,econo-paper")
+    parser.add_argument("--policies", default="fcfs,edf,sjf,econo,econo:preempt=false,econo-paper")
     parser.add_argument("--port", type=int, default=8150)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given, origin = parser.parse_args(), provenance()

@@ -29,19 +29,19 @@ Table = dict[str, dict[str, list[float]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """One run. began_s: by the clock. texts: replies by request id. evictions: that the engine counted during it."""
+    """One run. began_s: by the clock. texts: replies by request id. preemptions: that the engine counted during it."""
 
     run: Replay
     began_s: float
     texts: dict[str, str]
-    evictions: int
+    preemptions: int
 
     def record(self, policy: str, seed: int, rps: float) -> dict[str, Any]:
         """The figures of ``sloserve bench``, and preemptions per request."""
         logs = RunLog([one.log(one.request) for one in self.run.exchanges], NO_STEPS, {"wall_s": self.run.duration_s})
         told = [float(one.slo["qoe"]) for one in self.run.exchanges if one.slo is not None and "qoe" in one.slo]
         return summarize(logs, policy=policy, seed=seed, rps=rps) | {
-            "preemptions": self.evictions / len(self.run.exchanges),
+            "preemptions": self.preemptions / len(self.run.exchanges),
             "qoe_mean_of_server": statistics.fmean(told) if told else None,
         }
 
@@ -112,8 +112,8 @@ async def serve(
         before = await counter(endpoint.client, "vllm:num_preemptions_total")
         began_s = clock.now_s()
         run = await replay(endpoint.client, payloads, clock, settings)
-        evictions = await counter(endpoint.client, "vllm:num_preemptions_total") - before
-    return Served(run, began_s, {name: reply.text() for name, reply in kept.items()}, evictions)
+        preemptions = await counter(endpoint.client, "vllm:num_preemptions_total") - before
+    return Served(run, began_s, {name: reply.text() for name, reply in kept.items()}, preemptions)
 
 
 async def counter(client: httpx.AsyncClient, name: str) -> int:

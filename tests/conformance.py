@@ -25,8 +25,8 @@ class Forms:
 
 FORMS: dict[str, Forms] = {
     # A small margin and short turns, so that the logs show preemptions: deadlines lie seconds apart, replies are short.
-    "edf": Forms(golden=":evict_margin_s=1"),
-    "sjf": Forms(golden=":evict=true:length=oracle", conserves=(":evict=true:length=oracle", ":length=gaussian")),
+    "edf": Forms(golden=":preempt_margin_s=1"),
+    "sjf": Forms(golden=":preempt=true:length=oracle", conserves=(":preempt=true:length=oracle", ":length=gaussian")),
     "rr": Forms(golden=":interval_steps=20", conserves=(":interval_steps=5",)),
     "sa": Forms(golden=":length=oracle", conserves=(":batches=true:length=oracle",)),
     "andes": Forms(
@@ -49,7 +49,7 @@ FORMS: dict[str, Forms] = {
         golden=":length=oracle:length_error=0.5:sync_tokens=16:reserve=0.1",
         conserves=(
             ":length=oracle:length_error=1:sync_tokens=8",
-            ":parts=sd:pipeline=future:length=oracle:length_error=0.5:reserve=0.3:remedy=evict:tfs_tokens=20",
+            ":parts=sd:pipeline=future:length=oracle:length_error=0.5:reserve=0.3:remedy=preempt:tfs_tokens=20",
         ),
     ),
     "orca": Forms(conserves=(":batch=0",)),

@@ -58,10 +58,10 @@ def test_a_flag_beats_the_file_and_others_add_to_it(made: Made) -> None:
 
 
 def test_another_policy_does_not_get_the_options_of_the_files(made: Made) -> None:
-    text = "policy: edf\npolicy_options:\n  evict: false\n"
-    assert made(text).settings.policy_options == {"evict": False}
+    text = "policy: edf\npolicy_options:\n  preempt: false\n"
+    assert made(text).settings.policy_options == {"preempt": False}
     assert origins(made(text)) == {"policy": "f.yaml:1, f.yaml:2"}
-    assert made(text).rows()[0][1] == "edf:evict=false"
+    assert made(text).rows()[0][1] == "edf:preempt=false"
     assert (made(text, policy="sjf").settings.policy, made(text, policy="sjf").settings.policy_options) == ("sjf", {})
 
 
@@ -95,7 +95,7 @@ def test_saying_the_same_twice_is_no_contradiction(made: Made) -> None:
         (None, [], {}, "--additional-config: sloserve: [] is not a mapping of settings"),
         (None, {"admission": {"mode": "capp"}}, {}, "sloserve.admission.mode: 'capp' is not one of none, cap, predict"),
         (None, None, {"admission": "capp"}, "--admission: 'capp' is not one of none, cap, predict"),
-        (None, None, {"policy": "edf:evict"}, "--policy: policy 'edf:evict': 'evict' is not of the form option=value"),
+        (None, None, {"policy": "edf:preempt"}, "--policy: policy 'edf:preempt': 'preempt' is not of the form"),
         (
             None, None, {"max_waiting": 5},
             "--max-waiting 5 has no effect while admission.mode is none; add --admission cap",

@@ -17,16 +17,16 @@ def test_without_a_section_the_policy_is_fcfs(additional: Any) -> None:
 
 
 def test_all_settings() -> None:
-    section = {"policy": "edf", "policy_options": {"evict": False}, "seed": 7, "plan_share": 1, "aged_share": 0}
-    expected = PluginSettings(policy="edf", policy_options={"evict": False}, seed=7, plan_share=1, aged_share=0)
+    section = {"policy": "edf", "policy_options": {"preempt": False}, "seed": 7, "plan_share": 1, "aged_share": 0}
+    expected = PluginSettings(policy="edf", policy_options={"preempt": False}, seed=7, plan_share=1, aged_share=0)
     assert plugin_settings({"sloserve": section}) == expected
 
 
 def test_options_in_the_name_yield_to_those_of_their_own() -> None:
     made = plugin_settings(
-        {"sloserve": {"policy": "edf:evict=no:max_preemptions=2", "policy_options": {"evict": True}}}
+        {"sloserve": {"policy": "edf:preempt=no:max_preemptions=2", "policy_options": {"preempt": True}}}
     )
-    assert (made.policy, made.policy_options) == ("edf", {"evict": True, "max_preemptions": "2"})
+    assert (made.policy, made.policy_options) == ("edf", {"preempt": True, "max_preemptions": "2"})
 
 
 def test_classes_of_a_deployment() -> None:
@@ -66,7 +66,7 @@ def test_a_cap_for_each_class(max_waiting: Any, caps: tuple[int, int]) -> None:
 
 EVERYTHING = {
     "policy": "edf",
-    "policy_options": {"evict": False, "margin_s": 0.1},
+    "policy_options": {"preempt": False, "margin_s": 0.1},
     "shadow_policy": "sjf:length=oracle",
     "seed": 3,
     "plan_share": 1,
@@ -118,12 +118,12 @@ def test_every_mistake_is_listed() -> None:
     ("section", "told"),
     [
         ({}, []),
-        ({"policy": "edf:evict=no", "shadow_policy": "sjf"}, []),
+        ({"policy": "edf:preempt=no", "shadow_policy": "sjf"}, []),
         ({"policy": "edff"}, [(("policy",), "unknown policy 'edff'")]),
         ({"policy_options": {"x": 1}}, [(("policy_options",), "policy 'fcfs' has no option 'x'")]),
         ({"policy": "edf", "policy_options": {"x": 1}}, [(("policy",), "policy 'edf' has no option 'x'")]),
         (
-            {"policy": "edf:evict=maybe", "shadow_policy": "sjf:x=1"},
+            {"policy": "edf:preempt=maybe", "shadow_policy": "sjf:x=1"},
             [(("policy",), "'maybe' is not true or false"), (("shadow_policy",), "policy 'sjf' has no option 'x'")],
         ),
         ({"policy": 5, "shadow_policy": "edf:x", "policy_options": []}, []),
@@ -199,7 +199,7 @@ def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[
         ),
         ({"policy": 3}, "sloserve.policy: 3 is not the name of a policy"),
         ({"policy": None}, "sloserve.policy: None is not the name of a policy"),
-        ({"policy": "edf:evict"}, "sloserve.policy: policy 'edf:evict': 'evict' is not of the form option=value"),
+        ({"policy": "edf:preempt"}, "sloserve.policy: policy 'edf:preempt': 'preempt' is not of the form option=value"),
         ({"policy_options": [1]}, "sloserve.policy_options: [1] is not a mapping of option to value"),
         ({"plan_share": 0}, "sloserve.plan_share: 0 is not a number within 1e-06..1"),
         ({"plan_share": 1.01}, "sloserve.plan_share: 1.01 is not a number within 1e-06..1"),

@@ -9,7 +9,7 @@ from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 
 class LastCome(Policy):
-    """Reverses the order of arrival; evicts nobody."""
+    """Reverses the order of arrival; preempts nobody."""
 
     needs = frozenset({"prompt_tokens"})
 

@@ -158,7 +158,7 @@ def policies(
 ) -> None:
     """List the installed policies, or say what NAME does and which options it has.
 
-    Options follow the policy's name, as in edf:evict=false:max_preemptions=1.
+    Options follow the policy's name, as in edf:preempt=false:max_preemptions=1.
     """
     from sloserve.scheduler.describe import describe_policy
     from sloserve.scheduler.registry import policy_names

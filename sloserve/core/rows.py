@@ -22,7 +22,7 @@ class State(IntEnum):
     WAITING = 1
     """Never admitted, holds no KV blocks."""
     PREEMPTED = 2
-    """Evicted after it had been admitted; waits to be recomputed, holds no KV blocks."""
+    """Preempted after it had been admitted; waits to be recomputed, holds no KV blocks."""
     RUNNING = 3
     """Admitted: holds KV blocks and one of the model runner's slots."""
     BLOCKED = 4

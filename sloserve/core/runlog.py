@@ -23,13 +23,13 @@ class StageTimes:
     """Where the time of a request went, from its arrival to its last token; together its e2e latency.
 
     waiting_s: until the step began that first served it. running_s: admitted and none of the following, be it prefill
-    or decode. evicted_s: without KV, until the step began that admitted it again. paused_s: passed over by a plan, KV
+    or decode. preempted_s: without KV, until the step began that admitted it again. paused_s: passed over by a plan, KV
     kept.
     """
 
     waiting_s: float
     running_s: float
-    evicted_s: float
+    preempted_s: float
     paused_s: float
 
 
@@ -38,7 +38,7 @@ class RequestLog(FinishedRequest):
     """How one request fared.
 
     token_times_s: ``[tokens delivered]``, ascending: when each left the engine; empty if none did.
-    recomputed_tokens: tokens whose KV was computed again after evictions. predicted: what was told at admission.
+    recomputed_tokens: tokens whose KV was computed again after preemptions. predicted: what was told at admission.
     stages: ``None`` unless it was completed, and where it is not known: a client sees nothing of them.
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.core.slo import ClassTable
-from sloserve.lso.turns import NOBODYS_TURN, Turns
+from sloserve.lso.turns import NO_TURNS, Turns
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
 
 
@@ -74,10 +74,10 @@ class Ageing:
     def turns(self, rows: Rows, waiting: IntArray, now_s: float) -> Turns:
         """The turns of the aged requests among ``waiting``, which holds slots."""
         if self.period is None or not waiting.size:
-            return NOBODYS_TURN
+            return NO_TURNS
         old = waiting[now_s - rows.arrival_s[waiting] > self._age_s[rows.class_id[waiting]]]
         if not old.size:
-            return NOBODYS_TURN
+            return NO_TURNS
         oldest_first = old[np.argsort(rows.seq[old])]
         return Turns(oldest_first, self.period, before_next=max(self.period - 1 - self._since_aged, 0))
 
@@ -100,13 +100,13 @@ class Ageing:
 def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
     """``plan`` without preemptions and pauses of protected requests; a request is not both preempted and paused."""
     rows = snapshot.rows
-    evict = plan.preempt[rows.preemptable[plan.preempt]]
+    preempt = plan.preempt[rows.preemptable[plan.preempt]]
     pause = plan.pause[rows.pausable[plan.pause]] if may_pause else NO_SLOTS
-    if evict.size and pause.size:
-        pause = pause[~np.isin(pause, evict)]
-    if evict.size == plan.preempt.size and pause.size == plan.pause.size:
+    if preempt.size and pause.size:
+        pause = pause[~np.isin(pause, preempt)]
+    if preempt.size == plan.preempt.size and pause.size == plan.pause.size:
         return plan
-    return replace(plan, preempt=evict, pause=pause)
+    return replace(plan, preempt=preempt, pause=pause)
 
 
 def ensure_progress(plan: Plan, snapshot: Snapshot) -> Plan:
@@ -130,6 +130,6 @@ def ensure_progress(plan: Plan, snapshot: Snapshot) -> Plan:
         return replace(plan, pause=NO_SLOTS)
     # Preempted requests cannot be admitted again before their tokens in flight have arrived, so one keeps running.
     first = running[np.argmin(snapshot.rows.seq[running])]
-    evict = plan.preempt[plan.preempt != first]
+    preempt = plan.preempt[plan.preempt != first]
     order = None if plan.waiting is None else plan.waiting[plan.waiting != first]
-    return replace(plan, preempt=evict, pause=NO_SLOTS, waiting=order)
+    return replace(plan, preempt=preempt, pause=NO_SLOTS, waiting=order)

@@ -1,4 +1,4 @@
-"""Where the requests of an engine spend their time: waiting, running, evicted, paused.
+"""Where the requests of an engine spend their time: waiting, running, preempted, paused.
 
 A request is in one of them at a time, so the times add up to its latency. Only changes are booked: a request that goes
 on as before costs a step nothing. A change counts from the start of the step that was scheduled with it.
@@ -17,7 +17,7 @@ class Stage(IntEnum):
 
     WAITING = 0
     RUNNING = 1
-    EVICTED = 2
+    PREEMPTED = 2
     PAUSED = 3
 
 
@@ -57,9 +57,9 @@ class Stages:
         if preempted:
             # After the pauses: vLLM may take a paused request for its victim.
             for request_id in preempted:
-                self._enter(request_id, Stage.EVICTED, start_s)
+                self._enter(request_id, Stage.PREEMPTED, start_s)
             preempted.clear()
-        # After the evictions: what a plan evicts may come back in the same step.
+        # After the preemptions: what a plan preempts may come back in the same step.
         for new in output.scheduled_new_reqs:
             self._enter(new.req_id, Stage.RUNNING, start_s)
         for request_id in output.scheduled_cached_reqs.resumed_req_ids:

@@ -124,7 +124,7 @@ class KvReservation:
         return self._steps.grantable(_columns(ids, tokens, hold_steps, up_to), reserve_blocks)
 
     def remove(self, ids: ArrayLike) -> None:
-        """Ended, evicted or moved away: what they held is free at once. Raises: ValueError for an unknown id."""
+        """Ended, preempted or moved away: what they held is free at once. Raises: ValueError for an unknown id."""
         self._steps.remove(_ids(ids))
 
     def advance(self, step: int) -> None:
@@ -209,7 +209,7 @@ class KvHosting:
         return self._spans.host(_columns(ids, tokens, grow_steps, buffer_tokens), reserve_blocks)
 
     def remove(self, ids: ArrayLike) -> None:
-        """Ended, evicted or moved away: free at once, but for spans that guests grow in. Raises: as above."""
+        """Ended, preempted or moved away: free at once, but for spans that guests grow in. Raises: as above."""
         self._spans.remove(_ids(ids))
 
     def advance(self, step: int) -> None:

@@ -32,12 +32,12 @@ class ClassRank(Enum):
     """It decides before the key: the policy reads no targets."""
 
 
-EVICTION_COLUMNS = frozenset({"prompt_tokens", "output_tokens", "kv_blocks", "num_preemptions", "preemptable"})
+PREEMPTION_COLUMNS = frozenset({"prompt_tokens", "output_tokens", "kv_blocks", "num_preemptions", "preemptable"})
 """Columns that :func:`plan_by_key` reads when it may preempt."""
 
 
 @dataclass(frozen=True, slots=True)
-class EvictionRule:
+class PreemptionRule:
     """When a key policy may preempt a running request for a waiting one.
 
     margin: a victim's key must exceed the waiting request's by more than this. max_preemptions: a request that was
@@ -122,8 +122,8 @@ def plan_by_key(
     waiting_key: FloatArray,
     running_key: FloatArray,
     *,
-    evict: EvictionRule | None = None,
-    may_evict_for: FloatArray | None = None,
+    preempt: PreemptionRule | None = None,
+    may_preempt_for: FloatArray | None = None,
     class_rank: ClassRank = ClassRank.UNREAD,
 ) -> Plan:
     """A plan that serves and admits in ascending key where class rank does not decide; ties by ``seq``.
@@ -132,8 +132,8 @@ def plan_by_key(
         snapshot: the engine's state.
         waiting_key: ``[len(snapshot.waiting)]``; inf ranks last.
         running_key: ``[len(snapshot.running)]``; inf ranks last.
-        evict: when to preempt; ``None`` for never.
-        may_evict_for: ``[len(snapshot.waiting)]``, zero or not: whether others may be preempted for the request. Its
+        preempt: when to preempt; ``None`` for never.
+        may_preempt_for: ``[len(snapshot.waiting)]``, zero or not: whether others may be preempted for the request. Its
             rank stays the same. ``None`` for all.
         class_rank: where the class's rank stands in the order.
     """
@@ -153,11 +153,11 @@ def plan_by_key(
     waiting, running = snapshot.waiting[woven_places(snapshot, head)], snapshot.running[order]
     waiting_key, running_key = lowered[:queued], lowered[queued:]
     victims = NO_SLOTS
-    if evict is not None and waiting.size and running.size:
-        wanted = waiting.size if may_evict_for is None else _leading(may_evict_for[head])
+    if preempt is not None and waiting.size and running.size:
+        wanted = waiting.size if may_preempt_for is None else _leading(may_preempt_for[head])
         if wanted:
             victims = _victims(
-                snapshot, evict, waiting[:wanted], waiting_key[head][:wanted], running, running_key[order]
+                snapshot, preempt, waiting[:wanted], waiting_key[head][:wanted], running, running_key[order]
             )
     return Plan(
         running=running[~np.isin(running, victims)] if victims.size else running, waiting=waiting, preempt=victims
@@ -172,7 +172,7 @@ def _leading(flags: FloatArray) -> int:
 
 def _victims(
     snapshot: Snapshot,
-    rule: EvictionRule,
+    rule: PreemptionRule,
     waiting: IntArray,
     waiting_key: FloatArray,
     running: IntArray,

@@ -15,7 +15,7 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.latency import StepLatency
 from sloserve.lso.preemption import Holding
-from sloserve.lso.turns import NOBODYS_TURN, Turns
+from sloserve.lso.turns import NO_TURNS, Turns
 
 NO_SLOTS: IntArray = np.empty(0, np.int64)
 
@@ -70,7 +70,7 @@ class Snapshot:
     running: IntArray
     engine: EngineFacts
     holding_of: Callable[[int], Holding] | None = None
-    turns: Turns = NOBODYS_TURN
+    turns: Turns = NO_TURNS
 
     def woven(self, order: IntArray) -> IntArray:
         """``order``, waiting slots in the order of admission, with aged requests in the places that are their turn.

@@ -47,4 +47,4 @@ class Turns:
         return np.array(list(woven), np.int64)
 
 
-NOBODYS_TURN = Turns()
+NO_TURNS = Turns()

@@ -99,7 +99,7 @@ def utilization_figure(runs: Sequence[Run], styles: Styles) -> Figure:
     """KV blocks and step tokens in use, over the time of steps, against load. Source: EconoServe, Fig. 11.
 
     Each panel has its own scale: decoding alone fills a KV cache with a few per cent of a step's tokens. More of them
-    is not always better, since tokens computed again after evictions count.
+    is not always better, since tokens computed again after preemptions count.
     """
     panels: list[Panel] = [
         ("KV blocks in use", lambda run: run["kv_utilization_mean"]),

@@ -23,7 +23,7 @@ STAGES: Mapping[str, tuple[str, str]] = {
     "running_s": ("running", "#777777"),
     "waiting_s": ("waiting", "#CCCCCC"),
     "paused_s": ("paused, KV kept", "#DDCC77"),
-    "evicted_s": ("evicted", "#882255"),
+    "evicted_s": ("preempted", "#882255"),
 }
 """Label and colour of each stage, from the left: what is work begins at the axis, so that it can be compared.
 No stage has the colour of a policy.

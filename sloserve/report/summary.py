@@ -5,7 +5,7 @@ that states a target. A figure that has no data is ``None``. All but ``timing`` 
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,15 @@ import numpy as np
 from sloserve.core.arrays import FloatArray
 from sloserve.core.goodput import attainment, attainment_by_class, by_class
 from sloserve.core.outcome import Outcome
-from sloserve.core.runlog import RequestLog, RunLog, StageTimes, StepLog
+from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.report.experience import Replies, experience, qoe_samples
 from sloserve.report.statistics import mean_of, percentile_of
 
 Run = dict[str, Any]
 """The record of one run, as :func:`summarize` makes it: safe to write as JSON."""
 
+SPLIT_KEYS = ("waiting_s", "running_s", "evicted_s", "paused_s")
+"""The fields of :class:`~sloserve.core.runlog.StageTimes`, as result.json names them."""
 TIMING_KEYS = ("plan_us_mean", "plan_us_p99", "vllm_schedule_us_mean", "wall_s")
 
 
@@ -135,7 +137,7 @@ def completion_split(completed: Sequence[RequestLog]) -> dict[str, float] | None
     if not stages:
         return None
     means = np.mean([astuple(of) for of in stages], axis=0)
-    return {stage.name: float(mean) for stage, mean in zip(fields(StageTimes), means, strict=True)}
+    return dict(zip(SPLIT_KEYS, map(float, means), strict=True))
 
 
 def admission_record(log: RunLog, unrestricted: RunLog | None) -> Run:
@@ -176,7 +178,7 @@ def _class_record(logs: Sequence[RequestLog]) -> dict[str, Any]:
 
 
 def _longest_wait_s(log: RequestLog, end_s: float) -> float:
-    """Longest time the request went without a token: before the first, or between two, as an evicted or paused one
+    """Longest time the request went without a token: before the first, or between two, as a preempted or paused one
     does.
 
     One that was lost waited to the end of the run. For other unfinished ones the log does not say when they ended:
@@ -189,7 +191,7 @@ def _longest_wait_s(log: RequestLog, end_s: float) -> float:
 
 
 def _step_token_utilization_mean(log: RunLog) -> float | None:
-    """Share of the token budget that steps compute, what evictions cost again included; ``None`` where the budget is
+    """Share of the token budget that steps compute, what preemptions cost again included; ``None`` where the budget is
     not known.
     """
     if log.token_budget is None:

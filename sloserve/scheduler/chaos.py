@@ -15,16 +15,16 @@ from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 
 class Chaos(Policy):
-    """Draws orders, evictions, pauses and limits at random; now and then a plan that is wrong, or an exception."""
+    """Draws orders, preemptions, pauses and limits at random; now and then a plan that is wrong, or an exception."""
 
     needs = frozenset(COLUMNS)
     wants_progress = True
 
     @dataclass(frozen=True)
     class Settings:
-        """evict, pause, limit, illegal: probability per plan. max_preemptions: per request, so that a run ends."""
+        """preempt, pause, limit, illegal: probability per plan. max_preemptions: per request, so that a run ends."""
 
-        evict: float = 0.1
+        preempt: float = 0.1
         pause: float = 0.3
         limit: float = 0.2
         illegal: float = 0.05
@@ -39,13 +39,13 @@ class Chaos(Policy):
             return self._illegal(snapshot)
         rng, settings = self._rng, self.settings
         tired = snapshot.rows.num_preemptions[snapshot.running] >= settings.max_preemptions
-        evict = self._some(snapshot.running[~tired], settings.evict)
-        pause = self._some(np.setdiff1d(snapshot.running, evict), settings.pause)
+        preempt = self._some(snapshot.running[~tired], settings.preempt)
+        pause = self._some(np.setdiff1d(snapshot.running, preempt), settings.pause)
         limited = rng.random() < settings.limit
         return Plan(
-            running=rng.permutation(np.setdiff1d(snapshot.running, evict)),
-            waiting=rng.permutation(np.concatenate([snapshot.waiting, evict])),
-            preempt=evict,
+            running=rng.permutation(np.setdiff1d(snapshot.running, preempt)),
+            waiting=rng.permutation(np.concatenate([snapshot.waiting, preempt])),
+            preempt=preempt,
             pause=pause,
             max_running=int(rng.integers(1, snapshot.engine.max_num_seqs + 1)) if limited else None,
             token_budget=int(rng.integers(1, snapshot.engine.token_budget + 1)) if limited else None,

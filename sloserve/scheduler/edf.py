@@ -13,10 +13,10 @@ A waiting request that is late already goes behind those that can still be in ti
 down under overload, since it serves first whom it can help least (the domino effect). It stays ahead of those of its
 class without a deadline.
 
-Evicts when a waiting request that can still be in time finds no slot or no KV blocks, and running requests whose
-deadlines lie later by ``evict_margin_s`` can make room; each request at most ``max_preemptions`` times. The margin
+Preempts when a waiting request that can still be in time finds no slot or no KV blocks, and running requests whose
+deadlines lie later by ``preempt_margin_s`` can make room; each request at most ``max_preemptions`` times. The margin
 stands in for an estimate: a victim must afford to wait for its turn again and to be recomputed. With 1 s instead of the
-default 30 s, 1.5 times stock's capacity and deadlines of half a minute, evictions broke more promises than they kept
+default 30 s, 1.5 times stock's capacity and deadlines of half a minute, preemptions broke more promises than they kept
 (docs/benchmarks/deadlines.md).
 """
 
@@ -29,7 +29,7 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.qoe import DEFAULT_TDS
 from sloserve.core.rows import Rows
 from sloserve.core.slo import MAX_TDS
-from sloserve.lso.ordering import EVICTION_COLUMNS, ClassRank, EvictionRule, plan_by_key
+from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, PreemptionRule, plan_by_key
 from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
@@ -53,37 +53,37 @@ def deadlines_s(rows: Rows, slots: IntArray, default_tds: float = DEFAULT_TDS) -
 
 
 class EDF(Policy):
-    """Serves the request whose deadline is nearest; may evict for one that would otherwise wait for a slot."""
+    """Serves the request whose deadline is nearest; may preempt for one that would otherwise wait for a slot."""
 
-    needs = EVICTION_COLUMNS | PACE_COLUMNS | {"arrival_s", "ttft_s", "e2e_s", "first_token_s", "class_rank"}
+    needs = PREEMPTION_COLUMNS | PACE_COLUMNS | {"arrival_s", "ttft_s", "e2e_s", "first_token_s", "class_rank"}
 
     @dataclass(frozen=True)
     class Settings:
         """late_last: a waiting request whose deadline has passed comes after those that can still be in time.
 
-        evict: whether to preempt at all. evict_margin_s: a victim's deadline is later by at least this than the
+        preempt: whether to preempt at all. preempt_margin_s: a victim's deadline is later by at least this than the
         deadline of the request that it makes room for. max_preemptions: a request that was preempted so often is left
         alone. default_tds: tokens per second at which a request with a TTFT target alone is served after its first
         token; the mean reader's.
         """
 
         late_last: bool = True
-        evict: bool = True
-        evict_margin_s: float = 30.0
+        preempt: bool = True
+        preempt_margin_s: float = 30.0
         max_preemptions: int = 3
         default_tds: float = DEFAULT_TDS
 
         def __post_init__(self) -> None:
             if not 0.0 < self.default_tds <= MAX_TDS:
                 raise ValueError(f"default_tds: {self.default_tds} is not within 0..{MAX_TDS:.0f}")
-            if self.evict_margin_s < 0 or self.max_preemptions < 0:
-                raise ValueError("evict_margin_s and max_preemptions must not be negative")
+            if self.preempt_margin_s < 0 or self.max_preemptions < 0:
+                raise ValueError("preempt_margin_s and max_preemptions must not be negative")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._rule = (
-            EvictionRule(margin=self.settings.evict_margin_s, max_preemptions=self.settings.max_preemptions)
-            if self.settings.evict
+            PreemptionRule(margin=self.settings.preempt_margin_s, max_preemptions=self.settings.max_preemptions)
+            if self.settings.preempt
             else None
         )
 
@@ -94,7 +94,7 @@ class EDF(Policy):
             snapshot,
             np.where(late, waiting_due + _BEHIND_S, waiting_due) if self.settings.late_last else waiting_due,
             deadlines_s(snapshot.rows, snapshot.running, self.settings.default_tds),
-            evict=self._rule,
-            may_evict_for=~late & np.isfinite(waiting_due),
+            preempt=self._rule,
+            may_preempt_for=~late & np.isfinite(waiting_due),
             class_rank=ClassRank.UNDECIDED,
         )

@@ -1,7 +1,7 @@
 """Strict priority: the request's own number first (lower is earlier, as in vLLM), then the rank of its class, then
 arrival.
 
-Differs from vLLM's ``--scheduling-policy priority``: a waiting request of better priority evicts a running one also
+Differs from vLLM's ``--scheduling-policy priority``: a waiting request of better priority preempts a running one also
 when all ``max_num_seqs`` slots are taken, not only when KV blocks run out (vLLM #40004).
 """
 
@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.lso.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key, ranks
+from sloserve.lso.ordering import PREEMPTION_COLUMNS, PreemptionRule, plan_by_key, ranks
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 
 class Priority(Policy):
-    """Serves the best priority; evicts for a strictly better one."""
+    """Serves the best priority; preempts for a strictly better one."""
 
-    needs = EVICTION_COLUMNS | {"priority", "class_rank"}
+    needs = PREEMPTION_COLUMNS | {"priority", "class_rank"}
 
     @dataclass(frozen=True)
     class Settings:
-        """evict: whether to preempt at all. max_preemptions: a request that was preempted so often is left alone."""
+        """preempt: whether to preempt at all. max_preemptions: a request that was preempted so often is left alone."""
 
-        evict: bool = True
+        preempt: bool = True
         max_preemptions: int = 3
 
         def __post_init__(self) -> None:
@@ -32,10 +32,10 @@ class Priority(Policy):
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
-        self._rule = EvictionRule(max_preemptions=self.settings.max_preemptions) if self.settings.evict else None
+        self._rule = PreemptionRule(max_preemptions=self.settings.max_preemptions) if self.settings.preempt else None
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, queued = snapshot.rows, snapshot.waiting.size
         slots = np.concatenate((snapshot.waiting, snapshot.running))
         key = ranks(rows.priority[slots], rows.class_rank[slots])
-        return plan_by_key(snapshot, key[:queued], key[queued:], evict=self._rule)
+        return plan_by_key(snapshot, key[:queued], key[queued:], preempt=self._rule)

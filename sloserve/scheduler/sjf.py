@@ -16,14 +16,14 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
-from sloserve.lso.ordering import EVICTION_COLUMNS, ClassRank, EvictionRule, plan_by_key
+from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, PreemptionRule, plan_by_key
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 
 class SJF(Policy):
     """Serves the request with the least work left; starves long ones under overload unless ageing is on."""
 
-    needs = EVICTION_COLUMNS | LENGTH_COLUMNS | {"class_rank", "computed_tokens"}
+    needs = PREEMPTION_COLUMNS | LENGTH_COLUMNS | {"class_rank", "computed_tokens"}
 
     @dataclass(frozen=True)
     class Settings:
@@ -32,14 +32,14 @@ class SJF(Policy):
         length_error: relative error of the oracle's lengths.
         prompt_weight: work of a prompt token relative to an output token's; on the shipped H100 and A100 profiles a
         prompt token costs 0.02 to 0.06 ms and an output token of a batch of 50 to 100 costs 0.1 to 0.4 ms.
-        evict: whether to preempt longer running requests for shorter waiting ones. classes: whether class rank
+        preempt: whether to preempt longer running requests for shorter waiting ones. classes: whether class rank
         decides first.
         """
 
         length: str = "predicted"
         length_error: float = 0.0
         prompt_weight: float = 0.2
-        evict: bool = False
+        preempt: bool = False
         classes: bool = True
 
         def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class SJF(Policy):
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
-        self._rule = EvictionRule(margin=1.0) if self.settings.evict else None
+        self._rule = PreemptionRule(margin=1.0) if self.settings.preempt else None
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
         self._lengths.observe(rows, slot)
@@ -61,12 +61,12 @@ class SJF(Policy):
             snapshot,
             self._work(rows, snapshot.waiting),
             self._work(rows, snapshot.running),
-            evict=self._rule,
+            preempt=self._rule,
             class_rank=ClassRank.FIRST if self.settings.classes else ClassRank.UNREAD,
         )
 
     def _work(self, rows: Rows, slots: IntArray) -> FloatArray:
-        """Weighted tokens left ``[len(slots)]``; an evicted request has its prompt and output to compute again."""
+        """Weighted tokens left ``[len(slots)]``; a preempted request has its prompt and output to compute again."""
         done = rows.output_tokens[slots]
         left = self._lengths.left(rows, slots)
         uncomputed = np.maximum(rows.prompt_tokens[slots] + done - rows.computed_tokens[slots], 0)

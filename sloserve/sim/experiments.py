@@ -81,12 +81,12 @@ _TIGHT_OPT: dict[str, Any] = {
 _TIGHT_TRACE = _TIGHT_OPT | {"profile": "h100-llama3-8b", "kv_blocks": 3000}
 """EconoServe, Sec. 4: SLO-scale 2. Latencies of a prompt and a token: stock's at 0.01 requests/s, 100 requests."""
 _ECONO_PARTS = (
-    "stock,edf,edf:evict=false,sjf,orca,srtf:length=oracle,fastserve,sarathi,multires:length=oracle,"
+    "stock,edf,edf:preempt=false,sjf,orca,srtf:length=oracle,fastserve,sarathi,multires:length=oracle,"
     "sync-coupled:length=oracle,econo-paper:parts=d,econo-paper:parts=sd,econo-paper:parts=sdo,econo-paper,"
     "econo-paper:length=oracle,econo-paper:parts=d:length=oracle:pipeline=future,econo,econo:late_last=true,"
-    "econo:order=fcfs,econo:foresee=false,econo:pause=true,econo:evict=false,econo:sigmas=0,econo:sigmas=2,"
+    "econo:order=fcfs,econo:foresee=false,econo:pause=true,econo:preempt=false,econo:sigmas=0,econo:sigmas=2,"
     "econo:sigmas=3,econo:reserve=0,econo:reserve=0.04,econo:length=oracle,econo:length=oracle:length_error=0.3,"
-    "econo:length=oracle:evict=false,econo:length=oracle:tokens_per_step=50,econo:length=oracle:tokens_per_step=500"
+    "econo:length=oracle:preempt=false,econo:length=oracle:tokens_per_step=50,econo:length=oracle:tokens_per_step=500"
 )
 _ECONO_ERRORS = "econo-paper:length=oracle:length_error=0.3"
 _ECONO_PADDING = ",".join(
@@ -104,7 +104,7 @@ _ECONO_PADDING = ",".join(
             f"{_ECONO_ERRORS}:padding=auto:reserve=0.03:buffer={buffer}"
             for buffer in ("0", "0.05", "0.1", "0.2", "0.3", "auto")
         ),
-        *(f"{_ECONO_ERRORS}:padding=auto:reserve=0.03:buffer=0.15:remedy={remedy}" for remedy in ("pause", "evict")),
+        *(f"{_ECONO_ERRORS}:padding=auto:reserve=0.03:buffer=0.15:remedy={remedy}" for remedy in ("pause", "preempt")),
     )
 )
 """EconoServe, Fig. 4, 5b, 15b to d: one share varied, the others tuned or the paper's; negative paddings are ours."""

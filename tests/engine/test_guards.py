@@ -195,7 +195,7 @@ def test_ensure_progress_lets_all_go_for_one_that_can_be_admitted_at_once() -> N
     assert made.preempt.tolist() == [0, 1]
 
 
-def test_ensure_progress_keeps_the_oldest_where_only_evicted_ones_would_be_left() -> None:
+def test_ensure_progress_keeps_the_oldest_where_only_preempted_ones_would_be_left() -> None:
     at = engine_state([FREE] * 2, [State.PREEMPTED])
     at.rows.seq[[0, 1]] = [5, 3]
     made = ensure_progress(Plan(preempt=np.array([0, 1]), waiting=np.array([1, 2, 0])), at)

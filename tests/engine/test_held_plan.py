@@ -35,7 +35,7 @@ def now(plan: HeldPlan, rows: Rows, age_s: float = 0.1) -> Plan:
 RUNNING, WAITING, PREEMPTED = State.RUNNING, State.WAITING, State.PREEMPTED
 
 
-def test_pauses_go_on_and_evictions_do_not() -> None:
+def test_pauses_go_on_and_preemptions_do_not() -> None:
     rows = engine_of(RUNNING, RUNNING, RUNNING)
     plan = now(held(rows, pause=[1], preempt=[2]), rows)
     assert (plan.pause.tolist(), plan.preempt.tolist()) == ([1], [])

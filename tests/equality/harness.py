@@ -19,8 +19,8 @@ STEP_S = 0.05
 """Virtual time of a step: the deadlines of the workloads pass at some time during a run, on every machine alike."""
 
 MAX_EMPTY_RUN = 4
-"""Steps in a row that may compute nothing while requests wait: two deep, an evicted request cannot come back before its
-tokens in flight have arrived."""
+"""Steps in a row that may compute nothing while requests wait: two deep, a preempted request cannot come back before
+its tokens in flight have arrived."""
 
 MAX_STEPS = 4000
 
@@ -30,7 +30,7 @@ class Served:
     """What a run produced.
 
     outputs: request name -> tokens of each of its samples. aborted: name -> states it was aborted in.
-    computed_tokens: by all steps, prompts and what evictions cost again included.
+    computed_tokens: by all steps, prompts and what preemptions cost again included.
     margins: name -> by how much the logit of each token led, where asked for.
     """
 

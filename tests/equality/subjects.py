@@ -10,7 +10,7 @@ from sloserve.scheduler.registry import policy_names
 class Subject:
     """A scheduler's settings. plan_every: steps that one plan serves, as if planning were so costly.
 
-    pauses, evicts, errs: what the run must show, or must not; None: as it comes. waits: whether it leaves those that
+    pauses, preempts, errs: what the run must show, or must not; None: as it comes. waits: whether it leaves those that
     are to be aborted while they wait waiting at all.
     """
 
@@ -18,7 +18,7 @@ class Subject:
     section: dict[str, Any] = field(default_factory=dict)
     plan_every: int = 1
     pauses: bool | None = False
-    evicts: bool = False
+    preempts: bool = False
     errs: bool = False
     waits: bool = True
 
@@ -27,7 +27,7 @@ class Subject:
 
 
 def _chaos(name: str, plan_every: int = 1, **options: float) -> Subject:
-    quiet = {"evict": 0.0, "pause": 0.0, "limit": 0.0, "illegal": 0.0}
+    quiet = {"preempt": 0.0, "pause": 0.0, "limit": 0.0, "illegal": 0.0}
     chances = {**quiet, **options}
     section = {"policy": "chaos", "policy_options": chances, "seed": 7}
     return Subject(
@@ -35,7 +35,7 @@ def _chaos(name: str, plan_every: int = 1, **options: float) -> Subject:
         section,
         plan_every,
         pauses=chances["pause"] > 0,
-        evicts=chances["evict"] > 0,
+        preempts=chances["preempt"] > 0,
         errs=chances["illegal"] > 0,
     )
 
@@ -45,34 +45,36 @@ _RESTLESS = "watermark=0:lead_s=0.01:urgent_s=1000:max_preemptions=9:preemption_
 
 _CHOSEN = (
     Subject("fcfs"),
-    Subject("priority", {"policy": "priority"}, evicts=True),
-    Subject("priority-order-only", {"policy": "priority:evict=false"}),
-    Subject("edf", {"policy": "edf"}, evicts=True),
-    Subject("edf-order-only", {"policy": "edf:evict=false"}),
+    Subject("priority", {"policy": "priority"}, preempts=True),
+    Subject("priority-order-only", {"policy": "priority:preempt=false"}),
+    Subject("edf", {"policy": "edf"}, preempts=True),
+    Subject("edf-order-only", {"policy": "edf:preempt=false"}),
     Subject("sjf", {"policy": "sjf"}),
-    Subject("sjf-evict", {"policy": "sjf:evict=true"}),
-    Subject("rr", {"policy": "rr:interval_steps=5"}, evicts=True),
+    Subject("sjf-preempt", {"policy": "sjf:preempt=true"}),
+    Subject("rr", {"policy": "rr:interval_steps=5"}, preempts=True),
     Subject("sa", {"policy": "sa"}, waits=False),
     Subject("andes", {"policy": "andes"}, pauses=None),
     Subject("econo", {"policy": "econo:reserve=0:sigmas=0"}, pauses=None),
     Subject("econo-blind", {"policy": "econo:foresee=false:reserve=0:pause=true"}, pauses=None),
-    Subject("andes-restless", {"policy": f"andes:{_RESTLESS}"}, evicts=True, pauses=None),
-    Subject("andes-as-published", {"policy": f"andes:{_RESTLESS}:victims=gain:search=true"}, evicts=True, pauses=None),
+    Subject("andes-restless", {"policy": f"andes:{_RESTLESS}"}, preempts=True, pauses=None),
+    Subject(
+        "andes-as-published", {"policy": f"andes:{_RESTLESS}:victims=gain:search=true"}, preempts=True, pauses=None
+    ),
     Subject("sa-batches", {"policy": "sa:batches=true"}),
     Subject("econo-paper", {"policy": "econo-paper:sync_tokens=8:reserve=0.2"}, pauses=None),
     Subject("econo-paper-future", {"policy": "econo-paper:parts=d:pipeline=future:reserve=0"}, pauses=None),
     Subject("orca", {"policy": "orca:batch=3"}),
-    Subject("srtf", {"policy": "srtf:max_preemptions=9"}, evicts=True, waits=False),
+    Subject("srtf", {"policy": "srtf:max_preemptions=9"}, preempts=True, waits=False),
     Subject("sarathi", {"policy": "sarathi:tokens=24"}),
-    Subject("fastserve", {"policy": "fastserve:quantum_tokens=2:batch=3"}, pauses=None, evicts=True),
+    Subject("fastserve", {"policy": "fastserve:quantum_tokens=2:batch=3"}, pauses=None, preempts=True),
     Subject("multires", {"policy": "multires"}),
     Subject("sync-coupled", {"policy": "sync-coupled"}, waits=False),
-    _chaos("evict", evict=0.1),
+    _chaos("preempt", preempt=0.1),
     _chaos("pause", pause=0.4),
-    _chaos("nearly-all", evict=0.5, pause=0.9),
+    _chaos("nearly-all", preempt=0.5, pause=0.9),
     _chaos("limit", limit=0.5, illegal=0.2),
-    _chaos("all", evict=0.1, pause=0.3, limit=0.2, illegal=0.05),
-    _chaos("all-reused-plans", plan_every=3, evict=0.3, pause=0.3, limit=0.2, illegal=0.2),
+    _chaos("all", preempt=0.1, pause=0.3, limit=0.2, illegal=0.05),
+    _chaos("all-reused-plans", plan_every=3, preempt=0.3, pause=0.3, limit=0.2, illegal=0.2),
 )
 
 _NAMED = {str(one.section["policy"]).partition(":")[0] for one in _CHOSEN if one.section} | {"fcfs"}
@@ -82,6 +84,6 @@ SUBJECTS = (
     *(Subject(name, {"policy": name}, pauses=None) for name in policy_names() if name not in _NAMED),
 )
 
-_LORA = ("fcfs", "edf", "chaos-evict", "chaos-pause", "chaos-all", "chaos-all-reused-plans")
+_LORA = ("fcfs", "edf", "chaos-preempt", "chaos-pause", "chaos-all", "chaos-all-reused-plans")
 LORA_SUBJECTS = tuple(s for s in SUBJECTS if s.name in _LORA)
 """LoRA is slow on a CPU; these bring every means to it."""

@@ -66,8 +66,8 @@ def check_equal(subject: Subject, workload: str, bench: Bench) -> Served:
         if name in expected.outputs:
             assert samples == expected.outputs[name], f"{name} differs from stock's"
     assert subject.pauses is None or (served.paused_steps > 0) == subject.pauses
-    # With more adapters than places nobody may be evicted, so that there a policy may find no one.
-    assert counters["evictions"] > 0 or not subject.evicts or workload == "crowded-lora"
+    # With more adapters than places nobody may be preempted, so that there a policy may find no one.
+    assert counters["evictions"] > 0 or not subject.preempts or workload == "crowded-lora"
     assert (counters["plan_errors"] > 0) == subject.errs
     assert counters["malformed_slo"] == 0
     return served
@@ -86,10 +86,10 @@ class TestPolicies:
         wanted = {"new", "waiting", "prefilling", "decoding"}
         wanted -= set() if subject.waits else {"waiting"}
         wanted |= {"paused"} if subject.pauses else set()
-        wanted |= {"preempted"} if subject.name in ("chaos-evict", "chaos-all") else set()
+        wanted |= {"preempted"} if subject.name in ("chaos-preempt", "chaos-all") else set()
         assert wanted <= seen
 
-    @pytest.mark.parametrize("policy", ["econo", "econo:evict=false"])
+    @pytest.mark.parametrize("policy", ["econo", "econo:preempt=false"])
     def test_econo_wastes_less_of_a_scarce_kv_cache(self, bench: Bench, policy: str) -> None:
         """Everybody ends with stock's text, fewer lose their KV, and less KV is computed twice."""
         stock, served = bench.stock("mixed"), bench.serve(Subject(policy, {"policy": policy}), "mixed")

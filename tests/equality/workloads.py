@@ -28,7 +28,7 @@ CLASSES = ("interactive", "batch", "background", "priority")
 
 
 def _slo(i: int) -> dict[str, Any]:
-    """Deadlines that cross the order of arrival, so that every policy has something to reorder and to evict for."""
+    """Deadlines that cross the order of arrival, so that every policy has something to reorder and to preempt for."""
     if i % 5 == 4:
         return {}
     return {"slo_class": CLASSES[i % 4], "slo_e2e_ms": [9000, 30000, 2500, 60000][i % 4], "slo_ttft_ms": 2000.0}

@@ -10,7 +10,7 @@ from sloserve.core.rows import State
 from sloserve.scheduler.chaos import Chaos
 from sloserve.scheduler.policy import Plan, PlanError, Snapshot, check_plan
 
-# Slots 0 and 1 run, 2 and 3 wait, 4 was evicted, 5 waits for its grammar; the table has 64 slots.
+# Slots 0 and 1 run, 2 and 3 wait, 4 was preempted, 5 waits for its grammar; the table has 64 slots.
 RUNNING: list[dict[str, Any]] = [{}, {}]
 WAITING = [{}, {}, {"state": State.PREEMPTED}, {"state": State.BLOCKED}]
 
@@ -23,7 +23,7 @@ LEGAL = {
     "identity": Plan.IDENTITY,
     "nothing named": Plan(running=np.empty(0, np.int64), waiting=np.empty(0, np.int64)),
     "part of the queues": Plan(running=slots(1), waiting=slots(4, 2)),
-    "evicted one named as waiting": Plan(running=slots(0), waiting=slots(1, 2), preempt=slots(1)),
+    "preempted one named as waiting": Plan(running=slots(0), waiting=slots(1, 2), preempt=slots(1)),
     "everything": Plan(
         running=slots(1, 0),
         waiting=slots(3, 2, 4),

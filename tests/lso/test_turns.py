@@ -90,8 +90,8 @@ def test_plans_are_made_for_the_order_that_is_admitted(name: str, snapshot: Make
         assert nobody_is_admitted
 
 
-def test_evictions_make_room_for_whoever_has_the_turn(snapshot: Make) -> None:
-    """The urgent one evicts for its blocks; in its place the aged one comes first, and needs as many as two hold."""
+def test_preemptions_make_room_for_whoever_has_the_turn(snapshot: Make) -> None:
+    """The urgent one preempts for its blocks; in its place the aged one comes first, and needs as many as two hold."""
     urgent, old = {"priority": -9, "prompt_tokens": 15}, {"priority": 9, "prompt_tokens": 63}
     at = snapshot([urgent, old], [{"priority": p, "kv_blocks": 2} for p in (1, 2, 3)], free_blocks=0, total_blocks=7)
     alone = make_policy("priority", {}, seed=0).plan(at, 0.0)

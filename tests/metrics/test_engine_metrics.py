@@ -33,7 +33,7 @@ def scrape(tmp_path: Path) -> Callable[..., float | None]:
 def test_what_a_scheduler_wrote_is_shown(tmp_path: Path, scrape: Callable[..., float | None]) -> None:
     assert scrape("running_requests", engine="0") is None
     page = PageWriter(CLASSES, 0, tmp_path)
-    page.set_policies("edf:evict=false", "sjf")
+    page.set_policies("edf:preempt=false", "sjf")
     write(page, running=3, paused=2, preempted=1, plans=10, reused_plans=20, plan_errors=1, malformed_slo=4)
     write(page, evictions=5, preemptions=6, paused_steps=7, shadow_plans=8, shadow_errors=1)
     write(page, shadow_agreement_sum=6.0, shadow_agreement_count=8, shadow_gain_sum=-2.0, shadow_gain_count=4)
@@ -56,7 +56,7 @@ def test_what_a_scheduler_wrote_is_shown(tmp_path: Path, scrape: Callable[..., f
         assert scrape(name, engine="0", **dict([label] if label else [])) == expected, (name, label)
     assert scrape("preemptions_total", engine="0", mode="recompute", by="policy") == 5
     assert scrape("preemptions_total", engine="0", mode="recompute", by="vllm") == 6
-    assert scrape("scheduler_policy_info", engine="0", policy="edf:evict=false", shadow_policy="sjf") == 1
+    assert scrape("scheduler_policy_info", engine="0", policy="edf:preempt=false", shadow_policy="sjf") == 1
     page.close()
     assert scrape("running_requests", engine="0") is None
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.lso.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key
+from sloserve.lso.ordering import PREEMPTION_COLUMNS, PreemptionRule, plan_by_key
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 pytestmark = pytest.mark.vllm
@@ -21,14 +21,14 @@ STEP_S = 0.009
 
 
 class NewestFirst(Policy):
-    """Admits and serves whoever came last, and evicts whoever came first for it, as often as it likes."""
+    """Admits and serves whoever came last, and preempts whoever came first for it, as often as it likes."""
 
-    needs = EVICTION_COLUMNS | {"arrival_s"}
+    needs = PREEMPTION_COLUMNS | {"arrival_s"}
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         arrival_s = snapshot.rows.arrival_s
         key, running_key = -arrival_s[snapshot.waiting], -arrival_s[snapshot.running]
-        return plan_by_key(snapshot, key, running_key, evict=EvictionRule(max_preemptions=10**9))
+        return plan_by_key(snapshot, key, running_key, preempt=PreemptionRule(max_preemptions=10**9))
 
 
 LONG = st.tuples(st.floats(0.0, 0.4), st.integers(20, 150), st.integers(20, 90))

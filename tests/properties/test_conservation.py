@@ -13,7 +13,7 @@ from tests.conformance import conserving_forms
 
 pytestmark = pytest.mark.vllm
 
-POLICIES = (None, *conserving_forms(), "chaos", "chaos:pause=0.9", "chaos:evict=0.7")
+POLICIES = (None, *conserving_forms(), "chaos", "chaos:pause=0.9", "chaos:preempt=0.7")
 """``None``: stock."""
 
 MODEL_LEN = 192

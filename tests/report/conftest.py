@@ -49,7 +49,7 @@ def make_request(
 def random_log(seed: int, delay_s: float, requests: int = 60) -> RunLog:
     """A run whose first tokens come ``delay_s`` seconds late on average; interactive and batch requests in turn.
 
-    A request waits for a quarter of its latency, and is evicted and paused for an eighth each.
+    A request waits for a quarter of its latency, and is preempted and paused for an eighth each.
     """
     rng = np.random.default_rng(seed)
     logs = []
@@ -57,7 +57,7 @@ def random_log(seed: int, delay_s: float, requests: int = 60) -> RunLog:
         arrival_s = 0.25 * i
         times_s = arrival_s + delay_s * rng.uniform(0.5, 1.5) + np.cumsum(rng.uniform(0.02, 0.06, rng.integers(1, 80)))
         eighth_s = float(times_s[-1] - arrival_s) / 8
-        stages = StageTimes(waiting_s=2 * eighth_s, running_s=4 * eighth_s, evicted_s=eighth_s, paused_s=eighth_s)
+        stages = StageTimes(waiting_s=2 * eighth_s, running_s=4 * eighth_s, preempted_s=eighth_s, paused_s=eighth_s)
         slo_class = ("interactive", "batch")[i % 2]
         logs.append(make_request(f"r{i}", arrival_s, times_s.tolist(), slo_class=slo_class, stages=stages))
     timing = {"wall_s": float(rng.uniform()), "plan_us_mean": 3.0}

@@ -40,13 +40,13 @@ def test_request_rows(tmp_path: Path, request_log: MakeRequest, step_log: MakeSt
         step_log(),
     )
     with LogWriter(tmp_path / "new") as logs:
-        logs.add(log, policy="edf:evict=true", seed=3, rps=2)
+        logs.add(log, policy="edf:preempt=true", seed=3, rps=2)
     text = (tmp_path / "new" / REQUESTS_CSV).read_text(encoding="utf-8")
     assert text.splitlines() == [
         HEADER,
-        'edf:evict=true,3,2.0,"a,1",interactive,0.3,10,2,0.5,0.75,1.0,,,5.0,completed,1.0',
-        "edf:evict=true,3,2.0,b,batch,1.0,10,1,2.0,,,,20.0,,aborted,",
-        "edf:evict=true,3,2.0,c,interactive,2.0,10,0,,,1.0,,,5.0,rejected,0.0",
+        'edf:preempt=true,3,2.0,"a,1",interactive,0.3,10,2,0.5,0.75,1.0,,,5.0,completed,1.0',
+        "edf:preempt=true,3,2.0,b,batch,1.0,10,1,2.0,,,,20.0,,aborted,",
+        "edf:preempt=true,3,2.0,c,interactive,2.0,10,0,,,1.0,,,5.0,rejected,0.0",
     ]
     assert not (tmp_path / "new" / TOKENS_CSV).exists()
 

@@ -83,10 +83,10 @@ def test_baseline_is_black_dashed_and_last() -> None:
 
 
 def test_a_policy_has_one_colour_in_all_figures_and_its_options_a_paler_one() -> None:
-    few, many = line_styles(["stock", "econo"]), line_styles(["mine", "edf", "sjf", "econo", "econo:evict=false"])
+    few, many = line_styles(["stock", "econo"]), line_styles(["mine", "edf", "sjf", "econo", "econo:preempt=false"])
     assert few["econo"]["color"] == many["econo"]["color"]
-    assert many["econo:evict=false"]["color"] == paler(many["econo"]["color"], PALENESS[1])
-    assert many["econo:evict=false"]["linestyle"] != many["econo"]["linestyle"]
+    assert many["econo:preempt=false"]["color"] == paler(many["econo"]["color"], PALENESS[1])
+    assert many["econo:preempt=false"]["linestyle"] != many["econo"]["linestyle"]
     plain = [many[policy]["color"] for policy in ("mine", "edf", "sjf", "econo")]
     assert len(set(plain)) == 4 and set(plain) < {colour.lower() for colour in COLOURS}
     refusing = line_styles(["stock", "stock+predict"])["stock+predict"]["color"]

@@ -22,7 +22,7 @@ def test_stages_of_each_policy_are_stacked_with_the_baseline_first() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["stock", "edf"]
     bars = [container for container in axes.containers if len(container) == 2]
     widths = {label: [bar.get_width() for bar in of] for (label, _), of in zip(STAGES.values(), bars, strict=True)}
-    assert widths == {"running": [3, 3], "waiting": [8, 2], "paused, KV kept": [0, 2], "evicted": [0.5, 0.5]}
+    assert widths == {"running": [3, 3], "waiting": [8, 2], "paused, KV kept": [0, 2], "preempted": [0.5, 0.5]}
     ends = [max(bar.get_x() + bar.get_width() for bar in of) for of in zip(*bars, strict=True)]
     assert ends == pytest.approx([11.5, 7.5])
     assert (axes.get_title(), axes.get_xlim()[0]) == ("2 requests/s", 0.0)

@@ -1,4 +1,4 @@
-"""EDF: deadlines computed by hand, order by them, and whom it evicts for whom."""
+"""EDF: deadlines computed by hand, order by them, and whom it preempts for whom."""
 
 from collections.abc import Callable
 from typing import Any
@@ -82,7 +82,7 @@ def test_names_no_more_than_a_step_can_admit(snapshot: Make) -> None:
     assert order(plan(at).waiting) == [19, 18, 17]
 
 
-def test_evicts_the_latest_deadline_when_every_slot_is_taken(snapshot: Make) -> None:
+def test_preempts_the_latest_deadline_when_every_slot_is_taken(snapshot: Make) -> None:
     later = {**LAX, "e2e_s": 700.0}
     made = plan(snapshot([URGENT], [LAX, later, LAX], max_num_seqs=3))
     assert order(made.preempt) == [1]
@@ -100,12 +100,12 @@ def test_a_request_without_targets_gives_way_before_one_with_a_late_deadline(sna
 
 NOBODY = {
     "a slot is free": ([URGENT], [LAX, LAX], {"max_num_seqs": 3}, {}),
-    "it is switched off": ([URGENT], [LAX, LAX], {"max_num_seqs": 2}, {"evict": False}),
+    "it is switched off": ([URGENT], [LAX, LAX], {"max_num_seqs": 2}, {"preempt": False}),
     "the deadlines lie within the margin": (
         [URGENT],
         [{"arrival_s": NOW_S, "e2e_s": 5.0}],
         {"max_num_seqs": 1},
-        {"evict_margin_s": 4.0},
+        {"preempt_margin_s": 4.0},
     ),
     "all have been preempted often enough": (
         [URGENT],
@@ -128,15 +128,15 @@ NOBODY = {
 
 
 @pytest.mark.parametrize(("waiting", "running", "engine", "settings"), NOBODY.values(), ids=NOBODY)
-def test_evicts_nobody_when(
+def test_preempts_nobody_when(
     waiting: list[Any], running: list[Any], engine: dict[str, int], settings: dict[str, Any], snapshot: Make
 ) -> None:
     assert not plan(snapshot(waiting, running, **engine), **settings).preempt.size
 
 
-def test_a_margin_that_is_just_exceeded_evicts(snapshot: Make) -> None:
+def test_a_margin_that_is_just_exceeded_preempts(snapshot: Make) -> None:
     running = [{"arrival_s": NOW_S, "e2e_s": 5.0}]
-    assert order(plan(snapshot([URGENT], running, max_num_seqs=1), evict_margin_s=3.9).preempt) == [0]
+    assert order(plan(snapshot([URGENT], running, max_num_seqs=1), preempt_margin_s=3.9).preempt) == [0]
 
 
 def test_an_exhausted_request_is_passed_over_for_the_next_one(snapshot: Make) -> None:
@@ -144,7 +144,7 @@ def test_an_exhausted_request_is_passed_over_for_the_next_one(snapshot: Make) ->
     assert order(plan(snapshot([URGENT], running, max_num_seqs=2)).preempt) == [0]
 
 
-def test_evicts_as_many_as_the_missing_blocks_take(snapshot: Make) -> None:
+def test_preempts_as_many_as_the_missing_blocks_take(snapshot: Make) -> None:
     # 10 blocks and one more for the next token are needed; 1 % of 100 stays free, so 3 of the 4 free ones count.
     waiting = [{**URGENT, "prompt_tokens": 160}]
     at = snapshot(waiting, [{**LAX, "kv_blocks": 4}] * 4, free_blocks=4, total_blocks=100)
@@ -153,7 +153,7 @@ def test_evicts_as_many_as_the_missing_blocks_take(snapshot: Make) -> None:
     assert order(plan(at).preempt) == [3, 2, 1]
 
 
-def test_evicts_nobody_for_one_that_waits_behind_a_late_one(snapshot: Make) -> None:
+def test_preempts_nobody_for_one_that_waits_behind_a_late_one(snapshot: Make) -> None:
     # With late_last off the late one keeps its place at the head, so whatever is freed would go to it.
     late = {"arrival_s": 900.0, "e2e_s": 50.0}
     made = plan(snapshot([URGENT, late], [LAX, LAX], max_num_seqs=2), late_last=False)
@@ -194,7 +194,7 @@ def test_a_running_request_of_an_urgent_class_without_targets_is_no_victim_of_a_
 
 
 def test_who_asked_for_a_ttft_alone_keeps_its_place_after_the_first_token(snapshot: Make) -> None:
-    """It was evicted for each TTFT that came: every deadline lay before none."""
+    """It was preempted for each TTFT that came: every deadline lay before none."""
     begun = {"arrival_s": NOW_S - 1.0, "ttft_s": 1.0, "first_token_s": NOW_S, "output_tokens": 1}
     waiting = {"arrival_s": NOW_S, "ttft_s": 1.0}
     assert not plan(snapshot([waiting], [begun] * 2, max_num_seqs=2)).preempt.size

@@ -1,4 +1,4 @@
-"""Priority: the request's own number, then its class, then arrival; evicts for a strictly better one."""
+"""Priority: the request's own number, then its class, then arrival; preempts for a strictly better one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +45,7 @@ def test_every_64_bit_number_keeps_its_place(snapshot: Make) -> None:
     assert order(made.preempt) == [0]
 
 
-def test_evicts_the_worst_and_of_those_the_last_to_arrive(snapshot: Make) -> None:
+def test_preempts_the_worst_and_of_those_the_last_to_arrive(snapshot: Make) -> None:
     made = plan(snapshot([{"priority": 0}], [{"priority": p} for p in (1, 5, 2, 5)], max_num_seqs=4))
     assert order(made.preempt) == [3]
     assert order(made.running) == [0, 2, 1]
@@ -57,18 +57,18 @@ def test_evicts_the_worst_and_of_those_the_last_to_arrive(snapshot: Make) -> Non
         ({"priority": 1}, {"priority": 1}, {}),
         ({"priority": 1, "class_rank": 2}, {"priority": 1, "class_rank": 2}, {}),
         ({"priority": 2}, {"priority": 1}, {}),
-        ({"priority": 0}, {"priority": 1}, {"evict": False}),
+        ({"priority": 0}, {"priority": 1}, {"preempt": False}),
         ({"priority": 0}, {"priority": 1, "num_preemptions": 1}, {"max_preemptions": 1}),
         ({"priority": 0}, {"priority": 1, "preemptable": False}, {}),
     ],
 )
-def test_evicts_nobody_who_is_equal_better_exhausted_or_guarded(
+def test_preempts_nobody_who_is_equal_better_exhausted_or_guarded(
     waiting: dict[str, int], running: dict[str, int], settings: dict[str, Any], snapshot: Make
 ) -> None:
     assert not plan(snapshot([waiting], [running], max_num_seqs=1), **settings).preempt.size
 
 
-def test_a_better_class_evicts_at_equal_numbers(snapshot: Make) -> None:
+def test_a_better_class_preempts_at_equal_numbers(snapshot: Make) -> None:
     assert order(plan(snapshot([{"class_rank": 0}], [{"class_rank": 1}], max_num_seqs=1)).preempt) == [0]
 
 

@@ -21,8 +21,8 @@ from sloserve.scheduler.sjf import SJF
     [
         ("edf", ("edf", {})),
         (" sjf ", ("sjf", {})),
-        ("edf:evict=false", ("edf", {"evict": "false"})),
-        ("edf:evict=no: max_preemptions = 2 ", ("edf", {"evict": "no", "max_preemptions": "2"})),
+        ("edf:preempt=false", ("edf", {"preempt": "false"})),
+        ("edf:preempt=no: max_preemptions = 2 ", ("edf", {"preempt": "no", "max_preemptions": "2"})),
         ("x:formula=a=b", ("x", {"formula": "a=b"})),
     ],
 )
@@ -30,7 +30,7 @@ def test_parse(text: str, expected: tuple[str, dict[str, str]]) -> None:
     assert parse_policy(text) == expected
 
 
-@pytest.mark.parametrize("text", ["edf:evict", "edf:=3", "edf:"])
+@pytest.mark.parametrize("text", ["edf:preempt", "edf:=3", "edf:"])
 def test_parse_refuses_what_is_not_option_equals_value(text: str) -> None:
     pair = text.split(":", 1)[1]
     with pytest.raises(ConfigError, match=re.escape(f"policy {text!r}: {pair!r} is not of the form option=value")):
@@ -44,11 +44,11 @@ def test_chaos_is_hidden_but_loadable() -> None:
 
 
 def test_options_become_settings_of_their_type() -> None:
-    policy = make_policy("edf", {"evict": "False", "evict_margin_s": "2", "max_preemptions": 5}, seed=4)
+    policy = make_policy("edf", {"preempt": "False", "preempt_margin_s": "2", "max_preemptions": 5}, seed=4)
     assert isinstance(policy, EDF) and policy.seed == 4
-    assert policy.settings == EDF.Settings(evict=False, evict_margin_s=2.0, max_preemptions=5)
+    assert policy.settings == EDF.Settings(preempt=False, preempt_margin_s=2.0, max_preemptions=5)
     assert make_policy("sjf", {"length": "oracle"}).settings == SJF.Settings(length="oracle")
-    assert make_policy("edf", {"evict": True}).settings.evict is True
+    assert make_policy("edf", {"preempt": True}).settings.preempt is True
 
 
 def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> None:
@@ -61,18 +61,18 @@ def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> Non
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("priority", {"margin": 1}, "policy 'priority' has no option 'margin'; it has: evict, max_preemptions"),
+        ("priority", {"margin": 1}, "policy 'priority' has no option 'margin'; it has: max_preemptions, preempt"),
         ("fcfs", {"x": 1}, "policy 'fcfs' has no option 'x'; it has: none"),
         ("edf", {"max_preemptions": "many"}, "policy 'edf', option 'max_preemptions': 'many' is not a valid int"),
         ("edf", {"max_preemptions": 2.7}, "policy 'edf', option 'max_preemptions': 2.7 is not a valid int"),
         ("edf", {"max_preemptions": True}, "policy 'edf', option 'max_preemptions': True is not a valid int"),
         ("edf", {"max_preemptions": float("inf")}, "policy 'edf', option 'max_preemptions': inf is not a valid int"),
-        ("edf", {"evict_margin_s": [1]}, "policy 'edf', option 'evict_margin_s': [1] is not a valid float"),
-        ("edf", {"evict_margin_s": "nan"}, "policy 'edf', option 'evict_margin_s': 'nan' is not a valid float"),
-        ("edf", {"evict": "maybe"}, "policy 'edf', option 'evict': 'maybe' is not true or false"),
-        ("edf", {"evict": 2}, "policy 'edf', option 'evict': 2 is not true or false"),
-        ("edf", {"evict": None}, "policy 'edf', option 'evict': None is not true or false"),
-        ("edf", {"evict_margin_s": -1}, "policy 'edf': evict_margin_s and max_preemptions must not be negative"),
+        ("edf", {"preempt_margin_s": [1]}, "policy 'edf', option 'preempt_margin_s': [1] is not a valid float"),
+        ("edf", {"preempt_margin_s": "nan"}, "policy 'edf', option 'preempt_margin_s': 'nan' is not a valid float"),
+        ("edf", {"preempt": "maybe"}, "policy 'edf', option 'preempt': 'maybe' is not true or false"),
+        ("edf", {"preempt": 2}, "policy 'edf', option 'preempt': 2 is not true or false"),
+        ("edf", {"preempt": None}, "policy 'edf', option 'preempt': None is not true or false"),
+        ("edf", {"preempt_margin_s": -1}, "policy 'edf': preempt_margin_s and max_preemptions must not be negative"),
         (
             "sjf",
             {"length": "guess"},
@@ -105,7 +105,7 @@ def test_an_option_names_a_file_only_where_files_are_allowed(tmp_path: Path, mon
         make_policy("sa", {"profile": str(secret)}, allow_files=False)
     assert "private" not in str(refused.value)
     assert make_policy("sa", {"profile": "a100-opt-13b"}, allow_files=False).settings.profile == "a100-opt-13b"
-    assert make_policy("edf", {"evict": "no"}, allow_files=False).settings.evict is False
+    assert make_policy("edf", {"preempt": "no"}, allow_files=False).settings.preempt is False
 
     class ReadsAFile(FCFS):
         @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""SJF: least work left first, by prediction or by what is stated; evicts only when asked to."""
+"""SJF: least work left first, by prediction or by what is stated; preempts only when asked to."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +46,7 @@ def test_counts_only_what_is_left(snapshot: Make) -> None:
     assert order(plan(snapshot(running=running), SJF(ORACLE)).running) == [2, 0, 3, 1]
 
 
-def test_an_evicted_request_has_prompt_and_output_to_compute_again(snapshot: Make) -> None:
+def test_a_preempted_request_has_prompt_and_output_to_compute_again(snapshot: Make) -> None:
     waiting = [
         {"oracle_output_tokens": 50, "output_tokens": 40, "prompt_tokens": 60},  # 10 + 0.5 * 100
         {"oracle_output_tokens": 40, "prompt_tokens": 20},  # 40 + 0.5 * 20
@@ -83,11 +83,11 @@ def test_unstated_lengths_are_predicted_under_oracle_too(snapshot: Make) -> None
     assert order(plan(snapshot(waiting), SJF(ORACLE)).waiting) == [2, 1, 0]
 
 
-@pytest.mark.parametrize(("evict", "victims"), [(False, []), (True, [0])])
-def test_evicts_the_longest_only_when_asked_to(evict: bool, victims: list[int], snapshot: Make) -> None:
+@pytest.mark.parametrize(("preempt", "victims"), [(False, []), (True, [0])])
+def test_preempts_the_longest_only_when_asked_to(preempt: bool, victims: list[int], snapshot: Make) -> None:
     running = [{"oracle_output_tokens": n, "computed_tokens": 16} for n in (900, 400)]
     at = snapshot([{"oracle_output_tokens": 5}], running, max_num_seqs=2)
-    assert order(plan(at, SJF(SJF.Settings(length="oracle", evict=evict))).preempt) == victims
+    assert order(plan(at, SJF(SJF.Settings(length="oracle", preempt=preempt))).preempt) == victims
 
 
 @pytest.mark.parametrize("settings", [{"length": "guess"}, {"prompt_weight": -0.1}, {"prompt_weight": 1.1}])

@@ -42,7 +42,7 @@ RUN_KEYS = {
         ({"workload": "voice", "profile": "h100"}, "h100"),
         ({"workload": "voice", "policy": "stock,edff"}, "did you mean 'edf'"),
         ({"workload": "voice", "policy": "edf,edf"}, "names one twice"),
-        ({"workload": "voice", "policy": "edf:evict=perhaps"}, "not true or false"),
+        ({"workload": "voice", "policy": "edf:preempt=perhaps"}, "not true or false"),
         ({"workload": "voice", "admission": "caps"}, "'caps' is not one of none, cap, predict, vllm"),
         ({"workload": "voice", "admission": "cap:max_waiting=0"}, "max_waiting: 0 is not a whole number from 1"),
         ({"workload": "voice", "admission": "predict:min_chance=x"}, "min_chance: 'x' is not a number"),

@@ -52,8 +52,8 @@ ADMIN_CASES = [
     change("a file for the shadow", {"policy": "fcfs", "shadow_policy": "sa:profile=/etc/passwd"}, "would name a file"),
     change("a named pipe", {"policy": f"sa:profile={FIFO}"}, "would name a file"),
     change("a bad shadow policy", {"policy": "fcfs", "shadow_policy": "nope"}, "unknown policy 'nope'"),
-    change("a bad policy", {"policy": "edf:evict=perhaps", "shadow_policy": ""}, "'perhaps' is not true or false"),
-    change("a long policy", {"policy": "edf" + ":evict=no" * 60}, "at most 500 characters"),
+    change("a bad policy", {"policy": "edf:preempt=perhaps", "shadow_policy": ""}, "'perhaps' is not true or false"),
+    change("a long policy", {"policy": "edf" + ":preempt=no" * 60}, "at most 500 characters"),
     change("lone surrogates", {"policy": "\ud800", "\udfff": 1}, "should be a valid string"),
 ]
 

@@ -1,7 +1,7 @@
 """On the real engine, short requests with a deadline do not wait behind long ones without one: EDF against stock.
 
 All slots are taken by long requests and as many wait when the short ones arrive. Stock serves in order of arrival; EDF
-evicts for whoever has a deadline, also when slots and not KV blocks are missing. Latencies are measured; only their
+preempts for whoever has a deadline, also when slots and not KV blocks are missing. Latencies are measured; only their
 ratio within the test is held against a bound.
 """
 
@@ -72,13 +72,13 @@ def test_edf_serves_short_requests_before_their_deadline(engine: Engine, capsys:
     stock, stock_tokens = serve(engine)
     engine.use_sloserve({"policy": "edf"})
     edf, edf_tokens = serve(engine)
-    evictions = engine.scheduler.slo_counters["evictions"]
+    preempted = engine.scheduler.slo_counters["evictions"]
     ratio = p95_s(stock, "short") / p95_s(edf, "short")
     with capsys.disabled():
         print(
             f"\np95 e2e, {SHORT_REQUESTS} short requests behind {LONG_REQUESTS} long ones, max_num_seqs {MAX_NUM_SEQS}:"
             f" stock {p95_s(stock, 'short'):.2f} s, edf {p95_s(edf, 'short'):.2f} s, {ratio:.1f} times less"
-            f" ({evictions} evictions; long ones: stock {p95_s(stock, 'long'):.2f} s, edf {p95_s(edf, 'long'):.2f} s)"
+            f" ({preempted} preemptions; long ones: stock {p95_s(stock, 'long'):.2f} s, edf {p95_s(edf, 'long'):.2f} s)"
         )
     assert len(edf) == LONG_REQUESTS + SHORT_REQUESTS
     assert edf_tokens == stock_tokens

@@ -8,8 +8,8 @@ queue in any state, of any composition, is one recursion of ``CELLS`` cells; wha
 equilibrium's pace, each request by its own share of slots, KV or budget. Requests come in in the order given, and count
 in fractions.
 
-Limits. Evictions are not followed one by one: KV beyond the cache makes all that run slower in proportion. Where KV is
-what is scarce and vLLM evicts more than once a request, times come out too short, by up to a quarter.
+Limits. Preemptions are not followed one by one: KV beyond the cache makes all that run slower in proportion. Where
+KV is what is scarce and vLLM preempts more than once a request, times come out too short, by up to a quarter.
 """
 
 import math
@@ -91,7 +91,7 @@ class QueueFlow:
             context = (float(self._held[k]) + float(self._held[k + 1])) / 2.0
             step_s, decode_s = self._step_s(slots, context, computed / steps, more / steps)
             self._decode_s.append(decode_s)
-            # More KV than there is: that share of the requests is evicted and makes no progress.
+            # More KV than there is: that share of the requests is preempted and makes no progress.
             time_s += steps * step_s * max(context / engine.kv_tokens, 1.0)
             self._time_s.append(time_s)
             head, base = head + more, behind

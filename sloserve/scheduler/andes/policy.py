@@ -5,9 +5,9 @@ Each plan orders the waiting requests by QoE gained within a horizon per token o
 the first of them, and orders the running ones so that a shortage of KV takes whoever is furthest ahead. Nothing is
 planned while neither memory nor time is short (selective triggering).
 
-Three ways to stand back. *Evict*, when memory is short: the KV is dropped and computed again later. *Pause*, KV kept,
+Three ways to stand back. *Preempt*, when memory is short: the KV is dropped and computed again later. *Pause*, KV kept,
 when time is short: steps are too slow for the fastest reader, a smaller batch is chosen and the others sit out; or when
-the next block is short, which spares an eviction. *Wait*, for those that were never admitted.
+the next block is short, which spares a preemption. *Wait*, for those that were never admitted.
 
 Nothing is gained by haste for a request without targets. Class rank decides for it: it is admitted before every request
 of a less urgent class.
@@ -15,7 +15,7 @@ of a less urgent class.
 Source: Andes, Sec. 4. Differs, each by default, with the paper's form as an option (figures: docs/benchmarks/andes.md):
 
 * victims are those with the longest lead, ``lead_s`` at least, and not those of least gain per token
-  (``victims=gain``). vLLM recomputes what it evicts, where the paper swaps; an eviction pays if its victim can stay
+  (``victims=gain``). vLLM recomputes what it preempts, where the paper swaps; a preemption pays if its victim can stay
   away for long.
 * vLLM's slots and lazy allocation decide who runs; a share of the blocks is left for growth.
 * pausing, which the paper does not have.
@@ -111,7 +111,7 @@ class Andes(Policy):
         self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
         self._serving_s = RunningMean()
         self._unfinished = 0
-        self._may_evict = 0.0
+        self._may_preempt = 0.0
         self._rule = VictimRule(
             self.settings.lead_s if self.settings.victims == "lead" else None, self.settings.max_preemptions
         )
@@ -122,7 +122,7 @@ class Andes(Policy):
         if not self._unfinished:
             self._pace.idle()
         self._unfinished += 1
-        self._may_evict += self.settings.preemption_cap
+        self._may_preempt += self.settings.preemption_cap
         self._curves.reset(slot)
         done = int(rows.output_tokens[slot])
         if done:  # it was being served when this policy took over
@@ -243,7 +243,7 @@ class Andes(Policy):
         heads = min(int(urgent.sum()), begun)
         if batch_size is not None:
             heads = min(heads, max(batch_size - running.size + pause.size, 0))
-        self._may_evict = min(self._may_evict, float(engine.max_num_seqs))
+        self._may_preempt = min(self._may_preempt, float(engine.max_num_seqs))
         victims = victims_for(
             HeadOfLine(ranked[:heads], needed[:heads]),
             all_,
@@ -252,13 +252,13 @@ class Andes(Policy):
             snapshot,
             self._rule,
             free_blocks=free_blocks,
-            most=int(self._may_evict),
+            most=int(self._may_preempt),
         )
-        self._may_evict -= victims.size
-        evicted = all_.slots[victims]
-        room = free_blocks + sum(freed_blocks(map(snapshot.holding, evicted.tolist())))
+        self._may_preempt -= victims.size
+        preempted = all_.slots[victims]
+        room = free_blocks + sum(freed_blocks(map(snapshot.holding, preempted.tolist())))
         admitted = min(int(np.searchsorted(np.cumsum(needed), room, side="right")), engine.free_slots + victims.size)
-        pause = pause[~np.isin(pause, evicted)] if pause.size and victims.size else pause
+        pause = pause[~np.isin(pause, preempted)] if pause.size and victims.size else pause
         if batch_size is not None:
             # Who sits out keeps a slot, and is not of the batch.
             admitted = max(min(admitted, batch_size - running.size + victims.size + pause.size), 0)
@@ -271,7 +271,7 @@ class Andes(Policy):
         return Plan(
             running=all_.slots[running],
             waiting=snapshot.waiting[order],
-            preempt=evicted,
+            preempt=preempted,
             pause=pause,
             max_running=None if admitted >= queued else max(running.size + admitted, 1),
         )

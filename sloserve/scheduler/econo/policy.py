@@ -1,10 +1,10 @@
 """EconoServe, as it pays on today's vLLM: admits who fits the KV cache to the end, first whose wait costs most.
 
-vLLM admits while a block is free, and evicts when requests grow together. Here a request is admitted if, some standard
-deviations aside, the cache will hold what all are expected to hold at every later step (``forecast``). A long request
-gives its KV up where that saves those who wait more than it costs (``eviction``). If the next block is missing all the
-same, vLLM evicts whoever is served last; that it sits out with its KV instead (EconoServe's offload-free preemption) is
-an option that gains nothing.
+vLLM admits while a block is free, and preempts when requests grow together. Here a request is admitted if, some
+standard deviations aside, the cache will hold what all are expected to hold at every later step (``forecast``). A long
+request gives its KV up where that saves those who wait more than it costs (``preemption``). If the next block is
+missing all the same, vLLM preempts whoever is served last; that it sits out with its KV instead (EconoServe's
+offload-free preemption) is an option that gains nothing.
 
 The order is by *stretch*: latency as a share of what was asked for. Serving first whoever has the least KV blocks x
 steps to go, times its target, makes the sum of the stretches least (Smith's rule, the KV cache being the machine). A
@@ -43,7 +43,7 @@ _LATE: Final = 1e15
 
 
 class Econo(Policy):
-    """Admits who fits the KV cache to the end, the least KV x time x target first; evicts where that gains time."""
+    """Admits who fits the KV cache to the end, the least KV x time x target first; preempts where that gains time."""
 
     needs = OCCUPANCY_COLUMNS | {
         "arrival_s",
@@ -62,7 +62,7 @@ class Econo(Policy):
 
         sigmas: standard deviations of the foreseen occupancy kept free; 0 trusts the mean. reserve: share of KV blocks
         kept free beside. foresee: whether to look ahead at all. pause: whether requests without a next block are paused
-        rather than preempted. evict: whether to preempt a long request for those that wait, where that pays for
+        rather than preempted. preempt: whether to preempt a long request for those that wait, where that pays for
         computing its context again. tokens_per_step: context tokens computed again in the time of a step.
         max_preemptions: a request that was preempted so often is left alone.
         length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
@@ -75,7 +75,7 @@ class Econo(Policy):
         sigmas: float = 1.0
         reserve: float = 0.01
         pause: bool = False
-        evict: bool = True
+        preempt: bool = True
         max_preemptions: int = 2
         tokens_per_step: float = TOKENS_PER_STEP
         length: str = "predicted"
@@ -105,11 +105,11 @@ class Econo(Policy):
         if not snapshot.waiting.size and engine.free_blocks >= snapshot.running.size:
             return Plan.IDENTITY
         waiting, running = self._ranked(snapshot, now_s)
-        stay, evict, most = running.slots, NO_SLOTS, None
+        stay, preempt, most = running.slots, NO_SLOTS, None
         if self.settings.foresee and waiting.slots.size:
             victim, fit = self._room(rows, engine, waiting, running)
             if victim is not None:
-                stay, evict = np.delete(stay, victim), stay[victim : victim + 1]
+                stay, preempt = np.delete(stay, victim), stay[victim : victim + 1]
             most = max(stay.size + fit, 1)
         pause = NO_SLOTS
         if self.settings.pause:
@@ -122,7 +122,7 @@ class Econo(Policy):
                     free_blocks=engine.free_blocks,
                 )
             ]
-        return Plan(running=stay, waiting=waiting.slots, preempt=evict, pause=pause, max_running=most)
+        return Plan(running=stay, waiting=waiting.slots, preempt=preempt, pause=pause, max_running=most)
 
     def _ranked(self, snapshot: Snapshot, now_s: float) -> tuple[Ranked, Ranked]:
         """The waiting requests, as many as there are slots, and the running ones, each in the order of service."""
@@ -159,7 +159,7 @@ class Econo(Policy):
         if free_slots and self._fit(engine, held_mean, held_variance, first):
             asked = self._occupancy(rows, engine, slots[:free_slots])
             return None, self._fit(engine, held_mean, held_variance, asked)
-        if not self.settings.evict:
+        if not self.settings.preempt:
             return None, 0
         victim = victim_worth_preempting(
             waiting,

@@ -38,7 +38,7 @@ def victim_worth_preempting(
     waiting: Ranked,
     running: Ranked,
     context_tokens: IntArray,
-    may_evict: BoolArray,
+    may_preempt: BoolArray,
     *,
     total_tokens: int,
     tokens_per_step: float = TOKENS_PER_STEP,
@@ -49,7 +49,7 @@ def victim_worth_preempting(
         waiting: the waiting requests, in the order of service.
         running: the running requests, in the order of service.
         context_tokens: ``[n]`` of ``running``; tokens to compute again if the request is preempted.
-        may_evict: ``[n]`` of ``running``; which requests may be preempted.
+        may_preempt: ``[n]`` of ``running``; which requests may be preempted.
         total_tokens: tokens that the KV cache holds.
         tokens_per_step: tokens that can be computed again in the time of one step.
     """
@@ -62,7 +62,7 @@ def victim_worth_preempting(
         - their_steps / running.target_s
         - everybody * context_tokens / tokens_per_step
     )
-    saved[~may_evict] = 0.0
+    saved[~may_preempt] = 0.0
     if not saved.size or saved.max() <= 0.0:
         return None
     return int(np.argmax(saved))

@@ -2,7 +2,7 @@
 with exact allocation are in ``coupled``.
 
 Each is the rule as the paper describes it, on vLLM's engine: iteration-level batches, chunked prompts, paged KV, and
-recomputation of what is evicted. What the paper's own builds cost in kernels or copies is not theirs here.
+recomputation of what is preempted. What the paper's own builds cost in kernels or copies is not theirs here.
 
 Source: EconoServe, Sec. 2.1 and 2.2.
 """
@@ -76,10 +76,10 @@ class Sarathi(Policy):
 class SRTF(Policy):
     """Shortest remaining time first, decided anew in each step, with max-allocation.
 
-    Whoever has most left is evicted for those with less, as far as their promises need the room.
+    Whoever has most left is preempted for those with less, as far as their promises need the room.
 
     Source: EconoServe, Sec. 2.1 (SRTF). Differs: the paper does not say what becomes of the KV of the preempted; it is
-    recomputed here. A request is not evicted again after ``max_preemptions``: remaining times that are only predicted
+    recomputed here. A request is not preempted again after ``max_preemptions``: remaining times that are only predicted
     may grow while a request runs.
     """
 

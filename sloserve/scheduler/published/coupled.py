@@ -94,7 +94,7 @@ class MultiRes(_Exact):
 
 
 def _uncomputed(rows: Rows, slots: IntArray) -> IntArray:
-    """Tokens that each could compute in a step: its prompt and what else was evicted, or one to decode."""
+    """Tokens that each could compute in a step: its prompt and what else was preempted, or one to decode."""
     tokens = rows.prompt_tokens[slots] + rows.output_tokens[slots] - rows.computed_tokens[slots]
     uncomputed: IntArray = np.maximum(tokens, 1)
     return uncomputed

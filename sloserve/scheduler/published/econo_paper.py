@@ -7,7 +7,7 @@ from grants; PTs may have them, and are confined to them while a GT waits for KV
 
 *Under-prediction* (the goal is reached and the request still runs): its remaining length is predicted anew, and it is
 granted that from the reserve if there is room; else it waits again with its KV. Only where nothing else could go on is
-KV given up: the last in the queue of GTs are evicted until the first fits.
+KV given up: the last in the queue of GTs are preempted until the first fits.
 
 *Time-synced groups*: predicted lengths are rounded up to a multiple; GTs of one length are granted together, as many as
 fit. Once KV is full, nothing is granted until all of a group have ended or overrun. *Ordering* is in ``ordering``, *KVC
@@ -79,36 +79,36 @@ class EconoPaper(Policy):
         capacity = capacity_blocks(engine)
         # What has no row is not ours to plan, and holds KV all the same.
         untracked = max(capacity - engine.free_blocks - int(tasks.ledger.blocks(computed).sum()), 0)
-        queue, evict = self._grant(tasks, rows, gts, pts, capacity - untracked, now_s)
+        queue, preempt = self._grant(tasks, rows, gts, pts, capacity - untracked, now_s)
         served = tasks.granted(gts)
         order, admitted = self._admit(tasks, snapshot, pts, queue, served.size, now_s)
         return Plan(
             # Where blocks run out after all, the last of the queue gives way.
             running=np.concatenate((_oldest_first(rows, served), _oldest_first(rows, pts.slots), queue)),
             waiting=order,
-            preempt=evict,
+            preempt=preempt,
             pause=queue,
-            max_running=max(running.size - evict.size + admitted, 1),
+            max_running=max(running.size - preempt.size + admitted, 1),
             token_budget=self.settings.tfs_tokens or None,
         )
 
     def _grant(
         self, tasks: GenerationTasks, rows: Rows, gts: IntArray, pts: Prompts, capacity: int, now_s: float
     ) -> tuple[IntArray, IntArray]:
-        """Who of the GTs waits after this step's grants, the first first, and who is evicted."""
-        over, evict = tasks.overrun(rows, gts), NO_SLOTS
-        if over.size and self.settings.remedy == "evict":
-            evict = over[rows.preemptable[over]]
-            tasks.forget(evict)
-            gts = gts[~np.isin(gts, evict)]
+        """Who of the GTs waits after this step's grants, the first first, and who is preempted."""
+        over, preempt = tasks.overrun(rows, gts), NO_SLOTS
+        if over.size and self.settings.remedy == "preempt":
+            preempt = over[rows.preemptable[over]]
+            tasks.forget(preempt)
+            gts = gts[~np.isin(gts, preempt)]
         queue = tasks.queue(rows, gts, now_s)
         tasks.state(rows, tasks.granted(gts), queue, pts, capacity)
         reserve = math.ceil(self.tuning.shares.reserve * capacity)
         queue = tasks.grant(rows, queue, over if self.settings.remedy == "reserve" else NO_SLOTS, reserve)
         if queue.size and not len(self._grants) and not pts.slots.size:
             queue, given_up = tasks.serve_first(rows, queue)
-            evict = np.concatenate((evict, given_up))
-        return queue, evict
+            preempt = np.concatenate((preempt, given_up))
+        return queue, preempt
 
     def _admit(
         self, tasks: GenerationTasks, snapshot: Snapshot, pts: Prompts, queue: IntArray, served: int, now_s: float

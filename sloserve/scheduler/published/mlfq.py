@@ -7,11 +7,11 @@ prompt would not use up (skip-join). Who has not been served for long returns to
 
 Each plan serves the first requests by level, then by the time they entered it, with max-allocation for the batch. Those
 who ran before and are not among them sit out with the KV they hold, as long as there is room for it beside what is
-promised; else they are evicted, the last by rank first.
+promised; else they are preempted, the last by rank first.
 
 Source: FastServe (NSDI 2026), Sec. 4, as EconoServe compares with it (Sec. 2.1: 5 queues, batches of 8,
 max-allocation). Differs: quanta are output tokens, not seconds, since steps of a full batch take about as long; who
-falls goes to the end of the next level (its released code puts it in front); eviction is recomputed, not swapped to
+falls goes to the end of the next level (its released code puts it in front); preemption is recomputed, not swapped to
 the host, so quanta are longer than its 10 ms by default.
 """
 

@@ -1,11 +1,11 @@
 """Round robin: requests are served in turns, so that nobody waits for long and everybody is interrupted alike.
 
 A request's turn begins when it is admitted and is over after ``interval_steps`` steps that gave it output; steps that
-only compute its prompt do not count. While others wait, requests whose turn is over are evicted (and recomputed later),
-the longest served first and as many as those who wait need for slots or KV blocks; while nobody waits, all go on. The
-cycle is the order of those who wait: the least recently served first. A new request joins at its end, as if it had just
-been served, and so does one that vLLM preempts for want of KV. Each turn makes progress, so evictions are not limited
-in number; but each costs the recomputation of all tokens so far.
+only compute its prompt do not count. While others wait, requests whose turn is over are preempted (and recomputed
+later), the longest served first and as many as those who wait need for slots or KV blocks; while nobody waits, all go
+on. The cycle is the order of those who wait: the least recently served first. A new request joins at its end, as if it
+had just been served, and so does one that vLLM preempts for want of KV. Each turn makes progress, so preemptions are
+not limited in number; but each costs the recomputation of all tokens so far.
 
 It knows no targets: it is the baseline between vLLM's order and a policy that knows them.
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray, grown
 from sloserve.core.rows import Rows
-from sloserve.lso.ordering import EVICTION_COLUMNS, EvictionRule, plan_by_key
+from sloserve.lso.ordering import PREEMPTION_COLUMNS, PreemptionRule, plan_by_key
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
 
 _FAR = 1e15
@@ -29,9 +29,9 @@ _FAR = 1e15
 
 
 class RR(Policy):
-    """Serves in turns, the least recently served first; while others wait, evicts those who have had their turn."""
+    """Serves in turns, the least recently served first; while others wait, preempts those who have had their turn."""
 
-    needs = EVICTION_COLUMNS
+    needs = PREEMPTION_COLUMNS
     wants_progress = True
 
     @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RR(Policy):
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
-        self._rule = EvictionRule(max_preemptions=sys.maxsize)
+        self._rule = PreemptionRule(max_preemptions=sys.maxsize)
         self._step = 0
         # By slot: the last step that served it, or in which it arrived; steps that served it in its present turn.
         self._last_served = NO_SLOTS
@@ -67,11 +67,11 @@ class RR(Policy):
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         if not snapshot.waiting.size and not snapshot.running.size:
             return Plan.IDENTITY
-        # Also undoes what came in for a request after it was evicted.
+        # Also undoes what came in for a request after it was preempted.
         self._turn_steps[snapshot.waiting] = 0
         steps = self._turn_steps[snapshot.running]
         over = steps >= self.settings.interval_steps
         # Of two that make room the longer served goes first, also where vLLM takes a victim for want of KV.
         running_key: FloatArray = np.where(over, _FAR, -_FAR) + steps
         waiting_key = self._last_served[snapshot.waiting].astype(np.float64)
-        return plan_by_key(snapshot, waiting_key, running_key, evict=self._rule)
+        return plan_by_key(snapshot, waiting_key, running_key, preempt=self._rule)

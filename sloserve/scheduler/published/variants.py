@@ -8,7 +8,7 @@ from sloserve.scheduler.published.tuning import Shares, Tuning
 
 ORDERS = ("fcfs", "paper")
 PIPELINES = ("none", "hosting", "future")
-REMEDIES = ("reserve", "pause", "evict")
+REMEDIES = ("reserve", "pause", "preempt")
 AUTO = "auto"
 PAPER = Shares(padding=0.15, reserve=0.03, buffer=0.15)
 """The paper's for ShareGPT (Sec. 4). By measurement a tuned reserve does worse and a tuned buffer no better than these,
@@ -54,7 +54,7 @@ class PaperSettings(Policy.Settings):
     reserve: share of the KV blocks that grants leave free. buffer: share of its predicted length by which a guest
     should end before its host needs the span. Each of the three is a number, or ``auto``: by how far predictions have
     been off, see ``tuning``, at first the paper's (the padding of an oracle without error: 0). remedy: for a request
-    that outlives its grant, ``reserve`` (then pause), ``pause``, or ``evict``: preempt it at once. tfs_tokens: target
+    that outlives its grant, ``reserve`` (then pause), ``pause``, or ``preempt``: preempt it at once. tfs_tokens: target
     size of a step, 0 for the engine's token budget.
     """
 

@@ -1,6 +1,6 @@
 """Simulated annealing: the order of service that meets most targets for the least summed latency; batches, if asked to.
 
-A new plan is made when a request arrived or ended; between, the order holds. What runs stays; there are no evictions.
+A new plan is made when a request arrived or ended; between, the order holds. What runs stays; there are no preemptions.
 Output lengths are predicted by a Gaussian per class fitted on line, as in the paper (``length=gaussian``), or otherwise
 (:mod:`sloserve.estimator.length.choice`); step times come from a profile. A reader's speed (TDS) counts as a TPOT
 target.

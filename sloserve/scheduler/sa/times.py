@@ -42,8 +42,8 @@ def bilinear_of(latency: StepLatency) -> Bilinear:
 class Work:
     """What is left of requests, ``[n]`` each.
 
-    prefill_tokens: prompt, and output so far of evicted ones, still to be computed. context_tokens: of the next output
-    token. output_tokens: still to come, predicted.
+    prefill_tokens: prompt, and output so far of preempted ones, still to be computed. context_tokens: of the next
+    output token. output_tokens: still to come, predicted.
     """
 
     prefill_tokens: IntArray

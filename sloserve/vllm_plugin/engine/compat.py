@@ -130,7 +130,7 @@ def on_preemption(scheduler: Any, told: Callable[[str], object]) -> None:
 
 
 def admits_new(scheduler: Any) -> bool:
-    """Whether the engine is not being paused: while it is, who runs must finish, and nobody evicted comes back."""
+    """Whether the engine is not being paused: while it is, who runs must finish, and nobody preempted comes back."""
     return bool(scheduler.pause_state == PauseState.UNPAUSED)
 
 

@@ -141,7 +141,7 @@ class Ledger:
             self._values[self._layout.waiting + class_id] -= 1
         self._preempted.discard(request_id)
         spent = self._stages.ended(request_id, now_s)
-        met = Interruptions(self._paused.pop(request_id, 0), spent.paused_s, spent.evicted_s)
+        met = Interruptions(self._paused.pop(request_id, 0), spent.paused_s, spent.preempted_s)
         if met != _NOTHING and self._page is not None:
             self._page.note_interruptions(request_id, met)
             # One of several replies to a request: its own id is that of the request behind its number.

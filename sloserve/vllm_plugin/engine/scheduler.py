@@ -250,7 +250,7 @@ class SLOScheduler(AsyncScheduler):
             if step.preempt:
                 preempt(self, step.preempt)
                 self.slo_counters["evictions"] += len(step.preempt)
-            if self._planner is not None:  # still: an eviction is booked like any preemption
+            if self._planner is not None:  # still: it is booked like any preemption
                 paused = self._planning([], self._planner.apply_plan, step, limits, monotonic_s)
         try:
             output = super().schedule(*args, **kwargs)

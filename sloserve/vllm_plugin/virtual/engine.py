@@ -252,7 +252,7 @@ class VirtualEngine:
                 contexts.append(computed + 1)
             else:
                 prefills.append((tokens, computed))
-                # A decoding request has KV of all its tokens but the last; one evicted in prefill, of what it got to.
+                # A decoding request has KV of all its tokens but the last; one preempted in prefill, of what it got to.
                 once = max(live.prefilled, request.num_tokens - 1) if request.num_output_tokens else live.prefilled
                 if request.num_preemptions:
                     live.recomputed += max(min(computed + tokens, once) - computed, 0)

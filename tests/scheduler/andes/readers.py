@@ -77,7 +77,7 @@ def order(slots: Any) -> list[int]:
 
 
 def lists(made: Plan) -> list[Any]:
-    """Of a plan: waiting, running, evict, pause and max_running, to compare."""
+    """Of a plan: waiting, running, preempt, pause and max_running, to compare."""
     named = (made.waiting, made.running, made.preempt, made.pause)
     return [*(None if slots is None else order(slots) for slots in named), made.max_running]
 
@@ -89,7 +89,7 @@ def gain_of_new(waited_s: float, prompt_tokens: int, horizon_s: float = FIRST_HO
     return min((until_s - first_s) / (until_s - TTFT_S), 1.0) ** 2
 
 
-def evicts_for(waiting: Request, running: Request | None = None, **settings: Any) -> bool:
+def preempts_for(waiting: Request, running: Request | None = None, **settings: Any) -> bool:
     """Whether the only one that runs, by default far ahead, gives way to the only one that waits."""
     at = make_snapshot([waiting], [running or ahead(100.0)], max_num_seqs=1)
     return bool(plan(at, **settings).preempt.size)

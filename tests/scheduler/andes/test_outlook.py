@@ -83,7 +83,7 @@ def test_a_reply_is_read_at_the_pace_asked_for_else_as_usual(
         ({"computed_tokens": 109, "output_tokens": 10}, 110, 0),
         # In flight: that token's KV is on its way too.
         ({"computed_tokens": 110, "output_tokens": 10}, 110, 0),
-        # Evicted: prompt and output are computed anew.
+        # Preempted: prompt and output are computed anew.
         ({"computed_tokens": 0, "output_tokens": 10}, 110, 110),
     ],
 )

@@ -19,12 +19,12 @@ from tests.scheduler.andes.readers import (
     Steps,
     ahead,
     engine,
-    evicts_for,
     gain_of_new,
     lists,
     new,
     order,
     plan,
+    preempts_for,
 )
 from tests.snapshots import make_snapshot
 
@@ -40,7 +40,7 @@ IDLE = {
 SHORT = {
     "more wait than there are slots": ([new()] * 4, [ahead(9.0)] * 5, {}),
     "prompts beyond a step's tokens": ([new(prompt_tokens=1024), new(prompt_tokens=1025)], [], {}),
-    "evicted ones, whose output is computed again too": ([new(prompt_tokens=1024, output_tokens=1)] * 2, [], {}),
+    "preempted ones, whose output is computed again too": ([new(prompt_tokens=1024, output_tokens=1)] * 2, [], {}),
     "KV at the watermark": ([new()], [ahead(9.0)], {"free_blocks": 100}),
     "KV at the watermark and nobody waits": ([], [ahead(9.0)], {"free_blocks": 0}),
 }
@@ -87,12 +87,12 @@ def test_the_urgent_first_then_by_gain_per_token_of_context(snapshot: Make) -> N
     assert order(plan(snapshot(waiting)).waiting) == [6, 4, 3, 1, 2, 0, 5]
 
 
-def test_an_evicted_request_weighs_prompt_and_output(snapshot: Make) -> None:
+def test_a_preempted_request_weighs_prompt_and_output(snapshot: Make) -> None:
     """Its reader got 100 tokens after 1 s and is dry for 2 s; in the next 8 s serving adds a ramp of that length."""
     gain = (8.0 - BEFORE_ANY_S) ** 2 / (61 - TTFT_S) ** 2
     assert 1 / 10_000 < gain / (50 + 100) < 1 / 4000 < gain / 50
-    evicted = new(53.0, prompt_tokens=50, output_tokens=100, first_token_s=NOW_S - 52.0, state=State.PREEMPTED)
-    at = snapshot([evicted, new(prompt_tokens=10_000), new(prompt_tokens=4000)])
+    preempted = new(53.0, prompt_tokens=50, output_tokens=100, first_token_s=NOW_S - 52.0, state=State.PREEMPTED)
+    at = snapshot([preempted, new(prompt_tokens=10_000), new(prompt_tokens=4000)])
     assert order(plan(at).waiting) == [2, 0, 1]
 
 
@@ -129,7 +129,7 @@ def test_a_shortage_of_kv_takes_whoever_is_furthest_ahead(snapshot: Make) -> Non
     assert order(plan(at).running) == [1, 4, 0, 3, 2]
 
 
-# Who is urgent: for whom the one that runs, far ahead, is evicted.
+# Who is urgent: for whom the one that runs, far ahead, is preempted.
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_shortage_of_kv_takes_whoever_is_furthest_ahead(snapshot: Make) -> Non
     ],
 )
 def test_who_is_urgent(waiting: Request, settings: dict[str, Any], urgent: bool) -> None:
-    assert evicts_for(waiting, **settings) == urgent
+    assert preempts_for(waiting, **settings) == urgent
 
 
 def test_nobody_is_urgent_who_gains_next_to_nothing() -> None:
@@ -171,7 +171,7 @@ def test_nobody_is_urgent_who_gains_next_to_nothing() -> None:
     for horizon_s, urgent in ((1.0, False), (30.0, True)):
         lost = (horizon_s / (100.1 + horizon_s)) ** 2
         assert (lost >= 0.02) == urgent
-        assert evicts_for(waits, horizon_s=horizon_s) == urgent
+        assert preempts_for(waits, horizon_s=horizon_s) == urgent
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ def test_perfect_gives_up_on_who_is_late(snapshot: Make) -> None:
     assert gain_of_new(2.0, 16) / 16 > 1 / 200
     assert order(plan(at, watermark=0.0).waiting) == [0, 1]
     assert order(plan(at, watermark=0.0, objective="perfect").waiting) == [1, 0]
-    assert evicts_for(new(2.0)) and not evicts_for(new(2.0), objective="perfect")
-    assert evicts_for(new(0.8), objective="perfect")
+    assert preempts_for(new(2.0)) and not preempts_for(new(2.0), objective="perfect")
+    assert preempts_for(new(0.8), objective="perfect")
 
 
 def test_min_lifts_those_who_would_be_the_worst(snapshot: Make) -> None:
-    """Of two evicted readers the first is content for now, and has less to gain than the second, which is dry."""
+    """Of two preempted readers the first is content for now, and has less to gain than the second, which is dry."""
     read = {"state": State.PREEMPTED, "first_token_s": NOW_S - 29.0, "prompt_tokens": 10}
     content = new(30.0, output_tokens=58, **read)  # 29 s at 2 a second
     dry = new(30.0, output_tokens=50, **read)  # 25 s
@@ -294,32 +294,32 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @given(at=SNAPSHOTS, settings=SETTINGS)
-def test_every_plan_can_be_carried_out_and_evicts_only_whom_it_may_for_whom_it_must(
+def test_every_plan_can_be_carried_out_and_preempts_only_whom_it_may_for_whom_it_must(
     at: Snapshot, settings: dict[str, Any]
 ) -> None:
     made = plan(at, **settings)
     assert lists(made) == lists(plan(at, **settings))
     if made is Plan.IDENTITY:
         return
-    waiting, running, evict, pause = lists(made)[:4]
+    waiting, running, preempt, pause = lists(made)[:4]
     assert set(waiting) <= set(order(at.waiting)) and len(waiting) == min(at.waiting.size, at.engine.max_num_seqs)
-    assert sorted(running + evict) == order(at.running)
+    assert sorted(running + preempt) == order(at.running)
     assert set(pause) <= set(running)
     assert made.max_running is None or made.max_running >= 1
 
     rows, facts = at.rows, at.engine
-    assert rows.preemptable[evict].all() and not rows.num_preemptions[evict].any()
-    assert len(evict) <= settings["preemption_cap"] * (at.waiting.size + at.running.size)
+    assert rows.preemptable[preempt].all() and not rows.num_preemptions[preempt].any()
+    assert len(preempt) <= settings["preemption_cap"] * (at.waiting.size + at.running.size)
     kept = -(-facts.total_blocks * round(settings["headroom"] * 100) // 100)
     free_blocks = facts.free_blocks - kept
-    if evict:
+    if preempt:
         # Not all that wait had room, and now the first has.
         needed = [-(-(int(rows.prompt_tokens[s]) + 1) // facts.block_size) for s in waiting]
         assert len(waiting) > facts.free_slots or sum(needed) > free_blocks
-        assert needed[0] <= free_blocks + int(rows.kv_blocks[evict].sum())
+        assert needed[0] <= free_blocks + int(rows.kv_blocks[preempt].sum())
     else:
         assert made.max_running is None or made.max_running <= max(len(running) + facts.free_slots, 1)
     if not settings["search"]:
-        assert not (pause and evict)
+        assert not (pause and preempt)
         assert rows.pausable[pause].all()
         assert not pause or facts.free_blocks < len(running)

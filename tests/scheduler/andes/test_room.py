@@ -110,7 +110,7 @@ def test_without_a_least_lead_who_is_ahead_at_all_gives_way(snapshot: Make) -> N
     ],
 )
 @pytest.mark.parametrize("lead_s", [40.0, None])
-def test_whom_nobody_may_evict(
+def test_whom_nobody_may_preempt(
     lead_s: float | None, more: Request, max_preemptions: int, gives_way: bool, snapshot: Make
 ) -> None:
     at = snapshot([due(0.0)], [due(50.0), due(90.0, **more)])
@@ -173,7 +173,7 @@ def test_nobody_waits_or_nobody_runs(rule: VictimRule, snapshot: Make) -> None:
     assert victims(snapshot([due(0.0)]), rule) == []
 
 
-def test_the_papers_rule_evicts_who_is_worth_less_whatever_his_lead(snapshot: Make) -> None:
+def test_the_papers_rule_preempts_who_is_worth_less_whatever_his_lead(snapshot: Make) -> None:
     at = snapshot([due(0.0)] * 2, [due(1.0), due(90.0), due(2.0), due(-5.0)])
     # The first two are worth of those that wait. Equal worth is not less.
     assert victims(at, LEAST_WORTH, worth=[0.5, 0.4, 0.1, 0.4, 0.2, 0.3]) == [0, 2]

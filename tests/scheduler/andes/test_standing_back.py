@@ -1,4 +1,4 @@
-"""Andes: who is evicted, who must wait, who is paused when blocks are short, and who when steps are slow."""
+"""Andes: who is preempted, who must wait, who is paused when blocks are short, and who when steps are slow."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,18 +18,18 @@ from tests.scheduler.andes.readers import (
     Steps,
     ahead,
     engine,
-    evicts_for,
     new,
     order,
     plan,
+    preempts_for,
     told,
 )
 from tests.snapshots import make_snapshot
 
-# Whom it evicts.
+# Whom it preempts.
 
 
-def test_evicts_the_longest_leads_for_the_urgent_and_admits_those(snapshot: Make) -> None:
+def test_preempts_the_longest_leads_for_the_urgent_and_admits_those(snapshot: Make) -> None:
     at = snapshot([new(), URGENT, URGENT], [ahead(50.0), ahead(3.0), ahead(90.0), ahead(70.0)], max_num_seqs=4)
     made = plan(at)
     assert order(made.waiting) == [5, 6, 4]
@@ -45,7 +45,7 @@ NOBODY = {
     "nobody waits": ([], [ahead(90.0)], {}, {"watermark": 0.0}),
     "all are read soon": ([URGENT], [ahead(39.0)], {}, {}),
     "the guards forbid it": ([URGENT], [ahead(90.0, preemptable=False)], {}, {}),
-    "it was evicted before": ([URGENT], [ahead(90.0, num_preemptions=1)], {}, {}),
+    "it was preempted before": ([URGENT], [ahead(90.0, num_preemptions=1)], {}, {}),
     "nobody may be": ([URGENT], [ahead(90.0)], {}, {"max_preemptions": 0}),
     "the cap forbids it": ([URGENT], [ahead(90.0)], {}, {"preemption_cap": 0.0}),
     "their blocks do not suffice": ([new(0.8, prompt_tokens=400)], [ahead(90.0)], {"free_blocks": 40}, {}),
@@ -55,7 +55,7 @@ NOBODY = {
 
 
 @pytest.mark.parametrize(("waiting", "running", "facts", "settings"), NOBODY.values(), ids=NOBODY)
-def test_evicts_nobody_when(
+def test_preempts_nobody_when(
     waiting: list[Request], running: list[Request], facts: dict[str, int], settings: dict[str, Any], snapshot: Make
 ) -> None:
     made = plan(snapshot(waiting, running, **({"max_num_seqs": 1} | facts)), **settings)
@@ -76,12 +76,12 @@ def test_evicts_nobody_when(
         (ahead(1.0), {"victims": "gain"}),
     ],
 )
-def test_evicts_one_when(running: Request, settings: dict[str, Any]) -> None:
-    assert evicts_for(URGENT, running, **settings)
+def test_preempts_one_when(running: Request, settings: dict[str, Any]) -> None:
+    assert preempts_for(URGENT, running, **settings)
 
 
 @pytest.mark.parametrize(("free_blocks", "victims"), [(18, [2, 1]), (19, [2]), (22, [2]), (23, [])])
-def test_evicts_for_blocks_beside_those_kept_for_growth(free_blocks: int, victims: list[int], snapshot: Make) -> None:
+def test_preempts_for_blocks_beside_those_kept_for_growth(free_blocks: int, victims: list[int], snapshot: Make) -> None:
     # 97 tokens take 7 blocks of 16, each victim brings 4, and 16 of 800 stay free.
     running = [ahead(90.0 + i) for i in range(3)]
     at = snapshot([new(0.8, prompt_tokens=96)], running, free_blocks=free_blocks, total_blocks=800)
@@ -91,24 +91,24 @@ def test_evicts_for_blocks_beside_those_kept_for_growth(free_blocks: int, victim
     assert made.max_running is None
 
 
-@pytest.mark.parametrize(("token_budget", "evicted"), [(59, 1), (60, 1), (61, 2), (120, 2), (121, 3), (2048, 5)])
-def test_evicts_for_no_more_than_a_step_can_begin_with(token_budget: int, evicted: int, snapshot: Make) -> None:
+@pytest.mark.parametrize(("token_budget", "preempted"), [(59, 1), (60, 1), (61, 2), (120, 2), (121, 3), (2048, 5)])
+def test_preempts_for_no_more_than_a_step_can_begin_with(token_budget: int, preempted: int, snapshot: Make) -> None:
     at = snapshot([new(0.8, prompt_tokens=60)] * 5, [ahead(90.0)] * 8, max_num_seqs=8)
-    assert plan(engine(at, token_budget=token_budget)).preempt.size == evicted
+    assert plan(engine(at, token_budget=token_budget)).preempt.size == preempted
 
 
-def test_evicts_no_more_than_the_cap_times_the_arrivals(snapshot: Make) -> None:
+def test_preempts_no_more_than_the_cap_times_the_arrivals(snapshot: Make) -> None:
     at = snapshot([URGENT] * 4, [ahead(90.0)] * 4, max_num_seqs=4)
     policy = told(at, preemption_cap=0.25)
     assert order(plan(at, policy).preempt) == [3, 2]
     assert not plan(at, policy).preempt.size
-    for arrivals, evicted in ((3, 0), (1, 1), (8, 2)):
+    for arrivals, preempted in ((3, 0), (1, 1), (8, 2)):
         for _ in range(arrivals):
             policy.arrived(at.rows, at.rows.add(**URGENT), NOW_S)
-        assert plan(at, policy).preempt.size == evicted
+        assert plan(at, policy).preempt.size == preempted
 
 
-def test_evictions_saved_up_are_no_more_than_there_are_slots(snapshot: Make) -> None:
+def test_preemptions_saved_up_are_no_more_than_there_are_slots(snapshot: Make) -> None:
     at = snapshot([URGENT] * 2, [ahead(90.0)] * 2, max_num_seqs=2)
     policy = told(at, preemption_cap=5.0)
     assert plan(at, policy).preempt.size == 2
@@ -186,7 +186,7 @@ def test_pauses_who_needs_a_block_that_is_missing(snapshot: Make) -> None:
         assert not plan(snapshot(running=running, free_blocks=free_blocks), pause=False).pause.size
 
 
-def test_pauses_nobody_when_somebody_is_evicted(snapshot: Make) -> None:
+def test_pauses_nobody_when_somebody_is_preempted(snapshot: Make) -> None:
     running = [ahead(30.0, **AT_BLOCK), ahead(90.0, **AT_BLOCK, kv_blocks=50)]
     made = plan(snapshot([URGENT], running, free_blocks=0))
     assert order(made.preempt) == [1] and not made.pause.size
@@ -213,7 +213,7 @@ def test_search_pauses_those_ahead_when_steps_are_too_slow_for_the_fastest_reade
     assert plan(slow([], [*running[1:], ahead(30.0, tds=2.1)], each_s=0.0625), search=True) is not Plan.IDENTITY
 
 
-def test_search_counts_who_is_evicted_and_who_sits_out_once() -> None:
+def test_search_counts_who_is_preempted_and_who_sits_out_once() -> None:
     made = plan(slow([URGENT] * 4, [ahead(60.0)] * 4 + [ahead(0.0)] * 3, max_num_seqs=8), search=True, horizon_s=8.0)
     # Of seven three stay at work, and two join them: a batch of five, for which one slot is free and one is needed.
     assert (made.preempt.size, made.pause.size) == (1, 3)
@@ -266,7 +266,7 @@ def test_search_weighs_how_many_are_served_against_how_well() -> None:
     assert made.max_running == 6 + best
 
 
-def test_search_does_not_pause_whom_it_evicts() -> None:
+def test_search_does_not_pause_whom_it_preempts() -> None:
     running = [ahead(60.0)] * 3 + [ahead(0.0)] * 3
     made = plan(slow([URGENT] * 2, running, max_num_seqs=7), search=True, horizon_s=8.0)
     assert order(made.preempt) == [2]

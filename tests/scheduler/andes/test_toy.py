@@ -21,7 +21,7 @@ pytestmark = pytest.mark.vllm
 
 CAPACITY_TOKENS = 200
 STEP_MS, PREFILL_TOKEN_MS = 100.0, 0.5
-"""Ten tokens a second each; a prompt, or an evicted request computed anew, adds to its step: 100 tokens 50 ms."""
+"""Ten tokens a second each; a prompt, or a preempted request computed anew, adds to its step: 100 tokens 50 ms."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ READERS = (Reader(30, 60, 1.0, 3.0), Reader(40, 60, 1.0, 3.0), Reader(100, 40, 5
 
 ANDES = "andes:lead_s=2:watermark=0"
 """Made for caches of hundreds of requests, the defaults plan from nine tenths of the KV in use on, which four requests
-of up to half the cache pass over, and evict who is 40 s ahead, where this whole story takes a third of that. Here every
-step is planned, and 2 s will do: an evicted request comes back within one step."""
+of up to half the cache pass over, and preempt who is 40 s ahead, where this whole story takes a third of that. Here
+every step is planned, and 2 s will do: a preempted request comes back within one step."""
 
 
 def serve(policy: str | None) -> tuple[RunLog, list[float]]:

@@ -122,13 +122,13 @@ def test_a_long_request_makes_room_where_many_short_ones_wait() -> None:
     short = [new(100, 200, e2e_s=2.0)] * 40
     made = plan(crowded(*short))
     assert order(made.preempt) == [0] and order(made.running) == [1] and made.max_running == 2
-    assert not plan(crowded(*short), evict=False).preempt.size
+    assert not plan(crowded(*short), preempt=False).preempt.size
     # Nor where it takes long to compute 320 tokens again, or for the unhurried.
     assert not plan(crowded(*short), tokens_per_step=1.0).preempt.size
     assert not plan(crowded(*[new(100, 200, e2e_s=500.0)] * 40)).preempt.size
 
 
-def test_who_may_not_be_evicted_is_not() -> None:
+def test_who_may_not_be_preempted_is_not() -> None:
     short = [new(100, 200, e2e_s=2.0)] * 40
     assert not plan(crowded(*short, num_preemptions=2)).preempt.size
     assert plan(crowded(*short, num_preemptions=2), max_preemptions=3).preempt.size

@@ -1,4 +1,4 @@
-"""Whose eviction saves most, against sums over pairs."""
+"""Whose preemption saves most, against sums over pairs."""
 
 import numpy as np
 from hypothesis import given

@@ -68,7 +68,7 @@ def of_length(tokens: int, **more: Any) -> dict[str, Any]:
 ORACLE = SRTF.Settings(length="oracle")
 
 
-def test_srtf_serves_who_has_least_left_and_evicts_who_has_most(snapshot: Make) -> None:
+def test_srtf_serves_who_has_least_left_and_preempts_who_has_most(snapshot: Make) -> None:
     running = [of_length(30, output_tokens=5), of_length(31, output_tokens=30), of_length(20, output_tokens=4)]
     at = snapshot([of_length(24), of_length(10), of_length(9)], running, total_blocks=13)
     made = plan(at, SRTF(ORACLE))
@@ -77,7 +77,7 @@ def test_srtf_serves_who_has_least_left_and_evicts_who_has_most(snapshot: Make) 
 
 
 @pytest.mark.parametrize("fixed", [{"preemptable": False}, {"num_preemptions": 3}])
-def test_srtf_leaves_alone_who_must_not_or_may_no_longer_be_evicted(fixed: dict[str, Any], snapshot: Make) -> None:
+def test_srtf_leaves_alone_who_must_not_or_may_no_longer_be_preempted(fixed: dict[str, Any], snapshot: Make) -> None:
     at = snapshot([of_length(1), of_length(2)], [of_length(30, **fixed), of_length(20)], total_blocks=9)
     made = plan(at, SRTF(ORACLE))
     assert (order(made.running), order(made.waiting), order(made.preempt)) == ([0], [2], [1])
@@ -130,7 +130,7 @@ def test_a_bad_setting_is_named_with_its_value_and_what_is_allowed(
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    ("policy", "batch", "evicts"),
+    ("policy", "batch", "preempts"),
     [
         ("orca:batch=3", 3, False),
         ("orca:batch=0", 6, False),
@@ -140,7 +140,7 @@ def test_a_bad_setting_is_named_with_its_value_and_what_is_allowed(
         ("sync-coupled:length=oracle:padding=0", 6, False),
     ],
 )
-def test_while_promises_are_kept_vllm_preempts_nobody(policy: str, batch: int, evicts: bool) -> None:
+def test_while_promises_are_kept_vllm_preempts_nobody(policy: str, batch: int, preempts: bool) -> None:
     from sloserve.core.request import WorkloadRequest
     from sloserve.core.slo import DEFAULT_CLASSES, Targets
     from sloserve.estimator.step_time.profile import load_profile
@@ -168,4 +168,4 @@ def test_while_promises_are_kept_vllm_preempts_nobody(policy: str, batch: int, e
     assert sum(r.num_preemptions for r in log.requests) == log.counters.get("evictions", 0)
     assert log.counters.get("plan_errors", 0) == 0
     assert 3 <= most <= batch
-    assert (log.counters.get("evictions", 0) > 0) == evicts
+    assert (log.counters.get("evictions", 0) > 0) == preempts

@@ -85,7 +85,7 @@ def test_nothing_fails_for_want_of_kv_where_lengths_are_known(
 @given(
     tasks=tasks,
     parts=st.sampled_from(["d", "sd", "sdo"]),
-    remedy=st.sampled_from(["reserve", "pause", "evict"]),
+    remedy=st.sampled_from(["reserve", "pause", "preempt"]),
     error=st.sampled_from([0.3, 1.0]),
     slots=st.integers(2, 12),
 )
@@ -105,7 +105,7 @@ def test_promises_never_exceed_the_kv_cache_however_wrong_they_are(
 @given(
     tasks=tasks,
     variant=st.sampled_from(VARIANTS),
-    remedy=st.sampled_from(["reserve", "pause", "evict"]),
+    remedy=st.sampled_from(["reserve", "pause", "preempt"]),
     error=st.sampled_from([None, 1.0]),
     fixed=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=14, max_size=14),
 )
@@ -113,8 +113,8 @@ def test_all_end_whatever_is_predicted_and_whoever_must_not_be_touched(
     tasks: list[Task], variant: dict[str, Any], remedy: str, error: float | None, fixed: list[tuple[bool, bool]]
 ) -> None:
     some = [
-        replace(one, pausable=may_pause, preemptable=may_evict)
-        for one, (may_pause, may_evict) in zip(tasks, fixed, strict=False)
+        replace(one, pausable=may_pause, preemptable=may_preempt)
+        for one, (may_pause, may_preempt) in zip(tasks, fixed, strict=False)
     ]
     known = {"length": "predicted"} if error is None else {"length_error": error}
 
@@ -211,7 +211,7 @@ def reached(*, reserve_is_taken: bool, **settings: Any) -> tuple[EconoPaper, Sna
         ("reserve", False, "runs"),
         ("reserve", True, "paused"),
         ("pause", False, "paused"),
-        ("evict", False, "evicted"),
+        ("preempt", False, "preempted"),
     ],
 )
 def test_who_outlives_its_grant(remedy: str, reserve_is_taken: bool, fate: str) -> None:
@@ -219,7 +219,7 @@ def test_who_outlives_its_grant(remedy: str, reserve_is_taken: bool, fate: str) 
     found = plan(policy, at)
     assert (fate == "runs") == (0 in served(at, found))
     assert found.pause.tolist() == ([0] if fate == "paused" else [])
-    assert found.preempt.tolist() == ([0] if fate == "evicted" else [])
+    assert found.preempt.tolist() == ([0] if fate == "preempted" else [])
 
 
 def test_what_outlived_its_grant_is_predicted_anew_and_granted_when_there_is_room() -> None:
@@ -237,7 +237,7 @@ def test_while_nothing_runs_the_last_of_the_queue_give_way_to_the_first() -> Non
     at.rows.oracle_output_tokens[:] = 20
     found = plan(told(at, parts="d", reserve=0.0), at)
     assert served(at, found) == [0] and found.preempt.tolist() == [2] and found.pause.tolist() == [1]
-    # Who must not be evicted is passed over.
+    # Who must not be preempted is passed over.
     at.rows.preemptable[2] = False
     found = plan(told(at, parts="d", reserve=0.0), at)
     assert served(at, found) == [0] and found.preempt.tolist() == [1] and found.pause.tolist() == [2]
@@ -327,7 +327,7 @@ def test_shares_are_the_papers_at_first_and_tuned_unless_given() -> None:
         ({"parts": "all"}, "parts: 'all' is not one of d, sd, sdo, full"),
         ({"order": "edf"}, "order: 'edf' is not one of fcfs, paper"),
         ({"pipeline": "nested"}, "pipeline: 'nested' is not one of none, hosting, future"),
-        ({"remedy": "swap"}, "remedy: 'swap' is not one of reserve, pause, evict"),
+        ({"remedy": "swap"}, "remedy: 'swap' is not one of reserve, pause, preempt"),
         ({"length": "guess"}, "length: 'guess' is not one of predicted, empirical, gaussian, oracle"),
         ({"padding": -1}, "padding: -1.0 is not within -0.9..4"),
         ({"padding": "tuned"}, "padding: 'tuned' is not a number or auto"),

@@ -108,14 +108,14 @@ FOUR = {"prompt_tokens": 32, "max_tokens": 32, "kv_blocks": 2}
 """Four blocks promised, two held."""
 
 
-@pytest.mark.parametrize(("blocks", "pause", "evict"), [(13, [0, 1], []), (11, [0], [1]), (9, [], [0, 1])])
-def test_the_lower_level_sits_out_and_is_evicted_where_its_blocks_are_needed(
-    blocks: int, pause: list[int], evict: list[int], snapshot: Make
+@pytest.mark.parametrize(("blocks", "pause", "preempt"), [(13, [0, 1], []), (11, [0], [1]), (9, [], [0, 1])])
+def test_the_lower_level_sits_out_and_is_preempted_where_its_blocks_are_needed(
+    blocks: int, pause: list[int], preempt: list[int], snapshot: Make
 ) -> None:
     queue = Queue(snapshot([FOUR, FOUR], [FOUR, FOUR], total_blocks=blocks), quantum_tokens=4, batch=2)
     queue.serve(0, 1, tokens=4)
     made = queue.plan()
-    assert (order(made.waiting), order(made.pause), order(made.preempt)) == ([2, 3], pause, evict)
+    assert (order(made.waiting), order(made.pause), order(made.preempt)) == ([2, 3], pause, preempt)
     assert made.max_running == 2 + len(pause)
 
 

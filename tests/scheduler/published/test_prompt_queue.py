@@ -39,7 +39,7 @@ def test_fcfs_admits_in_order_until_the_step_or_the_blocks_are_full(given: Room,
     assert admitted(fcfs_prompts(at, given)) == expected
 
 
-def test_what_was_evicted_is_computed_again_with_its_output() -> None:
+def test_what_was_preempted_is_computed_again_with_its_output() -> None:
     at = make_snapshot([{"prompt_tokens": 50, "output_tokens": 50}, {"prompt_tokens": 10}])
     assert admitted(fcfs_prompts(at, room(100))) == [0]
     assert admitted(paper_prompts(at, room(99), NOW_S)) == [1]

@@ -62,20 +62,20 @@ def test_a_slot_used_again_begins_anew(snapshot: Make) -> None:
     assert order(turns.plan().preempt) == [0]
 
 
-@pytest.mark.parametrize(("waiting", "evicted"), [(1, [1]), (2, [1, 0]), (3, [1, 0]), (4, [1, 0])])
+@pytest.mark.parametrize(("waiting", "preempted"), [(1, [1]), (2, [1, 0]), (3, [1, 0]), (4, [1, 0])])
 def test_as_many_make_room_as_wait_and_only_those_whose_turn_is_over(
-    waiting: int, evicted: list[int], snapshot: Make
+    waiting: int, preempted: list[int], snapshot: Make
 ) -> None:
     turns = Turns(snapshot([{}] * waiting, [{}] * 3, max_num_seqs=3))
     turns.serve(1)
     turns.serve(0, 1, steps=3)
     turns.serve(2, steps=2)
     made = turns.plan()
-    assert order(made.preempt) == evicted
+    assert order(made.preempt) == preempted
     assert order(made.waiting) == [3, 4, 5][:waiting]
 
 
-def test_evicts_as_many_as_the_missing_blocks_take(snapshot: Make) -> None:
+def test_preempts_as_many_as_the_missing_blocks_take(snapshot: Make) -> None:
     # 161 tokens take 11 blocks of 16; 3 are free beside the 1 % kept free, and each victim brings 4.
     at = snapshot([{"prompt_tokens": 160}], [{"kv_blocks": 4}] * 4, free_blocks=4, total_blocks=100)
     turns = Turns(at)
@@ -93,13 +93,13 @@ def test_evicts_as_many_as_the_missing_blocks_take(snapshot: Make) -> None:
     ],
     ids=["nobody waits", "a slot is free", "the guards forbid it", "all victims hold too few blocks"],
 )
-def test_evicts_nobody_when(waiting: list[Any], running: list[Any], engine: dict[str, int], snapshot: Make) -> None:
+def test_preempts_nobody_when(waiting: list[Any], running: list[Any], engine: dict[str, int], snapshot: Make) -> None:
     turns = Turns(snapshot(waiting, running, **engine))
     turns.serve(0, 1, steps=9)
     assert not turns.plan().preempt.size
 
 
-def test_evicts_however_often_it_was_preempted(snapshot: Make) -> None:
+def test_preempts_however_often_it_was_preempted(snapshot: Make) -> None:
     turns = Turns(snapshot([{}], [{"num_preemptions": 1000}], max_num_seqs=1))
     turns.serve(0, steps=3)
     assert order(turns.plan().preempt) == [0]
@@ -112,7 +112,7 @@ def test_a_turn_begins_anew_at_admission(snapshot: Make) -> None:
     rows, engine = turns.at.rows, turns.at.engine
     rows.state[[0, 1]] = rows.state[[1, 0]]
     turns.at = Snapshot(rows, np.array([0]), np.array([1]), engine)
-    turns.serve(0)  # was in flight when it was evicted
+    turns.serve(0)  # was in flight when it was preempted
     turns.plan()
     rows.state[[0, 1]] = rows.state[[1, 0]]
     turns.at = Snapshot(rows, np.array([1]), np.array([0]), engine)

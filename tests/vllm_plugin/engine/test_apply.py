@@ -108,7 +108,7 @@ def test_an_order_that_is_there_already_moves_nothing() -> None:
     assert scheduler.running is before[0] and scheduler.waiting is before[1]
 
 
-def test_who_does_not_run_is_neither_evicted_nor_paused() -> None:
+def test_who_does_not_run_is_neither_preempted_nor_paused() -> None:
     from sloserve.vllm_plugin.engine.apply import WrongRows
 
     for plan in (Plan(preempt=slots("bd")), Plan(pause=slots("ad"))):

@@ -40,7 +40,7 @@ def test_plans_are_made_only_where_blocks_follow_from_tokens(
     workload = [request_of(f"r{i}", 0.01 * i, 90, 40, e2e_s=4.0 - 0.3 * i) for i in range(10)]
     monkeypatch.setattr(logging.getLogger("sloserve"), "propagate", True)
     with caplog.at_level(logging.WARNING, logger="sloserve"):
-        mine = build("edf:evict_margin_s=0.1").run(workload)
+        mine = build("edf:preempt_margin_s=0.1").run(workload)
     stock = build(None).run(workload)
     same = [r.token_times_s.tolist() for r in mine.requests] == [r.token_times_s.tolist() for r in stock.requests]
     assert (mine.counters.get("plans", 0) > 0, same) == (plans, not plans)

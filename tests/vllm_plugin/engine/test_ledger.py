@@ -101,7 +101,7 @@ def test_what_a_request_met_is_on_the_page_when_it_ends(build: Build, request_of
         met, stages = page.interruptions(request.request.request_id) or Interruptions(), request.stages
         assert met.paused_steps == paused[request.request.request_id]
         # Of a request that ends, the step in flight may pause it once more.
-        assert (met.paused_s, met.preempted_s) == pytest.approx((stages.paused_s, stages.evicted_s), abs=0.01)
+        assert (met.paused_s, met.preempted_s) == pytest.approx((stages.paused_s, stages.preempted_s), abs=0.01)
     both = page.interruptions("a-12")  # two replies to one request
     assert both is not None and both.paused_steps == paused["0_a-12"] + paused["1_a-12"]
     assert page.snapshot().paused_steps == paused.total()

@@ -1,4 +1,4 @@
-"""SLOScheduler inside vLLM: pauses, evictions, policies that misbehave, aborts, ageing, and what it refuses."""
+"""SLOScheduler inside vLLM: pauses, preemptions, policies that misbehave, aborts, ageing, and what it refuses."""
 
 import dataclasses
 from collections.abc import Callable
@@ -109,7 +109,7 @@ ILLEGAL: dict[str, Callable[[Snapshot], Any]] = {
     "no plan": lambda at: None,
     "unknown slot": lambda at: Plan(running=np.array([10**9])),
     "twice": lambda at: Plan(running=np.repeat(at.running, 2), waiting=np.repeat(at.waiting, 2), max_running=0),
-    "evicts who waits": lambda at: Plan(preempt=at.rows.slots_in(State.FREE)),
+    "preempts who waits": lambda at: Plan(preempt=at.rows.slots_in(State.FREE)),
     "no budget": lambda at: Plan(token_budget=0),
     "half a token": lambda at: Plan(token_budget=0.5),  # type: ignore[arg-type]
 }

@@ -37,7 +37,7 @@ def with_idle_session(engine: Any) -> Any:
     "policy",
     [
         "econo",
-        "econo:length=oracle:evict=false",
+        "econo:length=oracle:preempt=false",
         "orca:batch=1",
         "orca:batch=0",
         "srtf:length=oracle",

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.vllm
 
 Build = Callable[..., Any]
 RequestOf = Callable[..., Any]
-POLICIES = ("fcfs", "edf:evict_margin_s=0.1", "sjf", "chaos", "priority")
+POLICIES = ("fcfs", "edf:preempt_margin_s=0.1", "sjf", "chaos", "priority")
 
 
 def workload(request_of: RequestOf) -> list[Any]:
@@ -74,7 +74,7 @@ def test_to_the_same_policy_and_to_fcfs_and_back_nothing_changes_for_stateless_o
     build: Build, request_of: RequestOf
 ) -> None:
     """edf keeps no state, so it must decide the same from rows made up in the middle as from rows kept."""
-    engine, untouched = build("edf:evict=false", kv_blocks=24), build("edf:evict=false", kv_blocks=24)
+    engine, untouched = build("edf:preempt=false", kv_blocks=24), build("edf:preempt=false", kv_blocks=24)
     expected = untouched.run(workload(request_of))
 
     def there_and_back(scheduler: Any) -> None:
@@ -82,7 +82,7 @@ def test_to_the_same_policy_and_to_fcfs_and_back_nothing_changes_for_stateless_o
         if scheduler.slo_counters["plans"] % 2:
             scheduler.set_policies("fcfs")
             assert scheduler._planner is None
-        scheduler.set_policies("edf:evict=false")
+        scheduler.set_policies("edf:preempt=false")
         rows, live = scheduler._planner.table.rows, scheduler._planner.table.request_at
         assert {r.request_id for r in live.values()} == before.slot_of.keys()
         for slot, request in live.items():
@@ -127,7 +127,7 @@ def test_what_a_new_policy_is_told_and_what_its_rows_say(
 def test_a_mistake_leaves_the_policy_as_it_was(build: Build, request_of: RequestOf) -> None:
     scheduler = build("sjf", section={"shadow_policy": "edf"}).scheduler
     planner = scheduler._planner
-    for wrong in ("nonesuch", "edf:colour=red", "edf:evict", "edf:evict_margin_s=-1"):
+    for wrong in ("nonesuch", "edf:colour=red", "edf:preempt", "edf:preempt_margin_s=-1"):
         with pytest.raises(ConfigError):
             scheduler.set_policies("rr", wrong)
         with pytest.raises(ConfigError):
@@ -176,7 +176,7 @@ def test_shadow_mode_can_be_turned_on_and_off_without_disturbing_the_policy(
         {
             4: lambda scheduler: scheduler.set_policies(shadow_policy="edf"),
             20: note,
-            21: lambda scheduler: scheduler.set_policies(shadow_policy="sjf:evict=true"),
+            21: lambda scheduler: scheduler.set_policies(shadow_policy="sjf:preempt=true"),
             40: note,
             41: lambda scheduler: scheduler.set_policies(shadow_policy=""),
             60: note,

@@ -57,7 +57,7 @@ requests = st.lists(
 
 @settings(max_examples=6)
 @given(
-    requests, st.sampled_from(["fcfs", "edf:evict_margin_s=0.1", "chaos"]), st.sampled_from(["sjf", "chaos", "fcfs"])
+    requests, st.sampled_from(["fcfs", "edf:preempt_margin_s=0.1", "chaos"]), st.sampled_from(["sjf", "chaos", "fcfs"])
 )
 def test_decisions_are_the_same_with_a_shadow_and_without(drawn: list[Any], policy: str, shadow: str) -> None:
     workload = [
@@ -95,10 +95,10 @@ def test_a_policy_agrees_with_itself_and_gains_nothing(build: Build, request_of:
 def test_deadlines_in_the_shadow_of_arrival_order_would_gain_and_the_page_says_so(
     build: Build, request_of: RequestOf
 ) -> None:
-    engine = build("fcfs", section={"shadow_policy": "edf:evict=false"})
+    engine = build("fcfs", section={"shadow_policy": "edf:preempt=false"})
     log = engine.run(queued(request_of))
     status = engine.scheduler.status()
-    assert (status["policy"], status["shadow_policy"]) == ("fcfs", "edf:evict=false")
+    assert (status["policy"], status["shadow_policy"]) == ("fcfs", "edf:preempt=false")
     assert 0.0 < status["shadow_agreement_sum"] < status["shadow_agreement_count"]
     assert 0.0 < status["shadow_gain_sum"] <= status["shadow_gain_count"] <= status["shadow_plans"]
     assert status["shadow_errors"] == 0 and "plans" not in log.counters

@@ -1,4 +1,4 @@
-"""Requests that share a prefix share its KV blocks: evictions are counted by what vLLM really frees."""
+"""Requests that share a prefix share its KV blocks: preemptions are counted by what vLLM really frees."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +15,8 @@ Build = Callable[..., Any]
 RequestOf = Callable[..., Any]
 
 
-class EvictAll(Policy):
-    """Evicts all that run, once three decode and one waits; notes what it was told they free, and what was free."""
+class PreemptAll(Policy):
+    """Preempts all that run, once three decode and one waits; notes what it was told they free, and what was free."""
 
     needs = frozenset({"prompt_tokens", "computed_tokens"})
 
@@ -36,11 +36,11 @@ class EvictAll(Policy):
 
 
 @pytest.mark.parametrize(("caching", "expected"), [(True, [1, 1, 10]), (False, [10, 10, 10])])
-def test_a_snapshot_says_what_evictions_free(
+def test_a_snapshot_says_what_preemptions_free(
     build: Build, request_of: RequestOf, caching: bool, expected: list[int]
 ) -> None:
     """Three requests of ten blocks, nine of them a common prefix, which comes free with the last."""
-    policy = EvictAll()
+    policy = PreemptAll()
     engine = build(policy, enable_prefix_caching=caching, max_num_seqs=3, max_num_batched_tokens=512)
     scheduler = engine.scheduler
     preempt = scheduler._preempt_request
@@ -61,6 +61,6 @@ def test_an_urgent_request_costs_one_that_shares_nothing_not_five_that_do(build:
     alone = request_of("alone", 0.02, 146, 12, e2e_s=998.5)
     urgent = request_of("urgent", 0.06, 146, 5, e2e_s=1.0)
     size = {"kv_blocks": 27, "max_num_seqs": 8, "max_num_batched_tokens": 512}
-    log = build("edf:evict_margin_s=1", enable_prefix_caching=True, **size).run([*jobs, alone, urgent])
-    evicted = {r.request.request_id: r.num_preemptions for r in log.requests if r.num_preemptions}
-    assert (evicted, log.counters["evictions"]) == ({"alone": 1}, 1)
+    log = build("edf:preempt_margin_s=1", enable_prefix_caching=True, **size).run([*jobs, alone, urgent])
+    preempted = {r.request.request_id: r.num_preemptions for r in log.requests if r.num_preemptions}
+    assert (preempted, log.counters["evictions"]) == ({"alone": 1}, 1)

@@ -51,11 +51,11 @@ def test_a_request_is_in_one_stage_at_a_time() -> None:
     engine.step(8.0, preempted="a")
     engine.step(9.5, resumed="a", paused="b")
     engine.step(10.0)
-    assert engine.stages.ended("a", 12.0) == StageTimes(waiting_s=2.0, running_s=4.5, evicted_s=1.5, paused_s=3.0)
-    assert engine.stages.ended("b", 11.0) == StageTimes(waiting_s=2.0, running_s=3.5, evicted_s=0.0, paused_s=4.5)
+    assert engine.stages.ended("a", 12.0) == StageTimes(waiting_s=2.0, running_s=4.5, preempted_s=1.5, paused_s=3.0)
+    assert engine.stages.ended("b", 11.0) == StageTimes(waiting_s=2.0, running_s=3.5, preempted_s=0.0, paused_s=4.5)
 
 
-def test_a_paused_request_that_vllm_takes_for_its_victim_is_evicted() -> None:
+def test_a_paused_request_that_vllm_takes_for_its_victim_is_preempted() -> None:
     """In the step of its pause or later, the plan still naming it; resumed, it runs."""
     for first in ("", "a"):
         engine = Engine("a")
@@ -65,10 +65,10 @@ def test_a_paused_request_that_vllm_takes_for_its_victim_is_evicted() -> None:
         engine.step(5.0)
         engine.step(6.0, resumed="a")
         found = engine.stages.ended("a", 6.5)
-        assert (found.evicted_s, found.paused_s) == (3.0, float(len(first)))
+        assert (found.preempted_s, found.paused_s) == (3.0, float(len(first)))
 
 
-def test_who_is_evicted_and_back_in_the_same_step_loses_no_time() -> None:
+def test_who_is_preempted_and_back_in_the_same_step_loses_no_time() -> None:
     engine = Engine("a")
     engine.step(1.0, new="a")
     engine.step(2.0, preempted="a", resumed="a")
@@ -119,7 +119,7 @@ class Account:
             # How vLLM itself knows whom to pass over.
             passed_over = request.next_decode_eligible_step > self._engine.scheduler.current_step
             return "paused_s" if passed_over else "running_s"
-        return "evicted_s" if request.num_preemptions else "waiting_s"
+        return "preempted_s" if request.num_preemptions else "waiting_s"
 
     def of(self, request_id: str, arrival_s: float, finish_s: float) -> dict[str, float]:
         spent = dict.fromkeys(StageTimes.__slots__, 0.0)
@@ -150,7 +150,7 @@ def test_stages_add_up_to_the_latency_and_are_those_of_every_step(
             assert getattr(request.stages, stage) == pytest.approx(expected[stage], abs=1e-9), stage
             seen[stage] += expected[stage]
     assert seen["waiting_s"] > 0.0 and seen["running_s"] > 0.0
-    assert (seen["evicted_s"] > 0.0) == any(r.num_preemptions for r in log.requests)
+    assert (seen["preempted_s"] > 0.0) == any(r.num_preemptions for r in log.requests)
     assert (seen["paused_s"] > 0.0) == (policy is not None)
 
 

@@ -59,7 +59,7 @@ def test_what_vllm_raises_is_for_vllm_to_see(
         raise MemoryError("vLLM's own")
 
     monkeypatch.setattr(AsyncScheduler, name, fail)
-    engine = build("chaos:evict=1:illegal=0:pause=0", kv_blocks=24)
+    engine = build("chaos:preempt=1:illegal=0:pause=0", kv_blocks=24)
     with pytest.raises(MemoryError, match="vLLM's own"):
         engine.run([request_of(f"r{i}") for i in range(4)])
     assert "internal_errors" not in engine.scheduler.slo_counters
@@ -180,7 +180,7 @@ def test_who_ageing_admitted_is_not_paused_either_while_adapters_are_short(build
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("plan_cost_us", [0.0, 2000.0])
 def test_adapters_of_random_plans_fit(build: Build, request_of: RequestOf, seed: int, plan_cost_us: float) -> None:
-    """Random pauses and evictions, more adapters than fit now and then, everybody aged soon."""
+    """Random pauses and preemptions, more adapters than fit now and then, everybody aged soon."""
     rng = np.random.default_rng([seed, 3])
     classes = {"interactive": {"rank": 0, "aged_after_s": 0.05}}
     section = {"seed": seed, "classes": classes, "aged_share": 0.5}

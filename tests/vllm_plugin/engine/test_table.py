@@ -188,12 +188,12 @@ def test_a_request_met_in_the_middle_gets_the_row_it_would_have() -> None:
 
     table = make_table()
     args = {"slo_tpot_ms": 100, "slo_tds": 5}
-    fresh, running, evicted, paced = (make_request(name, args if name == "paced" else None) for name in NAMES)
+    fresh, running, preempted, paced = (make_request(name, args if name == "paced" else None) for name in NAMES)
     for request in (running, paced):
         request.status, request.num_computed_tokens = RequestStatus.RUNNING, 22
         request.append_output_token_ids([5, 6, 7])
-    evicted.status, evicted.num_preemptions = RequestStatus.PREEMPTED, 2
-    slots = [table.add_live(request, stated(request), 60.0) for request in (fresh, running, evicted, paced)]
+    preempted.status, preempted.num_preemptions = RequestStatus.PREEMPTED, 2
+    slots = [table.add_live(request, stated(request), 60.0) for request in (fresh, running, preempted, paced)]
     at = table.snapshot(ENGINE)
     assert (at.waiting.tolist(), at.running.tolist()) == ([slots[0], slots[2]], [slots[1], slots[3]])
     rows = at.rows
@@ -205,7 +205,7 @@ def test_a_request_met_in_the_middle_gets_the_row_it_would_have() -> None:
     assert rows.first_token_s[slots] == pytest.approx([np.nan, 60.0, np.nan, 59.8], nan_ok=True)
 
 
-NAMES = ("fresh", "running", "evicted", "paced")
+NAMES = ("fresh", "running", "preempted", "paced")
 
 
 def test_columns_change_while_slots_order_and_what_was_noted_stay() -> None:

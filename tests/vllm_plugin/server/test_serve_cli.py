@@ -52,7 +52,7 @@ def test_policies_are_listed_with_what_they_do(
     [
         ("edff", r"unknown policy 'edff'; installed: .*; did you mean 'edf'\?"),
         ("edf:speed=3", "policy 'edf' has no option 'speed'"),
-        ("edf:evict", r"'evict' is not of the form option=value"),
+        ("edf:preempt", r"'preempt' is not of the form option=value"),
     ],
 )
 def test_wrong_policy_is_refused_before_vllm_is_imported(

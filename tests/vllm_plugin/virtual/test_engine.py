@@ -171,7 +171,7 @@ def digests() -> dict[str, str]:
     size = EngineSettings(kv_blocks=40, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256)
     classes = {c.name: {"rank": c.rank, "aged_after_s": 0.3} for c in DEFAULT_CLASSES}
     found = {}
-    for policy in ("fcfs", "edf", "priority", "sjf:evict=true", "chaos"):
+    for policy in ("fcfs", "edf", "priority", "sjf:preempt=true", "chaos"):
         log = VirtualEngine(size, PROFILE, {"sloserve": {"policy": policy, "classes": classes}}).run(mixed_workload())
         found[policy] = digest(log)
     return found
