@@ -186,7 +186,7 @@ class ProfileEngine:
         def timed_schedule(*args: Any, **kwargs: Any) -> Any:
             began_s = self._now_s()
             output = schedule(*args, **kwargs)
-            timer.scheduled(step_load(output, self._scheduler.requests), began_s)
+            timer.scheduled(step_load(output), began_s)
             return output
 
         def timed_update(*args: Any, **kwargs: Any) -> Any:

@@ -274,6 +274,6 @@ class SLOScheduler(AsyncScheduler):
     def _book(self, output: SchedulerOutput, paused: list[Request], now_s: float, monotonic_s: float) -> None:
         self._ledger.stepped(self, output, paused, now_s)
         if self.step_pace is not None:
-            self.step_pace.scheduled(output, self.requests, monotonic_s)
+            self.step_pace.scheduled(output, monotonic_s)
         if self._shadow is not None:
             self._ledger.shadowed(self._shadow.figures)

@@ -5,6 +5,7 @@ on itself is part of its pace.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sloserve.estimator.step_time.latency import StepLoad
@@ -13,24 +14,22 @@ from sloserve.estimator.step_time.recalibrate import Recalibrated
 from sloserve.estimator.step_time.timer import StepTimer
 
 
-def step_load(output: Any, requests: Mapping[str, Any]) -> StepLoad:
-    """The load of a SchedulerOutput. requests: vLLM's, by id, with all that are in it."""
-    cached = output.scheduled_cached_reqs
-    if not output.scheduled_new_reqs and output.total_num_scheduled_tokens == len(cached.req_ids):
-        # One token each: they decode. The last token of a prompt computed alone counts as one that does, as it costs.
-        context = sum(cached.num_computed_tokens) + len(cached.req_ids)
-        return StepLoad(decode_seqs=len(cached.req_ids), decode_context_tokens=context)
-    prefills, contexts = [], []
-    for request_id, computed in (
-        *((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs),
-        *zip(cached.req_ids, cached.num_computed_tokens, strict=True),
-    ):
-        tokens = output.num_scheduled_tokens[request_id]
-        if tokens == 1 and computed >= requests[request_id].num_prompt_tokens:
-            contexts.append(computed + 1)
-        else:
-            prefills.append((tokens, computed))
-    return StepLoad.of(prefills, contexts)
+def step_load(output: Any) -> StepLoad:
+    """The load of a SchedulerOutput.
+
+    Whoever was in a step before and has one token in this one is taken to decode: so does nearly everyone, and the last
+    token of a prompt costs the same.
+    """
+    scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
+    chunks = [(scheduled[new.req_id], new.num_computed_tokens) for new in output.scheduled_new_reqs]
+    decodes, context = len(cached.req_ids), sum(cached.num_computed_tokens)
+    if output.total_num_scheduled_tokens > decodes + sum(tokens for tokens, _ in chunks):
+        parts = zip(map(scheduled.__getitem__, cached.req_ids), cached.num_computed_tokens, strict=True)
+        longer = [(tokens, computed) for tokens, computed in parts if tokens > 1]
+        decodes -= len(longer)
+        context -= sum(computed for _, computed in longer)
+        chunks += longer
+    return replace(StepLoad.of(chunks), decode_seqs=decodes, decode_context_tokens=context + decodes)
 
 
 class StepPace:
@@ -40,9 +39,9 @@ class StepPace:
         self.latency = Recalibrated(profile)
         self._timer = StepTimer()
 
-    def scheduled(self, output: Any, requests: Mapping[str, Any], now_s: float) -> None:
-        """A step was scheduled. Costs 10 to 50 us, for a step of a hundred requests."""
-        self._timer.scheduled(step_load(output, requests), now_s)
+    def scheduled(self, output: Any, now_s: float) -> None:
+        """A step was scheduled."""
+        self._timer.scheduled(step_load(output), now_s)
 
     def output(self, now_s: float) -> None:
         """The oldest step in flight gave its output."""

@@ -1,5 +1,7 @@
 """Steps are timed and their load is read as the engine ran them: two deep, prefill and decode mixed."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from sloserve.core.request import WorkloadRequest
@@ -50,3 +52,35 @@ def test_without_a_profile_nothing_is_timed() -> None:
     engine = VirtualEngine(EngineSettings(kv_blocks=20_000), load_profile(ENGINE), {"sloserve": {"policy": "edf"}})
     engine.run(workload()[:5])
     assert engine.scheduler.step_pace is None and engine.scheduler.status()["step_factor_decode"] == 0.0
+
+
+def output_of(new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]]) -> SimpleNamespace:
+    """A SchedulerOutput of (tokens, computed tokens) by request."""
+    scheduled = {name: tokens for name, (tokens, _) in (cached | new).items()}
+    return SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id=name, num_computed_tokens=at) for name, (_, at) in new.items()],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=list(cached), num_computed_tokens=[computed for _, computed in cached.values()]
+        ),
+        num_scheduled_tokens=scheduled,
+        total_num_scheduled_tokens=sum(scheduled.values()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("new", "cached", "load"),
+    [
+        ({}, {}, StepLoad()),
+        ({}, {"a": (1, 20), "b": (1, 30)}, StepLoad.of((), [21, 31])),
+        ({"c": (16, 0)}, {"a": (1, 20), "b": (1, 30)}, StepLoad.of([(16, 0)], [21, 31])),
+        ({"c": (1, 15)}, {"a": (1, 20)}, StepLoad.of([(1, 15)], [21])),
+        ({"c": (16, 32)}, {"a": (1, 20), "b": (9, 64)}, StepLoad.of([(16, 32), (9, 64)], [21])),
+        ({}, {"a": (7, 20), "b": (9, 64)}, StepLoad.of([(7, 20), (9, 64)])),
+    ],
+)
+def test_the_load_of_a_step(
+    new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]], load: StepLoad
+) -> None:
+    from sloserve.vllm_plugin.engine.step_load import step_load
+
+    assert step_load(output_of(new, cached)) == load
