@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+ObjectArray = NDArray[np.object_]
 
 Item = TypeVar("Item", bound=np.generic)
 
 
-def grown(column: NDArray[Item], size: int, fill: float = 0) -> NDArray[Item]:
+def grown(column: NDArray[Item], size: int, fill: object = 0) -> NDArray[Item]:
     """A longer copy of ``[slots]`` or ``[slots, n]``: of ``size`` slots, the new ones hold ``fill``.
 
     For columns of the request table, and for what a policy remembers by slot beside them.

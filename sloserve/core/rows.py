@@ -69,9 +69,6 @@ LENGTH_QUANTILES = ("length_p10", "length_p25", "length_p50", "length_p75", "len
 ALWAYS_KEPT = frozenset({"seq", "state", "preemptable", "pausable"})
 """Columns that the contract itself reads."""
 
-PROGRESS_COLUMNS = frozenset({"first_token_s"})
-"""Columns written as each step's output arrives."""
-
 READ_COLUMNS = frozenset({"computed_tokens", "in_flight_tokens", "output_tokens"})
 """Columns read from the running requests just before a plan is made; ``kv_blocks`` follows from them."""
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.arrays import IntArray
-from sloserve.core.rows import PROGRESS_COLUMNS
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import log_seldom
 from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress
@@ -74,7 +73,6 @@ class Planner:
         self.held = HeldPlan()
         self.aged = NO_SLOTS
         self._wants_progress = policy.wants_progress or (shadow is not None and shadow.policy.wants_progress)
-        self._wants_output = bool(PROGRESS_COLUMNS & self.needs) or self._wants_progress
         self._counters = counters
         self._on_plan = on_plan
         self._may_pause = may_pause
@@ -98,7 +96,7 @@ class Planner:
         if before is not None and before.policy is self.policy:
             self.budget, self.ageing, self.held, self.aged = before.budget, before.ageing, before.held, before.aged
         rows = self.table.rows
-        for slot in sorted(self.table.request_at, key=lambda slot: int(rows.seq[slot])):
+        for slot in sorted(self.table.slot_of.values(), key=lambda slot: int(rows.seq[slot])):
             if before is None or before.policy is not self.policy:
                 self._tell_policy("arrived", slot, now_s)
             if self.shadow is not None and (before is None or before.shadow is not self.shadow):
@@ -127,10 +125,11 @@ class Planner:
         self.table.drop(request)
 
     def progressed(self, outputs: Any, now_s: float) -> None:
-        if not self._wants_output:
+        self.table.note_first_tokens(now_s)
+        if not self._wants_progress:
             return
-        slots, tokens = self.table.progressed(outputs, now_s)
-        if slots.size and self._wants_progress:
+        slots, tokens = self.table.new_tokens(outputs)
+        if slots.size:
             if self.policy.wants_progress:
                 self._tell_policy("progressed", slots, tokens, now_s)
             if self.shadow is not None and self.shadow.policy.wants_progress:

@@ -63,8 +63,8 @@ class RequestReader(Protocol):
     def admitted_ids(self, output: Any) -> Sequence[str]:
         """Ids of the requests that a scheduled step admitted, in order of admission."""
 
-    def new_tokens(self, outputs: Any) -> Iterable[tuple[str, int]]:
-        """Id and number of new output tokens of each request that a step's results brought any."""
+    def new_tokens(self, outputs: Any) -> tuple[Sequence[str], Sequence[int]]:
+        """The requests that a step's results brought new output tokens: their ids, and how many each."""
 
 
 class EnginePort(RequestReader, Protocol):

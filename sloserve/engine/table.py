@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.arrays import IntArray
+from sloserve.core.arrays import IntArray, ObjectArray, grown
 from sloserve.core.rows import READ_COLUMNS, Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.port import EngineRequest, RequestReader
@@ -14,11 +14,14 @@ from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 
-_RUNNING = int(State.RUNNING)
+_PREEMPTED, _RUNNING = int(State.PREEMPTED), int(State.RUNNING)
 
 
 class RequestTable:
     """The rows of one engine's requests.
+
+    slot_of: the slot of each request with a row, by id. request_at: ``[capacity]``, the request in each slot, ``None``
+    in a free one.
 
     Args:
         needs: columns to keep.
@@ -30,7 +33,7 @@ class RequestTable:
         self.rows = Rows(needs)
         self._reader = reader
         self.slot_of: dict[str, int] = {}
-        self.request_at: dict[int, EngineRequest] = {}
+        self.request_at: ObjectArray = np.empty(self.rows.capacity, np.object_)
         self._read = self._columns_to_read()
         self._blocked: dict[int, EngineRequest] = {}
         self._lora_of: dict[str, int] = {}
@@ -48,6 +51,8 @@ class RequestTable:
         if not self._reader.is_plannable(request):
             return None
         slot = self.rows.add(**self._reader.static_columns(request, stated))
+        if self.rows.capacity > self.request_at.size:
+            self.request_at = grown(self.request_at, self.rows.capacity, None)
         self.slot_of[request.request_id] = slot
         self.request_at[slot] = request
         if self._reader.is_blocked(request):
@@ -69,8 +74,8 @@ class RequestTable:
         """Keeps these columns from now on, slots and order unchanged; those that were not kept are made up for."""
         new = self.rows.keep(needs)
         self._read = self._columns_to_read()
-        for slot, request in self.request_at.items():
-            stated = slo_of[request.request_id]
+        for request_id, slot in self.slot_of.items():
+            request, stated = self.request_at[slot], slo_of[request_id]
             self._fill(
                 slot,
                 self._reader.static_columns(request, stated) | self._reader.live_columns(request, stated, now_s),
@@ -90,10 +95,19 @@ class RequestTable:
         """How many requests with a row run."""
         return int(np.count_nonzero(self.rows.state == _RUNNING))
 
+    def has_all(self, requests: Mapping[str, EngineRequest]) -> bool:
+        """Whether each of ``requests``, which are all that vLLM has, has a row."""
+        return len(requests) == len(self.slot_of)
+
+    def requests_in(self, slots: IntArray) -> list[Any]:
+        """The requests in ``slots``, each of which has one, in this order."""
+        found: list[Any] = self.request_at[slots].tolist()
+        return found
+
     def others(self, requests: Mapping[str, EngineRequest]) -> list[EngineRequest]:
         """The requests that no snapshot shows although they may hold KV. requests: all that vLLM has, by id."""
         blocked = list(self._blocked.values())
-        if len(requests) == len(self.slot_of):
+        if self.has_all(requests):
             return blocked
         return blocked + [request for request_id, request in requests.items() if request_id not in self.slot_of]
 
@@ -127,26 +141,25 @@ class RequestTable:
                 self._blocked.pop(int(slot), None)
         if "cached_tokens" in self.rows.kept:
             for slot in slots:
-                cached_tokens = self._reader.cached_tokens(self.request_at[int(slot)])
+                cached_tokens = self._reader.cached_tokens(self.request_at[slot])
                 if cached_tokens is not None:
                     self.rows.cached_tokens[slot] = cached_tokens
         return slots
 
-    def progressed(self, outputs: Any, now_s: float) -> tuple[IntArray, IntArray]:
-        """Books the new tokens in a step's outputs; returns slots and token counts of requests that go on."""
-        found = [
-            (slot, tokens)
-            for request_id, tokens in self._reader.new_tokens(outputs)
-            if (slot := self.slot_of.get(request_id)) is not None
-        ]
-        if not found:
-            return NO_SLOTS, NO_SLOTS
-        slots, tokens = np.array(found, np.int64).T
+    def note_first_tokens(self, now_s: float) -> None:
+        """A step's results are in: whoever has its first token from it got that just now."""
         rows = self.rows
         if "first_token_s" in rows.kept:
-            fresh = slots[np.isnan(rows.first_token_s[slots])]
-            rows.first_token_s[fresh] = now_s
-        return slots, tokens
+            without = np.flatnonzero((rows.state >= _PREEMPTED) & np.isnan(rows.first_token_s))
+            begun = np.array([request.num_output_tokens > 0 for request in self.requests_in(without)], np.bool_)
+            rows.first_token_s[without[begun]] = now_s
+
+    def new_tokens(self, outputs: Any) -> tuple[IntArray, IntArray]:
+        """Slots of the requests that a step's results brought new tokens and that go on; and how many each."""
+        ids, counts = self._reader.new_tokens(outputs)
+        slots = np.array([self.slot_of.get(request_id, -1) for request_id in ids], np.int64)
+        known = slots >= 0
+        return slots[known], np.array(counts, np.int64)[known]
 
     def finished(self, request: EngineRequest) -> int | None:
         """Completes the row of a request that ends, where it has one; the caller forgets it with :meth:`drop`."""
@@ -165,7 +178,7 @@ class RequestTable:
         slot = self.slot_of.pop(request.request_id, None)
         if slot is None:
             return
-        del self.request_at[slot]
+        self.request_at[slot] = None
         self._blocked.pop(slot, None)
         self._protected.discard(slot)
         self.rows.free(slot)
@@ -198,7 +211,7 @@ class RequestTable:
         short = max_loras is not None and len(self._loras) > max_loras
         if short != self._loras_short:
             self._loras_short = short
-            for slot in self.request_at:
+            for slot in self.slot_of.values():
                 self._mark(slot)
 
     def _mark(self, slot: int) -> None:
@@ -233,8 +246,7 @@ class RequestTable:
         rows = self.rows
         running = rows.slots_in(State.RUNNING)
         if self._read and running.size:
-            request_at = self.request_at
-            found = self._reader.gather([request_at[slot] for slot in running.tolist()], self._read)
+            found = self._reader.gather(self.requests_in(running), self._read)
             if "kv_blocks" in rows.kept:
                 rows.kv_blocks[running] = blocks_of(found["computed_tokens"], block_size)
             for name in self._read & rows.kept:

@@ -9,7 +9,7 @@ the first change: slots are resolved to requests and new queues are built, then 
 """
 
 from collections.abc import Iterable
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
@@ -18,6 +18,9 @@ from sloserve.core.arrays import IntArray
 from sloserve.engine.table import RequestTable
 from sloserve.scheduler.policy import Plan
 from sloserve.vllm_plugin.engine import compat
+
+_PART = 256
+"""Requests of a queue that are looked at in one go."""
 
 
 class WrongRows(Exception):
@@ -28,10 +31,10 @@ def running_requests(scheduler: Any, slots: IntArray, table: RequestTable) -> li
     """The requests in ``slots``, all of which run. Raises: WrongRows if one does not."""
     if not slots.size:
         return []
-    members = {id(request) for request in scheduler.running}
-    found: list[Request] = [table.request_at[slot] for slot in slots.tolist()]
+    members = set(scheduler.running)
+    found: list[Request] = table.requests_in(slots)
     for request in found:
-        if id(request) not in members or request.status != RequestStatus.RUNNING:
+        if request not in members or request.status != RequestStatus.RUNNING:
             raise WrongRows(f"{request.request_id} is to be preempted or paused, but does not run")
     return found
 
@@ -97,12 +100,13 @@ def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits, 
     """
     paused = running_requests(scheduler, plan.pause, table)
     running, waiting = queues = scheduler.running, scheduler.waiting
+    all_tracked = table.has_all(scheduler.requests)
     eligible = [request.next_decode_eligible_step for request in paused]
     if order:
-        running = _in_front(running, plan.running, table)
-        waiting = _in_front(waiting, plan.waiting, table)
+        running = _in_front(running, plan.running, table, all_tracked)
+        waiting = _in_front(waiting, plan.waiting, table, all_tracked)
     # At each step, since vLLM appends the requests that it admits and takes its victims from the end.
-    running = _in_front(running, table.protected_running(), table)
+    running = _in_front(running, table.protected_running(), table, all_tracked)
     try:
         scheduler.running, scheduler.waiting = running, waiting
         limits.narrow(plan, table.num_running)
@@ -117,24 +121,31 @@ def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits, 
     return paused
 
 
-def _in_front(present: Any, named: IntArray | None, table: RequestTable) -> Any:
+def _in_front(present: Any, named: IntArray | None, table: RequestTable, all_tracked: bool) -> Any:
     """A queue with the named requests first, then the others in their present order.
 
     Returns ``present`` itself if it has this order already or if no request is named. Requests without a row stay ahead
     of all others: a policy must not delay requests that it cannot see. A named request that is not in ``present`` (it
-    waits elsewhere and holds KV) is left out.
+    waits elsewhere and holds KV) is left out. all_tracked: whether each request has a row.
     """
     if named is None:
         return present
-    request_at, slot_of = table.request_at, table.slot_of
-    wanted = [request_at[s] for s in named.tolist()]
+    wanted = table.requests_in(named)
     if wanted == list(islice(present, len(wanted))):
         return present
-    members = {id(r) for r in present}
-    wanted = [r for r in wanted if id(r) in members]
-    chosen = {id(r) for r in wanted}
-    rest = [r for r in present if id(r) not in chosen]
-    untracked = [r for r in rest if r.request_id not in slot_of]
-    if untracked:
-        rest = [r for r in rest if r.request_id in slot_of]
-    return type(present)(untracked + wanted + rest)
+    # A plan names the head of a long queue. Most of them stand there already, and the rest need no look.
+    chosen = set(wanted)
+    queue, passed, missing = iter(present), [], len(wanted)
+    while missing and (part := list(islice(queue, _PART))):
+        others = [r for r in part if r not in chosen]
+        missing -= len(part) - len(others)
+        passed += others
+    if missing:
+        members = set(present)
+        wanted = [r for r in wanted if r in members]
+    if all_tracked:
+        return type(present)(chain(wanted, passed, queue))
+    passed += queue
+    untracked = [r for r in passed if r.request_id not in table.slot_of]
+    tracked = [r for r in passed if r.request_id in table.slot_of]
+    return type(present)(untracked + wanted + tracked)

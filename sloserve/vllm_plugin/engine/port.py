@@ -1,6 +1,6 @@
 """vLLM's scheduler behind the engine port: reads through ``compat`` and ``columns``, carries plans out by ``apply``."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm.v1.request import Request
@@ -52,12 +52,10 @@ class VllmReader:
             ids = [i for i in output.num_scheduled_tokens if i in members]
         return ids
 
-    def new_tokens(self, outputs: Mapping[int, Any]) -> Iterator[tuple[str, int]]:
+    def new_tokens(self, outputs: Mapping[int, Any]) -> tuple[Sequence[str], Sequence[int]]:
         """outputs: ``EngineCoreOutputs`` by client."""
-        for batch in outputs.values():
-            for out in batch.outputs:
-                if out.new_token_ids:
-                    yield out.request_id, len(out.new_token_ids)
+        found = [out for batch in outputs.values() for out in batch.outputs if out.new_token_ids]
+        return [out.request_id for out in found], [len(out.new_token_ids) for out in found]
 
 
 class VllmPort(VllmReader):

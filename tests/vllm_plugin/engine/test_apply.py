@@ -13,6 +13,12 @@ from sloserve.scheduler.policy import Plan, Policy, Snapshot
 pytestmark = pytest.mark.vllm
 
 
+class Request(SimpleNamespace):
+    """As vLLM's: equal to itself alone."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+
 class Scheduler(SimpleNamespace):
     """What a plan is carried out on, of vLLM's scheduler. a, b, c run, d, e, f wait; slots as letters."""
 
@@ -20,7 +26,7 @@ class Scheduler(SimpleNamespace):
         from vllm.v1.request import RequestStatus
 
         self.made = {
-            name: SimpleNamespace(
+            name: Request(
                 request_id=name,
                 status=RequestStatus.RUNNING if name in running else RequestStatus.WAITING,
                 next_decode_eligible_step=0,
@@ -29,6 +35,7 @@ class Scheduler(SimpleNamespace):
         }
         self.preempted: list[str] = []
         super().__init__(
+            requests=self.made,
             running=[self.made[n] for n in running],
             waiting=deque(self.made[n] for n in waiting),
             requires_kv_delivery=False,
@@ -48,10 +55,15 @@ class Scheduler(SimpleNamespace):
 
     def table(self, without: str = "", protected: str = "") -> Any:
         named = {n: ord(n) - ord("a") for n in self.made if n not in without}
-        at = {slot: self.made[n] for n, slot in named.items()}
         running = sum(r.request_id in named for r in self.running)
         first = slots(protected)
-        return SimpleNamespace(slot_of=named, request_at=at, num_running=running, protected_running=lambda: first)
+        return SimpleNamespace(
+            slot_of=named,
+            requests_in=lambda slots: [self.made[chr(ord("a") + slot)] for slot in slots],
+            has_all=lambda requests: len(requests) == len(named),
+            num_running=running,
+            protected_running=lambda: first,
+        )
 
 
 def slots(names: str) -> Any:
@@ -84,6 +96,26 @@ def test_queues(plan: Plan, expected: tuple[str, str]) -> None:
     apply_plan(scheduler, plan, scheduler.table())
     assert scheduler.queues() == expected
     assert len(scheduler.preempted) == plan.preempt.size
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_long_queues_keep_everyone_in_the_order_that_is_asked_for(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sloserve.vllm_plugin.engine import apply
+
+    monkeypatch.setattr(apply, "_PART", 4)
+    rng = np.random.default_rng(seed)
+    names = [chr(ord("a") + i) for i in range(26)]
+    waiting = "".join(rng.permutation(names)[: rng.integers(1, 26)])
+    hidden = "".join(rng.choice(names, rng.integers(0, 4)))
+    named = "".join(n for n in rng.permutation(names)[: rng.integers(1, 26)] if n not in hidden)
+    scheduler = Scheduler(running="", waiting=waiting)
+    scheduler.made |= {n: Request(request_id=n) for n in named if n not in waiting}  # they wait elsewhere
+    apply_plan(scheduler, Plan(waiting=slots(named)), scheduler.table(without=hidden))
+    moved = [n for n in named if n in waiting]
+    if not waiting.startswith(named):
+        moved = [n for n in waiting if n in hidden] + moved
+    expected = moved + [n for n in waiting if n not in moved]
+    assert list(scheduler.queues()[1]) == expected
 
 
 def test_requests_without_a_row_stay_ahead() -> None:

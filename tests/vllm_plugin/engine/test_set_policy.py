@@ -83,10 +83,10 @@ def test_to_the_same_policy_and_to_fcfs_and_back_nothing_changes_for_stateless_o
             scheduler.set_policies("fcfs")
             assert scheduler._planner is None
         scheduler.set_policies("edf:preempt=false")
-        rows, live = scheduler._planner.table.rows, scheduler._planner.table.request_at
-        assert {r.request_id for r in live.values()} == before.slot_of.keys()
-        for slot, request in live.items():
-            was = before.slot_of[request.request_id]
+        rows, live = scheduler._planner.table.rows, scheduler._planner.table.slot_of
+        assert live.keys() == before.slot_of.keys()
+        for request_id, slot in live.items():
+            was = before.slot_of[request_id]
             # Without TPOT and TDS it matters to edf only whether the first token has come.
             assert np.isnan(rows.first_token_s[slot]) == np.isnan(before.rows.first_token_s[was])
             assert rows.state[slot] == before.rows.state[was]

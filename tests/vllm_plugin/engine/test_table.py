@@ -48,7 +48,7 @@ def test_a_row_says_what_the_request_says() -> None:
     request = make_request("a", args, priority=3)
     slot = add(table, request)
     row = {name: getattr(table.rows, name)[slot] for name in COLUMNS}
-    assert (table.slot_of, table.request_at) == ({"a": slot}, {slot: request})
+    assert table.slot_of == {"a": slot} and table.requests_in(np.array([slot])) == [request]
     expected = {"arrival_s": 50.0, "priority": 3, "class_rank": 2, "class_id": 2, "ttft_s": 0.2, "e2e_s": 3.0}
     expected |= {"prompt_tokens": 20, "max_tokens": 9, "oracle_output_tokens": 7, "state": State.WAITING}
     assert {name: row[name] for name in expected} == pytest.approx(expected)
@@ -96,12 +96,14 @@ def test_admission_progress_preemption_and_the_end() -> None:
     assert at.rows.in_flight_tokens[slots].tolist() == [0, 1]
 
     outputs = {0: SimpleNamespace(outputs=[SimpleNamespace(request_id="a", new_token_ids=[5, 6])])}
-    found, tokens = table.progressed(outputs, 60.0)
+    outputs[0].outputs += [SimpleNamespace(request_id=name, new_token_ids=ids) for name, ids in (("b", []), ("x", [7]))]
+    found, tokens = table.new_tokens(outputs)
     assert (found.tolist(), tokens.tolist()) == ([slots[0]], [2])
-    table.progressed(outputs, 61.0)
-    assert at.rows.first_token_s[slots[0]] == 60.0
-
     first.append_output_token_ids([5, 6])
+    for now_s in (60.0, 61.0):
+        table.note_first_tokens(now_s)
+    assert at.rows.first_token_s[slots] == pytest.approx([60.0, np.nan], nan_ok=True)
+
     first.num_preemptions = 1
     table.preempted(first)
     assert table.rows.state[slots[0]] == State.PREEMPTED
