@@ -3,12 +3,18 @@
 vLLM serves ``running`` in list order and gives each request as many tokens as it can take. So an unfinished prompt
 that stands before decoding requests may take the whole step, and they wait a full step for one token each. vLLM's own
 order avoids this, since who was admitted first decodes first; a policy that sorts ``running`` has to restore it.
+
+The same list is vLLM's order of victims: short of KV blocks it preempts the last. A policy's order therefore has three
+parts, each in the order that the policy gave: decodes, unfinished prompts, and, if the next step may run out of blocks,
+whoever the policy would have preempted for them.
 """
 
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.core.rows import Rows
+from sloserve.lso.blocks import blocks_of
+from sloserve.lso.plan import Snapshot
 
 PREFILL_COLUMNS = frozenset({"computed_tokens", "prompt_tokens", "output_tokens"})
 """Columns that tell decodes from unfinished prompts."""
@@ -39,3 +45,36 @@ def decode_first(rows: Rows, order: IntArray) -> IntArray:
     """
     prompts = unfinished(rows, order)
     return np.concatenate((order[~prompts], order[prompts])) if prompts.any() else order
+
+
+def service_order(snapshot: Snapshot, order: IntArray) -> IntArray:
+    """``order`` as a plan should have it: decodes, unfinished prompts, the next victims. See this module.
+
+    The victims are the last of ``order``, as many as hold the blocks that the next step may lack, and none where blocks
+    suffice. A request that no plan may preempt is not among them.
+
+    order: running slots in a policy's order of service, which is from its end the policy's order of victims.
+    """
+    left = uncomputed_tokens(snapshot.rows, order)
+    prompts = left > 0
+    if not prompts.any():
+        return order
+    victims = _next_victims(snapshot, order, left)
+    return np.concatenate((order[~prompts & ~victims], order[prompts & ~victims], order[victims]))
+
+
+def _next_victims(snapshot: Snapshot, order: IntArray, left: IntArray) -> BoolArray:
+    """Which of ``order`` vLLM should preempt first if blocks run out in the next step. left: prefill tokens of each."""
+    rows, engine = snapshot.rows, snapshot.engine
+    victims = np.zeros(order.size, np.bool_)
+    computed = rows.computed_tokens[order]
+    held = blocks_of(computed, engine.block_size)
+    room = max(engine.token_budget - int(np.count_nonzero(left == 0)), 0)
+    chunk = np.clip(room - (np.cumsum(left) - left), 0, left)
+    grown = blocks_of(computed + np.where(left > 0, chunk, 1), engine.block_size)
+    missing = int((grown - held).sum()) - engine.free_blocks
+    if missing <= 0:
+        return victims
+    last = np.flatnonzero(rows.preemptable[order])[::-1]
+    victims[last[: int(np.searchsorted(np.cumsum(held[last]), missing)) + 1]] = True
+    return victims

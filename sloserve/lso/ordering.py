@@ -18,6 +18,7 @@ from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.kernels.rank import top_k
 from sloserve.lso.blocks import blocks_of
+from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
 from sloserve.lso.plan import NO_SLOTS, Plan, Snapshot
 from sloserve.lso.preemption import Candidate, Head, select_victims
 
@@ -32,8 +33,8 @@ class ClassRank(Enum):
     """It decides before the key: the policy reads no targets."""
 
 
-PREEMPTION_COLUMNS = frozenset({"prompt_tokens", "output_tokens", "kv_blocks", "num_preemptions", "preemptable"})
-"""Columns that :func:`plan_by_key` reads when it may preempt."""
+PREEMPTION_COLUMNS = PREFILL_COLUMNS | {"kv_blocks", "num_preemptions", "preemptable"}
+"""Columns that :func:`plan_by_key` reads when it may preempt; when it may not, PREFILL_COLUMNS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,8 @@ def plan_by_key(
 ) -> Plan:
     """A plan that serves and admits in ascending key where class rank does not decide; ties by ``seq``.
 
+    Decodes are served before unfinished prompts, whatever the key: see :func:`service_order`.
+
     Args:
         snapshot: the engine's state.
         waiting_key: ``[len(snapshot.waiting)]``; inf ranks last.
@@ -159,9 +162,8 @@ def plan_by_key(
             victims = _victims(
                 snapshot, preempt, waiting[:wanted], waiting_key[head][:wanted], running, running_key[order]
             )
-    return Plan(
-        running=running[~np.isin(running, victims)] if victims.size else running, waiting=waiting, preempt=victims
-    )
+    stay = running[~np.isin(running, victims)] if victims.size else running
+    return Plan(running=service_order(snapshot, stay), waiting=waiting, preempt=victims)
 
 
 def _leading(flags: FloatArray) -> int:

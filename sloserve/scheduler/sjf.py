@@ -23,7 +23,7 @@ from sloserve.scheduler.policy import Plan, Policy, Snapshot
 class SJF(Policy):
     """Serves the request with the least work left; starves long ones under overload unless ageing is on."""
 
-    needs = PREEMPTION_COLUMNS | LENGTH_COLUMNS | {"class_rank", "computed_tokens"}
+    needs = PREEMPTION_COLUMNS | LENGTH_COLUMNS | {"class_rank"}
 
     @dataclass(frozen=True)
     class Settings:

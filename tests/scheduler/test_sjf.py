@@ -40,10 +40,11 @@ def test_counts_only_what_is_left(snapshot: Make) -> None:
         {"oracle_output_tokens": 30, "output_tokens": 1, "prompt_tokens": 50, "computed_tokens": 51},  # 29
         # Overdue: it said 10 and is at 40; still one to come.
         {"oracle_output_tokens": 10, "output_tokens": 40, "prompt_tokens": 50, "computed_tokens": 90},  # 1
-        # Half of the prompt is computed: 3 + 0.5 * 20.
+        # Half of the prompt is computed: 3 + 0.5 * 20. Unfinished prompts are served after those that decode.
         {"oracle_output_tokens": 3, "output_tokens": 0, "prompt_tokens": 40, "computed_tokens": 20},  # 13
+        {"oracle_output_tokens": 10, "output_tokens": 0, "prompt_tokens": 40, "computed_tokens": 38},  # 11
     ]
-    assert order(plan(snapshot(running=running), SJF(ORACLE)).running) == [2, 0, 3, 1]
+    assert order(plan(snapshot(running=running), SJF(ORACLE)).running) == [2, 0, 1, 4, 3]
 
 
 def test_a_preempted_request_has_prompt_and_output_to_compute_again(snapshot: Make) -> None:

@@ -36,6 +36,7 @@ from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
 from sloserve.kernels.knapsack import best_batch
 from sloserve.lso.blocks import blocks_of
+from sloserve.lso.decode_first import service_order
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.lso.preemption import freed_blocks
@@ -269,7 +270,7 @@ class Andes(Policy):
         if self.settings.pause and not pause.size and not victims.size:
             pause = short_of_blocks(all_, running, rows, engine)
         return Plan(
-            running=all_.slots[running],
+            running=service_order(snapshot, all_.slots[running]),
             waiting=snapshot.waiting[order],
             preempt=preempted,
             pause=pause,

@@ -25,6 +25,7 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.qoe import DEFAULT_TTFT_S
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
+from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
@@ -45,16 +46,19 @@ _LATE: Final = 1e15
 class Econo(Policy):
     """Admits who fits the KV cache to the end, the least KV x time x target first; preempts where that gains time."""
 
-    needs = OCCUPANCY_COLUMNS | {
-        "arrival_s",
-        "class_rank",
-        "computed_tokens",
-        "e2e_s",
-        "num_preemptions",
-        "tds",
-        "tpot_s",
-        "ttft_s",
-    }
+    needs = (
+        OCCUPANCY_COLUMNS
+        | PREFILL_COLUMNS
+        | {
+            "arrival_s",
+            "class_rank",
+            "e2e_s",
+            "num_preemptions",
+            "tds",
+            "tpot_s",
+            "ttft_s",
+        }
+    )
 
     @dataclass(frozen=True)
     class Settings:
@@ -122,7 +126,9 @@ class Econo(Policy):
                     free_blocks=engine.free_blocks,
                 )
             ]
-        return Plan(running=stay, waiting=waiting.slots, preempt=preempt, pause=pause, max_running=most)
+        return Plan(
+            running=service_order(snapshot, stay), waiting=waiting.slots, preempt=preempt, pause=pause, max_running=most
+        )
 
     def _ranked(self, snapshot: Snapshot, now_s: float) -> tuple[Ranked, Ranked]:
         """The waiting requests, as many as there are slots, and the running ones, each in the order of service."""

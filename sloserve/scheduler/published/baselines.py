@@ -18,7 +18,7 @@ from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.published.allocation import PROMISE_COLUMNS, admit, max_blocks, oldest
-from sloserve.scheduler.published.preemptive import plan_ranked
+from sloserve.scheduler.published.preemptive import RANKED_COLUMNS, plan_ranked
 
 
 class Orca(Policy):
@@ -83,7 +83,7 @@ class SRTF(Policy):
     may grow while a request runs.
     """
 
-    needs = PROMISE_COLUMNS | LENGTH_COLUMNS | {"num_preemptions", "preemptable"}
+    needs = RANKED_COLUMNS | LENGTH_COLUMNS | {"num_preemptions", "preemptable"}
 
     @dataclass(frozen=True)
     class Settings:

@@ -24,14 +24,13 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso.ordering import ranks
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.scheduler.published.allocation import PROMISE_COLUMNS
-from sloserve.scheduler.published.preemptive import plan_ranked
+from sloserve.scheduler.published.preemptive import RANKED_COLUMNS, plan_ranked
 
 
 class FastServe(Policy):
     """Serves whoever has had least so far, in levels; lower levels make way for higher ones."""
 
-    needs = PROMISE_COLUMNS | {"kv_blocks", "preemptable", "pausable"}
+    needs = RANKED_COLUMNS | {"kv_blocks", "preemptable", "pausable"}
     wants_progress = True
 
     @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Ranked service with max-allocation: whoever ranks first is served, whoever runs now; the others give up the room.
 
-A request alone always fits, so somebody is served in each plan.
+A request alone always fits, so somebody is served in each plan. The papers' engines compute a batch whole, where vLLM
+cuts it at the step's token budget: of those who are served decodes come before unfinished prompts.
 """
 
 from dataclasses import dataclass
@@ -9,9 +10,13 @@ import numpy as np
 
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.kernels.rank import top_k
+from sloserve.lso.decode_first import PREFILL_COLUMNS, decode_first
 from sloserve.lso.ordering import woven_places
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot
-from sloserve.scheduler.published.allocation import capacity_blocks, leading, max_blocks
+from sloserve.scheduler.published.allocation import PROMISE_COLUMNS, capacity_blocks, leading, max_blocks
+
+RANKED_COLUMNS = PROMISE_COLUMNS | PREFILL_COLUMNS
+"""Columns that :func:`plan_ranked` reads, and ``kv_blocks`` where it pauses."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +75,7 @@ def plan_ranked(
     division = divide(blocks, rows.kv_blocks[slots] if pause else blocks, runs, engine, batch=batch)
     served, stays = division.served, division.stays
     return Plan(
-        running=np.concatenate((slots[served & runs], slots[stays])),
+        running=np.concatenate((decode_first(rows, slots[served & runs]), slots[stays])),
         waiting=slots[served & ~runs],
         preempt=slots[runs & ~served & ~stays],
         pause=slots[stays] if pause else NO_SLOTS,
