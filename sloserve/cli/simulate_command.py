@@ -75,6 +75,20 @@ def simulate(
         float | None,
         typer.Option(help="Share of admissions for aged requests, 0 for none; as a server ships, 0.1, if not given."),
     ] = None,
+    plan_cost: Annotated[
+        float | None,
+        typer.Option(
+            help="What planning takes of the engine's time, in multiples of what was measured; 0 charges nothing. "
+            "1 if not given."
+        ),
+    ] = None,
+    step_noise: Annotated[
+        float | None,
+        typer.Option(
+            help="Scatter of step times about the profile's, 0.1 for 10 %, with one step in a thousand five times as "
+            "long; off if not given."
+        ),
+    ] = None,
     length_model: Annotated[
         Path | None, typer.Option(help="File of `sloserve train-length`, used by policies with length=predicted.")
     ] = None,
@@ -114,6 +128,8 @@ def simulate(
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_model_len": max_model_len,
         "aged_share": aged_share,
+        "plan_cost": plan_cost,
+        "step_noise": step_noise,
         "length_model": length_model,
     }
     given = {name: value for name, value in flags.items() if value is not None}

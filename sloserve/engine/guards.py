@@ -20,20 +20,15 @@ class PlanBudget:
     After a plan that cost c seconds the next one is allowed c / ``share`` seconds later.
     """
 
-    def __init__(
-        self, share: float, measure: Callable[[], float] = time.perf_counter, fixed_cost_s: float | None = None
-    ) -> None:
+    def __init__(self, share: float, measure: Callable[[], float] = time.perf_counter) -> None:
         """Starts with no plan made: the first is allowed at once.
 
         Args:
             share: largest share of time for planning, 0 to 1.
             measure: reads a timer, in seconds.
-            fixed_cost_s: cost to charge for each plan in place of the measured one; the simulator sets it, so that its
-                runs do not depend on the machine.
         """
         self._share = share
         self._measure = measure
-        self._fixed_cost_s = fixed_cost_s
         self._last_cost_s = 0.0
         self._last_plan_s = -math.inf
         self._started = 0.0
@@ -45,13 +40,16 @@ class PlanBudget:
     def start(self) -> None:
         self._started = self._measure()
 
-    def stop(self, now_s: float, *, others_s: float = 0.0) -> float:
+    def stop(self, now_s: float, *, others_s: float = 0.0, charged_s: float | None = None) -> float:
         """Books the plan that :meth:`start` began; returns what it really cost, in seconds.
 
-        others_s: how much of the time since then went to something else.
+        Args:
+            others_s: how much of the time since then went to something else.
+            charged_s: cost to book in place of the measured one; a simulator gives it, so that its runs do not depend
+                on the machine.
         """
         cost_s = self._measure() - self._started - others_s
-        self._last_cost_s = cost_s if self._fixed_cost_s is None else self._fixed_cost_s
+        self._last_cost_s = cost_s if charged_s is None else charged_s
         self._last_plan_s = now_s
         return cost_s
 

@@ -15,6 +15,7 @@ from sloserve.engine.held_plan import HeldPlan
 from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.shadow import Shadow
 from sloserve.engine.table import RequestTable
+from sloserve.estimator.planning_cost import PlanningCost
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot, check_plan
 from sloserve.settings import PluginSettings
 
@@ -24,13 +25,16 @@ class Step:
     """What a plan asks of the next step.
 
     preempt: running requests to preempt before the plan is applied. is_fresh: whether the plan was made for this step.
-    others_s: seconds since the plan budget started that were spent on other work than the plan.
+    others_s: seconds since the plan budget started that were spent on other work than the plan. plan_s: what a fresh
+    plan costs in virtual time, ``None`` where it is measured; planning_s: what all planning for the step does.
     """
 
     plan: Plan
     preempt: list[EngineRequest] = field(default_factory=list)
     is_fresh: bool = False
     others_s: float = 0.0
+    plan_s: float | None = None
+    planning_s: float = 0.0
 
 
 class Planner:
@@ -54,18 +58,19 @@ class Planner:
         on_plan: Callable[[float], None],
         *,
         may_pause: bool,
-        plan_cost_s: float | None,
+        cost: PlanningCost | None,
     ) -> None:
         """Builds an empty request table with the columns that the policies read.
 
         Args:
             on_plan: called with the cost of each plan, in seconds.
             may_pause: whether the engine can pause requests.
-            plan_cost_s: cost of each plan in virtual time; ``None`` to measure it.
+            cost: of planning in virtual time; ``None`` to measure it.
         """
         self.port = port
         self.policy, self.shadow = policy, shadow
-        self.budget = PlanBudget(settings.plan_share, fixed_cost_s=plan_cost_s)
+        self.budget = PlanBudget(settings.plan_share)
+        self._cost = cost
         self.ageing = Ageing(settings.aged_share if policy.needs else 0.0, settings.classes)
         needs = policy.needs | (Ageing.NEEDS if self.ageing.period is not None else frozenset())
         self.needs = needs if shadow is None else needs | shadow.needs
@@ -162,23 +167,32 @@ class Planner:
         """A fresh plan if the budget allows, else the last one as far as it still holds. The engine is not changed."""
         self.table.guard_loras(self.port.max_loras)
         if not self.policy.needs:
+            planning_s = 0.0
             if self.shadow is not None and self.shadow.is_due(monotonic_s):
-                self._consider(Plan.IDENTITY, self._snapshot(now_s), now_s, monotonic_s)
-            return Step(Plan.IDENTITY)
+                snapshot = self._snapshot(now_s)
+                self._consider(Plan.IDENTITY, snapshot, now_s, monotonic_s)
+                planning_s = self.shadow.charged_s(snapshot) or 0.0
+            return Step(Plan.IDENTITY, planning_s=planning_s)
         if not self.budget.allows(monotonic_s):
             plan = self.held.now(self.table.rows, monotonic_s)
             self._counters["reused_plans" if plan is not None else "stale_plans"] += 1
-            return Step(plan or Plan.IDENTITY)
+            return Step(plan or Plan.IDENTITY, planning_s=self._step_s())
         self.budget.start()
-        snapshot, shadow_s = self._snapshot(now_s), 0.0
+        snapshot, shadow_s, planning_s = self._snapshot(now_s), 0.0, self._step_s()
         self.aged = snapshot.turns.aged
         plan = self._checked(snapshot, now_s)
         if plan is not None and self.shadow is not None and self.shadow.is_due(monotonic_s):
             # Before the plan is applied, so that both policies plan for the same state of the engine.
             shadow_s = self._consider(plan, snapshot, now_s, monotonic_s)
+            planning_s += self.shadow.charged_s(snapshot) or 0.0
         plan = plan or Plan.IDENTITY
         self.held = HeldPlan.of(plan, snapshot, monotonic_s)
-        return Step(plan, self.port.running_requests(plan.preempt, self.table), is_fresh=True, others_s=shadow_s)
+        plan_s = None
+        if self._cost is not None:
+            plan_s = self._cost.plan.seconds(snapshot.running.size, snapshot.waiting.size)
+            planning_s += plan_s
+        preempt = self.port.running_requests(plan.preempt, self.table)
+        return Step(plan, preempt, is_fresh=True, others_s=shadow_s, plan_s=plan_s, planning_s=planning_s)
 
     def apply_plan(self, step: Step, limits: Any, monotonic_s: float) -> list[EngineRequest]:
         """Applies all of a step but its preemptions, which came before; all or nothing.
@@ -191,8 +205,15 @@ class Planner:
         if paused:
             self._counters["paused_steps"] += len(paused)
         if step.is_fresh:
-            self._on_plan(self.budget.stop(monotonic_s, others_s=step.others_s))
+            self._on_plan(self.budget.stop(monotonic_s, others_s=step.others_s, charged_s=step.plan_s))
         return paused
+
+    def _step_s(self) -> float:
+        """What a step costs in virtual time besides a fresh plan."""
+        if self._cost is None:
+            return 0.0
+        running = self.table.num_running
+        return self._cost.step.seconds(running, len(self.table.slot_of) - running)
 
     def _snapshot(self, now_s: float) -> Snapshot:
         table = self.table

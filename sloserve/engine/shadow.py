@@ -13,23 +13,25 @@ from sloserve.core.rows import Rows
 from sloserve.engine.containment import log_seldom
 from sloserve.engine.guards import PlanBudget
 from sloserve.engine.plan_score import NEEDS, AdmissionRate, admission_order, agreement, own_order, predicted_gain
+from sloserve.estimator.planning_cost import PlanningCost
 from sloserve.scheduler.policy import Plan, Policy, Snapshot, check_plan
 
 
 class Shadow:
     """A policy that plans for nobody, and the sums of its scores.
 
-    figures: plans made and errors; agreement and predicted gain, each as a sum over the plans that have one and their
-    number.
+    cost: of its plans in virtual time; ``None`` to measure it. figures: plans made and errors; agreement and predicted
+    gain, each as a sum over the plans that have one and their number.
     """
 
-    def __init__(self, policy: Policy, share: float, fixed_cost_s: float | None = None) -> None:
+    def __init__(self, policy: Policy, share: float, cost: PlanningCost | None = None) -> None:
         self.policy = policy
         self.needs = policy.needs | NEEDS
         self.rate = AdmissionRate()
         names = ("plans", "errors", "agreement_sum", "agreement_count", "gain_sum", "gain_count")
         self.figures = dict.fromkeys(names, 0.0)
-        self._budget = PlanBudget(share, fixed_cost_s=fixed_cost_s)
+        self._budget = PlanBudget(share)
+        self._cost = cost
 
     def tell(self, event: str, rows: Rows, *args: Any) -> None:
         """Reports an event: ``arrived``, ``progressed`` or ``finished``."""
@@ -41,6 +43,10 @@ class Shadow:
     def is_due(self, monotonic_s: float) -> bool:
         """Whether the budget allows another plan."""
         return self._budget.allows(monotonic_s)
+
+    def charged_s(self, snapshot: Snapshot) -> float | None:
+        """What a plan for ``snapshot`` costs in virtual time; ``None`` where it is measured."""
+        return None if self._cost is None else self._cost.plan.seconds(snapshot.running.size, snapshot.waiting.size)
 
     def consider(
         self,
@@ -62,7 +68,7 @@ class Shadow:
         except Exception:
             self._count_error()
         finally:
-            cost_s = self._budget.stop(monotonic_s)
+            cost_s = self._budget.stop(monotonic_s, charged_s=self.charged_s(snapshot))
         return cost_s
 
     def _score(

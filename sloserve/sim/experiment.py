@@ -20,10 +20,12 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
+from sloserve.estimator.planning_cost import planning_costs
+from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.settings import PluginSettings
-from sloserve.sim.admissions import NONE, make_front, parse_admission
+from sloserve.sim.admissions import make_front, parse_admission
 from sloserve.sim.run_name import RunName
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 from sloserve.workloads.registry import Workload
@@ -48,7 +50,8 @@ class Experiment:
     loads: multiples of stock's capacity; rps: requests per second; rate_scale: multiples of the workload's own rate.
     One of the three is given. policies: names of runs, see ``run_name``. slos: replaces the workload's own SLOs.
     window: the part of the workload that seeds draw from. aged_share: of the ageing guard, 0 turns it off.
-    length_model: as in the server's settings.
+    plan_cost: what planning costs, in multiples of the measured table; 0 charges nothing. step_noise: coefficient of
+    variation of step times, see ``StepNoise``. length_model: as in the server's settings.
     """
 
     workload: Workload
@@ -63,6 +66,8 @@ class Experiment:
     slos: SLOAssignment | None = None
     window: Window = WHOLE
     aged_share: float = SHIPPED.aged_share
+    plan_cost: float = 1.0
+    step_noise: float = 0.0
     length_model: str | None = None
 
     def __post_init__(self) -> None:
@@ -74,6 +79,9 @@ class Experiment:
                 raise ConfigError(f"load: {value} is not a positive number")
         if not axis or len(set(axis)) != len(axis):
             raise ConfigError("load: give at least one value, each once")
+        if not 0.0 <= self.plan_cost < float("inf"):
+            raise ConfigError(f"--plan-cost: {self.plan_cost} is not a number from 0")
+        StepNoise(0, self.step_noise)
         if not self.seeds:
             raise ConfigError("seeds: give at least one")
         if len(set(self.policies)) != len(self.policies):
@@ -146,13 +154,13 @@ def run_experiment(
 
         futures: list[Future[RunLog]] = []
         if pool is not None:
-            futures = [pool.submit(_serve, *_task(experiment, *task)) for task in tasks]
+            futures = [pool.submit(_serve, _task(experiment, *task)) for task in tasks]
         for i, (policy, point) in enumerate(tasks):
             if futures:
                 log = futures[i].result()
                 futures[i] = Future()  # the log may be large and is the caller's now
             else:
-                log = _serve(*_task(experiment, policy, point), on_progress=tell)
+                log = _serve(_task(experiment, policy, point), tell)
             ended += experiment.max_requests
             tell(0)
             yield Run(policy, point, log)
@@ -186,8 +194,8 @@ def _points(experiment: Experiment, pool: Executor | None) -> Iterator[Point]:
     # Each seed's own capacity: its window of a trace, or its draw of lengths, is what the policies will be given.
     rush = replace(experiment, loads=None, rps=None, rate_scale=1.0 / _RUSH)
     tasks = [_task(rush, STOCK, Point(seed, float("inf"), None)) for seed in experiment.seeds]
-    futures = [pool.submit(_serve, *task) for task in tasks] if pool is not None else []
-    logs = [future.result() for future in futures] or [_serve(*task) for task in tasks]
+    futures = [pool.submit(_serve, task) for task in tasks] if pool is not None else []
+    logs = [future.result() for future in futures] or [_serve(task) for task in tasks]
     capacity = [capacity_rps(experiment, log) for log in logs]
     for load in sorted(experiment.loads or ()):
         yield from (Point(s, load * c, load) for s, c in zip(experiment.seeds, capacity, strict=True))
@@ -198,13 +206,24 @@ def _offered_rps(requests: Sequence[WorkloadRequest]) -> float:
     return (len(requests) - 1) / span_s if span_s > 0 else float("inf")
 
 
-Task = tuple[list[WorkloadRequest], EngineSettings, Profile, dict[str, Any] | None, str, tuple[str, ...]]
-"""One run as plain values, so that it can be sent to another process: requests, engine, profile, additional config,
-admission and the classes it is for.
-"""
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One run as plain values, so that it can be sent to another process.
+
+    config: vLLM's additional config, ``None`` for stock. class_names: the classes that the admission is for.
+    """
+
+    requests: list[WorkloadRequest]
+    engine: EngineSettings
+    profile: Profile
+    config: dict[str, Any] | None
+    admission: str
+    class_names: tuple[str, ...]
+    plan_cost: float
+    noise: StepNoise
 
 
-def _task(experiment: Experiment, policy: str, point: Point) -> Task:
+def _task(experiment: Experiment, policy: str, point: Point) -> _Task:
     if experiment.rate_scale is not None:
         requests = experiment.requests(point.seed, rate_scale=experiment.rate_scale)
     else:
@@ -221,22 +240,18 @@ def _task(experiment: Experiment, policy: str, point: Point) -> Task:
         }
         config = {"sloserve": section | slos.table.as_config() | {"length_model": experiment.length_model}}
     engine = run.engine_settings(experiment.engine)
-    return requests, engine, experiment.profile, config, run.admission, slos.table.names
+    noise = StepNoise(point.seed, experiment.step_noise)
+    names = slos.table.names
+    return _Task(requests, engine, experiment.profile, config, run.admission, names, experiment.plan_cost, noise)
 
 
-def _serve(
-    requests: list[WorkloadRequest],
-    engine: EngineSettings,
-    profile: Profile,
-    config: dict[str, Any] | None,
-    admission: str = NONE,
-    class_names: tuple[str, ...] = (),
-    on_progress: Callable[[int], None] | None = None,
-) -> RunLog:
+def _serve(task: _Task, on_progress: Callable[[int], None] | None = None) -> RunLog:
     """One run in virtual time."""
     logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine  # takes seconds to import: only where runs happen
 
     # Without a limit it predicts all the same, so that promises can be judged; the requests see nothing of it.
-    front = make_front(admission, class_names) if class_names else None
-    return VirtualEngine(engine, profile, config, front).run(requests, on_progress)
+    front = make_front(task.admission, task.class_names)
+    costs = planning_costs().times(task.plan_cost)
+    engine = VirtualEngine(task.engine, task.profile, task.config, front, planning_costs=costs, noise=task.noise)
+    return engine.run(task.requests, on_progress)

@@ -103,6 +103,8 @@ def build_experiment(
     max_model_len: int | None = None,
     window: str | None = None,
     aged_share: float = SHIPPED.aged_share,
+    plan_cost: float = 1.0,
+    step_noise: float = 0.0,
     length_model: Path | None = None,
 ) -> Experiment:
     """The experiment that the command line's flags describe; each as ``sloserve simulate --help`` says.
@@ -152,6 +154,8 @@ def build_experiment(
         slos=slos,
         window=WHOLE if window is None else parse_window(window),
         aged_share=aged_share,
+        plan_cost=plan_cost,
+        step_noise=step_noise,
         length_model=None if length_model is None else str(length_model),
     )
 
@@ -209,6 +213,8 @@ def _write(
             "max_model_len": engine.max_model_len,
             "enable_prefix_caching": engine.enable_prefix_caching,
             "aged_share": experiment.aged_share,
+            "plan_cost": experiment.plan_cost,
+            "step_noise": experiment.step_noise,
             "baseline": STOCK,
             "counters": [
                 {"policy": run["policy"], "seed": run["seed"], "rps": run["rps"], **of_run}

@@ -26,10 +26,10 @@ class Meter:
     def __call__(self) -> float:
         return self.now_s
 
-    def plan(self, budget: PlanBudget, now_s: float, cost_s: float) -> float:
+    def plan(self, budget: PlanBudget, now_s: float, cost_s: float, charged_s: float | None = None) -> float:
         budget.start()
         self.now_s += cost_s
-        return budget.stop(now_s)
+        return budget.stop(now_s, charged_s=charged_s)
 
 
 def test_a_plan_must_be_paid_for_before_the_next() -> None:
@@ -53,13 +53,12 @@ def test_a_share_of_one_still_waits_for_as_long_as_the_plan_took() -> None:
     assert not budget.allows(5.2) and budget.allows(5.25)
 
 
-def test_a_fixed_cost_is_charged_and_the_measured_one_reported() -> None:
+def test_a_given_cost_is_charged_and_the_measured_one_reported() -> None:
     meter = Meter()
-    budget = PlanBudget(0.5, meter, fixed_cost_s=0.0)
-    assert meter.plan(budget, 0.0, 7.0) == 7.0
+    budget = PlanBudget(0.5, meter)
+    assert meter.plan(budget, 0.0, 7.0, 0.0) == 7.0
     assert budget.allows(0.0)
-    budget = PlanBudget(0.5, meter, fixed_cost_s=1.0)
-    meter.plan(budget, 0.0, 0.0)
+    meter.plan(budget, 0.0, 0.0, 1.0)
     assert not budget.allows(1.9) and budget.allows(2.0)
 
 

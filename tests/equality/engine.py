@@ -92,7 +92,7 @@ class Engine:
         self._exchange(self._stock_class, {})
 
     def use_sloserve(self, section: dict[str, Any], **test_doubles: Any) -> None:
-        """A fresh SLOScheduler; ``section`` as in ``--additional-config``, test_doubles: clock and plan_cost_s."""
+        """A fresh SLOScheduler; ``section`` as in ``--additional-config``, test_doubles: clock and planning_costs."""
         from sloserve.vllm_plugin import SLOScheduler
 
         self._exchange(SLOScheduler, {"sloserve": section}, **test_doubles)

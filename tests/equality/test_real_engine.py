@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sloserve.core.clock import ManualClock
+from sloserve.estimator.planning_cost import constant_cost
 from tests.equality.engine import ENGINE_WARNINGS, Engine, EngineConfig, started
 from tests.equality.harness import STEP_S, Served, serve
 from tests.equality.lora import ADAPTERS
@@ -49,7 +50,8 @@ class Bench:
         clock = ManualClock()
         # A plan that costs what a share of one of plan_every steps' time covers is made anew every plan_every steps.
         cost_s = (subject.plan_every - 0.5) * STEP_S if subject.plan_every > 1 else 0.0
-        self.engine.use_sloserve({**subject.section, "plan_share": 1.0}, clock=clock, plan_cost_s=cost_s)
+        costs = constant_cost(cost_s * 1e6)
+        self.engine.use_sloserve({**subject.section, "plan_share": 1.0}, clock=clock, planning_costs=costs)
         return serve(self.engine, WORKLOADS[workload](), clock, self._adapters)
 
 

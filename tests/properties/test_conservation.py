@@ -55,6 +55,7 @@ def expected_tokens(request: WorkloadRequest) -> int:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_every_request_ends_once_with_its_tokens(policy: str | None, seed: int) -> None:
+    from sloserve.estimator.planning_cost import constant_cost
     from sloserve.estimator.step_time.profile import load_profile
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
     from sloserve.vllm_plugin.virtual.settings import EngineSettings
@@ -70,8 +71,10 @@ def test_every_request_ends_once_with_its_tokens(policy: str | None, seed: int) 
     )
     classes = {c.name: {"rank": c.rank, "aged_after_s": 0.5} for c in DEFAULT_CLASSES}
     config: dict[str, Any] = {"sloserve": {"policy": policy, "seed": seed, "classes": classes}}
-    profile = load_profile("h100-llama3-8b").model_copy(update={"plan_cost_us": PLAN_COST_US[seed]})
-    engine = VirtualEngine(settings, profile, None if policy is None else config)
+    profile = load_profile("h100-llama3-8b")
+    engine = VirtualEngine(
+        settings, profile, None if policy is None else config, planning_costs=constant_cost(PLAN_COST_US[seed])
+    )
     admitted: Counter[str] = Counter()
     empty, longest_empty = 0, 0
 

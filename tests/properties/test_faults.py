@@ -102,6 +102,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> Any:
     """Everybody gets all tokens, and vLLM is left as it was."""
     from vllm.lora.request import LoRARequest
 
+    from sloserve.estimator.planning_cost import constant_cost
     from sloserve.estimator.step_time.profile import load_profile
     from sloserve.vllm_plugin.engine import scheduler as module
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
@@ -111,9 +112,9 @@ def serve(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> Any:
     monkeypatch.setattr(module, "MOST_PLAN_AGAIN_S", 0.02)
     classes = {c.name: {"rank": c.rank, "aged_after_s": 0.2} for c in DEFAULT_CLASSES}
     section = {"policy": "chaos:illegal=0", "shadow_policy": "edf", "profile": "h100-llama3-8b", "classes": classes}
-    profile = load_profile("h100-llama3-8b").model_copy(update={"plan_cost_us": 500.0})
+    profile = load_profile("h100-llama3-8b")
     size = EngineSettings(kv_blocks=16, max_num_seqs=4, max_num_batched_tokens=48, max_model_len=192)
-    engine = VirtualEngine(size, profile, {"sloserve": section})
+    engine = VirtualEngine(size, profile, {"sloserve": section}, planning_costs=constant_cost(500.0))
     scheduler = engine.scheduler
     scheduler.lora_config = type("Config", (), {"max_loras": 2})
     stock = scheduler.add_request

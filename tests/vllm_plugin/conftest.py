@@ -7,6 +7,8 @@ import pytest
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.estimator.planning_cost import constant_cost
+from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.scheduler.policy import Policy
 
 
@@ -19,6 +21,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         *,
         section: dict[str, Any] | None = None,
         plan_cost_us: float = 0.0,
+        noise: StepNoise | None = None,
         **settings: Any,
     ) -> Any:
         from sloserve.estimator.step_time.profile import load_profile
@@ -31,8 +34,10 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             monkeypatch.setattr("sloserve.vllm_plugin.engine.scheduler.make_policy", lambda *args, **kwargs: policy)
         elif config is not None:
             config["sloserve"]["policy"] = policy
-        profile = load_profile("h100-llama3-8b").model_copy(update={"plan_cost_us": plan_cost_us})
-        return VirtualEngine(EngineSettings(**size), profile, config)
+        costs = constant_cost(plan_cost_us)
+        return VirtualEngine(
+            EngineSettings(**size), load_profile("h100-llama3-8b"), config, planning_costs=costs, noise=noise
+        )
 
     return make
 

@@ -21,7 +21,6 @@ from sloserve.files.model import read_yaml_model
 Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
 
-_US_PER_S = 1e6
 _SHIPPED = resources.files("sloserve.estimator") / "profiles"
 
 
@@ -92,8 +91,6 @@ class Profile(_Section):
     """host to GPU and back, 1e9 bytes/s in one direction"""
     engine_overhead_ms: NotNegative
     """time a step takes on top of the latency form: scheduling, sampling, launch gaps"""
-    plan_cost_us: NotNegative
-    """what making one plan costs in virtual time"""
     max_model_len: Count
     """most tokens of prompt and output together"""
     max_num_seqs: Count
@@ -115,11 +112,6 @@ class Profile(_Section):
     def kv_blocks(self) -> int:
         """Whole KV blocks that fit."""
         return self.kv_capacity_tokens // self.block_size
-
-    @property
-    def plan_cost_s(self) -> float:
-        """What making one plan costs in virtual time, in seconds."""
-        return self.plan_cost_us / _US_PER_S
 
     @property
     def _overhead_s(self) -> float:

@@ -24,6 +24,7 @@ from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import Containment
 from sloserve.engine.planner import Planner, Step
 from sloserve.engine.shadow import Shadow
+from sloserve.estimator.planning_cost import PlanningCost, PlanningCosts
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.metrics.engine_page import PageWriter
 from sloserve.scheduler.policy import Policy
@@ -49,7 +50,7 @@ class SLOScheduler(AsyncScheduler):
     With no configuration the policy is fcfs, which is vLLM's own behaviour.
 
     Args:
-        clock, plan_cost_s: given by the virtual engine alone: virtual time, and a constant in place of measured
+        clock, planning_costs: given by the virtual engine alone: virtual time, and a table in place of measured
         planning cost.
 
     Raises:
@@ -63,7 +64,9 @@ class SLOScheduler(AsyncScheduler):
     step_pace: StepPace | None = None
     """How long this engine's steps take, where the settings name a profile to begin with."""
 
-    def __init__(self, *args: Any, clock: Clock | None = None, plan_cost_s: float | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, clock: Clock | None = None, planning_costs: PlanningCosts | None = None, **kwargs: Any
+    ) -> None:
         compat.check_version()
         super().__init__(*args, **kwargs)
         compat.check_scheduler(self)
@@ -76,7 +79,9 @@ class SLOScheduler(AsyncScheduler):
         self._clock = clock or SystemClock()
         if settings.profile is not None:
             self.step_pace = StepPace(load_profile(settings.profile))
-        self._plan_cost_s = plan_cost_s
+        self.slo_planning_s = 0.0
+        """What planning for the last step costs in virtual time."""
+        self._planning_costs = planning_costs
         self._ledger = Ledger(settings.classes, self.slo_counters)
         self._booking = Containment(self.slo_counters, "sloserve failed to count; serving is not affected")
         self._planning = Containment(
@@ -92,7 +97,7 @@ class SLOScheduler(AsyncScheduler):
         self._unsafe = compat.identity_reason(self)
         if self._unsafe is not None and (self._policy.needs or self._shadow is not None):
             logger.warning("sloserve leaves scheduling to vLLM: plans are not yet shown safe with %s", self._unsafe)
-        self._planner = self._make_planner(self._policy, self._shadow)
+        self._planner = self._make_planner(self._policy, self._shadow, self._policy_text)
         self._counts = True
 
     def _make_policy(self, name: str, options: Mapping[str, Any], allow_files: bool = True) -> Policy:
@@ -109,9 +114,12 @@ class SLOScheduler(AsyncScheduler):
             return None
         name, options = parse_policy(text)
         policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
-        return Shadow(policy, self._settings.plan_share, self._plan_cost_s)
+        return Shadow(policy, self._settings.plan_share, self._cost_of(text))
 
-    def _make_planner(self, policy: Policy, shadow: Shadow | None) -> Planner | None:
+    def _cost_of(self, policy: str) -> PlanningCost | None:
+        return None if self._planning_costs is None else self._planning_costs.of(policy)
+
+    def _make_planner(self, policy: Policy, shadow: Shadow | None, text: str) -> Planner | None:
         """``None`` where vLLM is to schedule by itself and nobody looks on."""
         if self._unsafe is not None or (not policy.needs and shadow is None):
             return None
@@ -123,7 +131,7 @@ class SLOScheduler(AsyncScheduler):
             self.slo_counters,
             self._planned,
             may_pause=self._may_pause,
-            plan_cost_s=self._plan_cost_s,
+            cost=self._cost_of(text),
         )
 
     def _planned(self, cost_s: float) -> None:
@@ -151,13 +159,13 @@ class SLOScheduler(AsyncScheduler):
             used = self._make_policy(*spec, allow_files)
         if shadow_policy is not None:
             shadow, shadow_text = self._make_shadow(shadow_policy or None, allow_files), shadow_policy or None
-        self._use(used, shadow)
+        self._use(used, shadow, policy_text(*spec))
         self._policy_spec, self._policy_text, self._shadow_text = spec, policy_text(*spec), shadow_text
         self._plan_pause_s = PLAN_AGAIN_S
         self._say_policies()
 
-    def _use(self, policy: Policy, shadow: Shadow | None) -> None:
-        planner = self._make_planner(policy, shadow)
+    def _use(self, policy: Policy, shadow: Shadow | None, text: str) -> None:
+        planner = self._make_planner(policy, shadow, text)
         if planner is not None:
             try:
                 planner.take_over(self._planner, compat.live_requests(self), self._ledger.slo_of, self._clock.now_s())
@@ -246,6 +254,7 @@ class SLOScheduler(AsyncScheduler):
         limits = Limits(self)
         paused: list[Request] = []
         step: Step | None = self._planning(None, self._next_step, now_s, monotonic_s)
+        self.slo_planning_s = 0.0 if step is None else step.planning_s
         if step is not None:
             if step.preempt:
                 preempt(self, step.preempt)
@@ -265,7 +274,7 @@ class SLOScheduler(AsyncScheduler):
     def _next_step(self, now_s: float, monotonic_s: float) -> Step | None:
         if self._planner is None and monotonic_s >= self._plan_again_s > 0.0:
             self._plan_again_s = 0.0
-            self._use(*self._made_anew())
+            self._use(*self._made_anew(), self._policy_text)
         planner = self._planner
         if planner is None or not planner.table.slot_of or not compat.admits_new(self):
             return None

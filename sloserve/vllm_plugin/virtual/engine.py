@@ -2,8 +2,9 @@
 
 The loop is that of vLLM's EngineCore with a batch queue of two: step n+1 is scheduled right after step n was
 dispatched, then n's result is applied, then n+2 is scheduled; the worker runs batches one after another. What arrives
-while n runs joins n+2. Stock's AsyncScheduler and SLOScheduler run through the identical code. Runs are deterministic:
-only ``RunLog.timing`` is measured.
+while n runs joins n+2. Planning takes the time of EngineCore's one thread: a step is dispatched when it is planned and
+the step before it is done, whichever is later. Stock's AsyncScheduler and SLOScheduler run through the identical code.
+Runs are deterministic: only ``RunLog.timing`` is measured.
 """
 
 import atexit
@@ -29,7 +30,9 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.engine.stages import Stages
+from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.settings import KEY, plugin_settings
 from sloserve.vllm_plugin.engine import compat
@@ -71,12 +74,14 @@ class _Batch:
     output: Any
     sampling: list[str]
     end_s: float
+    planning_s: float
 
 
 class VirtualEngine:
     """One engine. ``additional_config`` is vLLM's, with our section in it; ``None`` runs stock's AsyncScheduler.
 
-    admission: of the front end before it; ``None`` takes in, and predicts, nothing.
+    admission: of the front end before it; ``None`` takes in, and predicts, nothing. planning_costs: what planning
+    takes of the engine's time. noise: of step times; ``None`` for none.
     """
 
     def __init__(
@@ -85,9 +90,13 @@ class VirtualEngine:
         profile: Profile,
         additional_config: dict[str, Any] | None,
         admission: Admission | None = None,
+        *,
+        planning_costs: PlanningCosts = NO_PLANNING_COST,
+        noise: StepNoise | None = None,
     ) -> None:
         self._settings = settings
         self._profile = profile
+        self._noise = noise
         self._clock = ManualClock()
         arguments = scheduler_arguments(settings, additional_config or {})
         self.scheduler: Any
@@ -95,7 +104,7 @@ class VirtualEngine:
             self.scheduler = AsyncScheduler(**arguments)
         else:
             additional_config.setdefault(KEY, {})
-            self.scheduler = SLOScheduler(**arguments, clock=self._clock, plan_cost_s=profile.plan_cost_s)
+            self.scheduler = SLOScheduler(**arguments, clock=self._clock, planning_costs=planning_costs)
             self.scheduler.plan_costs_s = []
         self._hasher = None
         if settings.enable_prefix_caching:
@@ -151,7 +160,10 @@ class VirtualEngine:
                 self._clock.advance_to(epoch_s + now_s)
                 continue
             if scheduler.has_requests():
-                batch = self._dispatch(max(now_s, worker_free_s))
+                batch = self._dispatch(now_s, worker_free_s)
+                if batch.planning_s:
+                    now_s += batch.planning_s
+                    self._clock.advance_to(epoch_s + now_s)
                 executed = batch.output.total_num_scheduled_tokens > 0
                 worker_free_s = batch.end_s
                 batches.append(batch)
@@ -214,26 +226,31 @@ class VirtualEngine:
         self._live[item.request_id] = _Live(item, min(item.output_tokens, max_tokens))
         self._stages.arrived(item.request_id, item.arrival_s)
 
-    def _dispatch(self, start_s: float) -> _Batch:
+    def _dispatch(self, now_s: float, worker_free_s: float) -> _Batch:
+        """The step scheduled at ``now_s``. Planning comes first, and meanwhile the worker is at the step before."""
         scheduler = self.scheduler
         began = time.perf_counter()
         output = scheduler.schedule()
         self._schedule_s.append(time.perf_counter() - began)
+        planning_s = getattr(scheduler, "slo_planning_s", 0.0)
+        start_s = max(now_s + planning_s, worker_free_s)
         self._stages.scheduled(output, self._preempted, getattr(scheduler, "slo_paused", ()), start_s)
         if self.on_step is not None:
             self.on_step(output)
         if not output.total_num_scheduled_tokens:
             self._counters["empty_steps"] += 1
-            return _Batch(output, [], start_s)
+            return _Batch(output, [], start_s, planning_s)
         load, sampling = self._inspect(output)
         duration_s = self._profile.step_s(load)
+        if self._noise is not None:
+            duration_s *= self._noise.factor(len(self._steps))
         if not self._profile.within_grid(load):
             self._counters["extrapolated_steps"] += 1
         end_s = start_s + duration_s
         used = 1.0 - compat.free_blocks(scheduler) / self._settings.kv_blocks
         running, waiting = scheduler.get_request_counts()
         self._steps.append((end_s, duration_s, output.total_num_scheduled_tokens, running, waiting, used))
-        return _Batch(output, sampling, end_s)
+        return _Batch(output, sampling, end_s, planning_s)
 
     def _inspect(self, output: Any) -> tuple[StepLoad, list[str]]:
         """The step's load, and the requests that get a token from it."""

@@ -34,7 +34,7 @@ class Scripted(Policy):
 
 def step(engine: Any, duration_s: float = 0.01) -> Any:
     """One step, scheduled and applied; returns vLLM's SchedulerOutput."""
-    batch = engine._dispatch(0.0)
+    batch = engine._dispatch(0.0, 0.0)
     engine._clock.advance_to(engine._clock.now_s() + duration_s)
     engine._apply(batch, 0.0)
     return batch.output

@@ -18,6 +18,7 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import load_profile
 
 pytestmark = pytest.mark.vllm
@@ -61,6 +62,38 @@ def test_who_arrives_during_a_step_joins_the_second_one_after_it(build: Build, r
     assert steps[:4] == [["a"], ["a"], ["a", "b"], ["a", "b"]]
     joined_s = first_s + decode_s(21) + prefill_s((20, 0), contexts=(22,))
     assert log.requests[1].first_token_s == pytest.approx(joined_s)
+
+
+@pytest.mark.parametrize(("plan_us", "period_s"), [(3_000.0, 0.0), (20_000.0, 0.02)])
+def test_planning_delays_a_step_only_beyond_the_one_in_flight(
+    build: Build, request_of: RequestOf, plan_us: float, period_s: float
+) -> None:
+    """A plan of 3 ms hides behind steps of 8 ms, but for the first; one of 20 ms is what a token then takes."""
+    engine = build("edf", plan_cost_us=plan_us)
+    engine.scheduler._planner.budget.allows = lambda now_s: True
+    log = engine.run([request_of("a", 2.0, 20, 4)])
+    steps = [prefill_s((20, 0)), decode_s(21), decode_s(22), decode_s(23)]
+    if period_s:
+        # Seen once the plan of the step behind it is made: one thread plans and takes results.
+        assert log.requests[0].token_times_s == pytest.approx(2.0 + period_s * np.array([2, 3, 4, 5]))
+    else:
+        assert log.requests[0].token_times_s == pytest.approx(2.003 + np.cumsum(steps))
+    assert log.steps.duration_s[:4] == pytest.approx(steps)
+
+
+def test_stock_and_a_plan_that_changes_nothing_pay_for_no_planning(build: Build, request_of: RequestOf) -> None:
+    work = [request_of("a", 0.0, 20, 4)]
+    stock, fcfs = (build(policy, plan_cost_us=5e4).run(work).requests[0].token_times_s for policy in (None, "fcfs"))
+    assert stock.tolist() == fcfs.tolist()
+
+
+def test_noise_scales_each_step_by_its_number(build: Build, request_of: RequestOf) -> None:
+    plain, noisy = (
+        build(policy, noise=noise).run([request_of("a", 0.0, 20, 8)])
+        for policy, noise in (("edf", None), (None, StepNoise(1, 0.3)))
+    )
+    factors = [StepNoise(1, 0.3).factor(step) for step in range(plain.steps.duration_s.size)]
+    assert noisy.steps.duration_s == pytest.approx(plain.steps.duration_s * factors)
 
 
 def test_an_idle_engine_waits_for_the_next_arrival(build: Build, request_of: RequestOf) -> None:

@@ -1,0 +1,101 @@
+"""What planning costs a step in virtual time: a line in the requests that run and wait, for each policy.
+
+The shipped table was measured once, so that a simulation gives the same bytes on every machine. It holds thread CPU
+time of EngineCore, the thread that plans. A fresh plan costs its policy's ``plan``: rows gathered, the plan made,
+checked and carried out. Every step of a policy that plans costs ``step``: a plan carried on, and events booked. Stock,
+and fcfs, whose plan changes nothing, do not plan and pay neither. vLLM's own share of a step is not in the table; it is
+in a profile's ``engine_overhead_ms``.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sloserve.files.model import read_yaml_model
+
+_FILE = "planning_cost.yaml"
+_US = 1e-6
+
+NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Line(_Section):
+    """µs: ``base_us``, and so much for each request that runs and each that waits."""
+
+    base_us: NotNegative = 0.0
+    """µs whatever the number of requests"""
+    running_us: NotNegative = 0.0
+    """µs for each running request"""
+    waiting_us: NotNegative = 0.0
+    """µs for each waiting request"""
+
+    def seconds(self, running: int, waiting: int) -> float:
+        return (self.base_us + self.running_us * running + self.waiting_us * waiting) * _US
+
+    def times(self, factor: float) -> "Line":
+        return Line(
+            base_us=self.base_us * factor, running_us=self.running_us * factor, waiting_us=self.waiting_us * factor
+        )
+
+
+FREE = Line()
+
+
+class PlanningCost(_Section):
+    """Of one policy. plan: of a fresh plan. step: of every step besides."""
+
+    plan: Line = FREE
+    step: Line = FREE
+
+
+class PlanningCosts(_Section):
+    """The table. A policy is looked up with its options first, then by its name, and is else a third party's."""
+
+    hardware: Text
+    """where it was measured"""
+    source: Text
+    """how it was measured, and on what"""
+    step: Line = FREE
+    """of every step of a policy that plans, whether with a fresh plan or not"""
+    default: Line = FREE
+    """of a fresh plan of a policy that has no row"""
+    policies: Mapping[str, Line] = {}
+    """of a fresh plan, by policy, with or without options"""
+
+    def of(self, policy: str) -> PlanningCost:
+        """What ``policy``, written as for ``--policy``, costs."""
+        name = policy.partition(":")[0]
+        return PlanningCost(plan=self.policies.get(policy) or self.policies.get(name) or self.default, step=self.step)
+
+    def times(self, factor: float) -> "PlanningCosts":
+        """The table of a machine that plans ``factor`` times as slowly; 0 charges nothing."""
+        return PlanningCosts(
+            hardware=self.hardware,
+            source=self.source,
+            step=self.step.times(factor),
+            default=self.default.times(factor),
+            policies={policy: line.times(factor) for policy, line in self.policies.items()},
+        )
+
+
+NO_PLANNING_COST = PlanningCosts(hardware="any", source="planning is not charged")
+
+
+def constant_cost(plan_us: float) -> PlanningCosts:
+    """Every plan of every policy costs as much, and a step without one nothing."""
+    return PlanningCosts(hardware="any", source="a constant", default=Line(base_us=plan_us))
+
+
+@cache
+def planning_costs() -> PlanningCosts:
+    """The shipped table."""
+    text = (resources.files("sloserve.estimator") / _FILE).read_text(encoding="utf-8")
+    return read_yaml_model(PlanningCosts, _FILE, text)

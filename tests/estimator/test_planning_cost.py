@@ -1,0 +1,50 @@
+"""The table of planning costs: read as it is shipped, looked up by name and options, never less for more requests."""
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.planning_cost import NO_PLANNING_COST, Line, PlanningCosts, constant_cost, planning_costs
+from sloserve.files.model import read_yaml_model
+from sloserve.scheduler.registry import policy_class, policy_names
+
+TEXT = """
+hardware: one core
+source: made up
+step: {base_us: 5}
+default: {base_us: 30}
+policies:
+  edf: {base_us: 10, running_us: 0.5, waiting_us: 0.25}
+  sa:batches=true: {base_us: 900}
+"""
+
+
+def test_a_policy_is_looked_up_with_its_options_then_by_name() -> None:
+    costs = read_yaml_model(PlanningCosts, "t.yaml", TEXT)
+    assert costs.of("edf").plan.seconds(100, 400) == pytest.approx(160e-6)
+    assert costs.of("edf:preempt=true") == costs.of("edf")
+    assert costs.of("sa:batches=true").plan.base_us == 900
+    assert costs.of("sa").plan == costs.of("a-third-party's").plan == Line(base_us=30)
+    assert costs.of("edf").step.seconds(1, 1) == pytest.approx(5e-6)
+
+
+def test_multiples_of_the_table() -> None:
+    costs = read_yaml_model(PlanningCosts, "t.yaml", TEXT)
+    assert costs.times(2.0).of("edf").plan.seconds(100, 400) == pytest.approx(320e-6)
+    for free in (costs.times(0.0), NO_PLANNING_COST):
+        assert free.of("edf").plan.seconds(100, 400) == free.of("edf").step.seconds(9, 9) == 0.0
+    assert constant_cost(7.0).of("edf").plan.seconds(100, 400) == 7e-6
+
+
+def test_a_table_with_a_negative_cost_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"t\.yaml:7:.*running_us.*-0\.5"):
+        read_yaml_model(PlanningCosts, "t.yaml", TEXT.replace(" 0.5", " -0.5"))
+
+
+def test_the_shipped_table_has_a_row_for_each_policy_that_plans() -> None:
+    costs = planning_costs()
+    ours = {name for name in policy_names() if policy_class(name).needs}
+    assert ours <= set(costs.policies)
+    for name in ours:
+        line = costs.of(name).plan
+        cost_s = [line.seconds(running, waiting) for running, waiting in ((1, 0), (100, 0), (100, 100), (256, 2000))]
+        assert 0.0 < cost_s[0] <= cost_s[1] <= cost_s[2] <= cost_s[3] < 1.0, name
