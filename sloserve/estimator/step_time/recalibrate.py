@@ -17,6 +17,8 @@ Guarantees, whatever is observed:
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -111,6 +113,23 @@ class Recalibrated:
         furthest = self._max_change * self._factors
         self._factors = np.clip(self._factors + np.clip(move, -furthest, furthest), *self._limits)
         self.observed += 1
+
+    def state(self) -> Mapping[str, Any]:
+        """All that it has learnt, as plain values."""
+        return {
+            "factors": self._factors.tolist(),
+            "information": self._information.tolist(),
+            "error2": self._error2,
+            "observed": self.observed,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], profile: FittedLatency) -> "Recalibrated":
+        """The one whose :meth:`state` this is, of the same profile. Raises: KeyError for one that is not complete."""
+        made = cls(profile)
+        made._factors, made._information = np.array(state["factors"]), np.array(state["information"])
+        made._error2, made.observed = state["error2"], state["observed"]
+        return made
 
     def _parts_s(self, load: StepLoad) -> FloatArray:
         """The profile's time of the step, ``[3]``: constant, prefill, decode; none negative."""

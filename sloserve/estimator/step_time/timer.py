@@ -29,6 +29,11 @@ class StepTimer:
         """Steps scheduled whose output is not there yet."""
         return len(self._in_flight)
 
+    @property
+    def started_s(self) -> float | None:
+        """When the oldest step in flight could start; ``None`` where nothing is in flight."""
+        return max(self._in_flight[0][1], self._last_output_s) if self._in_flight else None
+
     def scheduled(self, load: StepLoad, now_s: float) -> None:
         """A step was scheduled at ``now_s``; also one without tokens, since it has an output too."""
         self._in_flight.append((load, now_s))

@@ -1,0 +1,57 @@
+"""When will the steps in flight end? A clock of an engine's steps, whichever the engine.
+
+Told of each step when it is scheduled and when its output is there, it times them (see
+:mod:`sloserve.estimator.step_time.timer` for which time is whose), corrects what is known of their times, and predicts
+from that when the engine will be free for the next one.
+"""
+
+from collections import deque
+
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.online import OnlineLatency
+from sloserve.estimator.step_time.profile import Profile
+from sloserve.estimator.step_time.timer import StepTimer
+
+_MOST_IN_FLIGHT = 64
+"""More than any engine has in flight: outputs were lost, and what waits for one is forgotten."""
+
+
+class StepClock:
+    """Times of one engine's steps, in seconds of one clock that never goes back.
+
+    Args:
+        profile: what is known of the engine before its first step; ``None`` for nothing.
+    """
+
+    def __init__(self, profile: Profile | None = None) -> None:
+        self.latency = OnlineLatency(profile)
+        """How long the engine's steps take, as observed so far."""
+        self._timer = StepTimer()
+        self._predicted_s: deque[float] = deque()
+
+    def scheduled(self, load: StepLoad, now_s: float) -> None:
+        """A step was scheduled, to run after those in flight; also one without tokens, since it has an output too."""
+        if self._timer.in_flight >= _MOST_IN_FLIGHT:
+            self._timer.forget()
+            self._predicted_s.clear()
+        self._timer.scheduled(load, now_s)
+        self._predicted_s.append(self.latency.step_s(load))
+
+    def output(self, now_s: float) -> None:
+        """The oldest step in flight gave its output."""
+        if self._predicted_s:
+            self._predicted_s.popleft()
+        timed = self._timer.output(now_s)
+        if timed is not None:
+            self.latency.observe(*timed)
+
+    def busy_s(self, now_s: float) -> float:
+        """Seconds until the steps in flight are predicted to end, counted from the last output; never negative.
+
+        0 where nothing is in flight. A step that takes longer than predicted is expected to end at any moment.
+        """
+        started_s = self._timer.started_s
+        if started_s is None:
+            return 0.0
+        first_s, *others_s = self._predicted_s
+        return max(started_s + first_s - now_s, 0.0) + sum(others_s)

@@ -1,0 +1,134 @@
+"""How long this engine's steps take, as far as can be known now, and how far that can be trusted.
+
+A profile where the deployment names one, corrected by the engine's steps; else what the steps alone have taught. Either
+is trusted as far as two figures go. *Error*: each step is predicted before it is observed, and the usual error widens
+every promise. *Coverage*: the largest loads seen; a step of more prefill is promised at most ``_PROBE`` times as large,
+so that a wrong extrapolation costs one step of bounded length, and a few steps reach any size. A profile's grid counts
+as seen.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sloserve.estimator.step_time.inverse import MOST_TOKENS, quadratic_root
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.learned import Learned
+from sloserve.estimator.step_time.profile import Profile
+from sloserve.estimator.step_time.recalibrate import Recalibrated
+
+_PROBE = 2.0
+_SHARE_STEPS = 256.0
+
+
+@dataclass(slots=True)
+class Coverage:
+    """The largest load seen, in each direction; at first, what any engine may be asked for."""
+
+    prefill_tokens: int = 256
+    prefill_attention_tokens2: int = 256**2
+    decode_seqs: int = 8
+    decode_context_tokens: int = 8192
+
+    @classmethod
+    def of(cls, profile: Profile) -> "Coverage":
+        """What a profile was measured on."""
+        grid = profile.grid
+        return cls(
+            grid.max_step_tokens,
+            grid.max_prefill_attention_tokens2,
+            grid.max_decode_seqs,
+            grid.max_decode_context_tokens,
+        )
+
+    def covers(self, load: StepLoad) -> bool:
+        return (
+            load.prefill_tokens <= self.prefill_tokens
+            and load.prefill_attention_tokens2 <= self.prefill_attention_tokens2
+            and load.decode_seqs <= self.decode_seqs
+            and load.decode_context_tokens <= self.decode_context_tokens
+        )
+
+    def add(self, load: StepLoad) -> None:
+        self.prefill_tokens = max(self.prefill_tokens, load.prefill_tokens)
+        self.prefill_attention_tokens2 = max(self.prefill_attention_tokens2, load.prefill_attention_tokens2)
+        self.decode_seqs = max(self.decode_seqs, load.decode_seqs)
+        self.decode_context_tokens = max(self.decode_context_tokens, load.decode_context_tokens)
+
+    def excess(self, base: StepLoad) -> float:
+        """How many times as large as the largest seen the load's decodes are; 1 where they are no larger."""
+        seqs = base.decode_seqs / self.decode_seqs
+        return max(seqs, base.decode_context_tokens / self.decode_context_tokens, 1.0)
+
+    def most_prefill(self, base: StepLoad, prefix_tokens: int) -> int:
+        """Most tokens of one more chunk that probe no further than allowed; may be below 0."""
+        pairs = max(_PROBE * self.prefill_attention_tokens2 - base.prefill_attention_tokens2, 0.0)
+        tokens = min(_PROBE * self.prefill_tokens - base.prefill_tokens, float(MOST_TOKENS))
+        return int(min(tokens, quadratic_root(pairs, 2.0 * prefix_tokens, 1.0)))
+
+
+class OnlineLatency:
+    """The step latency of the engine in use.
+
+    Args:
+        profile: what is known before the first step; ``None`` for nothing.
+    """
+
+    def __init__(self, profile: Profile | None = None) -> None:
+        self.fit: Recalibrated | Learned = Learned() if profile is None else Recalibrated(profile)
+        self.coverage = Coverage() if profile is None else Coverage.of(profile)
+        self.covered = 0.0
+        """Share of the last few hundred steps that were no larger than those before them."""
+
+    @property
+    def observed(self) -> int:
+        """Steps observed so far."""
+        return self.fit.observed
+
+    @property
+    def relative_error(self) -> float:
+        """Usual relative error of one step's prediction, made before it was observed."""
+        return self.fit.relative_error
+
+    def step_s(self, load: StepLoad) -> float:
+        """Seconds that the engine is expected to take for the step; 0 for a step without tokens."""
+        return self.fit.step_s(load)
+
+    def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
+        """Most tokens of one more chunk in a step of ``seconds``; see StepLatency.
+
+        Less than the expected time allows, by the usual error, and the more so beyond what was seen.
+        """
+        margin = self.relative_error * self.coverage.excess(base)
+        tokens = self.fit.prefill_within(seconds / (1.0 + margin), base, prefix_tokens)
+        return max(min(tokens, self.coverage.most_prefill(base, prefix_tokens)), 0) if tokens else 0
+
+    def observe(self, load: StepLoad, duration_s: float) -> None:
+        """A step of ``load`` took ``duration_s``."""
+        self.covered += (self.coverage.covers(load) - self.covered) / min(self.observed + 1.0, _SHARE_STEPS)
+        self.fit.observe(load, duration_s)
+        self.coverage.add(load)
+
+    def figures(self) -> Mapping[str, float]:
+        """How far it can be trusted, by names of the page's figures. Factors are a profile's; 0 where there is none."""
+        constant, prefill, decode = self.fit.factors if isinstance(self.fit, Recalibrated) else (0.0, 0.0, 0.0)
+        return {
+            "step_error": self.relative_error,
+            "step_factor_constant": constant,
+            "step_factor_prefill": prefill,
+            "step_factor_decode": decode,
+        }
+
+    def state(self) -> Mapping[str, Any]:
+        """All that it has learnt, as plain values: with the profile, what a replay begins with."""
+        return {"fit": self.fit.state(), "coverage": asdict(self.coverage), "covered": self.covered}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], profile: Profile | None = None) -> "OnlineLatency":
+        """The one whose :meth:`state` this is, of the same profile. Raises: KeyError for one that is not complete."""
+        made = cls(profile)
+        made.fit = (
+            Learned.from_state(state["fit"]) if profile is None else Recalibrated.from_state(state["fit"], profile)
+        )
+        made.coverage, made.covered = Coverage(**state["coverage"]), state["covered"]
+        return made
