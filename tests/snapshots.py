@@ -4,9 +4,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from sloserve.core.rows import COLUMNS, Rows, State
+from sloserve.estimator.step_time.inverse import MOST_TOKENS
+from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.scheduler.policy import EngineFacts, Snapshot
 
 Request = dict[str, Any]
+
+STEP_S = 0.03
+
+
+class SteadySteps:
+    """Every step takes as long, whatever is in it."""
+
+    def step_s(self, load: StepLoad) -> float:
+        return STEP_S
+
+    def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
+        return MOST_TOKENS if seconds >= STEP_S else 0
 
 
 def make_snapshot(
@@ -31,5 +45,6 @@ def make_snapshot(
         max_num_seqs=max_num_seqs,
         token_budget=2048,
         free_slots=max_num_seqs - len(running),
+        step_latency=SteadySteps(),
     )
     return Snapshot(rows, rows.slots_in(State.WAITING, State.PREEMPTED), rows.slots_in(State.RUNNING), engine)

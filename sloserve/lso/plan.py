@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.latency import StepLatency
+from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.lso.preemption import Holding
 from sloserve.lso.turns import NO_TURNS, Turns
 
@@ -37,7 +38,8 @@ class EngineFacts:
         max_num_seqs: requests that may run at once, at least 1.
         token_budget: tokens that one step may compute.
         free_slots: how many more requests could be admitted now.
-        step_latency: how long the engine's steps take, as observed; ``None`` if the deployment names no profile.
+        step_latency: how long the engine's steps take, as observed so far.
+        busy_s: seconds until the steps in flight are predicted to end, and the next one can start; 0 where none is.
     """
 
     free_blocks: int
@@ -46,7 +48,8 @@ class EngineFacts:
     max_num_seqs: int
     token_budget: int
     free_slots: int
-    step_latency: StepLatency | None = None
+    step_latency: StepLatency = field(default_factory=OnlineLatency)
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

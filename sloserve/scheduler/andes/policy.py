@@ -31,7 +31,7 @@ import numpy as np
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
-from sloserve.estimator.step_time.pace import StepPace, decode_step_s
+from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
 from sloserve.kernels.knapsack import best_batch
@@ -108,7 +108,6 @@ class Andes(Policy):
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._curves = DigestCurves()
-        self._pace = StepPace()
         self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
         self._serving_s = RunningMean()
         self._unfinished = 0
@@ -120,8 +119,6 @@ class Andes(Policy):
     # What happens.
 
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
-        if not self._unfinished:
-            self._pace.idle()
         self._unfinished += 1
         self._may_preempt += self.settings.preemption_cap
         self._curves.reset(slot)
@@ -132,7 +129,6 @@ class Andes(Policy):
             self._curves.deliver(one, np.array([done]), since_s, reading_tds(rows, one))
 
     def progressed(self, rows: Rows, slots: IntArray, tokens: IntArray, now_s: float) -> None:
-        self._pace.stepped(slots.size, now_s)
         since_s = np.maximum(now_s - rows.arrival_s[slots], 0.0)
         self._curves.deliver(slots, tokens, since_s, reading_tds(rows, slots))
 
@@ -177,9 +173,9 @@ class Andes(Policy):
         return bool(waiting.size > engine.free_slots or tokens.sum() > engine.token_budget)
 
     def _step_s(self, engine: EngineFacts, batches: FloatArray, context_tokens: float) -> FloatArray:
-        if engine.step_latency is None:
-            return self._pace.step_s(batches)
-        return decode_step_s(engine.step_latency, batches, context_tokens)
+        """Seconds of a step of each of ``batches`` decoding requests, ``[num_batches]``, at this mean context."""
+        loads = [StepLoad(decode_seqs=int(b), decode_context_tokens=int(b * context_tokens)) for b in batches.tolist()]
+        return np.array([engine.step_latency.step_s(load) for load in loads])
 
     def _foresee(self, engine: EngineFacts, all_: Outlook, batches: FloatArray) -> Foresight:
         settings = self.settings

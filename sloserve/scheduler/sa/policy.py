@@ -2,7 +2,7 @@
 
 A new plan is made when a request arrived or ended; between, the order holds. What runs stays; there are no preemptions.
 Output lengths are predicted by a Gaussian per class fitted on line, as in the paper (``length=gaussian``), or otherwise
-(:mod:`sloserve.estimator.length.choice`); step times come from a profile. A reader's speed (TDS) counts as a TPOT
+(:mod:`sloserve.estimator.length.choice`); step times are those of the engine. A reader's speed (TDS) counts as a TPOT
 target.
 A good order puts behind all others whom it cannot help in any case: they starve under overload unless ageing is on.
 A request without targets counts by its latency alone; class rank decides beside: whatever order is found, it is
@@ -20,6 +20,7 @@ import numpy as np
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
+from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.estimator.step_time.profile import ProfileName, load_profile
 from sloserve.kernels.anneal import BatchRequests, Cooling, anneal
 from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
@@ -32,8 +33,8 @@ from sloserve.scheduler.sa.times import Slots, Times, Work, batch_times, bilinea
 MOST_ANNEALED = 512
 """Waiting requests that are planned by annealing; the others follow, the shortest first."""
 
-PLANS_A_FIT = 1000
-"""Plans between two looks at what the engine's steps take, where that is observed; each costs some milliseconds."""
+MOST_PLANS_A_FIT = 1000
+"""Plans between two looks at what the engine's steps take, fewer at first; each costs some milliseconds."""
 
 _PLAN_NS = 2.5e5
 _MOST_MOVES = 2000
@@ -63,14 +64,14 @@ class SA(Policy):
         """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
 
         length_error: relative error of the oracle's lengths.
-        profile: name or file of the step times, used where the server's settings name no profile.
+        profile: name or file of the step times; as the engine's steps have been observed if not given.
         batches: plan in batches as the paper does, the first of which limits how many may run; else the order alone,
         for slots that are refilled one by one. effort: moves of the annealer, in multiples of what takes 0.25 ms.
         """
 
         length: str = "gaussian"
         length_error: float = 0.0
-        profile: ProfileName | Path = ProfileName("h100-llama3-8b")
+        profile: ProfileName | Path | None = None
         batches: bool = False
         effort: float = 1.0
 
@@ -82,8 +83,9 @@ class SA(Policy):
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
-        self._fit = bilinear_of(load_profile(self.settings.profile))
-        self._plans = 0
+        profile = self.settings.profile
+        self._fit = bilinear_of(OnlineLatency() if profile is None else load_profile(profile))
+        self._plans = self._fit_at = 0
         self._changed = False
         self._order = NO_SLOTS
         self._max_running: int | None = None
@@ -101,8 +103,9 @@ class SA(Policy):
             self._order, self._max_running = NO_SLOTS, None
             return Plan.IDENTITY
         if self._changed:
-            if snapshot.engine.step_latency is not None and self._plans % PLANS_A_FIT == 0:
+            if self.settings.profile is None and self._plans >= self._fit_at:
                 self._fit = bilinear_of(snapshot.engine.step_latency)
+                self._fit_at = self._plans + min(self._plans + 1, MOST_PLANS_A_FIT)
             self._plans += 1
             waiting, self._max_running = self._annealed(snapshot, waiting, now_s)
             waiting = _by_class(snapshot.rows, waiting)

@@ -20,6 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.errors import ConfigError, ShuttingDown
 from sloserve.core.rows import State
+from sloserve.engine.step_clock import StepClock
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts
 from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
@@ -188,8 +189,10 @@ def places_taken(scheduler: Any) -> int:
     return len(scheduler.running) + int(scheduler.num_waiting_for_streaming_input)
 
 
-def engine_facts(scheduler: Any, running: int, others: Iterable[Request]) -> EngineFacts:
-    """What the engine can do for the requests of a snapshot, as of now.
+def engine_facts(
+    scheduler: Any, running: int, others: Iterable[Request], clock: StepClock, monotonic_s: float
+) -> EngineFacts:
+    """What the engine can do for the requests of a snapshot, as of ``monotonic_s``, a time of ``clock``.
 
     running: how many of them run. others: requests that are not in it and may hold KV.
     """
@@ -202,7 +205,8 @@ def engine_facts(scheduler: Any, running: int, others: Iterable[Request]) -> Eng
         max_num_seqs=max(limit - (taken - running), 1),
         token_budget=scheduler.max_num_scheduled_tokens,
         free_slots=max(limit - taken, 0),
-        step_latency=None if scheduler.step_pace is None else scheduler.step_pace.latency,
+        step_latency=clock.latency,
+        busy_s=clock.busy_s(monotonic_s),
     )
 
 

@@ -127,8 +127,8 @@ class Ledger:
         for name, at in _SHADOW.items():
             self._values[at] = 0.0 if figures is None else figures[name]
 
-    def paced(self, figures: Mapping[str, float]) -> None:
-        """Puts in how far the engine is from its profile."""
+    def step_times(self, figures: Mapping[str, float]) -> None:
+        """Puts in how well the times of steps are known."""
         for name, value in figures.items():
             self._values[_AT[name]] = value
 

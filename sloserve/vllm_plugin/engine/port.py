@@ -6,8 +6,10 @@ from typing import Any
 from vllm.v1.request import Request
 
 from sloserve.core.arrays import IntArray
+from sloserve.core.clock import Clock
 from sloserve.core.rows import State
 from sloserve.core.stated import StatedSLO
+from sloserve.engine.step_clock import StepClock
 from sloserve.engine.table import RequestTable
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
@@ -61,8 +63,9 @@ class VllmReader:
 class VllmPort(VllmReader):
     """One scheduler of vLLM's; see :class:`sloserve.engine.port.EnginePort`."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, steps: StepClock, clock: Clock) -> None:
         self._scheduler = scheduler
+        self._steps, self._clock = steps, clock
 
     @property
     def running(self) -> Sequence[Request]:
@@ -84,7 +87,7 @@ class VllmPort(VllmReader):
         return compat.max_loras(self._scheduler)
 
     def facts(self, num_running: int, others: Iterable[Request]) -> EngineFacts:
-        return compat.engine_facts(self._scheduler, num_running, others)
+        return compat.engine_facts(self._scheduler, num_running, others, self._steps, self._clock.monotonic_s())
 
     def holding(self, request: Request) -> Holding:
         return compat.holding(self._scheduler, request)

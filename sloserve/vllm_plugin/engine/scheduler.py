@@ -24,7 +24,9 @@ from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import Containment
 from sloserve.engine.planner import Planner, Step
 from sloserve.engine.shadow import Shadow
+from sloserve.engine.step_clock import StepClock
 from sloserve.estimator.planning_cost import PlanningCost, PlanningCosts
+from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.metrics.engine_page import PageWriter
 from sloserve.scheduler.policy import Policy
@@ -34,7 +36,7 @@ from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.apply import Limits, preempt
 from sloserve.vllm_plugin.engine.ledger import Ledger
 from sloserve.vllm_plugin.engine.port import VllmPort
-from sloserve.vllm_plugin.engine.step_load import StepPace
+from sloserve.vllm_plugin.engine.step_load import step_load
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ PLAN_AGAIN_S = 1.0
 """Time without plans after an exception in planning. It doubles with each, so that one that comes back with the same
 requests costs little; a change of policy starts from here."""
 MOST_PLAN_AGAIN_S = 60.0
+
+_NO_LOAD = StepLoad()
 
 
 class SLOScheduler(AsyncScheduler):
@@ -61,8 +65,6 @@ class SLOScheduler(AsyncScheduler):
     # Until the constructor knows better: vLLM's own tests build schedulers without calling it.
     _counts = False
     _planner: Planner | None = None
-    step_pace: StepPace | None = None
-    """How long this engine's steps take, where the settings name a profile to begin with."""
 
     def __init__(
         self, *args: Any, clock: Clock | None = None, planning_costs: PlanningCosts | None = None, **kwargs: Any
@@ -77,8 +79,8 @@ class SLOScheduler(AsyncScheduler):
         self.slo_paused: list[Request] = []
         """Whom the plan of the last step paused, in the plan's order."""
         self._clock = clock or SystemClock()
-        if settings.profile is not None:
-            self.step_pace = StepPace(load_profile(settings.profile))
+        self.step_clock = StepClock(None if settings.profile is None else load_profile(settings.profile))
+        """How long this engine's steps take, and when those in flight will end."""
         self.slo_planning_s = 0.0
         """What planning for the last step costs in virtual time."""
         self._planning_costs = planning_costs
@@ -124,7 +126,7 @@ class SLOScheduler(AsyncScheduler):
         if self._unsafe is not None or (not policy.needs and shadow is None):
             return None
         return Planner(
-            VllmPort(self),
+            VllmPort(self, self.step_clock, self._clock),
             policy,
             shadow,
             self._settings,
@@ -235,15 +237,15 @@ class SLOScheduler(AsyncScheduler):
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
-        if self.step_pace is not None:
-            self._booking(None, self._pace_output, self.step_pace)
+        if self._counts:
+            self._booking(None, self._clock_output)
         if self._planner is not None:
             self._planning(None, self._planner.progressed, outputs, self._clock.now_s())
         return outputs
 
-    def _pace_output(self, pace: StepPace) -> None:
-        pace.output(self._clock.monotonic_s())
-        self._ledger.paced(pace.figures())
+    def _clock_output(self) -> None:
+        self.step_clock.output(self._clock.monotonic_s())
+        self._ledger.step_times(self.step_clock.latency.figures())
 
     # What we tell vLLM.
 
@@ -268,7 +270,10 @@ class SLOScheduler(AsyncScheduler):
         self.slo_paused = paused
         if self._planner is not None:
             self._planning(None, self._planner.admitted, output, monotonic_s)
-        self._booking(None, self._book, output, paused, now_s, monotonic_s)
+        self._booking(None, self._book, output, paused, now_s)
+        # A step whose load cannot be read has an output all the same.
+        load: StepLoad = self._booking(_NO_LOAD, step_load, output)
+        self._booking(None, self.step_clock.scheduled, load, monotonic_s)
         return output
 
     def _next_step(self, now_s: float, monotonic_s: float) -> Step | None:
@@ -280,9 +285,7 @@ class SLOScheduler(AsyncScheduler):
             return None
         return planner.next_step(now_s, monotonic_s)
 
-    def _book(self, output: SchedulerOutput, paused: list[Request], now_s: float, monotonic_s: float) -> None:
+    def _book(self, output: SchedulerOutput, paused: list[Request], now_s: float) -> None:
         self._ledger.stepped(self, output, paused, now_s)
-        if self.step_pace is not None:
-            self.step_pace.scheduled(output, monotonic_s)
         if self._shadow is not None:
             self._ledger.shadowed(self._shadow.figures)

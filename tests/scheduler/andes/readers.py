@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.estimator.step_time.pace import BEFORE_ANY_S
 from sloserve.scheduler.andes.policy import FIRST_HORIZON_S, Andes
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
-from tests.snapshots import make_snapshot
+from tests.snapshots import STEP_S, make_snapshot
 
 Make = Callable[..., Snapshot]
 Request = dict[str, Any]
@@ -85,7 +84,7 @@ def lists(made: Plan) -> list[Any]:
 def gain_of_new(waited_s: float, prompt_tokens: int, horizon_s: float = FIRST_HORIZON_S) -> float:
     """Of serving at steps of the usual time one who has nothing yet, and would have nothing at the horizon."""
     until_s = waited_s + horizon_s
-    first_s = waited_s + BEFORE_ANY_S * (1.0 + prompt_tokens / BUDGET_TOKENS)
+    first_s = waited_s + STEP_S * (1.0 + prompt_tokens / BUDGET_TOKENS)
     return min((until_s - first_s) / (until_s - TTFT_S), 1.0) ** 2
 
 

@@ -80,14 +80,11 @@ def test_a_request_that_ended_without_a_token_or_with_one_at_once_says_nothing_o
     assert order(plan(at, policy).preempt) == [0]
 
 
-def test_the_pace_is_learnt_where_the_engine_names_none(snapshot: Make) -> None:
-    """At 4 s a step a reader of 2 tokens a second is served too little to be urgent; a profile knows better."""
+def test_the_pace_is_that_of_the_engines_steps(snapshot: Make) -> None:
+    """At 4 s a step a reader of 2 tokens a second is served too little to be urgent."""
     at = snapshot([URGENT], [ahead(100.0)], max_num_seqs=1)
-    policy = told(at)
-    for step in range(3):
-        policy.progressed(at.rows, np.array([0]), np.array([1]), NOW_S - 8.0 + 4.0 * step)
-    assert not plan(at, policy).preempt.size
-    assert order(plan(engine(at, step_latency=Steps(0.03)), policy).preempt) == [0]
+    assert not plan(engine(at, step_latency=Steps(4.0))).preempt.size
+    assert order(plan(engine(at, step_latency=Steps(0.03))).preempt) == [0]
 
 
 def test_time_without_requests_is_no_step(snapshot: Make) -> None:

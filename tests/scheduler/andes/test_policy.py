@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.rows import State
-from sloserve.estimator.step_time.pace import BEFORE_ANY_S
 from sloserve.scheduler.andes.policy import Andes
 from sloserve.scheduler.policy import Plan, Snapshot
 from tests.scheduler.andes.readers import (
@@ -26,7 +25,7 @@ from tests.scheduler.andes.readers import (
     plan,
     preempts_for,
 )
-from tests.snapshots import make_snapshot
+from tests.snapshots import STEP_S, make_snapshot
 
 # When it plans.
 
@@ -89,7 +88,7 @@ def test_the_urgent_first_then_by_gain_per_token_of_context(snapshot: Make) -> N
 
 def test_a_preempted_request_weighs_prompt_and_output(snapshot: Make) -> None:
     """Its reader got 100 tokens after 1 s and is dry for 2 s; in the next 8 s serving adds a ramp of that length."""
-    gain = (8.0 - BEFORE_ANY_S) ** 2 / (61 - TTFT_S) ** 2
+    gain = (8.0 - STEP_S) ** 2 / (61 - TTFT_S) ** 2
     assert 1 / 10_000 < gain / (50 + 100) < 1 / 4000 < gain / 50
     preempted = new(53.0, prompt_tokens=50, output_tokens=100, first_token_s=NOW_S - 52.0, state=State.PREEMPTED)
     at = snapshot([preempted, new(prompt_tokens=10_000), new(prompt_tokens=4000)])
@@ -268,14 +267,14 @@ SNAPSHOTS = st.builds(
     lambda waiting, running, spare, free, budget, each_s: engine(
         make_snapshot(waiting, running, max_num_seqs=max(len(running) + spare, 1), free_blocks=free, total_blocks=200),
         token_budget=budget,
-        step_latency=each_s and Steps(each_s),
+        step_latency=Steps(each_s),
     ),
     st.lists(WAITING, max_size=9),
     st.lists(RUNNING, max_size=9),
     st.sampled_from([0, 0, 1, 3]),
     st.integers(0, 60),
     st.sampled_from([256, 2048]),
-    st.sampled_from([None, 0.01, 0.3]),
+    st.sampled_from([0.001, 0.01, 0.3]),
 )
 SETTINGS = st.fixed_dictionaries(
     {

@@ -155,9 +155,9 @@ def test_aborts_in_every_state_leave_neither_rows_nor_blocks(build: Build, reque
     for i in range(6):
         engine._add(request_of(f"r{i}", prompt_tokens=30, output_tokens=90), engine._clock.now_s())
     for _ in range(3):
-        engine._apply(engine._dispatch(0.0), 0.0)
+        engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     scheduler._preempt_request(scheduler.running.pop(), None)
-    engine._apply(engine._dispatch(0.0), 0.0)
+    engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     rows = scheduler._planner.table.rows
     states = {State(s) for s in rows.state.tolist()}
     assert len(rows) == 6 and states == {State.FREE, State.WAITING, State.RUNNING} | (states & {State.PREEMPTED})
@@ -192,8 +192,8 @@ def test_a_reused_plan_does_not_pause_the_next_request_in_a_freed_slot(build: Bu
     scheduler = engine.scheduler
     for name in "abc":
         engine._add(request_of(name, output_tokens=40), engine._clock.now_s())
-    engine._apply(engine._dispatch(0.0), 0.0)
-    engine._apply(engine._dispatch(0.0), 0.0)
+    engine._apply(engine._dispatch(0.0, 0.0), 0.0)
+    engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     assert scheduler._planner.held.plan.pause.tolist() == [0]
     from vllm.v1.request import RequestStatus
 
@@ -202,7 +202,7 @@ def test_a_reused_plan_does_not_pause_the_next_request_in_a_freed_slot(build: Bu
     engine._live.pop("a")
     engine._add(request_of("d", output_tokens=40), engine._clock.now_s())
     assert scheduler._planner.table.slot_of["d"] == 0
-    engine._apply(engine._dispatch(0.0), 0.0)
+    engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     batch = engine._dispatch(0.0)
     assert set(batch.output.num_scheduled_tokens) == {"b", "c", "d"}
 

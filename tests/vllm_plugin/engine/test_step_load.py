@@ -1,6 +1,7 @@
 """Steps are timed and their load is read as the engine ran them: two deep, prefill and decode mixed."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,11 +9,21 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.scheduler.fcfs import FCFS
+from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
+from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
 pytestmark = pytest.mark.vllm
 
 ENGINE, ASSUMED = "h100-llama3-8b", "a100-llama2-7b"
+SETTINGS = EngineSettings(kv_blocks=20_000, max_num_seqs=64, max_num_batched_tokens=2048)
+LOADS = [
+    StepLoad.of((), [600] * 16),
+    StepLoad.of((), [900] * 32),
+    StepLoad.of([(512, 0)], [600] * 12),
+    StepLoad.of([(1200, 0)], [800] * 16),
+]
 
 
 def workload() -> list[WorkloadRequest]:
@@ -26,32 +37,60 @@ def test_a_wrong_profile_is_corrected_by_the_engines_own_steps(policy: str) -> N
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     true, assumed = load_profile(ENGINE), load_profile(ASSUMED)
-    settings = EngineSettings(kv_blocks=20_000, max_num_seqs=64, max_num_batched_tokens=2048)
-    engine = VirtualEngine(settings, true, {"sloserve": {"policy": policy, "profile": ASSUMED}})
+    engine = VirtualEngine(SETTINGS, true, {"sloserve": {"policy": policy, "profile": ASSUMED}})
     engine.run(workload())
-    pace = engine.scheduler.step_pace
-    assert pace is not None and pace.latency.observed > 300
-    loads = [
-        StepLoad.of((), [600] * 16),
-        StepLoad.of((), [900] * 32),
-        StepLoad.of([(512, 0)], [600] * 12),
-        StepLoad.of([(1200, 0)], [800] * 16),
-    ]
-    for load in loads:
+    latency = engine.scheduler.step_clock.latency
+    assert latency.observed > 300
+    for load in LOADS:
         wrong = abs(assumed.step_s(load) / true.step_s(load) - 1.0)
-        left = abs(pace.latency.step_s(load) / true.step_s(load) - 1.0)
+        left = abs(latency.step_s(load) / true.step_s(load) - 1.0)
         assert left < 0.15 and left < wrong / 2
     figures = engine.scheduler.status()
-    assert figures["step_error"] == pytest.approx(pace.latency.relative_error)
-    assert figures["step_factor_decode"] == pytest.approx(pace.latency.factors[2])
+    assert figures["step_error"] == pytest.approx(latency.relative_error)
+    assert figures["step_factor_decode"] == pytest.approx(latency.fit.factors[2])
 
 
-def test_without_a_profile_nothing_is_timed() -> None:
+class Watching(FCFS):
+    """Notes what it is told of the engine's steps."""
+
+    needs = frozenset({"arrival_s"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[EngineFacts] = []
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        self.told.append(snapshot.engine)
+        return Plan.IDENTITY
+
+
+def test_without_a_profile_the_steps_are_learnt_and_their_ends_foreseen() -> None:
+    """In flight when a step is planned is the one before it, of which nothing has passed yet, or nothing."""
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
-    engine = VirtualEngine(EngineSettings(kv_blocks=20_000), load_profile(ENGINE), {"sloserve": {"policy": "edf"}})
-    engine.run(workload()[:5])
-    assert engine.scheduler.step_pace is None and engine.scheduler.status()["step_factor_decode"] == 0.0
+    true = load_profile(ENGINE)
+    engine = VirtualEngine(SETTINGS, true, {"sloserve": {"policy": "edf"}})
+    watching = Watching()
+    engine.scheduler._use(watching, None)
+    loads: list[StepLoad] = []
+    busy: list[float] = []
+
+    def note(output: Any) -> None:
+        loads.append(step_load(output))
+        if watching.told:
+            busy.append(watching.told[-1].busy_s)
+
+    engine.on_step = note
+    engine.run(workload())
+    latency = engine.scheduler.step_clock.latency
+    for load in LOADS:
+        assert latency.step_s(load) == pytest.approx(true.step_s(load), rel=0.15)
+    figures = engine.scheduler.status()
+    assert 0.0 < figures["step_error"] < 0.1 and figures["step_factor_decode"] == 0.0
+    assert 0.0 in busy and min(busy) >= 0.0
+    assert len(watching.told) > 300
+    in_flight = [x for x in busy[-200:] if x]
+    assert len(in_flight) > 50 and max(in_flight) < 2.0 * max(true.step_s(load) for load in loads)
 
 
 def output_of(new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]]) -> SimpleNamespace:
@@ -81,6 +120,4 @@ def output_of(new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]
 def test_the_load_of_a_step(
     new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]], load: StepLoad
 ) -> None:
-    from sloserve.vllm_plugin.engine.step_load import step_load
-
     assert step_load(output_of(new, cached)) == load
