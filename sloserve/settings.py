@@ -266,7 +266,7 @@ def policy_problems(section: Mapping[str, Any]) -> list[Problem]:
 
 def class_warnings(settings: PluginSettings) -> list[str]:
     """Which service classes, or targets of theirs, the policy does not read, hence serves as if they were not there."""
-    needs = make_policy(settings.policy, settings.policy_options).needs
+    needs = make_policy(settings.policy, settings.policy_options).reads
     unread = {c.name: [name for name in c.targets.stated if name not in needs] for c in settings.classes}
     if "class_rank" not in needs:
         idle = [c.name for c in settings.classes if len(unread[c.name]) == len(c.targets.stated)]

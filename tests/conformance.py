@@ -25,7 +25,8 @@ class Forms:
 
 FORMS: dict[str, Forms] = {
     # A small margin and short turns, so that the logs show preemptions: deadlines lie seconds apart, replies are short.
-    "edf": Forms(golden=":preempt_margin_s=1"),
+    "fcfs": Forms(conserves=(":step_budget=true",)),
+    "edf": Forms(conserves=(":step_budget=true",), golden=":preempt_margin_s=1"),
     "sjf": Forms(golden=":preempt=true:length=oracle", conserves=(":preempt=true:length=oracle", ":length=gaussian")),
     "rr": Forms(golden=":interval_steps=20", conserves=(":interval_steps=5",)),
     "sa": Forms(golden=":length=oracle", conserves=(":batches=true:length=oracle",)),

@@ -174,9 +174,6 @@ def policies(
         return
     found = describe_policy(name)
     print(f"{name}: {found.summary}")
-    if not found.options:
-        print("It has no options.")
-        return
     print(f"\nOptions, as in {name}:{found.options[0].name}={_text(found.options[0].default)}, with their defaults:\n")
     rows = [(f"  {o.name}", _text(o.default), o.kind, o.meaning.partition(". ")[0]) for o in found.options]
     print(_columns([("  option", "default", "type", "meaning"), *rows]))

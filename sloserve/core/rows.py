@@ -43,6 +43,7 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "tds": (np.float64, np.nan),
     "prompt_tokens": (np.int64, 0),
     "max_tokens": (np.int64, 0),
+    "item_tokens": (np.int64, 0),  # the largest multimodal item of the prompt, which no chunk may divide
     "oracle_output_tokens": (np.int64, -1),  # known only to a simulator or a client that says so; -1 where unknown
     "length_p10": (np.float64, np.nan),  # quantiles of the reply's whole length, as the front end predicted; else nan
     "length_p25": (np.float64, np.nan),
@@ -105,6 +106,7 @@ class Rows:
     tds: FloatArray
     prompt_tokens: IntArray
     max_tokens: IntArray
+    item_tokens: IntArray
     oracle_output_tokens: IntArray
     length_p10: FloatArray
     length_p25: FloatArray

@@ -1,7 +1,8 @@
 """Reuse of the last plan in the steps that follow it, until the policy makes the next one.
 
 Planning has a budget, so a slow plan is followed by steps without a fresh one. The queues keep the order that the plan
-gave them. Pauses and limits are set again at each step, adapted to the requests of that step:
+gave them, so a held plan names none. Pauses and limits are set again at each step, adapted to the requests of that
+step:
 
 - A pause holds if its request still runs and may be paused, and if at least one other request runs.
 - A limit on admission holds while a request waits that the plan kept out. It does not hold for later arrivals alone.
@@ -27,8 +28,9 @@ default ``plan_share``, which is a fault and no reason to hold the engine to old
 class HeldPlan:
     """The last plan, and what is needed to reuse it.
 
-    plan: as applied, without its preemptions. made_s: monotonic time at which it was made. last_seq: highest ``seq`` of
-    the requests that it knew. spare_tokens: whether its token budget had a token for each request that it served.
+    plan: as applied, without its preemptions and its order. made_s: monotonic time at which it was made. last_seq:
+    highest ``seq`` of the requests that it knew. spare_tokens: whether its token budget had a token for each request
+    that it served.
     """
 
     plan: Plan = Plan.IDENTITY
@@ -42,7 +44,9 @@ class HeldPlan:
             return cls()
         served = snapshot.running.size - plan.preempt.size - plan.pause.size
         spare_tokens = plan.token_budget is not None and plan.token_budget >= served
-        return cls(replace(plan, preempt=NO_SLOTS), made_s, snapshot.rows.last_seq, spare_tokens)
+        return cls(
+            replace(plan, preempt=NO_SLOTS, running=None, waiting=None), made_s, snapshot.rows.last_seq, spare_tokens
+        )
 
     def without(self, slot: int) -> "HeldPlan":
         """This plan without its pause of ``slot``: the request there was preempted or ended, so the pause is void."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.shadow import Shadow
 from sloserve.engine.table import RequestTable
 from sloserve.estimator.planning_cost import PlanningCost
-from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot, check_plan
+from sloserve.lso.decode_first import decode_first
+from sloserve.lso.lengths import Lengths
+from sloserve.lso.step_budget import MOST_PROMPTS, StepBudget
+from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot, check_plan
 from sloserve.settings import PluginSettings
 
 
@@ -72,7 +76,8 @@ class Planner:
         self.budget = PlanBudget(settings.plan_share)
         self._cost = cost
         self.ageing = Ageing(settings.aged_share if policy.needs else 0.0, settings.classes)
-        needs = policy.needs | (Ageing.NEEDS if self.ageing.period is not None else frozenset())
+        self._step_budget = StepBudget(Lengths(seed=settings.seed)) if policy.settings.step_budget else None
+        needs = policy.reads | (Ageing.NEEDS if self.ageing.period is not None else frozenset())
         self.needs = needs if shadow is None else needs | shadow.needs
         self.table = RequestTable(self.needs, port)
         self.held = HeldPlan()
@@ -100,6 +105,7 @@ class Planner:
             self.table.keep(self.needs, slo_of, now_s)
         if before is not None and before.policy is self.policy:
             self.budget, self.ageing, self.held, self.aged = before.budget, before.ageing, before.held, before.aged
+            self._step_budget = before._step_budget
         rows = self.table.rows
         for slot in sorted(self.table.slot_of.values(), key=lambda slot: int(rows.seq[slot])):
             if before is None or before.policy is not self.policy:
@@ -123,6 +129,8 @@ class Planner:
         slot = self.table.finished(request)
         if slot is not None:
             self._tell("finished", slot, now_s)
+            if self._step_budget is not None:
+                self._step_budget.finished(self.table.rows, slot)
             # The slot may go to another request, which a plan still in use must not pause, nor ageing take for its own.
             self.held = self.held.without(slot)
             if self.aged.size:
@@ -164,8 +172,14 @@ class Planner:
     # Planning.
 
     def next_step(self, now_s: float, monotonic_s: float) -> Step:
-        """A fresh plan if the budget allows, else the last one as far as it still holds. The engine is not changed."""
+        """A fresh plan if the budget allows, else the last one as far as it still holds; with the tokens that this step
+        may compute. The engine is not changed.
+        """
         self.table.guard_loras(self.port.max_loras)
+        step = self._planned(now_s, monotonic_s)
+        return step if self._step_budget is None else self._limited(step, self._step_budget, now_s)
+
+    def _planned(self, now_s: float, monotonic_s: float) -> Step:
         if not self.policy.needs:
             planning_s = 0.0
             if self.shadow is not None and self.shadow.is_due(monotonic_s):
@@ -201,7 +215,7 @@ class Planner:
         """
         paused: list[EngineRequest] = []
         if step.plan is not Plan.IDENTITY or self.table.has_protected:
-            paused = self.port.apply_plan(step.plan, self.table, limits, order=step.is_fresh)
+            paused = self.port.apply_plan(step.plan, self.table, limits)
         if paused:
             self._counters["paused_steps"] += len(paused)
         if step.is_fresh:
@@ -215,10 +229,45 @@ class Planner:
         running = self.table.num_running
         return self._cost.step.seconds(running, len(self.table.slot_of) - running)
 
+    def _limited(self, step: Step, budget: StepBudget, now_s: float) -> Step:
+        """``step`` with the tokens that the requests running now can bear, whether its plan is fresh or not."""
+        plan, table = step.plan, self.table
+        engine = self._facts()
+        table.read_running(engine.block_size)
+        present = self._slots(self.port.running)
+        first = NO_SLOTS if plan.running is None else plan.running
+        order = np.concatenate((first, present[~np.isin(present, first)])) if first.size else present
+        stays_out = np.concatenate((plan.preempt, plan.pause))
+        served = order[~np.isin(order, stays_out)] if stays_out.size else order
+        waiting = self._slots(self.port.waiting, MOST_PROMPTS) if plan.waiting is None else plan.waiting[:MOST_PROMPTS]
+        tokens = budget.tokens(table.rows, served, waiting, self._in_turn(), engine, now_s)
+        if tokens is None:
+            return step
+        if plan.token_budget is not None:
+            tokens = min(tokens, plan.token_budget)
+        # Whatever stands behind an unfinished prompt gets nothing of a limited step.
+        running = decode_first(table.rows, order)
+        if plan.preempt.size:
+            running = running[~np.isin(running, plan.preempt)]
+        return replace(step, plan=replace(plan, running=running, token_budget=tokens))
+
+    def _slots(self, queue: Iterable[EngineRequest], most: int | None = None) -> IntArray:
+        """The first ``most`` requests of one of the engine's queues that have a row, in its order; all for ``None``."""
+        slot_of = self.table.slot_of
+        found = (slot_of[r.request_id] for r in queue if r.request_id in slot_of)
+        return np.fromiter(islice(found, most), np.int64)
+
+    def _in_turn(self) -> IntArray:
+        """Aged requests, waiting and admitted, which get full chunks."""
+        return np.concatenate((self.aged, self.table.protected_running()))
+
+    def _facts(self) -> EngineFacts:
+        table = self.table
+        return self.port.facts(table.num_running, table.others(self.port.requests))
+
     def _snapshot(self, now_s: float) -> Snapshot:
         table = self.table
-        engine = self.port.facts(table.num_running, table.others(self.port.requests))
-        snapshot = table.snapshot(engine, self.port.holding)
+        snapshot = table.snapshot(self._facts(), self.port.holding)
         turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s)
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 
@@ -247,13 +296,9 @@ class Planner:
 
     def _consider(self, plan: Plan, snapshot: Snapshot, now_s: float, monotonic_s: float) -> float:
         assert self.shadow is not None
-        slot_of = self.table.slot_of
-
-        def queue() -> IntArray:
-            found = [slot_of[r.request_id] for r in self.port.waiting if r.request_id in slot_of]
-            return np.array(found, np.int64)
-
-        return self.shadow.consider(plan, snapshot, self._guarded, queue, now_s, monotonic_s)
+        return self.shadow.consider(
+            plan, snapshot, self._guarded, lambda: self._slots(self.port.waiting), now_s, monotonic_s
+        )
 
     def _count_error(self) -> None:
         self._counters["plan_errors"] += 1

@@ -100,8 +100,8 @@ class EnginePort(RequestReader, Protocol):
     def running_requests(self, slots: Any, table: Any) -> list[Any]:
         """The requests in ``slots`` of ``table``, all of which run. Raises: an error if one does not."""
 
-    def apply_plan(self, plan: Any, table: Any, limits: Any, *, order: bool) -> list[Any]:
-        """Orders both queues if ``order`` says so, narrows the limits and pauses, all for the next step, or none of it.
+    def apply_plan(self, plan: Any, table: Any, limits: Any) -> list[Any]:
+        """Orders the queues that the plan orders, narrows the limits and pauses, all for the next step, or none of it.
 
         Args:
             plan: without its preemptions, which came before.

@@ -31,7 +31,7 @@ class Lengths:
     Raises: ValueError for an unknown predictor or a negative error.
     """
 
-    def __init__(self, length: str, length_error: float = 0.0, *, seed: int) -> None:
+    def __init__(self, length: str = PREDICTED, length_error: float = 0.0, *, seed: int) -> None:
         check_lengths(length, length_error)
         self._of_class = SurvivalTable(CLASS_PREDICTORS.get(length, CLASS_PREDICTORS[_EMPIRICAL])())
         self._reads_quantiles = length in (PREDICTED, ORACLE)

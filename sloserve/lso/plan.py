@@ -38,6 +38,8 @@ class EngineFacts:
         max_num_seqs: requests that may run at once, at least 1.
         token_budget: tokens that one step may compute.
         free_slots: how many more requests could be admitted now.
+        decode_tokens: tokens that a decode takes of the step, its draft tokens included.
+        chunked_prefill: whether a prompt may be computed over several steps.
         step_latency: how long the engine's steps take, as observed so far.
         busy_s: seconds until the steps in flight are predicted to end, and the next one can start; 0 where none is.
     """
@@ -48,6 +50,8 @@ class EngineFacts:
     max_num_seqs: int
     token_budget: int
     free_slots: int
+    decode_tokens: int = 1
+    chunked_prefill: bool = True
     step_latency: StepLatency = field(default_factory=OnlineLatency)
     busy_s: float = 0.0
 

@@ -21,7 +21,7 @@ class Chaos(Policy):
     wants_progress = True
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """preempt, pause, limit, illegal: probability per plan. max_preemptions: per request, so that a run ends."""
 
         preempt: float = 0.1

@@ -40,9 +40,11 @@ def describe_policy(name: str) -> Description:
 
 def _options(cls: type[Policy]) -> tuple[Option, ...]:
     hints, meanings = get_type_hints(cls.Settings), _meanings(cls.Settings)
+    common = {f.name for f in dataclasses.fields(Policy.Settings)}
+    own_first = sorted(dataclasses.fields(cls.Settings), key=lambda f: f.name in common)
     return tuple(
         Option(f.name, getattr(hints[f.name], "__name__", str(hints[f.name])), f.default, meanings.get(f.name, ""))
-        for f in dataclasses.fields(cls.Settings)
+        for f in own_first
     )
 
 

@@ -58,7 +58,7 @@ class EDF(Policy):
     needs = PREEMPTION_COLUMNS | PACE_COLUMNS | {"arrival_s", "ttft_s", "e2e_s", "first_token_s", "class_rank"}
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """late_last: a waiting request whose deadline has passed comes after those that can still be in time.
 
         preempt: whether to preempt at all. preempt_margin_s: a victim's deadline is later by at least this than the

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso.plan import NO_SLOTS, EngineFacts, Plan, PlanError, Snapshot, check_plan
+from sloserve.lso.step_budget import StepBudget
 
 __all__ = ["NO_SLOTS", "EngineFacts", "Plan", "PlanError", "Policy", "Snapshot", "check_plan"]
 """What a policy is written with, in one import."""
@@ -25,7 +26,7 @@ class Policy(ABC):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Columns of :class:`~sloserve.core.rows.Rows` that this policy reads; with none it can only return IDENTITY.
+    """Columns of :class:`~sloserve.core.rows.Rows` that this policy reads; with none its plan is IDENTITY.
     """
 
     wants_progress: ClassVar[bool] = False
@@ -33,11 +34,22 @@ class Policy(ABC):
 
     @dataclass(frozen=True)
     class Settings:
-        """Options of the policy, as given in configuration; unknown names are errors."""
+        """Options of the policy, as given in configuration; unknown names are errors. Every policy extends this class.
+
+        step_budget: limit the prompt tokens of each step so that running requests keep what they were promised, see
+        docs/step-budget.md.
+        """
+
+        step_budget: bool = False
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         self.settings: Any = settings if settings is not None else self.Settings()
         self.seed = seed
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """All columns that must be kept: those of its plans, and those of its step budget."""
+        return self.needs | (StepBudget.NEEDS if self.settings.step_budget else frozenset())
 
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:  # noqa: B027 - an optional hook
         """A request was enqueued; its row is complete."""

@@ -20,7 +20,7 @@ class Priority(Policy):
     needs = PREEMPTION_COLUMNS | {"priority", "class_rank"}
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """preempt: whether to preempt at all. max_preemptions: a request that was preempted so often is left alone."""
 
         preempt: bool = True

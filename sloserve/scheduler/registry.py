@@ -78,6 +78,10 @@ def policy_class(name: str) -> type[Policy]:
         raise ConfigError(f"policy {name!r} ({found.value}) cannot be loaded: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
         raise ConfigError(f"policy {name!r}: {found.value} is not a subclass of sloserve.scheduler.policy.Policy")
+    if not issubclass(cls.Settings, Policy.Settings):
+        raise ConfigError(
+            f"policy {name!r}: its Settings do not extend Policy.Settings, whose options every policy has"
+        )
     return cls
 
 

@@ -26,7 +26,7 @@ class SJF(Policy):
     needs = PREEMPTION_COLUMNS | LENGTH_COLUMNS | {"class_rank"}
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
 
         length_error: relative error of the oracle's lengths.

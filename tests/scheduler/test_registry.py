@@ -61,8 +61,12 @@ def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> Non
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("priority", {"margin": 1}, "policy 'priority' has no option 'margin'; it has: max_preemptions, preempt"),
-        ("fcfs", {"x": 1}, "policy 'fcfs' has no option 'x'; it has: none"),
+        (
+            "priority",
+            {"margin": 1},
+            "policy 'priority' has no option 'margin'; it has: max_preemptions, preempt, step_budget",
+        ),
+        ("fcfs", {"x": 1}, "policy 'fcfs' has no option 'x'; it has: step_budget"),
         ("edf", {"max_preemptions": "many"}, "policy 'edf', option 'max_preemptions': 'many' is not a valid int"),
         ("edf", {"max_preemptions": 2.7}, "policy 'edf', option 'max_preemptions': 2.7 is not a valid int"),
         ("edf", {"max_preemptions": True}, "policy 'edf', option 'max_preemptions': True is not a valid int"),

@@ -64,7 +64,7 @@ class Andes(Policy):
     wants_progress = True
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """objective: ``mean`` QoE, ``min`` (the worst first) or ``perfect`` (as many of QoE 1 as possible).
 
         alpha: penalty on a late first token, see ``core.qoe``; 1 is none. horizon_s: prediction timeframe, 0 for the

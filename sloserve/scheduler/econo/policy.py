@@ -61,7 +61,7 @@ class Econo(Policy):
     )
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """order: ``stretch`` or ``fcfs``. late_last: whether requests whose target has passed come after all others.
 
         sigmas: standard deviations of the foreseen occupancy kept free; 0 trusts the mean. reserve: share of KV blocks

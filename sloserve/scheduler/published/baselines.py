@@ -31,7 +31,7 @@ class Orca(Policy):
     needs = PROMISE_COLUMNS
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """batch: most requests that run at once; 0 for as many as fit. 16 in the paper for OPT-175B."""
 
         batch: int = 8
@@ -60,7 +60,7 @@ class Sarathi(Policy):
     needs = frozenset({"seq"})
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """tokens: most that a step computes; below the number of requests that run, some get no token in a step."""
 
         tokens: int = 512
@@ -86,7 +86,7 @@ class SRTF(Policy):
     needs = RANKED_COLUMNS | LENGTH_COLUMNS | {"num_preemptions", "preemptable"}
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
 
         length_error: relative error of the oracle's lengths. max_preemptions: most preemptions of one request.

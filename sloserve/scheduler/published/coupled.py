@@ -21,7 +21,7 @@ from sloserve.scheduler.published.allocation import PROMISE_COLUMNS, admit, capa
 
 
 @dataclass(frozen=True)
-class ExactSettings:
+class ExactSettings(Policy.Settings):
     """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
 
     length_error: relative error of the oracle's lengths.

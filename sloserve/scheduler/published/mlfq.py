@@ -34,7 +34,7 @@ class FastServe(Policy):
     wants_progress = True
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """levels: of the queue. quantum_tokens: output tokens of the first level; by default the five together reach
         the longest replies of ShareGPT.
 

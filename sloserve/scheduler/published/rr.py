@@ -35,7 +35,7 @@ class RR(Policy):
     wants_progress = True
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """interval_steps: steps with output that a request gets before it has to make room; the paper's 50."""
 
         interval_steps: int = 50

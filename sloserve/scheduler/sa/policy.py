@@ -60,7 +60,7 @@ class SA(Policy):
     )
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
 
         length_error: relative error of the oracle's lengths.

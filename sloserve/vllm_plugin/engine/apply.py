@@ -87,13 +87,10 @@ class Limits:
         self._scheduler.scheduler_config.long_prefill_token_threshold = chunk
 
 
-def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits, *, order: bool) -> list[Request]:
+def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits) -> list[Request]:
     """Applies a plan to the next ``schedule()``: orders the queues, narrows the limits and pauses; all or nothing.
 
     The plan's preemptions are not applied here: call :func:`preempt` first.
-
-    Args:
-        order: whether to order both queues; not needed for a plan that ordered them in an earlier step.
 
     Returns: the requests that it paused, in the plan's order.
     Raises: any error, after everything is put back as it was.
@@ -102,9 +99,8 @@ def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits, 
     running, waiting = queues = scheduler.running, scheduler.waiting
     all_tracked = table.has_all(scheduler.requests)
     eligible = [request.next_decode_eligible_step for request in paused]
-    if order:
-        running = _in_front(running, plan.running, table, all_tracked)
-        waiting = _in_front(waiting, plan.waiting, table, all_tracked)
+    running = _in_front(running, plan.running, table, all_tracked)
+    waiting = _in_front(waiting, plan.waiting, table, all_tracked)
     # At each step, since vLLM appends the requests that it admits and takes its victims from the end.
     running = _in_front(running, table.protected_running(), table, all_tracked)
     try:

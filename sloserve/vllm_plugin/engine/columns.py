@@ -34,6 +34,7 @@ def static_columns(request: Request, stated: StatedSLO) -> dict[str, float]:
         "tds": _NAN if targets.tds is None else targets.tds,
         "prompt_tokens": min(request.num_prompt_tokens, MAX_TOKENS),
         "max_tokens": min(request.max_tokens, MAX_TOKENS),
+        "item_tokens": max((one.mm_position.length for one in request.mm_features or ()), default=0),
         "oracle_output_tokens": -1 if stated.output_tokens is None else min(stated.output_tokens, MAX_TOKENS),
         **(dict(zip(LENGTH_QUANTILES, stated.length, strict=True)) if stated.length is not None else {}),
     }

@@ -205,6 +205,8 @@ def engine_facts(
         max_num_seqs=max(limit - (taken - running), 1),
         token_budget=scheduler.max_num_scheduled_tokens,
         free_slots=max(limit - taken, 0),
+        decode_tokens=1 + scheduler.num_spec_tokens,
+        chunked_prefill=scheduler.scheduler_config.enable_chunked_prefill,
         step_latency=clock.latency,
         busy_s=clock.busy_s(monotonic_s),
     )

@@ -97,14 +97,14 @@ class SLOScheduler(AsyncScheduler):
         self._policy_text = policy_text(*self._policy_spec)
         self._shadow, self._shadow_text = self._make_shadow(settings.shadow_policy), settings.shadow_policy
         self._unsafe = compat.identity_reason(self)
-        if self._unsafe is not None and (self._policy.needs or self._shadow is not None):
+        if self._unsafe is not None and (self._policy.reads or self._shadow is not None):
             logger.warning("sloserve leaves scheduling to vLLM: plans are not yet shown safe with %s", self._unsafe)
         self._planner = self._make_planner(self._policy, self._shadow, self._policy_text)
         self._counts = True
 
     def _make_policy(self, name: str, options: Mapping[str, Any], allow_files: bool = True) -> Policy:
         policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
-        if policy.needs and self.scheduler_config.policy != "fcfs":
+        if policy.reads and self.scheduler_config.policy != "fcfs":
             raise ConfigError(
                 f"--scheduling-policy {self.scheduler_config.policy} orders vLLM's queues itself, "
                 f"which policy {name} cannot; leave it at fcfs and choose --policy priority"
@@ -123,7 +123,7 @@ class SLOScheduler(AsyncScheduler):
 
     def _make_planner(self, policy: Policy, shadow: Shadow | None, text: str) -> Planner | None:
         """``None`` where vLLM is to schedule by itself and nobody looks on."""
-        if self._unsafe is not None or (not policy.needs and shadow is None):
+        if self._unsafe is not None or (not policy.reads and shadow is None):
             return None
         return Planner(
             VllmPort(self, self.step_clock, self._clock),

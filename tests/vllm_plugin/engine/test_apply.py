@@ -74,7 +74,7 @@ def apply_plan(scheduler: Scheduler, plan: Plan, table: Any) -> list[Any]:
     from sloserve.vllm_plugin.engine import apply
 
     apply.preempt(scheduler, apply.running_requests(scheduler, plan.preempt, table))
-    return apply.apply_plan(scheduler, plan, table, apply.Limits(scheduler), order=True)
+    return apply.apply_plan(scheduler, plan, table, apply.Limits(scheduler))
 
 
 @pytest.mark.parametrize(

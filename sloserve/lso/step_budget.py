@@ -1,0 +1,227 @@
+"""How many prompt tokens may stand beside the decodes of a step, so that running requests keep what they were promised.
+
+Every request that decodes waits for the whole step, and prompts make a step long. The slack of each running request
+says how long a step it can bear; the budget is what fits into the step that is worth most. Decodes are never cut.
+
+Well posed, since a plan is made while the step before it runs: slack counts from the predicted end of that step, and
+from the tokens that it will bring; the step is predicted from the chunks that the order of service would give, each
+with its prefix; and the budget is derived anew at each step from the requests that decode in it, whoever planned.
+
+No paper has it: Sarathi-Serve's budget is one number for a deployment, chosen so that a full step keeps the TPOT.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.rows import Rows
+from sloserve.estimator.step_time.latency import StepLatency, StepLoad
+from sloserve.lso.blocks import blocks_of
+from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
+from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.lso.pace import PACE_COLUMNS, pace_s
+from sloserve.lso.plan import EngineFacts
+
+MOST_PROMPTS: Final = 64
+"""Waiting prompts that are looked at: what one step can begin, and what long steps of late could have saved."""
+SPEND_TOKENS: Final = 64
+"""A lead over the promised pace is spent over so many tokens, not at once: the next prompts may come soon."""
+HEADROOM: Final = 0.95
+"""Share of the time that a request can bear which is planned for: step times are predictions."""
+LEAST_SHARE: Final = 0.1
+"""Prompts are computed at this share of the full rate at least, whatever decodes: see :class:`StepBudget`."""
+LEAST_CHUNK: Final = 64
+"""Tokens of the smallest chunk that the least share pays out: each chunk reads its prefix again."""
+_SACRIFICED: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
+"""Shares of the running requests that may lose their pace, of which the best is taken."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prompts:
+    """Prompts in order of service, beside the decodes of a step. prefix: tokens computed, left: tokens to compute."""
+
+    decodes: StepLoad
+    prefix: IntArray
+    left: IntArray
+    latency: StepLatency
+
+    def load(self, tokens: int) -> StepLoad:
+        """The step that computes so many prompt tokens, in order."""
+        whole = int(np.searchsorted(np.cumsum(self.left), tokens, side="right"))
+        chunks = self.left[: whole + 1].copy()
+        if whole < self.left.size:
+            chunks[whole] = tokens - int(chunks[:whole].sum())
+        prefix = self.prefix[: chunks.size]
+        return StepLoad(
+            prefill_tokens=int(chunks.sum()),
+            num_prefills=int(np.count_nonzero(chunks)),
+            decode_seqs=self.decodes.decode_seqs,
+            decode_context_tokens=self.decodes.decode_context_tokens,
+            prefill_attention_tokens2=int((chunks * (chunks + 2 * prefix)).sum()),
+        )
+
+    def within(self, seconds: float, most: int) -> int:
+        """Prompt tokens of the largest step of at most ``seconds`` and ``most`` prompt tokens."""
+        ends = np.cumsum(self.left)
+        low, high = 0, int(np.searchsorted(ends, most, side="right"))
+        while low < high:  # how many prompts fit as a whole
+            middle = (low + high + 1) // 2
+            if self.latency.step_s(self.load(int(ends[middle - 1]))) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        done = int(ends[low - 1]) if low else 0
+        if low == self.left.size or done >= most:
+            return min(done, most)
+        part = self.latency.prefill_within(seconds, self.load(done), int(self.prefix[low]))
+        return min(done + min(part, int(self.left[low])), most)
+
+
+class StepBudget:
+    """Limits the prompt tokens of each step; keeps the lengths of replies, and what prompts are owed.
+
+    The step's length is that which loses the fewest requests: decodes whose pace such steps would break, and prompts
+    whose first token would come too late at the rate of prefill that it leaves; of equals the longest, since long steps
+    compute most. Requests that are late whatever is done do not count.
+
+    Whatever is lost, prompts get at least ``LEAST_SHARE`` of the rate of full steps, in chunks of ``LEAST_CHUNK``
+    tokens, over any time in which there are prompts to compute; and an aged prompt its full chunk.
+    """
+
+    NEEDS: Final = (
+        PACE_COLUMNS
+        | LENGTH_COLUMNS
+        | PREFILL_COLUMNS
+        | {"arrival_s", "ttft_s", "e2e_s", "first_token_s", "in_flight_tokens", "item_tokens"}
+    )
+    """Columns that it reads."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
+        self._owed_tokens = 0.0
+        self._last_s: float | None = None
+
+    def finished(self, rows: Rows, slot: int) -> None:
+        """A request ended, in whatever way; its row is still there."""
+        self._lengths.observe(rows, slot)
+
+    def tokens(
+        self, rows: Rows, running: IntArray, waiting: IntArray, aged: IntArray, engine: EngineFacts, now_s: float
+    ) -> int | None:
+        """Tokens that the next step may compute, decodes included; ``None`` for as many as the engine's own limit.
+
+        Args:
+            rows: the request table, up to date for ``running``.
+            running: slots of the running requests that the step serves, in order of service.
+            waiting: slots of those that wait, in order of admission; ``MOST_PROMPTS`` are looked at.
+            aged: slots of requests that get full chunks.
+            engine: what the engine can do now.
+            now_s: epoch seconds.
+        """
+        is_prompt = uncomputed_tokens(rows, running) > 0
+        decodes, in_progress = running[~is_prompt], running[is_prompt]
+        asked = np.concatenate((in_progress, _startable(rows, in_progress, waiting, engine)))
+        most = engine.token_budget - decodes.size * engine.decode_tokens
+        latency = engine.step_latency
+        if not (engine.chunked_prefill and decodes.size and asked.size and most > 0):
+            self._owe_nothing()
+            return None
+        starts_s = now_s + engine.busy_s
+        context = rows.prompt_tokens[decodes] + rows.output_tokens[decodes]
+        prompts = _Prompts(
+            StepLoad(decode_seqs=decodes.size, decode_context_tokens=int(context.sum()) + decodes.size),
+            rows.computed_tokens[asked],
+            uncomputed_tokens(rows, asked),
+            latency,
+        )
+        alone_s = latency.step_s(prompts.decodes)
+        bearable = HEADROOM * self._bearable_s(rows, decodes, starts_s)
+        bearable = np.sort(bearable[bearable >= alone_s])
+        full = prompts.load(min(most, int(prompts.left.sum())))
+        full_s = latency.step_s(full)
+        if not bearable.size or bearable[0] >= full_s or np.isin(asked[: max(in_progress.size, 1)], aged).any():
+            self._owe_nothing()
+            return None
+        slack = self._due_s(rows, asked, alone_s) - starts_s
+        chosen_s = self._worth_most(prompts, bearable, full, full_s, slack)
+        if chosen_s >= full_s:
+            self._owe_nothing()
+            return None
+        tokens = prompts.within(chosen_s, most)
+        tokens = max(tokens, min(self._owed(full.prefill_tokens / full_s, tokens, now_s), most))
+        # The engine may not be able to end a chunk inside a multimodal item.
+        tokens = max(tokens, min(int(rows.item_tokens[asked[0]]), most))
+        self._owed_tokens = max(self._owed_tokens - tokens, 0.0)
+        return decodes.size * engine.decode_tokens + tokens
+
+    def _owe_nothing(self) -> None:
+        self._owed_tokens, self._last_s = 0.0, None
+
+    def _owed(self, full_rate: float, planned: int, now_s: float) -> int:
+        """Tokens that prompts must get in this step for their least share."""
+        if self._last_s is not None:
+            self._owed_tokens += LEAST_SHARE * full_rate * max(now_s - self._last_s, 0.0)
+        self._last_s = now_s
+        return int(self._owed_tokens) if self._owed_tokens >= max(LEAST_CHUNK, planned) else 0
+
+    def _bearable_s(self, rows: Rows, decodes: IntArray, starts_s: float) -> FloatArray:
+        """The longest steps that each can bear until it ends, ``[n]``; nan for one that was promised no pace.
+
+        A lead over the pace is spent over the next tokens, a lag is made up over all that are still to come.
+        """
+        in_flight = rows.in_flight_tokens[decodes] > 0
+        left = np.maximum(self._lengths.left(rows, decodes) - in_flight, 1.0)
+        pace = pace_s(rows, decodes)
+        first_s = rows.first_token_s[decodes]
+        first_s = np.where(np.isnan(first_s), starts_s, first_s)
+        lead_s = first_s + pace * (rows.output_tokens[decodes] + in_flight - 1) - starts_s
+        by_pace = pace + lead_s / np.where(lead_s > 0.0, np.minimum(left, SPEND_TOKENS), left)
+        by_end = (rows.arrival_s[decodes] + rows.e2e_s[decodes] - starts_s) / left
+        bearable: FloatArray = np.fmin(by_pace, by_end)
+        return bearable
+
+    def _due_s(self, rows: Rows, prompts: IntArray, step_s: float) -> FloatArray:
+        """When each prompt must be computed, in epoch seconds, ``[n]``; nan where nothing says so."""
+        arrival_s, output = rows.arrival_s[prompts], rows.output_tokens[prompts]
+        next_token_s = np.where(
+            output > 0, rows.first_token_s[prompts] + pace_s(rows, prompts) * output, arrival_s + rows.ttft_s[prompts]
+        )
+        by_end = arrival_s + rows.e2e_s[prompts] - self._lengths.left(rows, prompts) * step_s
+        due: FloatArray = np.fmin(next_token_s, by_end)
+        return due
+
+    @staticmethod
+    def _worth_most(prompts: _Prompts, bearable: FloatArray, full: StepLoad, full_s: float, slack: FloatArray) -> float:
+        """The length of step that loses the fewest requests, see the class. bearable: ascending."""
+        ends, first = np.cumsum(prompts.left), int(prompts.prefix[0])
+        full_rate = full.prefill_tokens / full_s
+        in_time = ends / full_rate <= slack  # the others are late even if all steps are full
+        best_s, fewest = full_s, int(np.searchsorted(bearable, full_s, side="left"))
+        # From the shortest on: where it loses nobody, as usual, the others need no look.
+        for place in np.unique((np.array(_SACRIFICED) * bearable.size).astype(np.int64)).tolist():
+            step_s = float(bearable[place])
+            if step_s >= full_s or place > fewest:
+                break
+            tokens = prompts.latency.prefill_within(step_s, prompts.decodes, first) if in_time.any() else 0
+            rate = max(min(tokens, full.prefill_tokens) / step_s, LEAST_SHARE * full_rate)
+            late_prompts = int((in_time & (ends / rate > slack)).sum())
+            lost = late_prompts + int(np.searchsorted(bearable, step_s, side="left"))
+            if lost < fewest or (lost == fewest and best_s < full_s):
+                best_s, fewest = step_s, lost
+            if not late_prompts:
+                break
+        return best_s
+
+
+def _startable(rows: Rows, in_progress: IntArray, waiting: IntArray, engine: EngineFacts) -> IntArray:
+    """The first of ``waiting`` that have a slot and KV blocks, beside what the prompts in progress still need."""
+    waiting = waiting[: min(engine.free_slots, MOST_PROMPTS)]
+    if not waiting.size:
+        return waiting
+    held = blocks_of(rows.computed_tokens[in_progress], engine.block_size)
+    whole = blocks_of(rows.prompt_tokens[in_progress] + rows.output_tokens[in_progress], engine.block_size)
+    free = engine.free_blocks - int((whole - held).sum())
+    needed = np.cumsum(blocks_of(rows.prompt_tokens[waiting] + rows.output_tokens[waiting], engine.block_size))
+    return waiting[: int(np.searchsorted(needed, free, side="right"))]

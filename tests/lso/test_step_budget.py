@@ -1,0 +1,179 @@
+"""How many tokens a step may compute: what decodes can bear, what prompts are owed, and when nothing is limited."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloserve.estimator.length.choice import ORACLE
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.lso.lengths import Lengths
+from sloserve.lso.step_budget import HEADROOM, LEAST_SHARE, SPEND_TOKENS, StepBudget
+from sloserve.scheduler.policy import NO_SLOTS, Snapshot
+from tests.snapshots import make_snapshot
+
+NOW_S = 1000.0
+BASE_S, TOKEN_S, DECODE_S = 0.010, 0.0001, 0.0001
+
+
+def new() -> StepBudget:
+    """One that knows lengths where a request states them."""
+    return StepBudget(Lengths(ORACLE, seed=0))
+
+
+class Linear:
+    """10 ms a step, 0.1 ms a prompt token or decode."""
+
+    def step_s(self, load: StepLoad) -> float:
+        return BASE_S + TOKEN_S * load.prefill_tokens + DECODE_S * load.decode_seqs if load.tokens else 0.0
+
+    def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
+        fixed_s = BASE_S + TOKEN_S * base.prefill_tokens + DECODE_S * base.decode_seqs
+        return max(int((seconds - fixed_s) / TOKEN_S + 1e-6), 0)
+
+
+def decode(*, made: int = 1, pace_s: float = 0.05, since_s: float = 0.0, **values: Any) -> dict[str, Any]:
+    """A request whose first token came ``since_s`` ago, and whose last one just did in sync scheduling."""
+    state = {"output_tokens": made, "computed_tokens": 100 + made - 1, "first_token_s": NOW_S - since_s}
+    return {"prompt_tokens": 100, "max_tokens": 10_000, "tpot_s": pace_s, "arrival_s": NOW_S - since_s} | state | values
+
+
+def prompt(tokens: int = 5000, computed: int = 0, ttft_s: float = math.nan, **values: Any) -> dict[str, Any]:
+    fresh = {"prompt_tokens": tokens, "computed_tokens": computed, "ttft_s": ttft_s, "arrival_s": NOW_S}
+    return fresh | {"max_tokens": 1000} | values
+
+
+def tokens(
+    at: Snapshot, *, budget: StepBudget | None = None, now_s: float = NOW_S, aged: list[int] | None = None, **facts: Any
+) -> int | None:
+    engine = replace(at.engine, **{"step_latency": Linear(), "token_budget": 4096, "free_blocks": 10_000} | facts)
+    named = NO_SLOTS if aged is None else np.array(aged)
+    return (budget or new()).tokens(at.rows, at.running, at.waiting, named, engine, now_s)
+
+
+def bearable_tokens(seconds: float, decodes: int = 1) -> int:
+    """Decodes and prompt tokens of a step that ``seconds`` can bear."""
+    return decodes + int((HEADROOM * seconds - BASE_S - DECODE_S * decodes) / TOKEN_S + 1e-6)
+
+
+def test_a_step_takes_no_longer_than_the_promised_pace() -> None:
+    assert tokens(make_snapshot([prompt()], [decode()])) == bearable_tokens(0.05)
+
+
+def test_a_lead_is_spent_over_the_next_tokens() -> None:
+    # Ten tokens in 0.1 s where 0.45 s were promised for the nine after the first.
+    ahead = decode(made=10, since_s=0.1)
+    assert tokens(make_snapshot([prompt()], [ahead])) == bearable_tokens(0.05 + 0.35 / SPEND_TOKENS)
+
+
+def test_a_lag_is_made_up_over_what_is_still_to_come() -> None:
+    behind = decode(made=10, since_s=0.95, oracle_output_tokens=60)
+    assert tokens(make_snapshot([prompt()], [behind])) == bearable_tokens(0.05 - 0.5 / 50)
+
+
+def test_slack_counts_from_the_end_of_the_step_in_flight_and_its_token() -> None:
+    at = make_snapshot([prompt()], [decode(in_flight_tokens=1, computed_tokens=101)])
+    # The step in flight brings the second token as its pace has it: neither lead nor lag.
+    assert tokens(at, busy_s=0.05) == bearable_tokens(0.05)
+    assert tokens(at, busy_s=0.02) == bearable_tokens(0.05 + 0.03 / SPEND_TOKENS)
+
+
+def test_readers_and_deadlines_are_promises_too() -> None:
+    reader = decode(pace_s=math.nan, tds=25.0)
+    assert tokens(make_snapshot([prompt()], [reader])) == bearable_tokens(0.04)
+    due = decode(pace_s=math.nan, e2e_s=4.0, oracle_output_tokens=101)
+    assert tokens(make_snapshot([prompt()], [due])) == bearable_tokens(4.0 / 100)
+
+
+@pytest.mark.parametrize(
+    ("running", "facts"),
+    [
+        ([decode(pace_s=math.nan)], {}),  # nothing was promised
+        ([decode(made=10, since_s=500.0)], {}),  # lost, whatever is done
+        ([decode(pace_s=0.5)], {}),  # a full step is within the pace
+        ([prompt(computed=10)], {}),  # nothing decodes
+        ([decode()], {"chunked_prefill": False}),
+        ([decode()], {"free_slots": 0}),  # no prompt can start
+        ([decode()], {"free_blocks": 3}),
+    ],
+)
+def test_nothing_is_limited(running: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+    assert tokens(make_snapshot([prompt()], running), **facts) is None
+
+
+def test_prompts_in_progress_need_their_blocks_before_others_start() -> None:
+    running = [decode(), prompt(1600, computed=160)]
+    assert tokens(make_snapshot([prompt(160)], running), free_blocks=100) is not None
+    at = make_snapshot([prompt(160)], running)
+    free = {"free_blocks": 99}  # 90 for the one in progress, 9 left, 10 needed
+    limited = tokens(at, token_budget=1500, **free)
+    assert limited == bearable_tokens(0.05)
+
+
+def test_draft_tokens_are_part_of_every_decode() -> None:
+    at = make_snapshot([prompt()], [decode(), decode()])
+    assert tokens(at, decode_tokens=4) == bearable_tokens(0.05, 2) - 2 + 8
+
+
+def test_the_fewest_requests_are_lost() -> None:
+    """One decode at 20 ms a token against prompts that only long steps can save, and the other way round."""
+    urgent = [prompt(300, ttft_s=0.1), prompt(300, ttft_s=0.1), prompt(300, ttft_s=0.1)]
+    assert tokens(make_snapshot(urgent, [decode(pace_s=0.02)])) is None
+    four = [decode(pace_s=0.02) for _ in range(4)]
+    assert tokens(make_snapshot(urgent, four)) == bearable_tokens(0.02, 4)
+    # Of the decodes only some need be lost: a step of 50 ms saves the prompts as well as a full one.
+    assert tokens(make_snapshot(urgent[:2], [decode(pace_s=0.011), decode()])) == bearable_tokens(0.05, 2)
+
+
+def test_prompts_are_owed_their_least_share_over_time() -> None:
+    """Decodes at a pace that leaves nothing: prompts still come forward, at the least share of the full rate."""
+    budget, given, now_s, steps = new(), 0, NOW_S, 2000
+    for _ in range(steps):
+        at = make_snapshot([prompt(10**6)], [decode(pace_s=0.0109, first_token_s=now_s)])
+        found = tokens(at, budget=budget, now_s=now_s, free_blocks=10**6)
+        assert found is not None
+        given += found - 1
+        now_s += Linear().step_s(StepLoad(prefill_tokens=found - 1, decode_seqs=1))
+    full_rate = 4095 / Linear().step_s(StepLoad(prefill_tokens=4095, decode_seqs=1))
+    assert given / (now_s - NOW_S) >= 0.98 * LEAST_SHARE * full_rate
+
+
+def test_an_aged_prompt_gets_its_full_chunk() -> None:
+    at = make_snapshot([prompt(), prompt()], [decode()])
+    assert tokens(at, aged=[1]) is None
+    assert tokens(at, aged=[2]) == bearable_tokens(0.05)
+
+
+def test_no_chunk_ends_inside_an_item() -> None:
+    assert tokens(make_snapshot([prompt(item_tokens=900)], [decode()])) == 1 + 900
+
+
+decodes = st.builds(
+    decode, made=st.integers(1, 50), pace_s=st.floats(0.005, 0.3), since_s=st.floats(0.0, 5.0), e2e_s=st.floats(1, 90)
+)
+prompts = st.builds(prompt, tokens=st.integers(1, 9000), ttft_s=st.floats(0.01, 20.0))
+
+
+@given(
+    st.lists(decodes, min_size=1, max_size=8),
+    st.lists(prompts, min_size=1, max_size=8),
+    st.sampled_from(["h100-llama3-8b", "v100x2-qwen2.5-7b", "a100-opt-13b"]),
+    st.floats(0.0, 0.2),
+)
+def test_a_limit_leaves_every_decode_its_token_and_keeps_those_that_can_be_kept(
+    running: list[dict[str, Any]], waiting: list[dict[str, Any]], profile: str, busy_s: float
+) -> None:
+    at = make_snapshot(waiting, running, max_num_seqs=64)
+    profiled = load_profile(profile)
+    found = tokens(at, step_latency=profiled, busy_s=busy_s)
+    assert found is None or len(running) <= found <= 4096
+    if found is not None:
+        # One with targets that nothing on time needs is never slower than the same with fewer prompts.
+        calm = [one | {"ttft_s": math.nan} for one in waiting]
+        least = tokens(make_snapshot(calm, running, max_num_seqs=64), step_latency=profiled, busy_s=busy_s)
+        assert least is not None and least <= found
