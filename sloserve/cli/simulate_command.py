@@ -92,6 +92,13 @@ def simulate(
     length_model: Annotated[
         Path | None, typer.Option(help="File of `sloserve train-length`, used by policies with length=predicted.")
     ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An engine flag and the values to try, max_num_batched_tokens=512,1024,2048; may be given again. Each "
+            "policy is tuned on the earlier half of the window and judged on the later, with and without."
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes to run in; results do not depend on it.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for records, logs and plots.")] = Path("out"),
     token_log: Annotated[bool, typer.Option("--token-log", help="Also write tokens.csv.gz.")] = False,
@@ -109,6 +116,7 @@ def simulate(
     from sloserve.sim.experiments import experiment_flags
     from sloserve.sim.simulate import build_experiment
     from sloserve.sim.simulate import simulate as run
+    from sloserve.sim.tuning import parse_axes
 
     flags = {
         "workload": workload,
@@ -137,7 +145,8 @@ def simulate(
     for alternatives in (("workload", "trace"), ("rps", "rate_scale", "load")):
         if any(name in given for name in alternatives):
             row = {name: value for name, value in row.items() if name not in alternatives}
-    run(build_experiment(**(row | given)), out, token_log=token_log, jobs=jobs)
+    axes = parse_axes(tune or ())
+    run(build_experiment(**(row | given)), out, token_log=token_log, jobs=jobs, axes=axes)
 
 
 @app.command()

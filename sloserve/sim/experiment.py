@@ -135,15 +135,26 @@ def capacity_rps(experiment: Experiment, log: RunLog) -> float:
     return float((high - low) / (finished[high] - finished[low]))
 
 
+def measured_points(experiment: Experiment, jobs: int = 1) -> list[Point]:
+    """The places on the load axis, loads ascending, then seeds; stock's capacity is measured where it is needed."""
+    with _pool(jobs) as pool:
+        return list(_points(experiment, pool))
+
+
 def run_experiment(
-    experiment: Experiment, *, jobs: int = 1, on_progress: Callable[[int, int], None] | None = None
+    experiment: Experiment,
+    *,
+    jobs: int = 1,
+    on_progress: Callable[[int, int], None] | None = None,
+    points: Sequence[Point] | None = None,
 ) -> Iterator[Run]:
     """Yields every run: loads ascending, then seeds, then policies, however many processes work on them.
 
-    on_progress: told (requests ended, requests in all) as runs end, and within runs when ``jobs`` is 1.
+    on_progress: told (requests ended, requests in all) as runs end, and within runs when ``jobs`` is 1. points: of
+    :func:`measured_points`, which are else found first.
     """
     with _pool(jobs) as pool:
-        points = list(_points(experiment, pool))
+        points = list(_points(experiment, pool)) if points is None else points
         tasks = [(policy, point) for point in points for policy in experiment.policies]
         total = len(tasks) * experiment.max_requests
         ended = 0

@@ -36,11 +36,7 @@ class RunName:
         policy, at, options = rest.partition("@")
         engine = {}
         for name, value in parse_policy(f"@:{options}")[1].items() if at else ():
-            if name not in ENGINE_OPTIONS:
-                raise ConfigError(f"policy {text!r}: engine option {name!r} {unknown(name, ENGINE_OPTIONS)}")
-            if not value.isdecimal() or int(value) < 1:
-                raise ConfigError(f"policy {text!r}: {name}: {value!r} is not a whole number from 1")
-            engine[name] = int(value)
+            engine[name] = check_option(f"policy {text!r}", name, value)
         return cls(policy.strip(), engine, admission.strip() or NONE)
 
     def __str__(self) -> str:
@@ -52,10 +48,23 @@ class RunName:
         """The same without its admission."""
         return replace(self, admission=NONE)
 
+    def with_option(self, name: str, value: int) -> "RunName":
+        """The same with one engine option more, or another value of it."""
+        return replace(self, engine={**self.engine, name: value})
+
     def engine_settings(self, settings: EngineSettings) -> EngineSettings:
         """``settings`` with this run's own flags, and vLLM's caps that its admission asks for. Raises: ConfigError."""
         options: dict[str, Any] = dict(self.engine)
         return limit_queue(replace(settings, **options), self.admission)
+
+
+def check_option(where: str, name: str, value: str) -> int:
+    """The value of an engine option. Raises: ConfigError for an option that is unknown or no whole number from 1."""
+    if name not in ENGINE_OPTIONS:
+        raise ConfigError(f"{where}: engine option {name!r} {unknown(name, ENGINE_OPTIONS)}")
+    if not value.isdecimal() or int(value) < 1:
+        raise ConfigError(f"{where}: {name}: {value!r} is not a whole number from 1")
+    return int(value)
 
 
 def run_names(policies: Sequence[str], admissions: Sequence[str]) -> tuple[str, ...]:

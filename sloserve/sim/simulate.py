@@ -21,6 +21,7 @@ from sloserve.report.tables import capacity_table, summary_table
 from sloserve.sim.admissions import NONE
 from sloserve.sim.experiment import DEFAULT_LOADS, SHIPPED, STOCK, Experiment, Point, run_experiment
 from sloserve.sim.run_name import RunName, run_names
+from sloserve.sim.tuning import Axes, Tuned, tuned_halves
 from sloserve.vllm_plugin.versions import installed_vllm
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 from sloserve.workloads.named_slos import find_slos
@@ -35,10 +36,18 @@ MIN_TABLE_WIDTH = 110
 
 
 def simulate(
-    experiment: Experiment, out_dir: Path, *, token_log: bool = False, jobs: int = 1, console: Console | None = None
+    experiment: Experiment,
+    out_dir: Path,
+    *,
+    token_log: bool = False,
+    jobs: int = 1,
+    console: Console | None = None,
+    axes: Axes | None = None,
 ) -> list[dict[str, Any]]:
     """Runs ``experiment`` and writes ``result.json``, ``runs.csv``, ``requests.csv``, ``tokens.csv.gz`` (token_log) and
     the plots to ``out_dir``.
+
+    axes: engine flags that are first tuned for each run on the earlier half; then only the later half is run.
 
     Returns the runs' records (:func:`~sloserve.report.summary.summarize`).
     """
@@ -46,6 +55,12 @@ def simulate(
 
     console = console or Console()
     console.width = max(console.width, MIN_TABLE_WIDTH)
+    tuned: list[Tuned] = []
+    if axes:
+        with progress("tuning, requests", console) as bar:
+            experiment, tuned = tuned_halves(experiment, axes, jobs=jobs, on_progress=bar.update)
+        for one in tuned:
+            console.print(_tuned_line(one), soft_wrap=True, highlight=False)
     runs: list[dict[str, Any]] = []
     samples: list[LatencySample] = []
     counters: list[dict[str, int]] = []
@@ -69,7 +84,7 @@ def simulate(
             samples.append(LatencySample(run.policy, axis, latencies(logged), replies_of(logged, point.seed)))
     comparisons = compare(runs)
     by_qoe, by_latency = qoe_capacity(runs), latency_capacity(runs)
-    _write(experiment, out_dir, runs, comparisons, by_qoe, by_latency, counters)
+    _write(experiment, out_dir, runs, comparisons, by_qoe, by_latency, counters, tuned)
     write_runs(out_dir / RUNS_CSV, [run | {"counters": of_run} for run, of_run in zip(runs, counters, strict=True)])
     plots = write_plots(out_dir, runs, samples)
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
@@ -160,6 +175,15 @@ def build_experiment(
     )
 
 
+def _tuned_line(tuned: Tuned) -> str:
+    best, default = tuned.tried[tuned.best], tuned.tried[tuned.name]
+    text = f"tuned {tuned.name}: {best.mean_attainment:.1%} in time, {best.mean_throughput:.0f} tokens/s"
+    if tuned.best == tuned.name:
+        return f"{text}; none of {len(tuned.tried) - 1} others is better"
+    others = f"{default.mean_attainment:.1%}, {default.mean_throughput:.0f} tokens/s without"
+    return f"{text} as {tuned.best}; {others}"
+
+
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -191,6 +215,7 @@ def _write(
     by_qoe: list[LoadCapacity],
     by_latency: list[LoadCapacity],
     counters: list[dict[str, int]],
+    tuned: list[Tuned],
 ) -> None:
     engine, slos = experiment.engine, experiment.slos or experiment.workload.slos
     write_result(
@@ -216,6 +241,10 @@ def _write(
             "plan_cost": experiment.plan_cost,
             "step_noise": experiment.step_noise,
             "baseline": STOCK,
+            "tuned": {
+                one.name: {"best": one.best, "tried": {name: score.as_dict() for name, score in one.tried.items()}}
+                for one in tuned
+            },
             "counters": [
                 {"policy": run["policy"], "seed": run["seed"], "rps": run["rps"], **of_run}
                 for run, of_run in zip(runs, counters, strict=True)

@@ -168,6 +168,25 @@ def test_files_depend_on_the_flags_alone(tmp_path: Path) -> None:
     _check_logs_agree(folders[0], first["runs"])
 
 
+@pytest.mark.vllm
+def test_tuning_on_one_half_and_runs_of_the_other(tmp_path: Path) -> None:
+    """Everybody is served one at a time until that is tuned; what was tried is in the result."""
+    flags = ["--workload", "voice", "--rps", "8", "--seeds", "1", "--max-requests", "30", "--policy", "stock,edf"]
+    flags += ["--max-num-seqs", "1", "--tune", "max_num_seqs=1,64", "--plan-cost", "2", "--step-noise", "0.1"]
+    done = _sloserve("simulate", *flags, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "as stock@max_num_seqs=64" in done.stdout
+    result = json.loads((tmp_path / "result.json").read_text())
+    names = [name for policy in ("stock", "edf") for name in (policy, f"{policy}@max_num_seqs=64")]
+    assert [run["policy"] for run in result["runs"]] == names
+    settings = result["settings"]
+    assert result["workload"]["window"] == "0.5:1"
+    assert (settings["plan_cost"], settings["step_noise"], settings["aged_share"]) == (2.0, 0.1, 0.1)
+    assert list(settings["tuned"]["stock"]["tried"]) == names[:2]
+    attainment = [run["slo_attainment"] for run in result["runs"]]
+    assert attainment[1] > attainment[0] + 0.2 and attainment[3] > attainment[2] + 0.2
+
+
 def _check_logs_agree(folder: Path, runs: list[dict[str, Any]]) -> None:
     """The raw logs tell the same story as the records."""
     with open(folder / "requests.csv", newline="") as file:

@@ -1,0 +1,173 @@
+"""The static engine flags that suit each policy best, found on one part of a workload to be judged on another.
+
+Coarse to fine, so that the work stays bounded: the first flag's values beside the default, then each further flag's for
+the :data:`KEPT` best so far. A run is better if more of its requests met their targets; where that is noise, if it made
+more tokens per second; where that is noise too, the default stays.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sloserve.core.errors import ConfigError
+from sloserve.report.summary import summarize
+from sloserve.sim.experiment import Experiment, measured_points, run_experiment
+from sloserve.sim.run_name import RunName, check_option
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+
+KEPT = 2
+"""Candidates of a policy that the next flag is tried on."""
+SAME_ATTAINMENT = 0.005
+"""Mean shares of requests in time that are nearer than this are the same; or than the standard error, if that is more.
+"""
+SAME_THROUGHPUT = 0.01
+
+Axes = Mapping[str, tuple[int, ...]]
+"""Values to try of each flag, in the order in which flags are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How a run did at each point (load and seed): share of requests in time, output tokens per second."""
+
+    attainment: tuple[float, ...]
+    throughput: tuple[float, ...]
+
+    @property
+    def mean_attainment(self) -> float:
+        return float(np.mean(self.attainment))
+
+    @property
+    def mean_throughput(self) -> float:
+        return float(np.mean(self.throughput))
+
+    def as_dict(self) -> dict[str, float]:
+        return {"slo_attainment": self.mean_attainment, "output_throughput": self.mean_throughput}
+
+
+Evaluate = Callable[[Sequence[str]], Mapping[str, Score]]
+"""Runs these names, all at the same points."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What was found for one run. best: the name of the best one, ``name`` itself if none is better."""
+
+    name: str
+    best: str
+    tried: Mapping[str, Score]
+
+
+def parse_axes(texts: Iterable[str]) -> Axes:
+    """``name=value,value`` of each flag to tune. Raises: ConfigError."""
+    axes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        if name in axes:
+            raise ConfigError(f"--tune {text!r}: {name} is given twice")
+        found = tuple(check_option(f"--tune {text!r}", name, value.strip()) for value in values.split(","))
+        axes[name] = tuple(dict.fromkeys(found))
+    return axes
+
+
+def tune(names: Sequence[str], axes: Axes, settings: EngineSettings, evaluate: Evaluate) -> list[Tuned]:
+    """The best static flags of each run in ``names``.
+
+    settings: of the engine where a run says nothing; values that do not go with them are left out.
+    """
+    scores: dict[str, dict[str, Score]] = {name: {} for name in names}
+    kept = {name: [name] for name in names}
+    for i, (flag, values) in enumerate(axes.items()):
+        new = {name: _variants([*scores[name], name], kept[name], flag, values, settings) for name in names}
+        if not i:
+            new = {name: [name, *new[name]] for name in names}
+        found = evaluate([candidate for name in names for candidate in new[name]])
+        for name in names:
+            scores[name] |= {candidate: found[candidate] for candidate in new[name]}
+            kept[name] = ranked(scores[name], name)[:KEPT]
+    return [Tuned(name, kept[name][0], scores[name]) for name in names]
+
+
+def ranked(scores: Mapping[str, Score], default: str) -> list[str]:
+    """The names, best first; see the module's text."""
+    left, order = dict(scores), []
+    while left:
+        order.append(_best(left, default))
+        del left[order[-1]]
+    return order
+
+
+def _best(scores: Mapping[str, Score], default: str) -> str:
+    top = max(scores.values(), key=lambda score: score.mean_attainment)
+    same = {name: score for name, score in scores.items() if _is_noise(top.attainment, score.attainment)}
+    fastest = max(score.mean_throughput for score in same.values())
+    same = {name: score for name, score in same.items() if score.mean_throughput >= (1 - SAME_THROUGHPUT) * fastest}
+    if default in same:
+        return default
+    return max(same, key=lambda name: (same[name].mean_attainment, same[name].mean_throughput))
+
+
+def _is_noise(top: Sequence[float], other: Sequence[float]) -> bool:
+    differences = np.subtract(top, other)
+    error = differences.std(ddof=1) / np.sqrt(differences.size) if differences.size > 1 else 0.0
+    return bool(differences.mean() <= max(error, SAME_ATTAINMENT))
+
+
+def _variants(
+    known: Sequence[str],
+    kept: Sequence[str],
+    flag: str,
+    values: Sequence[int],
+    settings: EngineSettings,
+) -> list[str]:
+    """``kept`` with each value of ``flag``, without engines that are ``known`` and those that vLLM would refuse."""
+    engines = [RunName.parse(candidate).engine_settings(settings) for candidate in known]
+    variants = []
+    for candidate in kept:
+        for value in values:
+            variant = RunName.parse(candidate).with_option(flag, value)
+            try:
+                engine = variant.engine_settings(settings)
+            except ConfigError:
+                continue
+            if engine not in engines:
+                engines.append(engine)
+                variants.append(str(variant))
+    return variants
+
+
+def evaluator(experiment: Experiment, jobs: int = 1, on_progress: Callable[[int, int], None] | None = None) -> Evaluate:
+    """Runs names as ``experiment`` says, at points that are measured once."""
+    points = measured_points(experiment, jobs)
+
+    def evaluate(names: Sequence[str]) -> Mapping[str, Score]:
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+        if not names:
+            return {}
+        several = replace(experiment, policies=tuple(names))
+        for run in run_experiment(several, jobs=jobs, on_progress=on_progress, points=points):
+            point = run.point
+            record = summarize(run.log, policy=run.policy, seed=point.seed, rps=point.rps, load=point.load)
+            if record["slo_attainment"] is None:
+                raise ConfigError(
+                    f"{experiment.workload.name}: no request states a target, so nothing can be tuned for"
+                )
+            found[run.policy].append((record["slo_attainment"], record["output_throughput"] or 0.0))
+        return {name: Score(*zip(*values, strict=True)) for name, values in found.items()}
+
+    return evaluate
+
+
+def tuned_halves(
+    experiment: Experiment, axes: Axes, *, jobs: int = 1, on_progress: Callable[[int, int], None] | None = None
+) -> tuple[Experiment, list[Tuned]]:
+    """Tunes every run on the earlier half of the experiment's window.
+
+    Returns: the experiment on the later half, with each run at its best beside the default; and what was found.
+    """
+    early, late = experiment.window.halves()
+    evaluate = evaluator(replace(experiment, window=early), jobs, on_progress)
+    found = tune(experiment.policies, axes, experiment.engine, evaluate)
+    policies = dict.fromkeys(name for one in found for name in (one.name, one.best))
+    return replace(experiment, window=late, policies=tuple(policies)), found
