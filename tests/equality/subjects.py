@@ -84,6 +84,10 @@ SUBJECTS = (
     *(Subject(name, {"policy": name}, pauses=None) for name in policy_names() if name not in _NAMED),
 )
 
+_MEANS = ("fcfs", "edf", "chaos-nearly-all", "chaos-all", "chaos-all-reused-plans")
+MEANS = tuple(s for s in SUBJECTS if s.name in _MEANS)
+"""Stock's order through our hooks, and fresh and reused plans that preempt, pause, limit, and are illegal."""
+
 _LORA = ("fcfs", "edf", "chaos-preempt", "chaos-pause", "chaos-all", "chaos-all-reused-plans")
 LORA_SUBJECTS = tuple(s for s in SUBJECTS if s.name in _LORA)
 """LoRA is slow on a CPU; these bring every means to it."""

@@ -1,6 +1,8 @@
 """Greedy outputs equal stock's on the real engine, whatever is planned: every policy, mode and feature, random plans.
 
 The CPU engine runs vLLM's V1 model runner. Async scheduling is on in half of the engines, two steps deep as on a GPU.
+Every policy is put to one of the engines. The others get every means that a plan has: what an engine makes of a plan
+depends on the means and not on who planned.
 """
 
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from sloserve.estimator.planning_cost import constant_cost
 from tests.equality.engine import ENGINE_WARNINGS, Engine, EngineConfig, started
 from tests.equality.harness import STEP_S, Served, serve
 from tests.equality.lora import ADAPTERS
-from tests.equality.subjects import LORA_SUBJECTS, SUBJECTS, Subject
+from tests.equality.subjects import LORA_SUBJECTS, MEANS, SUBJECTS, Subject
 from tests.equality.workloads import WORKLOADS, Job
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
@@ -23,6 +25,7 @@ CONFIGS = [
     for two_deep in (True, False)
     for cache in (True, False)
 ]
+DEFAULT, *OTHERS = CONFIGS
 LORA = EngineConfig(async_scheduling=True, prefix_caching=True, lora=True)
 
 MIN_MARGIN = 1e-4
@@ -39,7 +42,7 @@ class Bench:
 
     def stock(self, workload: str) -> Served:
         if workload not in self._stock:
-            self._stock[workload] = self.serve_stock(workload)
+            self._stock[workload] = self.serve_stock(workload, margins=True)
         return self._stock[workload]
 
     def serve_stock(self, workload: str, *, order: int = 1, margins: bool = False) -> Served:
@@ -75,13 +78,10 @@ def check_equal(subject: Subject, workload: str, bench: Bench) -> Served:
     return served
 
 
-@pytest.mark.parametrize("bench", CONFIGS, indirect=True, ids=str)
-class TestPolicies:
-    @pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+class _Outputs:
     def test_outputs(self, bench: Bench, subject: Subject) -> None:
         check_equal(subject, "mixed", bench)
 
-    @pytest.mark.parametrize("subject", SUBJECTS, ids=str)
     def test_aborts(self, bench: Bench, subject: Subject) -> None:
         served = check_equal(subject, "aborts", bench)
         seen = {state for states in served.aborted.values() for state in states.split(",")}
@@ -91,26 +91,42 @@ class TestPolicies:
         wanted |= {"preempted"} if subject.name in ("chaos-preempt", "chaos-all") else set()
         assert wanted <= seen
 
-    @pytest.mark.parametrize("policy", ["econo", "econo:preempt=false"])
-    def test_econo_wastes_less_of_a_scarce_kv_cache(self, bench: Bench, policy: str) -> None:
-        """Everybody ends with stock's text, fewer lose their KV, and less KV is computed twice."""
-        stock, served = bench.stock("mixed"), bench.serve(Subject(policy, {"policy": policy}), "mixed")
-        assert served.outputs == stock.outputs
-        assert served.preemptions < stock.preemptions
-        assert served.computed_tokens < stock.computed_tokens
 
+@pytest.mark.parametrize("bench", [DEFAULT], indirect=True, ids=str)
+@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+class TestPolicies(_Outputs):
+    pass
+
+
+@pytest.mark.parametrize("bench", OTHERS, indirect=True, ids=str)
+@pytest.mark.parametrize("subject", MEANS, ids=str)
+class TestMeans(_Outputs):
+    pass
+
+
+@pytest.mark.parametrize("bench", [DEFAULT], indirect=True, ids=str)
+@pytest.mark.parametrize("policy", ["econo", "econo:preempt=false"])
+def test_econo_wastes_less_of_a_scarce_kv_cache(bench: Bench, policy: str) -> None:
+    """Everybody ends with stock's text, fewer lose their KV, and less KV is computed twice."""
+    stock, served = bench.stock("mixed"), bench.serve(Subject(policy, {"policy": policy}), "mixed")
+    assert served.outputs == stock.outputs
+    assert served.preemptions < stock.preemptions
+    assert served.computed_tokens < stock.computed_tokens
+
+
+@pytest.mark.parametrize("bench", CONFIGS, indirect=True, ids=str)
+class TestStock:
     @pytest.mark.parametrize("workload", ["mixed", "aborts"])
     def test_stock_equals_itself(self, bench: Bench, workload: str) -> None:
-        """In another order, on a scheduler put in after others: neither the batches nor the exchange change a token."""
+        """In another order, without margins, on a scheduler put in after others: none of this changes a token."""
         first, second = bench.stock(workload), bench.serve_stock(workload, order=-1)
+        assert first.outputs.keys() == second.outputs.keys() or workload != "mixed"
         assert first.preemptions or workload != "mixed", "KV is not scarce"
         for name in first.outputs.keys() & second.outputs.keys():
             assert first.outputs[name] == second.outputs[name]
 
     def test_margins_are_beyond_rounding(self, bench: Bench) -> None:
-        served = bench.serve_stock("mixed", margins=True)
-        assert served.outputs == bench.stock("mixed").outputs
-        for name, margins in served.margins.items():
+        for name, margins in bench.stock("mixed").margins.items():
             # Where a grammar leaves only tokens that the model never says, all have logit 0 and the first is taken.
             tied = "json" in name
             assert min(m for m in margins if m > 0.0 or not tied) > MIN_MARGIN
