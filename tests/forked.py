@@ -4,8 +4,8 @@ The fork server is multiprocessing's own. It starts with the first process that 
 does nothing else, so that there is no thread, engine or setting of a test to inherit, and ends with the test process.
 
 A forked process has the environment and the working directory of who starts it. What a library read when it was
-imported it does not read again (``HF_HUB_OFFLINE``, ``OMP_NUM_THREADS``, ``PROMETHEUS_MULTIPROC_DIR``,
-``VLLM_LOGGING_LEVEL``): a test of such a setting starts its processes plainly.
+imported it does not read again (``HF_HUB_OFFLINE``, ``OMP_NUM_THREADS``, ``VLLM_LOGGING_LEVEL``): a test of such a
+setting starts its processes plainly. Strings hash differently than in the test process, whatever PYTHONHASHSEED says.
 """
 
 import atexit
@@ -19,6 +19,7 @@ from multiprocessing import context, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from unittest import mock
 
+import prometheus_client.values
 import setproctitle
 
 from sloserve.vllm_plugin.server.serve import TINY_ENVIRONMENT
@@ -43,7 +44,8 @@ class _Process(context.ForkServerProcess):
     def start(self) -> None:
         self._environment, self._folder = dict(os.environ), os.getcwd()
         # One OpenMP thread: vLLM sets their number in the environment of what it spawns, too late for a fork.
-        with mock.patch.dict(os.environ, TINY_ENVIRONMENT | {"OMP_NUM_THREADS": "1"}):
+        its_own = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
+        with mock.patch.dict(os.environ, TINY_ENVIRONMENT | its_own):
             forkserver.ensure_running()
         super().start()
 
@@ -55,10 +57,16 @@ class _Process(context.ForkServerProcess):
         # What it starts is forked from it in turn: vLLM asks for "spawn" wherever its platform is a CPU.
         contexts = context._concrete_contexts  # type: ignore[attr-defined]
         contexts["spawn"] = contexts["fork"]
+        os.register_at_fork(after_in_child=_choose_prometheus_values)
         # Of its own, so that what a killed engine leaves in shared memory goes when this process ends.
         resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
         multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # may start others
         super().run()
+
+
+def _choose_prometheus_values() -> None:
+    """Whether the metrics of several processes are added up, which prometheus_client chooses when it is imported."""
+    prometheus_client.values.ValueClass = prometheus_client.values.get_value_class()
 
 
 forkserver.set_forkserver_preload(_PRELOADED)
@@ -78,11 +86,11 @@ class Command:
     Should a test leave it running, it is terminated when the test process ends.
     """
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         output, its_output = multiprocessing.Pipe(duplex=False)
         with output, its_output:
             self._process = _Process(target=_sloserve, args=(arguments, its_output), daemon=True)
-            with mock.patch.dict(os.environ, env):
+            with mock.patch.dict(os.environ, env or {}):
                 self._process.start()
             self.stdout = open(os.dup(output.fileno()), encoding="utf-8", errors="replace")
         assert self._process.pid is not None

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.sim.experiment import capacity_rps
 from sloserve.sim.experiments import EXPERIMENTS, experiment_flags
 from sloserve.sim.simulate import build_experiment
+from tests.forked import Command
 
 RUN_KEYS = {
     "policy", "seed", "rps", "requests", "completed", "lost", "duration_s", "request_throughput", "output_throughput",
@@ -117,7 +117,8 @@ def test_capacity_is_the_rate_of_the_saturated_middle() -> None:
 def test_one_line_and_status_2_for_a_malformed_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens,task\n0.0,10,5,chat\n1.0,ten,5,chat\n")
-    done = _sloserve("simulate", "--trace", str(trace), "--out", str(tmp_path / "out"))
+    command = [sys.executable, "-m", "sloserve.cli", "simulate", "--trace", str(trace), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     for part in (str(trace), "3", "prompt_tokens", "ten"):
@@ -143,20 +144,20 @@ def test_unknown_flag_and_help() -> None:
 
 @pytest.mark.vllm
 def test_files_depend_on_the_flags_alone(tmp_path: Path) -> None:
-    """Two values of PYTHONHASHSEED, one process or two: the same bytes but for what stands under timing."""
-    flags = ["--workload", "chat-batch-mix", "--load", "1.5", "--seeds", "2", "--max-requests", "60", "--token-log"]
-    flags += ["--policy", "stock,fcfs,edf,sjf"]
-    folders = []
-    for hash_seed, jobs in (("1", "1"), ("2", "2")):
-        folder = tmp_path / hash_seed
-        done = _sloserve("simulate", *flags, "--jobs", jobs, "--out", str(folder), PYTHONHASHSEED=hash_seed)
-        assert done.returncode == 0, done.stderr
-        folders.append(folder)
+    """Here and in a process that hashes differently, in one process or two: the same bytes but for what is timed."""
+    flags = ["--workload", "chat-batch-mix", "--load", "1.5", "--seeds", "2", "--max-requests", "40", "--token-log"]
+    flags += ["--policy", "stock,fcfs,edf"]
+    folders = [tmp_path / "here", tmp_path / "elsewhere"]
+    app(["simulate", *flags, "--out", str(folders[0])], standalone_mode=False)
+    elsewhere = Command(["simulate", *flags, "--jobs", "2", "--out", str(folders[1])])
+    with elsewhere.stdout as output:
+        said = output.read()
+    assert elsewhere.wait(600) == 0, said
     first, second = (json.loads((f / "result.json").read_text()) for f in folders)
     for run in first["runs"] + second["runs"]:
         assert set(run.pop("timing")) == {"plan_us_mean", "plan_us_p99", "vllm_schedule_us_mean", "wall_s"}
         assert RUN_KEYS - {"timing"} <= set(run)
-        assert run["completed"] == run["requests"] == 60
+        assert run["completed"] == run["requests"] == 40
         assert run["lost"] == 0
         assert sum(run["completion_split"].values()) == pytest.approx(run["mean_e2el_ms"] / 1e3)
     assert first == second
@@ -169,13 +170,12 @@ def test_files_depend_on_the_flags_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
-def test_tuning_on_one_half_and_runs_of_the_other(tmp_path: Path) -> None:
+def test_tuning_on_one_half_and_runs_of_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Everybody is served one at a time until that is tuned; what was tried is in the result."""
     flags = ["--workload", "voice", "--rps", "8", "--seeds", "1", "--max-requests", "30", "--policy", "stock,edf"]
     flags += ["--max-num-seqs", "1", "--tune", "max_num_seqs=1,64", "--plan-cost", "2", "--step-noise", "0.1"]
-    done = _sloserve("simulate", *flags, "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "as stock@max_num_seqs=64" in done.stdout
+    app(["simulate", *flags, "--out", str(tmp_path)], standalone_mode=False)
+    assert "as stock@max_num_seqs=64" in capsys.readouterr().out
     result = json.loads((tmp_path / "result.json").read_text())
     names = [name for policy in ("stock", "edf") for name in (policy, f"{policy}@max_num_seqs=64")]
     assert [run["policy"] for run in result["runs"]] == names
@@ -199,10 +199,3 @@ def _check_logs_agree(folder: Path, runs: list[dict[str, Any]]) -> None:
         rows = [r for r in requests if r["policy"] == run["policy"] and int(r["seed"]) == run["seed"]]
         ttft_ms = [1e3 * (float(r["first_token_s"]) - float(r["arrival_s"])) for r in rows]
         assert run["mean_ttft_ms"] == pytest.approx(np.mean(ttft_ms))
-
-
-def _sloserve(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sloserve.cli", *args]
-    return subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=600, check=False
-    )

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +24,7 @@ MAX_NUM_SEQS = 4
 class Server:
     """A running ``sloserve serve builtin:tiny``; its output is read as it comes.
 
-    It is forked, see :mod:`tests.forked`. Several API servers are started as an operator starts them, which costs much
-    more CPU: prometheus_client chooses when it is imported whether it adds up the metrics of several processes.
+    It is forked, see :mod:`tests.forked`; test_shutdown.py has the server that is started as an operator starts it.
     """
 
     def __init__(self, *flags: str, api_servers: int = 1, env: Mapping[str, str] | None = None) -> None:
@@ -35,23 +33,12 @@ class Server:
         self.log: list[str] = []
         self._ready = threading.Event()
         self._starting = api_servers
-        arguments = ["serve", "builtin:tiny", "--port", str(self.port), *flags]
-        self.process: subprocess.Popen[str] | Command
-        if api_servers == 1:
-            self.process = Command(arguments, env or {})
-        else:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "sloserve.cli", *arguments, "--api-server-count", str(api_servers)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-            )
+        count = ["--api-server-count", str(api_servers)] if api_servers > 1 else []
+        self.process = Command(["serve", "builtin:tiny", "--port", str(self.port), *flags, *count], env)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.log.append(line)
             self._starting -= "Application startup complete" in line
@@ -91,7 +78,6 @@ class Server:
             self.process.kill()
             raise
         self._reader.join()
-        assert self.process.stdout is not None
         self.process.stdout.close()
         return status
 

@@ -2,12 +2,9 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import astuple
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +17,10 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import load_profile
+from tests.forked import run_forked
 
 pytestmark = pytest.mark.vllm
 
-ROOT = Path(__file__).parents[3]
 PROFILE = load_profile("h100-llama3-8b")
 Build = Callable[..., Any]
 RequestOf = Callable[..., Any]
@@ -220,19 +217,13 @@ def digest(log: RunLog) -> str:
     return hashlib.sha256(json.dumps([requests, steps, sorted(log.counters.items())]).encode()).hexdigest()
 
 
+def check_digests(ours: int, here: dict[str, str]) -> None:
+    assert hash("text") != ours
+    assert digests() == here
+
+
 def test_the_same_again_here_and_in_a_process_that_hashes_differently() -> None:
     here = digests()
     assert len(set(here.values())) == len(here)
     assert digests() == here
-    hash_seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
-    code = f"import json, runpy; print('found', json.dumps(runpy.run_path({__file__!r})['digests']()))"
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONHASHSEED": hash_seed, "VLLM_LOGGING_LEVEL": "ERROR"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (line,) = [line for line in ran.stdout.splitlines() if line.startswith("found ")]
-    assert json.loads(line.removeprefix("found ")) == here
+    run_forked(partial(check_digests, hash("text"), here))
