@@ -43,7 +43,7 @@ KV_BLOCKS = 440
 FLAGS = scarce_kv(KV_BLOCKS)
 LOAD, PACE = 2.5, 3.0
 LEAD_S, URGENT_S = 40.0, 0.5
-"""Defaults of andes."""
+"""Of andes by default; the second is an option of its variant for experiments alone."""
 CAPACITY_SEED, WARM_UP_SEED = 2**20, 2**21
 WARM_UP = 8
 FIGURES = ("qoe_mean", "qoe_p10", "qoe_p50", "median_ttft_ms", "p90_ttft_ms", "output_throughput", "preemptions")
@@ -70,7 +70,7 @@ class Scale:
     def policy(self, name: str) -> str:
         """The policy as it is given to ``--policy``, with options in this scale."""
         scaled = f":lead_s={LEAD_S * self.readers_s:.3g}:urgent_s={URGENT_S * self.readers_s:.3g}"
-        return name + scaled if name == "andes" else name
+        return "andes-parts" + scaled if name == "andes" else name
 
     def requests(self, n: int, seed: int) -> list[WorkloadRequest]:
         found = workload(WORKLOAD).requests(n, seed, self.rps, slos=self.slos())

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from provenance import provenance
+from sa_instances import plan_instances
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.rows import Rows
@@ -23,7 +24,7 @@ from sloserve.estimator.step_time.profile import load_profile
 from sloserve.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal
 from sloserve.report.statistics import mean_interval
 from sloserve.report.summary import summarize
-from sloserve.scheduler.published.sa_instances import plan_instances
+from sloserve.scheduler.published.sa_batches import SABatches
 from sloserve.scheduler.sa.policy import SA
 from sloserve.scheduler.sa.times import Work, batch_times, bilinear_of
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
@@ -39,7 +40,7 @@ JOBS = 2
 LIMITS = (1, 2, 4)
 V100, H100 = "v100x2-qwen2.5-7b", "h100-llama3-8b"
 FIG7 = {V100: (4, 10, 20, 40), H100: (10, 40)}
-POLICIES = ("stock", "edf", "sjf:length=oracle", "sa:length=oracle", "sa:length=oracle:batches=true", "sa")
+POLICIES = ("stock", "edf", "sjf:length=oracle", "sa:length=oracle", "sa-batches:length=oracle", "sa")
 LENGTH_ERRORS = (0.0, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 COEFFICIENT_ERRORS = (-0.5, -0.2, -0.1, 0.1, 0.2, 0.5)
 COOLINGS = [(t0, moves) for t0 in (0.06, 0.2, 0.6, 2.0, 6.0) for moves in (3, 11, 33, 99)]
@@ -96,6 +97,10 @@ class Misled(SA):
         super().arrived(rows, slot, now_s)
 
 
+class MisledBatches(Misled, SABatches):
+    """The same in batches."""
+
+
 def serve(profile_name: str, n: int, limit: int, policy: str, seed: int, error: float = 0.0) -> dict[str, Any]:
     """One run of the real scheduler: G in 1/s, attainment, mean latency in s."""
     profile = load_profile(profile_name)
@@ -109,10 +114,9 @@ def serve(profile_name: str, n: int, limit: int, policy: str, seed: int, error: 
     section = {"policy": "sjf" if policy.startswith("sa") else policy, "aged_share": 0.0, **SLOS.table.as_config()}
     engine = VirtualEngine(settings, profile, None if policy == "stock" else {"sloserve": section})
     if policy.startswith("sa"):
-        options = SA.Settings(
-            length="oracle" if "oracle" in policy else "gaussian", profile=profile_name, batches="batches" in policy
-        )
-        engine.scheduler._use(Misled(options, error, seed), None)
+        options = SA.Settings(length="oracle" if "oracle" in policy else "gaussian", profile=profile_name)
+        misled = MisledBatches if policy.startswith("sa-batches") else Misled
+        engine.scheduler._use(misled(options, error, seed), None)
     run = summarize(engine.run(at_once(n, seed)), policy=policy, seed=seed, rps=0.0)
     mean_s = run["mean_e2el_ms"] / 1e3
     return {

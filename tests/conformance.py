@@ -29,8 +29,10 @@ FORMS: dict[str, Forms] = {
     "edf": Forms(conserves=(":step_budget=true",), golden=":preempt_margin_s=1"),
     "sjf": Forms(golden=":preempt=true:length=oracle", conserves=(":preempt=true:length=oracle", ":length=gaussian")),
     "rr": Forms(golden=":interval_steps=20", conserves=(":interval_steps=5",)),
-    "sa": Forms(golden=":length=oracle", conserves=(":batches=true:length=oracle",)),
-    "andes": Forms(
+    "sa": Forms(golden=":length=oracle"),
+    "sa-batches": Forms(golden=":length=oracle", conserves=(":length=oracle",)),
+    "andes": Forms(golden=":lead_s=1", conserves=(":lead_s=0.01:max_preemptions=9:headroom=0",)),
+    "andes-parts": Forms(
         golden=":lead_s=2:watermark=0.5",
         conserves=(
             ":watermark=0:lead_s=0.01:urgent_s=1000:max_preemptions=9:headroom=0",
@@ -42,9 +44,12 @@ FORMS: dict[str, Forms] = {
         golden=":length=oracle:length_error=0.5",
         conserves=(
             ":late_last=true:sigmas=0:reserve=0:length=oracle",
-            ":order=fcfs:length=oracle:length_error=0.5",
-            ":foresee=false:pause=true",
+            ":sigmas=0:length=oracle:length_error=0.5",
         ),
+    ),
+    "econo-parts": Forms(
+        golden=":order=fcfs:length=oracle:length_error=0.5",
+        conserves=(":order=fcfs:length=oracle:length_error=0.5", ":foresee=false:pause=true"),
     ),
     "econo-paper": Forms(
         golden=":length=oracle:length_error=0.5:sync_tokens=16:reserve=0.1",

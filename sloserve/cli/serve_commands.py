@@ -164,19 +164,24 @@ def policies(
     from sloserve.scheduler.registry import policy_names
 
     if name is None:
-        summaries = []
-        for one in policy_names():
-            try:
-                summaries.append((one, describe_policy(one).summary))
-            except ConfigError as error:  # a broken third-party package must not hide the others
-                summaries.append((one, str(error)))
-        print(_columns(summaries))
+        print(_columns([(one, _summary(one)) for one in policy_names(for_experiments=False)]))
+        print("\nFor experiments, to reproduce papers:\n")
+        print(_columns([(one, _summary(one)) for one in policy_names(for_experiments=True)]))
         return
     found = describe_policy(name)
     print(f"{name}: {found.summary}")
     print(f"\nOptions, as in {name}:{found.options[0].name}={_text(found.options[0].default)}, with their defaults:\n")
     rows = [(f"  {o.name}", _text(o.default), o.kind, o.meaning.partition(". ")[0]) for o in found.options]
     print(_columns([("  option", "default", "type", "meaning"), *rows]))
+
+
+def _summary(policy: str) -> str:
+    from sloserve.scheduler.describe import describe_policy
+
+    try:
+        return describe_policy(policy).summary
+    except ConfigError as error:  # a broken third-party package must not hide the others
+        return str(error)
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:

@@ -18,6 +18,8 @@ from sloserve.scheduler.policy import Policy
 GROUP = "sloserve.policies"
 HIDDEN = frozenset({"chaos"})
 """Registered for tests alone; not offered to users, yet loadable by name."""
+FOR_EXPERIMENTS = "sloserve.scheduler.published."
+"""Policies of this package reproduce papers; they are listed apart."""
 
 
 @functools.cache
@@ -26,9 +28,14 @@ def _entry_points() -> dict[str, EntryPoint]:
     return {ep.name: ep for ep in entry_points(group=GROUP)}
 
 
-def policy_names() -> tuple[str, ...]:
-    """Names of all installed policies, sorted."""
-    return tuple(sorted(_entry_points().keys() - HIDDEN))
+def policy_names(*, for_experiments: bool | None = None) -> tuple[str, ...]:
+    """Names of the installed policies, sorted.
+
+    for_experiments: those alone that only reproduce a paper, or those alone that a server can be run with; ``None``
+    for both.
+    """
+    found = {name: ep.value.startswith(FOR_EXPERIMENTS) for name, ep in _entry_points().items() if name not in HIDDEN}
+    return tuple(sorted(name for name, apart in found.items() if for_experiments in (None, apart)))
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, str]]:
@@ -71,7 +78,8 @@ def policy_class(name: str) -> type[Policy]:
     if found is None:
         close = difflib.get_close_matches(name, policy_names(), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"unknown policy {name!r}; installed: {', '.join(policy_names())}{hint}")
+        listed = [", ".join(policy_names(for_experiments=apart)) for apart in (False, True)]
+        raise ConfigError(f"unknown policy {name!r}; installed: {listed[0]}; for experiments: {listed[1]}{hint}")
     try:
         cls = found.load()
     except Exception as error:

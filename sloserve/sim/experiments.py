@@ -43,31 +43,31 @@ _READERS: dict[str, Any] = {
 """Andes, Sec. 6.1: rivals of QoE-aware scheduling and loads beyond the capacity; profiles and sizes are ours."""
 _READERS_OPT = _READERS | {"profile": "a100-opt-13b"}
 _READERS_TRACE = _READERS | {"profile": "h100-llama3-8b", "kv_blocks": 3000, "slo": "reading"}
-_ANDES_PARTS = "stock," + ",".join(
-    f"andes{options}"
-    for options in (
-        "",
-        ":watermark=0",
-        ":search=true",
-        ":preemption_cap=0",
-        ":preemption_cap=0.25",
-        ":preemption_cap=0.5",
-        ":max_preemptions=3",
-        ":horizon_s=2",
-        ":horizon_s=30",
-        ":objective=min",
-        ":objective=perfect",
-        ":alpha=0.9",
-        ":pause=false",
-        ":headroom=0",
-        ":headroom=0:pause=false",
-        ":lead_s=10",
-        ":lead_s=80",
-        ":victims=gain",
-        ":victims=gain:urgent_s=1000:headroom=0:search=true",
-        ":length=oracle",
-        ":length=oracle:length_error=0.25",
-        ":length=oracle:length_error=0.5",
+_ANDES_PARTS = ",".join(
+    (
+        "stock",
+        "andes",
+        "andes-parts:watermark=0",
+        "andes-parts:search=true",
+        "andes:preemption_cap=0",
+        "andes:preemption_cap=0.25",
+        "andes:preemption_cap=0.5",
+        "andes:max_preemptions=3",
+        "andes-parts:horizon_s=2",
+        "andes-parts:horizon_s=30",
+        "andes-parts:objective=min",
+        "andes-parts:objective=perfect",
+        "andes-parts:alpha=0.9",
+        "andes-parts:pause=false",
+        "andes:headroom=0",
+        "andes-parts:headroom=0:pause=false",
+        "andes:lead_s=10",
+        "andes:lead_s=80",
+        "andes-parts:victims=gain",
+        "andes-parts:victims=gain:urgent_s=1000:headroom=0:search=true",
+        "andes:length=oracle",
+        "andes:length=oracle:length_error=0.25",
+        "andes:length=oracle:length_error=0.5",
     )
 )
 """Each part of ``andes`` taken away or varied; that with four options is nearest to the paper."""
@@ -84,7 +84,7 @@ _ECONO_PARTS = (
     "stock,edf,edf:preempt=false,sjf,orca,srtf:length=oracle,fastserve,sarathi,multires:length=oracle,"
     "sync-coupled:length=oracle,econo-paper:parts=d,econo-paper:parts=sd,econo-paper:parts=sdo,econo-paper,"
     "econo-paper:length=oracle,econo-paper:parts=d:length=oracle:pipeline=future,econo,econo:late_last=true,"
-    "econo:order=fcfs,econo:foresee=false,econo:pause=true,econo:preempt=false,econo:sigmas=0,econo:sigmas=2,"
+    "econo-parts:order=fcfs,econo-parts:foresee=false,econo-parts:pause=true,econo:preempt=false,econo:sigmas=0,econo:sigmas=2,"
     "econo:sigmas=3,econo:reserve=0,econo:reserve=0.04,econo:length=oracle,econo:length=oracle:length_error=0.3,"
     "econo:length=oracle:preempt=false,econo:length=oracle:tokens_per_step=50,econo:length=oracle:tokens_per_step=500"
 )
@@ -144,7 +144,7 @@ EXPERIMENTS = {
             "load": "0.7,1,1.5",
             "max_requests": 400,
             "max_num_batched_tokens": 512,
-            "policy": "stock,edf,sjf,sa,sa:batches=true",
+            "policy": "stock,edf,sjf,sa,sa-batches",
         },
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
@@ -154,7 +154,7 @@ EXPERIMENTS = {
             "profile": "h100-llama3-8b",
             "load": "0.7,1,1.5",
             "max_requests": 400,
-            "policy": "stock,edf,sjf,sa,sa:batches=true",
+            "policy": "stock,edf,sjf,sa,sa-batches",
         },
         trace="servegen_mlarge_day2_10h.csv.gz",
     ),

@@ -55,10 +55,10 @@ def test_what_is_woven_stays_so_and_no_aged_one_is_put_back(
 
 
 POLICIES = [
-    "priority", "edf", "sjf:length=oracle", "rr", "sa:length=oracle", "sa:batches=true:length=oracle",
-    "andes:watermark=0", "econo:length=oracle", "econo:order=fcfs:length=oracle", "econo-paper:length=oracle",
-    "econo-paper:length=oracle:parts=sd", "orca:batch=0", "srtf:length=oracle", "fastserve:batch=0",
-    "multires:length=oracle", "sync-coupled:length=oracle",
+    "priority", "edf", "sjf:length=oracle", "rr", "sa:length=oracle", "sa-batches:length=oracle",
+    "andes-parts:watermark=0", "econo:length=oracle", "econo-parts:order=fcfs:length=oracle",
+    "econo-paper:length=oracle", "econo-paper:length=oracle:parts=sd", "orca:batch=0", "srtf:length=oracle",
+    "fastserve:batch=0", "multires:length=oracle", "sync-coupled:length=oracle",
 ]  # fmt: skip
 
 

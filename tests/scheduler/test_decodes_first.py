@@ -12,7 +12,7 @@ from sloserve.scheduler.registry import make_policy, policy_names
 Make = Callable[..., Snapshot]
 NOW_S = 1000.0
 
-OWN_ORDER = {"fcfs", "multires", "orca", "sa", "sarathi", "sync-coupled"}
+OWN_ORDER = {"fcfs", "multires", "orca", "sa", "sa-batches", "sarathi", "sync-coupled"}
 """They leave the order of service to vLLM, which serves in the order of admission."""
 
 

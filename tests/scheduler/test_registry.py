@@ -12,7 +12,7 @@ from sloserve.scheduler import registry
 from sloserve.scheduler.chaos import Chaos
 from sloserve.scheduler.edf import EDF
 from sloserve.scheduler.fcfs import FCFS
-from sloserve.scheduler.registry import make_policy, parse_policy, policy_names
+from sloserve.scheduler.registry import make_policy, parse_policy, policy_class, policy_names
 from sloserve.scheduler.sjf import SJF
 
 
@@ -28,6 +28,14 @@ from sloserve.scheduler.sjf import SJF
 )
 def test_parse(text: str, expected: tuple[str, dict[str, str]]) -> None:
     assert parse_policy(text) == expected
+
+
+def test_policies_that_reproduce_papers_are_listed_apart() -> None:
+    served, apart = policy_names(for_experiments=False), policy_names(for_experiments=True)
+    assert {"andes", "econo", "edf", "sa"} <= set(served) and not set(served) & set(apart)
+    assert tuple(sorted((*served, *apart))) == policy_names()
+    for variant, of in (("andes-parts", "andes"), ("econo-parts", "econo"), ("sa-batches", "sa")):
+        assert variant in apart and issubclass(policy_class(variant), policy_class(of))
 
 
 @pytest.mark.parametrize("text", ["edf:preempt", "edf:=3", "edf:"])
@@ -54,7 +62,7 @@ def test_options_become_settings_of_their_type() -> None:
 def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> None:
     with pytest.raises(ConfigError, match=r"unknown policy 'edff'; installed: .*edf, .*fcfs, .*; did you mean 'edf'\?"):
         make_policy("edff")
-    with pytest.raises(ConfigError, match=r"unknown policy ''; installed: [^;]*$"):
+    with pytest.raises(ConfigError, match=r"unknown policy ''; installed: [^;]*; for experiments: [^;]*$"):
         make_policy("")
 
 

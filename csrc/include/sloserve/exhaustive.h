@@ -1,4 +1,5 @@
 // For tests and benchmarks: the best plan of all, by trying them. Time grows faster than n!, hence the limit.
+// It is part of the one extension module: a second one for tests alone would be a build target of its own.
 #pragma once
 
 #include <cstddef>

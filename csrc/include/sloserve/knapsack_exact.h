@@ -1,4 +1,5 @@
-// For tests and benchmarks: the knapsack solved exactly, by a dynamic programme.
+// For tests and benchmarks: the knapsack solved exactly, by a dynamic programme. In the one extension module for the reason that
+// exhaustive.h gives.
 //
 // Source: Andes, Algorithm 2. Differs: the third dimension is "weight at most m", so that the last cell is the answer (the paper's
 // is "exactly m", which makes it search dp[N][B] for the best m).

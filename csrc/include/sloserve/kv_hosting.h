@@ -100,7 +100,7 @@ class KvHosting {
     return hosted;
   }
 
-  // Ended, evicted or moved away: what it held is free at once, but for what its guests grow in.
+  // Ended, preempted or moved away: what it held is free at once, but for what its guests grow in.
   void remove(std::int64_t id) {
     const auto found = entries_.find(id);
     if (found == entries_.end()) throw std::invalid_argument("id: " + std::to_string(id) + " is not known");

@@ -89,7 +89,7 @@ class KvReservation {
     return std::clamp<std::int64_t>(step - entry.grow_from, 0, profile.grow_steps);
   }
 
-  // Ended, evicted or moved away: what it held is free at once.
+  // Ended, preempted or moved away: what it held is free at once.
   void remove(std::int64_t id) {
     const auto found = entries_.find(id);
     if (found == entries_.end()) throw std::invalid_argument("id: " + std::to_string(id) + " is not known");

@@ -16,9 +16,6 @@ from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.pace import pace_s
 
-OBJECTIVES = ("mean", "min", "perfect")
-_PERFECT = 1.0 - 1e-9
-
 COLUMNS = LENGTH_COLUMNS | PREFILL_COLUMNS | {"arrival_s", "e2e_s", "first_token_s", "tds", "tpot_s", "ttft_s"}
 """Columns that :class:`Outlook` reads, those of the length predictor included."""
 
@@ -31,9 +28,14 @@ def reading_tds(rows: Rows, slots: IntArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Foresight:
-    """For each of several step times, ``[num_steps, n]``: QoE if served, and what is gained by that, 0 at least."""
+    """QoE within the horizon, for each of several step times.
+
+    serve: ``[num_steps, n]``; of a request that is served. wait: ``[n]``; of one that is not. gain: ``[num_steps, n]``;
+    what serving gains, 0 at least.
+    """
 
     serve: FloatArray
+    wait: FloatArray
     gain: FloatArray
 
 
@@ -48,7 +50,7 @@ class Outlook:
     def __init__(
         self, rows: Rows, slots: IntArray, left_tokens: FloatArray, curves: DigestCurves, now_s: float
     ) -> None:
-        self.slots, self.left_tokens, self._curves = slots, left_tokens, curves
+        self.slots, self.left_tokens, self.curves = slots, left_tokens, curves
         self.context_tokens = rows.prompt_tokens[slots] + rows.output_tokens[slots]
         self.prefill_tokens = uncomputed_tokens(rows, slots)
         self.tds = reading_tds(rows, slots)
@@ -57,29 +59,35 @@ class Outlook:
         self._ttft_s = np.where(np.isnan(ttft_s), DEFAULT_TTFT_S, ttft_s)
         self._first_s = rows.first_token_s[slots] - rows.arrival_s[slots]
         no_reader = np.isnan(ttft_s) & np.isnan(rows.tds[slots]) & np.isnan(rows.tpot_s[slots])
-        self._no_reader = np.flatnonzero(no_reader)
-        self._due_s = rows.e2e_s[slots[self._no_reader]]
+        self.no_reader = np.flatnonzero(no_reader)
+        self._due_s = rows.e2e_s[slots[self.no_reader]]
         dry_s = curves.dry_s(slots)
         self.lead_s = np.where(dry_s > 0.0, dry_s, self._ttft_s) - self._now_s
-        if self._no_reader.size:
-            slack_s = self._due_s - self._now_s[self._no_reader]
-            self.lead_s[self._no_reader] = np.where(np.isnan(slack_s), np.inf, slack_s)
+        if self.no_reader.size:
+            slack_s = self._due_s - self._now_s[self.no_reader]
+            self.lead_s[self.no_reader] = np.where(np.isnan(slack_s), np.inf, slack_s)
 
     def foresee(
-        self,
-        steps_s: FloatArray,
-        prefill_token_s: float,
-        horizon_s: float,
-        *,
-        objective: str,
-        alpha: float,
+        self, steps_s: FloatArray, prefill_token_s: float, horizon_s: float, *, alpha: float = 1.0
     ) -> Foresight:
-        """What serving gains within ``horizon_s``, by one of OBJECTIVES, for each time of a step.
+        """What serving gains within ``horizon_s``, for each time of a step. alpha: see :func:`sloserve.core.qoe.qoe`.
 
-        Source: Andes, Eq. 2, 6 and 7.
+        Source: Andes, Eq. 2.
         """
         prefill_s: FloatArray = np.multiply(self.prefill_tokens, prefill_token_s)
-        replies = Replies.of(
+        replies = self.replies(prefill_s)
+        serve, wait = self.curves.foresee(replies, steps_s, horizon_s, alpha=alpha)
+        if self.no_reader.size:
+            of = self.no_reader
+            ends_s = self._now_s[of] + prefill_s[of] + steps_s[:, None] * self.left_tokens[of]
+            # Without a deadline neither is in time, and nothing is gained.
+            serve[:, of] = ends_s <= self._due_s
+            wait[of] = ends_s[0] + horizon_s <= self._due_s
+        return Foresight(serve, wait, np.maximum(serve - wait, 0.0))
+
+    def replies(self, prefill_s: FloatArray) -> Replies:
+        """The replies as the QoE kernel reads them. prefill_s: ``[n]``; time that their prefills take."""
+        return Replies.of(
             self.slots,
             now_s=self._now_s,
             ttft_s=self._ttft_s,
@@ -88,21 +96,3 @@ class Outlook:
             prefill_s=prefill_s,
             first_token_s=self._first_s,
         )
-        serve, wait = self._curves.foresee(replies, steps_s, horizon_s, alpha=alpha)
-        if self._no_reader.size:
-            of = self._no_reader
-            ends_s = self._now_s[of] + prefill_s[of] + steps_s[:, None] * self.left_tokens[of]
-            # Without a deadline neither is in time, and nothing is gained.
-            serve[:, of] = ends_s <= self._due_s
-            wait[of] = ends_s[0] + horizon_s <= self._due_s
-        if objective == "mean":
-            gain = serve - wait
-        else:
-            current = self._curves.current(replies, alpha=alpha)
-            current[self._no_reader] = 1.0
-            if objective == "min":
-                # Serving lifts nobody above what it gives him.
-                gain = np.minimum(serve, current.min(initial=1.0)) - wait
-            else:
-                gain = ((serve >= _PERFECT).astype(np.float64) - (wait >= _PERFECT)) * (current >= _PERFECT)
-        return Foresight(serve, np.maximum(gain, 0.0))

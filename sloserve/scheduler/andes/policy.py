@@ -5,24 +5,23 @@ Each plan orders the waiting requests by QoE gained within a horizon per token o
 the first of them, and orders the running ones so that a shortage of KV takes whoever is furthest ahead. Nothing is
 planned while neither memory nor time is short (selective triggering).
 
-Three ways to stand back. *Preempt*, when memory is short: the KV is dropped and computed again later. *Pause*, KV kept,
-when time is short: steps are too slow for the fastest reader, a smaller batch is chosen and the others sit out; or when
-the next block is short, which spares a preemption. *Wait*, for those that were never admitted.
+When memory is short, a running request is *preempted* (its KV is dropped and computed again later), or *paused* with
+its KV kept if only its next block is missing, which spares a preemption.
 
 Nothing is gained by haste for a request without targets. Class rank decides for it: it is admitted before every request
 of a less urgent class.
 
-Source: Andes, Sec. 4. Differs, each by default, with the paper's form as an option (figures: docs/benchmarks/andes.md):
+Source: Andes, Sec. 4. Differs (the policy ``andes-parts`` has the paper's form, docs/benchmarks/andes.md the figures):
 
-* victims are those with the longest lead, ``lead_s`` at least, and not those of least gain per token
-  (``victims=gain``). vLLM recomputes what it preempts, where the paper swaps; a preemption pays if its victim can stay
-  away for long.
-* vLLM's slots and lazy allocation decide who runs; a share of the blocks is left for growth.
+* victims are those with the longest lead, ``lead_s`` at least, and not those of least gain per token. vLLM recomputes
+  what it preempts, where the paper swaps; a preemption pays if its victim can stay away for long.
+* vLLM's slots and lazy allocation decide which requests run; a share of the blocks is left for growth.
 * pausing, which the paper does not have.
-* the batch size is searched where time is what is short; where memory is, the packing settles it.
+* the batch size is not searched.
 """
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,19 +33,15 @@ from sloserve.estimator.length.choice import check_lengths
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
-from sloserve.kernels.knapsack import best_batch
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.decode_first import service_order
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.lso.preemption import freed_blocks
-from sloserve.scheduler.andes.outlook import COLUMNS, OBJECTIVES, Foresight, Outlook, reading_tds
-from sloserve.scheduler.andes.room import HeadOfLine, VictimRule, short_of_blocks, victims_for
+from sloserve.scheduler.andes.outlook import COLUMNS, Foresight, Outlook, reading_tds
+from sloserve.scheduler.andes.room import HeadOfLine, VictimOrder, longest_lead_first, short_of_blocks, victims_for
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 
-VICTIMS = ("lead", "gain")
-BATCH_SIZES = 8
-"""Candidates between the least and the largest batch size."""
 URGENT_QUALITY = 0.5
 """A request whose QoE would be below this even if it were served at once is not urgent: it is lost anyway."""
 URGENT_GAIN = 0.02
@@ -58,49 +53,43 @@ _URGENT_FIRST = 2.0
 
 
 class Andes(Policy):
-    """Serves so that the readers' mean QoE is greatest: those who would run dry first, the short contexts first."""
+    """Serves so that the readers' mean QoE is greatest: those who would run dry first, the short contexts first.
+
+    ``andes-parts`` (:mod:`sloserve.scheduler.published.andes_parts`) overrides the class attributes, ``_foresee`` and
+    ``_victim_order``.
+    """
+
+    horizon_s: float | None = None
+    """Prediction timeframe; ``None`` for the mean time from first to last token."""
+    urgent_s: float = 0.5
+    """A waiting request with less lead than this goes first, and others are preempted for such requests alone."""
+    watermark: float = 0.9
+    """Share of KV in use from which on plans are made."""
 
     needs = COLUMNS | {"class_rank", "preemptable", "pausable", "kv_blocks", "num_preemptions"}
     wants_progress = True
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """objective: ``mean`` QoE, ``min`` (the worst first) or ``perfect`` (as many of QoE 1 as possible).
+        """lead_s: a victim is at least so many seconds ahead of its reader.
 
-        alpha: penalty on a late first token, see ``core.qoe``; 1 is none. horizon_s: prediction timeframe, 0 for the
-        mean time from first to last token. victims: ``lead`` (whoever is furthest ahead of its reader) or ``gain``
-        (whoever gains least per token). lead_s: a victim is at least so many seconds ahead of its reader. urgent_s: a
-        waiting request with less lead than this goes first, and others are preempted for such requests alone.
         preemption_cap: most preemptions per request on average; max_preemptions: most preemptions of one request.
-        headroom: share of KV blocks left for growth. watermark: share of KV in use from which on plans are made; 0
-        makes them always. search: whether to search the batch size. pause: whether to pause.
+        headroom: share of KV blocks left for growth.
         length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
         length_error: relative error of the oracle's lengths.
         """
 
-        objective: str = "mean"
-        alpha: float = 1.0
-        horizon_s: float = 0.0
-        victims: str = "lead"
         lead_s: float = 40.0
-        urgent_s: float = 0.5
         preemption_cap: float = 1.0
         max_preemptions: int = 1
         headroom: float = 0.02
-        watermark: float = 0.9
-        search: bool = False
-        pause: bool = True
         length: str = "predicted"
         length_error: float = 0.0
 
         def __post_init__(self) -> None:
-            for name, allowed in (("objective", OBJECTIVES), ("victims", VICTIMS)):
-                if getattr(self, name) not in allowed:
-                    raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(allowed)}")
-            for name, most in (("alpha", 1.0), ("headroom", 0.5), ("watermark", 1.0)):
-                if not 0.0 <= getattr(self, name) <= most:
-                    raise ValueError(f"{name}: {getattr(self, name)} is not within 0..{most:g}")
-            for name in ("horizon_s", "lead_s", "urgent_s", "preemption_cap", "max_preemptions"):
+            if not 0.0 <= self.headroom <= 0.5:
+                raise ValueError(f"headroom: {self.headroom} is not within 0..0.5")
+            for name in ("lead_s", "preemption_cap", "max_preemptions"):
                 if not 0 <= getattr(self, name) < math.inf:
                     raise ValueError(f"{name}: {getattr(self, name)} is not 0 or more, and finite")
             check_lengths(self.length, self.length_error)
@@ -112,9 +101,6 @@ class Andes(Policy):
         self._serving_s = RunningMean()
         self._unfinished = 0
         self._may_preempt = 0.0
-        self._rule = VictimRule(
-            self.settings.lead_s if self.settings.victims == "lead" else None, self.settings.max_preemptions
-        )
 
     # What happens.
 
@@ -143,30 +129,20 @@ class Andes(Policy):
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, engine, waiting = snapshot.rows, snapshot.engine, snapshot.waiting
-        slots = np.concatenate((waiting, snapshot.running))
-        if not slots.size:
+        if not (waiting.size or snapshot.running.size) or not self._memory_is_short(rows, engine, waiting):
             return Plan.IDENTITY
-        slow = self.settings.search and self._is_slow(snapshot, slots)
-        if not (slow or self._memory_is_short(rows, engine, waiting)):
-            return Plan.IDENTITY
-        all_ = Outlook(rows, slots, self._lengths.left(rows, slots), self._curves, now_s)
-        if slow:
-            return self._plan(snapshot, all_, *self._best_batch(snapshot, all_))
+        all_ = self._outlook(snapshot, now_s)
         foresight = self._foresee(engine, all_, np.array([float(max(snapshot.running.size, 1))]))
         return self._plan(snapshot, all_, foresight)
 
-    def _is_slow(self, snapshot: Snapshot, slots: IntArray) -> bool:
-        """Whether a step of those that run takes longer than the fastest reader's token."""
-        running = snapshot.running.size
-        if not running:
-            return False
-        fastest = float(reading_tds(snapshot.rows, slots).max())
-        context = float(snapshot.rows.computed_tokens[snapshot.running].mean())
-        return float(self._step_s(snapshot.engine, np.array([float(running)]), context)[0]) * fastest > 1.0
+    def _outlook(self, snapshot: Snapshot, now_s: float) -> Outlook:
+        """Of the waiting requests, then the running ones."""
+        rows, slots = snapshot.rows, np.concatenate((snapshot.waiting, snapshot.running))
+        return Outlook(rows, slots, self._lengths.left(rows, slots), self._curves, now_s)
 
     def _memory_is_short(self, rows: Rows, engine: EngineFacts, waiting: IntArray) -> bool:
         used = 1.0 - engine.free_blocks / engine.total_blocks
-        if used >= self.settings.watermark:
+        if used >= self.watermark:
             return True
         tokens = rows.prompt_tokens[waiting] + rows.output_tokens[waiting]
         # Beyond a step's budget, prompts queue although there is room for them.
@@ -178,52 +154,29 @@ class Andes(Policy):
         return np.array([engine.step_latency.step_s(load) for load in loads])
 
     def _foresee(self, engine: EngineFacts, all_: Outlook, batches: FloatArray) -> Foresight:
-        settings = self.settings
+        """What serving gains at each of several batch sizes."""
+        return all_.foresee(*self._times_s(engine, all_, batches), self._horizon_s())
+
+    def _times_s(self, engine: EngineFacts, all_: Outlook, batches: FloatArray) -> tuple[FloatArray, float]:
+        """Of a step at each batch size, and of a prompt token, which gets through at the rate of full steps."""
         steps_s = self._step_s(engine, batches, float(all_.context_tokens.mean()))
-        return all_.foresee(
-            steps_s,
-            # A prompt gets through at the rate of full steps.
-            float(steps_s.max()) / engine.token_budget,
-            settings.horizon_s or self._serving_s.value or FIRST_HORIZON_S,
-            objective=settings.objective,
-            alpha=settings.alpha,
-        )
+        return steps_s, float(steps_s.max()) / engine.token_budget
 
-    def _best_batch(self, snapshot: Snapshot, all_: Outlook) -> tuple[Foresight, IntArray, int]:
-        """Eq. 4 with the batch size searched; who runs and is not of the best batch sits out.
+    def _horizon_s(self) -> float:
+        return self.horizon_s or self._serving_s.value or FIRST_HORIZON_S
 
-        The least size is the largest that is still fast enough for the fastest reader, the largest what fits the KV
-        cache (optimization 2).
-        """
-        engine = snapshot.engine
-        blocks = blocks_of(all_.context_tokens + 1, engine.block_size)  # + 1: the slot of the next token
-        most = int(np.searchsorted(np.cumsum(np.sort(blocks)), engine.total_blocks, side="right"))
-        most = max(min(most, engine.max_num_seqs), 1)
-        sizes = np.arange(1, most + 1).astype(np.float64)
-        fast = self._step_s(engine, sizes, float(all_.context_tokens.mean())) * all_.tds.max() <= 1.0
-        least = max(int(fast.sum()), 1)
-        batches = np.unique(np.geomspace(least, most, BATCH_SIZES).round()).astype(np.float64)
-        foresight = self._foresee(engine, all_, batches)
-        seq = snapshot.rows.seq[all_.slots]
-        choice = best_batch(foresight.gain, blocks, seq, engine.total_blocks, batches.astype(np.int64))
-        of = int(np.searchsorted(batches, choice.batch_size))
-        chosen = np.zeros(all_.slots.size, np.bool_)
-        chosen[choice.chosen] = True
-        sits_out = ~chosen & (all_.lead_s > 0.0) & snapshot.rows.pausable[all_.slots]
-        sits_out[: snapshot.waiting.size] = False
-        if not self.settings.pause or not choice.chosen.size:
-            sits_out[:] = False
-        best = Foresight(foresight.serve[of : of + 1], foresight.gain[of : of + 1])
-        return best, all_.slots[sits_out], choice.batch_size
+    def _victim_order(self, all_: Outlook, worth: FloatArray, running: IntArray, rows: Rows) -> VictimOrder:
+        """worth: gain per token, ``[len(all_)]``. running: indices, the shortest lead first."""
+        return longest_lead_first(all_, running, self.settings.lead_s)
 
     def _plan(
         self,
         snapshot: Snapshot,
         all_: Outlook,
         foresight: Foresight,
-        pause: IntArray = NO_SLOTS,
-        batch_size: int | None = None,
+        most_urgent: int = sys.maxsize,
     ) -> Plan:
+        """most_urgent: waiting requests, at most, for which others are preempted."""
         rows, engine, queued = snapshot.rows, snapshot.engine, snapshot.waiting.size
         worth = foresight.gain[0] / all_.context_tokens
         urgent = self._urgent(all_, foresight, queued)
@@ -237,33 +190,29 @@ class Andes(Policy):
         free_blocks = engine.free_blocks - math.ceil(self.settings.headroom * engine.total_blocks)
         # No more urgent ones than a step can begin with: the others' victims would stand idle until then.
         begun = 1 + int(np.searchsorted(np.cumsum(tokens), engine.token_budget))
-        heads = min(int(urgent.sum()), begun)
-        if batch_size is not None:
-            heads = min(heads, max(batch_size - running.size + pause.size, 0))
+        head = slice(min(int(urgent.sum()), begun, most_urgent))
+        heads, victims = HeadOfLine(ranked[head], needed[head]), NO_SLOTS
         self._may_preempt = min(self._may_preempt, float(engine.max_num_seqs))
-        victims = victims_for(
-            HeadOfLine(ranked[:heads], needed[:heads]),
-            all_,
-            worth,
-            running,
-            snapshot,
-            self._rule,
-            free_blocks=free_blocks,
-            most=int(self._may_preempt),
-        )
-        self._may_preempt -= victims.size
+        if self._may_preempt >= 1.0 and not heads.fit(engine.free_slots, free_blocks):
+            victims = victims_for(
+                heads,
+                all_,
+                self._victim_order(all_, worth, running, rows),
+                snapshot,
+                max_preemptions=self.settings.max_preemptions,
+                free_blocks=free_blocks,
+                most=int(self._may_preempt),
+            )
+            self._may_preempt -= victims.size
         preempted = all_.slots[victims]
         room = free_blocks + sum(freed_blocks(map(snapshot.holding, preempted.tolist())))
         admitted = min(int(np.searchsorted(np.cumsum(needed), room, side="right")), engine.free_slots + victims.size)
-        pause = pause[~np.isin(pause, preempted)] if pause.size and victims.size else pause
-        if batch_size is not None:
-            # Who sits out keeps a slot, and is not of the batch.
-            admitted = max(min(admitted, batch_size - running.size + victims.size + pause.size), 0)
+        pause = NO_SLOTS
         if victims.size:
             stays = np.ones(all_.slots.size, np.bool_)
             stays[victims] = False
             running = running[stays[running]]
-        if self.settings.pause and not pause.size and not victims.size:
+        else:
             pause = short_of_blocks(all_, running, rows, engine)
         return Plan(
             running=service_order(snapshot, all_.slots[running]),
@@ -276,7 +225,7 @@ class Andes(Policy):
     def _urgent(self, all_: Outlook, foresight: Foresight, queued: int) -> BoolArray:
         """Of the waiting ones, whose reader is about to run dry, and can still be served well."""
         urgent: BoolArray = (
-            (all_.lead_s[:queued] < self.settings.urgent_s)
+            (all_.lead_s[:queued] < self.urgent_s)
             & (foresight.serve[0, :queued] >= URGENT_QUALITY)
             & (foresight.gain[0, :queued] >= URGENT_GAIN)
         )

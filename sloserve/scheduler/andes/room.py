@@ -15,17 +15,18 @@ PAUSING_LEAD_S = 5.0
 """Shortest lead of a request that is paused because KV blocks are short."""
 
 
-@dataclass(frozen=True, slots=True)
-class VictimRule:
-    """Which running requests may be preempted for a waiting one.
+@dataclass(frozen=True, slots=True, eq=False)
+class VictimOrder:
+    """Which running requests may be preempted for a waiting one, and in which order.
 
-    lead_s: least lead of a victim, and least difference between its lead and the waiting request's. ``None``: instead,
-    any request worth less than the waiting one, the least worth first (Andes, Algorithm 1). max_preemptions: a request
-    that was preempted so often is not a victim again.
+    places: indices in an :class:`Outlook`, the first choice first. key, head_key: ``[len(outlook)]``; a victim's key
+    exceeds the waiting request's head key by more than ``margin``.
     """
 
-    lead_s: float | None
-    max_preemptions: int
+    places: IntArray
+    key: FloatArray
+    head_key: FloatArray
+    margin: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,43 +40,47 @@ class HeadOfLine:
     places: IntArray
     blocks: IntArray
 
+    def fit(self, free_slots: int, free_blocks: int) -> bool:
+        """Whether they can be admitted as things are."""
+        return not self.places.size or (self.places.size <= free_slots and int(self.blocks.sum()) <= free_blocks)
+
+
+def longest_lead_first(all_: Outlook, running: IntArray, lead_s: float) -> VictimOrder:
+    """Preempts the requests that are furthest ahead of their readers.
+
+    Args:
+        running: indices, the shortest lead first.
+        lead_s: least lead of a victim, and least difference between its lead and the waiting request's.
+    """
+    ahead = running[all_.lead_s[running] >= lead_s]
+    return VictimOrder(ahead[::-1], all_.lead_s, np.maximum(all_.lead_s, 0.0), lead_s)
+
 
 def victims_for(
     heads: HeadOfLine,
     all_: Outlook,
-    worth: FloatArray,
-    running: IntArray,
+    order: VictimOrder,
     snapshot: Snapshot,
-    rule: VictimRule,
     *,
+    max_preemptions: int,
     free_blocks: int,
     most: int,
 ) -> IntArray:
     """Indices of at most ``most`` requests to preempt so that ``heads`` can be admitted.
 
-    worth: gain per token, ``[len(all_)]``. running: places, the shortest lead first.
+    max_preemptions: a request that was preempted so often is not a victim again.
     """
-    if not heads.places.size or most < 1:
-        return NO_SLOTS
-    rows, free_slots = snapshot.rows, snapshot.engine.free_slots
-    if heads.places.size <= free_slots and int(heads.blocks.sum()) <= free_blocks:
-        return NO_SLOTS
-    slots = all_.slots[running]
-    may = rows.preemptable[slots] & (rows.num_preemptions[slots] < rule.max_preemptions)
-    if rule.lead_s is not None:
-        key, head_key, margin = all_.lead_s, np.maximum(all_.lead_s, 0.0), rule.lead_s
-        candidates = running[may & (key[running] >= margin)][::-1][:most]
-    else:
-        key, head_key, margin = -worth, -worth, 0.0
-        candidates = running[may]
-        candidates = candidates[np.lexsort((rows.seq[all_.slots[candidates]], worth[candidates]))][:most]
+    rows = snapshot.rows
+    slots = all_.slots[order.places]
+    may = rows.preemptable[slots] & (rows.num_preemptions[slots] < max_preemptions)
+    candidates = order.places[may][:most]
     victims = select_victims(
-        map(Head, head_key[heads.places].tolist(), heads.blocks.tolist()),
-        map(Candidate, candidates.tolist(), key[candidates].tolist()),
+        map(Head, order.head_key[heads.places].tolist(), heads.blocks.tolist()),
+        map(Candidate, candidates.tolist(), order.key[candidates].tolist()),
         lambda place: snapshot.holding(int(all_.slots[place])),
-        free_slots=free_slots,
+        free_slots=snapshot.engine.free_slots,
         free_blocks=free_blocks,
-        margin=margin,
+        margin=order.margin,
     )
     return np.array(victims, np.int64) if victims else NO_SLOTS
 

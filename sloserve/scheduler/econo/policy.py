@@ -2,9 +2,8 @@
 
 vLLM admits while a block is free, and preempts when requests grow together. Here a request is admitted if, some
 standard deviations aside, the cache will hold what all are expected to hold at every later step (``forecast``). A long
-request gives its KV up where that saves those who wait more than it costs (``preemption``). If the next block is
-missing all the same, vLLM preempts whoever is served last; that it sits out with its KV instead (EconoServe's
-offload-free preemption) is an option that gains nothing.
+request gives its KV up where that saves the waiting ones more than it costs (``preemption``). If the next block is
+missing all the same, vLLM preempts the request that is served last.
 
 The order is by *stretch*: latency as a share of what was asked for. Serving first whoever has the least KV blocks x
 steps to go, times its target, makes the sum of the stretches least (Smith's rule, the KV cache being the machine). A
@@ -12,7 +11,8 @@ request without targets counts with one of ``UNHURRIED_S``, and class rank decid
 request of a less urgent class.
 
 Source: EconoServe, Sec. 2 and 3. The paper's own form, two queues, exact allocation, groups and nested hosting, is the
-policy ``econo-paper``. What differs, and what each part gains: docs/benchmarks/econo.md.
+policy ``econo-paper``; ``econo-parts`` takes single parts of this one away. What differs, and what each part gains:
+docs/benchmarks/econo.md.
 """
 
 import math
@@ -30,11 +30,9 @@ from sloserve.lso.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.lso.pace import pace_s
-from sloserve.lso.pausing import short_of_blocks
 from sloserve.scheduler.econo.preemption import TOKENS_PER_STEP, Ranked, victim_worth_preempting
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 
-ORDERS: Final = ("stretch", "fcfs")
 UNHURRIED_S: Final = 600.0
 """Target of a request that states none."""
 MOST_ADMITTED: Final = 64
@@ -44,7 +42,10 @@ _LATE: Final = 1e15
 
 
 class Econo(Policy):
-    """Admits who fits the KV cache to the end, the least KV x time x target first; preempts where that gains time."""
+    """Admits what fits the KV cache to the end, the least KV x time x target first; preempts where that gains time.
+
+    ``econo-parts`` (:mod:`sloserve.scheduler.published.econo_parts`) overrides ``_key`` and ``_room``.
+    """
 
     needs = (
         OCCUPANCY_COLUMNS
@@ -62,23 +63,19 @@ class Econo(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """order: ``stretch`` or ``fcfs``. late_last: whether requests whose target has passed come after all others.
+        """late_last: whether requests whose target has passed come after all others.
 
         sigmas: standard deviations of the foreseen occupancy kept free; 0 trusts the mean. reserve: share of KV blocks
-        kept free beside. foresee: whether to look ahead at all. pause: whether requests without a next block are paused
-        rather than preempted. preempt: whether to preempt a long request for those that wait, where that pays for
-        computing its context again. tokens_per_step: context tokens computed again in the time of a step.
+        kept free beside. preempt: whether to preempt a long request for those that wait, where that pays for computing
+        its context again. tokens_per_step: context tokens computed again in the time of a step.
         max_preemptions: a request that was preempted so often is left alone.
         length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
         length_error: relative error of the oracle's lengths.
         """
 
-        order: str = "stretch"
         late_last: bool = False
-        foresee: bool = True
         sigmas: float = 1.0
         reserve: float = 0.01
-        pause: bool = False
         preempt: bool = True
         max_preemptions: int = 2
         tokens_per_step: float = TOKENS_PER_STEP
@@ -86,8 +83,6 @@ class Econo(Policy):
         length_error: float = 0.0
 
         def __post_init__(self) -> None:
-            if self.order not in ORDERS:
-                raise ValueError(f"order: {self.order!r} is not one of {', '.join(ORDERS)}")
             check_lengths(self.length, self.length_error)
             if not 0.0 <= self.reserve <= 0.5:
                 raise ValueError(f"reserve: {self.reserve} is not within 0..0.5")
@@ -110,25 +105,12 @@ class Econo(Policy):
             return Plan.IDENTITY
         waiting, running = self._ranked(snapshot, now_s)
         stay, preempt, most = running.slots, NO_SLOTS, None
-        if self.settings.foresee and waiting.slots.size:
+        if waiting.slots.size:
             victim, fit = self._room(rows, engine, waiting, running)
             if victim is not None:
                 stay, preempt = np.delete(stay, victim), stay[victim : victim + 1]
             most = max(stay.size + fit, 1)
-        pause = NO_SLOTS
-        if self.settings.pause:
-            pause = stay[
-                short_of_blocks(
-                    rows.computed_tokens[stay],
-                    rows.prompt_tokens[stay],
-                    rows.pausable[stay],
-                    block_size=engine.block_size,
-                    free_blocks=engine.free_blocks,
-                )
-            ]
-        return Plan(
-            running=service_order(snapshot, stay), waiting=waiting.slots, preempt=preempt, pause=pause, max_running=most
-        )
+        return Plan(running=service_order(snapshot, stay), waiting=waiting.slots, preempt=preempt, max_running=most)
 
     def _ranked(self, snapshot: Snapshot, now_s: float) -> tuple[Ranked, Ranked]:
         """The waiting requests, as many as there are slots, and the running ones, each in the order of service."""
@@ -139,7 +121,7 @@ class Econo(Policy):
         target_s = _target_s(rows, slots, done + left)
         # It holds its context from now on, and what comes half of the time.
         work = (rows.prompt_tokens[slots] + done + left / 2.0) * left
-        key: FloatArray = rows.arrival_s[slots] if self.settings.order == "fcfs" else work * target_s
+        key = self._key(rows, slots, work, target_s)
         if self.settings.late_last:
             key[now_s - rows.arrival_s[slots] > target_s] += _LATE
         rank, seq = rows.class_rank[slots], rows.seq[slots]
@@ -155,6 +137,10 @@ class Econo(Policy):
             Ranked(slots[woven], lowered[waiting], work[woven], target_s[woven]),
             Ranked(slots[running], lowered[running], work[running], target_s[running]),
         )
+
+    def _key(self, rows: Rows, slots: IntArray, work: FloatArray, target_s: FloatArray) -> FloatArray:
+        """The least is served first, ``[len(slots)]``."""
+        return work * target_s
 
     def _room(self, rows: Rows, engine: EngineFacts, waiting: Ranked, running: Ranked) -> tuple[int | None, int]:
         """Index of the running request to preempt, if any, and how many of ``waiting`` then fit."""

@@ -1,4 +1,4 @@
-"""Simulated annealing: the order of service that meets most targets for the least summed latency; batches, if asked to.
+"""Simulated annealing: the order of service that meets most targets for the least summed latency.
 
 A new plan is made when a request arrived or ended; between, the order holds. What runs stays; there are no preemptions.
 Output lengths are predicted by a Gaussian per class fitted on line, as in the paper (``length=gaussian``), or otherwise
@@ -28,7 +28,7 @@ from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets
 from sloserve.lso.pace import pace_s
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
-from sloserve.scheduler.sa.times import Slots, Times, Work, batch_times, bilinear_of, slot_times
+from sloserve.scheduler.sa.times import Slots, Times, Work, bilinear_of, slot_times
 
 MOST_ANNEALED = 512
 """Waiting requests that are planned by annealing; the others follow, the shortest first."""
@@ -65,14 +65,12 @@ class SA(Policy):
 
         length_error: relative error of the oracle's lengths.
         profile: name or file of the step times; as the engine's steps have been observed if not given.
-        batches: plan in batches as the paper does, the first of which limits how many may run; else the order alone,
-        for slots that are refilled one by one. effort: moves of the annealer, in multiples of what takes 0.25 ms.
+        effort: moves of the annealer, in multiples of what takes 0.25 ms.
         """
 
         length: str = "gaussian"
         length_error: float = 0.0
         profile: ProfileName | Path | None = None
-        batches: bool = False
         effort: float = 1.0
 
         def __post_init__(self) -> None:
@@ -123,7 +121,7 @@ class SA(Policy):
         return np.concatenate((known, new[np.argsort(snapshot.rows.seq[new])]))
 
     def _annealed(self, snapshot: Snapshot, waiting: IntArray, now_s: float) -> tuple[IntArray, int | None]:
-        """The new order, and in batches how many may run."""
+        """The new order, and how many may run, if limited."""
         rows, engine, running = snapshot.rows, snapshot.engine, snapshot.running
         rest = NO_SLOTS
         if waiting.size > MOST_ANNEALED:
@@ -135,31 +133,25 @@ class SA(Policy):
         # Eq. 20, at full use of the memory: a batch holds as many as the KV cache does.
         room = int(engine.total_blocks * engine.block_size / work.mean_kv_tokens)
         max_batch = max(min(engine.max_num_seqs, room), running.size, 1)
-        if self.settings.batches:
-            times = batch_times(self._fit, work)
-            order, max_running = self._by_batches(rows, present, work, times, running.size, max_batch, now_s)
-            return np.concatenate((order, rest)), max_running
+        order, max_running = self._best_order(snapshot, present, work, max_batch, now_s)
+        return np.concatenate((order, rest)), max_running
+
+    def _best_order(
+        self, snapshot: Snapshot, present: IntArray, work: Work, max_batch: int, now_s: float
+    ) -> tuple[IntArray, int | None]:
+        """Of the waiting ones of ``present``, which begins with those that run; and how many may run, if limited.
+
+        ``sa-batches`` (:mod:`sloserve.scheduler.published.sa_batches`) plans in batches instead.
+        """
+        fixed = snapshot.running.size
         bind = present.size > max_batch
         # While slots are free they fill up: from those that run to all.
-        slots = max_batch if bind else (running.size + present.size + 1) // 2
-        times = slot_times(self._fit, work, Slots(slots, engine.token_budget, bind))
-        requests = self._requests(rows, present, work, times, now_s)
-        queue = BatchRequests(np.ascontiguousarray(requests.columns[:, running.size :]))
-        plan = anneal(queue, 1, cooling=cooling_for(waiting.size, 1, self.settings.effort), seed=self.seed)
-        return np.concatenate((waiting[plan.order], rest)), None
-
-    def _by_batches(
-        self, rows: Rows, present: IntArray, work: Work, times: Times, fixed: int, max_batch: int, now_s: float
-    ) -> tuple[IntArray, int]:
-        requests = self._requests(rows, present, work, times, now_s)
-        cooling = cooling_for(present.size, max_batch, self.settings.effort)
-        plan = anneal(requests, max_batch, fixed=fixed, cooling=cooling, seed=self.seed)
-        # Within a batch the model knows no order; prompts are computed one after another: the most urgent first.
-        batch = np.repeat(np.arange(plan.sizes.size), plan.sizes)
-        slots = present[plan.order]
-        due = rows.arrival_s[slots] + np.fmin(rows.ttft_s[slots], rows.e2e_s[slots])
-        order = plan.order[np.lexsort((rows.seq[slots], due, batch))]
-        return present[order[order >= fixed]], int(plan.sizes[0])
+        slots = max_batch if bind else (fixed + present.size + 1) // 2
+        times = slot_times(self._fit, work, Slots(slots, snapshot.engine.token_budget, bind))
+        requests = self._requests(snapshot.rows, present, work, times, now_s)
+        queue = BatchRequests(np.ascontiguousarray(requests.columns[:, fixed:]))
+        plan = anneal(queue, 1, cooling=cooling_for(present.size - fixed, 1, self.settings.effort), seed=self.seed)
+        return present[fixed + plan.order], None
 
     def _work(self, rows: Rows, slots: IntArray) -> Work:
         done = rows.output_tokens[slots]

@@ -13,6 +13,7 @@ import numpy as np
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.scheduler.andes.policy import FIRST_HORIZON_S, Andes
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
+from sloserve.scheduler.published.andes_parts import AndesParts
 from tests.snapshots import STEP_S, make_snapshot
 
 Make = Callable[..., Snapshot]
@@ -57,8 +58,12 @@ def engine(at: Snapshot, **facts: Any) -> Snapshot:
 
 
 def told(at: Snapshot, *, seed: int = 0, **settings: Any) -> Andes:
-    """One told of every arrival; output lengths are as stated, unless said otherwise."""
-    policy = Andes(Andes.Settings(**({"length": "oracle"} | settings)), seed=seed)
+    """One told of every arrival; output lengths are as stated, unless said otherwise.
+
+    It is the variant for experiments where ``settings`` has an option of it.
+    """
+    cls = Andes if settings.keys() <= Andes.Settings.__dataclass_fields__.keys() else AndesParts
+    policy = cls(cls.Settings(**({"length": "oracle"} | settings)), seed=seed)
     slots = np.concatenate((at.waiting, at.running))
     for slot in slots[np.argsort(at.rows.seq[slots])].tolist():
         policy.arrived(at.rows, slot, NOW_S)

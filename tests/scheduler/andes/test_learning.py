@@ -6,6 +6,7 @@ import numpy as np
 
 from sloserve.scheduler.andes.policy import Andes
 from sloserve.scheduler.policy import Snapshot
+from sloserve.scheduler.published.andes_parts import AndesParts
 from tests.scheduler.andes.readers import (
     NOW_S,
     URGENT,
@@ -89,7 +90,7 @@ def test_the_pace_is_that_of_the_engines_steps(snapshot: Make) -> None:
 
 def test_time_without_requests_is_no_step(snapshot: Make) -> None:
     at = snapshot([URGENT], [ahead(100.0)], max_num_seqs=1)
-    policy = Andes(Andes.Settings(length="oracle", horizon_s=8.0))
+    policy = AndesParts(AndesParts.Settings(length="oracle", horizon_s=8.0))
     one, token = np.array([at.rows.add(**new(600.0))]), np.array([1])
     policy.arrived(at.rows, int(one[0]), NOW_S - 600.0)
     policy.progressed(at.rows, one, token, NOW_S - 500.0)

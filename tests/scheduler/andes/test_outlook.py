@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from sloserve.core.qoe import digested_area, expected_area
 from sloserve.core.rows import Rows
 from sloserve.kernels.digest import DigestCurves
-from sloserve.scheduler.andes.outlook import COLUMNS, OBJECTIVES, Foresight, Outlook, reading_tds
+from sloserve.scheduler.andes.outlook import COLUMNS, Foresight, Outlook, reading_tds
 from sloserve.scheduler.policy import Snapshot
+from sloserve.scheduler.published import andes_parts
+from sloserve.scheduler.published.andes_parts import OBJECTIVES
 
 Make = Callable[..., Snapshot]
 NOW_S = 1000.0
@@ -41,12 +43,13 @@ def outlook(
 def foresee(all_: Outlook, *steps_s: float, objective: str = "mean", **more: float) -> Foresight:
     """In a horizon of 8 s, prompts at no cost, by default with ten tokens a second."""
     options = {"prefill_token_s": 0.0, "horizon_s": 8.0, "alpha": 1.0} | more
-    found = all_.foresee(
+    found = andes_parts.foresee(
+        objective,
+        options["alpha"],
+        all_,
         np.array(steps_s or (0.1,)),
         options["prefill_token_s"],
         options["horizon_s"],
-        objective=objective,
-        alpha=options["alpha"],
     )
     assert found.serve.shape == found.gain.shape == (len(steps_s or (0.1,)), all_.slots.size)
     return found

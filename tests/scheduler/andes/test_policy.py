@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.rows import State
-from sloserve.scheduler.andes.policy import Andes
 from sloserve.scheduler.policy import Plan, Snapshot
+from sloserve.scheduler.published.andes_parts import AndesParts
 from tests.scheduler.andes.readers import (
     NOW_S,
     TTFT_S,
@@ -237,12 +237,12 @@ REFUSED = [
 @pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[next(iter(one)) for one, _ in REFUSED])
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        Andes.Settings(**settings)
+        AndesParts.Settings(**settings)
 
 
 def test_settings_at_their_limits_are_accepted() -> None:
-    Andes.Settings(alpha=0.0, headroom=0.0, watermark=0.0, lead_s=0.0, urgent_s=0.0, preemption_cap=0.0)
-    Andes.Settings(alpha=1.0, headroom=0.5, watermark=1.0, max_preemptions=0, horizon_s=0.0, length_error=0.0)
+    AndesParts.Settings(alpha=0.0, headroom=0.0, watermark=0.0, lead_s=0.0, urgent_s=0.0, preemption_cap=0.0)
+    AndesParts.Settings(alpha=1.0, headroom=0.5, watermark=1.0, max_preemptions=0, horizon_s=0.0, length_error=0.0)
 
 
 # Whatever comes.

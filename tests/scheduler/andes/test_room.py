@@ -11,14 +11,21 @@ from hypothesis import strategies as st
 
 from sloserve.kernels.digest import DigestCurves
 from sloserve.scheduler.andes.outlook import Outlook
-from sloserve.scheduler.andes.room import PAUSING_LEAD_S, HeadOfLine, VictimRule, short_of_blocks, victims_for
+from sloserve.scheduler.andes.room import (
+    PAUSING_LEAD_S,
+    HeadOfLine,
+    longest_lead_first,
+    short_of_blocks,
+    victims_for,
+)
 from sloserve.scheduler.policy import Snapshot
+from sloserve.scheduler.published.andes_parts import least_worth_first
 from tests.snapshots import make_snapshot
 
 Make = Callable[..., Snapshot]
 Request = dict[str, Any]
-LONGEST_LEAD = VictimRule(lead_s=40.0, max_preemptions=1)
-LEAST_WORTH = VictimRule(lead_s=None, max_preemptions=1)
+LONGEST_LEAD, LEAST_WORTH = 40.0, None
+"""The least lead of a victim, or none: the least worth is preempted first."""
 
 
 def outlook(at: Snapshot) -> Outlook:
@@ -39,8 +46,9 @@ def by_lead(at: Snapshot, all_: Outlook) -> Any:
 
 def victims(
     at: Snapshot,
-    rule: VictimRule = LONGEST_LEAD,
+    lead_s: float | None = LONGEST_LEAD,
     *,
+    max_preemptions: int = 1,
     blocks: Sequence[int] | None = None,
     worth: Sequence[float] | None = None,
     free_slots: int = 0,
@@ -50,13 +58,19 @@ def victims(
     """Slots that give way for all that wait, 4 blocks each if not said otherwise; slots count the running first."""
     all_ = outlook(at)
     queued = at.waiting.size
+    heads = HeadOfLine(np.arange(queued), np.array([4] * queued if blocks is None else blocks, np.int64))
+    if heads.fit(free_slots, free_blocks):
+        return []
+    if lead_s is None:
+        order = least_worth_first(all_, np.array(worth, np.float64), by_lead(at, all_), at.rows)
+    else:
+        order = longest_lead_first(all_, by_lead(at, all_), lead_s)
     found = victims_for(
-        HeadOfLine(np.arange(queued), np.array([4] * queued if blocks is None else blocks, np.int64)),
+        heads,
         all_,
-        np.zeros(all_.slots.size) if worth is None else np.array(worth, np.float64),
-        by_lead(at, all_),
+        order,
         replace(at, engine=replace(at.engine, free_slots=free_slots)),
-        rule,
+        max_preemptions=max_preemptions,
         free_blocks=free_blocks,
         most=most,
     )
@@ -95,7 +109,7 @@ def test_a_victim_is_ahead_by_the_least_lead(head_s: float, lead_s: float, gives
 
 def test_without_a_least_lead_who_is_ahead_at_all_gives_way(snapshot: Make) -> None:
     at = snapshot([due(0.3)], [due(0.2), due(0.4)])
-    assert victims(at, VictimRule(lead_s=0.0, max_preemptions=1)) == [1]
+    assert victims(at, 0.0) == [1]
 
 
 @pytest.mark.parametrize(
@@ -115,8 +129,8 @@ def test_whom_nobody_may_preempt(
 ) -> None:
     at = snapshot([due(0.0)], [due(50.0), due(90.0, **more)])
     at.rows.num_preemptions[0] = 9  # so that it stays in any case
-    rule = VictimRule(lead_s, max_preemptions)
-    assert victims(at, rule, worth=[0.5, 0.1, 0.0]) == ([1] if gives_way else [])
+    found = victims(at, lead_s, worth=[0.5, 0.1, 0.0], max_preemptions=max_preemptions)
+    assert found == ([1] if gives_way else [])
 
 
 def test_those_who_may_not_are_passed_over(snapshot: Make) -> None:
@@ -167,10 +181,10 @@ def test_one_that_needs_more_victims_than_are_allowed_gets_none(snapshot: Make) 
     assert victims(at, blocks=[8], most=1) == [] and victims(at, blocks=[8], most=2) == [3, 2]
 
 
-@pytest.mark.parametrize("rule", [LONGEST_LEAD, LEAST_WORTH])
-def test_nobody_waits_or_nobody_runs(rule: VictimRule, snapshot: Make) -> None:
-    assert victims(snapshot([], [due(60.0)] * 2), rule) == []
-    assert victims(snapshot([due(0.0)]), rule) == []
+@pytest.mark.parametrize("lead_s", [LONGEST_LEAD, LEAST_WORTH])
+def test_nobody_waits_or_nobody_runs(lead_s: float | None, snapshot: Make) -> None:
+    assert victims(snapshot([], [due(60.0)] * 2), lead_s, worth=[1.0, 1.0]) == []
+    assert victims(snapshot([due(0.0)]), lead_s, worth=[1.0]) == []
 
 
 def test_the_papers_rule_preempts_who_is_worth_less_whatever_his_lead(snapshot: Make) -> None:
@@ -244,7 +258,8 @@ def test_against_the_least_sufficient_number(
 
     found = victims(
         at,
-        VictimRule(None if lead_s is None else float(lead_s), max_preemptions),
+        None if lead_s is None else float(lead_s),
+        max_preemptions=max_preemptions,
         blocks=[blocks for _, blocks in heads],
         worth=worth,
         free_slots=free_slots,

@@ -7,11 +7,14 @@ import pytest
 
 from sloserve.scheduler.econo.policy import UNHURRIED_S, Econo
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
+from sloserve.scheduler.published.econo_parts import EconoParts
 from tests.snapshots import make_snapshot
 
 
 def plan(at: Snapshot, now_s: float = 0.0, **settings: Any) -> Plan:
-    made = Econo(Econo.Settings(**{"length": "oracle"} | settings)).plan(at, now_s)
+    """By the variant for experiments where ``settings`` has an option of it."""
+    cls = Econo if settings.keys() <= Econo.Settings.__dataclass_fields__.keys() else EconoParts
+    made = cls(cls.Settings(**{"length": "oracle"} | settings)).plan(at, now_s)
     check_plan(made, at)
     return made
 
@@ -178,4 +181,4 @@ def test_lengths_are_learnt_from_those_that_end() -> None:
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        Econo.Settings(**settings)
+        EconoParts.Settings(**settings)

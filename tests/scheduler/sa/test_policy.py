@@ -12,17 +12,17 @@ from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
+from sloserve.scheduler.published.sa_batches import SABatches
 from sloserve.scheduler.sa.policy import MOST_ANNEALED, SA, cooling_for
 from sloserve.scheduler.sa.times import Slots, Work, batch_times, bilinear_of, slot_times
 
 Make = Callable[..., Snapshot]
 ORACLE = SA.Settings(length="oracle", profile="v100x2-qwen2.5-7b")
-BATCHES = SA.Settings(length="oracle", profile="v100x2-qwen2.5-7b", batches=True)
 
 
-def policy(settings: SA.Settings = ORACLE, seed: int = 0) -> SA:
+def policy(settings: SA.Settings = ORACLE, seed: int = 0, cls: type[SA] = SA) -> SA:
     """One to which something has happened, so that it plans."""
-    made = SA(settings, seed=seed)
+    made = cls(settings, seed=seed)
     made.arrived(Rows(SA.needs), 0, 0.0)
     return made
 
@@ -91,7 +91,7 @@ def test_the_same_events_and_seed_give_the_same_plan(snapshot: Make) -> None:
         job(int(n), e2e_s=float(t)) for n, t in zip(rng.integers(10, 400, 60), rng.uniform(2, 90, 60), strict=True)
     ]
     at = snapshot(waiting, max_num_seqs=4)
-    first, second = policy(BATCHES), policy(BATCHES)
+    first, second = policy(ORACLE, cls=SABatches), policy(ORACLE, cls=SABatches)
     assert order(plan(at, first)) == order(plan(at, second))
     assert plan(at, first).max_running == plan(at, second).max_running
 
@@ -110,7 +110,7 @@ def test_batches_limit_how_many_run(snapshot: Make) -> None:
     """Two in a batch take longer than a token may; one alone does not."""
     waiting = [job(200, ttft_s=60.0, tpot_s=0.0163), job(200, ttft_s=60.0, tpot_s=0.0163)]
     at = snapshot(waiting, max_num_seqs=4)
-    assert plan(at, policy(BATCHES)).max_running == 1
+    assert plan(at, policy(ORACLE, cls=SABatches)).max_running == 1
     assert plan(at, policy(ORACLE)).max_running is None
 
 
@@ -123,20 +123,20 @@ def test_batches_count_those_that_run(snapshot: Make) -> None:
         "first_token_s": 0.1,
     }
     at = snapshot([job(100), job(100)], [runs, runs], max_num_seqs=3)
-    made = plan(at, policy(BATCHES), 1.0)
+    made = plan(at, policy(ORACLE, cls=SABatches), 1.0)
     assert made.max_running == 3 and order(made) == [2, 3]
 
 
 def test_a_batch_is_no_larger_than_the_kv_cache_holds(snapshot: Make) -> None:
     at = snapshot([job(150) for _ in range(8)], max_num_seqs=8, total_blocks=30)
-    assert plan(at, policy(BATCHES)).max_running == 3
+    assert plan(at, policy(ORACLE, cls=SABatches)).max_running == 3
 
 
 def test_more_than_are_annealed(snapshot: Make) -> None:
     n = MOST_ANNEALED + 40
     at = snapshot([job(10 + i % 90, e2e_s=20.0) for i in range(n)], max_num_seqs=n)
-    for settings in (ORACLE, BATCHES):
-        found = order(plan(at, policy(settings)))
+    for cls in (SA, SABatches):
+        found = order(plan(at, policy(cls=cls)))
         assert len(set(found)) == MOST_ANNEALED
         left_out = set(range(n)) - set(found)
         assert {10 + i % 90 for i in left_out} <= set(range(90, 100))

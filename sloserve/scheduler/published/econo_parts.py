@@ -1,0 +1,67 @@
+"""Econo with single parts taken away: what its order, its look ahead and pausing contribute.
+
+Source: EconoServe, Sec. 3; pausing is its offload-free preemption. None of these options is worth setting on a server
+(docs/benchmarks/econo.md, "Parts and rivals").
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.rows import Rows
+from sloserve.lso.pausing import short_of_blocks
+from sloserve.scheduler.econo.policy import Econo
+from sloserve.scheduler.econo.preemption import Ranked
+from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
+
+ORDERS: Final = ("stretch", "fcfs")
+
+
+class EconoParts(Econo):
+    """Econo with its order, its look ahead and pausing open to change."""
+
+    needs = Econo.needs | {"pausable"}
+
+    @dataclass(frozen=True)
+    class Settings(Econo.Settings):
+        """order: ``stretch`` or ``fcfs``. foresee: whether to look ahead at all.
+
+        pause: whether requests without a next block are paused rather than preempted.
+        """
+
+        order: str = "stretch"
+        foresee: bool = True
+        pause: bool = False
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.order not in ORDERS:
+                raise ValueError(f"order: {self.order!r} is not one of {', '.join(ORDERS)}")
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        made = super().plan(snapshot, now_s)
+        if made is Plan.IDENTITY:
+            return made
+        if not self.settings.foresee:
+            made = replace(made, max_running=None)
+        return replace(made, pause=self._pause(snapshot, made)) if self.settings.pause else made
+
+    def _key(self, rows: Rows, slots: IntArray, work: FloatArray, target_s: FloatArray) -> FloatArray:
+        by_arrival: FloatArray = rows.arrival_s[slots]
+        return by_arrival if self.settings.order == "fcfs" else super()._key(rows, slots, work, target_s)
+
+    def _room(self, rows: Rows, engine: EngineFacts, waiting: Ranked, running: Ranked) -> tuple[int | None, int]:
+        return super()._room(rows, engine, waiting, running) if self.settings.foresee else (None, 0)
+
+    def _pause(self, snapshot: Snapshot, made: Plan) -> IntArray:
+        rows, stay = snapshot.rows, made.running
+        assert stay is not None
+        return stay[
+            short_of_blocks(
+                rows.computed_tokens[stay],
+                rows.prompt_tokens[stay],
+                rows.pausable[stay],
+                block_size=snapshot.engine.block_size,
+                free_blocks=snapshot.engine.free_blocks,
+            )
+        ]
