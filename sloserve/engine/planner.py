@@ -177,6 +177,10 @@ class Planner:
         """
         self.table.guard_loras(self.port.max_loras)
         step = self._planned(now_s, monotonic_s)
+        if self._cost is not None:
+            running = self.table.num_running
+            step_s = self._cost.step.seconds(running, len(self.table.slot_of) - running)
+            step = replace(step, planning_s=step.planning_s + step_s)
         return step if self._step_budget is None else self._limited(step, self._step_budget, now_s)
 
     def _planned(self, now_s: float, monotonic_s: float) -> Step:
@@ -190,9 +194,9 @@ class Planner:
         if not self.budget.allows(monotonic_s):
             plan = self.held.now(self.table.rows, monotonic_s)
             self._counters["reused_plans" if plan is not None else "stale_plans"] += 1
-            return Step(plan or Plan.IDENTITY, planning_s=self._step_s())
+            return Step(plan or Plan.IDENTITY)
         self.budget.start()
-        snapshot, shadow_s, planning_s = self._snapshot(now_s), 0.0, self._step_s()
+        snapshot, shadow_s, planning_s = self._snapshot(now_s), 0.0, 0.0
         self.aged = snapshot.turns.aged
         plan = self._checked(snapshot, now_s)
         if plan is not None and self.shadow is not None and self.shadow.is_due(monotonic_s):
@@ -221,13 +225,6 @@ class Planner:
         if step.is_fresh:
             self._on_plan(self.budget.stop(monotonic_s, others_s=step.others_s, charged_s=step.plan_s))
         return paused
-
-    def _step_s(self) -> float:
-        """What a step costs in virtual time besides a fresh plan."""
-        if self._cost is None:
-            return 0.0
-        running = self.table.num_running
-        return self._cost.step.seconds(running, len(self.table.slot_of) - running)
 
     def _limited(self, step: Step, budget: StepBudget, now_s: float) -> Step:
         """``step`` with the tokens that the requests running now can bear, whether its plan is fresh or not."""

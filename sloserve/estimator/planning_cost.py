@@ -2,8 +2,9 @@
 
 The shipped table was measured once, so that a simulation gives the same bytes on every machine. It holds thread CPU
 time of EngineCore, the thread that plans. A fresh plan costs its policy's ``plan``: rows gathered, the plan made,
-checked and carried out. Every step of a policy that plans costs ``step``: a plan carried on, and events booked. Stock,
-and fcfs, whose plan changes nothing, do not plan and pay neither. vLLM's own share of a step is not in the table; it is
+checked and carried out. Every step of a policy that plans costs ``step``: a plan carried on, and events booked; with
+the option ``step_budget=true`` it costs ``step_budget`` besides. Stock, and fcfs without that option, plan nothing and
+pay nothing. vLLM's own share of a step is not in the table; it is
 in a profile's ``engine_overhead_ms``.
 """
 
@@ -18,6 +19,8 @@ from sloserve.files.model import read_yaml_model
 
 _FILE = "planning_cost.yaml"
 _US = 1e-6
+_STEP_BUDGET = "step_budget="
+_LIMITS = tuple(_STEP_BUDGET + value for value in ("true", "1", "yes"))
 
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
@@ -39,6 +42,13 @@ class Line(_Section):
 
     def seconds(self, running: int, waiting: int) -> float:
         return (self.base_us + self.running_us * running + self.waiting_us * waiting) * _US
+
+    def plus(self, other: "Line") -> "Line":
+        return Line(
+            base_us=self.base_us + other.base_us,
+            running_us=self.running_us + other.running_us,
+            waiting_us=self.waiting_us + other.waiting_us,
+        )
 
     def times(self, factor: float) -> "Line":
         return Line(
@@ -65,6 +75,8 @@ class PlanningCosts(_Section):
     """how it was measured, and on what"""
     step: Line = FREE
     """of every step of a policy that plans, whether with a fresh plan or not"""
+    step_budget: Line = FREE
+    """of every step of a policy that limits steps, besides"""
     default: Line = FREE
     """of a fresh plan of a policy that has no row"""
     policies: Mapping[str, Line] = {}
@@ -72,8 +84,13 @@ class PlanningCosts(_Section):
 
     def of(self, policy: str) -> PlanningCost:
         """What ``policy``, written as for ``--policy``, costs."""
-        name = policy.partition(":")[0]
-        return PlanningCost(plan=self.policies.get(policy) or self.policies.get(name) or self.default, step=self.step)
+        name, *options = policy.split(":")
+        plain = ":".join([name, *(option for option in options if not option.startswith(_STEP_BUDGET))])
+        limits = any(option.lower() in _LIMITS for option in options)
+        return PlanningCost(
+            plan=self.policies.get(plain) or self.policies.get(name) or self.default,
+            step=self.step.plus(self.step_budget) if limits else self.step,
+        )
 
     def times(self, factor: float) -> "PlanningCosts":
         """The table of a machine that plans ``factor`` times as slowly; 0 charges nothing."""
@@ -81,6 +98,7 @@ class PlanningCosts(_Section):
             hardware=self.hardware,
             source=self.source,
             step=self.step.times(factor),
+            step_budget=self.step_budget.times(factor),
             default=self.default.times(factor),
             policies={policy: line.times(factor) for policy, line in self.policies.items()},
         )

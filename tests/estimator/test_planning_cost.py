@@ -11,6 +11,7 @@ TEXT = """
 hardware: one core
 source: made up
 step: {base_us: 5}
+step_budget: {base_us: 40}
 default: {base_us: 30}
 policies:
   edf: {base_us: 10, running_us: 0.5, waiting_us: 0.25}
@@ -27,6 +28,15 @@ def test_a_policy_is_looked_up_with_its_options_then_by_name() -> None:
     assert costs.of("edf").step.seconds(1, 1) == pytest.approx(5e-6)
 
 
+@pytest.mark.parametrize("value", ["true", "True", "1"])
+def test_a_step_budget_costs_every_step_something(value: str) -> None:
+    costs = read_yaml_model(PlanningCosts, "t.yaml", TEXT)
+    limited = costs.of(f"sa:batches=true:step_budget={value}")
+    assert limited.plan == costs.of("sa:batches=true").plan
+    assert limited.step.seconds(1, 1) == pytest.approx(45e-6)
+    assert costs.of("sa:step_budget=false").step == costs.of("sa").step
+
+
 def test_multiples_of_the_table() -> None:
     costs = read_yaml_model(PlanningCosts, "t.yaml", TEXT)
     assert costs.times(2.0).of("edf").plan.seconds(100, 400) == pytest.approx(320e-6)
@@ -36,7 +46,7 @@ def test_multiples_of_the_table() -> None:
 
 
 def test_a_table_with_a_negative_cost_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"t\.yaml:7:.*running_us.*-0\.5"):
+    with pytest.raises(ConfigError, match=r"t\.yaml:8:.*running_us.*-0\.5"):
         read_yaml_model(PlanningCosts, "t.yaml", TEXT.replace(" 0.5", " -0.5"))
 
 
