@@ -33,6 +33,12 @@ class StageTimes:
     paused_s: float
 
 
+def latency_of(arrival_s: float, first_token_s: float, last_token_s: float, tokens: int) -> Latency:
+    """The figures of a completed request that got ``tokens`` tokens, at least one."""
+    tpot_s = (last_token_s - first_token_s) / (tokens - 1) if tokens > 1 else 0.0
+    return Latency(ttft_s=first_token_s - arrival_s, tpot_s=tpot_s, e2e_s=last_token_s - arrival_s)
+
+
 @dataclass(frozen=True, eq=False)
 class RequestLog(FinishedRequest):
     """How one request fared.
@@ -59,9 +65,7 @@ class RequestLog(FinishedRequest):
         if self.outcome is not Outcome.COMPLETED or not self.token_times_s.size:
             return None
         first_s, last_s = float(self.token_times_s[0]), float(self.token_times_s[-1])
-        tpot_s = (last_s - first_s) / (self.token_times_s.size - 1) if self.token_times_s.size > 1 else 0.0
-        arrival_s = self.request.arrival_s
-        return Latency(ttft_s=first_s - arrival_s, tpot_s=tpot_s, e2e_s=last_s - arrival_s)
+        return latency_of(self.request.arrival_s, first_s, last_s, self.token_times_s.size)
 
     @cached_property
     def qoe(self) -> float | None:

@@ -45,11 +45,11 @@ class Stages:
         """A request came, and waits from its arrival on."""
         self._courses[request_id] = _Course(arrival_s)
 
-    def scheduled(self, output: Any, preempted: list[str], paused: Sequence[Any], start_s: float) -> None:
+    def scheduled(self, admitted: Sequence[str], preempted: list[str], paused: Sequence[Any], start_s: float) -> None:
         """A step that begins at ``start_s`` was scheduled.
 
-        preempted: ids, by vLLM and by the plan, in this step; emptied. paused: vLLM's requests that the plan passed
-        over.
+        admitted: ids. preempted: ids, by the engine and by the plan, in this step; emptied. paused: the engine's
+        requests that the plan passed over.
         """
         # One comparison of lists in C: mostly the plan, or whom it pauses, is that of the step before.
         if paused or self._paused:
@@ -60,9 +60,7 @@ class Stages:
                 self._enter(request_id, Stage.PREEMPTED, start_s)
             preempted.clear()
         # After the preemptions: what a plan preempts may come back in the same step.
-        for new in output.scheduled_new_reqs:
-            self._enter(new.req_id, Stage.RUNNING, start_s)
-        for request_id in output.scheduled_cached_reqs.resumed_req_ids:
+        for request_id in admitted:
             self._enter(request_id, Stage.RUNNING, start_s)
 
     def _repaused(self, paused: Sequence[Any], start_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What the columns of one request's row hold, read from vLLM's request and what it states."""
+"""The columns of many rows at once, read from vLLM's requests. Those of one row: :mod:`sloserve.engine.columns`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,58 +6,6 @@ import numpy as np
 from vllm.v1.request import Request
 
 from sloserve.core.arrays import IntArray
-from sloserve.core.rows import LENGTH_QUANTILES
-from sloserve.core.stated import StatedSLO
-
-_NAN = float("nan")
-_INT64 = 2**63
-
-MAX_TOKENS = 2**31
-"""What a column of tokens holds at most: beyond any model's context, and a sum of two is an int64."""
-
-
-def static_columns(request: Request, stated: StatedSLO) -> dict[str, float]:
-    """What is known when a request is queued and does not change; numbers of its client's are clamped to their column.
-
-    (The front end refuses what does not fit; but requests come by other ways too, and vLLM makes numbers of its own
-    from a client's.)
-    """
-    slo, targets = stated.slo, stated.slo.targets
-    return {
-        "arrival_s": request.arrival_time,
-        "priority": min(max(request.priority, -_INT64), _INT64 - 1),
-        "class_rank": slo.slo_class.rank,
-        "class_id": stated.class_id,
-        "ttft_s": _NAN if targets.ttft_s is None else targets.ttft_s,
-        "tpot_s": _NAN if targets.tpot_s is None else targets.tpot_s,
-        "e2e_s": _NAN if targets.e2e_s is None else targets.e2e_s,
-        "tds": _NAN if targets.tds is None else targets.tds,
-        "prompt_tokens": min(request.num_prompt_tokens, MAX_TOKENS),
-        "max_tokens": min(request.max_tokens, MAX_TOKENS),
-        "item_tokens": max((one.mm_position.length for one in request.mm_features or ()), default=0),
-        "oracle_output_tokens": -1 if stated.output_tokens is None else min(stated.output_tokens, MAX_TOKENS),
-        **(dict(zip(LENGTH_QUANTILES, stated.length, strict=True)) if stated.length is not None else {}),
-    }
-
-
-def live_columns(request: Request, stated: StatedSLO, now_s: float) -> dict[str, float]:
-    """How far a request has come, for a row that is made, or gets a column, while it is being served.
-
-    When its first token came is not known then. A request with output is taken to have kept the pace that it asks for
-    (TPOT, or 1 / TDS) up to now, so that a policy neither has to catch up for it nor sees it ahead; without a pace, its
-    tokens all came just now. What the prefix cache held is known until the first token, and 0 thereafter.
-    """
-    values: dict[str, float] = {
-        "computed_tokens": request.num_computed_tokens,
-        "in_flight_tokens": request.num_in_flight_tokens,
-        "output_tokens": request.num_output_tokens,
-        "num_preemptions": request.num_preemptions,
-        "cached_tokens": request.prefill_stats.num_cached_tokens if request.prefill_stats is not None else 0,
-    }
-    if request.num_output_tokens:
-        first_s = now_s - (stated.slo.targets.pace_s or 0.0) * (request.num_output_tokens - 1)
-        values["first_token_s"] = max(first_s, request.arrival_time)
-    return values
 
 
 def gathered(requests: Sequence[Request], columns: frozenset[str]) -> Mapping[str, IntArray]:
@@ -73,3 +21,8 @@ def gathered(requests: Sequence[Request], columns: frozenset[str]) -> Mapping[st
     if "output_tokens" in columns:
         found["output_tokens"] = np.array([r.num_output_tokens for r in requests], np.int64)
     return found
+
+
+def item_tokens(request: Request) -> int:
+    """The longest image or other multimodal item of the prompt, in tokens; 0 where it has none."""
+    return max((one.mm_position.length for one in request.mm_features or ()), default=0)

@@ -15,12 +15,13 @@ from vllm.v1.request import Request
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.served import Interruptions
-from sloserve.core.slo import ClassTable, Targets
+from sloserve.core.slo import ClassTable
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.stages import Stages
-from sloserve.estimator.length.at_admission import LEVELS
+from sloserve.engine.stated import read_stated
 from sloserve.metrics.engine_page import SCALARS, Layout, PageWriter
-from sloserve.wire.xargs import parse_slo, predicted_length, stated_output_tokens
+from sloserve.vllm_plugin.engine.port import admitted_ids
+from sloserve.wire.xargs import LENGTH_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -72,16 +73,14 @@ class Ledger:
     def _read(self, request: Request) -> StatedSLO:
         extra_args = request.sampling_params.extra_args if request.sampling_params is not None else None
         try:
-            slo, output_tokens = parse_slo(extra_args, self._classes), stated_output_tokens(extra_args)
+            return read_stated(extra_args, self._classes)
         except InvalidRequest as error:
             # The engine cannot answer 400 any more; the front end has refused such a request before it came here.
             self._counters["malformed_slo"] += 1
             if self._counters["malformed_slo"] == 1:
                 logger.warning("request %s is served without its SLO: %s", request.request_id, error)
-            slo, output_tokens = self._classes.slo(None, Targets()), None
-        return StatedSLO(
-            slo, self._class_id[slo.slo_class.name], output_tokens, predicted_length(extra_args, LEVELS.size)
-        )
+            length = {LENGTH_KEY: extra_args[LENGTH_KEY]} if extra_args and LENGTH_KEY in extra_args else None
+            return read_stated(length, self._classes)
 
     def preempted(self, request: Request) -> None:
         self._preempted.add(request.request_id)
@@ -91,7 +90,7 @@ class Ledger:
     def stepped(self, scheduler: Any, output: Any, paused: Sequence[Request], now_s: float) -> None:
         """Books one step: whom it admitted, and how things stand after it."""
         values = self._values
-        self._stages.scheduled(output, self._just_preempted, paused, now_s)
+        self._stages.scheduled(admitted_ids(output), self._just_preempted, paused, now_s)
         for new in output.scheduled_new_reqs:
             class_id = self._waiting.pop(new.req_id, None)
             if class_id is not None:

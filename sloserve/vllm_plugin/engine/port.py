@@ -9,12 +9,23 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.clock import Clock
 from sloserve.core.rows import State
 from sloserve.core.stated import StatedSLO
+from sloserve.engine.columns import live_columns, static_columns
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.table import RequestTable
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import apply, compat
-from sloserve.vllm_plugin.engine.columns import gathered, live_columns, static_columns
+from sloserve.vllm_plugin.engine.columns import gathered, item_tokens
+
+
+def admitted_ids(output: Any) -> Sequence[str]:
+    """Ids of the requests that a step admitted, in order of admission. output: a ``SchedulerOutput``."""
+    ids = [new.req_id for new in output.scheduled_new_reqs]
+    resumed = output.scheduled_cached_reqs.resumed_req_ids
+    if resumed:
+        members = resumed.union(ids)
+        ids = [i for i in output.num_scheduled_tokens if i in members]
+    return ids
 
 
 class VllmReader:
@@ -37,22 +48,16 @@ class VllmReader:
         return None if request.prefill_stats is None else int(request.prefill_stats.num_cached_tokens)
 
     def static_columns(self, request: Request, stated: StatedSLO) -> dict[str, float]:
-        return static_columns(request, stated)
+        return {**static_columns(request, stated), "item_tokens": item_tokens(request)}
 
     def live_columns(self, request: Request, stated: StatedSLO, now_s: float) -> dict[str, float]:
-        return live_columns(request, stated, now_s)
+        return live_columns(request, stated, self.cached_tokens(request), now_s)
 
     def gather(self, requests: Sequence[Request], columns: frozenset[str]) -> Mapping[str, IntArray]:
         return gathered(requests, columns)
 
     def admitted_ids(self, output: Any) -> Sequence[str]:
-        """output: a ``SchedulerOutput``."""
-        ids = [new.req_id for new in output.scheduled_new_reqs]
-        resumed = output.scheduled_cached_reqs.resumed_req_ids
-        if resumed:
-            members = resumed.union(ids)
-            ids = [i for i in output.num_scheduled_tokens if i in members]
-        return ids
+        return admitted_ids(output)
 
     def new_tokens(self, outputs: Mapping[int, Any]) -> tuple[Sequence[str], Sequence[int]]:
         """outputs: ``EngineCoreOutputs`` by client."""

@@ -36,6 +36,7 @@ from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.settings import KEY, plugin_settings
 from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine.port import admitted_ids
 from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
@@ -234,7 +235,7 @@ class VirtualEngine:
         self._schedule_s.append(time.perf_counter() - began)
         planning_s = getattr(scheduler, "slo_planning_s", 0.0)
         start_s = max(now_s + planning_s, worker_free_s)
-        self._stages.scheduled(output, self._preempted, getattr(scheduler, "slo_paused", ()), start_s)
+        self._stages.scheduled(admitted_ids(output), self._preempted, getattr(scheduler, "slo_paused", ()), start_s)
         if self.on_step is not None:
             self.on_step(output)
         if not output.total_num_scheduled_tokens:
@@ -313,7 +314,7 @@ class VirtualEngine:
         predicted = self._front_end.predicted(item.request_id)
         stages = self._stages.ended(item.request_id, live.token_times_s[-1]) if outcome is Outcome.COMPLETED else None
         log = RequestLog(item, outcome, times_s, num_preemptions, live.recomputed, predicted, stages)
-        self._front_end.ended(log, self._clock.now_s())
+        self._front_end.ended(item.request_id, log.latency, times_s.size, self._clock.now_s())
         self._done[item.request_id] = log
         del self._live[item.request_id]
 

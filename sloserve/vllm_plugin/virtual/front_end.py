@@ -7,9 +7,9 @@ before it ends. Every reply is streamed, so every first token is seen.
 from sloserve.admission.admission import Admission, Ticket
 from sloserve.admission.prediction import NewRequest
 from sloserve.core.errors import Rejected
+from sloserve.core.finished import Latency
 from sloserve.core.predicted import Predicted
 from sloserve.core.request import WorkloadRequest
-from sloserve.core.runlog import RequestLog
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
@@ -78,13 +78,12 @@ class VirtualFrontEnd:
         if self._admission is not None:
             self._tickets[request_id].started(now_s)
 
-    def ended(self, log: RequestLog, now_s: float) -> None:
-        """A request that came in is over."""
-        request_id = log.request.request_id
+    def ended(self, request_id: str, latency: Latency | None, tokens: int, now_s: float) -> None:
+        """A request that came in is over. latency: ``None`` if it was not completed. tokens: of its output."""
         self._queued_tokens_sum -= self._queued_tokens.pop(request_id, 0)
         self._in_flight -= 1
         if self._admission is not None:
-            self._tickets.pop(request_id).ended(log.latency, log.token_times_s.size, now_s)
+            self._tickets.pop(request_id).ended(latency, tokens, now_s)
 
     def _at_cap(self) -> bool:
         """vLLM's rules: a request more than the cap, or as many tokens as the cap before this one's."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import astuple
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,12 +32,8 @@ class Engine:
             self.stages.arrived(name, 1.0)
 
     def step(self, start_s: float, new: str = "", resumed: str = "", preempted: str = "", paused: str = "") -> None:
-        output = SimpleNamespace(
-            scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
-            scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
-        )
         gone = list(preempted)
-        self.stages.scheduled(output, gone, [self.requests[name] for name in paused], start_s)
+        self.stages.scheduled([*new, *resumed], gone, [self.requests[name] for name in paused], start_s)
         assert gone == []
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sloserve.admission.admission import Admission
+from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
@@ -16,8 +17,6 @@ RequestOf = Callable[..., Any]
 
 
 def test_vllm_counts_tokens_until_the_first_and_requests_until_the_last(request_of: RequestOf) -> None:
-    from sloserve.core.runlog import RequestLog
-
     tokens = VirtualFrontEnd(EngineSettings(200, max_model_len=256, max_num_queued_tokens=30), None)
     a, b, c = (request_of(name, prompt_tokens=20) for name in "abc")
     assert tokens.takes(a, 0.0) and tokens.takes(b, 0.0)  # vLLM compares what is queued before
@@ -28,7 +27,7 @@ def test_vllm_counts_tokens_until_the_first_and_requests_until_the_last(request_
     assert reqs.takes(a, 0.0) and not reqs.takes(b, 0.0)
     reqs.started("a", 0.1)
     assert not reqs.takes(b, 0.1)
-    reqs.ended(RequestLog(a, Outcome.COMPLETED, np.array([0.1])), 0.2)
+    reqs.ended("a", Latency(0.1, 0.0, 0.1), 1, 0.2)
     assert reqs.takes(b, 0.2)
 
 

@@ -1,0 +1,71 @@
+"""What the columns of one request's row hold, from the engine's request and what it states."""
+
+from typing import Protocol
+
+from sloserve.core.rows import LENGTH_QUANTILES
+from sloserve.core.stated import StatedSLO
+from sloserve.engine.port import EngineRequest
+
+_NAN = float("nan")
+_INT64 = 2**63
+
+MAX_TOKENS = 2**31
+"""What a column of tokens holds at most: beyond any model's context, and a sum of two is an int64."""
+
+
+class QueuedRequest(EngineRequest, Protocol):
+    """What else is read of a request when it is queued, in vLLM's words. arrival_time: seconds since the epoch."""
+
+    @property
+    def arrival_time(self) -> float: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+
+
+def static_columns(request: QueuedRequest, stated: StatedSLO) -> dict[str, float]:
+    """What is known when a request is queued and does not change; numbers of its client's are clamped to their column.
+
+    (The front end refuses what does not fit; but requests come by other ways too, and vLLM makes numbers of its own
+    from a client's.)
+    """
+    slo, targets = stated.slo, stated.slo.targets
+    return {
+        "arrival_s": request.arrival_time,
+        "priority": min(max(request.priority, -_INT64), _INT64 - 1),
+        "class_rank": slo.slo_class.rank,
+        "class_id": stated.class_id,
+        "ttft_s": _NAN if targets.ttft_s is None else targets.ttft_s,
+        "tpot_s": _NAN if targets.tpot_s is None else targets.tpot_s,
+        "e2e_s": _NAN if targets.e2e_s is None else targets.e2e_s,
+        "tds": _NAN if targets.tds is None else targets.tds,
+        "prompt_tokens": min(request.num_prompt_tokens, MAX_TOKENS),
+        "max_tokens": min(request.max_tokens, MAX_TOKENS),
+        "oracle_output_tokens": -1 if stated.output_tokens is None else min(stated.output_tokens, MAX_TOKENS),
+        **(dict(zip(LENGTH_QUANTILES, stated.length, strict=True)) if stated.length is not None else {}),
+    }
+
+
+def live_columns(
+    request: QueuedRequest, stated: StatedSLO, cached_tokens: int | None, now_s: float
+) -> dict[str, float]:
+    """How far a request has come, for a row that is made, or gets a column, while it is being served.
+
+    When its first token came is not known then. A request with output is taken to have kept the pace that it asks for
+    (TPOT, or 1 / TDS) up to now, so that a policy neither has to catch up for it nor sees it ahead; without a pace, its
+    tokens all came just now. What the prefix cache held is known until the first token, and 0 thereafter.
+    """
+    values: dict[str, float] = {
+        "computed_tokens": request.num_computed_tokens,
+        "in_flight_tokens": request.num_in_flight_tokens,
+        "output_tokens": request.num_output_tokens,
+        "num_preemptions": request.num_preemptions,
+        "cached_tokens": cached_tokens or 0,
+    }
+    if request.num_output_tokens:
+        first_s = now_s - (stated.slo.targets.pace_s or 0.0) * (request.num_output_tokens - 1)
+        values["first_token_s"] = max(first_s, request.arrival_time)
+    return values
