@@ -99,11 +99,18 @@ def simulate(
             "policy is tuned on the earlier half of the window and judged on the later, with and without."
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="vllm: vLLM's real scheduler. model: a model of it on arrays, for sweeps, many times as fast. It "
+            "needs no vLLM. Default: vllm."
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes to run in; results do not depend on it.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for records, logs and plots.")] = Path("out"),
     token_log: Annotated[bool, typer.Option("--token-log", help="Also write tokens.csv.gz.")] = False,
 ) -> None:
-    """Replay a workload through vLLM's real scheduler in virtual time, under several policies.
+    """Replay a workload through vLLM's real scheduler, or a model of it, in virtual time, under several policies.
 
     Stock (vLLM's AsyncScheduler) and every policy see the same requests and run through the same loop. Without --rps,
     --rate-scale or --load a trace is replayed at its recorded rate, and a named workload at 0.7, 1, 1.5 and 2 times
@@ -111,7 +118,8 @@ def simulate(
     """
     from sloserve.vllm_plugin.versions import require_vllm
 
-    require_vllm()
+    if engine != "model":
+        require_vllm()
 
     from sloserve.sim.experiments import experiment_flags
     from sloserve.sim.simulate import build_experiment
@@ -139,6 +147,7 @@ def simulate(
         "plan_cost": plan_cost,
         "step_noise": step_noise,
         "length_model": length_model,
+        "engine": engine,
     }
     given = {name: value for name, value in flags.items() if value is not None}
     row = experiment_flags(experiment) if experiment is not None else {}

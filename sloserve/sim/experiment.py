@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,11 +26,15 @@ from sloserve.estimator.step_time.profile import Profile
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.settings import PluginSettings
 from sloserve.sim.admissions import make_front, parse_admission
+from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.run_name import RunName
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 from sloserve.workloads.registry import Workload
 from sloserve.workloads.slo_assignment import SLOAssignment
 from sloserve.workloads.window import WHOLE, Window
+
+if TYPE_CHECKING:
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
 STOCK = "stock"
 """vLLM's AsyncScheduler; every other name is a policy's."""
@@ -39,6 +43,9 @@ DEFAULT_LOADS = (0.7, 1.0, 1.5, 2.0)
 SHIPPED = PluginSettings()
 """What a server does unless it is told otherwise, and so what runs do."""
 PLAN_SHARE = SHIPPED.plan_share
+VLLM, MODEL = "vllm", "model"
+ENGINE_KINDS = (VLLM, MODEL)
+"""vLLM's real scheduler, and the model of it in :mod:`sloserve.sim.model`."""
 _RUSH = 1e-6
 """Arrivals are compressed by this to offer everything at once."""
 
@@ -51,7 +58,8 @@ class Experiment:
     One of the three is given. policies: names of runs, see ``run_name``. slos: replaces the workload's own SLOs.
     window: the part of the workload that seeds draw from. aged_share: of the ageing guard, 0 turns it off.
     plan_cost: what planning costs, in multiples of the measured table; 0 charges nothing. step_noise: coefficient of
-    variation of step times, see ``StepNoise``. length_model: as in the server's settings.
+    variation of step times, see ``StepNoise``. length_model: as in the server's settings. engine_kind: whose scheduler
+    decides, one of ``ENGINE_KINDS``.
     """
 
     workload: Workload
@@ -69,6 +77,7 @@ class Experiment:
     plan_cost: float = 1.0
     step_noise: float = 0.0
     length_model: str | None = None
+    engine_kind: str = VLLM
 
     def __post_init__(self) -> None:
         if sum(axis is not None for axis in (self.loads, self.rps, self.rate_scale)) != 1:
@@ -82,6 +91,8 @@ class Experiment:
         if not 0.0 <= self.plan_cost < float("inf"):
             raise ConfigError(f"--plan-cost: {self.plan_cost} is not a number from 0")
         StepNoise(0, self.step_noise)
+        if self.engine_kind not in ENGINE_KINDS:
+            raise ConfigError(f"--engine: {self.engine_kind!r} is not one of {', '.join(ENGINE_KINDS)}")
         if not self.seeds:
             raise ConfigError("seeds: give at least one")
         if len(set(self.policies)) != len(self.policies):
@@ -232,6 +243,7 @@ class _Task:
     class_names: tuple[str, ...]
     plan_cost: float
     noise: StepNoise
+    engine_kind: str
 
 
 def _task(experiment: Experiment, policy: str, point: Point) -> _Task:
@@ -253,16 +265,33 @@ def _task(experiment: Experiment, policy: str, point: Point) -> _Task:
     engine = run.engine_settings(experiment.engine)
     noise = StepNoise(point.seed, experiment.step_noise)
     names = slos.table.names
-    return _Task(requests, engine, experiment.profile, config, run.admission, names, experiment.plan_cost, noise)
+    return _Task(
+        requests,
+        engine,
+        experiment.profile,
+        config,
+        run.admission,
+        names,
+        experiment.plan_cost,
+        noise,
+        experiment.engine_kind,
+    )
 
 
 def _serve(task: _Task, on_progress: Callable[[int], None] | None = None) -> RunLog:
     """One run in virtual time."""
-    logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
-    from sloserve.vllm_plugin.virtual.engine import VirtualEngine  # takes seconds to import: only where runs happen
-
     # Without a limit it predicts all the same, so that promises can be judged; the requests see nothing of it.
     front = make_front(task.admission, task.class_names)
     costs = planning_costs().times(task.plan_cost)
-    engine = VirtualEngine(task.engine, task.profile, task.config, front, planning_costs=costs, noise=task.noise)
+    make_engine = _engine_class(task.engine_kind)
+    engine = make_engine(task.engine, task.profile, task.config, front, planning_costs=costs, noise=task.noise)
     return engine.run(task.requests, on_progress)
+
+
+def _engine_class(kind: str) -> "type[VirtualEngine | ModelEngine]":
+    if kind == MODEL:
+        return ModelEngine
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine  # takes seconds to import: only where runs happen
+
+    return VirtualEngine

@@ -19,7 +19,8 @@ from sloserve.report.runs_csv import RUNS_CSV, write_runs
 from sloserve.report.summary import LatencySample, admission_record, latencies, summarize
 from sloserve.report.tables import capacity_table, summary_table
 from sloserve.sim.admissions import NONE
-from sloserve.sim.experiment import DEFAULT_LOADS, SHIPPED, STOCK, Experiment, Point, run_experiment
+from sloserve.sim.experiment import DEFAULT_LOADS, MODEL, SHIPPED, STOCK, VLLM, Experiment, Point, run_experiment
+from sloserve.sim.model import MODELLED_VLLM
 from sloserve.sim.run_name import RunName, run_names
 from sloserve.sim.tuning import Axes, Tuned, tuned_halves
 from sloserve.vllm_plugin.versions import installed_vllm
@@ -31,6 +32,7 @@ from sloserve.workloads.registry import workload as named_workload
 from sloserve.workloads.window import WHOLE, parse_window
 
 RESULT_JSON = "result.json"
+_SCHEDULERS = {VLLM: "vLLM's scheduler", MODEL: "engine model"}
 MIN_TABLE_WIDTH = 110
 """Narrower, the table would lose columns; a terminal then wraps its lines instead."""
 
@@ -121,6 +123,7 @@ def build_experiment(
     plan_cost: float = 1.0,
     step_noise: float = 0.0,
     length_model: Path | None = None,
+    engine: str = VLLM,
 ) -> Experiment:
     """The experiment that the command line's flags describe; each as ``sloserve simulate --help`` says.
 
@@ -172,6 +175,7 @@ def build_experiment(
         plan_cost=plan_cost,
         step_noise=step_noise,
         length_model=None if length_model is None else str(length_model),
+        engine_kind=engine,
     )
 
 
@@ -203,7 +207,7 @@ def _title(experiment: Experiment) -> str:
     return (
         f"{experiment.workload.name} on {experiment.profile.name}, {len(experiment.seeds)} seeds of "
         f"{experiment.max_requests} requests, {engine.kv_blocks} KV blocks of {engine.block_size}, "
-        f"max_num_seqs {engine.max_num_seqs}, {ageing}"
+        f"max_num_seqs {engine.max_num_seqs}, {ageing}, {_SCHEDULERS[experiment.engine_kind]}"
     )
 
 
@@ -221,7 +225,7 @@ def _write(
     write_result(
         out_dir / RESULT_JSON,
         runs,
-        vllm_version=str(installed_vllm()),
+        vllm_version=str(installed_vllm()) if experiment.engine_kind == VLLM else MODELLED_VLLM,
         profile=experiment.profile.name,
         workload={
             "name": experiment.workload.name,
@@ -231,6 +235,7 @@ def _write(
             "requests": experiment.max_requests,
         },
         settings={
+            "engine": experiment.engine_kind,
             "kv_blocks": engine.kv_blocks,
             "block_size": engine.block_size,
             "max_num_seqs": engine.max_num_seqs,

@@ -28,7 +28,8 @@ def test_no_contract_lists_an_exception() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "module", ["sloserve.cli", "sloserve.config", "sloserve.vllm_plugin", "sloserve.scheduler.edf"]
+    "module",
+    ["sloserve.cli", "sloserve.config", "sloserve.vllm_plugin", "sloserve.scheduler.edf", "sloserve.sim.model.engine"],
 )
 def test_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([m for m in ('vllm', 'torch', 'matplotlib', 'scipy') if m in sys.modules])"

@@ -1,0 +1,126 @@
+"""The model engine's scheduler with a policy on top: what SLOScheduler is to AsyncScheduler.
+
+The same planner decides, and is told of the same events in the same order. What fails, fails the run: nobody is served
+here whom it could harm.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from sloserve.core.arrays import IntArray
+from sloserve.core.clock import Clock
+from sloserve.core.stated import StatedSLO
+from sloserve.engine.planner import Planner
+from sloserve.engine.step_clock import StepClock
+from sloserve.estimator.planning_cost import PlanningCosts
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.scheduler.registry import make_policy, policy_text
+from sloserve.settings import PluginSettings
+from sloserve.sim.model.port import ModelPort
+from sloserve.sim.model.requests import ModelRequest
+from sloserve.sim.model.scheduler import NOBODY, Batch, ModelScheduler
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+
+
+class PlannedScheduler(ModelScheduler):
+    """See :class:`~sloserve.sim.model.scheduler.ModelScheduler`.
+
+    slo_paused: whom the plan of the last step paused. slo_planning_s: what planning for it costs in virtual time.
+    slo_counters: as SLOScheduler's. plan_costs_s: measured.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, plugin: PluginSettings, clock: Clock, planning_costs: PlanningCosts
+    ) -> None:
+        super().__init__(settings)
+        self._clock = clock
+        self._steps = StepClock(None if plugin.profile is None else load_profile(plugin.profile))
+        self._port = ModelPort(self, self._steps, clock)
+        self.slo_counters: Counter[str] = Counter()
+        self.slo_paused: Sequence[ModelRequest] = ()
+        self.slo_planning_s = 0.0
+        self.plan_costs_s: list[float] = []
+        policy = make_policy(plugin.policy, plugin.policy_options, seed=plugin.seed)
+        self.planner: Planner | None = None
+        if policy.reads:
+            self.planner = Planner(
+                self._port,
+                policy,
+                None,
+                plugin,
+                self.slo_counters,
+                self.plan_costs_s.append,
+                may_pause=True,
+                cost=planning_costs.of(policy_text(plugin.policy, plugin.policy_options)),
+            )
+
+    def state(self, request: ModelRequest, stated: StatedSLO) -> None:
+        """Says what a request asks for, right after it was added."""
+        if self.planner is not None:
+            self._port.requests[request.request_id] = request
+            self.planner.arrived(request, stated, self._clock.now_s())
+
+    def preempt(self, index: int) -> None:
+        super().preempt(index)
+        if self.planner is not None:
+            self.planner.preempted(self.requests.handles[index])
+
+    def _end(self, index: int) -> None:
+        if self.planner is not None:
+            request = self.requests.handles[index]
+            self.planner.finished(request, self._clock.now_s())
+            del self._port.requests[request.request_id]
+        super()._end(index)
+
+    def update(self, batch: Batch) -> tuple[IntArray, list[int]]:
+        sampled, ended = super().update(batch)
+        if self.planner is not None:
+            self._steps.output(self._clock.monotonic_s())
+            self.planner.progressed(sampled, self._clock.now_s())
+        return sampled, ended
+
+    def schedule(self) -> Batch:
+        planner = self.planner
+        if planner is None:
+            return super().schedule()
+        now_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
+        own = self.limits
+        self.slo_paused, self.slo_planning_s = (), 0.0
+        if planner.table.slot_of:
+            step = planner.next_step(now_s, monotonic_s)
+            self.slo_planning_s = step.planning_s
+            for request in step.preempt:
+                index = request.index  # type: ignore[attr-defined]
+                self.running = self.running[self.running != index]
+                self.preempt(index)
+            if step.preempt:
+                self.slo_counters["evictions"] += len(step.preempt)
+            self.slo_paused = planner.apply_plan(step, own, monotonic_s)  # type: ignore[assignment]
+        batch = super().schedule()
+        self.limits, self.paused = own, NOBODY
+        planner.admitted(batch, monotonic_s)
+        self._steps.scheduled(self._load_seen(batch), monotonic_s)
+        return batch
+
+    def _load_seen(self, batch: Batch) -> StepLoad:
+        """The load as the step clock of SLOScheduler sees it: whoever is not new and has one token decodes."""
+        admitted = len(batch.admitted)
+        decodes = batch.tokens == 1
+        if admitted:
+            counts = self.requests
+            decodes[-admitted:] &= counts.preemptions[batch.requests[-admitted:]] > 0
+        num_decodes = int(np.count_nonzero(decodes))
+        context = int(np.add.reduce(batch.computed, where=decodes)) + num_decodes
+        if num_decodes == batch.requests.size:
+            return StepLoad(decode_seqs=num_decodes, decode_context_tokens=context)
+        chunks, prefixes = batch.tokens[~decodes], batch.computed[~decodes]
+        return StepLoad(
+            prefill_tokens=int(chunks.sum()),
+            num_prefills=chunks.size,
+            decode_seqs=num_decodes,
+            decode_context_tokens=context,
+            prefill_attention_tokens2=int((chunks * (chunks + 2 * prefixes)).sum()),
+        )

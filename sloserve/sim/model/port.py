@@ -1,0 +1,148 @@
+"""The model engine behind the engine port: planner, table and guards read and order its arrays."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sloserve.core.arrays import IntArray
+from sloserve.core.clock import Clock
+from sloserve.core.rows import State
+from sloserve.core.stated import StatedSLO
+from sloserve.engine.columns import live_columns, static_columns
+from sloserve.engine.step_clock import StepClock
+from sloserve.engine.table import RequestTable
+from sloserve.lso.preemption import Holding
+from sloserve.scheduler.policy import EngineFacts, Plan
+from sloserve.sim.model.requests import RUNNING, ModelRequest
+from sloserve.sim.model.scheduler import Batch, Limits, ModelScheduler
+
+_READ = {"computed_tokens": "computed", "in_flight_tokens": "in_flight"}
+"""Columns of rows by the name of the count that they are."""
+
+
+class ModelPort:
+    """See :class:`~sloserve.engine.port.EnginePort`. Every request has a row: there are none but text requests here."""
+
+    def __init__(self, scheduler: ModelScheduler, steps: StepClock, clock: Clock) -> None:
+        self._scheduler = scheduler
+        self._steps, self._clock = steps, clock
+        self._counts = scheduler.requests
+        self.requests: dict[str, ModelRequest] = {}
+        self.max_loras = None
+
+    @property
+    def running(self) -> Sequence[ModelRequest]:
+        handles = self._counts.handles
+        return [handles[index] for index in self._scheduler.running.tolist()]
+
+    @property
+    def waiting(self) -> Iterable[ModelRequest]:
+        handles = self._counts.handles
+        return [handles[index] for index in self._scheduler.waiting.tolist()]
+
+    # Reading.
+
+    def is_plannable(self, request: ModelRequest) -> bool:
+        return True
+
+    def is_blocked(self, request: ModelRequest) -> bool:
+        return False
+
+    def state_of(self, request: ModelRequest) -> State:
+        return State(int(self._counts.state[request.index]))
+
+    def lora_id(self, request: ModelRequest) -> int | None:
+        return None
+
+    def cached_tokens(self, request: ModelRequest) -> int | None:
+        return int(self._counts.found[request.index])
+
+    def static_columns(self, request: ModelRequest, stated: StatedSLO) -> dict[str, float]:
+        return static_columns(request, stated)
+
+    def live_columns(self, request: ModelRequest, stated: StatedSLO, now_s: float) -> dict[str, float]:
+        return live_columns(request, stated, self.cached_tokens(request), now_s)
+
+    def gather(self, requests: Sequence[ModelRequest], columns: frozenset[str]) -> Mapping[str, IntArray]:
+        members = np.array([request.index for request in requests], np.int64)
+        counts = self._counts
+        found = {name: getattr(counts, _READ[name])[members] for name in columns & _READ.keys()}
+        if "output_tokens" in columns:
+            found["output_tokens"] = counts.tokens[members] - counts.prompt[members]
+        return found
+
+    def admitted_ids(self, output: Batch) -> Sequence[str]:
+        handles = self._counts.handles
+        return [handles[index].request_id for index in output.admitted]
+
+    def new_tokens(self, outputs: IntArray) -> tuple[Sequence[str], Sequence[int]]:
+        """outputs: indices of the requests that got a token."""
+        handles = self._counts.handles
+        return [handles[index].request_id for index in outputs.tolist()], [1] * outputs.size
+
+    def facts(self, num_running: int, others: Iterable[ModelRequest]) -> EngineFacts:
+        scheduler = self._scheduler
+        taken = int(scheduler.running.size)
+        return EngineFacts(
+            free_blocks=scheduler.kv.free,
+            total_blocks=scheduler.settings.kv_blocks + 1,  # vLLM counts the one that it keeps for itself
+            block_size=scheduler.settings.block_size,
+            max_num_seqs=max(scheduler.limits.running - (taken - num_running), 1),
+            token_budget=scheduler.limits.tokens,
+            free_slots=max(scheduler.limits.running - taken, 0),
+            step_latency=self._steps.latency,
+            busy_s=self._steps.busy_s(self._clock.monotonic_s()),
+        )
+
+    def holding(self, request: ModelRequest) -> Holding:
+        return self._scheduler.kv.holding(request.index)
+
+    # Plans.
+
+    def running_requests(self, slots: IntArray, table: RequestTable) -> list[Any]:
+        found = table.requests_in(slots)
+        for request in found:
+            if self._counts.state[request.index] != RUNNING:
+                raise RuntimeError(f"{request.request_id} is to be preempted or paused, but does not run")
+        return found
+
+    def apply_plan(self, plan: Plan, table: RequestTable, limits: Limits) -> list[Any]:
+        """limits: the engine's own; the caller puts them back after the step, and lifts the pauses."""
+        scheduler = self._scheduler
+        paused = self.running_requests(plan.pause, table)
+        running = self._in_front(scheduler.running, plan.running, table)
+        waiting = self._in_front(scheduler.waiting, plan.waiting, table)
+        # At each step, since requests that are admitted come last, where victims are taken from.
+        running = self._in_front(running, table.protected_running(), table)
+        scheduler.running, scheduler.waiting = running, waiting
+        scheduler.limits = self._narrowed(limits, plan, table.num_running)
+        scheduler.paused = np.array([request.index for request in paused], np.int64)
+        return paused
+
+    def _narrowed(self, limits: Limits, plan: Plan, num_running: int) -> Limits:
+        running, tokens, chunk = limits.running, limits.tokens, limits.chunk
+        taken = int(self._scheduler.running.size)
+        if plan.max_running is not None:
+            running = min(running, max(int(plan.max_running) + taken - num_running, taken))
+        if plan.token_budget is not None:
+            tokens = min(tokens, int(plan.token_budget))
+        if plan.prefill_chunk_tokens is not None:
+            planned = int(plan.prefill_chunk_tokens)
+            chunk = min(chunk, planned) if chunk > 0 else planned
+        return Limits(running, tokens, chunk)
+
+    def _in_front(self, present: IntArray, named: IntArray | None, table: RequestTable) -> IntArray:
+        """A queue with the named requests first, then the others in their present order; those not in it left out."""
+        if named is None or not named.size:
+            return present
+        marked = self._counts.marked
+        wanted = np.array([request.index for request in table.requests_in(named)], np.int64)
+        if np.array_equal(wanted, present[: wanted.size]):
+            return present
+        marked[present] = True
+        wanted = wanted[marked[wanted]]
+        marked[wanted] = False
+        rest = present[marked[present]]
+        marked[present] = False
+        return np.concatenate((wanted, rest))

@@ -1,0 +1,103 @@
+"""The requests of a model engine: counts as vLLM's Request has them, one array each."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.core.arrays import BoolArray, IntArray, grown
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.rows import State
+
+FREE, WAITING, PREEMPTED, RUNNING = (int(s) for s in (State.FREE, State.WAITING, State.PREEMPTED, State.RUNNING))
+
+_COUNTS = (
+    "prompt", "last", "tokens", "left", "computed", "in_flight", "placeholders", "stale", "found",
+    "blocks", "cached", "preemptions", "prefilled", "recomputed",
+)  # fmt: skip
+
+
+class Requests:
+    """One entry per request, by its index; an index is never used again. Counts are in tokens unless they say else.
+
+    prompt: of the prompt. last: of prompt and output at most. tokens: of prompt and output so far. left: output tokens
+    up to the one that is EOS. computed: with KV, those in flight included. in_flight: scheduled, result not yet seen.
+    placeholders: of output that is in flight. stale: in flight since before a preemption. found: in the prefix cache at
+    the first admission. prefilled: whose KV existed once. recomputed: whose KV was computed again.
+
+    blocks: KV blocks held. cached: how many of them the prefix cache knows. preemptions: how often it was preempted.
+    state: a :class:`~sloserve.core.rows.State`; FREE once it has ended.
+    """
+
+    prompt: IntArray
+    last: IntArray
+    tokens: IntArray
+    left: IntArray
+    computed: IntArray
+    in_flight: IntArray
+    placeholders: IntArray
+    stale: IntArray
+    found: IntArray
+    blocks: IntArray
+    cached: IntArray
+    preemptions: IntArray
+    prefilled: IntArray
+    recomputed: IntArray
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self.handles: list[ModelRequest] = []
+        for name in _COUNTS:
+            setattr(self, name, np.zeros(capacity, np.int64))
+        self.state: NDArray[np.int8] = np.zeros(capacity, np.int8)
+        self.marked: BoolArray = np.zeros(capacity, np.bool_)
+        """For use within one function: all ``False`` before and after."""
+
+    def add(self, item: WorkloadRequest, arrival_time: float, max_tokens: int) -> "ModelRequest":
+        """A new request that waits."""
+        index = len(self.handles)
+        if index == self.state.size:
+            for name in (*_COUNTS, "state", "marked"):
+                setattr(self, name, grown(getattr(self, name), 2 * index, 0))
+        self.prompt[index] = self.tokens[index] = item.prompt_tokens
+        self.last[index] = item.prompt_tokens + max_tokens
+        self.left[index] = min(item.output_tokens, max_tokens)
+        self.state[index] = WAITING
+        handle = ModelRequest(self, index, item.request_id, item, arrival_time, max_tokens)
+        self.handles.append(handle)
+        return handle
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelRequest:
+    """One request as planner and request table see it, see :class:`~sloserve.engine.port.EngineRequest`."""
+
+    requests: Requests
+    index: int
+    request_id: str
+    workload: WorkloadRequest
+    arrival_time: float
+    max_tokens: int
+
+    @property
+    def priority(self) -> int:
+        return self.workload.priority
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.workload.prompt_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return int(self.requests.computed[self.index])
+
+    @property
+    def num_output_tokens(self) -> int:
+        return int(self.requests.tokens[self.index] - self.requests.prompt[self.index])
+
+    @property
+    def num_in_flight_tokens(self) -> int:
+        return int(self.requests.in_flight[self.index])
+
+    @property
+    def num_preemptions(self) -> int:
+        return int(self.requests.preemptions[self.index])

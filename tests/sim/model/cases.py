@@ -1,0 +1,100 @@
+"""Runs on which vLLM's scheduler and the model are compared: policies crossed with what makes vLLM's rules differ."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
+from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.estimator.planning_cost import constant_cost
+from sloserve.estimator.step_time.noise import StepNoise
+from sloserve.estimator.step_time.profile import Profile, load_profile
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.workloads.registry import workload
+
+ROUNDS = 4
+
+SLOTS = EngineSettings(kv_blocks=4000, max_num_seqs=12, max_num_batched_tokens=512, max_model_len=4096)
+SCARCE = EngineSettings(kv_blocks=260, max_num_seqs=32, max_num_batched_tokens=512, max_model_len=4096)
+LONG = EngineSettings(kv_blocks=2000, max_num_seqs=24, max_num_batched_tokens=256, max_model_len=8192)
+CACHED = EngineSettings(
+    kv_blocks=1100, max_num_seqs=24, max_num_batched_tokens=1024, max_model_len=8192, enable_prefix_caching=True
+)
+
+
+def generated(name: str, n: int, rps: float, seed: int) -> list[WorkloadRequest]:
+    """The first requests of a named workload."""
+    return workload(name).requests(n, seed, rps)
+
+
+def chats_in_rounds(n: int, rps: float, seed: int) -> list[WorkloadRequest]:
+    """Chats of some rounds: each prompt begins with the one before, and every other chat with the same words.
+
+    One prompt in eight shares nothing, and one is that of the request before, to the last token.
+    """
+    rng = np.random.default_rng([seed, 31])
+    requests: list[WorkloadRequest] = []
+    for request in workload("sharegpt-poisson").requests(n, seed, rps):
+        chat, turn = int(rng.integers(n // ROUNDS)), int(rng.integers(1, ROUNDS + 1))
+        ids = tuple([0] * (chat % 2) + [1 + ROUNDS * chat + k for k in range(turn)])
+        prompt = int((len(ids) - 1) * PREFIX_BLOCK_TOKENS + rng.integers(1, PREFIX_BLOCK_TOKENS))
+        kind = int(rng.integers(8))
+        if kind == 0:
+            requests.append(request)
+        elif kind == 1 and requests:
+            requests.append(replace(requests[-1], request_id=request.request_id, arrival_s=request.arrival_s))
+        else:
+            requests.append(replace(request, prompt_tokens=prompt, prefix_ids=ids))
+    assert [r.request_id for r in requests] == [f"r{i}" for i in range(n)]
+    return requests
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. policy: ``None`` for stock. plan_cost_us: above 0 plans are used again, and get stale."""
+
+    name: str
+    policy: str | None
+    settings: EngineSettings
+    requests: Sequence[WorkloadRequest]
+    plan_cost_us: float = 0.0
+    aged_after_s: float = 1.0
+    noise: float = 0.0
+
+    @property
+    def profile(self) -> Profile:
+        return load_profile("h100-llama3-8b")
+
+    @property
+    def virtual_time(self) -> dict[str, Any]:
+        """What else an engine in virtual time is told."""
+        return {"planning_costs": constant_cost(self.plan_cost_us), "noise": StepNoise(1, self.noise)}
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        if self.policy is None:
+            return None
+        names = dict.fromkeys([*DEFAULT_CLASSES.names, *(request.slo.slo_class.name for request in self.requests)])
+        classes = {
+            name: {"rank": rank, "aged_after_s": self.aged_after_s, "tpot_ms": 30.0, "ttft_ms": 400.0}
+            for rank, name in enumerate(names)
+        }
+        return {"sloserve": {"policy": self.policy, "classes": classes}}
+
+
+def cases() -> Iterator[Case]:
+    """The twenty of the regular test."""
+    for policy in (None, "fcfs", "edf", "andes"):
+        yield Case("slots-bind", policy, SLOTS, generated("sharegpt-gamma3", 100, 30.0, 1))
+    for policy in (None, "fcfs", "edf", "sjf:preempt=true:length=oracle", "econo", "priority"):
+        yield Case("kv-scarce", policy, SCARCE, generated("sharegpt-bursts", 90, 20.0, 2))
+    for policy in (None, "edf", "sarathi", "sa"):
+        yield Case("long-prompts", policy, LONG, generated("multiround", 60, 12.0, 3))
+    for policy in (None, "edf", "econo:length=oracle", "chaos"):
+        yield Case("prefix-cache", policy, CACHED, chats_in_rounds(100, 25.0, 4))
+    yield Case("pauses", "chaos:pause=0.9", SCARCE, generated("alpaca-poisson", 80, 60.0, 5))
+    yield Case(
+        "reused-plans", "andes", SCARCE, generated("reading-speed-gamma3", 80, 25.0, 6), plan_cost_us=3000.0, noise=0.1
+    )

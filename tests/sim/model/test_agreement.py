@@ -1,0 +1,72 @@
+"""The model schedules as vLLM does: tokens of every request, admissions, preemptions and free blocks of every step.
+
+A vLLM that moved a rule fails here first, and the message says in which step and of which request.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from tests.sim.model.cases import Case, cases
+from tests.sim.model.side_by_side import difference, run_model, run_real
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: f"{case.name}-{case.policy or 'stock'}")
+def test_every_step_is_vllms(case: Case) -> None:
+    real = run_real(case)
+    assert difference(real, run_model(case)) is None
+    if case.name in ("kv-scarce", "pauses"):
+        assert any(step.preempted for step in real.steps)
+
+
+POLICIES = (None, "edf:preempt_margin_s=0.1", "sjf:preempt=true:length=oracle", "chaos", "chaos:pause=0.8")
+MODEL_LEN = 160
+
+
+@st.composite
+def small_cases(draw: st.DrawFn) -> Case:
+    """A handful of requests on a KV cache that hardly holds one or two of them."""
+    arrivals = sorted(draw(st.lists(st.sampled_from([0.0, 0.05, 0.1, 0.3]), min_size=3, max_size=9)))
+    requests = [
+        WorkloadRequest(
+            f"r{i}",
+            arrival_s,
+            draw(st.sampled_from([1, 15, 16, 17, 31, 48, 100, MODEL_LEN - 1])),
+            draw(st.sampled_from([1, 2, 16, 33, 60])),
+            DEFAULT_CLASSES.slo(draw(st.sampled_from(DEFAULT_CLASSES.names)), Targets(e2e_s=0.5)),
+            max_tokens=draw(st.sampled_from([None, None, 1, 16, 33])),
+            prefix_ids=draw(st.sampled_from([(), (1,), (1,), (2,)])),
+        )
+        for i, arrival_s in enumerate(arrivals)
+    ]
+    engine = EngineSettings(
+        kv_blocks=draw(st.sampled_from([10, 11, 13, 16])),
+        max_num_seqs=draw(st.sampled_from([2, 4, 8])),
+        max_num_batched_tokens=draw(st.sampled_from([16, 48, 200])),
+        max_model_len=MODEL_LEN,
+        enable_prefix_caching=draw(st.booleans()),
+    )
+    return Case("small", draw(st.sampled_from(POLICIES)), engine, requests, draw(st.sampled_from([0.0, 2000.0])), 0.2)
+
+
+@given(case=small_cases())
+@settings(max_examples=100)
+def test_nothing_small_is_scheduled_differently(case: Case) -> None:
+    assert difference(run_real(case), run_model(case)) is None
+
+
+def test_a_difference_is_told_by_step_and_request() -> None:
+    """As a vLLM that admits one request more would show."""
+    (case,) = [case for case in cases() if case.name == "slots-bind" and case.policy is None]
+    more = replace(case, settings=replace(case.settings, max_num_seqs=case.settings.max_num_seqs + 1))
+    found = difference(run_real(case), run_model(more))
+    assert (
+        found is not None and found.startswith("step ") and "admitted, place" in found and "vLLM none, model r" in found
+    )

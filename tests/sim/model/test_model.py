@@ -1,0 +1,53 @@
+"""The model engine by itself: whatever a policy plans, every request ends with its tokens, and all KV comes back."""
+
+import numpy as np
+import pytest
+
+from sloserve.core.outcome import Outcome
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.sim.model.engine import ModelEngine
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from tests.properties.test_conservation import MODEL_LEN, expected_tokens, random_workload
+
+POLICIES = (None, "fcfs", "edf:preempt_margin_s=0.1", "sjf:preempt=true:length=oracle", "chaos", "chaos:pause=0.9")
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_every_request_ends_once_with_its_tokens(policy: str | None) -> None:
+    for seed in range(6):
+        rng = np.random.default_rng([seed, 77])
+        workload = random_workload(rng)
+        settings = EngineSettings(
+            kv_blocks=int(rng.integers(MODEL_LEN // 16, 30)),
+            max_num_seqs=int(rng.integers(1, 6)),
+            max_num_batched_tokens=int(rng.choice([16, 48, 200])),
+            max_model_len=MODEL_LEN,
+            enable_prefix_caching=bool(seed % 2),
+        )
+        config = None if policy is None else {"sloserve": {"policy": policy, "seed": seed}}
+        engine = ModelEngine(settings, load_profile("h100-llama3-8b"), config)
+        log = engine.run(workload)
+
+        for r in log.requests:
+            tokens = expected_tokens(r.request)
+            assert (r.outcome, r.token_times_s.size) == (
+                (Outcome.COMPLETED, tokens) if tokens > 0 else (Outcome.REJECTED, 0)
+            )
+            assert (np.diff(r.token_times_s) > 0).all() and (r.token_times_s >= r.request.arrival_s).all()
+        scheduler = engine.scheduler
+        assert scheduler.kv.free == settings.kv_blocks
+        assert not scheduler.has_requests() and not scheduler.requests.blocks.any()
+        assert int(log.steps.scheduled_tokens.max()) <= settings.max_num_batched_tokens
+
+
+def test_a_run_is_the_same_each_time_and_its_steps_add_up() -> None:
+    """Steps never overlap, and each token was made by a step that ended in its instant."""
+    workload = random_workload(np.random.default_rng(5))
+    settings = EngineSettings(12, max_num_seqs=4, max_num_batched_tokens=48, max_model_len=MODEL_LEN)
+    logs = [ModelEngine(settings, load_profile("h100-llama3-8b"), None).run(workload) for _ in range(2)]
+    steps = logs[0].steps
+    assert (steps.end_s[:-1] <= steps.end_s[1:] - steps.duration_s[1:] + 1e-9).all()
+    times_s = np.concatenate([r.token_times_s for r in logs[0].requests])
+    assert np.isin(times_s, steps.end_s).all()
+    for first, second in zip(logs[0].requests, logs[1].requests, strict=True):
+        assert np.array_equal(first.token_times_s, second.token_times_s)
