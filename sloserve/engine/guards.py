@@ -10,6 +10,7 @@ import numpy as np
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.core.slo import ClassTable
+from sloserve.lso.decode_first import PREFILL_COLUMNS, unfinished
 from sloserve.lso.turns import NO_TURNS, Turns
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
 
@@ -62,7 +63,7 @@ class Ageing:
     short. The oldest aged request therefore runs to its end without interruption, and then the next oldest.
     """
 
-    NEEDS = frozenset({"arrival_s", "class_id"})
+    NEEDS = PREFILL_COLUMNS | {"arrival_s", "class_id"}
 
     def __init__(self, share: float, classes: ClassTable) -> None:
         self.period = math.ceil(1.0 / share) if share > 0 else None
@@ -105,6 +106,26 @@ def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool) -> Plan:
     if preempt.size == plan.preempt.size and pause.size == plan.pause.size:
         return plan
     return replace(plan, preempt=preempt, pause=pause)
+
+
+def spare_decodes(plan: Plan, snapshot: Snapshot, protected: IntArray) -> Plan:
+    """``plan`` with prompt chunks that leave each decode its token, although protected prompts are served before it.
+
+    Protected requests stand in front since vLLM takes its victims from the end. There an unfinished prompt would take
+    whole steps; with a limit on chunks it gets what it would get behind the decodes.
+
+    protected: slots of the protected requests that run.
+    """
+    if not protected.size:
+        return plan
+    prompts = int(np.count_nonzero(unfinished(snapshot.rows, protected)))
+    if not prompts:
+        return plan
+    decodes = int(np.count_nonzero(~unfinished(snapshot.rows, snapshot.running)))
+    budget = snapshot.engine.token_budget if plan.token_budget is None else plan.token_budget
+    chunk = max((min(budget, snapshot.engine.token_budget) - decodes) // prompts, 1)
+    planned = plan.prefill_chunk_tokens
+    return replace(plan, prefill_chunk_tokens=chunk if planned is None else min(planned, chunk))
 
 
 def ensure_progress(plan: Plan, snapshot: Snapshot) -> Plan:

@@ -11,7 +11,7 @@ import numpy as np
 from sloserve.core.arrays import IntArray
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import log_seldom
-from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress
+from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress, spare_decodes
 from sloserve.engine.held_plan import HeldPlan
 from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.shadow import Shadow
@@ -287,6 +287,7 @@ class Planner:
                 order = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
             # Most policies weave these turns into their order themselves; the others get them here.
             plan = replace(plan, waiting=snapshot.turns.weave(order))
+        plan = spare_decodes(plan, snapshot, self.table.protected_running())
         if plan is Plan.IDENTITY:
             return plan
         return ensure_progress(drop_forbidden(plan, snapshot, may_pause=self._may_pause), snapshot)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import COLUMNS, Rows, State
 from sloserve.core.slo import ClassTable, SLOClass
-from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress
+from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress, spare_decodes
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
 
 ENGINE = EngineFacts(100, 100, 16, 8, 2048, 8)
@@ -200,6 +200,37 @@ def test_ensure_progress_keeps_the_oldest_where_only_preempted_ones_would_be_lef
     made = ensure_progress(Plan(preempt=np.array([0, 1]), waiting=np.array([1, 2, 0])), at)
     assert made.preempt.tolist() == [0]
     assert made.waiting is not None and made.waiting.tolist() == [2, 0]
+
+
+def prompts_and_decodes(prompts: int, decodes: int) -> Snapshot:
+    at = engine_state([PINNED] * (prompts + decodes), [])
+    at.rows.prompt_tokens[: prompts + decodes] = 50
+    at.rows.computed_tokens[prompts : prompts + decodes] = 50
+    return at
+
+
+@pytest.mark.parametrize(
+    ("protected", "planned", "chunk"),
+    [
+        ([], Plan(), None),
+        # Those who decode take one token each, wherever they stand.
+        ([2, 3], Plan(), None),
+        ([0], Plan(), 2048 - 6),
+        ([0, 4], Plan(), 2048 - 6),
+        ([0, 1], Plan(), (2048 - 6) // 2),
+        ([0], Plan(token_budget=100), 94),
+        ([0], Plan(token_budget=10_000), 2048 - 6),
+        ([0], Plan(prefill_chunk_tokens=100), 100),
+        ([0], Plan(prefill_chunk_tokens=5000), 2048 - 6),
+        ([0], Plan(token_budget=4), 1),
+    ],
+)
+def test_protected_prompts_leave_each_decode_its_token(protected: list[int], planned: Plan, chunk: int | None) -> None:
+    at = prompts_and_decodes(2, 6)
+    made = spare_decodes(planned, at, np.array(protected, np.int64))
+    check_plan(made, at)
+    assert made.prefill_chunk_tokens == chunk
+    assert chunk is not None or made is planned
 
 
 STATES = st.sampled_from([State.WAITING, State.PREEMPTED, State.BLOCKED])

@@ -238,6 +238,20 @@ def test_an_old_request_gets_in_within_the_bound_under_a_flood(
         assert overtaken > 80
 
 
+def test_an_aged_prompt_leaves_those_who_decode_their_tokens(build: Build, request_of: RequestOf) -> None:
+    """It stands before them, so that it is the last that vLLM preempts, and took whole steps."""
+    section = {"aged_share": 0.5, "classes": {"interactive": {"rank": 0, "aged_after_s": 0.05}}}
+    engine = build("priority", section=section, max_num_seqs=3)
+    steps: list[dict[str, int]] = []
+    engine.on_step = lambda output: steps.append(dict(output.num_scheduled_tokens))
+    chats = [request_of(f"chat{i}", 0.0, 10, 60, max_tokens=60) for i in range(2)]
+    engine.run([*chats, request_of("first", 0.0, 10, 20, max_tokens=20), request_of("old", 0.01, 200, 5)])
+    assert engine.scheduler.requests == {}
+    prefill = [tokens for tokens in steps if tokens.get("old", 0) > 1]
+    assert [tokens.pop("old") for tokens in prefill] == [62, 62, 62, 14]
+    assert prefill == [{"chat0": 1, "chat1": 1}] * 4
+
+
 def scheduler_arguments(**scheduler_config: Any) -> dict[str, Any]:
     from sloserve.vllm_plugin.virtual.settings import EngineSettings
     from sloserve.vllm_plugin.virtual.vllm_config import scheduler_arguments
