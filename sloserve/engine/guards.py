@@ -121,9 +121,10 @@ def spare_decodes(plan: Plan, snapshot: Snapshot, protected: IntArray) -> Plan:
     prompts = int(np.count_nonzero(unfinished(snapshot.rows, protected)))
     if not prompts:
         return plan
+    engine = snapshot.engine
     decodes = int(np.count_nonzero(~unfinished(snapshot.rows, snapshot.running)))
-    budget = snapshot.engine.token_budget if plan.token_budget is None else plan.token_budget
-    chunk = max((min(budget, snapshot.engine.token_budget) - decodes) // prompts, 1)
+    budget = engine.token_budget if plan.token_budget is None else min(plan.token_budget, engine.token_budget)
+    chunk = max((budget - decodes * engine.decode_tokens) // prompts, 1)
     planned = plan.prefill_chunk_tokens
     return replace(plan, prefill_chunk_tokens=chunk if planned is None else min(planned, chunk))
 

@@ -17,7 +17,7 @@ from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.shadow import Shadow
 from sloserve.engine.table import RequestTable
 from sloserve.estimator.planning_cost import PlanningCost
-from sloserve.lso.decode_first import decode_first
+from sloserve.lso.decode_first import service_order
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.step_budget import MOST_PROMPTS, StepBudget
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot, check_plan
@@ -242,10 +242,10 @@ class Planner:
             return step
         if plan.token_budget is not None:
             tokens = min(tokens, plan.token_budget)
-        # Whatever stands behind an unfinished prompt gets nothing of a limited step.
-        running = decode_first(table.rows, order)
         if plan.preempt.size:
-            running = running[~np.isin(running, plan.preempt)]
+            order = order[~np.isin(order, plan.preempt)]
+        # Whatever stands behind an unfinished prompt gets nothing of a limited step.
+        running = service_order(table.rows, order, replace(engine, token_budget=tokens))
         return replace(step, plan=replace(plan, running=running, token_budget=tokens))
 
     def _slots(self, queue: Iterable[EngineRequest], most: int | None = None) -> IntArray:

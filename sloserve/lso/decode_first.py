@@ -14,7 +14,7 @@ import numpy as np
 from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso.blocks import blocks_of
-from sloserve.lso.plan import Snapshot
+from sloserve.lso.plan import EngineFacts
 
 PREFILL_COLUMNS = frozenset({"computed_tokens", "prompt_tokens", "output_tokens"})
 """Columns that tell decodes from unfinished prompts."""
@@ -47,31 +47,31 @@ def decode_first(rows: Rows, order: IntArray) -> IntArray:
     return np.concatenate((order[~prompts], order[prompts])) if prompts.any() else order
 
 
-def service_order(snapshot: Snapshot, order: IntArray) -> IntArray:
+def service_order(rows: Rows, order: IntArray, engine: EngineFacts) -> IntArray:
     """``order`` as a plan should have it: decodes, unfinished prompts, the next victims. See this module.
 
     The victims are the last of ``order``, as many as hold the blocks that the next step may lack, and none where blocks
     suffice. A request that no plan may preempt is not among them.
 
-    order: running slots in a policy's order of service, which is from its end the policy's order of victims.
+    order: running slots in a policy's order of service, which is from its end the policy's order of victims. engine:
+    with the ``token_budget`` of the step.
     """
-    left = uncomputed_tokens(snapshot.rows, order)
+    left = uncomputed_tokens(rows, order)
     prompts = left > 0
     if not prompts.any():
         return order
-    victims = _next_victims(snapshot, order, left)
+    victims = _next_victims(rows, order, left, engine)
     return np.concatenate((order[~prompts & ~victims], order[prompts & ~victims], order[victims]))
 
 
-def _next_victims(snapshot: Snapshot, order: IntArray, left: IntArray) -> BoolArray:
+def _next_victims(rows: Rows, order: IntArray, left: IntArray, engine: EngineFacts) -> BoolArray:
     """Which of ``order`` vLLM should preempt first if blocks run out in the next step. left: prefill tokens of each."""
-    rows, engine = snapshot.rows, snapshot.engine
     victims = np.zeros(order.size, np.bool_)
     computed = rows.computed_tokens[order]
     held = blocks_of(computed, engine.block_size)
-    room = max(engine.token_budget - int(np.count_nonzero(left == 0)), 0)
+    room = max(engine.token_budget - engine.decode_tokens * int(np.count_nonzero(left == 0)), 0)
     chunk = np.clip(room - (np.cumsum(left) - left), 0, left)
-    grown = blocks_of(computed + np.where(left > 0, chunk, 1), engine.block_size)
+    grown = blocks_of(computed + np.where(left > 0, chunk, engine.decode_tokens), engine.block_size)
     missing = int((grown - held).sum()) - engine.free_blocks
     if missing <= 0:
         return victims

@@ -163,7 +163,7 @@ def plan_by_key(
                 snapshot, preempt, waiting[:wanted], waiting_key[head][:wanted], running, running_key[order]
             )
     stay = running[~np.isin(running, victims)] if victims.size else running
-    return Plan(running=service_order(snapshot, stay), waiting=waiting, preempt=victims)
+    return Plan(running=service_order(rows, stay, engine), waiting=waiting, preempt=victims)
 
 
 def _leading(flags: FloatArray) -> int:

@@ -77,7 +77,8 @@ def prompt(computed: int, of: int = PROMPT, **row: int) -> dict[str, int]:
 
 def served(running: list[dict[str, int]], order: list[int], free_blocks: int) -> list[int]:
     """Slots as they come out."""
-    return service_order(make_snapshot(running=running, free_blocks=free_blocks), np.array(order)).tolist()
+    at = make_snapshot(running=running, free_blocks=free_blocks)
+    return service_order(at.rows, np.array(order), at.engine).tolist()
 
 
 def test_nobody_is_named_a_victim_while_blocks_suffice() -> None:
@@ -131,7 +132,7 @@ def engines(draw: st.DrawFn) -> tuple[Snapshot, list[int]]:
 def test_three_parts_each_in_the_policys_order(case: tuple[Snapshot, list[int]]) -> None:
     at, order = case
     rows = at.rows
-    found = service_order(at, np.array(order, np.int64)).tolist()
+    found = service_order(rows, np.array(order, np.int64), at.engine).tolist()
     assert sorted(found) == sorted(order)
     # vLLM's own sum: whom the step serves, and the blocks that this takes.
     room, blocks = at.engine.token_budget, 0

@@ -215,7 +215,7 @@ class Andes(Policy):
         else:
             pause = short_of_blocks(all_, running, rows, engine)
         return Plan(
-            running=service_order(snapshot, all_.slots[running]),
+            running=service_order(rows, all_.slots[running], engine),
             waiting=snapshot.waiting[order],
             preempt=preempted,
             pause=pause,

@@ -110,7 +110,7 @@ class Econo(Policy):
             if victim is not None:
                 stay, preempt = np.delete(stay, victim), stay[victim : victim + 1]
             most = max(stay.size + fit, 1)
-        return Plan(running=service_order(snapshot, stay), waiting=waiting.slots, preempt=preempt, max_running=most)
+        return Plan(running=service_order(rows, stay, engine), waiting=waiting.slots, preempt=preempt, max_running=most)
 
     def _ranked(self, snapshot: Snapshot, now_s: float) -> tuple[Ranked, Ranked]:
         """The waiting requests, as many as there are slots, and the running ones, each in the order of service."""
