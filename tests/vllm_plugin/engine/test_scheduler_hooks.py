@@ -161,7 +161,7 @@ def test_aborts_in_every_state_leave_neither_rows_nor_blocks(build: Build, reque
     rows = scheduler._planner.table.rows
     states = {State(s) for s in rows.state.tolist()}
     assert len(rows) == 6 and states == {State.FREE, State.WAITING, State.RUNNING} | (states & {State.PREEMPTED})
-    in_flight = engine._dispatch(0.0)
+    in_flight = engine._dispatch(0.0, 0.0)
     scheduler.finish_requests([f"r{i}" for i in range(5)], RequestStatus.FINISHED_ABORTED)
     engine._live = {"r5": engine._live["r5"]}
     engine._apply(in_flight, 0.0)
@@ -203,7 +203,7 @@ def test_a_reused_plan_does_not_pause_the_next_request_in_a_freed_slot(build: Bu
     engine._add(request_of("d", output_tokens=40), engine._clock.now_s())
     assert scheduler._planner.table.slot_of["d"] == 0
     engine._apply(engine._dispatch(0.0, 0.0), 0.0)
-    batch = engine._dispatch(0.0)
+    batch = engine._dispatch(0.0, 0.0)
     assert set(batch.output.num_scheduled_tokens) == {"b", "c", "d"}
 
 

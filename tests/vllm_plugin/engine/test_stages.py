@@ -101,9 +101,9 @@ class Account:
         self._noted: list[tuple[float, dict[str, str]]] = []
         engine._dispatch, engine.on_step = self._begin, self._note
 
-    def _begin(self, start_s: float) -> Any:
-        self._start_s = start_s
-        return self._dispatch(start_s)
+    def _begin(self, now_s: float, worker_free_s: float) -> Any:
+        self._start_s = max(now_s, worker_free_s)  # these runs charge no planning
+        return self._dispatch(now_s, worker_free_s)
 
     def _note(self, output: Any) -> None:
         scheduler = self._engine.scheduler
