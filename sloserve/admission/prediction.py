@@ -3,17 +3,19 @@
 TTFT = time already passed + requests of its class ahead * seconds from one start of the class to the next + service of
 its own prompt. The class's queue and its rate are Little's law, so they hold under any policy: a class that others
 overtake starts more slowly, which is observed, not assumed. The service is a line in prompt tokens through the TTFTs of
-requests that found nobody waiting. e2e = TTFT + output tokens, as stated or as the class's replies are long, within
-``max_tokens`` * time per token of the class. What these estimates leave out (the order within a class, what arrives
-later, the spread of lengths) is in the calibration of each class: quantiles of actual over predicted.
+requests that found nobody waiting. e2e = TTFT + output tokens, as stated, as the length model predicts or as the
+class's replies are long, within ``max_tokens`` * time per token of the class. What these estimates leave out (the order
+within a class, what arrives later, the spread of lengths) is in the calibration of each class: quantiles of actual over
+predicted.
 
 Events are calls with ``now_s``; no clock, no policy, no page. O(1) per event but for the windows of lengths and scores,
 which are bounded. Deterministic. A request that is refused teaches nothing, so quantiles are of those admitted.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from sloserve.core.finished import Latency
 from sloserve.core.predicted import MEDIAN, P90, Predicted, Quantiles
 from sloserve.core.slo import SLO
 from sloserve.estimator.conformal import Calibration, Promise
+from sloserve.estimator.length.at_admission import expected_tokens
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.remaining import Requests
 from sloserve.estimator.step_time.running_fit import RunningLine, RunningMean
@@ -36,6 +39,7 @@ class NewRequest:
 
     arrival_s: epoch seconds, from when its latency counts. output_tokens: the reply's length as the client states it.
     replies: to this one prompt; lengths are those of each. streamed: its first token is seen when it leaves.
+    length_quantiles: output tokens at ``LEVELS``, as the server's length model predicts them.
     """
 
     slo: SLO
@@ -45,6 +49,7 @@ class NewRequest:
     output_tokens: int | None = None
     replies: int = 1
     streamed: bool = True
+    length_quantiles: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ class Predictor:
         self._line = RunningLine()
         self._due: list[tuple[float, int, Calibration, Promise, float]] = []
         self._counter = 0
-        self._lengths = EmpiricalLength()
+        self._lengths = EmpiricalLength()  # for requests that no length model predicts; it knows of replies cut short
         self._classes = {name: _OfClass(i, wanted) for i, name in enumerate(class_names)}
 
     def forecast(self, new: NewRequest, ahead: int, interval_s: float | None, now_s: float, *, alone: bool) -> Forecast:
@@ -154,6 +159,8 @@ class Predictor:
         limit = _MAX_TOKENS if new.max_tokens is None else max(new.max_tokens, 1)
         if new.output_tokens is not None:
             return float(min(new.output_tokens, limit))
+        if new.length_quantiles is not None:
+            return expected_tokens(new.length_quantiles, limit)
         known = of_class.mean_lengths.get(limit)
         if known is None:
             one = Requests(
@@ -163,8 +170,14 @@ class Predictor:
         return known
 
 
+class _LengthKnown(Enum):
+    STATED = auto()
+    PREDICTED = auto()
+    OF_CLASS = auto()
+
+
 class _OfClass:
-    """What is known of one class. e2e: by whether the length was stated, which is far surer.
+    """What is known of one class. e2e: by where the length is known from, since a stated one is far surer.
 
     mean_lengths: by ``max_tokens``, as of up to ``MAX_STALE`` replies ago, because a mean costs 100 us.
     """
@@ -175,7 +188,7 @@ class _OfClass:
         self.mean_lengths: dict[int, float] = {}
         self._seen = self._seen_since = 0
         self.ttft = Calibration(levels)
-        self._e2e = {stated: Calibration(levels) for stated in (False, True)}
+        self._e2e = {known: Calibration(levels) for known in _LengthKnown}
 
     def saw_length(self) -> None:
         """Forgets the means once enough replies more have come to change them."""
@@ -186,7 +199,9 @@ class _OfClass:
             self.mean_lengths.clear()
 
     def e2e_of(self, new: NewRequest) -> Calibration:
-        return self._e2e[new.output_tokens is not None]
+        if new.output_tokens is not None:
+            return self._e2e[_LengthKnown.STATED]
+        return self._e2e[_LengthKnown.OF_CLASS if new.length_quantiles is None else _LengthKnown.PREDICTED]
 
 
 def _figure(calibration: Calibration, unqueued_s: float, wait_s: float) -> Figure:

@@ -103,6 +103,21 @@ def test_a_stated_length_and_a_limit_bound_the_e2e_latency() -> None:
     assert stated.e2e is not None and stated.e2e.promise.predicted == pytest.approx(2.1, rel=0.05)
 
 
+def test_a_length_that_the_length_model_predicts_bounds_the_e2e_latency() -> None:
+    """It was that of the class, whatever the server's length_model said."""
+    served, now_s = warm()
+    plain = served.admission.forecast(request(now_s), now_s)
+    flat = replace(request(now_s), length_quantiles=[100.0, 100.5, 101.0, 101.5, 102.0])
+    told = served.admission.forecast(flat, now_s)
+    assert plain.e2e is not None and plain.e2e.promise.predicted < 0.5
+    assert told.e2e is not None and told.e2e.promise.predicted == pytest.approx(2.1, rel=0.05)
+    cut = served.admission.forecast(replace(flat, max_tokens=51), now_s)
+    assert cut.e2e is not None and cut.e2e.promise.predicted == pytest.approx(1.1, rel=0.05)
+    assert served.admission.forecast(replace(flat, output_tokens=11), now_s).e2e != told.e2e
+    # What comes of the predictions is learnt apart: those of the class are no judge of the model's.
+    assert plain.e2e.promise.quantiles is not None and told.e2e.promise.quantiles is None
+
+
 def test_time_that_has_passed_counts() -> None:
     served, now_s = warm()
     fresh, late = (served.admission.forecast(request(at_s), now_s).ttft for at_s in (now_s, now_s - 3.0))

@@ -12,10 +12,18 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray
 from sloserve.estimator.length.learned import LearnedLength, load_length_model
-from sloserve.estimator.length.remaining import Requests
+from sloserve.estimator.length.quantiles import quantile_lengths
+from sloserve.estimator.length.remaining import Requests, rest_of
 
 LEVELS: Final[FloatArray] = np.array([0.1, 0.25, 0.5, 0.75, 0.9])
 """Levels of the quantiles that travel."""
+
+
+def expected_tokens(quantiles: Sequence[float], max_tokens: int) -> float:
+    """Mean length, 1 to ``max_tokens``, of a reply whose quantiles at LEVELS were predicted."""
+    none = np.zeros(1, np.int64)
+    asked = Requests(class_id=none, output_tokens=none, max_tokens=np.array([max_tokens]))
+    return float(rest_of(quantile_lengths(LEVELS, np.array([quantiles])), asked).mean()[0])
 
 
 class LengthAtAdmission:

@@ -169,8 +169,8 @@ class FrontEnd:
             started=self._started,
             ended=functools.partial(self._ended, http),
         )
-        self._predict_length(observed, prompt, sampling_params)
-        self._admit(http, observed, prompt, sampling_params)
+        length = self._predict_length(observed, prompt, sampling_params)
+        self._admit(http, observed, prompt, sampling_params, length)
         if http is not None:
             http.calls.append(_Call(self, observed))
         self.drain.in_flight += 1
@@ -234,7 +234,8 @@ class FrontEnd:
                 allowed = f"0, all that policy {name!r} can use; state a class or targets"
                 raise InvalidRequest("priority", priority, allowed)
 
-    def _predict_length(self, observed: Observed, prompt: Any, sampling_params: Any) -> None:
+    def _predict_length(self, observed: Observed, prompt: Any, sampling_params: Any) -> list[float] | None:
+        """Quantiles of the reply's length, written where the engine finds them; ``None`` without a length model."""
         quantiles = None
         if self._lengths is not None:
             quantiles = self._lengths.quantiles(
@@ -245,8 +246,16 @@ class FrontEnd:
                 prompt=prompt_text(prompt),
             )
         sampling_params.extra_args = with_length(sampling_params.extra_args, quantiles)
+        return quantiles
 
-    def _admit(self, http: HTTPContext | None, observed: Observed, prompt: Any, sampling_params: Any) -> None:
+    def _admit(
+        self,
+        http: HTTPContext | None,
+        observed: Observed,
+        prompt: Any,
+        sampling_params: Any,
+        length: list[float] | None,
+    ) -> None:
         from vllm.exceptions import GracefulHTTPError
 
         now_s = self._clock.now_s()
@@ -258,6 +267,7 @@ class FrontEnd:
             stated_output_tokens(sampling_params.extra_args),
             sampling_params.n or 1,
             _is_streamed(sampling_params.output_kind),
+            length,
         )
         forecast = self._admission.forecast(new, now_s)
         observed.predicted = forecast.predicted

@@ -40,7 +40,8 @@ class VirtualFrontEnd:
         if self.max_tokens(item) < 1 or self._at_cap():
             return False
         if self._admission is not None:
-            new = NewRequest(item.slo, now_s, item.prompt_tokens, self.max_tokens(item))
+            length = self.length(item, now_s)
+            new = NewRequest(item.slo, now_s, item.prompt_tokens, self.max_tokens(item), length_quantiles=length)
             forecast = self._admission.forecast(new, now_s)
             self._predicted[item.request_id] = forecast.predicted
             try:

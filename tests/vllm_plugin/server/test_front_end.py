@@ -345,10 +345,11 @@ def test_what_train_length_learned_reaches_the_engine_and_a_clients_own_quantile
     server.extra_args = {LENGTH_KEY: [1.0] * LEVELS.size}
     medians = []
     for prompt in (20, 180):
-        server.accept(None, {"prompt_token_ids": [0] * prompt})
+        observed = server.accept(None, {"prompt_token_ids": [0] * prompt})
         assert server.sent is not None
         quantiles = predicted_length(server.sent, LEVELS.size)
         assert quantiles is not None and list(quantiles) == sorted(quantiles)
+        assert list(observed.ticket.new.length_quantiles) == list(quantiles)  # admission predicts latency with them
         medians.append(quantiles[2])
     assert 1.5 * medians[0] < medians[1]
     untrained = Server()

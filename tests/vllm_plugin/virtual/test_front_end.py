@@ -10,6 +10,7 @@ from sloserve.admission.admission import Admission
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
@@ -29,6 +30,16 @@ def test_vllm_counts_tokens_until_the_first_and_requests_until_the_last(request_
     assert not reqs.takes(b, 0.1)
     reqs.ended("a", Latency(0.1, 0.0, 0.1), 1, 0.2)
     assert reqs.takes(b, 0.2)
+
+
+def test_admission_predicts_latency_with_the_length_models_lengths(request_of: RequestOf) -> None:
+    class Lengths:
+        def quantiles(self, class_name: str, **known: Any) -> list[float]:
+            return [7.0] * LEVELS.size
+
+    front = VirtualFrontEnd(EngineSettings(600), Admission(DEFAULT_CLASSES.names, lambda place: True), Lengths())  # type: ignore[arg-type]
+    assert front.takes(request_of("a"), 0.0)
+    assert front._tickets["a"].new.length_quantiles == [7.0] * LEVELS.size
 
 
 @pytest.mark.vllm
