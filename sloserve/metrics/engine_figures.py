@@ -37,8 +37,9 @@ class Figures:
     plans and events on which the policy failed. internal_errors: exceptions of sloserve's own that were kept from vLLM.
     evictions: by a plan, preemptions: by vLLM, mostly for want of KV; both recompute. paused_steps: request-steps.
     malformed_slo: requests served without the SLO that they could not state. shadow_*: of the shadow policy, sums over
-    its plans and how many of them had such a figure, see :mod:`sloserve.engine.plan_score`. step_*: how far the engine
-    is from its profile, see :mod:`sloserve.estimator.step_time.recalibrate`; all 0 without a profile.
+    its plans and how many of them had such a figure, see :mod:`sloserve.engine.plan_score`. step_*: how well
+    the times of steps are known, see :mod:`sloserve.estimator.step_time.online`; all 0 before the first step, factors
+    also without a profile.
     """
 
     last_step_s: float
@@ -71,6 +72,7 @@ class Figures:
     shadow_gain_sum: float
     shadow_gain_count: float
     step_error: float
+    step_coverage: float
     step_factor_constant: float
     step_factor_prefill: float
     step_factor_decode: float

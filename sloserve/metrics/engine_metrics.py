@@ -62,6 +62,7 @@ def _families(pages: Sequence[PageSnapshot]) -> list[Metric]:
     )
     factor = _gauge("step_time_factor", "Observed step time over the profile's, by part of the step", "part")
     error = _gauge("step_time_relative_error", "Usual relative error of a step's predicted time")
+    coverage = _gauge("step_time_coverage_ratio", "Share of recent steps no larger than those that taught their times")
     for page in pages:
         engine = str(page.rank)
         counts = list(accumulate(page.plan_seconds))
@@ -83,8 +84,10 @@ def _families(pages: Sequence[PageSnapshot]) -> list[Metric]:
         if page.step_factor_constant:
             for part in ("constant", "prefill", "decode"):
                 factor.add_metric([engine, part], getattr(page, f"step_factor_{part}"))
+        if page.step_error:
             error.add_metric([engine], page.step_error)
-    return [plan_seconds, plans, preemptions, queue, policy, agreement, gain, factor, error, *_plain(pages)]
+            coverage.add_metric([engine], page.step_coverage)
+    return [plan_seconds, plans, preemptions, queue, policy, agreement, gain, factor, error, coverage, *_plain(pages)]
 
 
 def _plain(pages: Sequence[PageSnapshot]) -> Iterator[Metric]:

@@ -86,6 +86,14 @@ class FittedLatency(StepLatency, Protocol):
         """Time of the load's decodes alone, in seconds; never falls with them, nor is it below ``step_s`` of them."""
         ...
 
+    def decode_floor_s(self, load: StepLoad) -> float:
+        """What the load's decodes surely add to the time of the smallest step, in seconds; never falls with them.
+
+        Not above what they add to a step without prompts, nor does it grow faster than the bound that
+        ``prefill_within`` keeps to.
+        """
+        ...
+
 
 @checked_dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class DecodeLine:
@@ -145,6 +153,11 @@ class Hinge:
 
     def decode_bound_s(self, load: StepLoad) -> float:
         return self.decode.ms(load) / _MS_PER_S if load.decode_seqs else 0.0
+
+    def decode_floor_s(self, load: StepLoad) -> float:
+        context_ms = min(self.context_token_ms, self.decode.context_token_ms) * max(load.decode_context_tokens - 1, 0)
+        seqs_ms = min(max(self.seq_ms, 0.0), self.decode.seq_ms) * max(load.decode_seqs - 1, 0)
+        return (context_ms + seqs_ms) / _MS_PER_S
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
         """As the protocol says. The bound: not below the decodes alone; a negative seq_ms makes no step cheaper than
@@ -220,6 +233,12 @@ class DistServe:
 
     def decode_bound_s(self, load: StepLoad) -> float:
         return self._decodes_bound_ms(load, 0.0) / _MS_PER_S if load.decode_seqs else 0.0
+
+    def decode_floor_s(self, load: StepLoad) -> float:
+        """Of the context alone, since one more sequence may bring the cheaper of the two sets."""
+        small, large = self.decode_small, self.decode_large
+        context_ms = min(small.context_token_ms, large.context_token_ms) * max(load.decode_context_tokens - 1, 0)
+        return max(context_ms - max(small.base_ms + small.seq_ms - large.base_ms, 0.0), 0.0) / _MS_PER_S
 
     def _decodes_bound_ms(self, load: StepLoad, least_base_ms: float) -> float:
         """Time of the decodes, of which the constant is at least ``least_base_ms``. The bound: a large batch costs no
@@ -297,6 +316,10 @@ class Bilinear:
     def decode_bound_s(self, load: StepLoad) -> float:
         """Differs from the protocol: a decode of less than the mean context may lower it, as it does the form."""
         return self.decode.ms(load.decode_seqs, load.decode_context_tokens) / _MS_PER_S if load.decode_seqs else 0.0
+
+    def decode_floor_s(self, load: StepLoad) -> float:
+        """As decode_bound_s, less the smallest step."""
+        return max(self.decode_bound_s(load) - self.decode.ms(1, 1) / _MS_PER_S, 0.0)
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
         """As the protocol says; a prefix costs nothing. The bound: the mean prompt is as long as all of them together.

@@ -1,8 +1,9 @@
 """Step times of an engine that nobody has profiled, learnt from its own steps.
 
-A step's time is a sum of non-negative terms: a constant, decodes, their context, prompt tokens, tokens beyond those
-that the reading of the weights hides, and attention of the prompts. So it never falls with anything in the step, and
-its inverse needs no bound. Coefficients are fitted by recursive least squares with forgetting, of relative errors.
+A step's time is a sum of non-negative terms: a constant, decodes, their context, a constant for any prompt, prompt
+tokens, tokens beyond those that the reading of the weights hides, and attention of the prompts. So it never falls with
+anything in the step, and its inverse needs no bound. Coefficients are fitted by recursive least squares with
+forgetting, of relative errors.
 
 Guarantees, whatever is observed: coefficients are finite and never negative; a step takes constant memory, and some ten
 microseconds; equal observations give an equal fit.
@@ -17,22 +18,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from sloserve.core.arrays import BoolArray, FloatArray
 from sloserve.estimator.step_time.inverse import ROUNDING, most_tokens, quadratic_root
 from sloserve.estimator.step_time.latency import StepLoad
 
 FREE_TOKENS = 160
 """Tokens that cost little beyond the reading of the weights; GPUs lie between 100 and 300."""
 
-_PRIOR_S = (0.02, 1e-4, 3e-7, 2e-5, 4e-5, 2e-9)
-"""A constant; for each decode, token of context, prompt token, token beyond the free ones, squared prompt token."""
-_CONSTANT, _SEQ, _CONTEXT, _PREFILL, _BEYOND, _ATTENTION = range(6)
-_RANGE = range(len(_PRIOR_S))
+_PRIOR_S = (0.02, 1e-4, 3e-7, 2e-3, 2e-5, 4e-5, 2e-9)
+"""In the order of the module's first sentence: seconds a step, decode, token, step, token, token, squared token."""
+_CONSTANT, _SEQ, _CONTEXT, _PROMPTS, _PREFILL, _BEYOND, _ATTENTION = _PRIOR_S
 _PRIOR_STEPS = 0.02
 _WINDOW_STEPS = 256.0
 _KEEP = 1.0 - 1.0 / _WINDOW_STEPS
+_LEAK_EACH = _PRIOR_STEPS * (1.0 - _KEEP)
+_LEAK: FloatArray = np.eye(len(_PRIOR_S)) * _LEAK_EACH
 _FIRST_STEPS = 8
 """So many steps count in full, as there is no usual error yet."""
-_SWEEPS = 3
+_MOST_SOLVES = 3
 _CLIP = 2.5
 _ERROR_MIN, _ERROR_MAX, _ERROR_STEPS = 0.01, 1.0, 32.0
 
@@ -42,9 +47,10 @@ class Learned:
 
     def __init__(self) -> None:
         # In multiples of the prior, so that one number says how much the prior counts.
-        self._theta = [1.0] * len(_PRIOR_S)
-        self._information = [[_PRIOR_STEPS * (i == j) for j in _RANGE] for i in _RANGE]
-        self._gradient = [0.0] * len(_PRIOR_S)
+        self._theta: FloatArray = np.ones(len(_PRIOR_S))
+        self._information: FloatArray = np.eye(len(_PRIOR_S)) * _PRIOR_STEPS
+        self._aim: FloatArray = self._information @ self._theta
+        self._positive: BoolArray = np.ones(len(_PRIOR_S), np.bool_)
         self._error2 = _ERROR_MAX**2
         self.observed = 0
         """Steps observed so far."""
@@ -57,19 +63,19 @@ class Learned:
     @property
     def coefficients_s(self) -> tuple[float, ...]:
         """Seconds for each unit of what a step consists of, in the order of the module's first sentence."""
-        return tuple(theta * prior for theta, prior in zip(self._theta, _PRIOR_S, strict=True))
+        return tuple(theta * prior for theta, prior in zip(self._theta.tolist(), _PRIOR_S, strict=True))
 
     def step_s(self, load: StepLoad) -> float:
         """Seconds the engine takes for the step, as far as observed; 0 for a step without tokens."""
         if not load.tokens:
             return 0.0
-        return sum(theta * part for theta, part in zip(self._theta, _parts_s(load), strict=True))
+        return float(sum(theta * part for theta, part in zip(self._theta.tolist(), _parts_s(load), strict=True)))
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
         """Most tokens of one more chunk in a step of ``seconds``; see StepLatency."""
-        constant, seq, context, prefill, beyond, attention = self.coefficients_s
+        constant, seq, context, prompts, prefill, beyond, attention = self.coefficients_s
         tokens, limit_s = base.tokens, seconds * ROUNDING
-        fixed_s = constant + seq * base.decode_seqs + context * base.decode_context_tokens
+        fixed_s = constant + prompts + seq * base.decode_seqs + context * base.decode_context_tokens
 
         def bound_s(chunk: int) -> float:
             return (
@@ -94,47 +100,47 @@ class Learned:
         """A step of ``load`` took ``duration_s``. Ignored if it has no tokens or no positive, finite time."""
         if not (load.tokens and 0.0 < duration_s < math.inf):
             return
-        theta, gradient, information = self._theta, self._gradient, self._information
-        parts = _parts_s(load)
-        predicted_s = max(sum(theta[i] * parts[i] for i in _RANGE), 1e-9)
+        predicted_s = max(self.step_s(load), 1e-9)
         error = duration_s / predicted_s - 1.0
         if self.observed < _FIRST_STEPS:
             # The prior may be wrong by orders of magnitude: relative to what was measured, a first stall counts little.
             scale_s, clipped = duration_s, (duration_s - predicted_s) / duration_s
-            self._error2 += (min(error**2, _ERROR_MAX**2) - self._error2) / (self.observed + 1.0)
+            self._error2 += (min(error**2, _ERROR_MAX**2) - self._error2) / 2.0
         else:
             clip = _CLIP * self.relative_error
             scale_s, clipped = predicted_s, min(max(error, -clip), clip)
-            self._error2 += (min(error**2, clip**2) - self._error2) / min(self.observed + 1.0, _ERROR_STEPS)
+            known = min(self.observed - _FIRST_STEPS + 3.0, _ERROR_STEPS)
+            self._error2 += (min(error**2, clip**2) - self._error2) / known
         self._error2 = min(max(self._error2, _ERROR_MIN**2), _ERROR_MAX**2)
-        for i in _RANGE:
-            share = parts[i] / scale_s
-            row = information[i]
-            gradient[i] = _KEEP * gradient[i] + share * clipped
-            for j in _RANGE:
-                row[j] = _KEEP * row[j] + share * parts[j] / scale_s
-            row[i] += (1.0 - _KEEP) * _PRIOR_STEPS
+        share = np.array(_parts_s(load)) / scale_s
+        self._information *= _KEEP
+        self._information += share[:, None] * share
+        self._information += _LEAK
+        self._aim *= _KEEP
+        self._aim += share * (predicted_s / scale_s + clipped) + _LEAK_EACH * self._theta
         self.observed += 1
-        self._descend()
+        self._solve()
 
-    def _descend(self) -> None:
-        """Moves the coefficients towards the best non-negative ones, one coordinate after another."""
-        theta, gradient = self._theta, self._gradient
-        for _ in range(_SWEEPS):
-            for i in _RANGE:
-                row = self._information[i]
-                move = max(gradient[i] / row[i], -theta[i])
-                if move:
-                    theta[i] += move
-                    for j in _RANGE:
-                        gradient[j] -= row[j] * move
+    def _solve(self) -> None:
+        """Finds the best non-negative coefficients; which of them are 0 is taken from the last step, and corrected."""
+        information, aim, theta = self._information, self._aim, np.zeros(len(_PRIOR_S))
+        for _ in range(_MOST_SOLVES):
+            some = self._positive
+            found = np.linalg.solve(information[some][:, some], aim[some])
+            if min(found.tolist()) >= 0.0:
+                break
+            self._positive = some.copy()
+            self._positive[some] = found > 0.0
+        theta[some] = np.maximum(found, 0.0)
+        self._theta, self._positive = theta, some | (aim > information @ theta)
 
     def state(self) -> Mapping[str, Any]:
         """All that it has learnt, as plain values."""
         return {
-            "theta": list(self._theta),
-            "information": [list(row) for row in self._information],
-            "gradient": list(self._gradient),
+            "theta": self._theta.tolist(),
+            "information": self._information.tolist(),
+            "aim": self._aim.tolist(),
+            "positive": self._positive.tolist(),
             "error2": self._error2,
             "observed": self.observed,
         }
@@ -143,19 +149,20 @@ class Learned:
     def from_state(cls, state: Mapping[str, Any]) -> "Learned":
         """The one whose :meth:`state` this is. Raises: KeyError for one that is not complete."""
         made = cls()
-        made._theta, made._gradient = list(state["theta"]), list(state["gradient"])
-        made._information = [list(row) for row in state["information"]]
+        made._theta, made._aim = np.array(state["theta"]), np.array(state["aim"])
+        made._information, made._positive = np.array(state["information"]), np.array(state["positive"])
         made._error2, made.observed = state["error2"], state["observed"]
         return made
 
 
 def _parts_s(load: StepLoad) -> Sequence[float]:
-    """What the prior says of each term, ``[6]``."""
+    """What the prior says of each term, ``[7]``."""
     return (
-        _PRIOR_S[_CONSTANT],
-        _PRIOR_S[_SEQ] * load.decode_seqs,
-        _PRIOR_S[_CONTEXT] * load.decode_context_tokens,
-        _PRIOR_S[_PREFILL] * load.prefill_tokens,
-        _PRIOR_S[_BEYOND] * max(load.tokens - FREE_TOKENS, 0),
-        _PRIOR_S[_ATTENTION] * load.prefill_attention_tokens2,
+        _CONSTANT,
+        _SEQ * load.decode_seqs,
+        _CONTEXT * load.decode_context_tokens,
+        _PROMPTS if load.prefill_tokens else 0.0,
+        _PREFILL * load.prefill_tokens,
+        _BEYOND * max(load.tokens - FREE_TOKENS, 0),
+        _ATTENTION * load.prefill_attention_tokens2,
     )

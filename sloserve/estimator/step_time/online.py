@@ -114,6 +114,7 @@ class OnlineLatency:
         constant, prefill, decode = self.fit.factors if isinstance(self.fit, Recalibrated) else (0.0, 0.0, 0.0)
         return {
             "step_error": self.relative_error,
+            "step_coverage": self.covered,
             "step_factor_constant": constant,
             "step_factor_prefill": prefill,
             "step_factor_decode": decode,

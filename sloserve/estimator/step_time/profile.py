@@ -129,6 +129,10 @@ class Profile(_Section):
         """Time of the load's decodes alone, in seconds, as a bound that never falls; see FittedLatency."""
         return self.latency.decode_bound_s(load) + self._overhead_s if load.decode_seqs else 0.0
 
+    def decode_floor_s(self, load: StepLoad) -> float:
+        """What the load's decodes surely add to the smallest step, in seconds; see FittedLatency."""
+        return self.latency.decode_floor_s(load)
+
     def within_grid(self, load: StepLoad) -> bool:
         """Whether the latency form was fitted on steps as large as this one; ``False``: it extrapolates."""
         return self.grid.covers(load)

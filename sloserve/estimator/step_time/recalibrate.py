@@ -88,11 +88,14 @@ class Recalibrated:
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
         """Most tokens of one more chunk in a step of ``seconds``; see StepLatency.
 
-        The bound: where prefill is corrected upwards more than decoding, decoding is charged like prefill.
+        The bound: of decodes, which may be corrected otherwise than prefill, only what they surely cost is cheaper.
         """
         constant, prefill, decode = self.factors
-        decodes_s = max(self._profile.decode_bound_s(base) - self._constant_s, 0.0)
-        spare_s = seconds * ROUNDING - constant * self._constant_s - max(decode - prefill, 0.0) * decodes_s
+        if decode < prefill:
+            decodes_s = self._profile.decode_floor_s(base)
+        else:
+            decodes_s = max(self._profile.decode_bound_s(base) - self._constant_s, 0.0)
+        spare_s = seconds * ROUNDING - constant * self._constant_s - (decode - prefill) * decodes_s
         return self._profile.prefill_within(self._constant_s + spare_s / prefill, base, prefix_tokens)
 
     def observe(self, load: StepLoad, duration_s: float) -> None:

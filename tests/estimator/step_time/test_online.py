@@ -1,6 +1,8 @@
 """What is known of an engine, with a profile or without: how soon it is right, and how far beyond its steps it goes."""
 
 import json
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +11,8 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.learned import Learned
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
-from tests.estimator.step_time.streams import noisy_steps
 
+noisy_steps = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "step_learning.py"))["noisy_steps"]
 PROFILE = load_profile("h100-llama3-8b")
 
 
@@ -41,10 +43,10 @@ def test_a_lasting_change_is_followed() -> None:
 
 def test_one_stall_hardly_moves_it() -> None:
     latency = fed(OnlineLatency(), PROFILE, 200)
-    load = StepLoad.of((), [700] * 50)
-    before_s = latency.step_s(load)
-    latency.observe(load, 100.0)
-    assert latency.step_s(load) == pytest.approx(before_s, rel=0.05)
+    last = [load for load, _ in noisy_steps(PROFILE, 200, 0)][-20:]
+    before_s = [latency.step_s(load) for load in last]
+    latency.observe(last[-1], 100.0)
+    assert [latency.step_s(load) for load in last] == pytest.approx(before_s, rel=0.05)
 
 
 @pytest.mark.parametrize("profile", [None, PROFILE])
