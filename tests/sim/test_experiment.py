@@ -59,6 +59,7 @@ RUN_KEYS = {
         ({"workload": "voice", "policy": "stock@max_seqs=3"}, "engine option 'max_seqs' is unknown"),
         ({"workload": "voice", "kv_blocks": 0}, "kv_blocks"),
         ({"workload": "voice", "max_num_seqs": -1}, "max_num_seqs"),
+        ({"workload": "voice", "engine": "gpu"}, "--engine: 'gpu' is not one of vllm, model"),
         ({"workload": "voice", "max_model_len": 0}, "--max-model-len: 0 tokens is not at least 1"),
     ],
 )

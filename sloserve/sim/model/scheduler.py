@@ -173,13 +173,14 @@ class ModelScheduler:
         Requests whose output is in flight since before their preemption are passed over.
         """
         counts, kv, block_size = self.requests, self.kv, self.settings.block_size
-        places = self.limits.running - self.running.size
+        places = max(self.limits.running - self.running.size, 0)
         admitted: list[int] = []
         hits: list[int] = []
         chunks: list[int] = []
         passed: list[int] = []
         looked_at = 0
-        for index in self.waiting.tolist() if places > 1 or self._num_stale else self.waiting[:1].tolist():
+        # No more than these are admitted or passed over.
+        for index in self.waiting[: places + self._num_stale].tolist():
             if budget <= 0 or len(admitted) >= places:
                 break
             if self._num_stale and counts.stale[index]:

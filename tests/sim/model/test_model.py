@@ -5,7 +5,9 @@ import pytest
 
 from sloserve.core.outcome import Outcome
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.sim.experiment import run_experiment
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.sim.simulate import build_experiment
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 from tests.properties.test_conservation import MODEL_LEN, expected_tokens, random_workload
 
@@ -38,6 +40,15 @@ def test_every_request_ends_once_with_its_tokens(policy: str | None) -> None:
         assert scheduler.kv.free == settings.kv_blocks
         assert not scheduler.has_requests() and not scheduler.requests.blocks.any()
         assert int(log.steps.scheduled_tokens.max()) <= settings.max_num_batched_tokens
+
+
+def test_an_experiment_names_it_and_runs_on_it() -> None:
+    experiment = build_experiment(
+        workload="alpaca-poisson", policy="stock,edf", rps="30", seeds=1, max_requests=20, engine="model"
+    )
+    runs = list(run_experiment(experiment))
+    assert [run.policy for run in runs] == ["stock", "edf"]
+    assert all(r.outcome is Outcome.COMPLETED for run in runs for r in run.log.requests)
 
 
 def test_a_run_is_the_same_each_time_and_its_steps_add_up() -> None:
