@@ -68,13 +68,17 @@ class Ageing:
     def __init__(self, share: float, classes: ClassTable) -> None:
         self.period = math.ceil(1.0 / share) if share > 0 else None
         self._age_s = np.array([c.aged_after_s for c in classes])
+        self._least_age_s = float(self._age_s.min())
         self._since_aged = 0
 
     def turns(self, rows: Rows, waiting: IntArray, now_s: float) -> Turns:
         """The turns of the aged requests among ``waiting``, which holds slots."""
         if self.period is None or not waiting.size:
             return NO_TURNS
-        old = waiting[now_s - rows.arrival_s[waiting] > self._age_s[rows.class_id[waiting]]]
+        waited_s = now_s - rows.arrival_s[waiting]
+        if waited_s.max() <= self._least_age_s:
+            return NO_TURNS
+        old = waiting[waited_s > self._age_s[rows.class_id[waiting]]]
         if not old.size:
             return NO_TURNS
         oldest_first = old[np.argsort(rows.seq[old])]
@@ -86,6 +90,9 @@ class Ageing:
         Only the admission of the oldest aged request resets the count: otherwise a policy that prefers the youngest of
         them would keep the oldest waiting forever.
         """
+        if not aged.size:
+            self._since_aged += slots.size
+            return NO_SLOTS
         gone: set[int] = set()
         oldest = 0
         for slot in slots.tolist():

@@ -152,8 +152,10 @@ class Planner:
         """Records the requests that a step admitted."""
         slots = self.table.admitted(output)
         if slots.size and self.ageing.period is not None:
-            self.table.protect(self.ageing.admitted(slots, self.aged))
-            self.aged = self.aged[~np.isin(self.aged, slots)]
+            admitted = self.ageing.admitted(slots, self.aged)
+            if admitted.size:
+                self.table.protect(admitted)
+                self.aged = self.aged[~np.isin(self.aged, admitted)]
         if self.shadow is not None:
             self.shadow.rate.observe(slots.size, monotonic_s)
 

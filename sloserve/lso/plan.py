@@ -149,7 +149,7 @@ def check_plan(plan: Plan, snapshot: Snapshot) -> None:
     if plan.waiting is not None:
         found = states("waiting", plan.waiting)
         idle = (found == _WAITING) | (found == _PREEMPTED)
-        if not idle.all() and not (idle | np.isin(plan.waiting, plan.preempt)).all():
+        if not idle.all() and not set(plan.waiting[~idle].tolist()) <= set(plan.preempt.tolist()):
             raise PlanError("waiting: names a request that is neither waiting nor preempted by this plan")
     for name in ("max_running", "token_budget", "prefill_chunk_tokens"):
         limit = getattr(plan, name)

@@ -97,7 +97,7 @@ class Ledger:
                 values[self._layout.waiting + class_id] -= 1
                 values[self._layout.admitted + class_id] += 1
         if self._preempted:
-            self._preempted.difference_update(output.num_scheduled_tokens)
+            self._preempted -= self._preempted & output.num_scheduled_tokens.keys()
         for request in paused:
             self._paused[request.request_id] += 1
         running, waiting = scheduler.get_request_counts()
