@@ -9,7 +9,7 @@ from sloserve.core.arrays import BoolArray, IntArray
 
 
 def short_of_blocks(
-    computed_tokens: IntArray, prompt_tokens: IntArray, may_pause: BoolArray, *, block_size: int, free_blocks: int
+    computed_tokens: IntArray, decodes: BoolArray, may_pause: BoolArray, *, block_size: int, free_blocks: int
 ) -> IntArray:
     """Indices of the requests to pause for the next step, the last in the order of service first.
 
@@ -18,14 +18,14 @@ def short_of_blocks(
 
     Args:
         computed_tokens: ``[n]``, in order of service, as the next two.
-        prompt_tokens: ``[n]``.
+        decodes: ``[n]``; which requests decode.
         may_pause: ``[n]``; which requests may be paused.
         block_size: tokens in a KV block.
         free_blocks: KV blocks that are free.
     """
     if free_blocks >= computed_tokens.size:
         return np.empty(0, np.int64)
-    grows = (computed_tokens >= prompt_tokens) & (computed_tokens % block_size == 0)
+    grows = decodes & (computed_tokens % block_size == 0)
     missing = max(int(grows.sum()) - free_blocks, 0)
     indices: IntArray = np.flatnonzero(grows & may_pause)[::-1][:missing]
     return indices

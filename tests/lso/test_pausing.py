@@ -10,7 +10,7 @@ def sits_out(computed: list[int], *, free: int, prompt: int = 10, may: list[bool
     n = len(computed)
     return short_of_blocks(
         np.array(computed),
-        np.full(n, prompt),
+        np.array(computed) >= prompt,
         np.ones(n, np.bool_) if may is None else np.array(may),
         block_size=BLOCK,
         free_blocks=free,

@@ -7,6 +7,7 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso import pausing
+from sloserve.lso.decode_first import unfinished
 from sloserve.lso.preemption import Candidate, Head, select_victims
 from sloserve.scheduler.andes.outlook import Outlook
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
@@ -93,7 +94,7 @@ def short_of_blocks(all_: Outlook, running: IntArray, rows: Rows, engine: Engine
     slots = all_.slots[running]
     places = pausing.short_of_blocks(
         rows.computed_tokens[slots],
-        rows.prompt_tokens[slots],
+        ~unfinished(rows, slots),
         rows.pausable[slots] & (all_.lead_s[running] > PAUSING_LEAD_S),
         block_size=engine.block_size,
         free_blocks=engine.free_blocks,

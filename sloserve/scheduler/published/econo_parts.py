@@ -9,6 +9,7 @@ from typing import Final
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
+from sloserve.lso.decode_first import unfinished
 from sloserve.lso.pausing import short_of_blocks
 from sloserve.scheduler.econo.policy import Econo
 from sloserve.scheduler.econo.preemption import Ranked
@@ -59,7 +60,7 @@ class EconoParts(Econo):
         return stay[
             short_of_blocks(
                 rows.computed_tokens[stay],
-                rows.prompt_tokens[stay],
+                ~unfinished(rows, stay),
                 rows.pausable[stay],
                 block_size=snapshot.engine.block_size,
                 free_blocks=snapshot.engine.free_blocks,

@@ -310,6 +310,9 @@ def test_nobody_sits_out_where_more_blocks_are_free_than_are_needed(snapshot: Ma
         (reply(50.0, prompt_tokens=64), False),
         (reply(50.0, prompt_tokens=32), True),
         (reply(50.0, computed=0, prompt_tokens=16), False),
+        # Resumed: half of its output so far is still to be computed again.
+        (reply(50.0, output_tokens=32), False),
+        (reply(50.0, output_tokens=17), True),
     ],
 )
 def test_who_sits_out_when_his_next_block_is_missing(one: Request, sits_out: bool, snapshot: Make) -> None:

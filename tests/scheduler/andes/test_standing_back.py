@@ -168,16 +168,21 @@ def test_one_may_always_run(snapshot: Make) -> None:
 
 # Pausing.
 
-AT_BLOCK = {"computed_tokens": 32}
+
+def at_block(lead_s: float, **more: Any) -> Request:
+    """Its last block is full: the next token needs another one."""
+    one = ahead(lead_s)
+    prompt_tokens = 17 - one["output_tokens"] % 16
+    return one | {"prompt_tokens": prompt_tokens, "computed_tokens": prompt_tokens + one["output_tokens"] - 1} | more
 
 
 def test_pauses_who_needs_a_block_that_is_missing(snapshot: Make) -> None:
     running = [
-        ahead(30.0, **AT_BLOCK),
-        ahead(20.0, **AT_BLOCK),
-        ahead(40.0, **AT_BLOCK, pausable=False),
-        ahead(5.0, **AT_BLOCK),
-        ahead(50.0, computed_tokens=33),
+        at_block(30.0),
+        at_block(20.0),
+        at_block(40.0, pausable=False),
+        at_block(5.0),
+        ahead(50.0),
     ]
     for free_blocks, paused in ((0, [0, 1]), (2, [0, 1]), (3, [0]), (4, [])):
         made = plan(snapshot(running=running, free_blocks=free_blocks))
@@ -187,7 +192,7 @@ def test_pauses_who_needs_a_block_that_is_missing(snapshot: Make) -> None:
 
 
 def test_pauses_nobody_when_somebody_is_preempted(snapshot: Make) -> None:
-    running = [ahead(30.0, **AT_BLOCK), ahead(90.0, **AT_BLOCK, kv_blocks=50)]
+    running = [at_block(30.0), at_block(90.0, kv_blocks=50)]
     made = plan(snapshot([URGENT], running, free_blocks=0))
     assert order(made.preempt) == [1] and not made.pause.size
     made = plan(snapshot([URGENT], running, free_blocks=0), lead_s=100.0)
