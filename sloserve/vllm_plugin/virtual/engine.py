@@ -1,16 +1,12 @@
 """vLLM's real scheduler in virtual time: no device, no model, made-up tokens, step times from a profile.
 
-The loop is that of vLLM's EngineCore with a batch queue of two: step n+1 is scheduled right after step n was
-dispatched, then n's result is applied, then n+2 is scheduled; the worker runs batches one after another. What arrives
-while n runs joins n+2. Planning takes the time of EngineCore's one thread: a step is dispatched when it is planned and
-the step before it is done, whichever is later. Stock's AsyncScheduler and SLOScheduler run through the identical code.
-Runs are deterministic: only ``RunLog.timing`` is measured.
+Stock's AsyncScheduler and SLOScheduler run through the identical code. Runs are deterministic: only
+``RunLog.timing`` is measured.
 """
 
 import atexit
 import gc
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,11 +21,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from sloserve.admission.admission import Admission
-from sloserve.core.clock import ManualClock
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
-from sloserve.core.runlog import RequestLog, RunLog, StepLog
-from sloserve.engine.stages import Stages
+from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
@@ -39,6 +33,7 @@ from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.port import admitted_ids
 from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
+from sloserve.vllm_plugin.virtual.loop import EventLoop
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 from sloserve.vllm_plugin.virtual.vllm_config import VOCABULARY, scheduler_arguments
 from sloserve.wire.xargs import to_xargs, with_length
@@ -50,11 +45,6 @@ atexit.register(gc.unfreeze)  # nanobind's modules complain of what is left
 _EOS = 0
 _FILLER = [1]
 _LAST = [_EOS]
-_BATCH_QUEUE = 2
-_MAX_EMPTY_STEPS = 1000
-"""Steps in a row that schedule nothing although requests wait, after which the run is given up and the requests count
-as lost.
-"""
 
 
 @dataclass(slots=True)
@@ -77,8 +67,12 @@ class _Batch:
     end_s: float
     planning_s: float
 
+    @property
+    def num_tokens(self) -> int:
+        return int(self.output.total_num_scheduled_tokens)
 
-class VirtualEngine:
+
+class VirtualEngine(EventLoop):
     """One engine. ``additional_config`` is vLLM's, with our section in it; ``None`` runs stock's AsyncScheduler.
 
     admission: of the front end before it; ``None`` takes in, and predicts, nothing. planning_costs: what planning
@@ -95,10 +89,8 @@ class VirtualEngine:
         planning_costs: PlanningCosts = NO_PLANNING_COST,
         noise: StepNoise | None = None,
     ) -> None:
-        self._settings = settings
-        self._profile = profile
-        self._noise = noise
-        self._clock = ManualClock()
+        lengths = None if additional_config is None else plugin_settings(additional_config).make_lengths()
+        super().__init__(settings, profile, VirtualFrontEnd(settings, admission, lengths), noise)
         arguments = scheduler_arguments(settings, additional_config or {})
         self.scheduler: Any
         if additional_config is None:
@@ -111,19 +103,10 @@ class VirtualEngine:
         if settings.enable_prefix_caching:
             init_none_hash(sha256)
             self._hasher = get_request_block_hasher(settings.block_size, sha256)
-        lengths = None if additional_config is None else plugin_settings(additional_config).make_lengths()
-        self._front_end = VirtualFrontEnd(settings, admission, lengths)
-        self._arriving: deque[WorkloadRequest] = deque()
-        self._accepted: list[WorkloadRequest] = []
         self._live: dict[str, _Live] = {}
         self._prefilling: set[str] = set()
-        self._stages = Stages()
         self._preempted: list[str] = []
         compat.on_preemption(self.scheduler, self._preempted.append)
-        self._done: dict[str, RequestLog] = {}
-        self._steps: list[tuple[float, float, int, int, int, float]] = []
-        self._schedule_s: list[float] = []
-        self._counters: Counter[str] = Counter()
         self.on_step: Callable[[Any], None] | None = None
         """Called with each SchedulerOutput; tests compare decisions with it."""
 
@@ -140,92 +123,36 @@ class VirtualEngine:
         return RunLog(
             requests=[self._done[r.request_id] for r in workload],
             steps=self._step_log(),
-            timing=self._timing(time.perf_counter() - started),
+            timing=self._timing(time.perf_counter() - started, getattr(self.scheduler, "plan_costs_s", None) or ()),
             counters={**self._counters, **getattr(self.scheduler, "slo_counters", {})},
             token_budget=self._settings.max_num_batched_tokens,
         )
 
-    def _loop(self, on_progress: Callable[[int], None] | None) -> None:
-        scheduler, epoch_s = self.scheduler, self._clock.now_s()
-        now_s, worker_free_s, empty = 0.0, 0.0, 0
-        batches: deque[_Batch] = deque()
-        while True:
-            self._arrive(now_s, epoch_s)
-            for item in self._accepted:
-                self._add(item, epoch_s)
-            self._accepted.clear()
-            if not scheduler.has_requests() and not batches:
-                if not self._arriving:
-                    return
-                now_s = self._arriving[0].arrival_s
-                self._clock.advance_to(epoch_s + now_s)
-                continue
-            if scheduler.has_requests():
-                batch = self._dispatch(now_s, worker_free_s)
-                if batch.planning_s:
-                    now_s += batch.planning_s
-                    self._clock.advance_to(epoch_s + now_s)
-                executed = batch.output.total_num_scheduled_tokens > 0
-                worker_free_s = batch.end_s
-                batches.append(batch)
-                if len(batches) < _BATCH_QUEUE and (executed or scheduler.has_requests()) and empty < _BATCH_QUEUE:
-                    empty = 0 if executed else empty + 1
-                    continue
-                empty = 0 if executed else empty + 1
-            batch = batches.popleft()
-            now_s = max(now_s, batch.end_s)
-            self._clock.advance_to(epoch_s + now_s)
-            # The front end works while the engine does: it decides before it sees this batch's tokens.
-            self._arrive(now_s, epoch_s)
-            self._apply(batch, now_s)
-            if on_progress is not None and len(self._steps) % 256 == 0:
-                on_progress(len(self._done))
-            if empty and (not batches or empty > 2 * _BATCH_QUEUE):
-                # Nothing in flight, or nothing but empty steps, and nothing could be scheduled: only an arrival, or a
-                # plan that changes its mind, helps.
-                if self._accepted:
-                    empty = 0
-                elif self._arriving:
-                    empty = 0
-                    now_s = max(now_s, self._arriving[0].arrival_s)
-                elif empty > _MAX_EMPTY_STEPS:
-                    return
-                else:
-                    now_s += self._profile.engine_overhead_ms / 1e3
-                worker_free_s = max(worker_free_s, now_s)
-                self._clock.advance_to(epoch_s + now_s)
+    def _has_requests(self) -> bool:
+        return bool(self.scheduler.has_requests())
 
-    def _arrive(self, until_s: float, epoch_s: float) -> None:
-        """The front end takes in or refuses what has come until then, each when it came."""
-        while self._arriving and self._arriving[0].arrival_s <= until_s:
-            item = self._arriving.popleft()
-            if self._front_end.takes(item, epoch_s + item.arrival_s):
-                self._accepted.append(item)
-            else:
-                predicted = self._front_end.predicted(item.request_id)
-                self._done[item.request_id] = RequestLog(item, Outcome.REJECTED, np.empty(0), predicted=predicted)
-
-    def _add(self, item: WorkloadRequest, epoch_s: float) -> None:
-        max_tokens = self._front_end.max_tokens(item)
-        length = self._front_end.length(item, epoch_s + item.arrival_s)
-        stated = with_length(to_xargs(item.slo, item.output_tokens), length)
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, extra_args=stated)
-        params.update_from_generation_config({}, eos_token_id=_EOS)
-        self.scheduler.add_request(
-            Request(
-                request_id=item.request_id,
-                prompt_token_ids=_prompt(item),
-                sampling_params=params,
-                pooling_params=None,
-                arrival_time=epoch_s + item.arrival_s,
-                priority=item.priority,
-                # Made-up prompts are all alike; the salt keeps those that share nothing apart in the prefix cache.
-                cache_salt=None if item.prefix_ids else item.request_id,
-                block_hasher=self._hasher,
+    def _add(self, items: Sequence[WorkloadRequest], epoch_s: float) -> None:
+        for item in items:
+            max_tokens = self._front_end.max_tokens(item)
+            length = self._front_end.length(item, epoch_s + item.arrival_s)
+            stated = with_length(to_xargs(item.slo, item.output_tokens), length)
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, extra_args=stated)
+            params.update_from_generation_config({}, eos_token_id=_EOS)
+            self.scheduler.add_request(
+                Request(
+                    request_id=item.request_id,
+                    prompt_token_ids=_prompt(item),
+                    sampling_params=params,
+                    pooling_params=None,
+                    arrival_time=epoch_s + item.arrival_s,
+                    priority=item.priority,
+                    # Made-up prompts are all alike; the salt keeps those that share nothing apart in the prefix cache.
+                    cache_salt=None if item.prefix_ids else item.request_id,
+                    block_hasher=self._hasher,
+                )
             )
-        )
-        self._live[item.request_id] = _Live(item, min(item.output_tokens, max_tokens))
-        self._stages.arrived(item.request_id, item.arrival_s)
+            self._live[item.request_id] = _Live(item, min(item.output_tokens, max_tokens))
+            self._stages.arrived(item.request_id, item.arrival_s)
 
     def _dispatch(self, now_s: float, worker_free_s: float) -> _Batch:
         """The step scheduled at ``now_s``. Planning comes first, and meanwhile the worker is at the step before."""
@@ -242,11 +169,7 @@ class VirtualEngine:
             self._counters["empty_steps"] += 1
             return _Batch(output, [], start_s, planning_s)
         load, sampling = self._inspect(output)
-        duration_s = self._profile.step_s(load)
-        if self._noise is not None:
-            duration_s *= self._noise.factor(len(self._steps))
-        if not self._profile.within_grid(load):
-            self._counters["extrapolated_steps"] += 1
+        duration_s = self._duration_s(load)
         end_s = start_s + duration_s
         used = 1.0 - compat.free_blocks(scheduler) / self._settings.kv_blocks
         running, waiting = scheduler.get_request_counts()
@@ -316,28 +239,8 @@ class VirtualEngine:
         log = RequestLog(item, outcome, times_s, num_preemptions, live.recomputed, predicted, stages)
         self._front_end.ended(item.request_id, log.latency, times_s.size, self._clock.now_s())
         self._done[item.request_id] = log
+        self._num_ended += 1
         del self._live[item.request_id]
-
-    def _step_log(self) -> StepLog:
-        end_s, duration_s, tokens, running, waiting, used = zip(*self._steps, strict=True) if self._steps else [()] * 6
-        return StepLog(
-            end_s=np.array(end_s, np.float64),
-            duration_s=np.array(duration_s, np.float64),
-            scheduled_tokens=np.array(tokens, np.int64),
-            running=np.array(running, np.int64),
-            waiting=np.array(waiting, np.int64),
-            kv_utilization=np.array(used, np.float64),
-        )
-
-    def _timing(self, wall_s: float) -> dict[str, float]:
-        costs_s = getattr(self.scheduler, "plan_costs_s", None) or [0.0]
-        schedule_s = self._schedule_s or [0.0]
-        return {
-            "plan_us_mean": float(np.mean(costs_s)) * 1e6,
-            "plan_us_p99": float(np.percentile(costs_s, 99)) * 1e6,
-            "vllm_schedule_us_mean": (sum(schedule_s) - sum(costs_s)) / len(schedule_s) * 1e6,
-            "wall_s": wall_s,
-        }
 
 
 def _prompt(item: WorkloadRequest) -> list[int]:
