@@ -122,7 +122,7 @@ class PluginSettings(_Settings):
 
     policy, policy_options: which policy plans, see :mod:`sloserve.scheduler.registry`. seed: of the policy.
     shadow_policy: ``name:option=value`` of a policy whose plans are scored and never carried out.
-    profile: name or file of this engine's step times, which its own steps then correct; ``None`` for none.
+    profile: name or file of this engine's step times, which its own steps correct; ``None``: they alone teach them.
     length_model: file that ``sloserve train-length`` wrote; the front end predicts each reply's length with it, for
     policies with ``length=predicted``. ``None``: they predict from the requests of the class that ended.
     plan_share: planning may cost at most this share of the time the engine spends stepping; 1 plans at every step.
