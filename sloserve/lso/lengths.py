@@ -9,9 +9,8 @@ from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.rows import LENGTH_QUANTILES, Rows
 from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.estimator.length.choice import CLASS_PREDICTORS, ORACLE, PREDICTED, check_lengths
-from sloserve.estimator.length.given import OracleLength
 from sloserve.estimator.length.quantiles import quantile_lengths
-from sloserve.estimator.length.remaining import Requests, Rest, rest_of
+from sloserve.estimator.length.remaining import LengthEstimator, Requests, Rest, rest_of
 from sloserve.estimator.length.survival_table import SurvivalTable
 
 LENGTH_COLUMNS = frozenset({"class_id", "max_tokens", "oracle_output_tokens", "output_tokens", *LENGTH_QUANTILES})
@@ -35,7 +34,11 @@ class Lengths:
         check_lengths(length, length_error)
         self._of_class = SurvivalTable(CLASS_PREDICTORS.get(length, CLASS_PREDICTORS[_EMPIRICAL])())
         self._reads_quantiles = length in (PREDICTED, ORACLE)
-        self._oracle = OracleLength(length_error, seed=seed) if length == ORACLE else None
+        self._oracle: LengthEstimator | None = None
+        if length == ORACLE:
+            from sloserve.estimator.length.given import OracleLength  # loads scipy
+
+            self._oracle = OracleLength(length_error, seed=seed)
 
     def observe(self, rows: Rows, slot: int) -> None:
         """A request ended, in whatever way; one without output tells nothing."""

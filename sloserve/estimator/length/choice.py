@@ -16,12 +16,18 @@ from typing import Final
 import numpy as np
 
 from sloserve.estimator.length.empirical import EmpiricalLength
-from sloserve.estimator.length.gaussian import GaussianLength
 from sloserve.estimator.length.remaining import LengthEstimator
+
+
+def _gaussian() -> LengthEstimator:
+    from sloserve.estimator.length.gaussian import GaussianLength  # loads scipy
+
+    return GaussianLength()
+
 
 CLASS_PREDICTORS: Final[Mapping[str, Callable[[], LengthEstimator]]] = {
     "empirical": EmpiricalLength,
-    "gaussian": GaussianLength,
+    "gaussian": _gaussian,
 }
 PREDICTED: Final = "predicted"
 ORACLE: Final = "oracle"
