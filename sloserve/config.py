@@ -45,7 +45,7 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that somebody wrote. source: the flag, or the file's name. root: the whole file it stands in, if any."""
+    """A value that a user wrote. source: the flag, or the file's name. root: the whole file it stands in, if any."""
 
     value: Any
     source: str

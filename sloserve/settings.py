@@ -86,8 +86,8 @@ class ClassSettings(_Settings):
 
 
 class AdmissionSettings(_Settings):
-    """Whom the front end answers with 429. mode: ``none``; ``cap``: who would wait behind ``max_waiting`` of its class;
-    ``predict``: besides, who has targets that are predicted to be missed.
+    """What the front end answers with 429. mode: ``none``; ``cap``: requests that would wait behind ``max_waiting`` of
+    their class; ``predict``: besides, requests with targets that are predicted to be missed.
 
     max_waiting: one number for each class, or a number by class; 1024 for a class that is not named. min_chance: the
     least predicted chance to meet its TTFT and e2e targets with which ``predict`` lets a request in.
@@ -107,7 +107,7 @@ class AdmissionSettings(_Settings):
         still_waiting: Callable[[Place], bool],
         elsewhere: Elsewhere | None = None,
     ) -> Admission:
-        """A new admission; under mode ``none`` it predicts and refuses nobody. still_waiting, elsewhere: see there."""
+        """A new admission; under mode ``none`` it predicts and refuses none. still_waiting, elsewhere: see there."""
         caps = None if self.mode == "none" else {name: self.cap(name) for name in class_names}
         min_chance = self.min_chance if self.mode == "predict" else None
         return Admission(class_names, still_waiting, caps=caps, min_chance=min_chance, elsewhere=elsewhere)

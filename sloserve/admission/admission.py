@@ -13,9 +13,9 @@ come again, where coming again helps. In order:
 Where several processes admit requests to one engine, a cap is that of all together: a place is booked first and counted
 then, and given back where the class is full. So they never pass a cap together; two that ask for the last place in the
 same instant may both be refused. Predictions are each process' own, of its own requests, which have the rate of its own
-queue; a request is known to have found nobody waiting only where nobody waits in any process.
+queue; a request is known to have found no other waiting only where none waits in any process.
 
-Guarantees: no class has more than its cap waiting; with neither cap nor chance nobody is refused; a request without
+Guarantees: no class has more than its cap waiting; with neither cap nor chance no request is refused; one without
 targets is never refused for its targets. Memory is bounded by the requests in flight. Deterministic: time is an
 argument, in epoch seconds. Not for several threads.
 """
@@ -48,7 +48,7 @@ class Admission:
         """
         Args:
             still_waiting: whether a place's request has yet to emit its first token; must not call back.
-            elsewhere: who else admits requests to this engine; ``None`` for nobody.
+            elsewhere: other processes that admit requests to this engine; ``None`` for none.
             caps: how many requests of each class may wait, at least 1; ``None`` for no limit.
             min_chance: least chance, within 0..1, to meet its targets with which a request is let in; ``None`` lets all
                 in.
@@ -106,9 +106,9 @@ class Admission:
         return self._backlog.waiting(class_name)
 
     def sweep(self, now_s: float) -> bool:
-        """Notices first tokens that nobody saw leave; whether anybody waits still.
+        """Notices first tokens that were not seen to leave; whether any request waits still.
 
-        For other processes' sake, which count those who wait here; a forecast sweeps its own class.
+        For other processes' sake, which count the requests that wait here; a forecast sweeps its own class.
         """
         return self._backlog.sweep_all(now_s)
 
@@ -119,8 +119,8 @@ class Admission:
         for name, target_s, least_s in _least(targets, new.output_tokens, ttft_s, tpot_s):
             if least_s > target_s + TOLERANCE_S:
                 raise SLOUnattainable(
-                    f"{name} target of {_ms(target_s)} ms: at best this takes {_ms(least_s)} ms here, even if nobody "
-                    f"else is served; ask for at least that",
+                    f"{name} target of {_ms(target_s)} ms: at best this takes {_ms(least_s)} ms here, even if no "
+                    f"other request is served; ask for at least that",
                     None,
                     new.slo.slo_class.name,
                 )
@@ -155,7 +155,7 @@ def _least(
     if targets.ttft_s is not None and targets.ttft_s > DUE_NOW_S and ttft_s is not None:
         yield "ttft", targets.ttft_s, ttft_s
     if targets.e2e_s is not None and ttft_s is not None:
-        # A length that nobody stated may be a single token.
+        # A length that is not stated may be a single token.
         decode_s = 0.0 if tpot_s is None or output_tokens is None else (output_tokens - 1) * tpot_s
         yield "e2e", targets.e2e_s, ttft_s + decode_s
     if output_tokens != 1 and tpot_s is not None:

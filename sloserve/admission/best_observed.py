@@ -1,8 +1,8 @@
 """The least that was ever seen lately: what no order of service can beat, since it is the engine's own.
 
-TTFT by length of the prompt, of requests that found nobody waiting, and time per output token. A figure is claimed only
-once ``MIN_SAMPLES`` stand behind it, and is forgotten within two periods without a sample, so that a claim which keeps
-all samples away does not last.
+TTFT by length of the prompt, of requests that found no other waiting, and time per output token. A figure is claimed
+only once ``MIN_SAMPLES`` stand behind it, and is forgotten within two periods without a sample, so that a claim which
+keeps all samples away does not last.
 
 Memory is fixed; an event costs at most a look at ``_BUCKETS`` numbers. Deterministic: time is an argument.
 """
@@ -49,7 +49,7 @@ class Floors:
     _tpot: _Least = field(default_factory=_Least)
 
     def saw_ttft(self, prompt_tokens: int, ttft_s: float, now_s: float) -> None:
-        """The TTFT of a request that found nobody waiting."""
+        """The TTFT of a request that found no other waiting."""
         of_length = self._ttft[_bucket(prompt_tokens)]
         of_length.pass_time(now_s)
         of_length.add(ttft_s)

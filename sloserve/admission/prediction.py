@@ -3,7 +3,7 @@
 TTFT = time already passed + requests of its class ahead * seconds from one start of the class to the next + service of
 its own prompt. The class's queue and its rate are Little's law, so they hold under any policy: a class that others
 overtake starts more slowly, which is observed, not assumed. The service is a line in prompt tokens through the TTFTs of
-requests that found nobody waiting. e2e = TTFT + output tokens, as stated, as the length model predicts or as the
+requests that found no other waiting. e2e = TTFT + output tokens, as stated, as the length model predicts or as the
 class's replies are long, within ``max_tokens`` * time per token of the class. What these estimates leave out (the order
 within a class, what arrives later, the spread of lengths) is in the calibration of each class: quantiles of actual over
 predicted.
@@ -54,7 +54,7 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One predicted figure, in seconds from arrival. unqueued_s: part that remains if nobody waits ahead."""
+    """One predicted figure, in seconds from arrival. unqueued_s: part that remains if no request waits ahead."""
 
     promise: Promise
     unqueued_s: float
@@ -62,7 +62,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The prediction of one request. ahead: requests of its class that waited. alone: nobody waited, in no class."""
+    """The prediction of one request. ahead: requests of its class that waited. alone: none waited, in no class."""
 
     ttft: Figure | None
     e2e: Figure | None
@@ -112,7 +112,7 @@ class Predictor:
     def admitted(self, new: NewRequest, forecast: Forecast) -> None:
         """It came in; from now on its promises can run out."""
         of_class = self._classes[new.slo.slo_class.name]
-        # A first token that nobody sees may have come in time.
+        # A first token that is not seen may have come in time.
         ttft = forecast.ttft if new.streamed else None
         for calibration, figure in ((of_class.ttft, ttft), (of_class.e2e_of(new), forecast.e2e)):
             if figure is not None:

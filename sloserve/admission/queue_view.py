@@ -30,7 +30,7 @@ SWEEP_INTERVAL_S_PER_WAITING = 1e-4
 thousands of times per second. A place is thus found free at most this late."""
 
 MEMORY_S = 30.0
-"""Time constant of the observed rate, in seconds during which somebody waited: as far back as it predicts ahead."""
+"""Time constant of the observed rate, in seconds during which a request waited: as far back as it predicts ahead."""
 
 
 class Elsewhere(Protocol):
@@ -86,7 +86,7 @@ class Backlog:
                 place.started(now_s)
 
     def sweep_all(self, now_s: float) -> bool:
-        """Sweeps every class; whether anybody waits still."""
+        """Sweeps every class; whether any request waits still."""
         for name in self._queues:
             self.sweep(name, now_s)
         return any(queue.waiting for queue in self._queues.values())
@@ -102,15 +102,15 @@ class Backlog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits, in no class and in no process."""
+        """Whether no request waits, in no class and in no process."""
         return not any(self.waiting_anywhere(name) for name in self._queues)
 
     def interval_s(self, class_name: str) -> float | None:
-        """Expected seconds from one start of the class to the next while somebody waits; ``None`` if none was seen."""
+        """Expected seconds from one start of the class to the next while any waits; ``None`` if none was seen."""
         return self._queues[class_name].rate.interval_s
 
     def promise_place(self, class_name: str, now_s: float, after_s: float = 0.0) -> int:
-        """Whole seconds until the next place that nobody was promised yet is predicted to be free, from 1 to 30.
+        """Whole seconds until the next place that was promised to no client yet is predicted to be free, from 1 to 30.
 
         after_s: until when none can be, for a client who needs a shorter queue. Clients sent away thus queue virtually:
         the n-th is told to come for the n-th place, which keeps them from coming back all at once. Places beyond the
@@ -147,9 +147,9 @@ class Place:
 
 @dataclass(slots=True)
 class _DrainRate:
-    """Requests started per second of time during which somebody waited, older time weighing exponentially less.
+    """Requests started per second of time during which a request waited, older time weighing exponentially less.
 
-    Idle time does not count: a queue that is empty because nobody came says nothing about how fast it would drain.
+    Idle time does not count: a queue that is empty because no request came says nothing about how fast it would drain.
     """
 
     starts: float = 0.0
@@ -190,7 +190,7 @@ class _ClassQueue:
         self.elsewhere.tell(self.class_id, len(self.waiting))
 
     def pass_time(self, now_s: float) -> None:
-        """Credits the time since the last event to the rate if somebody waited in it; a clock set back counts as 0."""
+        """Credits the time since the last event to the rate if a request waited in it; a clock set back counts as 0."""
         if self.waiting and self.seen_s is not None and now_s > self.seen_s:
             self.rate.pass_time(now_s - self.seen_s)
         self.seen_s = now_s

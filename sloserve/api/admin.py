@@ -48,7 +48,7 @@ class PolicyChange(BaseModel):
 
 
 class AdminApp:
-    """The routes as an ASGI app within vLLM's, for whoever shows ``key`` as a bearer token.
+    """The routes as an ASGI app within vLLM's, for clients that show ``key`` as a bearer token.
 
     It takes whatever path begins with :data:`PREFIX`, behind any root path, and asks the engine of the app around it.
     """

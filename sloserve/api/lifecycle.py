@@ -1,7 +1,7 @@
 """Start and stop of the server: ``/ready``, what is printed once it serves, and how long it waits for slow clients.
 
 ``/ready`` says whether this server takes new work: 200, or 503 while it is stopping or its engine has failed; before
-that nobody listens. ``/health`` stays vLLM's, which asks whether the process should be replaced.
+that no socket listens. ``/health`` stays vLLM's, which asks whether the process should be replaced.
 """
 
 import asyncio

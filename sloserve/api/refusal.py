@@ -35,7 +35,7 @@ def declares_more(headers: Iterable[tuple[bytes, bytes]], max_bytes: int) -> boo
 
 
 class BodyTooLarge(Exception):
-    """Raised to whoever reads a body that has passed its limit; answered with 413."""
+    """Raised to the reader of a body that has passed its limit; answered with 413."""
 
 
 async def read_body(receive: Receive, max_bytes: int) -> bytes:

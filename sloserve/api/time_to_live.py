@@ -18,7 +18,7 @@ _LEFT: Message = {"type": "http.disconnect"}
 
 
 class TimeToLive:
-    """One request's; ``receive`` and ``send`` stand between the server and whoever serves it."""
+    """One request's; ``receive`` and ``send`` stand between the server and the app."""
 
     def __init__(self, ttl_s: float, is_waiting: Callable[[], bool], receive: Receive, send: Send) -> None:
         """is_waiting: whether it has no token yet."""
@@ -77,4 +77,4 @@ class TimeToLive:
                 serving.cancel()
                 await asyncio.wait({serving})
             if self._over.is_set() and not serving.cancelled():
-                serving.exception()  # of an app whose client left: nobody is to be told
+                serving.exception()  # of an app whose client left: it is not told

@@ -74,7 +74,7 @@ class Pace:
         return max(self._due_s - max(now_s, self._earliest_s), 0.0)
 
     def release(self, now_s: float) -> None:
-        """Notes that the piece was handed on at ``now_s``: when it was due, or later if nobody asked for it before."""
+        """Notes that the piece was handed on at ``now_s``: when it was due, or later if it was asked for later."""
         self._released_s = max(now_s, self._due_s)
         if not self._piece_tokens:
             return

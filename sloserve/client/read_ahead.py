@@ -67,7 +67,7 @@ class ReadAheadThread(Generic[T]):
                 close = getattr(self._source, "close", None)
                 if close is not None:
                     close()
-        except BaseException as raised:  # whatever it is, it belongs to whoever takes the pieces
+        except BaseException as raised:  # whatever it is, the reader of the pieces gets it
             error = raised
         self._came.put(End(error))
 

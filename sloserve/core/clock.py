@@ -1,4 +1,4 @@
-"""Time as a dependency: whoever needs the time is handed a clock.
+"""Time as a dependency: code that needs the time is handed a clock.
 
 A clock tells two times. ``now_s`` counts seconds since the epoch, as vLLM's ``arrival_time`` does, so that deadlines
 compare across processes of one host; it may be set back or forward at any moment. ``monotonic_s`` counts from anywhere

@@ -14,7 +14,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.slo import SLO, Targets
 
 TOLERANCE_S = 1e-6
-"""A target is met up to this excess: times are sums of floats, and nobody promises or measures below a microsecond."""
+"""A target is met up to this excess: times are sums of floats; no target or measurement is finer than a microsecond."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Predicted:
 
 
 def worst(predictions: Iterable[Predicted]) -> Predicted:
-    """The prediction for whoever waits for all of them: the greatest of each figure."""
+    """The prediction for a client that waits for all of them: the greatest of each figure."""
     each = list(predictions)
     return Predicted(_worst(p.ttft for p in each), _worst(p.e2e for p in each))
 

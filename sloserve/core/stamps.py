@@ -1,6 +1,6 @@
 """The latest events of a kind, each a time and a few bits in one number, so that other processes can read along.
 
-Whoever adds stores one aligned number of eight bytes, which no reader ever sees torn. Several rings, of as many
+Each addition stores one aligned number of eight bytes, which no reader ever sees torn. Several rings, of as many
 processes, are read as one: the latest of all of them are the latest.
 """
 

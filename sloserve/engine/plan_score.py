@@ -19,8 +19,8 @@ NEEDS = frozenset({"arrival_s", "ttft_s", "e2e_s"})
 def own_order(snapshot: Snapshot) -> IntArray:
     """The waiting requests in the order in which vLLM would admit them if no plan had touched its queue.
 
-    Preempted ones first, then by arrival. (Of several preempted ones vLLM admits the last first; who that was is not in
-    a snapshot, and they go by arrival too.)
+    Preempted ones first, then by arrival. (Of several preempted ones vLLM admits the last first; a snapshot does not
+    say which that was, and they go by arrival too.)
     """
     rows, waiting = snapshot.rows, snapshot.waiting
     fresh = rows.state[waiting] != int(State.PREEMPTED)
@@ -76,7 +76,7 @@ def predicted_gain(
     main: IntArray, shadow: IntArray, snapshot: Snapshot, admissions_per_s: float | None, now_s: float
 ) -> float | None:
     """Share of the waiting requests with a target that are predicted to meet it under the order ``shadow``, less that
-    under ``main``: -1 to 1; ``None`` if nobody has a target or no rate is known.
+    under ``main``: -1 to 1; ``None`` if no request has a target or no rate is known.
     """
     if not admissions_per_s:
         return None

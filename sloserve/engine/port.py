@@ -1,7 +1,7 @@
 """What planner, guards and request table need of an engine, whichever it is: live vLLM, or a model of it.
 
 An engine has requests, two queues and limits of its own; a port reads them and carries plans out. Nothing here knows
-vLLM, and whoever implements :class:`EnginePort` gets the very same planner, plan budget, ageing, guards and shadow.
+vLLM, and each engine with an :class:`EnginePort` gets the very same planner, plan budget, ageing, guards and shadow.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -108,5 +108,5 @@ class EnginePort(RequestReader, Protocol):
             table: resolves the plan's slots to requests.
             limits: the engine's own, restored after the step.
 
-        Returns: whom it paused, in the plan's order. Raises: whatever it meets, and all is as it was.
+        Returns: the requests that it paused, in the plan's order. Raises: whatever it meets, and all is as it was.
         """

@@ -18,7 +18,7 @@ from sloserve.scheduler.policy import Plan, Policy, Snapshot, check_plan
 
 
 class Shadow:
-    """A policy that plans for nobody, and the sums of its scores.
+    """A policy whose plans are not carried out, and the sums of its scores.
 
     cost: of its plans in virtual time; ``None`` to measure it. figures: plans made and errors; agreement and predicted
     gain, each as a sum over the plans that have one and their number.

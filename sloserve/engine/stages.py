@@ -51,7 +51,7 @@ class Stages:
         admitted: ids. preempted: ids, by the engine and by the plan, in this step; emptied. paused: the engine's
         requests that the plan passed over.
         """
-        # One comparison of lists in C: mostly the plan, or whom it pauses, is that of the step before.
+        # One comparison of lists in C: mostly the plan, or what it pauses, is that of the step before.
         if paused or self._paused:
             self._repaused(paused, start_s)
         if preempted:

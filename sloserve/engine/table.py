@@ -147,7 +147,7 @@ class RequestTable:
         return slots
 
     def note_first_tokens(self, now_s: float) -> None:
-        """A step's results are in: whoever has its first token from it got that just now."""
+        """A step's results are in: a request that has its first token from it got that just now."""
         rows = self.rows
         if "first_token_s" in rows.kept:
             without = np.flatnonzero((rows.state >= _PREEMPTED) & np.isnan(rows.first_token_s))

@@ -36,9 +36,16 @@ class Replies:
         prefill_s: FloatArray,
         first_token_s: FloatArray,
     ) -> "Replies":
-        """All ``[n]``. now_s, first_token_s: since the request's arrival, nan where there is no token yet. ttft_s, tds:
-        expected seconds and tokens per second. left_tokens: still to come, 1 at least. prefill_s: computing that comes
-        before the next token.
+        """Replies from one column each.
+
+        Args:
+            slots: ``[n]``; of the readers.
+            now_s: ``[n]``; since the request's arrival.
+            ttft_s: ``[n]``; expected until the first token.
+            tds: ``[n]``; tokens per second that the reader digests.
+            left_tokens: ``[n]``; still to come, 1 at least.
+            prefill_s: ``[n]``; prefill time before the next token.
+            first_token_s: ``[n]``; since the request's arrival, nan where there is no token yet.
         """
         return cls(slots, np.array((now_s, ttft_s, tds, left_tokens, prefill_s, first_token_s), np.float64))
 
@@ -56,7 +63,13 @@ class DigestCurves:
         self._curves[slot] = 0.0
 
     def deliver(self, slots: IntArray, tokens: IntArray, times_s: FloatArray, tds: FloatArray) -> None:
-        """``tokens`` tokens reached each of the readers at ``times_s``, who digest ``tds`` per second; ``[n]`` each.
+        """Tokens reached readers.
+
+        Args:
+            slots: ``[n]``; of the readers.
+            tokens: ``[n]``; how many tokens reached each.
+            times_s: ``[n]``; when.
+            tds: ``[n]``; tokens per second that each digests.
 
         Raises: ValueError for a slot beyond those that were ever reset, TypeError for columns of another type.
         """
@@ -74,9 +87,11 @@ class DigestCurves:
     ) -> tuple[FloatArray, FloatArray]:
         """QoE in ``horizon_s`` if served from now on, ``[num_steps, n]``, and if left waiting, ``[n]``.
 
-        That of a reply that is served and ends sooner is taken at its last token.
+        The QoE of a served reply that ends sooner is taken at its last token.
 
         Args:
+            replies: the n replies.
+            horizon_s: seconds from now.
             steps_s: ``[num_steps]``, possible times of an engine step, above 0.
             alpha: see :func:`sloserve.core.qoe.qoe`; 1 for none.
         """

@@ -3,8 +3,8 @@
 Gains are any finite numbers (for Andes: how much more QoE a request has if served), weights whole numbers of KV blocks
 or tokens, 1 at least. Same arguments, same answer, on every platform.
 
-:func:`pack_priced` is the one to use; :func:`pack_greedy` is the paper's, which loses a quarter where the number binds
-instead of the cache, and :func:`pack_exact` what tests and benchmarks measure both against.
+:func:`pack_priced` is the one to use. :func:`pack_greedy` is the paper's, and loses a quarter where the batch size
+binds instead of the cache. Tests and benchmarks measure both against :func:`pack_exact`.
 
 Source: Andes, Algorithms 1 and 2. Differs: see csrc/include/sloserve/knapsack.h and knapsack_priced.h.
 """
@@ -33,8 +33,8 @@ class BatchChoice:
 def pack_priced(gain: ArrayLike, weight: ArrayLike, seq: ArrayLike, capacity: int, max_items: int) -> IntArray:
     """Indices of at most ``max_items`` of n items of much gain, by descending gain / weight; O(n) a price tried.
 
-    gain, weight, seq: ``[n]``. The weights of the chosen sum to at most ``capacity``; nobody is chosen whose gain is
-    not above 0. They are the best by gain - price * weight at the least price at which these fit, and what still fits
+    gain, weight, seq: ``[n]``. The weights of the chosen sum to at most ``capacity``; each chosen gains more
+    than 0. They are the best by gain - price * weight at the least price at which these fit, and what still fits
     by gain / weight; equals are chosen by weight, then ``seq``. Exact where the best by gain fit, since there the price
     is 0, and never below half of exact. The gain may fall a little as the capacity grows.
 
@@ -54,8 +54,8 @@ def pack_greedy(
 ) -> IntArray:
     """Indices of at most ``max_items`` of n items in descending gain / weight, ties by ``seq``; O(n log n).
 
-    gain, weight, seq: ``[n]``. The weights of the chosen sum to at most ``capacity``; nobody is chosen whose gain is
-    not above 0. By default an item that does not fit is passed over, which uses the room but lets lighter items
+    gain, weight, seq: ``[n]``. The weights of the chosen sum to at most ``capacity``; each chosen gains more
+    than 0. By default an item that does not fit is passed over, which uses the room but lets lighter items
     overtake a heavy one for as long as they come. stop_at_misfit: the paper's rule, the first that does not fit ends
     the search; what follows it stays out although there may be room.
 

@@ -1,13 +1,13 @@
-"""KV cache blocks promised to live requests over future engine steps: what may be admitted so that no allocation fails.
+"""KV cache blocks that requests reserve over future engine steps: what may be admitted so that no allocation fails.
 
-Two forms, over the same lengths. :class:`KvReservation` counts what all requests will hold at each future step.
-:class:`KvHosting` is the rule of EconoServe (Sec. 3.2), which lends the second halves of allocated spans; whatever it
-admits, the first would.
+There are two forms. :class:`KvReservation` counts what all requests will hold at each future step. :class:`KvHosting`
+is the rule of EconoServe (Sec. 3.2), which lends the second halves of allocated spans; the first form admits whatever
+it admits.
 
-A step is one call of the engine in which each running request gets one token; ``advance(step)`` says that those before
-``step`` have run. Ids are any integers of the caller's, such as slots. Arrays are ``[n]``, or one value for all.
-Predicted lengths may be fractions; they are rounded up, as tokens are to blocks. Where one request of many raises an
-exception, those before it have been dealt with.
+A step is one call of the engine in which each running request gets one token; ``advance(step)`` says that the steps
+before ``step`` have run. Ids are integers that the caller chooses, such as row indices. Arrays are ``[n]``, or one
+value for all. Predicted lengths may be fractions; they are rounded up, as tokens are to blocks. If one request of many
+raises an exception, the ones before it have been booked.
 """
 
 from typing import Final
@@ -19,8 +19,8 @@ from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.kernels import _csrc
 
 FOREVER: Final = 2**62
-"""``hold_steps`` of a request that keeps what it has until further notice: paused, or not to decode yet. Its
-``grow_steps`` are not looked at.
+"""``hold_steps`` of a request that keeps its blocks until it is put anew: it is paused, or does not decode yet. Its
+``grow_steps`` are not read.
 """
 
 
@@ -73,7 +73,7 @@ class KvReservation:
         return id in self._steps
 
     def put(self, ids: ArrayLike, tokens: ArrayLike, *, hold_steps: ArrayLike = 0, grow_steps: ArrayLike = 0) -> None:
-        """States what requests hold and will hold from now on, whether it fits or not, in place of what was stated.
+        """Books what requests hold and will hold from now on, whether it fits or not, in place of what was booked.
 
         For what is a fact already: other progress than predicted, a new prediction, a pause.
         """
@@ -90,7 +90,7 @@ class KvReservation:
     ) -> BoolArray:
         """Whether each, alone, could be put so that at no future step fewer than ``reserve_blocks`` are left.
 
-        What a known request was stated to hold does not count against it.
+        What was booked for a known request does not count against it.
         """
         return self._steps.fits(_columns(ids, tokens, hold_steps, grow_steps), reserve_blocks).view(np.bool_)
 
@@ -104,9 +104,10 @@ class KvReservation:
         reserve_blocks: int = 0,
         stop_at_misfit: bool = False,
     ) -> BoolArray:
-        """Puts each in turn, if it fits beside those before it; which were put.
+        """Puts each in turn if it fits beside the ones before it; whether each was put.
 
-        ``stop_at_misfit``: none after the first that does not fit. A known request that is refused keeps what it had.
+        ``stop_at_misfit``: puts none after the first that does not fit. A known request that is refused keeps what it
+        had.
         """
         columns = _columns(ids, tokens, hold_steps, grow_steps)
         return self._steps.admit(columns, reserve_blocks, stop_at_misfit).view(np.bool_)
@@ -124,7 +125,7 @@ class KvReservation:
         return self._steps.grantable(_columns(ids, tokens, hold_steps, up_to), reserve_blocks)
 
     def remove(self, ids: ArrayLike) -> None:
-        """Ended, preempted or moved away: what they held is free at once. Raises: ValueError for an unknown id."""
+        """These ended, or lost their KV: their blocks are free at once. Raises: ValueError for an unknown id."""
         self._steps.remove(_ids(ids))
 
     def advance(self, step: int) -> None:
@@ -132,10 +133,10 @@ class KvReservation:
         self._steps.advance(step)
 
     def overrunners(self, within_steps: int = 0) -> tuple[IntArray, IntArray]:
-        """Ids of those whose predicted end has passed, or does in ``within_steps``, by (end, id); and when each is due.
+        """Ids of requests whose predicted end has passed, or will in ``within_steps``, by (end, id); when each is due.
 
-        Due: the first step for which, if it goes on, it takes a block that is not counted: extend or pause it before. A
-        pause frees nothing: if :meth:`first_over` names a step, some must be moved away before that one.
+        A request is due at the first step for which, if it goes on, it takes a block that is not counted: extend or
+        pause it before. A pause frees nothing: if :meth:`first_over` names a step, preempt some before that one.
         """
         return self._steps.overrunners(within_steps)
 
@@ -151,9 +152,9 @@ class KvReservation:
 class KvHosting:
     """Exact allocation, and hosting in the second halves of allocated spans, with a buffer of b tokens.
 
-    A request gets blocks of its own for what it holds and all that is to come (:meth:`allocate`), or for what it holds
-    alone, and grows in the span of a host (:meth:`host`). Spans are lent in the step in which their owner starts. The
-    header says which readings of the paper were chosen.
+    A request gets blocks of its own for what it holds and all that is to come (:meth:`allocate`); or it gets them for
+    what it holds alone, and grows in the span of a host (:meth:`host`). Spans are lent in the step in which their owner
+    starts. csrc/include/sloserve/kv_hosting.h says how the paper was read.
     """
 
     def __init__(self, capacity_blocks: int, block_size: int, now: int = 0) -> None:
@@ -184,10 +185,10 @@ class KvHosting:
         reserve_blocks: int = 0,
         stop_at_misfit: bool = False,
     ) -> BoolArray:
-        """Gives each in turn blocks for its ``tokens`` and all ``grow_steps`` to come; which got them.
+        """Allocates to each in turn the blocks of its ``tokens`` and all ``grow_steps`` to come; whether each got them.
 
-        They replace what it had. None where fewer than ``reserve_blocks`` would stay free. ``stop_at_misfit``: none
-        after the first such.
+        They replace what it had. A request gets none if fewer than ``reserve_blocks`` would stay free.
+        ``stop_at_misfit``: allocates to none after the first such.
         """
         columns = _columns(ids, tokens, grow_steps, 0)
         return self._spans.allocate(columns, reserve_blocks, stop_at_misfit).view(np.bool_)
@@ -201,15 +202,18 @@ class KvHosting:
         buffer_tokens: ArrayLike,
         reserve_blocks: int = 0,
     ) -> tuple[IntArray, IntArray]:
-        """Guests for what started in this step: indices of those taken, in the order taken, and the ids of their hosts.
+        """Finds guests for the requests that started in this step: the guests' indices, in order, and their hosts' ids.
 
-        Candidates are requests that wait, in queue order; what they hold they have already, or take of the free blocks
-        beside ``reserve_blocks``. Raises: ValueError for one that grows already.
+        Candidates wait, in queue order. The blocks of what they hold are theirs already, or are taken of the free ones
+        beside ``reserve_blocks``. Raises: ValueError for a request that grows already.
         """
         return self._spans.host(_columns(ids, tokens, grow_steps, buffer_tokens), reserve_blocks)
 
     def remove(self, ids: ArrayLike) -> None:
-        """Ended, preempted or moved away: free at once, but for spans that guests grow in. Raises: as above."""
+        """The requests ended, or lost their KV: their blocks are free at once, but for spans in which guests grow.
+
+        Raises: ValueError for an unknown id.
+        """
         self._spans.remove(_ids(ids))
 
     def advance(self, step: int) -> None:
@@ -217,8 +221,8 @@ class KvHosting:
         self._spans.advance(step)
 
     def overrunners(self, within_steps: int = 0) -> tuple[IntArray, IntArray]:
-        """Growing requests that need a block that is not theirs, or is their host's again, and for which step; by step.
+        """Growing requests that need a block that they have not, or that their host needs back, and the step; by step.
 
-        To pause such a guest frees nothing: it must be allocated blocks of its own, or move away.
+        To pause such a guest frees nothing: allocate blocks of its own to it, or preempt it.
         """
         return self._spans.overrunners(within_steps)

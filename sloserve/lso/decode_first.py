@@ -2,11 +2,11 @@
 
 vLLM serves ``running`` in list order and gives each request as many tokens as it can take. So an unfinished prompt
 that stands before decoding requests may take the whole step, and they wait a full step for one token each. vLLM's own
-order avoids this, since who was admitted first decodes first; a policy that sorts ``running`` has to restore it.
+order avoids this, since the request admitted first decodes first; a policy that sorts ``running`` has to restore it.
 
 The same list is vLLM's order of victims: short of KV blocks it preempts the last. A policy's order therefore has three
 parts, each in the order that the policy gave: decodes, unfinished prompts, and, if the next step may run out of blocks,
-whoever the policy would have preempted for them.
+the requests that the policy would have preempted for them.
 """
 
 import numpy as np

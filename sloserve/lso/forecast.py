@@ -1,9 +1,9 @@
-"""What will the KV cache hold at future steps, and who fits in beside?
+"""What will the KV cache hold at future steps, and which requests fit beside it?
 
-EconoServe promises each request blocks for its predicted length (exact allocation), and lends what is not used yet (KVC
+EconoServe reserves blocks for each request's predicted length (exact allocation), and lends what is not used yet (KVC
 pipelining). Both trust one figure per request, and must pad it. With a distribution of lengths neither is needed:
 occupancy at a future step is a sum over many requests, whose errors even out. Its mean and variance follow from the
-chance of each that it still runs by then, and who is admitted leaves room for some standard deviations. With lengths
+chance of each that it still runs by then, and admission leaves room for some standard deviations. With lengths
 that are known this is the step function of :class:`sloserve.kernels.kv_reservation.KvReservation`, looked at on a grid.
 """
 
@@ -18,7 +18,7 @@ from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 AHEAD: Final[IntArray] = np.unique(np.append(0, np.geomspace(4, 8192, 36).astype(np.int64)))
 """Steps ahead at which occupancy is foreseen, ``[t]``."""
 _GROWN: Final[FloatArray] = (AHEAD + np.append(AHEAD[1:], AHEAD[-1])) / 2.0
-"""Tokens that come until then: who still runs at one such step ends, for all that is known, halfway to the next."""
+"""Tokens that come until then: a request that still runs at one such step is taken to end halfway to the next."""
 
 OCCUPANCY_COLUMNS = LENGTH_COLUMNS | {"prompt_tokens"}
 """Columns that :func:`occupancy` reads."""

@@ -5,7 +5,7 @@ says how long a step it can bear; the budget is what fits into the step that is 
 
 Well posed, since a plan is made while the step before it runs: slack counts from the predicted end of that step, and
 from the tokens that it will bring; the step is predicted from the chunks that the order of service would give, each
-with its prefix; and the budget is derived anew at each step from the requests that decode in it, whoever planned.
+with its prefix; and the budget is derived anew at each step from the requests that decode in it, whichever plan holds.
 
 No paper has it: Sarathi-Serve's budget is one number for a deployment, chosen so that a full step keeps the TPOT.
 """
@@ -199,7 +199,7 @@ class StepBudget:
         full_rate = full.prefill_tokens / full_s
         in_time = ends / full_rate <= slack  # the others are late even if all steps are full
         best_s, fewest = full_s, int(np.searchsorted(bearable, full_s, side="left"))
-        # From the shortest on: where it loses nobody, as usual, the others need no look.
+        # From the shortest on: where it loses no request, as usual, the others need no look.
         for place in np.unique((np.array(_SACRIFICED) * bearable.size).astype(np.int64)).tolist():
             step_s = float(bearable[place])
             if step_s >= full_s or place > fewest:

@@ -46,8 +46,8 @@ NONE: Final = "none"
 class TenantLabels:
     """Which tenants have a label of their own: those the operator named, then those that come first, up to a limit.
 
-    Whoever comes first at one API process has its label in all of them, so that its counts are complete. The limit is
-    that of all together; processes that each meet a new tenant in the same instant may pass it by one each.
+    The first tenants at one API process have their labels in all of them, so that their counts are complete. The limit
+    is that of all together; processes that each meet a new tenant in the same instant may pass it by one each.
     """
 
     def __init__(self, named: Iterable[str], boards: Boards) -> None:

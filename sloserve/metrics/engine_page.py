@@ -64,7 +64,7 @@ class Layout:
 
 
 class PageWriter:
-    """The engine's side. ``values`` is the array of slots itself; whoever holds it stores into the page.
+    """The engine's side. ``values`` is the array of slots itself; what is stored in it is stored in the page.
 
     Raises: OSError when no file can be made.
     """
@@ -166,7 +166,7 @@ def remove_pages(folder: Path | None = None) -> None:
 
 
 def sweep_pages() -> None:
-    """Removes the pages of processes that are no more, whoever started them; without a folder there are none."""
+    """Removes the pages of processes that have ended, by whatever user started; without a folder there are none."""
     try:
         page_folder.sweep(page_folder.page_folder())
     except OSError:

@@ -62,7 +62,7 @@ def page_folder() -> Path:
     In memory where the system has ``/dev/shm``: a store to a file on a disk may wait while the page is written back.
     Process numbers mean something within one PID namespace, so each has its own folder.
 
-    Raises: OSError when it cannot be made, or somebody else could write there.
+    Raises: OSError when it cannot be made, or another user could write there.
     """
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
     try:

@@ -1,7 +1,7 @@
 """What every page looks like: one small memory-mapped file per process, which that process writes and others read.
 
-Nobody waits and no message is sent. Each figure is one aligned slot of eight bytes, written by one store, so no value
-is ever torn. A reading may mix values of two adjacent moments, which harms neither counters nor gauges.
+No process waits and no message is sent. Each figure is one aligned slot of eight bytes, written by one store, so no
+value is ever torn. A reading may mix values of two adjacent moments, which harms neither counters nor gauges.
 
 Layout: magic, version, sizes, the fixed facts as JSON, scratch bytes; then slots of float64 (counts are exact to 2**53)
 and slots of uint64. The size is fixed when the page is made. Readers skip files of another version.

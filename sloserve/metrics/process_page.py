@@ -1,8 +1,9 @@
 """What one API process must let the others know, so that a server with several counts as one.
 
 Each has a board, which it alone writes: how many of its requests wait, the requests that ended lately, and which
-tenants have a label of their own. Whoever is scraped reads all boards, and so does a cap on who may wait. Counters and
-histograms are not here: prometheus' multiprocess mode adds those up, and keeps what a process counted that is no more.
+tenants have a label of their own. The process that is scraped reads all boards, and so does a cap on waiting requests.
+Counters and histograms are not here: prometheus' multiprocess mode adds those up, and keeps what a process counted that
+is no more.
 
 A server of one API process has a board in its own memory, and of several those with a page of this host.
 """

@@ -1,8 +1,8 @@
 """Earliest deadline first: the simple rival every deadline-aware policy has to beat.
 
 A request's deadline is arrival + e2e. With a TTFT target it is, until the first token, arrival + ttft (the earlier of
-both); after it, the time by which the next token is due at the TPOT target (or at 1 / TDS). Who asked for a TTFT and
-nothing else has a reader all the same: after the first token the next is due at the pace of ``default_tds``
+both); after it, the time by which the next token is due at the TPOT target (or at 1 / TDS). A request
+with a TTFT alone has a reader all the same: after the first token the next is due at the pace of ``default_tds``
 tokens per second. Without a pace it would be the first victim, and last in the queue again.
 
 Without any target the deadline is infinite. Then class rank decides: such a request is served before every request of
@@ -10,13 +10,13 @@ a less urgent class, late or not, and after those with a deadline of its own cla
 by arrival. Equal deadlines are ordered by class too.
 
 A waiting request that is late already goes behind those that can still be in time (``late_last``): plain EDF breaks
-down under overload, since it serves first whom it can help least (the domino effect). It stays ahead of those of its
-class without a deadline.
+down under overload, since it serves first the request that it can help least (the domino effect). It stays ahead of
+those of its class without a deadline.
 
 Preempts when a waiting request that can still be in time finds no slot or no KV blocks, and running requests whose
 deadlines lie later by ``preempt_margin_s`` can make room; each request at most ``max_preemptions`` times. The margin
 stands in for an estimate: a victim must afford to wait for its turn again and to be recomputed. With 1 s instead of the
-default 30 s, 1.5 times stock's capacity and deadlines of half a minute, preemptions broke more promises than they kept
+default 30 s, 1.5 times stock's capacity and deadlines of half a minute, preemptions cost more deadlines than they saved
 (docs/benchmarks/deadlines.md).
 """
 

@@ -184,7 +184,7 @@ EXPERIMENTS = {
         },
     ),
     "admission-azure-conv": ExperimentRow(
-        "Twice as much comes as can be served: whom to refuse, by a cap, by vLLM's cap on tokens, by prediction?",
+        "Twice as much comes as can be served: what to refuse, by a cap, by vLLM's cap on tokens, by prediction?",
         _OVERLOADED,
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),

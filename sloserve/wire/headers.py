@@ -1,8 +1,8 @@
 """SLOs in HTTP headers: the names, and what a request states in them.
 
 Ours are ``x-slo-*``; llm-d's spellings of the same are accepted too. A header of ours that is misspelt or given twice
-is an error, not a default: whoever sends it means something by it. An ``x-slo-*`` header that resembles none of ours is
-somebody else's, and is passed over unless the deployment has it refused.
+is an error, not a default: its sender means something by it. An ``x-slo-*`` header that resembles none of ours is
+another software's, and is passed over unless the deployment has it refused.
 """
 
 import difflib

@@ -2,7 +2,7 @@
 
 A gateway's objective stands for a header that names a class, where no header does. A tenant that is held to a class may
 ask for nothing more urgent: neither a class, nor a target that is tighter than that of its class, or of a kind that its
-class promises nobody, nor a ``priority`` ahead of vLLM's default.
+class does not have, nor a ``priority`` ahead of vLLM's default.
 
 The result is written as the flat ``slo_*`` keys of ``vllm_xargs``, the one form that reaches the engine, so that there
 is a single reader of values (:mod:`sloserve.wire.xargs`) and the engine cannot tell how an SLO was stated.

@@ -29,7 +29,7 @@ _LEAST = 1e-300
 
 
 def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
-    """The SLO that ``extra_args`` state; keys that do not begin with ``slo_`` are somebody else's and are ignored.
+    """The SLO that ``extra_args`` state; keys that do not begin with ``slo_`` are other software's and are ignored.
 
     Raises: InvalidRequest for an unknown ``slo_`` key, an unknown class, or a value that is not a positive number in
     range.
@@ -88,7 +88,7 @@ def predicted_length(extra_args: Mapping[str, Any] | None, count: int) -> tuple[
 
 def _number(key: str, value: Any, least: float, limit: float, allowed: str) -> float:
     try:
-        # Python reads an underscore within digits; nobody else does.
+        # Only Python reads an underscore within digits.
         odd = isinstance(value, bool) or (isinstance(value, str) and "_" in value)
         number = math.nan if odd else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from sloserve.core.errors import ConfigError
 
 _SEEDS = 2**20
-"""Seeds of a whole generator: the window ``0.5:1`` begins with this many halved. A window holds far more than anybody
-asks for, so windows that do not overlap never share a draw."""
+"""Seeds of a whole generator: the window ``0.5:1`` begins with this many halved. A window holds far more than is
+asked for, so windows that do not overlap never share a draw."""
 
 
 @dataclass(frozen=True, slots=True)

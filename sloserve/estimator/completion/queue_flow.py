@@ -44,8 +44,8 @@ class QueueFlow:
         self._service = float(outputs.mean()) + 1.0 if outputs.size else arrivals.output_mean + 1.0
         first = max(self._service / _CELLS_A_SERVICE, 2.0 * engine.steps_ahead, 1.0)
         self._edges = np.concatenate([[0.0], np.cumsum(first * _GROWTH ** np.arange(CELLS))])
-        # At each edge: requests that have left, the variance of that number, the variance of the tokens that those who
-        # left had, and the tokens held in the KV cache.
+        # At each edge: requests that have left, the variance of that number, the variance of the tokens that
+        # they had, and the tokens held in the KV cache.
         self._left, self._noise, self._work, self._held = (np.zeros(CELLS + 1) for _ in range(4))
         self._time_s = [0.0]
         self._decode_s: list[float] = []
@@ -136,7 +136,7 @@ class QueueFlow:
         if not scarce:
             return many
         rate = max(float(self._left[cell + 1] - self._left[cell]) / steps, 1e-9)
-        # Where next to nobody has left, the rate says nothing, but the first to leave did so before now.
+        # Where hardly any request has left, the rate says nothing, but the first to leave did so before now.
         few = math.sqrt(float(self._noise[cell + 1])) / rate
         return max(min(few, self._service, float(self._edges[cell + 1]) / 2.0), many)
 

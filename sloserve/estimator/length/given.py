@@ -1,4 +1,4 @@
-"""Output lengths that somebody states: the truth, or the truth with an error of a given size.
+"""Output lengths that a client or the simulator states: the truth, or the truth with an error of a given size.
 
 The errors are drawn from the request's ``seq`` and the seed alone, so a prediction does not depend on when it is asked
 for.

@@ -1,4 +1,4 @@
-"""Step times of an engine that nobody has profiled, learnt from its own steps.
+"""Step times of an engine without a profile, learnt from its own steps.
 
 A step's time is a sum of non-negative terms: a constant, decodes, their context, a constant for any prompt, prompt
 tokens, tokens beyond those that the reading of the weights hides, and attention of the prompts. So it never falls with

@@ -78,7 +78,7 @@ class Profile(_Section):
     source: Text
     """where the figures come from"""
     licence: Text
-    """licence of the data, and whom to attribute"""
+    """licence of the data, and its authors"""
     error: Error
     """mape_percent and text: how far the latency form is from what it was fitted to"""
     kv_bytes_per_token: Count

@@ -163,7 +163,7 @@ def make_profile(measured: Measurements, form: str, seed: int = 0) -> dict[str, 
 
 
 def write_profile(path: Path, fields: dict[str, Any]) -> Profile:
-    """Writes the profile, and reads it as whoever uses it will."""
+    """Writes the profile, and reads it back as a server will."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=110), encoding="utf-8")
     return load_profile(path.absolute())

@@ -7,9 +7,9 @@ flight, which would count each step about twice; between outputs alone lies also
 nothing to do.
 
 What this measures is the pace of the engine: if scheduling takes longer than the model does, an output is only seen
-once the next step is scheduled, and the step is charged for that, as is whoever waits for it. The times of successive
-steps add up to the time that passed while any step was in flight. So that this holds for vLLM, a step is scheduled when
-``schedule()`` is entered, and its output is there when ``update_from_output()`` has returned.
+once the next step is scheduled, and the step is charged for that, as are the requests that wait for it. The times of
+successive steps add up to the time that passed while any step was in flight. So that this holds for vLLM, a step is
+scheduled when ``schedule()`` is entered, and its output is there when ``update_from_output()`` has returned.
 """
 
 from collections import deque

@@ -44,7 +44,7 @@ class Outlook:
 
     left_tokens: still to come, predicted.
     prefill_tokens: to compute before the next token. tds: of the reader. lead_s: how long the reader, or the deadline,
-    can do without; negative where it is late, inf where nobody waits.
+    can do without; negative where it is late, inf without a reader or a deadline.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Readers are slower than engines. A reply that is far ahead of its reader can give its place to one that has not begun.
 Each plan orders the waiting requests by QoE gained within a horizon per token of context (Andes, Eq. 5), makes room for
-the first of them, and orders the running ones so that a shortage of KV takes whoever is furthest ahead. Nothing is
+the first of them, and orders the running ones so that a shortage of KV takes the one furthest ahead. Nothing is
 planned while neither memory nor time is short (selective triggering).
 
 When memory is short, a running request is *preempted* (its KV is dropped and computed again later), or *paused* with
@@ -53,7 +53,7 @@ _URGENT_FIRST = 2.0
 
 
 class Andes(Policy):
-    """Serves so that the readers' mean QoE is greatest: those who would run dry first, the short contexts first.
+    """Serves so that the readers' mean QoE is greatest: readers who would run dry first, then short contexts.
 
     ``andes-parts`` (:mod:`sloserve.scheduler.published.andes_parts`) overrides the class attributes, ``_foresee`` and
     ``_victim_order``.

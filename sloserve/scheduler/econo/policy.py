@@ -1,12 +1,12 @@
-"""EconoServe, as it pays on today's vLLM: admits who fits the KV cache to the end, first whose wait costs most.
+"""EconoServe, as it pays on today's vLLM: admits what fits the KV cache to the end, the dearest wait first.
 
 vLLM admits while a block is free, and preempts when requests grow together. Here a request is admitted if, some
 standard deviations aside, the cache will hold what all are expected to hold at every later step (``forecast``). A long
 request gives its KV up where that saves the waiting ones more than it costs (``preemption``). If the next block is
 missing all the same, vLLM preempts the request that is served last.
 
-The order is by *stretch*: latency as a share of what was asked for. Serving first whoever has the least KV blocks x
-steps to go, times its target, makes the sum of the stretches least (Smith's rule, the KV cache being the machine). A
+The order is by *stretch*: latency as a share of what was asked for. Serving first the request with the least KV blocks
+x steps to go, times its target, makes the sum of the stretches least (Smith's rule, the KV cache being the machine). A
 request without targets counts with one of ``UNHURRIED_S``, and class rank decides beside: it is served before every
 request of a less urgent class.
 

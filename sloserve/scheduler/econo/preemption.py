@@ -1,11 +1,11 @@
-"""Which running request should give up its KV for those who wait? The one whose leaving saves most, if any.
+"""Which running request should be preempted for the waiting ones? The one whose preemption saves most, if any.
 
 The KV cache is a machine that serves ``total`` tokens in each step; a request occupies it alone for its KV tokens x
-steps to go, divided by that. Once somebody leaves, all who wait with a smaller key go before: each of them gains the
-time that the leaver would have occupied, the leaver loses the time that they occupy, and all together lose the time of
-computing its context again. Delays count as shares of the target, as in the order of service.
+steps to go, divided by that. After a preemption all waiting requests with a smaller key go before the victim: each of
+them gains the time that the victim would have occupied, the victim loses the time that they occupy, and all requests
+lose the time of computing its context again. Delays count as shares of the target, as in the order of service.
 
-EconoServe ranks who is admitted and never takes KV back for it. This is Smith's rule with preemption that costs.
+EconoServe ranks admissions and never takes KV back for them. This is Smith's rule with preemption that costs.
 """
 
 from dataclasses import dataclass
@@ -56,11 +56,11 @@ def victim_worth_preempting(
     before = np.searchsorted(waiting.key, running.key)
     weight = np.append(0.0, np.cumsum(1.0 / waiting.target_s))
     their_steps = np.append(0.0, np.cumsum(waiting.work / total_tokens))[before]
-    everybody = weight[-1] + (1.0 / running.target_s).sum()
+    of_all = weight[-1] + (1.0 / running.target_s).sum()
     saved = (
         weight[before] * running.work / total_tokens
         - their_steps / running.target_s
-        - everybody * context_tokens / tokens_per_step
+        - of_all * context_tokens / tokens_per_step
     )
     saved[~may_preempt] = 0.0
     if not saved.size or saved.max() <= 0.0:

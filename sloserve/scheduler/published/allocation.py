@@ -1,13 +1,13 @@
-"""What an admission rule promises: the KV blocks of a request's whole life, as far as they are known beforehand.
+"""Reservations: the KV blocks that an admission rule counts for a request's whole life.
 
-vLLM hands out blocks as tokens come, so a promise is no memory but an entry in a ledger: while all that run are
-promised no more than there is, no allocation fails. *Max-allocation* promises prompt + max_tokens; a request without a
-``max_tokens`` of its own has the engine's, all that the context leaves, and is promised a whole context. *Exact*
-allocation promises prompt + predicted output, padded. Neither promises more than the whole cache, so that a request
-alone can always be admitted.
+vLLM allocates blocks as tokens come, so a reservation is an entry in a ledger, not memory. While the running requests
+have reserved no more blocks than there are, no allocation fails. *Max-allocation* reserves prompt + max_tokens; a
+request without a ``max_tokens`` of its own has the engine's, which is all that the context leaves, and so reserves a
+whole context. *Exact* allocation reserves prompt + predicted output, padded. Neither reserves more than the whole
+cache, so a request alone can always be admitted.
 
-A promise is made anew in each plan: whoever outlives its prediction is promised what the new one says, and then more
-may be promised than there is until somebody ends. vLLM then preempts, as it does by itself.
+Each plan computes the reservations anew. A request that outlives its prediction reserves what the new prediction says.
+Reservations may then exceed the cache until a request ends; vLLM preempts meanwhile, as it does by itself.
 
 Source: EconoServe, Sec. 1 and 2.1 (max-allocation of ORCA, exact-allocation of [23]). Differs: the paper sets an exact
 allocation once, at admission.
@@ -23,8 +23,8 @@ from sloserve.kernels.rank import top_k
 from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
 
-PROMISE_COLUMNS = frozenset({"prompt_tokens", "output_tokens", "max_tokens"})
-"""Columns that a promise is read from."""
+RESERVATION_COLUMNS = frozenset({"prompt_tokens", "output_tokens", "max_tokens"})
+"""Columns that a reservation is computed from."""
 
 
 def capacity_blocks(engine: EngineFacts) -> int:
@@ -58,22 +58,27 @@ def oldest(rows: Rows, slots: IntArray, most: int) -> IntArray:
 
 
 def leading(blocks: IntArray, free_blocks: int, most: int) -> int:
-    """How many of an ordered list, each of which needs at least one block, fit: none behind the first that does not."""
+    """How many of an ordered list fit, each of which needs at least one block; none after the first that does not."""
     return max(min(int(np.searchsorted(np.cumsum(blocks), free_blocks, side="right")), most), 0)
 
 
 def admit(
-    snapshot: Snapshot, order: IntArray, promise: Callable[[IntArray], IntArray], promised: int, batch: int = 0
+    snapshot: Snapshot, order: IntArray, reserves: Callable[[IntArray], IntArray], reserved: int, batch: int = 0
 ) -> Plan:
-    """Admits those of ``order``, waiting slots, that fit beside what is promised already.
+    """Admits the waiting requests of ``order`` that fit beside what is reserved already.
 
-    promise: blocks promised to each of some slots. promised: to all that run. batch: most that may run, 0 for no
-    such limit. While nobody runs, the first always fits.
+    While no request runs, the first always fits.
+
+    Args:
+        order: slots of waiting requests, the first to be admitted first.
+        reserves: blocks that each of some slots reserves.
+        reserved: blocks that all running requests have reserved.
+        batch: most requests that may run; 0 for no such limit.
     """
     running, engine = snapshot.running.size, snapshot.engine
     if not running and not order.size:
         return Plan.IDENTITY
     order = snapshot.woven(order)
     most = min(engine.free_slots, batch - running) if batch else engine.free_slots
-    fit = leading(promise(order), capacity_blocks(engine) - promised, most)
+    fit = leading(reserves(order), capacity_blocks(engine) - reserved, most)
     return Plan(waiting=order, max_running=max(running + fit, 1))

@@ -1,8 +1,8 @@
-"""Schedulers that EconoServe's measurements begin with: ORCA, SRTF, Sarathi-Serve. FastServe is in ``mlfq``, and those
-with exact allocation are in ``coupled``.
+"""Schedulers that EconoServe's measurements begin with: ORCA, SRTF, Sarathi-Serve. FastServe is in ``mlfq``; the
+policies with exact allocation are in ``coupled``.
 
-Each is the rule as the paper describes it, on vLLM's engine: iteration-level batches, chunked prompts, paged KV, and
-recomputation of what is preempted. What the paper's own builds cost in kernels or copies is not theirs here.
+Each follows the rule that its paper describes, on vLLM's engine: iteration-level batches, chunked prompts, paged KV,
+and recomputation after a preemption. The costs of the papers' own kernels and copies are not reproduced.
 
 Source: EconoServe, Sec. 2.1 and 2.2.
 """
@@ -17,7 +17,7 @@ from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.scheduler.published.allocation import PROMISE_COLUMNS, admit, max_blocks, oldest
+from sloserve.scheduler.published.allocation import RESERVATION_COLUMNS, admit, max_blocks, oldest
 from sloserve.scheduler.published.preemptive import RANKED_COLUMNS, plan_ranked
 
 
@@ -28,7 +28,7 @@ class Orca(Policy):
     gives the batch of 8. Differs: chunked prompts; prompts and tokens share attention kernels.
     """
 
-    needs = PROMISE_COLUMNS
+    needs = RESERVATION_COLUMNS
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
@@ -51,7 +51,7 @@ class Orca(Policy):
 
 
 class Sarathi(Policy):
-    """vLLM's own order, in steps of few tokens: long prompts are cut small, so that they hold up nobody's next token.
+    """vLLM's own order, in steps of few tokens: long prompts are cut small, so that they delay no request's next token.
 
     Source: Sarathi-Serve (OSDI 2024), Sec. 4: stall-free batching, token budget 512 for the stricter of its targets.
     Differs: vLLM chunks prompts and serves running requests first by itself; the budget is all there is to set.
@@ -76,11 +76,11 @@ class Sarathi(Policy):
 class SRTF(Policy):
     """Shortest remaining time first, decided anew in each step, with max-allocation.
 
-    Whoever has most left is preempted for those with less, as far as their promises need the room.
+    The request with most left is preempted for requests with less, as far as their reservations need the room.
 
-    Source: EconoServe, Sec. 2.1 (SRTF). Differs: the paper does not say what becomes of the KV of the preempted; it is
-    recomputed here. A request is not preempted again after ``max_preemptions``: remaining times that are only predicted
-    may grow while a request runs.
+    Source: EconoServe, Sec. 2.1 (SRTF). Differs: the paper does not say what becomes of the KV of preempted requests;
+    it is recomputed here. A request is not preempted again after ``max_preemptions``: remaining times that are only
+    predicted may grow while a request runs.
     """
 
     needs = RANKED_COLUMNS | LENGTH_COLUMNS | {"num_preemptions", "preemptable"}

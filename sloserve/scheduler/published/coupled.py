@@ -1,7 +1,7 @@
-"""Exact allocation with prompt and output in one hand: MultiRes, and SyncCoupled, its companion with synced groups.
+"""Exact allocation of prompt and output together: MultiRes, and SyncCoupled, which admits synced groups.
 
-All that run are promised the KV of their predicted length, and so are those who are admitted; only the order in which
-they are taken differs. Under-prediction leaves vLLM to preempt, as block-allocation does.
+Every request reserves the KV of its predicted length when it is admitted. The two policies differ only in the order of
+admission. Where a length was predicted too short, vLLM preempts, as under block-allocation.
 
 Source: EconoServe, Sec. 2.1 (MultiRes, after [32]) and 2.2 (SyncCoupled; it calls MultiRes UnsyncCoupled as well).
 """
@@ -17,7 +17,7 @@ from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from sloserve.scheduler.published.allocation import PROMISE_COLUMNS, admit, capacity_blocks, exact_blocks, oldest
+from sloserve.scheduler.published.allocation import RESERVATION_COLUMNS, admit, capacity_blocks, exact_blocks, oldest
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class ExactSettings(Policy.Settings):
 
 
 class _Exact(Policy):
-    """What both share: lengths, and what is promised."""
+    """What both share: lengths, and reservations."""
 
-    needs = PROMISE_COLUMNS | LENGTH_COLUMNS
+    needs = RESERVATION_COLUMNS | LENGTH_COLUMNS
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
@@ -57,12 +57,12 @@ class _Exact(Policy):
 
 
 class MultiRes(_Exact):
-    """Takes, again and again, the waiting request whose demand is nearest to what is available of compute and KV.
+    """Admits, again and again, the waiting request whose demand is nearest to the compute and KV that are available.
 
     Source: EconoServe, Sec. 2.1: Euclidean distance, repeated until none fits, O(n^2). Differs: the paper names no
     unit; here both demands are shares of what is available, so the distance is to (1, 1). A prompt longer than the
-    step's rest demands all of that, since vLLM cuts it. Only the ``window`` oldest are looked at, and no more taken
-    than there are slots, so a plan costs at most slots * window.
+    step's rest demands all of that, since vLLM cuts it. Only the ``window`` oldest requests are considered, and no more
+    are admitted than there are free seats, so a plan costs at most seats * window.
     """
 
     needs = _Exact.needs | {"computed_tokens"}
@@ -81,29 +81,34 @@ class MultiRes(_Exact):
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, running, engine = snapshot.rows, snapshot.running, snapshot.engine
         candidates = oldest(rows, snapshot.waiting, self.settings.window)
-        promised = int(self._blocks(snapshot, running).sum())
+        reserved = int(self._blocks(snapshot, running).sum())
         blocks = self._blocks(snapshot, candidates)
         chosen = nearest(
             _uncomputed(rows, candidates),
             blocks,
             engine.token_budget - int(_uncomputed(rows, running).sum()),
-            capacity_blocks(engine) - promised,
+            capacity_blocks(engine) - reserved,
             engine.free_slots,
         )
-        return admit(snapshot, candidates[chosen], partial(self._blocks, snapshot), promised)
+        return admit(snapshot, candidates[chosen], partial(self._blocks, snapshot), reserved)
 
 
 def _uncomputed(rows: Rows, slots: IntArray) -> IntArray:
-    """Tokens that each could compute in a step: its prompt and what else was preempted, or one to decode."""
+    """Tokens that each request could compute in a step: its prefill, or one token to decode."""
     tokens = rows.prompt_tokens[slots] + rows.output_tokens[slots] - rows.computed_tokens[slots]
     uncomputed: IntArray = np.maximum(tokens, 1)
     return uncomputed
 
 
 def nearest(tokens: IntArray, blocks: IntArray, free_tokens: int, free_blocks: int, most: int) -> IntArray:
-    """Places of those taken, in the order taken, of requests that demand ``tokens`` and ``blocks``, ``[n]`` each.
+    """Indices of the requests to admit, in order; of equally near ones the first.
 
-    Of equally near ones the first is taken.
+    Args:
+        tokens: ``[n]``; tokens that each request demands of the step.
+        blocks: ``[n]``; KV blocks that it demands.
+        free_tokens: tokens that the step has left.
+        free_blocks: KV blocks that are not reserved.
+        most: requests to admit at most.
     """
     fits = blocks <= free_blocks
     taken: list[int] = []
@@ -119,10 +124,10 @@ def nearest(tokens: IntArray, blocks: IntArray, free_tokens: int, free_blocks: i
 
 
 class SyncCoupled(_Exact):
-    """Admits groups of equal predicted length, so that those who begin together end together.
+    """Admits groups of equal predicted length, so that requests that begin together end together.
 
-    The group of the oldest request is first, and whole where it fits; else its oldest members are admitted, and the
-    rest when there is room.
+    The group of the oldest request is admitted first, whole if it fits; else its oldest members are admitted now, and
+    the others when there is room.
 
     Source: EconoServe, Sec. 2.2 (SyncCoupled). Differs: plans are made anew in each step, where the paper saves
     planning until a group ends.
@@ -145,8 +150,8 @@ class SyncCoupled(_Exact):
         whole = rows.output_tokens[waiting] + self._lengths.left(rows, waiting)
         in_groups = grouped(np.ceil(whole / self.settings.sync_tokens).astype(np.int64), rows.seq[waiting])
         order = waiting[in_groups[: engine.max_num_seqs]]
-        promised = int(self._blocks(snapshot, snapshot.running).sum())
-        return admit(snapshot, order, partial(self._blocks, snapshot), promised)
+        reserved = int(self._blocks(snapshot, snapshot.running).sum())
+        return admit(snapshot, order, partial(self._blocks, snapshot), reserved)
 
 
 def grouped(groups: IntArray, seqs: IntArray) -> IntArray:

@@ -6,17 +6,17 @@ without asking for more. After the grants of a step, PTs are admitted up to the 
 from grants; PTs may have them, and are confined to them while a GT waits for KV, so that GTs come first.
 
 *Under-prediction* (the goal is reached and the request still runs): its remaining length is predicted anew, and it is
-granted that from the reserve if there is room; else it waits again with its KV. Only where nothing else could go on is
-KV given up: the last in the queue of GTs are preempted until the first fits.
+granted that from the reserve if there is room; else it waits again with its KV. A GT is preempted only where no request
+could run otherwise: then the last in the queue of GTs are preempted until the first fits.
 
 *Time-synced groups*: predicted lengths are rounded up to a multiple; GTs of one length are granted together, as many as
 fit. Once KV is full, nothing is granted until all of a group have ended or overrun. *Ordering* is in ``ordering``, *KVC
 pipelining* in ``ledger``.
 
-Source: EconoServe, Sec. 3 and Algorithm 1. Differs: the ledger is one of promises, since vLLM hands out blocks as
-tokens come; what gives way for want of KV is recomputed, not swapped; the paper's new prediction of who has reached the
-old one is their difference, 0; a guest whose span is wanted back waits with what it holds, and the last in the queue is
-preempted when blocks really run out. Padding follows the errors of prediction, see ``tuning``.
+Source: EconoServe, Sec. 3 and Algorithm 1. Differs: the ledger holds reservations, since vLLM allocates blocks as
+tokens come; a preempted request is recomputed, not swapped; a GT that has reached its prediction gets a new one, where
+the paper's is the difference of the two, 0; a guest whose span its host needs back waits with what it holds, and the
+last in the queue is preempted when blocks really run out. Padding follows the errors of prediction, see ``tuning``.
 Prompts are cut where they would not fit a step alone (``fcfs``: at its end).
 """
 
@@ -41,7 +41,7 @@ from sloserve.scheduler.published.variants import PaperSettings, Parts
 
 
 class EconoPaper(Policy):
-    """Admits prompts to fill the step, lets replies run as their whole length is promised KV; the others sit out."""
+    """Admits prompts to fill the step; a reply runs once KV for its whole length is reserved, else it is paused."""
 
     needs = LENGTH_COLUMNS | ORDER_COLUMNS | PREFILL_COLUMNS
 
@@ -77,13 +77,13 @@ class EconoPaper(Policy):
         tasks.forget(waiting)
         tasks.forget(pts.slots)
         capacity = capacity_blocks(engine)
-        # What has no row is not ours to plan, and holds KV all the same.
+        # Untracked requests hold KV too.
         untracked = max(capacity - engine.free_blocks - int(tasks.ledger.blocks(computed).sum()), 0)
         queue, preempt = self._grant(tasks, rows, gts, pts, capacity - untracked, now_s)
         served = tasks.granted(gts)
         order, admitted = self._admit(tasks, snapshot, pts, queue, served.size, now_s)
         return Plan(
-            # Where blocks run out after all, the last of the queue gives way.
+            # If blocks run out all the same, vLLM preempts the last of the queue.
             running=np.concatenate((_oldest_first(rows, served), _oldest_first(rows, pts.slots), queue)),
             waiting=order,
             preempt=preempt,
@@ -95,7 +95,7 @@ class EconoPaper(Policy):
     def _grant(
         self, tasks: GenerationTasks, rows: Rows, gts: IntArray, pts: Prompts, capacity: int, now_s: float
     ) -> tuple[IntArray, IntArray]:
-        """Who of the GTs waits after this step's grants, the first first, and who is preempted."""
+        """The GTs that still wait after this step's grants, in queue order, and the GTs to preempt."""
         over, preempt = tasks.overrun(rows, gts), NO_SLOTS
         if over.size and self.settings.remedy == "preempt":
             preempt = over[rows.preemptable[over]]

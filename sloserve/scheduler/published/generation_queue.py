@@ -1,6 +1,6 @@
-"""The queue of generation tasks: who waits with its KV, what each is expected to need, who runs next and to what goal.
+"""The queue of generation tasks: which wait with their KV, what each is predicted to need, and which run next.
 
-Granting is done with the ledger; the order is the paper's or that of arrival.
+Grants are booked in the ledger; the order is the paper's or that of arrival.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from sloserve.scheduler.published.variants import Parts
 
 
 class GenerationTasks:
-    """Grants to GTs and takes grants back. ledger: what all that are admitted are promised, or hold."""
+    """Grants KV to GTs and takes grants back. ledger: what each admitted request has reserved or holds."""
 
     def __init__(self, parts: Parts, tuning: Tuning, lengths: Lengths, grants: Grants, ledger: Exact) -> None:
         self._parts = parts
@@ -26,18 +26,18 @@ class GenerationTasks:
         self._lengths = lengths
         self._grants = grants
         self.ledger = ledger
-        # Whether the last round of grants left somebody waiting for KV.
+        # Whether a GT still waited for KV after the last round of grants.
         self._full = False
 
     def forget(self, slots: IntArray) -> None:
-        """They have ended, or lost their KV."""
+        """These requests have ended, or lost their KV."""
         known = slots[self._grants.goal[slots] > 0]
         if known.size:
             self._release(known)
             self._grants.goal[known] = 0
 
     def ended(self, rows: Rows, slot: int) -> None:
-        """It has ended; what was predicted of it is known to be right or wrong."""
+        """A request has ended; its prediction is compared with its length."""
         left, before = float(self._grants.first_left[slot]), int(self._grants.first_output[slot])
         if left:
             came = int(rows.output_tokens[slot]) - before
@@ -50,9 +50,9 @@ class GenerationTasks:
         return running
 
     def overrun(self, rows: Rows, slots: IntArray) -> IntArray:
-        """Takes the grants of those of ``slots``, all GTs, that have used them up, and returns them.
+        """The GTs of ``slots`` that have used up their grants, which are taken back.
 
-        Also predicts what is to come, for them and whoever is new.
+        Also predicts the remaining length of these GTs and of new ones.
         """
         grants = self._grants
         granted = self.granted(slots)
@@ -64,7 +64,7 @@ class GenerationTasks:
         return over
 
     def state(self, rows: Rows, granted: IntArray, queue: IntArray, pts: Prompts, capacity: int) -> None:
-        """Tells the ledger what is held in this step, a prompt counting whole. capacity: blocks that there are."""
+        """Tells the ledger what requests hold in this step; a prompt counts whole. capacity: KV blocks in all."""
         tokens = np.concatenate((rows.computed_tokens[queue], pts.tokens))
         self.ledger.state(capacity, (granted, *self._need(rows, granted)), (np.concatenate((queue, pts.slots)), tokens))
 
@@ -84,9 +84,9 @@ class GenerationTasks:
         return ordered
 
     def grant(self, rows: Rows, queue: IntArray, first: IntArray, reserve_blocks: int) -> IntArray:
-        """A round of grants, if it is time for one; who still waits.
+        """Does a round of grants, if one is due; the GTs that still wait.
 
-        first: may have of the reserve. Those that cannot be paused are granted in any case.
+        first: GTs that may use the reserve. GTs that cannot be paused are granted in any case.
         """
         grants = self._grants
         fixed = queue[~rows.pausable[queue]]
@@ -109,9 +109,9 @@ class GenerationTasks:
         return queue
 
     def serve_first(self, rows: Rows, queue: IntArray) -> tuple[IntArray, IntArray]:
-        """Grants the first, while nothing is granted; returns who still waits, and whose KV is given up for it.
+        """Grants the first GT while no other is granted; the GTs that still wait, and those to preempt for it.
 
-        Its goal is lowered to what there is, where all that others hold is not enough.
+        If even all KV of the others is not enough, its goal is lowered to what there is.
         """
         ledger, grants = self.ledger, self._grants
         first, others = queue[:1], queue[1:]

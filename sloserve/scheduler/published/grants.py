@@ -1,4 +1,4 @@
-"""Who has been granted how much, and in which group: what EconoServe remembers between two plans, by slot."""
+"""The grant of each generation task and its group: what EconoServe remembers between two plans, by row index."""
 
 from collections import Counter
 
@@ -13,10 +13,10 @@ NO_GROUP = 0
 class Grants:
     """Goals and groups of generation tasks.
 
-    goal: tokens that prompt and output are expected to come to, 0 while nothing is expected. rest: of these, the tokens
-    still to come when it was set, by which tasks are grouped. group: in which the request was granted its goal,
-    ``NO_GROUP`` while it waits. group_ended: a group has lost its last member since this was set to false. first_left:
-    tokens that were to come by the first prediction, 0 before it; first_output: the output there was by then.
+    goal: predicted prompt + output tokens; 0 before the first prediction. rest: tokens of the goal that were still to
+    come when it was set; tasks are grouped by it. group: the group with which the goal was granted; ``NO_GROUP`` while
+    the task waits. group_ended: whether a group has lost its last member since this was set to false. first_left:
+    tokens still to come by the first prediction, 0 before it. first_output: output tokens at that time.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Grants:
         return self._members.total()
 
     def enter(self, slot: int, capacity: int) -> None:
-        """A request has come that has nothing yet. capacity: of the table of requests."""
+        """A new request, without a grant. capacity: of the request table."""
         if capacity > self.goal.size:
             self.goal, self.rest, self.group = (grown(one, capacity) for one in (self.goal, self.rest, self.group))
             self.first_left, self.first_output = grown(self.first_left, capacity), grown(self.first_output, capacity)
@@ -43,12 +43,12 @@ class Grants:
         self.group[slot] = NO_GROUP
 
     def predicted(self, slots: IntArray, left: FloatArray, output: IntArray) -> None:
-        """So many tokens are to come, after so much output; of each request only the first prediction is kept."""
+        """Notes that ``left`` tokens were predicted after ``output``; only the first prediction of each is kept."""
         new = self.first_left[slots] == 0.0
         self.first_left[slots[new]], self.first_output[slots[new]] = left[new], output[new]
 
     def grant(self, slots: IntArray, bucket: IntArray | None) -> None:
-        """They run from now on; those of one bucket as a group, or each as its own."""
+        """These tasks run from now on: tasks of one bucket as a group, or each in a group of its own."""
         of = np.arange(slots.size) if bucket is None else np.unique(bucket, return_inverse=True)[1]
         groups = self._next_group + of
         self.group[slots] = groups
@@ -56,7 +56,7 @@ class Grants:
         self._next_group += slots.size
 
     def leave(self, slots: IntArray) -> None:
-        """They have ended, overrun or lost their KV: their groups go on without them."""
+        """These tasks have ended, used up their grants or lost their KV; the rest of their groups runs on."""
         for group in self.group[slots].tolist():
             if group == NO_GROUP:
                 continue

@@ -1,18 +1,18 @@
 """FastServe's scheduler: a multi-level feedback queue over tokens, joined at the level of the prompt.
 
-Short replies are served before long ones without anybody knowing which is which: a request is served first until it
-has used up the quantum of its level, which doubles from level to level, and falls to the next. In the last it is
-served to its end. A prompt is work that is known beforehand: a request joins at the first level whose quantum its
-prompt would not use up (skip-join). Who has not been served for long returns to the top.
+Short replies are served before long ones although lengths are not known. A request is served until it has used up the
+quantum of its level, and then falls to the next level, whose quantum is twice as large. In the last level it is served
+to its end. A prompt's work is known beforehand: a request joins at the first level whose quantum its prompt would not
+use up (skip-join). A request that has not been served for long returns to the top.
 
-Each plan serves the first requests by level, then by the time they entered it, with max-allocation for the batch. Those
-who ran before and are not among them sit out with the KV they hold, as long as there is room for it beside what is
-promised; else they are preempted, the last by rank first.
+Each plan serves the first requests by level, then by the time they entered it, with max-allocation for the batch. Other
+running requests are paused with their KV, as long as there is room for it beside the reservations; else they are
+preempted, the last by rank first.
 
 Source: FastServe (NSDI 2026), Sec. 4, as EconoServe compares with it (Sec. 2.1: 5 queues, batches of 8,
-max-allocation). Differs: quanta are output tokens, not seconds, since steps of a full batch take about as long; who
-falls goes to the end of the next level (its released code puts it in front); preemption is recomputed, not swapped to
-the host, so quanta are longer than its 10 ms by default.
+max-allocation). Differs: quanta are output tokens, not seconds, since steps of a full batch take about as long; a
+request that falls goes to the end of the next level (FastServe's released code puts it in front); a preempted request
+is recomputed, not swapped to the host, so quanta are longer than its 10 ms by default.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from sloserve.scheduler.published.preemptive import RANKED_COLUMNS, plan_ranked
 
 
 class FastServe(Policy):
-    """Serves whoever has had least so far, in levels; lower levels make way for higher ones."""
+    """Serves the request that has had least so far, in levels; requests of lower levels are paused or preempted."""
 
     needs = RANKED_COLUMNS | {"kv_blocks", "preemptable", "pausable"}
     wants_progress = True
@@ -40,8 +40,8 @@ class FastServe(Policy):
 
         prompt_weight: work of a prompt token relative to an output token's. batch: most requests served at once, 0 for
         as many as fit. promote_s: time without a token after which a request returns to the top, 0 for never. The
-        3 s of FastServe's code cost a quarter of the throughput where more wait than a batch: whoever returns displaces
-        another, which is recomputed here.
+        3 s of FastServe's code cost a quarter of the throughput where more wait than a batch: a request that returns
+        displaces another, which is recomputed here.
         """
 
         levels: int = 5
@@ -91,7 +91,7 @@ class FastServe(Policy):
             self._enter(over, self._level[over] + 1)
 
     def _enter(self, slots: IntArray, level: IntArray | int) -> None:
-        """Puts requests at the end of a level; those who enter together are in order of ``seq``."""
+        """Puts requests at the end of a level; requests that enter together are in order of ``seq``."""
         self._moves += 1
         self._level[slots], self._used[slots], self._entered[slots] = level, 0, self._moves
 

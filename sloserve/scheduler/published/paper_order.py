@@ -1,10 +1,9 @@
-"""EconoServe's order of tasks (Sec. 3.4), and the search for what fills the rest of a resource.
+"""EconoServe's order of tasks (Sec. 3.4), and the search for the task that fills the rest of a resource.
 
-Three factors, each in ranges: the time left to the deadline, then the KV cache a task occupies, then its length: of a
-generation task the tokens predicted, of a prompt task the prompt. The nearer deadline, the more KV, the greater length
-first; ties end in ``seq``. A task whose deadline has passed ranks with those that have most time left: it presses no
-more, and the KV it holds still orders it among them. One without a deadline ranks behind all. The paper says nothing of
-either.
+Tasks are ordered by three factors, each divided into ranges: time left to the deadline (nearest first), then occupied
+KV (most first), then length (longest first): the predicted tokens of a generation task, the prompt of a prompt task.
+Ties end in ``seq``. A task whose deadline has passed ranks with those that have most time left. A task without a
+deadline ranks behind all. The paper does not say where either stands.
 """
 
 from bisect import bisect_left, bisect_right
@@ -34,16 +33,16 @@ def deadline_ranges(rows: Rows, slots: IntArray, now_s: float) -> IntArray:
 
 
 def paper_order(rows: Rows, slots: IntArray, held_tokens: IntArray, length_tokens: IntArray, now_s: float) -> IntArray:
-    """Places in ``slots``, the first to be served first. held_tokens, length_tokens: ``[len(slots)]``."""
+    """Indices in ``slots``, the first to be served first. held_tokens, length_tokens: ``[len(slots)]``."""
     longest, fullest = -(length_tokens // RANGE_TOKENS), -(held_tokens // RANGE_TOKENS)
     order: IntArray = np.lexsort((rows.seq[slots], longest, fullest, deadline_ranges(rows, slots, now_s)))
     return order
 
 
 def grouped(order: IntArray, bucket: IntArray) -> IntArray:
-    """``order`` with those of one bucket together, each bucket where its first member stood.
+    """``order`` with the tasks of each bucket together, where the first of them stood.
 
-    order: places; bucket: by place.
+    order: indices. bucket: by index.
     """
     _, first, of = np.unique(bucket[order], return_index=True, return_inverse=True)
     together: IntArray = order[np.argsort(first[of], kind="stable")]
@@ -59,7 +58,7 @@ class BestFit:
         self._places: list[int] = places.tolist()
 
     def take(self, most: int) -> int | None:
-        """The place of the largest size up to ``most``, which is then gone; ``None`` if all are larger."""
+        """The index of the largest size up to ``most``, which is then removed; ``None`` if all are larger."""
         beyond = bisect_right(self._sizes, most)
         if not beyond:
             return None

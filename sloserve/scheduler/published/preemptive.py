@@ -1,7 +1,7 @@
-"""Ranked service with max-allocation: whoever ranks first is served, whoever runs now; the others give up the room.
+"""Ranked service with max-allocation: the first by rank are served, whether they run or wait; others make room.
 
-A request alone always fits, so somebody is served in each plan. The papers' engines compute a batch whole, where vLLM
-cuts it at the step's token budget: of those who are served decodes come before unfinished prompts.
+A request alone always fits, so each plan serves at least one. The papers' engines compute a batch whole, where vLLM
+cuts it at the step's token budget: of the served requests decodes come before unfinished prompts.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from sloserve.kernels.rank import top_k
 from sloserve.lso.decode_first import PREFILL_COLUMNS, decode_first
 from sloserve.lso.ordering import woven_places
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot
-from sloserve.scheduler.published.allocation import PROMISE_COLUMNS, capacity_blocks, leading, max_blocks
+from sloserve.scheduler.published.allocation import RESERVATION_COLUMNS, capacity_blocks, leading, max_blocks
 
-RANKED_COLUMNS = PROMISE_COLUMNS | PREFILL_COLUMNS
+RANKED_COLUMNS = RESERVATION_COLUMNS | PREFILL_COLUMNS
 """Columns that :func:`plan_ranked` reads, and ``kv_blocks`` where it pauses."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Division:
-    """Of requests in their order of rank: who is served, and who of the others that run may stay; ``[n]`` each."""
+    """Of requests in order of rank: which are served, and which other running ones keep their KV; ``[n]`` each."""
 
     served: BoolArray
     stays: BoolArray
@@ -30,12 +30,16 @@ class Division:
 def divide(
     blocks: IntArray, held: IntArray, runs: BoolArray, engine: EngineFacts, *, batch: int | None = None
 ) -> Division:
-    """Divides ranked requests, running and waiting alike: the first that fit are served, whoever runs now.
+    """Divides ranked requests, running and waiting alike: the first that fit are served.
 
-    Of the other running ones those stay that fit beside, the better ranked first; there is no room for the rest.
+    Of the other running ones those keep their KV that fit beside them, the better ranked first.
 
-    blocks: that each is promised when served. held: that each takes when it stays. runs: whether it runs now.
-    batch: most that may be served, ``None`` for as many as there are slots.
+    Args:
+        blocks: ``[n]``; blocks that each request reserves when it is served.
+        held: ``[n]``; blocks that it takes when it keeps its KV.
+        runs: ``[n]``; whether it runs now.
+        engine: the engine's limits.
+        batch: most requests to serve; ``None`` for as many as may run.
     """
     capacity, slots = capacity_blocks(engine), engine.max_num_seqs
     first = leading(blocks, capacity, slots if batch is None else min(batch, slots))
@@ -56,10 +60,15 @@ def plan_ranked(
     batch: int | None = None,
     pause: bool = False,
 ) -> Plan:
-    """Serves in ascending key, ties by ``seq``, whoever's max-allocation fits, and takes the room from the others.
+    """Serves the requests whose max-allocation fits, in ascending key, ties by ``seq``; the others make room.
 
-    waiting_key, running_key: ``[len(snapshot.waiting)]``, ``[len(snapshot.running)]``. batch: most that are served.
-    pause: those for whom there is room although they are not served sit out, with the KV they hold; else they go on.
+    Args:
+        snapshot: the engine.
+        waiting_key: ``[len(snapshot.waiting)]``.
+        running_key: ``[len(snapshot.running)]``.
+        batch: most requests to serve.
+        pause: whether running requests that are not served, but for which there is room, are paused with their KV;
+            else they go on.
     """
     rows, engine = snapshot.rows, snapshot.engine
     waiting = snapshot.waiting

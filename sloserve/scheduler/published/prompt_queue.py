@@ -1,4 +1,4 @@
-"""Which prompts join the next step: those that fill it up to its target size, as far as their KV fits (Sec. 3.3.1)."""
+"""Which prompts join the next step: they fill it up to its target size, as far as their KV fits (Sec. 3.3.1)."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from sloserve.scheduler.published.paper_order import BestFit, paper_order
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompts:
-    """Admitted prompt tasks: slots, tokens of each to be computed in all, and of these still left, ``[n]`` each."""
+    """Admitted prompt tasks, ``[n]`` each. tokens: to compute in all. left: of these, not computed yet."""
 
     slots: IntArray
     tokens: IntArray
@@ -22,7 +22,7 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a step has for new prompts: tokens to compute, KV blocks of ``block_size`` tokens, requests."""
+    """Room that a step has for new prompts: tokens to compute, KV blocks of ``block_size`` tokens, requests."""
 
     tokens: int
     blocks: int
@@ -43,7 +43,7 @@ def fcfs_prompts(snapshot: Snapshot, room: Room) -> tuple[IntArray, int]:
 
 
 def paper_prompts(snapshot: Snapshot, room: Room, now_s: float) -> tuple[IntArray, int]:
-    """As :func:`fcfs_prompts`, in the paper's order; where the next does not fit, the longest that does, and so on."""
+    """As :func:`fcfs_prompts`, in the paper's order; if the next does not fit, the longest that does comes next."""
     rows, waiting = snapshot.rows, snapshot.waiting
     tokens = rows.prompt_tokens[waiting] + rows.output_tokens[waiting]
     order = paper_order(rows, waiting, np.zeros_like(tokens), tokens, now_s)

@@ -1,11 +1,11 @@
-"""What KV blocks are promised to whom: three ledgers over vLLM's lazy allocation, from which grants are given.
+"""Which request has reserved which KV blocks: three ledgers over vLLM's lazy allocation.
 
-A grant promises a request its context up to a goal, in tokens: what it holds and all that is to come. Whoever has none
-keeps what it holds until further notice. *Exact* counts each promise in full from the start (exact allocation).
-*Hosting* lends the second halves of promised spans (KVC pipelining, Sec. 3.2). *Future* counts promises as they grow:
-a grant fits if predicted occupancy does at all future steps, which subsumes hosting.
+A grant reserves a request's context up to a goal in tokens: what it holds and all that is to come. A request without a
+grant keeps what it holds. *Exact* counts each reservation in full from the start (exact allocation). *Hosting* lends
+the second halves of reserved spans (KVC pipelining, Sec. 3.2). *Future* counts reservations as they grow: a grant fits
+if predicted occupancy does at all future steps, which subsumes hosting.
 
-A ledger is stated anew in each plan, from what the requests hold by then: it cannot drift from the engine.
+Each plan states the ledger anew from what the requests hold by then, so it cannot drift from the engine.
 """
 
 from typing import Final
@@ -19,15 +19,15 @@ from sloserve.scheduler.policy import NO_SLOTS
 from sloserve.scheduler.published.paper_order import BestFit
 
 _BOUNDLESS: Final = 2**31 - 1
-"""Blocks of the hosting kernel: who lends to whom is its part, what there is is counted here."""
+"""Blocks of the hosting kernel: it decides which request lends to which; the real number is counted here."""
 _TRIED: Final = 64
 """Candidates tried, at most, where each is a question of its own."""
 
 
 class Exact:
-    """Each promise in full, as long as it lasts.
+    """Counts each reservation in full, as long as it lasts.
 
-    free_blocks: not promised, and not held by those without a promise; negative where more is held than there is.
+    free_blocks: neither reserved nor held by requests without a reservation; negative if more is held than there is.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -39,18 +39,18 @@ class Exact:
         return blocks_of(tokens, self.block_size)
 
     def overrun(self, granted: IntArray, tokens: IntArray, goals: IntArray) -> BoolArray:
-        """Which of those granted have used up what they were promised, ``[len(granted)]``."""
+        """Which of the granted requests have used up their reservations, ``[len(granted)]``."""
         reached: BoolArray = tokens >= goals
         return reached
 
     def state(
         self, capacity_blocks: int, granted: tuple[IntArray, IntArray, IntArray], waiting: tuple[IntArray, IntArray]
     ) -> None:
-        """As of this step. granted: slots, their tokens, their goals; waiting: slots and tokens without a promise."""
+        """As of this step. granted: slots, tokens, goals. waiting: slots and tokens of requests without a grant."""
         self.free_blocks = capacity_blocks - int(self.blocks(granted[2]).sum()) - int(self.blocks(waiting[1]).sum())
 
     def grant(self, slots: IntArray, tokens: IntArray, goals: IntArray, reserve_blocks: int) -> int:
-        """Promises the first of ``slots``, who wait, their goals; to how many: none behind the first misfit.
+        """Reserves the goals of the first of ``slots``, which wait; how many fit, none after the first misfit.
 
         reserve_blocks: to be left free.
         """
@@ -60,7 +60,7 @@ class Exact:
         return fit
 
     def fill(self, slots: IntArray, tokens: IntArray, goals: IntArray, reserve_blocks: int) -> IntArray:
-        """Promises the largest that still fits, again and again; places of those in ``slots``."""
+        """Reserves for the largest that still fits, again and again; their indices in ``slots``."""
         cost = self.blocks(goals) - self.blocks(tokens)
         shelf = BestFit(cost)
         room = self.free_blocks - reserve_blocks
@@ -73,25 +73,25 @@ class Exact:
         return places
 
     def force(self, slots: IntArray, tokens: IntArray, goals: IntArray) -> None:
-        """Promises them their goals, whether it fits or not."""
+        """Reserves their goals, whether they fit or not."""
         self.free_blocks -= int((self.blocks(goals) - self.blocks(tokens)).sum())
 
     def host(self, slots: IntArray, tokens: IntArray, goals: IntArray, buffer: float) -> IntArray:
-        """Promises spans lent by those granted in this step; places of those in ``slots`` who got one.
+        """Lends spans of the requests that were granted in this step; indices in ``slots`` of their guests.
 
         buffer: share of what is to come by which a guest should end before its host needs the span.
         """
         return NO_SLOTS
 
     def release(self, slot: int) -> None:
-        """It has no promise any more."""
+        """The request has no reservation any more."""
 
 
 class Hosting(Exact):
-    """Exact, with guests in the second halves of promised spans.
+    """Exact, with guests in the second halves of reserved spans.
 
-    A guest goes on past its goal, within the buffer, until its host needs the span. Steps are counted by those who run:
-    each gets a token a step, so that whoever got most tokens since its grant tells how many steps there were.
+    A guest goes on past its goal, within the buffer, until its host needs the span. Each running request gets a token a
+    step, so the most tokens that any got since its grant tell how many steps there were.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -115,8 +115,8 @@ class Hosting(Exact):
     def state(
         self, capacity_blocks: int, granted: tuple[IntArray, IntArray, IntArray], waiting: tuple[IntArray, IntArray]
     ) -> None:
-        promised = _BOUNDLESS - self._spans.free_blocks
-        self.free_blocks = capacity_blocks - promised - int(self.blocks(waiting[1]).sum())
+        reserved = _BOUNDLESS - self._spans.free_blocks
+        self.free_blocks = capacity_blocks - reserved - int(self.blocks(waiting[1]).sum())
 
     def force(self, slots: IntArray, tokens: IntArray, goals: IntArray) -> None:
         super().force(slots, tokens, goals)
@@ -145,7 +145,7 @@ class Hosting(Exact):
 
 
 class Future(Exact):
-    """Promises counted as they grow, one token a step; free is what is at all future steps."""
+    """Counts reservations as they grow, one token a step; a block is free if it is at all future steps."""
 
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size)

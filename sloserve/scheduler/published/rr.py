@@ -1,16 +1,16 @@
-"""Round robin: requests are served in turns, so that nobody waits for long and everybody is interrupted alike.
+"""Round robin: requests are served in turns, so that none waits for long and all are interrupted alike.
 
 A request's turn begins when it is admitted and is over after ``interval_steps`` steps that gave it output; steps that
 only compute its prompt do not count. While others wait, requests whose turn is over are preempted (and recomputed
-later), the longest served first and as many as those who wait need for slots or KV blocks; while nobody waits, all go
-on. The cycle is the order of those who wait: the least recently served first. A new request joins at its end, as if it
-had just been served, and so does one that vLLM preempts for want of KV. Each turn makes progress, so preemptions are
-not limited in number; but each costs the recomputation of all tokens so far.
+later): the longest served first, as many as the waiting ones need for seats or KV blocks. While none waits, all go on.
+Waiting requests are admitted in a cycle: the least recently served first. A new request joins at the end of the cycle,
+as if it had just been served, and so does one that vLLM preempts for want of KV. Each turn makes progress, so
+preemptions are not limited in number; but each costs the recomputation of all tokens so far.
 
 It knows no targets: it is the baseline between vLLM's order and a policy that knows them.
 
-Source: Andes, Sec. 6.1 (baseline RR, 50 iterations). Differs: the paper does not say whom it preempts and preempts by
-swap where it can.
+Source: Andes, Sec. 6.1 (baseline RR, 50 iterations). Differs: the paper does not say which requests it preempts, and
+preempts by swap where it can.
 """
 
 import sys
@@ -29,7 +29,7 @@ _FAR = 1e15
 
 
 class RR(Policy):
-    """Serves in turns, the least recently served first; while others wait, preempts those who have had their turn."""
+    """Serves in turns, the least recently served first; while others wait, preempts requests whose turn is over."""
 
     needs = PREEMPTION_COLUMNS
     wants_progress = True
@@ -71,7 +71,7 @@ class RR(Policy):
         self._turn_steps[snapshot.waiting] = 0
         steps = self._turn_steps[snapshot.running]
         over = steps >= self.settings.interval_steps
-        # Of two that make room the longer served goes first, also where vLLM takes a victim for want of KV.
+        # Of two whose turn is over the longer served is preempted first, also where vLLM chooses for want of KV.
         running_key: FloatArray = np.where(over, _FAR, -_FAR) + steps
         waiting_key = self._last_served[snapshot.waiting].astype(np.float64)
         return plan_by_key(snapshot, waiting_key, running_key, preempt=self._rule)

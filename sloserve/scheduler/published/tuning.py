@@ -4,9 +4,10 @@ The paper tries values by hand for each dataset: padding 10 to 20 %, reserve 2 t
 Fig. 4 and 15). Here each is read off the requests that ended. No clock, no chance: the same ends give the same shares.
 
 Differs: at the paper's best padding 70 to 77 % of the predictions are not exceeded, here a quarter, by which padding is
-as a rule negative. Who outlives its grant keeps its KV and is granted what is missing a little later, so exceeding is
-cheap; a promise is dear, since nobody else may have its blocks before they are used, and half of that time they are
-not. The best padding was measured to fall as errors grow; this quarter follows it (docs/benchmarks/econo.md).
+as a rule negative. A request that outlives its grant keeps its KV and is granted what is missing a little later, so
+exceeding is cheap. A reservation is dear, since no other request may have its blocks before they are used, and half of
+that time they are not. The best padding was measured to fall as errors grow; this quarter follows it
+(docs/benchmarks/econo.md).
 """
 
 from collections import deque

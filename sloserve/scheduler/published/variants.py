@@ -11,8 +11,8 @@ PIPELINES = ("none", "hosting", "future")
 REMEDIES = ("reserve", "pause", "preempt")
 AUTO = "auto"
 PAPER = Shares(padding=0.15, reserve=0.03, buffer=0.15)
-"""The paper's for ShareGPT (Sec. 4). By measurement a tuned reserve does worse and a tuned buffer no better than these,
-so that only padding is tuned unless asked (experiment ``econo-padding``).
+"""The paper's for ShareGPT (Sec. 4). A tuned reserve measured worse and a tuned buffer no better than these, so only
+padding is tuned by default (experiment ``econo-padding``).
 """
 _RANGES = {
     "sync_tokens": (0, 4096),

@@ -4,7 +4,7 @@ A new plan is made when a request arrived or ended; between, the order holds. Wh
 Output lengths are predicted by a Gaussian per class fitted on line, as in the paper (``length=gaussian``), or otherwise
 (:mod:`sloserve.estimator.length.choice`); step times are those of the engine. A reader's speed (TDS) counts as a TPOT
 target.
-A good order puts behind all others whom it cannot help in any case: they starve under overload unless ageing is on.
+A good order puts requests that it cannot help behind all others: they starve under overload unless ageing is on.
 A request without targets counts by its latency alone; class rank decides beside: whatever order is found, it is
 admitted before every request of a less urgent class.
 

@@ -98,7 +98,7 @@ def slot_times(fit: Bilinear, work: Work, slots: Slots) -> Times:
     """Of requests that run beside others, which take the places of those that end one by one.
 
     A step that computes prompts decodes too. So while requests wait, steps are full, and a prompt gets through at the
-    rate of full steps; decoding is slowed by the prompts of those who start meanwhile, at most to one token a full
+    rate of full steps; decoding is slowed by the prompts that start meanwhile, at most to one token a full
     step. Behind it, others wait for a slot as long as it keeps the engine busy: its prompt and its part of each step's
     decoding; or, where slots are free, for its prompt alone.
     """

@@ -1,4 +1,4 @@
-"""KV blocks of a model engine without prefix caching: nobody shares a block, so numbers of blocks say it all."""
+"""KV blocks of a model engine without prefix caching: no requests share a block, so numbers of blocks say it all."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
 """The model engine's scheduler with a policy on top: what SLOScheduler is to AsyncScheduler.
 
-The same planner decides, and is told of the same events in the same order. What fails, fails the run: nobody is served
-here whom it could harm.
+The same planner decides, and is told of the same events in the same order. What fails, fails the run: it
+harms no client here.
 """
 
 from collections import Counter
@@ -21,15 +21,15 @@ from sloserve.scheduler.registry import make_policy, policy_text
 from sloserve.settings import PluginSettings
 from sloserve.sim.model.port import ModelPort
 from sloserve.sim.model.requests import ModelRequest
-from sloserve.sim.model.scheduler import NOBODY, Batch, ModelScheduler
+from sloserve.sim.model.scheduler import NONE, Batch, ModelScheduler
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
 
 class PlannedScheduler(ModelScheduler):
     """See :class:`~sloserve.sim.model.scheduler.ModelScheduler`.
 
-    slo_paused: whom the plan of the last step paused. slo_planning_s: what planning for it costs in virtual time.
-    slo_counters: as SLOScheduler's. plan_costs_s: measured.
+    slo_paused: requests that the plan of the last step paused. slo_planning_s: what planning for it costs in virtual
+    time. slo_counters: as SLOScheduler's. plan_costs_s: measured.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class PlannedScheduler(ModelScheduler):
                 self.slo_counters["evictions"] += len(step.preempt)
             self.slo_paused = planner.apply_plan(step, own, monotonic_s)  # type: ignore[assignment]
         batch = super().schedule()
-        self.limits, self.paused = own, NOBODY
+        self.limits, self.paused = own, NONE
         planner.admitted(batch, monotonic_s)
         self._steps.scheduled(self._load_seen(batch), monotonic_s)
         return batch
 
     def _load_seen(self, batch: Batch) -> StepLoad:
-        """The load as the step clock of SLOScheduler sees it: whoever is not new and has one token decodes."""
+        """The load as the step clock of SLOScheduler sees it: a request that is not new and has one token decodes."""
         admitted = len(batch.admitted)
         decodes = batch.tokens == 1
         if admitted:

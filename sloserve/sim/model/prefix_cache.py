@@ -46,7 +46,7 @@ class PrefixCache(KVBlocks):
         return found
 
     def fits(self, tokens: int, hits: Sequence[int]) -> bool:
-        # A block in the cache that nobody holds counts as free until it is held.
+        # A block in the cache that no request holds counts as free until it is held.
         unheld = sum(self._holders[block] == 0 for block in hits)
         return blocks_of(tokens, self._block_size) - len(hits) + unheld <= self.free
 

@@ -17,7 +17,7 @@ from sloserve.sim.model.prefix_cache import PrefixCache
 from sloserve.sim.model.requests import FREE, PREEMPTED, RUNNING, ModelRequest, Requests
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
-NOBODY: IntArray = np.empty(0, np.int64)
+NONE: IntArray = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class ModelScheduler:
         self.requests = Requests()
         blocks = PrefixCache if settings.enable_prefix_caching else KVBlocks
         self.kv: KVBlocks = blocks(self.requests, settings.kv_blocks, settings.block_size)
-        self.running = NOBODY
-        self.waiting = NOBODY
-        self.paused = NOBODY
+        self.running = NONE
+        self.waiting = NONE
+        self.paused = NONE
         self.limits = Limits(settings.max_num_seqs, settings.max_num_batched_tokens)
         self.preempted: list[str] = []
         self._num_stale = 0  # requests with stale tokens
@@ -259,7 +259,7 @@ class ModelScheduler:
         return sampled, sampled[ending].tolist()
 
     def _drain(self, members: IntArray, tokens: IntArray, sampled: IntArray) -> IntArray:
-        """Takes the step's tokens off what is stale; returns those of ``sampled`` of whom it was not."""
+        """Takes the step's tokens off what is stale; returns those of ``sampled`` for which it was not."""
         counts = self.requests
         was_stale = counts.stale[members] > 0
         fresh: IntArray = sampled[counts.stale[sampled] == 0]

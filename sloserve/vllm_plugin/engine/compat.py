@@ -131,7 +131,7 @@ def on_preemption(scheduler: Any, told: Callable[[str], object]) -> None:
 
 
 def admits_new(scheduler: Any) -> bool:
-    """Whether the engine is not being paused: while it is, who runs must finish, and nobody preempted comes back."""
+    """Whether the engine is not being paused: while it is, running requests finish, preempted ones do not come back."""
     return bool(scheduler.pause_state == PauseState.UNPAUSED)
 
 
@@ -173,7 +173,7 @@ def blocks_held(scheduler: Any, request: Request) -> int:
 
 
 def holding(scheduler: Any, request: Request) -> Holding:
-    """KV blocks of a running request: its own, and who else holds the others."""
+    """KV blocks of a running request: its own, and which requests hold the others."""
     manager = scheduler.kv_cache_manager
     if not manager.enable_caching:
         return Holding(blocks_held(scheduler, request))

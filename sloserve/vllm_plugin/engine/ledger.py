@@ -1,4 +1,4 @@
-"""What one scheduler counts, whatever its policy: who waits in which class, what became of them, what planning cost.
+"""What one scheduler counts, whatever its policy: waiting requests by class, what became of them, what planning cost.
 
 The figures are one array of slots (:class:`~sloserve.metrics.engine_page.Layout`). While there is a page the array is
 the page's, so that counting is publishing. Costs a few microseconds a step, and one reading of each request's SLO.
@@ -88,7 +88,7 @@ class Ledger:
         self._preemptions += 1
 
     def stepped(self, scheduler: Any, output: Any, paused: Sequence[Request], now_s: float) -> None:
-        """Books one step: whom it admitted, and how things stand after it."""
+        """Books one step: the requests that it admitted, and the state after it."""
         values = self._values
         self._stages.scheduled(admitted_ids(output), self._just_preempted, paused, now_s)
         for new in output.scheduled_new_reqs:

@@ -77,7 +77,7 @@ class SLOScheduler(AsyncScheduler):
         self.plan_costs_s: list[float] | None = None
         """Measured cost of each plan, collected only where a list is put here (the simulator and benchmarks do)."""
         self.slo_paused: list[Request] = []
-        """Whom the plan of the last step paused, in the plan's order."""
+        """Requests that the plan of the last step paused, in the plan's order."""
         self._clock = clock or SystemClock()
         self.step_clock = StepClock(None if settings.profile is None else load_profile(settings.profile))
         """How long this engine's steps take, and when those in flight will end."""
@@ -122,7 +122,7 @@ class SLOScheduler(AsyncScheduler):
         return None if self._planning_costs is None else self._planning_costs.of(policy)
 
     def _make_planner(self, policy: Policy, shadow: Shadow | None, text: str) -> Planner | None:
-        """``None`` where vLLM is to schedule by itself and nobody looks on."""
+        """``None`` where vLLM is to schedule by itself without a shadow policy."""
         if self._unsafe is not None or (not policy.reads and shadow is None):
             return None
         return Planner(

@@ -9,7 +9,7 @@ from sloserve.estimator.step_time.latency import StepLoad
 def step_load(output: Any) -> StepLoad:
     """The load of a SchedulerOutput.
 
-    Whoever was in a step before and has one token in this one is taken to decode: so does nearly everyone, and the last
+    A request that was in a step before and has one token in this one is taken to decode: nearly all do, and the last
     token of a prompt costs the same.
     """
     scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs

@@ -1,6 +1,6 @@
 """Stopping under load: new work is refused, what runs may finish within vLLM's ``--shutdown-timeout``, others are told.
 
-vLLM alone stops its engines first. What they still owe then never comes, whoever reads a reply waits for it, and the
+vLLM alone stops its engines first. What they still owe then never comes, the readers of replies wait for it, and the
 server waits for its readers. So before an engine client shuts down its requests end here, while everything still runs.
 """
 
@@ -14,7 +14,7 @@ from sloserve.core.errors import ShuttingDown
 logger = logging.getLogger(__name__)
 
 SHARE = 0.9
-"""Of the time to finish: then whoever runs is given up, and has the rest to say so to its client."""
+"""Of the time to finish: then running requests are given up, and have the rest to say so to their clients."""
 
 POLL_S = 0.02
 OVERDUE_S = 5.0

@@ -377,7 +377,7 @@ def _board(settings: PluginSettings, rank: int, processes: int) -> Board:
 
 @functools.cache
 def tell_operator(message: str) -> None:
-    """Logs it the first time: clients are told what they can do, whoever serves them what the server's settings can."""
+    """Logs it the first time: clients are told what they can do, operators what a setting can."""
     logger.warning("%s", message)
 
 

@@ -2,7 +2,7 @@
 
 Times are those at which a reply leaves for the client, counted from the arrival at our front end. Replies that are not
 streamed leave in one piece: their TTFT and TPOT are the engine's, since those are what the scheduler can do something
-about, and nobody reads them as they come, so they have no QoE.
+about, and no user reads them as they come, so they have no QoE.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class Observed:
         self._end(Outcome.ABORTED, last)
 
     def abandoned(self) -> None:
-        """Nobody will read the replies any more; does nothing once the outcome stands."""
+        """The replies will not be read any more; does nothing once the outcome stands."""
         self._end(Outcome.ABORTED, None)
 
     def _passes(self, reply: Any, cumulative: bool) -> None:

@@ -41,7 +41,7 @@ TINY_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 def prepare(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse.Namespace:
     """What ``vllm serve`` would do with these arguments, model and flags; imports vLLM, starts nothing.
 
-    our_flags: others that somebody who mistyped one may have meant.
+    our_flags: others that a mistyped one may have meant.
 
     Raises: ConfigError for a vLLM that is missing or untested, wrong arguments, and flags that are not ours to share.
     """
@@ -139,10 +139,10 @@ def exposure(host: str | None, port: int, has_key: bool) -> str:
     """What other machines may do that reach an exposed server. has_key: whether it asks for vLLM's API key."""
     if has_key:
         return (
-            f"whoever reaches {host} port {port} may use the model without the API key on routes that vLLM does not "
-            "guard, such as /invocations; let a proxy pass on only the routes that clients need"
+            f"every client that reaches {host} port {port} may use the model without the API key on routes that vLLM "
+            "does not guard, such as /invocations; let a proxy pass on only the routes that clients need"
         )
-    return f"whoever reaches {host} port {port} may use the model; --api-key or VLLM_API_KEY asks for a key"
+    return f"every client that reaches {host} port {port} may use the model; --api-key or VLLM_API_KEY asks for a key"
 
 
 def is_exposed(host: str | None) -> bool:

@@ -19,7 +19,7 @@ class VirtualFrontEnd:
 
     Args:
         admission: ``None`` for vLLM's checks alone.
-        lengths: predicts the lengths of replies; ``None`` where nobody does.
+        lengths: predicts the lengths of replies; ``None`` for none.
     """
 
     def __init__(

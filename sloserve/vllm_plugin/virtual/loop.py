@@ -1,4 +1,4 @@
-"""The loop of an engine in virtual time, whoever schedules: vLLM's own scheduler, or the model of it. Imports no vLLM.
+"""The loop of an engine in virtual time, for vLLM's own scheduler and for the model of it. Imports no vLLM.
 
 The loop is that of vLLM's EngineCore with a batch queue of two: step n+1 is scheduled right after step n was
 dispatched, then n's result is applied, then n+2 is scheduled; the worker runs batches one after another. What arrives
