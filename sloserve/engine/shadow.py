@@ -59,8 +59,13 @@ class Shadow:
     ) -> float:
         """Plans for ``snapshot`` and compares with ``main``; returns what that took, in seconds.
 
-        guarded: what the guards leave of a plan. queue: slots in the order of vLLM's queue, from which ``main`` sets
-        out.
+        Args:
+            main: the plan that is carried out.
+            snapshot: what it was made for.
+            guarded: what the guards leave of a plan.
+            queue: row indices in the order of the engine's queue, from which ``main`` starts.
+            now_s: epoch seconds.
+            monotonic_s: seconds of a monotonic clock.
         """
         self._budget.start()
         try:

@@ -48,8 +48,11 @@ class Stages:
     def scheduled(self, admitted: Sequence[str], preempted: list[str], paused: Sequence[Any], start_s: float) -> None:
         """A step that begins at ``start_s`` was scheduled.
 
-        admitted: ids. preempted: ids, by the engine and by the plan, in this step; emptied. paused: the engine's
-        requests that the plan passed over.
+        Args:
+            admitted: ids.
+            preempted: ids, by the engine and by the plan, in this step; emptied.
+            paused: the engine's requests that the plan passed over.
+            start_s: when the step begins.
         """
         # One comparison of lists in C: mostly the plan, or what it pauses, is that of the step before.
         if paused or self._paused:

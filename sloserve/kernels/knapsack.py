@@ -33,10 +33,16 @@ class BatchChoice:
 def pack_priced(gain: ArrayLike, weight: ArrayLike, seq: ArrayLike, capacity: int, max_items: int) -> IntArray:
     """Indices of at most ``max_items`` of n items of much gain, by descending gain / weight; O(n) a price tried.
 
-    gain, weight, seq: ``[n]``. The weights of the chosen sum to at most ``capacity``; each chosen gains more
-    than 0. They are the best by gain - price * weight at the least price at which these fit, and what still fits
-    by gain / weight; equals are chosen by weight, then ``seq``. Exact where the best by gain fit, since there the price
-    is 0, and never below half of exact. The gain may fall a little as the capacity grows.
+    The chosen items are the best by gain - price * weight at the least price at which these fit, and what still fits by
+    gain / weight; equals are chosen by weight, then ``seq``. Exact where the best by gain fit, since there the price is
+    0, and never below half of exact. The gain may fall a little as the capacity grows.
+
+    Args:
+        gain: ``[n]``; an item with a gain of 0 or less is never chosen.
+        weight: ``[n]``; 1 at least.
+        seq: ``[n]``; breaks ties.
+        capacity: most that the weights of the chosen may sum to.
+        max_items: most items to choose.
 
     Raises: ValueError as :func:`pack_greedy`.
     """
@@ -54,10 +60,17 @@ def pack_greedy(
 ) -> IntArray:
     """Indices of at most ``max_items`` of n items in descending gain / weight, ties by ``seq``; O(n log n).
 
-    gain, weight, seq: ``[n]``. The weights of the chosen sum to at most ``capacity``; each chosen gains more
-    than 0. By default an item that does not fit is passed over, which uses the room but lets lighter items
-    overtake a heavy one for as long as they come. stop_at_misfit: the paper's rule, the first that does not fit ends
-    the search; what follows it stays out although there may be room.
+    By default an item that does not fit is passed over, which uses the room but lets lighter items overtake a heavy one
+    for as long as they come.
+
+    Args:
+        gain: ``[n]``; an item with a gain of 0 or less is never chosen.
+        weight: ``[n]``; 1 at least.
+        seq: ``[n]``; breaks ties.
+        capacity: most that the weights of the chosen may sum to.
+        max_items: most items to choose.
+        stop_at_misfit: the paper's rule: the first item that does not fit ends the search, although there may be room
+            for what follows it.
 
     Raises: ValueError for a weight below 1, a gain that is not finite, a negative limit, or columns of unequal length.
     """

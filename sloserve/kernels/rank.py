@@ -12,8 +12,12 @@ from sloserve.kernels import _csrc
 def top_k(keys: ArrayLike, seqs: ArrayLike, k: int) -> NDArray[np.int64]:
     """Indices ``[min(k, n)]`` of the ``k`` smallest of ``n`` requests by (key, seq), ascending.
 
-    keys: ``[n]``, any real numbers; infinities rank where they belong, NaN last. seqs: ``[n]``, integers that break
-    ties. Takes O(n + k log k).
+    Takes O(n + k log k).
+
+    Args:
+        keys: ``[n]``, any real numbers; infinities rank where they belong, NaN last.
+        seqs: ``[n]``, integers that break ties.
+        k: how many.
 
     Raises: ValueError for a negative ``k``, or when the two are not one-dimensional and of one length.
     """

@@ -36,9 +36,13 @@ def occupancy(lengths: Lengths, rows: Rows, slots: IntArray, block_size: int) ->
 def how_many_fit(
     held: tuple[FloatArray, FloatArray], asked: tuple[FloatArray, FloatArray], capacity_blocks: float, sigmas: float
 ) -> int:
-    """How many of ``asked``, in order, fit beside ``held``: none behind the first that does not.
+    """How many of ``asked``, in order, fit beside ``held``: none after the first that does not.
 
-    held: mean and variance of the blocks held by all together, ``[t]`` each; asked: of each one, ``[m, t]``.
+    Args:
+        held: mean and variance of the blocks that all running requests will hold together, ``[t]`` each.
+        asked: mean and variance of the blocks that each request asks for, ``[m, t]`` each.
+        capacity_blocks: blocks that there are.
+        sigmas: standard deviations to keep free.
     """
     mean = held[0] + np.cumsum(asked[0], axis=0)
     variance = held[1] + np.cumsum(asked[1], axis=0)

@@ -66,8 +66,11 @@ def by_class(key: FloatArray, rank: IntArray, undecided: BoolArray | None = None
     """``key``, lowered where no target decides it to the least key of any less urgent class; ``[n]`` each.
 
     With :func:`first_places`, which puts the more urgent class first among equals, this is the rule of the module.
-    rank: of each request's class. undecided: whose key no target decides; ``None`` for all, which then are served class
-    after class.
+
+    Args:
+        key: the least is served first.
+        rank: of each request's class, 0 the most urgent.
+        undecided: which keys no target decides; ``None`` for all, which then are served class after class.
     """
     if not rank.size or rank.min() == rank.max():
         return key

@@ -44,7 +44,16 @@ class PageMemory:
     ) -> "PageMemory":
         """A new page of this process, all zeros but for ``facts``. Pages left behind by others are swept on the way.
 
-        floats, words: slots of either kind. scratch: bytes. Raises: OSError when no file can be made.
+        Args:
+            kind: of the page, part of its file's name.
+            rank: of this process.
+            facts: what stays fixed; safe to write as JSON.
+            floats: slots of float64.
+            words: slots of uint64.
+            scratch: bytes.
+            folder: where the file is made; ``None`` for the usual one.
+
+        Raises: OSError when no file can be made.
         """
         folder = page_folder.page_folder() if folder is None else folder
         page_folder.sweep(folder)

@@ -161,8 +161,11 @@ def run_experiment(
 ) -> Iterator[Run]:
     """Yields every run: loads ascending, then seeds, then policies, however many processes work on them.
 
-    on_progress: told (requests ended, requests in all) as runs end, and within runs when ``jobs`` is 1. points: of
-    :func:`measured_points`, which are else found first.
+    Args:
+        experiment: what to run.
+        jobs: processes.
+        on_progress: told (requests ended, requests in all) as runs end, and within runs when ``jobs`` is 1.
+        points: of :func:`measured_points`, which are else found first.
     """
     with _pool(jobs) as pool:
         points = list(_points(experiment, pool)) if points is None else points

@@ -27,7 +27,10 @@ def quadratic_root(constant: float, linear: float, square: float) -> float:
 def most_tokens(bound: Callable[[int], float], limit: float, guess: float) -> int:
     """The largest c in 0..MOST_TOKENS with ``bound(c) <= limit``; 0 where there is none from 1 on.
 
-    bound: never falls. guess: where to look first; two calls of ``bound`` if it is exact, logarithmically many if not.
+    Args:
+        bound: never falls.
+        limit: what ``bound`` may reach.
+        guess: where to look first; two calls of ``bound`` if it is exact, logarithmically many if not.
     """
     low, high = 0, MOST_TOKENS + 1  # bound(low) is within the limit, or low is 0; bound(high) is not
     at, step = int(min(max(guess, 1.0), MOST_TOKENS)), 1

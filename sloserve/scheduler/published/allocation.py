@@ -40,7 +40,12 @@ def max_blocks(rows: Rows, slots: IntArray, engine: EngineFacts) -> IntArray:
 def exact_blocks(rows: Rows, slots: IntArray, left: FloatArray, padding: float, engine: EngineFacts) -> IntArray:
     """Blocks of prompt + predicted output, ``[len(slots)]``.
 
-    left: predicted output tokens still to come. padding: share of the whole predicted output added to it.
+    Args:
+        rows: the request table.
+        slots: row indices.
+        left: ``[len(slots)]``; predicted output tokens still to come.
+        padding: share of the whole predicted output that is added to it.
+        engine: the engine's limits.
     """
     output = np.ceil((rows.output_tokens[slots] + left) * (1.0 + padding)).astype(np.int64)
     return _blocks(rows.prompt_tokens[slots] + np.minimum(output, rows.max_tokens[slots]), engine)

@@ -33,7 +33,15 @@ def deadline_ranges(rows: Rows, slots: IntArray, now_s: float) -> IntArray:
 
 
 def paper_order(rows: Rows, slots: IntArray, held_tokens: IntArray, length_tokens: IntArray, now_s: float) -> IntArray:
-    """Indices in ``slots``, the first to be served first. held_tokens, length_tokens: ``[len(slots)]``."""
+    """Indices in ``slots``, the first to be served first.
+
+    Args:
+        rows: the request table.
+        slots: row indices.
+        held_tokens: ``[len(slots)]``; tokens in the KV cache.
+        length_tokens: ``[len(slots)]``; predicted tokens of generation tasks, prompt tokens of prompt tasks.
+        now_s: epoch seconds.
+    """
     longest, fullest = -(length_tokens // RANGE_TOKENS), -(held_tokens // RANGE_TOKENS)
     order: IntArray = np.lexsort((rows.seq[slots], longest, fullest, deadline_ranges(rows, slots, now_s)))
     return order

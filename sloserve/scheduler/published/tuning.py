@@ -50,8 +50,12 @@ class Tuning:
         self._ended: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
 
     def observe(self, predicted: float, actual: float, context: float) -> None:
-        """A request ended. predicted, actual: tokens that were to come when it was first predicted, and that came; the
-        prediction is not 0. context: tokens it had by then.
+        """A request ended.
+
+        Args:
+            predicted: tokens that were to come, by its first prediction; not 0.
+            actual: tokens that came after it.
+            context: tokens that the request had at that time.
         """
         if not self.tuned:
             return

@@ -194,7 +194,12 @@ def engine_facts(
 ) -> EngineFacts:
     """What the engine can do for the requests of a snapshot, as of ``monotonic_s``, a time of ``clock``.
 
-    running: how many of them run. others: requests that are not in it and may hold KV.
+    Args:
+        scheduler: vLLM's.
+        running: how many requests of the snapshot run.
+        others: requests that are not in the snapshot and may hold KV.
+        clock: of the engine's steps.
+        monotonic_s: now.
     """
     limit, taken = getattr(scheduler, admission_limit_name(scheduler)), places_taken(scheduler)
     held = sum(blocks_held(scheduler, request) for request in others)
