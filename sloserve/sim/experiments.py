@@ -109,6 +109,16 @@ _ECONO_PADDING = ",".join(
 )
 """EconoServe, Fig. 4, 5b, 15b to d: one share varied, the others tuned or the paper's; negative paddings are ours."""
 
+_DECODE_FIRST = {
+    "profile": "h100-llama3-8b",
+    "max_requests": 500,
+    "policy": ",".join(
+        name + size
+        for size in ("", "@max_num_batched_tokens=1024")
+        for name in ("stock", "edf", "sjf", "andes", "econo")
+    ),
+}
+
 EXPERIMENTS = {
     "azure-conv": ExperimentRow(
         "What do simple orders gain over stock on production chat traffic, KV plentiful?",
@@ -270,6 +280,16 @@ EXPERIMENTS = {
             "max_requests": 400,
             "policy": _ECONO_PADDING,
         },
+    ),
+    "decode-first-azure-code": ExperimentRow(
+        "What is gained where decodes are served before unfinished prompts, on bursts of long prompts?",
+        _DECODE_FIRST | {"load": "1"},
+        trace="azure2023_code_first_two_thirds.csv.gz",
+    ),
+    "decode-first-azure-conv": ExperimentRow(
+        "And on production chat traffic?",
+        _DECODE_FIRST | {"load": "1.5"},
+        trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "chat-batch-mix": ExperimentRow(
         "How long does chat wait behind a burst of batch jobs?",
