@@ -228,7 +228,7 @@ def test_limits_are_restored_when_vllm_raises(
 
     engine = build(Narrow())
     scheduler = engine.scheduler
-    engine._add(request_of("a"), 0.0)
+    engine._add([request_of("a")], 0.0)
     before = limits(scheduler)
     seen = []
 

@@ -66,7 +66,7 @@ def test_an_aborted_request_waits_no_more(build: Build, request_of: RequestOf) -
 
     scheduler = (engine := build("fcfs")).scheduler
     for name in "ab":
-        engine._add(request_of(name, slo_class="batch"), 0.0)
+        engine._add([request_of(name, slo_class="batch")], 0.0)
     assert scheduler.status()["waiting_by_class"]["batch"] == 2  # at once, without a step
     scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
     assert scheduler.status()["waiting_by_class"]["batch"] == 1

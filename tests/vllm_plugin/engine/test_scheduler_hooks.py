@@ -153,7 +153,7 @@ def test_aborts_in_every_state_leave_neither_rows_nor_blocks(build: Build, reque
     engine = build("edf", kv_blocks=16)
     scheduler = engine.scheduler
     for i in range(6):
-        engine._add(request_of(f"r{i}", prompt_tokens=30, output_tokens=90), engine._clock.now_s())
+        engine._add([request_of(f"r{i}", prompt_tokens=30, output_tokens=90)], engine._clock.now_s())
     for _ in range(3):
         engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     scheduler._preempt_request(scheduler.running.pop(), None)
@@ -177,7 +177,7 @@ def test_no_plan_while_the_engine_is_being_paused(build: Build, request_of: Requ
 
     policy = Scripted()
     engine = build(policy)
-    engine._add(request_of("a"), engine._clock.now_s())
+    engine._add([request_of("a")], engine._clock.now_s())
     engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     engine.scheduler.schedule()
     assert policy.plans == 0
@@ -191,7 +191,7 @@ def test_a_reused_plan_does_not_pause_the_next_request_in_a_freed_slot(build: Bu
     engine = build(Scripted(lambda at: Plan(pause=at.running[:1]) if at.running.size > 1 else Plan.IDENTITY))
     scheduler = engine.scheduler
     for name in "abc":
-        engine._add(request_of(name, output_tokens=40), engine._clock.now_s())
+        engine._add([request_of(name, output_tokens=40)], engine._clock.now_s())
     engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     assert scheduler._planner.held.plan.pause.tolist() == [0]
@@ -200,7 +200,7 @@ def test_a_reused_plan_does_not_pause_the_next_request_in_a_freed_slot(build: Bu
     scheduler._planner.budget.allows = lambda now_s: False
     scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
     engine._live.pop("a")
-    engine._add(request_of("d", output_tokens=40), engine._clock.now_s())
+    engine._add([request_of("d", output_tokens=40)], engine._clock.now_s())
     assert scheduler._planner.table.slot_of["d"] == 0
     engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     batch = engine._dispatch(0.0, 0.0)

@@ -113,7 +113,7 @@ def test_what_a_new_policy_is_told_and_what_its_rows_say(
 
     engine = build("fcfs", kv_blocks=60)
     for name in "abcdef":
-        engine._add(request_of(name, output_tokens=30), 1_000_000.0)
+        engine._add([request_of(name, output_tokens=30)], 1_000_000.0)
     for _ in range(3):
         engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     monkeypatch.setattr("sloserve.vllm_plugin.engine.scheduler.make_policy", lambda *args, **kwargs: Listening())

@@ -70,7 +70,7 @@ def test_planning_begins_again_after_a_fault_with_everybody_s_row(build: Build, 
     engine = build(policy)
     scheduler = engine.scheduler
     for name in "abcdef":
-        engine._add(request_of(name, output_tokens=200), engine._clock.now_s())
+        engine._add([request_of(name, output_tokens=200)], engine._clock.now_s())
     step(engine)
     pauses_s = []
     for _ in range(3):
@@ -99,7 +99,7 @@ def test_a_wall_clock_that_steps_back_does_not_stop_planning(build: Build, reque
     """A plan that costs 1 ms is due again after 20 ms, whatever the wall clock does meanwhile; a shadow's too."""
     engine = build("edf", section={"shadow_policy": "sjf"}, plan_cost_us=1000.0)
     scheduler = engine.scheduler
-    engine._add(request_of("a", output_tokens=200), engine._clock.now_s())
+    engine._add([request_of("a", output_tokens=200)], engine._clock.now_s())
     for i, change_s in enumerate((0.0, -3600.0, 7200.0)):
         engine._clock.set_wall(engine._clock.now_s() + change_s)
         for _ in range(20):
@@ -114,11 +114,11 @@ def test_what_a_slow_plan_wants_ends_long_before_the_next(build: Build, request_
     engine = build(policy, plan_cost_us=200_000.0)
     scheduler = engine.scheduler
     for name in "abc":
-        engine._add(request_of(name, output_tokens=230), engine._clock.now_s())
+        engine._add([request_of(name, output_tokens=230)], engine._clock.now_s())
     step(engine)
     engine._clock.advance_to(engine._clock.now_s() + 4.0)
     for name in "de":
-        engine._add(request_of(name, output_tokens=200), engine._clock.now_s())
+        engine._add([request_of(name, output_tokens=200)], engine._clock.now_s())
     running, without_a = [], 0
     for _ in range(130):
         output = step(engine)
@@ -150,11 +150,11 @@ def test_a_reused_plan_pauses_nobody_with_an_adapter_once_these_are_short(build:
     engine = build(Scripted(lambda at: Plan(pause=at.running[1:2])), plan_cost_us=3000.0)
     adapters(engine, {"a": 1, "b": 2, "c": 3})
     for name in "ab":
-        engine._add(request_of(name, output_tokens=60), engine._clock.now_s())
+        engine._add([request_of(name, output_tokens=60)], engine._clock.now_s())
     step(engine)
     engine._clock.advance_to(engine._clock.now_s() + 0.1)
     assert set(step(engine).num_scheduled_tokens) == {"a"}
-    engine._add(request_of("c", output_tokens=60), engine._clock.now_s())
+    engine._add([request_of("c", output_tokens=60)], engine._clock.now_s())
     for _ in range(10):
         assert set(step(engine).num_scheduled_tokens) == {"a", "b"}
     assert engine.scheduler.slo_counters["reused_plans"] > 0
@@ -168,11 +168,11 @@ def test_who_ageing_admitted_is_not_paused_either_while_adapters_are_short(build
     adapters(engine, {"a": 1, "b": 2, "c": 3})
     scheduler = engine.scheduler
     for name in "ab":
-        engine._add(request_of(name, output_tokens=60), engine._clock.now_s())
+        engine._add([request_of(name, output_tokens=60)], engine._clock.now_s())
     engine._clock.advance_to(engine._clock.now_s() + 1.0)
     step(engine)
     assert not scheduler._planner.table.rows.preemptable[[0, 1]].any()
-    engine._add(request_of("c", output_tokens=60), engine._clock.now_s())
+    engine._add([request_of("c", output_tokens=60)], engine._clock.now_s())
     for _ in range(10):
         assert set(step(engine).num_scheduled_tokens) == {"a", "b"}
 
