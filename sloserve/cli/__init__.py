@@ -3,7 +3,7 @@
 Heavy libraries are imported by the command that needs them, so that ``--help`` and a mistyped policy answer at once.
 """
 
-from sloserve.cli import bench_command, estimator_commands, serve_commands, simulate_command
+from sloserve.cli import advise_command, bench_command, estimator_commands, serve_commands, simulate_command
 from sloserve.cli.root import app, main
 
-__all__ = ["app", "bench_command", "estimator_commands", "main", "serve_commands", "simulate_command"]
+__all__ = ["advise_command", "app", "bench_command", "estimator_commands", "main", "serve_commands", "simulate_command"]

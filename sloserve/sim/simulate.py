@@ -163,7 +163,7 @@ def build_experiment(
             # Without ids every prompt is unique, and hashing it would only cost time.
             enable_prefix_caching=any(r.prefix_ids for r in source.requests(1, 0)),
         ),
-        policies=run_names(_listed(policy), _listed(admission)),
+        policies=run_names(listed(policy), listed(admission)),
         seeds=tuple(range(seeds)),
         max_requests=max_requests,
         loads=_numbers("--load", load),
@@ -188,7 +188,8 @@ def _tuned_line(tuned: Tuned) -> str:
     return f"{text} as {tuned.best}; {others}"
 
 
-def _listed(text: str) -> list[str]:
+def listed(text: str) -> list[str]:
+    """The parts of a comma-separated list."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

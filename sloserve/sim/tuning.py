@@ -2,7 +2,7 @@
 
 Coarse to fine, so that the work stays bounded: the first flag's values beside the default, then each further flag's for
 the :data:`KEPT` best so far. A run is better if more of its requests met their targets; where that is noise, if it made
-more tokens per second; where that is noise too, the default stays.
+more tokens per second; where that is noise too, the default stays, or else what asks for the fewest options.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 
 from sloserve.core.errors import ConfigError
 from sloserve.report.summary import summarize
-from sloserve.sim.experiment import Experiment, measured_points, run_experiment
+from sloserve.sim.experiment import MODEL, Experiment, Point, measured_points, run_experiment
 from sloserve.sim.run_name import RunName, check_option
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
@@ -79,7 +79,7 @@ def tune(names: Sequence[str], axes: Axes, settings: EngineSettings, evaluate: E
     scores: dict[str, dict[str, Score]] = {name: {} for name in names}
     kept = {name: [name] for name in names}
     for i, (flag, values) in enumerate(axes.items()):
-        new = {name: _variants([*scores[name], name], kept[name], flag, values, settings) for name in names}
+        new = {name: variants([*scores[name], name], kept[name], flag, values, settings) for name in names}
         if not i:
             new = {name: [name, *new[name]] for name in names}
         found = evaluate([candidate for name in names for candidate in new[name]])
@@ -103,9 +103,12 @@ def _best(scores: Mapping[str, Score], default: str) -> str:
     same = {name: score for name, score in scores.items() if _is_noise(top.attainment, score.attainment)}
     fastest = max(score.mean_throughput for score in same.values())
     same = {name: score for name, score in same.items() if score.mean_throughput >= (1 - SAME_THROUGHPUT) * fastest}
-    if default in same:
-        return default
-    return max(same, key=lambda name: (same[name].mean_attainment, same[name].mean_throughput))
+    return min(same, key=lambda name: (name != default, _options(name), -same[name].mean_attainment))
+
+
+def _options(name: str) -> int:
+    """How much a run's name asks for."""
+    return name.count("=") + name.count("+")
 
 
 def _is_noise(top: Sequence[float], other: Sequence[float]) -> bool:
@@ -114,7 +117,7 @@ def _is_noise(top: Sequence[float], other: Sequence[float]) -> bool:
     return bool(differences.mean() <= max(error, SAME_ATTAINMENT))
 
 
-def _variants(
+def variants(
     known: Sequence[str],
     kept: Sequence[str],
     flag: str,
@@ -123,7 +126,7 @@ def _variants(
 ) -> list[str]:
     """``kept`` with each value of ``flag``, without engines that are ``known`` and those that vLLM would refuse."""
     engines = [RunName.parse(candidate).engine_settings(settings) for candidate in known]
-    variants = []
+    found = []
     for candidate in kept:
         for value in values:
             variant = RunName.parse(candidate).with_option(flag, value)
@@ -133,13 +136,21 @@ def _variants(
                 continue
             if engine not in engines:
                 engines.append(engine)
-                variants.append(str(variant))
-    return variants
+                found.append(str(variant))
+    return found
 
 
-def evaluator(experiment: Experiment, jobs: int = 1, on_progress: Callable[[int, int], None] | None = None) -> Evaluate:
-    """Runs names as ``experiment`` says, at points that are measured once."""
-    points = measured_points(experiment, jobs)
+def evaluator(
+    experiment: Experiment,
+    jobs: int = 1,
+    on_progress: Callable[[int, int], None] | None = None,
+    points: Sequence[Point] | None = None,
+) -> Evaluate:
+    """Runs names as ``experiment`` says, at ``points``, or else at those of the experiment, which are measured once.
+
+    What it returns raises: ConfigError where no request states a target.
+    """
+    points = measured_points(experiment, jobs) if points is None else points
 
     def evaluate(names: Sequence[str]) -> Mapping[str, Score]:
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
@@ -162,12 +173,12 @@ def evaluator(experiment: Experiment, jobs: int = 1, on_progress: Callable[[int,
 def tuned_halves(
     experiment: Experiment, axes: Axes, *, jobs: int = 1, on_progress: Callable[[int, int], None] | None = None
 ) -> tuple[Experiment, list[Tuned]]:
-    """Tunes every run on the earlier half of the experiment's window.
+    """Tunes every run on the earlier half of the experiment's window, with the engine model.
 
     Returns: the experiment on the later half, with each run at its best beside the default; and what was found.
     """
     early, late = experiment.window.halves()
-    evaluate = evaluator(replace(experiment, window=early), jobs, on_progress)
+    evaluate = evaluator(replace(experiment, window=early, engine_kind=MODEL), jobs, on_progress)
     found = tune(experiment.policies, axes, experiment.engine, evaluate)
     policies = dict.fromkeys(name for one in found for name in (one.name, one.best))
     return replace(experiment, window=late, policies=tuple(policies)), found

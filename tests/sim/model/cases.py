@@ -8,7 +8,7 @@ import numpy as np
 
 from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES
-from sloserve.estimator.planning_cost import constant_cost
+from sloserve.estimator.planning_cost import constant_cost, planning_costs
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.vllm_plugin.virtual.settings import EngineSettings
@@ -53,15 +53,17 @@ def chats_in_rounds(n: int, rps: float, seed: int) -> list[WorkloadRequest]:
 
 @dataclass(frozen=True)
 class Case:
-    """One run. policy: ``None`` for stock. plan_cost_us: above 0 plans are used again, and get stale."""
+    """One run. policy: ``None`` for stock. plan_cost_us: of every plan, ``None`` for the shipped table; plans that cost
+    much are used again, and get stale.
+    """
 
     name: str
     policy: str | None
     settings: EngineSettings
     requests: Sequence[WorkloadRequest]
-    plan_cost_us: float = 0.0
+    plan_cost_us: float | None = None
     aged_after_s: float = 1.0
-    noise: float = 0.0
+    noise: float = 0.1
 
     @property
     def profile(self) -> Profile:
@@ -70,7 +72,8 @@ class Case:
     @property
     def virtual_time(self) -> dict[str, Any]:
         """What else an engine in virtual time is told."""
-        return {"planning_costs": constant_cost(self.plan_cost_us), "noise": StepNoise(1, self.noise)}
+        costs = planning_costs() if self.plan_cost_us is None else constant_cost(self.plan_cost_us)
+        return {"planning_costs": costs, "noise": StepNoise(1, self.noise)}
 
     @property
     def config(self) -> dict[str, Any] | None:
@@ -95,6 +98,4 @@ def cases() -> Iterator[Case]:
     for policy in (None, "edf", "econo:length=oracle", "chaos"):
         yield Case("prefix-cache", policy, CACHED, chats_in_rounds(100, 25.0, 4))
     yield Case("pauses", "chaos:pause=0.9", SCARCE, generated("alpaca-poisson", 80, 60.0, 5))
-    yield Case(
-        "reused-plans", "andes", SCARCE, generated("reading-speed-gamma3", 80, 25.0, 6), plan_cost_us=3000.0, noise=0.1
-    )
+    yield Case("reused-plans", "andes", SCARCE, generated("reading-speed-gamma3", 80, 25.0, 6), plan_cost_us=3000.0)

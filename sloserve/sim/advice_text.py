@@ -1,0 +1,118 @@
+"""Advice as text: what was found, for a person; the settings, for ``--slo-config``; and vLLM's flags."""
+
+import textwrap
+from collections.abc import Iterator
+
+import yaml
+
+from sloserve.core.slo import ClassTable
+from sloserve.sim.admissions import NONE, limit_queue, parse_admission
+from sloserve.sim.advise import Advice, Found, Judged
+from sloserve.sim.experiment import STOCK
+from sloserve.sim.run_name import RunName
+from sloserve.sim.tuning import Score, ranked
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+
+WIDTH = 110
+COMMAND = "  sloserve serve"
+SHOWN = 8
+"""Best runs of the search that are listed."""
+
+
+def tried_lines(found: Found) -> list[str]:
+    """The best of what was tried, and stock."""
+    tried = found.tried
+    order = ranked(tried, STOCK)
+    names = list(dict.fromkeys([*order[:SHOWN], *([STOCK] if STOCK in tried else [])]))
+    width = max(map(len, names), default=0)
+    lines = [f"  {name:<{width}}  {_figures(tried[name])}" for name in names]
+    limit = f"; {found.untried} more were beyond --budget" if found.untried else ""
+    return [f"best of {len(tried)} tried on the earlier part{limit}:", *lines]
+
+
+def judged_lines(judged: Judged) -> list[str]:
+    """One comparison on the later part, and on vLLM's scheduler."""
+    difference = judged.difference
+    interval = ""
+    if difference.low is not None and difference.high is not None:
+        interval = f" (95 % interval {_points(difference.low)} to {_points(difference.high)})"
+    tokens = judged.score.mean_throughput / max(judged.reference_score.mean_throughput, 1e-9) - 1.0
+    lines = [
+        f"{judged.name}: {judged.score.mean_attainment:.1%} in time, {judged.reference}: "
+        f"{judged.reference_score.mean_attainment:.1%}; {_points(difference.value)} points{interval}, "
+        f"tokens/s {tokens:+.1%}"
+    ]
+    if judged.real is not None:
+        mine, theirs = judged.real
+        lines.append(
+            f"confirmed on vLLM's scheduler, one run each: {mine.mean_attainment:.1%} and {theirs.mean_attainment:.1%} "
+            f"(the model's first run: {judged.score.attainment[0]:.1%} and {judged.reference_score.attainment[0]:.1%})"
+        )
+    if not judged.is_better:
+        low, high = difference.low, difference.high
+        if low is not None and low > 0.0:
+            lines.append("not confirmed: below it on vLLM's scheduler")
+        else:
+            lines.append("below it" if high is not None and high < 0.0 else "no difference: the interval covers 0")
+    return lines
+
+
+def headline(advice: Advice) -> str:
+    """The advice in a sentence."""
+    if advice.name == STOCK:
+        return "advice: vLLM's own scheduler at the flags as they are; nothing tried is better for sure"
+    if RunName.parse(advice.name).policy == STOCK:
+        return f"advice: vLLM's own scheduler with other flags, {advice.name}"
+    return f"advice: {advice.name}"
+
+
+def vllm_flags(name: str, settings: EngineSettings) -> list[str]:
+    """vLLM's flags of a run. The two that were chosen are always named: vLLM's own defaults depend on the GPU."""
+    run = RunName.parse(name)
+    engine = run.engine_settings(settings)
+    values = {
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "max_num_seqs": engine.max_num_seqs,
+        **run.engine,
+    }
+    caps = limit_queue(settings, run.admission)
+    values |= {
+        cap: value
+        for cap in ("max_num_queued_reqs", "max_num_queued_tokens")
+        if (value := getattr(caps, cap)) is not None
+    }
+    return [f"--{flag.replace('_', '-')} {value}" for flag, value in values.items()]
+
+
+def settings_yaml(advice: Advice, classes: ClassTable, settings: EngineSettings, subject: str) -> str:
+    """A commented file for ``sloserve serve --slo-config``. subject: what the advice is about, in a line."""
+    run = RunName.parse(advice.name)
+    flags = " ".join(vllm_flags(advice.name, settings))
+    comments = [
+        f"Advice of `sloserve advise` for {subject}.",
+        "Use it so:",
+        f"{COMMAND} MODEL --slo-config THIS_FILE {flags}",
+        "",
+        *(line for judged in advice.judged for line in judged_lines(judged)),
+        headline(advice),
+    ]
+    section: dict[str, object] = {"policy": "fcfs" if run.policy == STOCK else run.policy}
+    admission = parse_admission(run.admission)[0]
+    if run.admission != NONE and admission.mode != "none":
+        section["admission"] = admission.model_dump(exclude_defaults=True)
+    section |= classes.as_config()
+    return "".join(_commented(comments)) + yaml.safe_dump(section, sort_keys=False, width=WIDTH)
+
+
+def _commented(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        parts = [line] if line.startswith(COMMAND) else textwrap.wrap(line, WIDTH, break_on_hyphens=False) or [""]
+        yield from (f"# {part}".rstrip() + "\n" for part in parts)
+
+
+def _figures(score: Score) -> str:
+    return f"{score.mean_attainment:6.1%} in time  {score.mean_throughput:7.0f} tokens/s"
+
+
+def _points(share: float) -> str:
+    return f"{100.0 * share:+.1f}"

@@ -1,0 +1,153 @@
+"""Which policy, engine flags and admission suit a workload: searched on one part of it, judged on another.
+
+The search is coarse to fine and has a budget: step sizes first, for every policy; then ``max_num_seqs`` for the two
+best runs, of stock and of the policies; then admissions for the best one of each. What is found is judged against
+stock at its own best, by paired differences on requests that the search never saw. It is advised only if its interval
+leaves zero out, and, where vLLM's scheduler is asked too, only if it is not below stock there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+
+from sloserve.report.statistics import Mean, mean_interval
+from sloserve.sim.experiment import STOCK
+from sloserve.sim.run_name import RunName
+from sloserve.sim.tuning import KEPT, Axes, Evaluate, Score, ranked, variants
+from sloserve.vllm_plugin.virtual.settings import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What is searched.
+
+    policies: beside stock. sized: those among them that are tried with each value of the first flag; the others set the
+    size of their steps themselves. axes: values of each flag. admissions, stock_caps: tried at the end, of ours and of
+    vLLM's. most_names: so many runs are tried, and no more.
+    """
+
+    policies: tuple[str, ...]
+    sized: tuple[str, ...]
+    axes: Axes
+    admissions: tuple[str, ...] = ()
+    stock_caps: tuple[str, ...] = ()
+    most_names: int = 1000
+
+
+@dataclass(slots=True)
+class Found:
+    """What the search found. untried: how many runs the budget did not reach."""
+
+    tried: dict[str, Score] = field(default_factory=dict)
+    untried: int = 0
+
+    def best(self, *, stock: bool) -> list[str]:
+        """The names of stock's runs, or of all others, best first."""
+        scores = {name: score for name, score in self.tried.items() if (RunName.parse(name).policy == STOCK) == stock}
+        return ranked(scores, STOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One run beside another on requests that the search never saw. difference: of shares of requests in time, paired
+    by seed. real: shares on vLLM's own scheduler, in one run each, of both; ``None`` if that was not asked.
+    """
+
+    name: str
+    reference: str
+    score: Score
+    reference_score: Score
+    difference: Mean
+    real: tuple[Score, Score] | None = None
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the interval of the difference lies above zero, and vLLM's scheduler does not contradict."""
+        low = self.difference.low
+        if low is None or low <= 0.0:
+            return False
+        return self.real is None or self.real[0].mean_attainment >= self.real[1].mean_attainment
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """name: the run that is advised, plain stock where nothing is better. judged: the comparisons made, in order."""
+
+    name: str
+    judged: tuple[Judged, ...]
+    found: Found
+
+
+def search(space: Space, settings: EngineSettings, evaluate: Evaluate) -> Found:
+    """Tries what :class:`Space` says, within its budget; ``evaluate`` runs on the part of the workload to search on."""
+    found = Found()
+
+    def run(names: Sequence[str]) -> None:
+        left = max(space.most_names - len(found.tried), 0)
+        found.untried += len(names[left:])
+        found.tried |= evaluate(names[:left]) if names[:left] else {}
+
+    (first, values), *others = space.axes.items()
+    plain = [STOCK, *space.policies]
+    sized = {name: variants([name], [name], first, values, settings) for name in (STOCK, *space.sized)}
+    run([*plain, *_in_turn(list(sized.values()))])
+    for flag, values in others:
+        run([*chain.from_iterable(_more(found, flag, values, settings, stock=stock) for stock in (True, False))])
+    run(
+        [
+            f"{name}+{cap}"
+            for stock, caps in ((True, space.stock_caps), (False, space.admissions))
+            for name in found.best(stock=stock)[:1]
+            for cap in caps
+        ]
+    )
+    return found
+
+
+def _more(found: Found, flag: str, values: Sequence[int], settings: EngineSettings, *, stock: bool) -> Iterator[str]:
+    for name in found.best(stock=stock)[:KEPT]:
+        yield from variants([name], [name], flag, values, settings)
+
+
+def _in_turn(lists: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The first of each, the second of each and so on: a budget that ends cuts all policies alike."""
+    for i in range(max(map(len, lists), default=0)):
+        yield from (names[i] for names in lists if i < len(names))
+
+
+def decide(found: Found, seeds: int, judge: Evaluate, confirm: Evaluate | None) -> Advice:
+    """What to advise of what was found.
+
+    Args:
+        seeds: of ``judge``'s points, which are loads times seeds.
+        judge: runs on the part of the workload that the search did not see. confirm: the same on vLLM's scheduler.
+    """
+    stock, ours = found.best(stock=True)[:1] or [STOCK], found.best(stock=False)[:1]
+    scores = judge(list(dict.fromkeys([STOCK, *stock, *ours])))
+    judged: list[Judged] = []
+    for name, reference in ((*ours, stock[0]), (stock[0], STOCK)) if ours else ((stock[0], STOCK),):
+        if name == reference:
+            continue
+        one = _judged(name, reference, scores, seeds)
+        if one.is_better and confirm is not None:
+            real = confirm([name, reference])
+            one = _judged(name, reference, scores, seeds, (real[name], real[reference]))
+        judged.append(one)
+        if one.is_better:
+            return Advice(name, tuple(judged), found)
+    return Advice(STOCK, tuple(judged), found)
+
+
+def _judged(
+    name: str,
+    reference: str,
+    scores: Mapping[str, Score],
+    seeds: int,
+    real: tuple[Score, Score] | None = None,
+) -> Judged:
+    differences = np.subtract(scores[name].attainment, scores[reference].attainment)
+    difference = mean_interval(differences.reshape(-1, seeds).mean(axis=0).tolist())
+    assert difference is not None, "there is a point"
+    return Judged(name, reference, scores[name], scores[reference], difference, real)

@@ -1,0 +1,117 @@
+"""Searches for advice for a person: progress, what was found, a file of settings and vLLM's flags."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from sloserve.core.errors import ConfigError
+from sloserve.core.progress import progress
+from sloserve.sim.admissions import parse_admission
+from sloserve.sim.advice_text import headline, judged_lines, settings_yaml, tried_lines, vllm_flags
+from sloserve.sim.advise import Advice, Space, decide, search
+from sloserve.sim.experiment import MODEL, STOCK, VLLM, Experiment, Point, measured_points
+from sloserve.sim.tuning import Axes, Evaluate, Score, evaluator
+
+MIN_SEEDS = 3
+"""Fewer say nothing of the spread."""
+POLICIES = ("edf", "sjf", "andes", "econo")
+LIMITED = ("fcfs:step_budget=true", *(f"{name}:step_budget=true" for name in POLICIES))
+"""These set the size of each step themselves, and so run at the engine's own limit alone."""
+AXES: Axes = {"max_num_batched_tokens": (256, 512, 1024, 2048, 4096), "max_num_seqs": (32, 64, 128, 256)}
+ADMISSIONS = ("cap:max_waiting=16", "cap:max_waiting=64", "predict:min_chance=0.1", "predict:min_chance=0.5")
+STOCK_CAPS = ("vllm:max_num_queued_tokens=16000", "vllm:max_num_queued_tokens=64000")
+
+
+def space_for(
+    experiment: Experiment,
+    budget: int,
+    *,
+    policies: Sequence[str] | None = None,
+    axes: Axes | None = None,
+    admissions: Sequence[str] | None = None,
+) -> Space:
+    """What to search for ``experiment``; each is what is usual where it is not given.
+
+    Args:
+        budget: most runs of the search; each run that is tried takes one for each load and seed.
+        policies: beside stock. axes: values by flag. admissions: ours and vLLM's; stock gets vLLM's alone.
+
+    Raises: ConfigError for a name that is not known, or a budget that is too small to try anything beside stock.
+    """
+    points = len(experiment.seeds) * len(experiment.loads or experiment.rps or (1,))
+    if budget < 2 * points:
+        raise ConfigError(f"--budget: {budget} runs are too few; stock and one policy take {2 * points}")
+    if len(experiment.seeds) < MIN_SEEDS:
+        raise ConfigError(f"--seeds: {len(experiment.seeds)} is below {MIN_SEEDS}, with which nothing can be judged")
+    given = tuple(name for name in policies or () if name != STOCK)
+    sized = given if policies is not None else POLICIES
+    caps = (*ADMISSIONS, *STOCK_CAPS) if admissions is None else tuple(name for name in admissions if name != "none")
+    replace(experiment, policies=(STOCK, *(given or (*POLICIES, *LIMITED))))  # fails for an unknown one
+    for cap in caps:
+        parse_admission(cap)
+    if axes is None:
+        # Beyond them the profile extrapolates.
+        grid = experiment.profile.grid
+        most = {"max_num_batched_tokens": grid.max_step_tokens, "max_num_seqs": grid.max_decode_seqs}
+        axes = {flag: tuple(x for x in values if x <= most[flag]) or values[:1] for flag, values in AXES.items()}
+    return Space(
+        policies=given or (*POLICIES, *LIMITED),
+        sized=tuple(name for name in sized if "step_budget=true" not in name.split(":")),
+        axes=axes,
+        admissions=tuple(cap for cap in caps if not cap.startswith("vllm:")),
+        stock_caps=tuple(cap for cap in caps if cap.startswith("vllm:")),
+        most_names=budget // points,
+    )
+
+
+def advise(
+    experiment: Experiment,
+    space: Space,
+    out: Path,
+    *,
+    confirm: bool = True,
+    jobs: int = 1,
+    console: Console | None = None,
+) -> Advice:
+    """Searches on the earlier half of the experiment's window, judges on the later half, and writes ``out``.
+
+    confirm: whether vLLM's scheduler runs what is advised, and what it is better than, once.
+    """
+    console = console or Console()
+    early, late = (replace(experiment, window=half, engine_kind=MODEL) for half in experiment.window.halves())
+    found = search(space, experiment.engine, _shown("searching", early, console, jobs))
+    _say(console, tried_lines(found))
+    points = measured_points(late, jobs)
+    judge = _shown("judging", late, console, jobs, points)
+    real = replace(late, engine_kind=VLLM)
+    check = _shown("confirming", real, console, 1, points[:1]) if confirm else None
+    advice = decide(found, len(experiment.seeds), judge, check)
+    for judged in advice.judged:
+        _say(console, judged_lines(judged))
+    slos = experiment.slos or experiment.workload.slos
+    subject = f"{experiment.workload.name} on {experiment.profile.name}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(settings_yaml(advice, slos.table, experiment.engine, subject), encoding="utf-8")
+    flags = " ".join(vllm_flags(advice.name, experiment.engine))
+    _say(console, [headline(advice), f"wrote {out}; use it so:", f"  sloserve serve MODEL --slo-config {out} {flags}"])
+    return advice
+
+
+def _shown(
+    what: str, experiment: Experiment, console: Console, jobs: int, points: Sequence[Point] | None = None
+) -> Evaluate:
+    """Evaluates with a bar for each call."""
+    found = measured_points(experiment, jobs) if points is None else points
+
+    def evaluate(names: Sequence[str]) -> Mapping[str, Score]:
+        with progress(f"{what}, requests", console) as bar:
+            return evaluator(experiment, jobs, bar.update, found)(names)
+
+    return evaluate
+
+
+def _say(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
