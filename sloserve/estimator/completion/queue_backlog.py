@@ -50,7 +50,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """What is expected to come behind the queue: it keeps the batch full, and so those ahead slow, for longer."""
+    """Requests that are expected to arrive. They keep the batch full, which slows the requests ahead of them."""
 
     rate_per_s: float
     prompt_tokens: float
@@ -74,7 +74,7 @@ class Sums(NamedTuple):
 
 
 class Queue:
-    """The requests that wait, then those that arrive: sums up to any place, also between two requests."""
+    """The waiting requests, then the arriving ones: sums up to any index, also between two requests."""
 
     def __init__(self, waiting: Backlog, arrivals: Arrivals) -> None:
         mean, sd = waiting.output_mean, waiting.output_sd
@@ -84,7 +84,7 @@ class Queue:
         self._behind = (arrivals.prompt_tokens, arrivals.output_mean, of_one, arrivals.output_sd**2)
 
     def to(self, place: float) -> Sums:
-        """Of all in front of ``place``."""
+        """Sums over the requests before ``place``, an index; a fraction counts that share of one request."""
         last = len(self._sums[0]) - 1
         if place >= last:
             return Sums(
@@ -95,7 +95,7 @@ class Queue:
         return Sums(*(sums[whole] + part * (sums[whole + 1] - sums[whole]) for sums in self._sums))
 
     def place_of(self, prompt_tokens: float) -> float:
-        """The place in front of which prompts have this many tokens."""
+        """The index before which prompts sum to this many tokens, a fraction included."""
         sums = self._sums[0]
         if prompt_tokens >= sums[-1]:
             return float(len(sums) - 1 + (prompt_tokens - sums[-1]) / max(self._behind[0], 1.0))
