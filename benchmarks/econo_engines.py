@@ -45,7 +45,7 @@ from sloserve.sim.experiment import PLAN_SHARE, STOCK, Experiment, capacity_rps
 from sloserve.sim.experiments import experiment_flags
 from sloserve.sim.simulate import build_experiment
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 SEEDS = (0, 1, 2)
 ENGINES = (2, 4, 8)

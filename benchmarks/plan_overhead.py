@@ -30,7 +30,7 @@ from scipy.optimize import nnls
 import sloserve
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import policy_class, policy_names
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import workload
 
 POLICIES = ("stock", "andes", "econo", "econo-paper", "edf", "sjf")

@@ -14,7 +14,7 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 REPEATS = 3
 REQUESTS = 300

@@ -22,7 +22,7 @@ import numpy as np
 from provenance import provenance
 
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import workload
 
 POLICIES = ("fcfs", "edf", "sjf", "andes", "econo", "sa")

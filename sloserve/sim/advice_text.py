@@ -11,7 +11,7 @@ from sloserve.sim.advise import Advice, Found, Judged
 from sloserve.sim.experiment import STOCK
 from sloserve.sim.run_name import RunName
 from sloserve.sim.tuning import Score, ranked
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 WIDTH = 110
 COMMAND = "  sloserve serve"

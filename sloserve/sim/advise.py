@@ -16,7 +16,7 @@ from sloserve.report.statistics import Mean, mean_interval
 from sloserve.sim.experiment import STOCK
 from sloserve.sim.run_name import RunName
 from sloserve.sim.tuning import KEPT, Axes, Evaluate, Score, ranked, variants
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)

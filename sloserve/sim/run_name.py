@@ -12,7 +12,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.files.model import unknown
 from sloserve.scheduler.registry import parse_policy, policy_text
 from sloserve.sim.admissions import NONE, limit_queue
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 ENGINE_OPTIONS = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
 """Flags of vLLM that a run may set for itself. The size of the KV cache is not one: memory is the same for all."""

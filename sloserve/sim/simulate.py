@@ -24,7 +24,7 @@ from sloserve.sim.model import MODELLED_VLLM
 from sloserve.sim.run_name import RunName, run_names
 from sloserve.sim.tuning import Axes, Tuned, tuned_halves
 from sloserve.vllm_plugin.versions import installed_vllm
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.named_slos import find_slos
 from sloserve.workloads.readers import read_trace
 from sloserve.workloads.registry import trace_workload

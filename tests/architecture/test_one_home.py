@@ -45,7 +45,7 @@ IDEAS = {
         pattern=r"^(?:xargs\.)?parse_slo\(",
         example="slo = parse_slo(extra_args, classes)",
         instead="Resolved.slo in the front end, the columns of the request table in the engine",
-        homes=frozenset({"sloserve/wire/resolve.py", "sloserve/engine/stated.py"}),
+        homes=frozenset({"sloserve/wire/resolve.py", "sloserve/engine/read_stated.py"}),
     ),
     "latencies are compared with targets in one place": Idea(
         kind=ast.Compare,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.request import WorkloadRequest
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import workload
 
 pytestmark = pytest.mark.vllm

@@ -2,7 +2,7 @@
 
 vLLM admits while a block is free, and preempts when requests grow together. Here a request is admitted if, some
 standard deviations aside, the cache will hold what all are expected to hold at every later step (``forecast``). A long
-request gives its KV up where that saves the waiting ones more than it costs (``preemption``). If the next block is
+request gives its KV up where that saves the waiting ones more than it costs (``victim``). If the next block is
 missing all the same, vLLM preempts the request that is served last.
 
 The order is by *stretch*: latency as a share of what was asked for. Serving first the request with the least KV blocks
@@ -30,7 +30,7 @@ from sloserve.lso.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.lso.pace import pace_s
-from sloserve.scheduler.econo.preemption import TOKENS_PER_STEP, Ranked, victim_worth_preempting
+from sloserve.scheduler.econo.victim import TOKENS_PER_STEP, Ranked, victim_worth_preempting
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 
 UNHURRIED_S: Final = 600.0

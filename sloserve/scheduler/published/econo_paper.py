@@ -16,7 +16,7 @@ pipelining* in ``ledger``.
 Source: EconoServe, Sec. 3 and Algorithm 1. Differs: the ledger holds reservations, since vLLM allocates blocks as
 tokens come; a preempted request is recomputed, not swapped; a GT that has reached its prediction gets a new one, where
 the paper's is the difference of the two, 0; a guest whose span its host needs back waits with what it holds, and the
-last in the queue is preempted when blocks really run out. Padding follows the errors of prediction, see ``tuning``.
+last in the queue is preempted when blocks really run out. Padding follows the errors of prediction, see ``shares``.
 Prompts are cut where they would not fit a step alone (``fcfs``: at its end).
 """
 
@@ -36,7 +36,7 @@ from sloserve.scheduler.published.grants import Grants
 from sloserve.scheduler.published.paper_order import ORDER_COLUMNS
 from sloserve.scheduler.published.prompt_queue import Prompts, Room, fcfs_prompts, paper_prompts
 from sloserve.scheduler.published.reservations import make_ledger
-from sloserve.scheduler.published.tuning import Tuning
+from sloserve.scheduler.published.shares import Tuning
 from sloserve.scheduler.published.variants import PaperSettings, Parts
 
 

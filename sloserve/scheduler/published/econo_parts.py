@@ -12,7 +12,7 @@ from sloserve.core.rows import Rows
 from sloserve.lso.decode_first import unfinished
 from sloserve.lso.pausing import short_of_blocks
 from sloserve.scheduler.econo.policy import Econo
-from sloserve.scheduler.econo.preemption import Ranked
+from sloserve.scheduler.econo.victim import Ranked
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
 
 ORDERS: Final = ("stretch", "fcfs")

@@ -13,7 +13,7 @@ from sloserve.scheduler.published.grants import NO_GROUP, Grants
 from sloserve.scheduler.published.paper_order import grouped, paper_order
 from sloserve.scheduler.published.prompt_queue import Prompts
 from sloserve.scheduler.published.reservations import Exact
-from sloserve.scheduler.published.tuning import Tuning
+from sloserve.scheduler.published.shares import Tuning
 from sloserve.scheduler.published.variants import Parts
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.scheduler.policy import Policy
-from sloserve.scheduler.published.tuning import Shares, Tuning
+from sloserve.scheduler.published.shares import Shares, Tuning
 
 ORDERS = ("fcfs", "paper")
 PIPELINES = ("none", "hosting", "future")
@@ -53,7 +53,7 @@ class PaperSettings(Policy.Settings):
     length_error: relative error of the oracle's lengths. padding: share of the predicted length that is added to it.
     reserve: share of the KV blocks that grants leave free. buffer: share of its predicted length by which a guest
     should end before its host needs the span. Each of the three is a number, or ``auto``: by how far predictions have
-    been off, see ``tuning``, at first the paper's (the padding of an oracle without error: 0). remedy: for a request
+    been off, see ``shares``, at first the paper's (the padding of an oracle without error: 0). remedy: for a request
     that outlives its grant, ``reserve`` (then pause), ``pause``, or ``preempt``: preempt it at once. tfs_tokens: target
     size of a step, 0 for the engine's token budget.
     """

@@ -16,7 +16,7 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StageTimes, latency_of
-from sloserve.engine.stated import read_stated
+from sloserve.engine.read_stated import read_stated
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
@@ -24,9 +24,9 @@ from sloserve.estimator.step_time.profile import Profile
 from sloserve.settings import plugin_settings
 from sloserve.sim.model.planned import PlannedScheduler
 from sloserve.sim.model.scheduler import Batch, ModelScheduler
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
 from sloserve.vllm_plugin.virtual.loop import EventLoop
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
 from sloserve.wire.xargs import to_xargs, with_length
 
 

@@ -22,7 +22,7 @@ from sloserve.settings import PluginSettings
 from sloserve.sim.model.port import ModelPort
 from sloserve.sim.model.requests import ModelRequest
 from sloserve.sim.model.scheduler import NONE, Batch, ModelScheduler
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 
 class PlannedScheduler(ModelScheduler):

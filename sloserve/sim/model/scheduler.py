@@ -15,7 +15,7 @@ from sloserve.lso.blocks import blocks_of
 from sloserve.sim.model.blocks import KVBlocks
 from sloserve.sim.model.prefix_cache import PrefixCache
 from sloserve.sim.model.requests import FREE, PREEMPTED, RUNNING, ModelRequest, Requests
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 NONE: IntArray = np.empty(0, np.int64)
 

@@ -17,10 +17,10 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.served import Interruptions
 from sloserve.core.slo import ClassTable
 from sloserve.core.stated import StatedSLO
+from sloserve.engine.read_stated import read_stated
 from sloserve.engine.stages import Stages
-from sloserve.engine.stated import read_stated
 from sloserve.metrics.engine_page import SCALARS, Layout, PageWriter
-from sloserve.vllm_plugin.engine.port import admitted_ids
+from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
 from sloserve.wire.xargs import LENGTH_KEY
 
 logger = logging.getLogger(__name__)

@@ -35,8 +35,8 @@ from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.apply import Limits, preempt
 from sloserve.vllm_plugin.engine.ledger import Ledger
-from sloserve.vllm_plugin.engine.port import VllmPort
 from sloserve.vllm_plugin.engine.step_load import step_load
+from sloserve.vllm_plugin.engine.vllm_port import VllmPort
 
 logger = logging.getLogger(__name__)
 

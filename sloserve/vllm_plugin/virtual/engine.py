@@ -30,11 +30,11 @@ from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.settings import KEY, plugin_settings
 from sloserve.vllm_plugin.engine import compat
-from sloserve.vllm_plugin.engine.port import admitted_ids
 from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
+from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
 from sloserve.vllm_plugin.virtual.loop import EventLoop
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
 from sloserve.vllm_plugin.virtual.vllm_config import VOCABULARY, scheduler_arguments
 from sloserve.wire.xargs import to_xargs, with_length
 

@@ -21,8 +21,8 @@ from sloserve.engine.stages import Stages
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
 
 _BATCH_QUEUE = 2
 _MAX_EMPTY_STEPS = 1000

@@ -32,7 +32,7 @@ class Record:
 def run_real(case: Case) -> Record:
     """vLLM's scheduler."""
     from sloserve.vllm_plugin.engine import compat
-    from sloserve.vllm_plugin.engine.port import admitted_ids
+    from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     engine = VirtualEngine(case.settings, case.profile, case.config, **case.virtual_time)

@@ -8,7 +8,7 @@ from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.experiment import run_experiment
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.simulate import build_experiment
-from sloserve.vllm_plugin.virtual.settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from tests.properties.test_conservation import MODEL_LEN, expected_tokens, random_workload
 
 POLICIES = (None, "fcfs", "edf:preempt_margin_s=0.1", "sjf:preempt=true:length=oracle", "chaos", "chaos:pause=0.9")

@@ -253,7 +253,7 @@ def test_an_aged_prompt_leaves_those_who_decode_their_tokens(build: Build, reque
 
 
 def scheduler_arguments(**scheduler_config: Any) -> dict[str, Any]:
-    from sloserve.vllm_plugin.virtual.settings import EngineSettings
+    from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.vllm_config import scheduler_arguments
 
     arguments = scheduler_arguments(EngineSettings(kv_blocks=40, max_model_len=256), {"sloserve": {"policy": "edf"}})

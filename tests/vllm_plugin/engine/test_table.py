@@ -27,7 +27,7 @@ def make_request(request_id: str, extra_args: dict[str, Any] | None = None, **ot
 
 def make_table() -> Any:
     from sloserve.engine.table import RequestTable
-    from sloserve.vllm_plugin.engine.port import VllmReader
+    from sloserve.vllm_plugin.engine.vllm_port import VllmReader
 
     return RequestTable(frozenset(COLUMNS), VllmReader())
 
@@ -212,7 +212,7 @@ NAMES = ("fresh", "running", "preempted", "paced")
 
 def test_columns_change_while_slots_order_and_what_was_noted_stay() -> None:
     from sloserve.engine.table import RequestTable
-    from sloserve.vllm_plugin.engine.port import VllmReader
+    from sloserve.vllm_plugin.engine.vllm_port import VllmReader
 
     table = RequestTable(frozenset({"priority", "first_token_s"}), VllmReader())
     requests = [make_request(name, {"slo_e2e_ms": 1000}, priority=i) for i, name in enumerate(NAMES)]
@@ -237,7 +237,7 @@ def test_of_the_running_requests_only_what_is_kept_is_read(needs: set[str]) -> N
     from vllm.v1.request import RequestStatus
 
     from sloserve.engine.table import RequestTable
-    from sloserve.vllm_plugin.engine.port import VllmReader
+    from sloserve.vllm_plugin.engine.vllm_port import VllmReader
 
     table = RequestTable(frozenset(needs), VllmReader())
     requests = [make_request(name) for name in NAMES]

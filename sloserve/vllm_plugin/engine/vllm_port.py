@@ -1,4 +1,4 @@
-"""vLLM's scheduler behind the engine port: reads through ``compat`` and ``columns``, carries plans out by ``apply``."""
+"""vLLM's scheduler behind the engine port: ``compat`` and ``vllm_columns`` read it, ``apply`` carries plans out."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from sloserve.engine.table import RequestTable
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import apply, compat
-from sloserve.vllm_plugin.engine.columns import gathered, item_tokens
+from sloserve.vllm_plugin.engine.vllm_columns import gathered, item_tokens
 
 
 def admitted_ids(output: Any) -> Sequence[str]:

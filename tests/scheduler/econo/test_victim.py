@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.scheduler.econo.preemption import TOKENS_PER_STEP, Ranked, victim_worth_preempting
+from sloserve.scheduler.econo.victim import TOKENS_PER_STEP, Ranked, victim_worth_preempting
 
 TOTAL = 1000
 

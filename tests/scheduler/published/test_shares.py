@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from sloserve.scheduler.published.econo_paper import EconoPaper
-from sloserve.scheduler.published.tuning import BUFFERED, LEAST, PADDED, WINDOW, Shares, Tuning
+from sloserve.scheduler.published.shares import BUFFERED, LEAST, PADDED, WINDOW, Shares, Tuning
 from tests.scheduler.published.fake_engine import FakeEngine, Task
 
 FIRST = Shares(padding=0.15, reserve=0.03, buffer=0.15)
