@@ -89,6 +89,13 @@ def simulate(
             "long; off if not given."
         ),
     ] = None,
+    known_profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Profile that the server's settings name, for what it predicts; --profile is what its steps really "
+            "take. Learnt from the steps if not given."
+        ),
+    ] = None,
     length_model: Annotated[
         Path | None, typer.Option(help="File of `sloserve train-length`, used by policies with length=predicted.")
     ] = None,
@@ -146,6 +153,7 @@ def simulate(
         "aged_share": aged_share,
         "plan_cost": plan_cost,
         "step_noise": step_noise,
+        "known_profile": known_profile,
         "length_model": length_model,
         "engine": engine,
     }

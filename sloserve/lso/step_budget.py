@@ -64,6 +64,8 @@ class _Prompts:
 
     def within(self, seconds: float, most: int) -> int:
         """Prompt tokens of the largest step of at most ``seconds`` and ``most`` prompt tokens."""
+        # What the latency promises for one chunk bounds them all: that is where it says how far it can be trusted.
+        most = min(most, self.latency.prefill_within(seconds, self.decodes, 0))
         ends = np.cumsum(self.left)
         low, high = 0, int(np.searchsorted(ends, most, side="right"))
         while low < high:  # how many prompts fit as a whole

@@ -59,7 +59,8 @@ class Experiment:
     window: the part of the workload that seeds draw from. aged_share: of the ageing guard, 0 turns it off.
     plan_cost: what planning costs, in multiples of the measured table; 0 charges nothing. step_noise: coefficient of
     variation of step times, see ``StepNoise``. length_model: as in the server's settings. engine_kind: whose scheduler
-    decides, one of ``ENGINE_KINDS``.
+    decides, one of ``ENGINE_KINDS``. known_profile: what the server's settings name, while ``profile`` is the engine's
+    own; ``None``: the server learns step times from the steps.
     """
 
     workload: Workload
@@ -78,6 +79,7 @@ class Experiment:
     step_noise: float = 0.0
     length_model: str | None = None
     engine_kind: str = VLLM
+    known_profile: str | None = None
 
     def __post_init__(self) -> None:
         if sum(axis is not None for axis in (self.loads, self.rps, self.rate_scale)) != 1:
@@ -264,7 +266,8 @@ def _task(experiment: Experiment, policy: str, point: Point) -> _Task:
             "aged_share": experiment.aged_share,
             "plan_share": PLAN_SHARE,
         }
-        config = {"sloserve": section | slos.table.as_config() | {"length_model": experiment.length_model}}
+        section |= {"length_model": experiment.length_model, "profile": experiment.known_profile}
+        config = {"sloserve": section | slos.table.as_config()}
     engine = run.engine_settings(experiment.engine)
     noise = StepNoise(point.seed, experiment.step_noise)
     names = slos.table.names

@@ -123,6 +123,7 @@ def build_experiment(
     plan_cost: float = 1.0,
     step_noise: float = 0.0,
     length_model: Path | None = None,
+    known_profile: str | None = None,
     engine: str = VLLM,
 ) -> Experiment:
     """The experiment that the command line's flags describe; each as ``sloserve simulate --help`` says.
@@ -145,6 +146,8 @@ def build_experiment(
         else:
             load = ",".join(f"{x:g}" for x in DEFAULT_LOADS)
     measured = load_profile(profile)
+    if known_profile is not None:
+        load_profile(known_profile)  # an unknown one fails here
     blocks = measured.kv_blocks if kv_blocks is None else kv_blocks
     context = measured.max_model_len if max_model_len is None else max_model_len
     if context < 1:
@@ -175,6 +178,7 @@ def build_experiment(
         plan_cost=plan_cost,
         step_noise=step_noise,
         length_model=None if length_model is None else str(length_model),
+        known_profile=known_profile,
         engine_kind=engine,
     )
 
@@ -246,6 +250,7 @@ def _write(
             "aged_share": experiment.aged_share,
             "plan_cost": experiment.plan_cost,
             "step_noise": experiment.step_noise,
+            "known_profile": experiment.known_profile,
             "baseline": STOCK,
             "tuned": {
                 one.name: {"best": one.best, "tried": {name: score.as_dict() for name, score in one.tried.items()}}

@@ -149,6 +149,16 @@ def test_an_aged_prompt_gets_its_full_chunk() -> None:
     assert tokens(at, aged=[2]) == bearable_tokens(0.05)
 
 
+def test_no_more_than_the_latency_can_be_trusted_with() -> None:
+    class Unsure(Linear):
+        def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
+            return min(super().prefill_within(seconds, base, prefix_tokens), 128)
+
+    at = make_snapshot([prompt(60) for _ in range(20)], [decode()], max_num_seqs=64)
+    assert tokens(at) == bearable_tokens(0.05)
+    assert tokens(at, step_latency=Unsure()) == 1 + 128
+
+
 def test_no_chunk_ends_inside_an_item() -> None:
     assert tokens(make_snapshot([prompt(item_tokens=900)], [decode()])) == 1 + 900
 

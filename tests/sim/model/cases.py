@@ -19,6 +19,7 @@ ROUNDS = 4
 SLOTS = EngineSettings(kv_blocks=4000, max_num_seqs=12, max_num_batched_tokens=512, max_model_len=4096)
 SCARCE = EngineSettings(kv_blocks=260, max_num_seqs=32, max_num_batched_tokens=512, max_model_len=4096)
 LONG = EngineSettings(kv_blocks=2000, max_num_seqs=24, max_num_batched_tokens=256, max_model_len=8192)
+WIDE = EngineSettings(kv_blocks=3000, max_num_seqs=48, max_num_batched_tokens=4096, max_model_len=8192)
 CACHED = EngineSettings(
     kv_blocks=1100, max_num_seqs=24, max_num_batched_tokens=1024, max_model_len=8192, enable_prefix_caching=True
 )
@@ -88,13 +89,15 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """The twenty of the regular test."""
+    """Those of the regular test."""
     for policy in (None, "fcfs", "edf", "andes"):
         yield Case("slots-bind", policy, SLOTS, generated("sharegpt-gamma3", 100, 30.0, 1))
     for policy in (None, "fcfs", "edf", "sjf:preempt=true:length=oracle", "econo", "priority"):
         yield Case("kv-scarce", policy, SCARCE, generated("sharegpt-bursts", 90, 20.0, 2))
     for policy in (None, "edf", "sarathi", "sa"):
         yield Case("long-prompts", policy, LONG, generated("multiround", 60, 12.0, 3))
+    for policy in ("fcfs:step_budget=true", "edf:step_budget=true"):
+        yield Case("step-budget", policy, WIDE, generated("multiround", 60, 30.0, 7))
     for policy in (None, "edf", "econo:length=oracle", "chaos"):
         yield Case("prefix-cache", policy, CACHED, chats_in_rounds(100, 25.0, 4))
     yield Case("pauses", "chaos:pause=0.9", SCARCE, generated("alpaca-poisson", 80, 60.0, 5))
