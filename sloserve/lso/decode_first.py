@@ -14,7 +14,7 @@ import numpy as np
 from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso.blocks import blocks_of
-from sloserve.lso.plan import EngineFacts
+from sloserve.lso.plan import NO_SLOTS, EngineFacts
 
 PREFILL_COLUMNS = frozenset({"computed_tokens", "prompt_tokens", "output_tokens"})
 """Columns that tell decodes from unfinished prompts."""
@@ -61,20 +61,30 @@ def service_order(rows: Rows, order: IntArray, engine: EngineFacts) -> IntArray:
     if not prompts.any():
         return order
     victims = _next_victims(rows, order, left, engine)
-    return np.concatenate((order[~prompts & ~victims], order[prompts & ~victims], order[victims]))
+    if not victims.size:
+        return np.concatenate((order[~prompts], order[prompts]))
+    stays = np.ones(order.size, np.bool_)
+    stays[victims] = False
+    return np.concatenate((order[stays & ~prompts], order[stays & prompts], order[victims]))
 
 
-def _next_victims(rows: Rows, order: IntArray, left: IntArray, engine: EngineFacts) -> BoolArray:
-    """Which of ``order`` vLLM should preempt first if blocks run out in the next step. left: prefill tokens of each."""
-    victims = np.zeros(order.size, np.bool_)
+def _next_victims(rows: Rows, order: IntArray, left: IntArray, engine: EngineFacts) -> IntArray:
+    """Places in ``order``, ascending, of those that vLLM should preempt first if blocks run out in the next step.
+
+    left: prefill tokens of each.
+    """
+    decodes_tokens = engine.decode_tokens * int(np.count_nonzero(left == 0))
+    # T tokens of n requests grow into at most T / block_size + n blocks.
+    if engine.free_blocks > max(engine.token_budget, decodes_tokens) // engine.block_size + order.size:
+        return NO_SLOTS
     computed = rows.computed_tokens[order]
     held = blocks_of(computed, engine.block_size)
-    room = max(engine.token_budget - engine.decode_tokens * int(np.count_nonzero(left == 0)), 0)
+    room = max(engine.token_budget - decodes_tokens, 0)
     chunk = np.clip(room - (np.cumsum(left) - left), 0, left)
     grown = blocks_of(computed + np.where(left > 0, chunk, engine.decode_tokens), engine.block_size)
     missing = int((grown - held).sum()) - engine.free_blocks
     if missing <= 0:
-        return victims
+        return NO_SLOTS
     last = np.flatnonzero(rows.preemptable[order])[::-1]
-    victims[last[: int(np.searchsorted(np.cumsum(held[last]), missing)) + 1]] = True
+    victims: IntArray = last[: int(np.searchsorted(np.cumsum(held[last]), missing)) + 1][::-1]
     return victims

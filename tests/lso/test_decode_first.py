@@ -1,5 +1,7 @@
 """Decodes before unfinished prompts, the next victims last; the policy's order holds within each part."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -125,7 +127,8 @@ def engines(draw: st.DrawFn) -> tuple[Snapshot, list[int]]:
         for computed, output, may in progress
     ]
     snapshot = make_snapshot(running=running, free_blocks=draw(st.integers(0, 60)), max_num_seqs=12)
-    return snapshot, draw(st.permutations(range(len(progress))))
+    engine = replace(snapshot.engine, token_budget=draw(st.sampled_from([12, 100, 2048])))
+    return replace(snapshot, engine=engine), draw(st.permutations(range(len(progress))))
 
 
 @given(engines())
