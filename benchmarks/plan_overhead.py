@@ -49,13 +49,14 @@ TABLE_SIZES = ((16, 256), (64, 256), (200, 256), (200, 32), (600, 128), (1500, 6
 """Requests that come at once, and how many of them may run."""
 TABLE_LATER, TABLE_GAP_S = 100, 0.05
 """Requests that come after these, and seconds between them: some policies do more when one comes."""
-TABLE_STEPS = 120
+TABLE_STEPS = 80
 TABLE_WORKLOADS = ("reading-speed", "sharegpt-poisson")
 """Readers, and the default classes."""
 TABLE_REPEATS = 2
 """Of each run, which does the same each time: of each window the least mean counts, as others shared the machine."""
 WINDOW = 20
 """Steps whose mean is one point of a fit: a policy may plan at one step and reuse what it found at the next ones."""
+LEAST_SPREAD = 10.0
 PLANS_AS = {"andes-parts": "andes", "econo-parts": "econo"}
 """Variants for experiments, which plan as these do unless asked otherwise: not timed themselves."""
 LIMITS = "fcfs:step_budget=true"
@@ -169,12 +170,13 @@ def fitted_line(samples: Sequence[tuple[float, float, float]]) -> dict[str, floa
     """The line through ``samples`` with the least squares, none of its coefficients negative.
 
     Errors weigh less where there are more requests, and so do not depend on the cost: where a policy has little to do
-    now and then, the line is the mean.
+    now and then, the line is the mean. A count that hardly varies, as of a policy that lets few run, has no slope.
     """
     counts = np.array([(1.0, running, waiting) for running, waiting, _ in samples])
     costs_us = np.array([cost for _, _, cost in samples]) * 1e6
     size = 50.0 + counts[:, 1] + counts[:, 2]
-    found, _ = nnls(counts / size[:, None], costs_us / size)
+    varies = np.array([True, counts[:, 1].std() > LEAST_SPREAD, counts[:, 2].std() > LEAST_SPREAD])
+    found, _ = nnls(counts * varies / size[:, None], costs_us / size)
     names = ("base_us", "running_us", "waiting_us")
     return {name: float(f"{value:.3g}") for name, value in zip(names, found, strict=True)}
 
