@@ -22,10 +22,11 @@ import numpy as np
 from provenance import provenance
 
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.scheduler.registry import parse_policy
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import workload
 
-POLICIES = ("fcfs", "edf", "sjf", "andes", "econo", "sa")
+POLICIES = ("fcfs", "edf", "edf:step_budget=true", "sjf", "andes", "econo", "sa")
 MIXES = ((500, 250), (2000, 1000))
 """Requests in all, and how many may run."""
 REPEATS = 2
@@ -40,6 +41,7 @@ PARTS = {
     "snapshot": "rows, engine facts and ageing",
     "plan": "the policy's plan",
     "checks": "check and guards",
+    "step_budget": "the tokens that the step may compute",
     "carry_out": "queues, pauses and limits",
     "booking": "admissions, counters, new tokens",
     "pace": "load of the step and how long it took",
@@ -86,7 +88,8 @@ def engine_of(policy: str, running: int) -> Any:
         max_model_len=profile.max_model_len,
     )
     source = workload("reading-speed")
-    ours = {"policy": policy, "profile": PROFILE, **source.slos.table.as_config()}
+    name, options = parse_policy(policy)
+    ours = {"policy": name, "policy_options": options, "profile": PROFILE, **source.slos.table.as_config()}
     return VirtualEngine(settings, profile, {"sloserve": ours})
 
 
@@ -110,6 +113,7 @@ def watch(scheduler: Any, clock: Stopwatch) -> None:
         time_of(planner.policy, "plan", "plan")
         time_of(planner.policy, "progressed", "told")
         time_of(planner, "next_step", "checks")
+        time_of(planner, "_limited", "step_budget")
         time_of(planner, "apply_plan", "carry_out")
         time_of(planner, "admitted", "booking")
         time_of(planner, "progressed", "booking")
