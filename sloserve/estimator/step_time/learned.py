@@ -105,12 +105,12 @@ class Learned:
         if self.observed < _FIRST_STEPS:
             # The prior may be wrong by orders of magnitude: relative to what was measured, a first stall counts little.
             scale_s, clipped = duration_s, (duration_s - predicted_s) / duration_s
-            self._error2 += (min(error**2, _ERROR_MAX**2) - self._error2) / 2.0
+            self._error2 += (min(abs(error), _ERROR_MAX) ** 2 - self._error2) / 2.0
         else:
             clip = _CLIP * self.relative_error
             scale_s, clipped = predicted_s, min(max(error, -clip), clip)
             known = min(self.observed - _FIRST_STEPS + 3.0, _ERROR_STEPS)
-            self._error2 += (min(error**2, clip**2) - self._error2) / known
+            self._error2 += (clipped**2 - self._error2) / known
         self._error2 = min(max(self._error2, _ERROR_MIN**2), _ERROR_MAX**2)
         share = np.array(_parts_s(load)) / scale_s
         self._information *= _KEEP

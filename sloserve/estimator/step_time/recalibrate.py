@@ -20,9 +20,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from sloserve.core.arrays import FloatArray
 from sloserve.estimator.step_time.inverse import ROUNDING
 from sloserve.estimator.step_time.latency import FittedLatency, StepLoad
 
@@ -32,6 +29,12 @@ _CLIP = 2.5
 """Times the usual error; Huber's constant is 1.35 for 95 % efficiency, steps have heavier tails than errors have."""
 _ERROR_START, _ERROR_MIN, _ERROR_MAX = 0.1, 0.01, 1.0
 _ERROR_STEPS = 32.0
+
+# Plain floats: this runs at every step, and for three of them numpy takes several times as long.
+_Parts = tuple[float, float, float]
+"""Of each part of a step's time one: constant, prefill, decode."""
+_Symmetric = tuple[float, float, float, float, float, float]
+"""A symmetric 3 x 3 matrix, its upper triangle row by row."""
 
 
 class Recalibrated:
@@ -64,8 +67,8 @@ class Recalibrated:
         self._keep = 1.0 - 1.0 / window_steps
         self._max_change = max_change
         self._limits = limits
-        self._factors: FloatArray = np.ones(3)
-        self._information: FloatArray = np.eye(3) * _PRIOR_STEPS
+        self._factors: _Parts = (1.0, 1.0, 1.0)
+        self._information: _Symmetric = (_PRIOR_STEPS, 0.0, 0.0, _PRIOR_STEPS, 0.0, _PRIOR_STEPS)
         self._error2 = _ERROR_START**2
         self.observed = 0
         """Steps observed so far."""
@@ -73,8 +76,7 @@ class Recalibrated:
     @property
     def factors(self) -> tuple[float, float, float]:
         """What the constant part, the prefill part and the decode part of the profile are multiplied by."""
-        constant, prefill, decode = self._factors.tolist()
-        return constant, prefill, decode
+        return self._factors
 
     @property
     def relative_error(self) -> float:
@@ -83,7 +85,7 @@ class Recalibrated:
 
     def step_s(self, load: StepLoad) -> float:
         """Seconds the engine takes for the step, as far as observed; 0 for a step without tokens."""
-        return float(self._parts_s(load) @ self._factors) if load.tokens else 0.0
+        return _dot(self._parts_s(load), self._factors) if load.tokens else 0.0
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
         """Most tokens of one more chunk in a step of ``seconds``; see StepLatency.
@@ -103,25 +105,38 @@ class Recalibrated:
         if not (load.tokens and 0.0 < duration_s < math.inf):
             return
         parts_s = self._parts_s(load)
-        profiled_s = float(parts_s.sum())
-        share = parts_s / profiled_s
-        error = duration_s / profiled_s - float(share @ self._factors)
+        profiled_s = parts_s[0] + parts_s[1] + parts_s[2]
+        x, y, z = parts_s[0] / profiled_s, parts_s[1] / profiled_s, parts_s[2] / profiled_s
+        error = duration_s / profiled_s - _dot((x, y, z), self._factors)
         clip = _CLIP * self.relative_error
         clipped = min(max(error, -clip), clip)
-        self._error2 += (min(error**2, clip**2) - self._error2) / _ERROR_STEPS
+        self._error2 += (clipped * clipped - self._error2) / _ERROR_STEPS
         self._error2 = min(max(self._error2, _ERROR_MIN**2), _ERROR_MAX**2)
-        self._information = self._keep * self._information + np.outer(share, share)
-        self._information += (1.0 - self._keep) * _PRIOR_STEPS * np.eye(3)
-        move = np.linalg.solve(self._information, share) * clipped
-        furthest = self._max_change * self._factors
-        self._factors = np.clip(self._factors + np.clip(move, -furthest, furthest), *self._limits)
+        keep, leak = self._keep, (1.0 - self._keep) * _PRIOR_STEPS
+        xx, xy, xz, yy, yz, zz = self._information
+        self._information = (
+            keep * xx + x * x + leak,
+            keep * xy + x * y,
+            keep * xz + x * z,
+            keep * yy + y * y + leak,
+            keep * yz + y * z,
+            keep * zz + z * z + leak,
+        )
+        constant, prefill, decode = self._factors
+        move = _solved(self._information, (x, y, z))
+        self._factors = (
+            self._moved(constant, move[0] * clipped),
+            self._moved(prefill, move[1] * clipped),
+            self._moved(decode, move[2] * clipped),
+        )
         self.observed += 1
 
     def state(self) -> Mapping[str, Any]:
         """All that it has learnt, as plain values."""
+        xx, xy, xz, yy, yz, zz = self._information
         return {
-            "factors": self._factors.tolist(),
-            "information": self._information.tolist(),
+            "factors": list(self._factors),
+            "information": [[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]],
             "error2": self._error2,
             "observed": self.observed,
         }
@@ -130,16 +145,42 @@ class Recalibrated:
     def from_state(cls, state: Mapping[str, Any], profile: FittedLatency) -> "Recalibrated":
         """The one whose :meth:`state` this is, of the same profile. Raises: KeyError for one that is not complete."""
         made = cls(profile)
-        made._factors, made._information = np.array(state["factors"]), np.array(state["information"])
+        (xx, xy, xz), (_, yy, yz), (_, _, zz) = state["information"]
+        made._factors, made._information = tuple(state["factors"]), (xx, xy, xz, yy, yz, zz)
         made._error2, made.observed = state["error2"], state["observed"]
         return made
 
-    def _parts_s(self, load: StepLoad) -> FloatArray:
-        """The profile's time of the step, ``[3]``: constant, prefill, decode; none negative."""
+    def _moved(self, factor: float, move: float) -> float:
+        """``factor`` after a move, which is cut to what one observation may do, within the limits."""
+        furthest = self._max_change * factor
+        least, most = self._limits
+        return min(max(factor + min(max(move, -furthest), furthest), least), most)
+
+    def _parts_s(self, load: StepLoad) -> _Parts:
+        """The profile's time of the step: constant, prefill, decode; none negative."""
         total_s = self._profile.step_s(load)
         constant_s = min(self._constant_s, total_s)
+        if not load.prefill_tokens:
+            return constant_s, 0.0, total_s - constant_s
         decode_s = 0.0
         if load.decode_seqs:
             alone = StepLoad(decode_seqs=load.decode_seqs, decode_context_tokens=load.decode_context_tokens)
             decode_s = min(max(self._profile.step_s(alone) - constant_s, 0.0), total_s - constant_s)
-        return np.array([constant_s, max(total_s - constant_s - decode_s, 0.0), decode_s])
+        return constant_s, max(total_s - constant_s - decode_s, 0.0), decode_s
+
+
+def _dot(a: _Parts, b: _Parts) -> float:
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+
+
+def _solved(matrix: _Symmetric, right: _Parts) -> _Parts:
+    """The solution of ``matrix @ x = right`` by elimination, which is stable for a positive definite matrix."""
+    xx, xy, xz, yy, yz, zz = matrix
+    a, b, c = right
+    of_y, of_z = xy / xx, xz / xx
+    yy, yz, zz = yy - of_y * xy, yz - of_y * xz, zz - of_z * xz
+    b, c = b - of_y * a, c - of_z * a
+    of_z = yz / yy
+    z = (c - of_z * b) / (zz - of_z * yz)
+    y = (b - yz * z) / yy
+    return (a - xy * y - xz * z) / xx, y, z

@@ -93,3 +93,12 @@ def test_impossible_durations_teach_nothing(duration_s: float) -> None:
     before = fit.state()
     fit.observe(StepLoad.of((), [100]), duration_s)
     assert fit.state() == before
+
+
+@pytest.mark.parametrize("profile", [None, PROFILE])
+@pytest.mark.parametrize("steps", [0, 50])
+def test_an_absurd_duration_is_one_outlier(profile: Profile | None, steps: int) -> None:
+    latency = fed(OnlineLatency(profile), PROFILE, steps)
+    latency.observe(StepLoad.of((), [100]), 1e300)
+    assert 0.0 < latency.relative_error <= 1.0
+    assert mean_error(fed(latency, PROFILE, 128), PROFILE) < 0.1

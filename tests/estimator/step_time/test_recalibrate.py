@@ -90,7 +90,7 @@ def test_decode_alone_teaches_nothing_of_prefill() -> None:
 @given(
     history=st.integers(0, 150),
     seed=st.integers(0, 5),
-    outlier=st.sampled_from([1e-3, 1e-2, 100.0, 1000.0, 1e9]),
+    outlier=st.sampled_from([1e-3, 1e-2, 100.0, 1000.0, 1e9, 1e300]),
     at=loads,
     probe=loads,
 )
@@ -127,6 +127,23 @@ def test_what_is_no_time_is_ignored(duration_s: float) -> None:
     model.observe(StepLoad(), 1.0)
     assert model.factors == (1.0, 1.0, 1.0) and model.observed == 0
     assert model.step_s(StepLoad()) == 0.0
+
+
+def test_it_is_the_least_squares_solution_and_its_state_says_so() -> None:
+    """Against numpy, from the state before each step: with small errors nothing is clipped."""
+    model, rng = Recalibrated(PROFILE), np.random.default_rng(5)
+    for _ in range(200):
+        load, before = traffic(rng), model.state()
+        decodes = StepLoad(decode_seqs=load.decode_seqs, decode_context_tokens=load.decode_context_tokens)
+        constant_s = PROFILE.step_s(StepLoad(decode_seqs=1, decode_context_tokens=1))
+        decode_s = PROFILE.step_s(decodes) - constant_s
+        parts_s = np.array([constant_s, PROFILE.step_s(load) - constant_s - decode_s, decode_s])
+        share, ratio = parts_s / parts_s.sum(), 1.0 + float(rng.uniform(-0.01, 0.01))
+        model.observe(load, ratio * PROFILE.step_s(load))
+        information = 63 / 64 * np.array(before["information"]) + np.outer(share, share) + np.eye(3) / 64
+        move = np.linalg.solve(information, share) * (ratio - share @ before["factors"])
+        assert np.allclose(model.state()["information"], information, rtol=1e-12)
+        assert np.allclose(model.factors, before["factors"] + move, rtol=1e-12)
 
 
 def test_arguments_are_checked() -> None:
