@@ -63,7 +63,7 @@ class Ageing:
     short. The oldest aged request therefore runs to its end without interruption, and then the next oldest.
     """
 
-    NEEDS = PREFILL_COLUMNS | {"arrival_s", "class_id"}
+    NEEDS = PREFILL_COLUMNS | {"arrival_s", "class_id", "item_tokens"}
 
     def __init__(self, share: float, classes: ClassTable) -> None:
         self.period = math.ceil(1.0 / share) if share > 0 else None
@@ -125,13 +125,15 @@ def spare_decodes(plan: Plan, snapshot: Snapshot, protected: IntArray) -> Plan:
     """
     if not protected.size:
         return plan
-    prompts = int(np.count_nonzero(unfinished(snapshot.rows, protected)))
-    if not prompts:
+    prompts = protected[unfinished(snapshot.rows, protected)]
+    if not prompts.size:
         return plan
     engine = snapshot.engine
     decodes = int(np.count_nonzero(~unfinished(snapshot.rows, snapshot.running)))
     budget = engine.token_budget if plan.token_budget is None else min(plan.token_budget, engine.token_budget)
-    chunk = max((budget - decodes * engine.decode_tokens) // prompts, 1)
+    room = budget - decodes * engine.decode_tokens
+    # A chunk that ends inside a multimodal item may be none at all.
+    chunk = max(room // prompts.size, min(int(snapshot.rows.item_tokens[prompts].max()), room), 1)
     planned = plan.prefill_chunk_tokens
     return replace(plan, prefill_chunk_tokens=chunk if planned is None else min(planned, chunk))
 

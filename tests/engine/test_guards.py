@@ -233,6 +233,13 @@ def test_protected_prompts_leave_each_decode_its_token(protected: list[int], pla
     assert chunk is not None or made is planned
 
 
+def test_no_chunk_of_a_protected_prompt_ends_inside_a_multimodal_item() -> None:
+    at, both = prompts_and_decodes(2, 6), np.array([0, 1])
+    for item_tokens, chunk in ((1000, 1021), (1500, 1500), (4000, 2042)):
+        at.rows.item_tokens[1] = item_tokens
+        assert spare_decodes(Plan(), at, both).prefill_chunk_tokens == chunk
+
+
 STATES = st.sampled_from([State.WAITING, State.PREEMPTED, State.BLOCKED])
 FLAGS = st.tuples(st.booleans(), st.booleans())
 
