@@ -85,10 +85,12 @@ def experiment(workload: str, slo: str, kv: str, half: str, max_requests: int, s
     return replace(built, policies=kept, window=HALVES[half], engine_kind=MODEL)
 
 
-def run_cell(cell: tuple[str, str, str], max_requests: int, seeds: int) -> list[Row]:
+def run_cell(cell: tuple[str, str, str], max_requests: int, seeds: int, only_budgets: bool = False) -> list[Row]:
     rows = []
-    for half in HALVES:
+    for half in ("later",) if only_budgets else HALVES:
         ours = experiment(*cell, half, max_requests, seeds)
+        if only_budgets:
+            ours = replace(ours, policies=tuple(name for name in ours.policies if BUDGET in name))
         default = f"@max_num_batched_tokens={ours.engine.max_num_batched_tokens}"
         for run in run_experiment(ours, points=measured_points(ours)):
             point = run.point
@@ -156,20 +158,23 @@ def main() -> None:
     parser.add_argument("--max-requests", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--budgets", action="store_true", help="run the step budgets of all cells again, nothing else")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "runs.csv"
     rows: list[Row] = list(csv.DictReader(path.open())) if path.exists() else []
     done = {(row["workload"], row["slo"], row["kv"]) for row in rows}
-    todo = [cell for cell in cells(args.cells.split(",")) if cell not in done]
+    todo = [cell for cell in cells(args.cells.split(",")) if (cell in done) == args.budgets]
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
-        futures = {cell: pool.submit(run_cell, cell, args.max_requests, args.seeds) for cell in todo}
+        futures = {cell: pool.submit(run_cell, cell, args.max_requests, args.seeds, args.budgets) for cell in todo}
         for cell, future in futures.items():
             try:
                 found = future.result()
             except ConfigError as error:
                 print(f"{', '.join(cell)}: left out: {error}", flush=True)
                 continue
+            if args.budgets:
+                rows = [r for r in rows if BUDGET not in r["policy"] or (r["workload"], r["slo"], r["kv"]) != cell]
             rows += [{key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in found]
             with path.open("w", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

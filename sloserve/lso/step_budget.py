@@ -32,6 +32,10 @@ HEADROOM: Final = 0.95
 """Share of the time that a request can bear which is planned for: step times are predictions."""
 LEAST_SHARE: Final = 0.1
 """Prompts are computed at this share of the full rate at least, whatever decodes: see :class:`StepBudget`."""
+SPREAD_STEPS: Final = 16
+"""Where room is short, prompts are computed over so many steps. Half of it gains as much, in virtual time."""
+NEARLY_FREE: Final = 1.03
+"""A step of spread prompts may be longer than its decodes alone by this: reading the weights leaves room for some."""
 LEAST_CHUNK: Final = 64
 """Tokens of the smallest chunk that the least share pays out: each chunk reads its prefix again."""
 _SACRIFICED: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
@@ -80,6 +84,20 @@ class _Prompts:
         part = self.latency.prefill_within(seconds, self.load(done), int(self.prefix[low]))
         return min(done + min(part, int(self.left[low])), most)
 
+    def spread(self, full: StepLoad, full_s: float, alone_s: float, slack: FloatArray) -> int:
+        """Prompt tokens of a step if all prompts are computed evenly over the next ones; those of ``full`` if one of
+        them becomes late by that. full: the largest step, of ``full_s``. alone_s: of the decodes alone. slack: of each
+        prompt, in seconds.
+        """
+        ends = np.cumsum(self.left)
+        nearly_free = self.latency.prefill_within(NEARLY_FREE * alone_s, self.decodes, 0)
+        tokens = max(int(ends[-1]) // SPREAD_STEPS, nearly_free, LEAST_CHUNK)
+        if tokens >= full.prefill_tokens:
+            return full.prefill_tokens
+        ready_s = ends * (self.latency.step_s(self.load(tokens)) / tokens)
+        late = (ends * (full_s / full.prefill_tokens) <= slack) & (ready_s > slack)
+        return full.prefill_tokens if late.any() else tokens
+
 
 class StepBudget:
     """Limits the prompt tokens of each step; keeps the lengths of replies, and what prompts are owed.
@@ -87,6 +105,10 @@ class StepBudget:
     The step's length is that which loses the fewest requests: decodes whose pace such steps would break, and prompts
     whose first token would come too late at the rate of prefill that it leaves; of equals the longest, since long steps
     compute most. Requests that are late whatever is done do not count.
+
+    Where KV blocks or slots decide how many run, and not prefill, prompts need not be ready at once: they are spread
+    over the next steps if none of them becomes late. Then every step computes what the reading of the weights leaves
+    for nothing, decodes end sooner, and what they hold is free sooner.
 
     Whatever is lost, prompts get at least ``LEAST_SHARE`` of the rate of full steps, in chunks of ``LEAST_CHUNK``
     tokens, over any time in which there are prompts to compute; and an aged prompt its full chunk.
@@ -143,15 +165,19 @@ class StepBudget:
         bearable = np.sort(bearable[bearable >= alone_s])
         full = prompts.load(min(most, int(prompts.left.sum())))
         full_s = latency.step_s(full)
-        if not bearable.size or bearable[0] >= full_s or np.isin(asked[: max(in_progress.size, 1)], aged).any():
+        no_room = asked.size < in_progress.size + waiting.size
+        binding = bearable.size and bearable[0] < full_s
+        if not (binding or no_room) or np.isin(asked[: max(in_progress.size, 1)], aged).any():
             self._owe_nothing()
             return None
         slack = self._due_s(rows, asked, alone_s) - starts_s
-        chosen_s = self._worth_most(prompts, bearable, full, full_s, slack)
-        if chosen_s >= full_s:
+        chosen_s = self._worth_most(prompts, bearable, full, full_s, slack) if binding else full_s
+        tokens = full.prefill_tokens if chosen_s >= full_s else prompts.within(chosen_s, most)
+        if no_room:
+            tokens = min(tokens, prompts.spread(full, full_s, alone_s, slack))
+        if tokens >= full.prefill_tokens:
             self._owe_nothing()
             return None
-        tokens = prompts.within(chosen_s, most)
         tokens = max(tokens, min(self._owed(full.prefill_tokens / full_s, tokens, now_s), most))
         # The engine may not be able to end a chunk inside a multimodal item.
         tokens = max(tokens, min(int(rows.item_tokens[asked[0]]), most))

@@ -13,7 +13,7 @@ from sloserve.estimator.length.choice import ORACLE
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.lso.lengths import Lengths
-from sloserve.lso.step_budget import HEADROOM, LEAST_SHARE, SPEND_TOKENS, StepBudget
+from sloserve.lso.step_budget import HEADROOM, LEAST_SHARE, SPEND_TOKENS, SPREAD_STEPS, StepBudget
 from sloserve.scheduler.policy import NO_SLOTS, Snapshot
 from tests.snapshots import make_snapshot
 
@@ -106,13 +106,18 @@ def test_nothing_is_limited(running: list[dict[str, Any]], facts: dict[str, Any]
     assert tokens(make_snapshot([prompt()], running), **facts) is None
 
 
-def test_prompts_in_progress_need_their_blocks_before_others_start() -> None:
+def test_prompts_are_spread_where_room_is_short_unless_one_becomes_late() -> None:
     running = [decode(), prompt(1600, computed=160)]
-    assert tokens(make_snapshot([prompt(160)], running), free_blocks=100) is not None
     at = make_snapshot([prompt(160)], running)
-    free = {"free_blocks": 99}  # 90 for the one in progress, 9 left, 10 needed
-    limited = tokens(at, token_budget=1500, **free)
-    assert limited == bearable_tokens(0.05)
+    assert tokens(at, free_blocks=100) == bearable_tokens(0.05)
+    # 90 blocks for the prompt in progress leave 9, and the one that waits needs 10.
+    assert tokens(at, free_blocks=99) == 1 + 1440 // SPREAD_STEPS
+    assert tokens(at, free_slots=0) == 1 + 1440 // SPREAD_STEPS
+    easy = [decode(pace_s=math.nan), running[1]]
+    assert tokens(make_snapshot([prompt(160)], easy), free_blocks=99) == 1 + 1440 // SPREAD_STEPS
+    assert tokens(make_snapshot([prompt(160)], easy), free_blocks=100) is None
+    due = [easy[0], easy[1] | {"ttft_s": 0.25}]
+    assert tokens(make_snapshot([prompt(160)], due), free_blocks=99) is None
 
 
 def test_draft_tokens_are_part_of_every_decode() -> None:
