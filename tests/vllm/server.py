@@ -35,6 +35,7 @@ class Server:
         self._starting = api_servers
         count = ["--api-server-count", str(api_servers)] if api_servers > 1 else []
         self.process = Command(["serve", "builtin:tiny", "--port", str(self.port), *flags, *count], env)
+        self._client = httpx.Client(base_url=self.url, timeout=60)  # making one loads all certificates
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -64,7 +65,7 @@ class Server:
         return pids
 
     def metrics(self) -> str:
-        return httpx.get(f"{self.url}/metrics", timeout=60).raise_for_status().text
+        return self._client.get("/metrics").raise_for_status().text
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -77,6 +78,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+        self._client.close()
         self._reader.join()
         self.process.stdout.close()
         return status

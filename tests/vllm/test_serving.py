@@ -240,19 +240,19 @@ def test_attainment_on_metrics_is_what_the_bench_client_measured(server: Server,
     names = ("sloserve:slo_requests_total", "sloserve:goodput_requests_total")
     before = [samples(server, name) for name in names]
     command = [sys.executable, "-m", "sloserve.cli", "bench", "--url", server.url, "--workload", "sharegpt-poisson"]
-    command += ["--rps", "20", "--max-requests", "60", "--max-prompt-tokens", "100", "--max-output-tokens", "20"]
+    command += ["--rps", "20", "--max-requests", "40", "--max-prompt-tokens", "100", "--max-output-tokens", "20"]
     command += ["--slo", str(slo), "--report", "--send-slo", "headers", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OPENAI_API_KEY": "user-secret"})
     assert done.returncode == 0, done.stdout + done.stderr
     after = [samples(server, name) for name in names]
     (run,) = json.loads((tmp_path / "result.json").read_text())["runs"]
-    assert run["server_slo"]["reports"] == 60
+    assert run["server_slo"]["reports"] == 40
     judged, good = (sum(now.values()) - sum(then.values()) for now, then in zip(after, before, strict=True))
-    trial = judged - 60  # the client's first request, which it does not count
+    trial = judged - 40  # the client's first request, which it does not count
     assert trial in (0, 1)
     # Where the two clocks put a request on different sides of a target the verdicts differ, and the client lists those.
     assert abs(good - run["server_slo"]["good"]) <= run["server_slo"]["disagreements"] + trial
-    assert run["server_slo"]["disagreements"] < 30
+    assert run["server_slo"]["disagreements"] < 20
 
 
 def test_predictions_stand_in_the_head_of_the_answer(http: httpx.Client) -> None:
@@ -388,8 +388,9 @@ def test_full_queue_is_a_429_that_says_when_to_come_again(server: Server, http: 
             r"queue full: 2 of 2 requests of class 'background' wait; retry in \d+ s",
             answer.json()["error"]["message"],
         )
-        other = http.post("/v1/completions", json={"model": MODEL, "prompt": "Yes", "max_tokens": 1})
-        assert other.status_code == 200  # another class has its own queue
+        # Another class has its own queue, and a deadline takes a place from the streams, which are long.
+        in_time = {"model": MODEL, "prompt": "Yes", "max_tokens": 1, "slo": {"e2e_ms": 5000}}
+        assert http.post("/v1/completions", json=in_time).status_code == 200
     for thread in waiting:
         thread.join(60)
     assert samples(server, "sloserve:rejected_requests_total")[("background", "rejected-saturated")] == 1
