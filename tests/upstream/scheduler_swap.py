@@ -4,7 +4,8 @@ The names ``Scheduler`` and ``AsyncScheduler`` of vLLM's test modules are bound 
 the test would have built. Subjects: ``upstream`` binds nothing; ``async`` is stock's AsyncScheduler; ``slo:POLICY`` is
 SLOScheduler with that policy. A JSON file gets ``outcomes``: subject -> case -> {"outcome", "message"}, where a case is
 a test's id without the subject, and ``built``: how many schedulers of each subject the tests built, 0 if the names were
-bound in vain.
+bound in vain. With ``--where-lost`` the subjects after the first run only the cases that the first does not pass: who
+asks what ours loses against stock need not see both pass the rest.
 """
 
 import json
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 _BUILT = pytest.StashKey[Counter[str]]()
+_LOST = pytest.StashKey[set[str]]()
 _FIXTURE = "scheduler_under_test"
 _TEST_PACKAGE = "tests.v1."
 # The longest of these tests takes a few seconds; one that loops for ever is a failure and not the end of the run.
@@ -33,6 +35,7 @@ class Endless(Exception):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--subjects", required=True, help="comma-separated schedulers under test")
+    parser.addoption("--where-lost", action="store_true", help="run the first subject, the others where it fails")
     parser.addoption("--outcomes", required=True, type=Path, help="JSON file to write")
 
 
@@ -40,7 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in ("cpu_test", "skip_global_cleanup", "slow_test"):
         config.addinivalue_line("markers", f"{marker}: vLLM's own")
     config.stash[_BUILT] = Counter()
-    config.pluginmanager.register(_Outcomes(config.getoption("outcomes"), config.stash[_BUILT]))
+    config.stash[_LOST] = set()
+    config.pluginmanager.register(_Outcomes(config.getoption("outcomes"), config.stash[_BUILT], config.stash[_LOST]))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -50,8 +54,17 @@ def local_models(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["VLLM_MODEL_REDIRECT_PATH"] = str(model_stand_ins.install(tmp_path_factory.mktemp("models")))
 
 
+def _subjects(config: pytest.Config) -> list[str]:
+    subjects: list[str] = config.getoption("subjects").split(",")
+    return subjects
+
+
+def _case(nodeid: str, subject: str) -> str:
+    return nodeid.replace(f"-<{subject}>", "").replace(f"<{subject}>-", "").replace(f"[<{subject}>]", "")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    subjects = metafunc.config.getoption("subjects").split(",")
+    subjects = _subjects(metafunc.config)
     metafunc.parametrize(_FIXTURE, subjects, indirect=True, ids=[f"<{subject}>" for subject in subjects])
 
 
@@ -69,6 +82,9 @@ def timeout() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def scheduler_under_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.config.getoption("where_lost") and request.param != _subjects(request.config)[0]:
+        if _case(request.node.nodeid, request.param) not in request.config.stash[_LOST]:
+            pytest.skip("the first subject passed")
     if request.param == "upstream":
         return
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -113,9 +129,10 @@ def caplog_vllm(
 
 
 class _Outcomes:
-    def __init__(self, path: Path, built: Counter[str]) -> None:
+    def __init__(self, path: Path, built: Counter[str], lost: set[str]) -> None:
         self._path = path
         self._built = built
+        self._lost = lost
         self._of: dict[str, dict[str, dict[str, str]]] = {}
 
     @pytest.hookimpl(wrapper=True)
@@ -125,7 +142,9 @@ class _Outcomes:
             subject = item.callspec.params[_FIXTURE]  # type: ignore[attr-defined]
             crash = getattr(report.longrepr, "reprcrash", None)
             message = crash.message if crash is not None else str(report.longrepr or "")
-            case = item.nodeid.replace(f"-<{subject}>", "").replace(f"<{subject}>-", "").replace(f"[<{subject}>]", "")
+            case = _case(item.nodeid, subject)
+            if not report.passed and subject == _subjects(item.config)[0]:
+                self._lost.add(case)
             self._of.setdefault(subject, {})[case] = {"outcome": report.outcome, "message": message[:500]}
         return report
 
