@@ -14,7 +14,7 @@ class LastCome(Policy):
     needs = frozenset({"prompt_tokens"})
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Policy.Settings):
         """short_first_tokens: prompts of at most so many tokens go ahead of all others; 0 makes no difference."""
 
         short_first_tokens: int = 0
