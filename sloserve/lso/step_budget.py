@@ -10,7 +10,7 @@ with its prefix; and the budget is derived anew at each step from the requests t
 No paper has it: Sarathi-Serve's budget is one number for a deployment, chosen so that a full step keeps the TPOT.
 """
 
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
 from typing import Final
 
 import numpy as np
@@ -42,60 +42,81 @@ _SACRIFICED: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 """Shares of the running requests that may lose their pace, of which the best is taken."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Prompts:
-    """Prompts in order of service, beside the decodes of a step. prefix: tokens computed, left: tokens to compute."""
+    """Prompts in order of service, beside the decodes of a step.
 
-    decodes: StepLoad
-    prefix: IntArray
-    left: IntArray
-    latency: StepLatency
+    ends: ``[n]``, prompt tokens of a step that computes each prompt and those before it.
+
+    Args:
+        prefix: tokens computed, ``[n]``.
+        left: tokens to compute, ``[n]``.
+    """
+
+    def __init__(self, decodes: StepLoad, prefix: IntArray, left: IntArray, latency: StepLatency) -> None:
+        self.decodes, self.latency = decodes, latency
+        self.ends: IntArray = left.cumsum()
+        # Lists, since single numbers are read: the sums of any first part are there, so no step is summed anew.
+        self._ends: list[int] = self.ends.tolist()
+        self._prefix: list[int] = prefix.tolist()
+        self._pairs: list[int] = (left * (left + 2 * prefix)).cumsum().tolist()
+        self._chunks: list[int] = (left > 0).cumsum().tolist()
+
+    @property
+    def first_prefix(self) -> int:
+        """Computed tokens of the first prompt."""
+        return self._prefix[0]
+
+    @property
+    def left(self) -> int:
+        """Tokens to compute of all of them."""
+        return self._ends[-1]
 
     def load(self, tokens: int) -> StepLoad:
         """The step that computes so many prompt tokens, in order."""
-        whole = int(np.searchsorted(np.cumsum(self.left), tokens, side="right"))
-        chunks = self.left[: whole + 1].copy()
-        if whole < self.left.size:
-            chunks[whole] = tokens - int(chunks[:whole].sum())
-        prefix = self.prefix[: chunks.size]
+        whole = bisect_right(self._ends, tokens)
+        done = pairs = chunks = 0
+        if whole:
+            done, pairs, chunks = self._ends[whole - 1], self._pairs[whole - 1], self._chunks[whole - 1]
+        part = tokens - done if whole < len(self._ends) else 0
+        if part:
+            pairs += part * (part + 2 * self._prefix[whole])
         return StepLoad(
-            prefill_tokens=int(chunks.sum()),
-            num_prefills=int(np.count_nonzero(chunks)),
+            prefill_tokens=done + part,
+            num_prefills=chunks + (part > 0),
             decode_seqs=self.decodes.decode_seqs,
             decode_context_tokens=self.decodes.decode_context_tokens,
-            prefill_attention_tokens2=int((chunks * (chunks + 2 * prefix)).sum()),
+            prefill_attention_tokens2=pairs,
         )
 
     def within(self, seconds: float, most: int) -> int:
         """Prompt tokens of the largest step of at most ``seconds`` and ``most`` prompt tokens."""
         # What the latency promises for one chunk bounds them all: that is where it says how far it can be trusted.
         most = min(most, self.latency.prefill_within(seconds, self.decodes, 0))
-        ends = np.cumsum(self.left)
-        low, high = 0, int(np.searchsorted(ends, most, side="right"))
+        ends = self._ends
+        low, high = 0, bisect_right(ends, most)
         while low < high:  # how many prompts fit as a whole
             middle = (low + high + 1) // 2
-            if self.latency.step_s(self.load(int(ends[middle - 1]))) <= seconds:
+            if self.latency.step_s(self.load(ends[middle - 1])) <= seconds:
                 low = middle
             else:
                 high = middle - 1
-        done = int(ends[low - 1]) if low else 0
-        if low == self.left.size or done >= most:
+        done = ends[low - 1] if low else 0
+        if low == len(ends) or done >= most:
             return min(done, most)
-        part = self.latency.prefill_within(seconds, self.load(done), int(self.prefix[low]))
-        return min(done + min(part, int(self.left[low])), most)
+        part = self.latency.prefill_within(seconds, self.load(done), self._prefix[low])
+        return min(done + min(part, ends[low] - done), most)
 
     def spread(self, full: StepLoad, full_s: float, alone_s: float, slack: FloatArray) -> int:
         """Prompt tokens of a step if all prompts are computed evenly over the next ones; those of ``full`` if one of
         them becomes late by that. full: the largest step, of ``full_s``. alone_s: of the decodes alone. slack: of each
         prompt, in seconds.
         """
-        ends = np.cumsum(self.left)
         nearly_free = self.latency.prefill_within(NEARLY_FREE * alone_s, self.decodes, 0)
-        tokens = max(int(ends[-1]) // SPREAD_STEPS, nearly_free, LEAST_CHUNK)
+        tokens = max(self.left // SPREAD_STEPS, nearly_free, LEAST_CHUNK)
         if tokens >= full.prefill_tokens:
             return full.prefill_tokens
-        ready_s = ends * (self.latency.step_s(self.load(tokens)) / tokens)
-        late = (ends * (full_s / full.prefill_tokens) <= slack) & (ready_s > slack)
+        ready_s = self.ends * (self.latency.step_s(self.load(tokens)) / tokens)
+        late = (self.ends * (full_s / full.prefill_tokens) <= slack) & (ready_s > slack)
         return full.prefill_tokens if late.any() else tokens
 
 
@@ -144,48 +165,61 @@ class StepBudget:
             engine: what the engine can do now.
             now_s: epoch seconds.
         """
-        is_prompt = uncomputed_tokens(rows, running) > 0
+        tokens = self._limited(rows, running, waiting, aged, engine, now_s)
+        if tokens is None:
+            self._owed_tokens, self._last_s = 0.0, None
+        return tokens
+
+    def _limited(
+        self, rows: Rows, running: IntArray, waiting: IntArray, aged: IntArray, engine: EngineFacts, now_s: float
+    ) -> int | None:
+        uncomputed = uncomputed_tokens(rows, running)
+        is_prompt = uncomputed > 0
         decodes, in_progress = running[~is_prompt], running[is_prompt]
-        asked = np.concatenate((in_progress, _startable(rows, in_progress, waiting, engine)))
         most = engine.token_budget - decodes.size * engine.decode_tokens
-        latency = engine.step_latency
-        if not (engine.chunked_prefill and decodes.size and asked.size and most > 0):
-            self._owe_nothing()
+        if not (engine.chunked_prefill and decodes.size and most > 0 and (in_progress.size or waiting.size)):
             return None
-        starts_s = now_s + engine.busy_s
+        startable = _startable(rows, in_progress, waiting, engine)
+        no_room = startable.size < waiting.size
+        asked = np.concatenate((in_progress, startable))
+        if not asked.size or (aged.size and np.isin(asked[: max(in_progress.size, 1)], aged).any()):
+            return None
+        pace, end_s = pace_s(rows, decodes), rows.arrival_s[decodes] + rows.e2e_s[decodes]
+        is_promised = not np.isnan(np.fmin(pace, end_s)).all()
+        if not (is_promised or no_room):
+            return None
+        latency, starts_s = engine.step_latency, now_s + engine.busy_s
         context = rows.prompt_tokens[decodes] + rows.output_tokens[decodes]
         prompts = _Prompts(
             StepLoad(decode_seqs=decodes.size, decode_context_tokens=int(context.sum()) + decodes.size),
             rows.computed_tokens[asked],
-            uncomputed_tokens(rows, asked),
+            np.concatenate((uncomputed[is_prompt], uncomputed_tokens(rows, startable))),
             latency,
         )
         alone_s = latency.step_s(prompts.decodes)
-        bearable = HEADROOM * self._bearable_s(rows, decodes, starts_s)
-        bearable = np.sort(bearable[bearable >= alone_s])
-        full = prompts.load(min(most, int(prompts.left.sum())))
+        full = prompts.load(min(most, prompts.left))
         full_s = latency.step_s(full)
-        no_room = asked.size < in_progress.size + waiting.size
-        binding = bearable.size and bearable[0] < full_s
-        if not (binding or no_room) or np.isin(asked[: max(in_progress.size, 1)], aged).any():
-            self._owe_nothing()
+        bearable: list[float] = []
+        if is_promised:
+            found = HEADROOM * self._bearable_s(rows, decodes, pace, end_s, starts_s)
+            found = found[found >= alone_s]
+            found.sort()
+            bearable = found.tolist()
+        is_binding = bool(bearable) and bearable[0] < full_s
+        if not (is_binding or no_room):
             return None
         slack = self._due_s(rows, asked, alone_s) - starts_s
-        chosen_s = self._worth_most(prompts, bearable, full, full_s, slack) if binding else full_s
+        chosen_s = self._worth_most(prompts, bearable, full, full_s, slack) if is_binding else full_s
         tokens = full.prefill_tokens if chosen_s >= full_s else prompts.within(chosen_s, most)
         if no_room:
             tokens = min(tokens, prompts.spread(full, full_s, alone_s, slack))
         if tokens >= full.prefill_tokens:
-            self._owe_nothing()
             return None
         tokens = max(tokens, min(self._owed(full.prefill_tokens / full_s, tokens, now_s), most))
         # The engine may not be able to end a chunk inside a multimodal item.
         tokens = max(tokens, min(int(rows.item_tokens[asked[0]]), most))
         self._owed_tokens = max(self._owed_tokens - tokens, 0.0)
         return decodes.size * engine.decode_tokens + tokens
-
-    def _owe_nothing(self) -> None:
-        self._owed_tokens, self._last_s = 0.0, None
 
     def _owed(self, full_rate: float, planned: int, now_s: float) -> int:
         """Tokens that prompts must get in this step for their least share."""
@@ -194,48 +228,53 @@ class StepBudget:
         self._last_s = now_s
         return int(self._owed_tokens) if self._owed_tokens >= max(LEAST_CHUNK, planned) else 0
 
-    def _bearable_s(self, rows: Rows, decodes: IntArray, starts_s: float) -> FloatArray:
+    def _bearable_s(
+        self, rows: Rows, decodes: IntArray, pace: FloatArray, end_s: FloatArray, starts_s: float
+    ) -> FloatArray:
         """The longest steps that each can bear until it ends, ``[n]``; nan for one that was promised no pace.
 
         A lead over the pace is spent over the next tokens, a lag is made up over all that are still to come.
         """
         in_flight = rows.in_flight_tokens[decodes] > 0
         left = np.maximum(self._lengths.left(rows, decodes) - in_flight, 1.0)
-        pace = pace_s(rows, decodes)
         first_s = rows.first_token_s[decodes]
         first_s = np.where(np.isnan(first_s), starts_s, first_s)
         lead_s = first_s + pace * (rows.output_tokens[decodes] + in_flight - 1) - starts_s
         by_pace = pace + lead_s / np.where(lead_s > 0.0, np.minimum(left, SPEND_TOKENS), left)
-        by_end = (rows.arrival_s[decodes] + rows.e2e_s[decodes] - starts_s) / left
-        bearable: FloatArray = np.fmin(by_pace, by_end)
+        bearable: FloatArray = np.fmin(by_pace, (end_s - starts_s) / left)
         return bearable
 
     def _due_s(self, rows: Rows, prompts: IntArray, step_s: float) -> FloatArray:
         """When each prompt must be computed, in epoch seconds, ``[n]``; nan where nothing says so."""
-        arrival_s, output = rows.arrival_s[prompts], rows.output_tokens[prompts]
-        next_token_s = np.where(
-            output > 0, rows.first_token_s[prompts] + pace_s(rows, prompts) * output, arrival_s + rows.ttft_s[prompts]
-        )
-        by_end = arrival_s + rows.e2e_s[prompts] - self._lengths.left(rows, prompts) * step_s
-        due: FloatArray = np.fmin(next_token_s, by_end)
-        return due
+        arrival_s, output, e2e_s = rows.arrival_s[prompts], rows.output_tokens[prompts], rows.e2e_s[prompts]
+        due: FloatArray = arrival_s + rows.ttft_s[prompts]
+        has_output = output > 0
+        if has_output.any():
+            due = np.where(has_output, rows.first_token_s[prompts] + pace_s(rows, prompts) * output, due)
+        if np.isnan(e2e_s).all():
+            return due
+        return np.fmin(due, arrival_s + e2e_s - self._lengths.left(rows, prompts) * step_s)
 
     @staticmethod
-    def _worth_most(prompts: _Prompts, bearable: FloatArray, full: StepLoad, full_s: float, slack: FloatArray) -> float:
+    def _worth_most(
+        prompts: _Prompts, bearable: list[float], full: StepLoad, full_s: float, slack: FloatArray
+    ) -> float:
         """The length of step that loses the fewest requests, see the class. bearable: ascending."""
-        ends, first = np.cumsum(prompts.left), int(prompts.prefix[0])
         full_rate = full.prefill_tokens / full_s
-        in_time = ends / full_rate <= slack  # the others are late even if all steps are full
-        best_s, fewest = full_s, int(np.searchsorted(bearable, full_s, side="left"))
+        in_time = prompts.ends / full_rate <= slack  # the others are late even if all steps are full
+        ends, slack = prompts.ends[in_time], slack[in_time]
+        best_s, fewest = full_s, bisect_left(bearable, full_s)
         # From the shortest on: where it loses no request, as usual, the others need no look.
-        for place in np.unique((np.array(_SACRIFICED) * bearable.size).astype(np.int64)).tolist():
-            step_s = float(bearable[place])
+        for place in sorted({int(share * len(bearable)) for share in _SACRIFICED}):
+            step_s = bearable[place]
             if step_s >= full_s or place > fewest:
                 break
-            tokens = prompts.latency.prefill_within(step_s, prompts.decodes, first) if in_time.any() else 0
-            rate = max(min(tokens, full.prefill_tokens) / step_s, LEAST_SHARE * full_rate)
-            late_prompts = int((in_time & (ends / rate > slack)).sum())
-            lost = late_prompts + int(np.searchsorted(bearable, step_s, side="left"))
+            late_prompts = 0
+            if ends.size:
+                tokens = prompts.latency.prefill_within(step_s, prompts.decodes, prompts.first_prefix)
+                rate = max(min(tokens, full.prefill_tokens) / step_s, LEAST_SHARE * full_rate)
+                late_prompts = int(np.count_nonzero(ends / rate > slack))
+            lost = late_prompts + bisect_left(bearable, step_s)
             if lost < fewest or (lost == fewest and best_s < full_s):
                 best_s, fewest = step_s, lost
             if not late_prompts:

@@ -45,8 +45,7 @@ class SurvivalTable:
         # What would come beyond the cap does not count; the table ends before most caps, and has nothing to take off.
         beyond_cap = np.where(max_tokens > MOST_TOKENS, 0.0, self._beyond[class_id, _place(max_tokens)])
         expected = (self._beyond[class_id, at] - beyond_cap) / self._longer[class_id, at]
-        left = np.maximum(max_tokens - output_tokens, 1)
-        capped: FloatArray = np.clip(expected, 1.0, left)
+        capped: FloatArray = np.maximum(np.minimum(expected, max_tokens - output_tokens), 1.0)
         return capped
 
     def survival(
