@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.arrays import IntArray
+from sloserve.core.arrays import BoolArray, IntArray
+from sloserve.core.rows import Rows
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import log_seldom
 from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress, spare_decodes
@@ -29,6 +30,7 @@ class Step:
     """What a plan asks of the next step.
 
     preempt: running requests to preempt before the plan is applied. is_fresh: whether the plan was made for this step.
+    engine: what the engine can do in it; ``None`` where no snapshot was taken, and the rows may be out of date.
     others_s: seconds since the plan budget started that were spent on other work than the plan. plan_s: what a fresh
     plan costs in virtual time, ``None`` where it is measured; planning_s: what all planning for the step does.
     """
@@ -36,6 +38,7 @@ class Step:
     plan: Plan
     preempt: list[EngineRequest] = field(default_factory=list)
     is_fresh: bool = False
+    engine: EngineFacts | None = None
     others_s: float = 0.0
     plan_s: float | None = None
     planning_s: float = 0.0
@@ -187,12 +190,12 @@ class Planner:
 
     def _planned(self, now_s: float, monotonic_s: float) -> Step:
         if not self.policy.needs:
-            planning_s = 0.0
+            planning_s, engine = 0.0, None
             if self.shadow is not None and self.shadow.is_due(monotonic_s):
                 snapshot = self._snapshot(now_s)
                 self._consider(Plan.IDENTITY, snapshot, now_s, monotonic_s)
-                planning_s = self.shadow.charged_s(snapshot) or 0.0
-            return Step(Plan.IDENTITY, planning_s=planning_s)
+                planning_s, engine = self.shadow.charged_s(snapshot) or 0.0, snapshot.engine
+            return Step(Plan.IDENTITY, engine=engine, planning_s=planning_s)
         if not self.budget.allows(monotonic_s):
             plan = self.held.now(self.table.rows, monotonic_s)
             self._counters["reused_plans" if plan is not None else "stale_plans"] += 1
@@ -212,7 +215,7 @@ class Planner:
             plan_s = self._cost.plan.seconds(snapshot.running.size, snapshot.waiting.size)
             planning_s += plan_s
         preempt = self.port.running_requests(plan.preempt, self.table)
-        return Step(plan, preempt, is_fresh=True, others_s=shadow_s, plan_s=plan_s, planning_s=planning_s)
+        return Step(plan, preempt, True, snapshot.engine, shadow_s, plan_s, planning_s)
 
     def apply_plan(self, step: Step, limits: Any, monotonic_s: float) -> list[EngineRequest]:
         """Applies all of a step but its preemptions, which came before; all or nothing.
@@ -230,14 +233,15 @@ class Planner:
 
     def _limited(self, step: Step, budget: StepBudget, now_s: float) -> Step:
         """``step`` with the tokens that the requests running now can bear, whether its plan is fresh or not."""
-        plan, table = step.plan, self.table
-        engine = self._facts()
-        table.read_running(engine.block_size)
-        present = self._slots(self.port.running)
-        first = NO_SLOTS if plan.running is None else plan.running
-        order = np.concatenate((first, present[~np.isin(present, first)])) if first.size else present
-        stays_out = np.concatenate((plan.preempt, plan.pause))
-        served = order[~np.isin(order, stays_out)] if stays_out.size else order
+        plan, table, engine = step.plan, self.table, step.engine
+        if engine is None:
+            engine = self._facts()
+            table.read_running(engine.block_size)
+        order = self._order(plan.running)
+        served = order
+        if plan.preempt.size or plan.pause.size:
+            stays_out = _marks(table.rows, plan.preempt, plan.pause)
+            served = order[~stays_out[order]]
         waiting = self._slots(self.port.waiting, MOST_PROMPTS) if plan.waiting is None else plan.waiting[:MOST_PROMPTS]
         tokens = budget.tokens(table.rows, served, waiting, self._in_turn(), engine, now_s)
         if tokens is None:
@@ -245,15 +249,24 @@ class Planner:
         if plan.token_budget is not None:
             tokens = min(tokens, plan.token_budget)
         if plan.preempt.size:
-            order = order[~np.isin(order, plan.preempt)]
+            order = order[~_marks(table.rows, plan.preempt)[order]]
         # Whatever stands behind an unfinished prompt gets nothing of a limited step.
         running = service_order(table.rows, order, replace(engine, token_budget=tokens))
         return replace(step, plan=replace(plan, running=running, token_budget=tokens))
 
+    def _order(self, first: IntArray | None) -> IntArray:
+        """Slots of all running requests in order of service: ``first`` of them, the others as the engine has them."""
+        if first is not None and first.size == self.table.num_running:
+            return first
+        present = self._slots(self.port.running)
+        if first is None or not first.size:
+            return present
+        return np.concatenate((first, present[~_marks(self.table.rows, first)[present]]))
+
     def _slots(self, queue: Iterable[EngineRequest], most: int | None = None) -> IntArray:
         """The first ``most`` requests of one of the engine's queues that have a row, in its order; all for ``None``."""
         slot_of = self.table.slot_of
-        found = (slot_of[r.request_id] for r in queue if r.request_id in slot_of)
+        found = (slot for r in queue if (slot := slot_of.get(r.request_id)) is not None)
         return np.fromiter(islice(found, most), np.int64)
 
     def _in_turn(self) -> IntArray:
@@ -304,3 +317,11 @@ class Planner:
         self._counters["plan_errors"] += 1
         what = f"policy {type(self.policy).__name__} failed; the engine's own order holds for this step"
         log_seldom(self._counters["plan_errors"], what)
+
+
+def _marks(rows: Rows, *slots: IntArray) -> BoolArray:
+    """``[capacity]``: which slots are among these. Cheaper than a search among them where many are asked for."""
+    marks = np.zeros(rows.capacity, np.bool_)
+    for some in slots:
+        marks[some] = True
+    return marks

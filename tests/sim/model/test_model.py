@@ -1,5 +1,8 @@
 """The model engine by itself: whatever a policy plans, every request ends with its tokens, and all KV comes back."""
 
+from collections import Counter
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.experiment import run_experiment
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.sim.model.port import ModelPort
 from sloserve.sim.simulate import build_experiment
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from tests.properties.test_conservation import MODEL_LEN, expected_tokens, random_workload
@@ -62,3 +66,27 @@ def test_a_run_is_the_same_each_time_and_its_steps_add_up() -> None:
     assert np.isin(times_s, steps.end_s).all()
     for first, second in zip(logs[0].requests, logs[1].requests, strict=True):
         assert np.array_equal(first.token_times_s, second.token_times_s)
+
+
+@pytest.mark.parametrize("policy", ["fcfs:step_budget=true", "edf:step_budget=true"])
+def test_a_step_with_a_budget_reads_the_engine_once(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its plan is fresh or reused: the plan and the budget of one step are made from the same facts."""
+    reads: Counter[str] = Counter()
+
+    def counted(name: str) -> None:
+        call = getattr(ModelPort, name)
+
+        def counting(*args: Any) -> Any:
+            reads[name] += 1
+            return call(*args)
+
+        monkeypatch.setattr(ModelPort, name, counting)
+
+    counted("facts")
+    counted("gather")
+    settings = EngineSettings(40, max_num_seqs=4, max_num_batched_tokens=48, max_model_len=MODEL_LEN)
+    engine = ModelEngine(settings, load_profile("h100-llama3-8b"), {"sloserve": {"policy": policy}})
+    log = engine.run(random_workload(np.random.default_rng(5)))
+    assert log.steps.end_s.size - 2 <= reads["gather"] <= reads["facts"] == log.steps.end_s.size
+    if policy.startswith("edf"):
+        assert 0 < engine.scheduler.slo_counters["plans"] <= reads["facts"]
