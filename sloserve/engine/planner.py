@@ -246,6 +246,7 @@ class Planner:
         tokens = budget.tokens(table.rows, served, waiting, self._in_turn(), engine, now_s)
         if tokens is None:
             return step
+        self._counters["limited_steps"] += 1
         if plan.token_budget is not None:
             tokens = min(tokens, plan.token_budget)
         if plan.preempt.size:

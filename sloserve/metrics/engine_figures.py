@@ -36,6 +36,7 @@ class Figures:
     stale_plans: steps with a fresh plan, with the last one, and with none since the last one was too old; plan_errors:
     plans and events on which the policy failed. internal_errors: exceptions of sloserve's own that were kept from vLLM.
     evictions: by a plan, preemptions: by vLLM, mostly for want of KV; both recompute. paused_steps: request-steps.
+    limited_steps: steps whose prompt tokens the step budget limited.
     malformed_slo: requests served without the SLO that they could not state. shadow_*: of the shadow policy, sums over
     its plans and how many of them had such a figure, see :mod:`sloserve.engine.plan_score`. step_*: how well
     the times of steps are known, see :mod:`sloserve.estimator.step_time.online`; all 0 before the first step, factors
@@ -61,6 +62,9 @@ class Figures:
     preemptions: float
     paused_steps: float = field(
         metadata=counter("paused_request_steps", "Engine steps that a request with KV sat out, over all requests")
+    )
+    limited_steps: float = field(
+        metadata=counter("limited_steps", "Engine steps whose prompt tokens the step budget limited")
     )
     malformed_slo: float = field(
         metadata=counter("malformed_slo", "Requests served without the SLO that they could not state")

@@ -92,9 +92,18 @@ class _Observer:
 
 
 def serve(
-    engine: Engine, jobs: list[Job], clock: ManualClock, adapters: Path, *, order: int = 1, margins: bool = False
+    engine: Engine,
+    jobs: list[Job],
+    clock: ManualClock,
+    adapters: Path,
+    *,
+    order: int = 1,
+    margins: bool = False,
+    token_s: float = 0.0,
 ) -> Served:
-    """Runs ``jobs`` to their end. order: -1 sends those of the same step in reverse. margins: collects them."""
+    """Runs ``jobs`` to their end. order: -1 sends those of the same step in reverse. margins: collects them. token_s:
+    what each token makes a step longer.
+    """
     from sloserve.vllm_plugin.engine import compat
 
     served = Served()
@@ -111,6 +120,7 @@ def serve(
             live[job.name] = (job, _send(engine, job, clock, adapters, margins))
             if job.abort_in == "new":
                 _abort(engine, job, served, live, "new")
+        computed_tokens = served.computed_tokens
         for output in llm.step():
             assert output.finished and output.request_id not in served.outputs
             del live[output.request_id]
@@ -122,7 +132,7 @@ def serve(
             if job.abort_in is not None and job.abort_in in (seen := _states(scheduler, request_id)):
                 _abort(engine, job, served, live, ",".join(sorted(seen)))
         served.steps += 1
-        clock.advance_to(clock.now_s() + STEP_S)
+        clock.advance_to(clock.now_s() + STEP_S + token_s * (served.computed_tokens - computed_tokens))
     _check(served, observer, jobs)
     assert compat.free_blocks(scheduler) == free_at_start, "KV blocks were lost"
     assert not scheduler.requests and not scheduler.running and not scheduler.waiting

@@ -4,14 +4,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sloserve.scheduler.registry import policy_names
+from tests.equality.workloads import CLASSES
 
 
 @dataclass(frozen=True)
 class Subject:
     """A scheduler's settings. plan_every: steps that one plan serves, as if planning were so costly.
 
-    pauses, preempts, errs: what the run must show, or must not; None: as it comes. waits: whether it leaves those that
-    are to be aborted while they wait waiting at all.
+    pauses, preempts, errs, limits: what the run must show, or must not; None: as it comes. token_s: what a token makes
+    a step longer. waits: whether it leaves those that are to be aborted while they wait waiting at all.
     """
 
     name: str
@@ -20,6 +21,8 @@ class Subject:
     pauses: bool | None = False
     preempts: bool = False
     errs: bool = False
+    limits: bool = False
+    token_s: float = 0.0
     waits: bool = True
 
     def __str__(self) -> str:
@@ -43,8 +46,16 @@ def _chaos(name: str, plan_every: int = 1, **options: float) -> Subject:
 _RESTLESS = "watermark=0:lead_s=0.01:urgent_s=1000:max_preemptions=9:preemption_cap=9:headroom=0"
 """Andes on the time scale of these replies, which end within a second: anybody ahead gives way."""
 
+_PACED = {
+    "classes": {name: {"rank": i, "tpot_ms": 200.0} for i, name in enumerate(CLASSES)},
+    "default_class": "interactive",
+}
+"""A pace that steps keep which compute few prompt tokens beside the decodes, at 10 ms a token."""
+
 _CHOSEN = (
     Subject("fcfs"),
+    Subject("fcfs-step-budget", {"policy": "fcfs:step_budget=true", **_PACED}, token_s=0.01, limits=True),
+    Subject("edf-step-budget", {"policy": "edf:step_budget=true", **_PACED}, token_s=0.01, limits=True, waits=False),
     Subject("priority", {"policy": "priority"}, preempts=True),
     Subject("priority-order-only", {"policy": "priority:preempt=false"}),
     Subject("edf", {"policy": "edf"}, preempts=True),

@@ -55,7 +55,7 @@ class Bench:
         cost_s = (subject.plan_every - 0.5) * STEP_S if subject.plan_every > 1 else 0.0
         costs = constant_cost(cost_s * 1e6)
         self.engine.use_sloserve({**subject.section, "plan_share": 1.0}, clock=clock, planning_costs=costs)
-        return serve(self.engine, WORKLOADS[workload](), clock, self._adapters)
+        return serve(self.engine, WORKLOADS[workload](), clock, self._adapters, token_s=subject.token_s)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,7 @@ def check_equal(subject: Subject, workload: str, bench: Bench) -> Served:
     # With more adapters than places nobody may be preempted, so that there a policy may find no one.
     assert counters["evictions"] > 0 or not subject.preempts or workload == "crowded-lora"
     assert (counters["plan_errors"] > 0) == subject.errs
+    assert counters["limited_steps"] > 0 or not subject.limits or workload == "aborts"
     assert counters["malformed_slo"] == 0
     return served
 

@@ -35,7 +35,7 @@ def test_what_a_scheduler_wrote_is_shown(tmp_path: Path, scrape: Callable[..., f
     page = PageWriter(CLASSES, 0, tmp_path)
     page.set_policies("edf:preempt=false", "sjf")
     write(page, running=3, paused=2, preempted=1, plans=10, reused_plans=20, plan_errors=1, malformed_slo=4)
-    write(page, evictions=5, preemptions=6, paused_steps=7, shadow_plans=8, shadow_errors=1)
+    write(page, evictions=5, preemptions=6, paused_steps=7, limited_steps=11, shadow_plans=8, shadow_errors=1)
     write(page, shadow_agreement_sum=6.0, shadow_agreement_count=8, shadow_gain_sum=-2.0, shadow_gain_count=4)
     write(page, plan_seconds_sum=0.5)
     for cost_s in (1e-5, 3e-5, 1.0):
@@ -44,7 +44,8 @@ def test_what_a_scheduler_wrote_is_shown(tmp_path: Path, scrape: Callable[..., f
     shown = {
         ("running_requests",): 3, ("paused_requests",): 2, ("preempted_requests",): 1,
         ("plans_total", "kind", "fresh"): 10, ("plans_total", "kind", "reused"): 20,
-        ("plans_total", "kind", "error"): 1, ("paused_request_steps_total",): 7, ("malformed_slo_total",): 4,
+        ("plans_total", "kind", "error"): 1, ("paused_request_steps_total",): 7, ("limited_steps_total",): 11,
+        ("malformed_slo_total",): 4,
         ("queue_requests", "cls", "interactive"): 0, ("queue_requests", "cls", "batch"): 9,
         ("shadow_plans_total",): 8, ("shadow_errors_total",): 1,
         ("shadow_agreement_ratio",): 0.75, ("shadow_predicted_attainment_difference",): -0.5,

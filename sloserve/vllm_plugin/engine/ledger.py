@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 COUNTERS = (
     "plans", "reused_plans", "stale_plans", "plan_errors", "internal_errors", "evictions", "paused_steps",
-    "malformed_slo",
+    "limited_steps", "malformed_slo",
 )  # fmt: skip
 """Figures that others count in the counters of the scheduler."""
 
