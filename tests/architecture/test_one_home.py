@@ -7,6 +7,7 @@ which is held by the import contracts of ``pyproject.toml``.
 import ast
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -91,11 +92,17 @@ IDEAS = {
 }
 
 
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """The syntax of ``source``, parsed once for all ideas."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def spellings(idea: Idea, source: str) -> list[int]:
     """Lines of ``source`` on which ``idea`` is spelt out."""
     return [
         node.lineno  # type: ignore[attr-defined]
-        for node in ast.walk(ast.parse(source))
+        for node in nodes(source)
         if isinstance(node, idea.kind) and re.search(idea.pattern, ast.unparse(node))
     ]
 

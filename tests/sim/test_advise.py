@@ -186,6 +186,7 @@ def short_replies(folder: Path) -> Path:
     return trace
 
 
+@pytest.mark.slow
 def test_a_search_in_the_engine_model_finds_room_for_more_requests(tmp_path: Path) -> None:
     texts = []
     for attempt in "ab":

@@ -28,22 +28,22 @@ def shape(requests: list[WorkloadRequest]) -> list[tuple[int, int, str]]:
 
 @pytest.mark.parametrize("each", WORKLOADS.values(), ids=lambda w: w.name)
 def test_registered_workloads(each: Workload) -> None:
-    requests = each.requests(400, seed=1)
-    assert requests == each.requests(400, seed=1)
-    assert requests != each.requests(400, seed=2)
-    assert len({r.request_id for r in requests}) == len(requests) == 400
+    requests = each.requests(100, seed=1)
+    assert requests == each.requests(100, seed=1)
+    assert requests != each.requests(100, seed=2)
+    assert len({r.request_id for r in requests}) == len(requests) == 100
     assert requests[0].arrival_s == 0.0
     assert [r.arrival_s for r in requests] == sorted(r.arrival_s for r in requests)
     assert all(type(r.prompt_tokens) is int and type(r.arrival_s) is float for r in requests)
     assert all(r.slo.targets and r.priority == r.slo.slo_class.rank for r in requests)
-    doubled = each.requests(400, seed=1, rate_scale=2.0)
+    doubled = each.requests(100, seed=1, rate_scale=2.0)
     assert shape(doubled) == shape(requests)
     assert doubled[-1].arrival_s == pytest.approx(requests[-1].arrival_s / 2.0)
 
 
 @pytest.mark.parametrize("name", ["sharegpt-poisson", "chat-batch-mix", "voice"])
 def test_rate_is_what_is_asked_for(name: str) -> None:
-    requests = workload(name).requests(8000, seed=3, rate_per_s=5.0)
+    requests = workload(name).requests(4000, seed=3, rate_per_s=5.0)
     assert len(requests) / requests[-1].arrival_s == pytest.approx(5.0, rel=0.05)
 
 
@@ -59,7 +59,7 @@ def test_chat_batch_mix_sends_batch_jobs_in_bursts_of_twenty() -> None:
 
 def test_digest_speeds_reach_the_requests() -> None:
     for name, mean in (("reading-speed", 4.8), ("multiround-gamma3", 4.8), ("voice", 3.3), ("voice-gamma3", 3.3)):
-        targets = [r.slo.targets for r in workload(name).requests(5000, seed=0)]
+        targets = [r.slo.targets for r in workload(name).requests(1500, seed=0)]
         assert {t.ttft_s for t in targets} == {1.0}
         assert np.mean([t.tds or 0.0 for t in targets]) == pytest.approx(mean, rel=0.01)
 
