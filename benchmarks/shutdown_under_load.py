@@ -27,7 +27,7 @@ from sloserve.vllm_plugin.server.tiny_model import NAME
 
 RESULTS = Path(__file__).parent / "results" / "shutdown_under_load.json"
 STREAMS = 8
-SHORT_TOKENS, LONG_TOKENS = 500, 4000
+SHORT_TOKENS, LONG_TOKENS = 250, 4000
 COMMANDS = {"vllm": plain_vllm_command(), "sloserve": sloserve_command("edf")}
 
 
