@@ -5,7 +5,7 @@ it: step times learnt on line; of a profile that is right, or wrong by 30 %; and
 policies without the budget and without ageing, and without a charge for the time that planning takes. All with the same
 requests. Runs go through the engine model.
 
-Writes to the folder ``--out``: runs.csv, one row a run; table.md. Traces are looked for where SLOSERVE_DATA says;
+Writes to the folder ``--out``: runs.csv, one row a run; table.txt. Traces are looked for where SLOSERVE_DATA says;
 without them their cells are left out.
 
     python benchmarks/step_budget.py [--max-requests 400] [--seeds 3]
@@ -135,7 +135,7 @@ def main() -> None:
             rows += found
             writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in found)
             file.flush()
-            (args.out / "table.md").write_text(table(rows))
+            (args.out / "table.txt").write_text(table(rows))
             print(f"{', '.join(cell)}: {len(found)} runs", flush=True)
 
 

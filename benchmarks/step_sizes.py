@@ -4,7 +4,7 @@ Every rival runs with each size of a step (``--max-num-batched-tokens``), and on
 default. Its best size is chosen on the earlier half of the workload and judged, like everything else, on the later
 half, by attainment, then tokens per second (:mod:`sloserve.sim.tuning`). Runs go through the engine model.
 
-Writes to the folder ``--out``: runs.csv, one row a run; table.md, one row a cell and policy. A cell that runs.csv has
+Writes to the folder ``--out``: runs.csv, one row a run; table.txt, one row a cell and policy. A cell that runs.csv has
 already is not run again. Traces are looked for in the folder that SLOSERVE_DATA names; without it their cells are left
 out.
 
@@ -122,33 +122,43 @@ def _figure(rows: list[Row], name: str, figure: str) -> np.ndarray:
 
 
 def table(rows: list[Row]) -> str:
-    """What the runs say, as Markdown."""
-    lines = [
-        "| workload, SLOs, KV | policy | default | best static size | step budget | budget less best (min..max) "
-        "| tokens/s: best, budget, of the default's | QoE: default, best, budget |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for cell in dict.fromkeys((row["workload"], row["slo"], row["kv"]) for row in rows):
-        of_cell = [row for row in rows if (row["workload"], row["slo"], row["kv"]) == cell]
-        best = best_sizes([row for row in of_cell if row["half"] == "earlier"])
-        later = [row for row in of_cell if row["half"] == "later"]
-        for policy in POLICIES:
-            budget = ("fcfs" if policy == "stock" else policy) + BUDGET
-            names = (policy, best[policy], budget)
-            attained = [_figure(later, name, "slo_attainment") for name in names]
-            speed = [_figure(later, name, "output_throughput").mean() for name in names]
-            qoe = [np.nanmean(_figure(later, name, "qoe_mean")) if cell[1] != "deadline" else np.nan for name in names]
-            gain = 100 * (attained[2] - attained[1])
-            size = best[policy].partition("=")[2] or "default"
-            lines.append(
-                f"| {', '.join(cell)} | {policy} | {100 * attained[0].mean():.1f} "
-                f"| {100 * attained[1].mean():.1f} ({size}) | {100 * attained[2].mean():.1f} "
-                f"| {gain.mean():+.1f} ({gain.min():+.1f}..{gain.max():+.1f}) "
-                f"| {speed[1] / speed[0]:.3f}, {speed[2] / speed[0]:.3f} | "
-                + ", ".join("-" if np.isnan(x) else f"{x:.3f}" for x in qoe)
-                + " |"
-            )
-    return "\n".join(lines) + "\n"
+    """What the runs of the later half say, as Markdown, each figure as: default, best static size, step budget."""
+    cells = dict.fromkeys((row["workload"], row["slo"], row["kv"]) for row in rows)
+    heads = {
+        "slo_attainment": "Requests that met every target, in %; the best size in brackets",
+        "output_throughput": "Output tokens per second, in % of the default's",
+        "qoe_mean": "Mean QoE",
+        "preemptions_per_request": "Preemptions per request",
+    }
+    lines = []
+    for figure, head in heads.items():
+        lines += [
+            f"{head}.",
+            "",
+            "| workload, SLOs, KV | " + " | ".join(POLICIES) + " |",
+            "| --- |" + " --- |" * len(POLICIES),
+        ]
+        for cell in cells:
+            of_cell = [row for row in rows if (row["workload"], row["slo"], row["kv"]) == cell]
+            best = best_sizes([row for row in of_cell if row["half"] == "earlier"])
+            later = [row for row in of_cell if row["half"] == "later"]
+            if not later[0][figure]:
+                continue
+            shown = [_shown(figure, later, policy, best[policy]) for policy in POLICIES]
+            lines.append(f"| {', '.join(cell)} | " + " | ".join(shown) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _shown(figure: str, rows: list[Row], policy: str, best: str) -> str:
+    budget = ("fcfs" if policy == "stock" else policy) + BUDGET
+    default, static, limited = (float(_figure(rows, name, figure).mean()) for name in (policy, best, budget))
+    if figure == "slo_attainment":
+        size = best.partition("=")[2] or "default"
+        return f"{100 * default:.1f}, {100 * static:.1f} ({size}), {100 * limited:.1f}"
+    if figure == "output_throughput":
+        return f"100, {100 * static / default:.1f}, {100 * limited / default:.1f}"
+    return f"{default:.2f}, {static:.2f}, {limited:.2f}"
 
 
 def main() -> None:
@@ -180,7 +190,7 @@ def main() -> None:
                 writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(rows)
-            (args.out / "table.md").write_text(table(rows))
+            (args.out / "table.txt").write_text(table(rows))
             print(f"{', '.join(cell)}: {len(found)} runs", flush=True)
 
 
