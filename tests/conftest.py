@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 # Derandomised: a red run is red again. No deadline: no test depends on the speed of the machine.
-settings.register_profile("sloserve", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("sloserve", deadline=None, derandomize=True, max_examples=45)
 settings.register_profile("fast", settings.get_profile("sloserve"), max_examples=3)  # the fast tests, see Makefile
 settings.load_profile("sloserve")
 

@@ -57,7 +57,7 @@ def small_cases(draw: st.DrawFn) -> Case:
 
 
 @given(case=small_cases())
-@settings(max_examples=100)
+@settings(max_examples=25)
 def test_nothing_small_is_scheduled_differently(case: Case) -> None:
     assert difference(run_real(case), run_model(case)) is None
 
