@@ -215,16 +215,20 @@ class StepBudget:
             tokens = min(tokens, prompts.spread(full, full_s, alone_s, slack))
         if tokens >= full.prefill_tokens:
             return None
-        tokens = max(tokens, min(self._owed(full.prefill_tokens / full_s, tokens, now_s), most))
+        tokens = max(tokens, self._owed(full.prefill_tokens, full_s, tokens, now_s))
         # The engine may not be able to end a chunk inside a multimodal item.
         tokens = max(tokens, min(int(rows.item_tokens[asked[0]]), most))
         self._owed_tokens = max(self._owed_tokens - tokens, 0.0)
         return decodes.size * engine.decode_tokens + tokens
 
-    def _owed(self, full_rate: float, planned: int, now_s: float) -> int:
-        """Tokens that prompts must get in this step for their least share."""
+    def _owed(self, full_tokens: int, full_s: float, planned: int, now_s: float) -> int:
+        """Tokens that prompts must get in this step for their least share.
+
+        At most those of a full step, so that a clock which jumps forward makes one step long and no more.
+        """
         if self._last_s is not None:
-            self._owed_tokens += LEAST_SHARE * full_rate * max(now_s - self._last_s, 0.0)
+            self._owed_tokens += LEAST_SHARE * (full_tokens / full_s) * max(now_s - self._last_s, 0.0)
+            self._owed_tokens = min(self._owed_tokens, float(full_tokens))
         self._last_s = now_s
         return int(self._owed_tokens) if self._owed_tokens >= max(LEAST_CHUNK, planned) else 0
 

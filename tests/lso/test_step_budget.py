@@ -148,6 +148,14 @@ def test_prompts_are_owed_their_least_share_over_time() -> None:
     assert given / (now_s - NOW_S) >= 0.98 * LEAST_SHARE * full_rate
 
 
+def test_a_clock_that_jumps_forward_makes_one_step_long() -> None:
+    budget = new()
+    for now_s, expected in ((NOW_S, False), (NOW_S + 3600.0, True), (NOW_S + 3600.01, False)):
+        at = make_snapshot([prompt(10**6)], [decode(pace_s=0.0109, first_token_s=now_s)])
+        found = tokens(at, budget=budget, now_s=now_s, free_blocks=10**6)
+        assert found is not None and (found == 4096) == expected
+
+
 def test_an_aged_prompt_gets_its_full_chunk() -> None:
     at = make_snapshot([prompt(), prompt()], [decode()])
     assert tokens(at, aged=[1]) is None
