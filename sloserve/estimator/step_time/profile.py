@@ -103,6 +103,14 @@ class Profile(_Section):
     """time from starting the engine until it can serve; null where not measured"""
     load_s: Positive | None = None
     """the part of start_s that loading the weights takes; null where not measured"""
+    weights_bytes: Count | None = None
+    """bytes of the weights on the device; null where not known"""
+    sleep_s: Positive | None = None
+    """time to move the weights to host memory (vLLM's sleep level 1); null where not measured"""
+    wake_s: Positive | None = None
+    """time to move them back; null where not measured"""
+    reload_s: Positive | None = None
+    """time to read them from disk into an engine that is there (sleep level 2, then reload); null where not measured"""
     grid: Grid
     """the largest step the latency form was fitted on"""
     latency: Annotated[Hinge | DistServe | Bilinear, Field(discriminator="form")]
