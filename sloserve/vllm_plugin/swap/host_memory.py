@@ -1,0 +1,105 @@
+"""How much memory this host still gives, said before a model is loaded rather than by the kernel's OOM killer.
+
+A host pool is touched page by page at its start, so what it takes must be there. Two limits hold: the memory that the
+kernel calls available, and that of each control group which this process is in (a container's limit is one). The limit
+on locked memory is a warning only: NVIDIA's driver pins memory without counting it there.
+"""
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from sloserve.core.errors import ConfigError
+
+GIB: Final = 2**30
+KEPT_FREE_BYTES: Final = 2 * GIB
+"""What a pool must leave: vLLM's own processes, and the page cache through which weights are read."""
+
+_CAP_IPC_LOCK: Final = 14  # capabilities(7): its bit; who has it may lock any amount
+_CGROUPS: Final = "sys/fs/cgroup"
+_NO_LIMIT: Final = 2**60
+"""A control group (v1) without a limit has one near 2**63."""
+
+
+class Room(NamedTuple):
+    """Bytes that may still be taken, and what says so."""
+
+    bytes: int
+    limit: str
+
+
+def check_room(pool_bytes: int, flag: str, root: Path = Path("/")) -> None:
+    """Raises: ConfigError where this host cannot hold a pool of so many bytes. flag: what asks for it, with its value.
+
+    root: above ``proc`` and ``sys``. A limit that cannot be read holds nothing back.
+    """
+    room = min([*_available(root), *_cgroups(root)], default=None)
+    if room is None or pool_bytes <= room.bytes - KEPT_FREE_BYTES:
+        return
+    most = max(room.bytes - KEPT_FREE_BYTES, 0) / GIB
+    advice = f"give at most {most:.1f} GiB, or raise that limit" if most >= 0.1 else "raise that limit"
+    raise ConfigError(
+        f"{flag}: {room.bytes / GIB:.1f} GiB are free within {room.limit}, of which vLLM needs "
+        f"{KEPT_FREE_BYTES / GIB:.0f} GiB for itself; {advice}"
+    )
+
+
+def memlock_warning(pinned_bytes: int, root: Path = Path("/")) -> str | None:
+    """What to tell an operator whose limit on locked memory is below what one rank pins; ``None`` if nothing."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY or pinned_bytes <= limit or _may_lock(root):
+        return None
+    return (
+        f"the limit on locked memory is {limit / GIB:.3g} GiB, and each rank pins {pinned_bytes / GIB:.3g} GiB; a "
+        "driver that counts pinned memory there leaves the pool unpinned, and copies take longer; "
+        "raise it with `ulimit -l unlimited`, or --ulimit memlock=-1 of docker run"
+    )
+
+
+def _available(root: Path) -> Iterator[Room]:
+    for line in _lines(root / "proc/meminfo"):
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            yield Room(int(value.split()[0]) * 1024, "this host's available memory (MemAvailable)")
+
+
+def _cgroups(root: Path) -> Iterator[Room]:
+    """Of each control group of this process with a limit, up to the topmost that can be seen from here."""
+    for line in _lines(root / "proc/self/cgroup"):  # cgroups(7): hierarchy, controllers, path
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield from _up(root / _CGROUPS, path, ("memory.max", "memory.high"), "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            base = root / _CGROUPS / "memory"
+            yield from _up(base, path, ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _up(base: Path, path: str, limits: tuple[str, ...], usage: str, reclaimable: str) -> Iterator[Room]:
+    """``path`` may be as the host sees it, and stand for ``base`` itself: folders that are not here are passed over."""
+    group = base / path.lstrip("/")
+    for folder in (group, *group.parents):
+        used = next((int(line) for line in _lines(folder / usage)), 0)
+        for line in _lines(folder / "memory.stat"):
+            name, _, value = line.partition(" ")
+            used -= int(value) if name == reclaimable else 0
+        for name in limits:
+            for text in _lines(folder / name):
+                if text != "max" and int(text) < _NO_LIMIT:
+                    yield Room(int(text) - used, f"the memory limit of a control group, {folder / name}")
+        if folder == base:
+            return
+
+
+def _may_lock(root: Path) -> bool:
+    return any(
+        line.startswith("CapEff:") and int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1
+        for line in _lines(root / "proc/self/status")
+    )
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
