@@ -127,6 +127,8 @@ class PluginSettings(_Settings):
     policies with ``length=predicted``. ``None``: they predict from the requests of the class that ended.
     plan_share: planning may cost at most this share of the time the engine spends stepping; 1 plans at every step.
     aged_share: at most this share of admissions goes to the oldest requests past their class's age; 0 turns ageing off.
+    swapping: what becomes of a preempted request's KV where there is swap space: ``cost`` copies it to the host where
+    that takes less of the engine's time than computing it again does, ``always`` copies it while there is room.
     classes: the service classes; default_class: name of that of requests that name none.
     service_tiers: ``service_tier`` to class; what is given is laid over the default table.
     unknown_class: whether a request that names an unknown class is refused or gets the default class.
@@ -145,6 +147,7 @@ class PluginSettings(_Settings):
     length_model: Annotated[str | None, Allowed("the file of a length model")] = None
     plan_share: Annotated[float, Field(strict=True, ge=1e-6, le=1.0), Allowed("a number within 1e-06..1")] = 0.05
     aged_share: Annotated[float, Field(strict=True, ge=0.0, le=1.0), Allowed("a number within 0..1")] = 0.1
+    swapping: Annotated[Literal["cost", "always"], Allowed("one of cost, always")] = "cost"
     classes: ClassTable = DEFAULT_CLASSES
     default_class: str = DEFAULT_CLASSES.default.name
     service_tiers: Annotated[dict[str, str], Allowed("a mapping of service tier to class")] = _default_tiers(

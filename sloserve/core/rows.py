@@ -22,7 +22,7 @@ class State(IntEnum):
     WAITING = 1
     """Never admitted, holds no KV blocks."""
     PREEMPTED = 2
-    """Preempted after it had been admitted; waits to be recomputed, holds no KV blocks."""
+    """Preempted after it had been admitted; waits to be recomputed, or loaded from the host. Holds no KV blocks."""
     RUNNING = 3
     """Admitted: holds KV blocks and one of the model runner's slots."""
     BLOCKED = 4
@@ -58,6 +58,7 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "in_flight_tokens": (np.int64, 0),
     "output_tokens": (np.int64, 0),
     "kv_blocks": (np.int64, 0),  # ceil(computed_tokens / block_size); shared prefix blocks count for every holder
+    "swapped_tokens": (np.int64, 0),  # of a preempted request: tokens whose KV the host pool keeps
     "num_preemptions": (np.int64, 0),
     "first_token_s": (np.float64, np.nan),
     "preemptable": (np.bool_, True),  # False: the guards forbid preempting it
@@ -118,6 +119,7 @@ class Rows:
     in_flight_tokens: IntArray
     output_tokens: IntArray
     kv_blocks: IntArray
+    swapped_tokens: IntArray
     num_preemptions: IntArray
     first_token_s: FloatArray
     preemptable: BoolArray

@@ -47,6 +47,9 @@ class RequestReader(Protocol):
     def cached_tokens(self, request: Any) -> int | None:
         """Prompt tokens found in the prefix cache at its first admission; ``None`` where that is not known (yet)."""
 
+    def swapped_tokens(self, request: Any) -> int:
+        """Tokens whose KV the host pool keeps, for a preempted request, loading or not; 0 where it keeps nothing."""
+
     def static_columns(self, request: Any, stated: StatedSLO) -> dict[str, float]:
         """Columns of its row that are known when it is queued, and do not change."""
 

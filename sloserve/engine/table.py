@@ -36,6 +36,7 @@ class RequestTable:
         self.request_at: ObjectArray = np.empty(self.rows.capacity, np.object_)
         self._read = self._columns_to_read()
         self._blocked: dict[int, EngineRequest] = {}
+        self._swapped: dict[int, EngineRequest] = {}
         self._lora_of: dict[str, int] = {}
         self._loras: Counter[int] = Counter()
         # Two reasons not to touch a request, kept apart: where the one ends, the other still holds.
@@ -68,6 +69,7 @@ class RequestTable:
             if self.rows.state[slot] != State.BLOCKED:
                 self.rows.state[slot] = self._reader.state_of(request)
             self._fill(slot, self._reader.live_columns(request, stated, now_s), self.rows.kept)
+            self._note_swapped(slot, request)
         return slot
 
     def keep(self, needs: frozenset[str], slo_of: Mapping[str, StatedSLO], now_s: float) -> None:
@@ -81,6 +83,18 @@ class RequestTable:
                 self._reader.static_columns(request, stated) | self._reader.live_columns(request, stated, now_s),
                 new,
             )
+            self._note_swapped(slot, request)
+
+    def _note_swapped(self, slot: int, request: EngineRequest) -> None:
+        """Notes what the host pool keeps of a request that does not run; it is read anew until the request does."""
+        if "swapped_tokens" not in self.rows.kept:
+            return
+        tokens = self._reader.swapped_tokens(request)
+        self.rows.swapped_tokens[slot] = tokens
+        if tokens:
+            self._swapped[slot] = request
+        else:
+            self._swapped.pop(slot, None)
 
     def _columns_to_read(self) -> frozenset[str]:
         kept = self.rows.kept
@@ -118,6 +132,7 @@ class RequestTable:
             return None
         rows = self.rows
         rows.state[slot] = State.PREEMPTED
+        self._note_swapped(slot, request)
         for name, value in (
             ("computed_tokens", 0),
             ("kv_blocks", 0),
@@ -139,6 +154,10 @@ class RequestTable:
         if self._blocked:
             for slot in slots:
                 self._blocked.pop(int(slot), None)
+        if self._swapped:
+            for slot in slots:
+                if self._swapped.pop(int(slot), None) is not None:
+                    self.rows.swapped_tokens[slot] = 0
         if "cached_tokens" in self.rows.kept:
             for slot in slots:
                 cached_tokens = self._reader.cached_tokens(self.request_at[slot])
@@ -180,6 +199,7 @@ class RequestTable:
             return
         self.request_at[slot] = None
         self._blocked.pop(slot, None)
+        self._swapped.pop(slot, None)
         self._protected.discard(slot)
         self.rows.free(slot)
 
@@ -242,8 +262,13 @@ class RequestTable:
         )
 
     def read_running(self, block_size: int) -> IntArray:
-        """Brings up to date what changes with every step, in the rows of the running requests; returns their slots."""
+        """Brings up to date what changes with every step, in the rows of the running requests; returns their slots.
+
+        What the host pool keeps for others changes too: it may give up or lose what it keeps.
+        """
         rows = self.rows
+        for slot, request in list(self._swapped.items()):
+            self._note_swapped(slot, request)
         running = rows.slots_in(State.RUNNING)
         if self._read and running.size:
             found = self._reader.gather(self.requests_in(running), self._read)

@@ -16,17 +16,18 @@ from sloserve.core.rows import Rows
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import NO_SLOTS, EngineFacts
 
-PREFILL_COLUMNS = frozenset({"computed_tokens", "prompt_tokens", "output_tokens"})
+PREFILL_COLUMNS = frozenset({"computed_tokens", "prompt_tokens", "output_tokens", "swapped_tokens"})
 """Columns that tell decodes from unfinished prompts."""
 
 
 def uncomputed_tokens(rows: Rows, slots: IntArray) -> IntArray:
     """Prefill tokens that no step has been given yet, ``[len(slots)]``: of a waiting request all, of a decode none.
 
-    After a preemption the prompt and the output so far are computed again: both are prefill.
+    After a preemption the prompt and the output so far are computed again, both as prefill, but for what the host pool
+    keeps of them.
     """
     output = rows.output_tokens[slots]
-    left = rows.prompt_tokens[slots] + output - rows.computed_tokens[slots]
+    left = rows.prompt_tokens[slots] + output - rows.computed_tokens[slots] - rows.swapped_tokens[slots]
     # The last token of a reply has no KV yet, unless the step that computes it is in flight.
     left[left <= (output > 0)] = 0
     return left

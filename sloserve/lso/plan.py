@@ -25,6 +25,29 @@ _WAITING, _PREEMPTED, _RUNNING = int(State.WAITING), int(State.PREEMPTED), int(S
 
 
 @dataclass(frozen=True, slots=True)
+class SwapFacts:
+    """The host memory into which the KV of preempted requests can be copied, and the link to it, as of now.
+
+    The link is duplex: what is copied out does not wait for what comes in.
+
+    Args:
+        block_bytes: of one KV block, over all layers and ranks.
+        total_blocks: KV blocks that the pool holds.
+        free_blocks: of those, how many keep nothing.
+        bytes_per_s: of the link in one direction, above 0, as observed so far.
+        out_s: seconds until the copies to the host that are queued now have ended; 0 where none is.
+        in_s: as ``out_s``, of copies to the device.
+    """
+
+    block_bytes: int
+    total_blocks: int
+    free_blocks: int
+    bytes_per_s: float
+    out_s: float = 0.0
+    in_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What the engine can do for the requests of the snapshot, as of now.
 
@@ -42,6 +65,7 @@ class EngineFacts:
         chunked_prefill: whether a prompt may be computed over several steps.
         step_latency: how long the engine's steps take, as observed so far.
         busy_s: seconds until the steps in flight are predicted to end, and the next one can start; 0 where none is.
+        swap: host pool and link for the KV of preempted requests; ``None``: what is preempted is computed again.
     """
 
     free_blocks: int
@@ -54,6 +78,7 @@ class EngineFacts:
     chunked_prefill: bool = True
     step_latency: StepLatency = field(default_factory=OnlineLatency)
     busy_s: float = 0.0
+    swap: SwapFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +127,8 @@ class Plan:
             KV is short. Requests that are not named follow in their present order.
         waiting: order of admission; may name requests that ``preempt`` puts back into the queue. Requests that are not
             named follow in their present order.
-        preempt: running requests to preempt now; their KV is dropped and recomputed when they are admitted again.
+        preempt: running requests to preempt now. Their KV is dropped and computed again when they are admitted again,
+            or copied to the host and back where that costs the engine less (:mod:`sloserve.lso.swapping`).
         pause: running requests that get no tokens in the next step; they keep their KV and their slot.
         max_running: admit no request while this many requests of the snapshot run; others are not counted.
         token_budget: tokens that a step may compute.

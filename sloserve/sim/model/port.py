@@ -58,6 +58,9 @@ class ModelPort:
     def cached_tokens(self, request: ModelRequest) -> int | None:
         return int(self._counts.found[request.index])
 
+    def swapped_tokens(self, request: ModelRequest) -> int:
+        return 0
+
     def static_columns(self, request: ModelRequest, stated: StatedSLO) -> dict[str, float]:
         return static_columns(request, stated)
 

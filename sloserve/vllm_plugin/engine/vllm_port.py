@@ -47,6 +47,9 @@ class VllmReader:
     def cached_tokens(self, request: Request) -> int | None:
         return None if request.prefill_stats is None else int(request.prefill_stats.num_cached_tokens)
 
+    def swapped_tokens(self, request: Request) -> int:
+        return 0
+
     def static_columns(self, request: Request, stated: StatedSLO) -> dict[str, float]:
         return {**static_columns(request, stated), "item_tokens": item_tokens(request)}
 

@@ -1,0 +1,56 @@
+"""When copies on the link end: a queue for each direction, and a rate that follows what copies take, not outliers."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloserve.engine.link_clock import LIMITS, MAX_CHANGE, LinkClock
+
+GB = 10**9
+
+
+def test_directions_do_not_wait_for_each_other() -> None:
+    link = LinkClock(50e9)
+    assert link.out(50 * GB, 100.0) == pytest.approx(101.0)
+    assert link.out(50 * GB, 100.5) == pytest.approx(102.0)  # behind the first
+    assert link.in_(25 * GB, 100.5) == pytest.approx(101.0)
+    assert link.in_(25 * GB, 100.5, not_before_s=102.0) == pytest.approx(102.5)  # its store ends then
+    facts = link.facts(101.0, block_bytes=2**21, total_blocks=10, free_blocks=4)
+    assert (facts.out_s, facts.in_s) == pytest.approx((1.0, 1.5))
+    assert (facts.block_bytes, facts.total_blocks, facts.free_blocks, facts.bytes_per_s) == (2**21, 10, 4, 50e9)
+    idle = link.facts(103.0, block_bytes=2**21, total_blocks=10, free_blocks=4)
+    assert (idle.out_s, idle.in_s) == (0.0, 0.0)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 2**40), st.floats()), max_size=50))
+def test_no_copy_moves_the_rate_far(observations: list[tuple[int, float]]) -> None:
+    link = LinkClock(50e9)
+    for num_bytes, taken_s in observations:
+        before = link.bytes_per_s
+        link.observed(num_bytes, taken_s)
+        assert abs(link.bytes_per_s / before - 1.0) <= MAX_CHANGE + 1e-12
+        assert LIMITS[0] * 50e9 <= link.bytes_per_s <= LIMITS[1] * 50e9
+
+
+@pytest.mark.parametrize("true_rate", [1e9, 40e9, 60e9, 200e9])
+def test_a_lasting_rate_is_followed_past_outliers(true_rate: float) -> None:
+    link = LinkClock(50e9)
+    for i in range(400):
+        outlier = 100.0 if i % 10 == 9 else 1.0
+        link.observed(GB, outlier * GB / true_rate)
+    assert link.bytes_per_s == pytest.approx(true_rate, rel=0.35)
+
+
+def test_the_rate_settles_on_what_copies_take() -> None:
+    link = LinkClock(50e9)
+    for _ in range(400):
+        link.observed(GB, GB / 20e9)
+    assert link.bytes_per_s == pytest.approx(20e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
+def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="bytes_per_s"):
+        LinkClock(rate)

@@ -1,0 +1,53 @@
+"""The request table of the model engine: what the host pool keeps of a preempted request, until that runs again."""
+
+from types import SimpleNamespace
+
+from sloserve.core.clock import ManualClock
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.rows import COLUMNS, State
+from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
+from sloserve.core.stated import StatedSLO
+from sloserve.engine.step_clock import StepClock
+from sloserve.engine.table import RequestTable
+from sloserve.lso.decode_first import uncomputed_tokens
+from sloserve.sim.model.port import ModelPort
+from sloserve.sim.model.scheduler import ModelScheduler
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+
+SLO_OF_ALL = SLO(DEFAULT_CLASSES.default, Targets())
+STATED = StatedSLO(SLO_OF_ALL, class_id=0, output_tokens=None)
+
+
+class PortWithPool(ModelPort):
+    """A model engine's port beside a pool that keeps what the test says."""
+
+    kept: int = 0
+
+    def swapped_tokens(self, request: object) -> int:
+        return self.kept
+
+
+def test_a_row_says_what_the_pool_keeps_until_the_request_runs_again() -> None:
+    scheduler = ModelScheduler(
+        EngineSettings(max_num_seqs=4, max_num_batched_tokens=64, kv_blocks=20, max_model_len=320)
+    )
+    port = PortWithPool(scheduler, StepClock(), ManualClock())
+    table = RequestTable(frozenset(COLUMNS), port)
+    request = scheduler.requests.add(WorkloadRequest("a", 0.0, 100, 50, SLO_OF_ALL), 0.0, 50)
+    slot = table.add(request, STATED)
+    assert slot is not None
+    table.admitted(SimpleNamespace(admitted=[0]))
+    scheduler.requests.tokens[0] += 10  # of output
+    port.kept = 109
+
+    assert table.preempted(request) == slot
+    rows = table.rows
+    assert (rows.state[slot], rows.swapped_tokens[slot]) == (State.PREEMPTED, 109)
+    assert uncomputed_tokens(rows, table.snapshot(port.facts(0, ())).waiting).tolist() == [0]  # it goes on as a decode
+
+    port.kept = 0  # given up for another, or lost
+    assert uncomputed_tokens(rows, table.snapshot(port.facts(0, ())).waiting).tolist() == [110]
+    port.kept = 109
+    table.preempted(request)
+    table.admitted(SimpleNamespace(admitted=[0]))
+    assert (rows.state[slot], rows.swapped_tokens[slot]) == (State.RUNNING, 0)
