@@ -1,0 +1,179 @@
+"""The bookkeeping of the host pool: no block is lost or held twice, whatever happens in whichever state."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sloserve.engine.swap_store import SwapStore
+from sloserve.lso.blocks import blocks_of
+
+BLOCK = 4
+IDS = st.sampled_from([f"r{i}" for i in range(6)])
+
+
+class Pool(RuleBasedStateMachine):
+    """Beside the store: what an engine that copies bytes would know, block by block."""
+
+    @initialize(blocks=st.integers(1, 24))
+    def start(self, blocks: int) -> None:
+        self.counters: Counter[str] = Counter()
+        self.store = SwapStore(blocks, BLOCK, self.counters)
+        self.bytes: list[tuple[str, int, int] | None] = [None] * blocks  # (request, number of the store, block in it)
+        self.number = 0
+        self.kept: dict[str, tuple[int, int, int]] = {}  # tokens, number of the store, epoch
+        self.loading: dict[str, tuple[list[int], int, int]] = {}  # host blocks, number of the store, epoch
+        self.void: set[str] = set()
+
+    @rule(request=IDS, tokens=st.integers(0, 60), worth_s=st.floats(0, 10))
+    def preempt(self, request: str, tokens: int, worth_s: float) -> None:
+        before = {i for i in self.kept if self.store.tokens_of(i)}
+        blocks = self.store.store(request, tokens, worth_s)
+        if request in self.loading:
+            assert blocks is None
+            self.void.add(request)
+            return
+        self.kept.pop(request, None)
+        if blocks is None:
+            assert {i for i in self.kept if self.store.tokens_of(i)} == before - {request}
+            return
+        self.kept = {i: kept for i, kept in self.kept.items() if self.store.tokens_of(i)}
+        assert len(blocks) == blocks_of(tokens, BLOCK)
+        assert not {b for ids, _, _ in self.loading.values() for b in ids} & set(blocks)
+        self.number += 1
+        self.kept[request] = (tokens, self.number, self.store.epoch)
+        for i, block in enumerate(blocks):
+            self.bytes[block] = (request, self.number, i)
+
+    @rule(request=IDS, more=st.integers(-3, 5), hit=st.integers(0, 5))
+    def resume(self, request: str, more: int, hit: int) -> None:
+        tokens, number, epoch = self.kept.get(request, (0, 0, 0))
+        frontier = self.store.frontier(request, max(tokens + more, 1))
+        assert frontier == max(min(tokens, tokens + more - 1), 0)
+        if hit * BLOCK >= frontier:
+            self.store.drop(request, "hit")
+            self.kept.pop(request, None)
+            return
+        blocks = self.store.load(request, hit * BLOCK, frontier)
+        assert [self.bytes[b] for b in blocks] == [(request, number, i) for i in range(hit, blocks_of(frontier, BLOCK))]
+        assert epoch == self.store.epoch
+        self.loading[request] = (blocks, number, epoch)
+        del self.kept[request]
+
+    @precondition(lambda self: self.loading)
+    @rule(data=st.data(), failed=st.booleans())
+    def load_ends(self, data: st.DataObject, failed: bool) -> None:
+        request = data.draw(st.sampled_from(sorted(self.loading)))
+        blocks, number, epoch = self.loading.pop(request)
+        assert {self.bytes[b] and self.bytes[b][:2] for b in blocks} == {(request, number)}, "overwritten while it ran"
+        usable = self.store.loaded(request, failed=failed)
+        assert usable == (not failed and epoch == self.store.epoch and request not in self.void)
+        self.void.discard(request)
+
+    @rule(request=IDS, reason=st.sampled_from(["aborted", "finished"]))
+    def abort(self, request: str, reason: str) -> None:
+        self.store.drop(request, reason)
+        assert self.store.tokens_of(request) == 0
+        self.kept.pop(request, None)
+        if request in self.loading:
+            self.void.add(request)
+
+    @rule(request=IDS)
+    def store_fails(self, request: str) -> None:
+        self.store.store_failed(request)
+        self.kept.pop(request, None)
+        if request in self.loading:
+            self.void.add(request)
+
+    @rule()
+    def weights_change(self) -> None:
+        self.store.new_epoch()
+        self.kept.clear()
+
+    @invariant()
+    def every_block_has_one_holder(self) -> None:
+        store = self.store
+        held = [b for state in store._states.values() for b in state.blocks]
+        assert sorted(held + store._free) == list(range(store.host_blocks))
+        assert store.used_blocks == len(held) <= store.peak_blocks
+        assert set(store.loads) == set(self.loading)
+        assert {i: store.tokens_of(i) for i in self.kept} == {i: tokens for i, (tokens, _, _) in self.kept.items()}
+
+    def teardown(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for request in list(self.loading):
+            self.store.loaded(request)
+        for i in range(6):
+            self.store.drop(f"r{i}", "finished")
+        assert self.store.free_blocks == self.store.host_blocks
+
+
+TestPool = Pool.TestCase
+
+
+def test_a_full_pool_gives_up_what_is_worth_less_a_block_and_no_more() -> None:
+    store = SwapStore(10, BLOCK)
+    store.store("small", 2 * BLOCK, worth_s=1.0)  # 0.5 s a block
+    store.store("dear", 4 * BLOCK, worth_s=8.0)  # 2 s
+    store.store("cheap", 4 * BLOCK, worth_s=0.4)  # 0.1 s
+    assert store.store("new", 3 * BLOCK, worth_s=3.0) is not None
+    assert [store.tokens_of(i) for i in ("small", "dear", "cheap", "new")] == [2 * BLOCK, 4 * BLOCK, 0, 3 * BLOCK]
+    assert store.counters["swap_dropped_worth_less"] == 1
+
+
+def test_nothing_is_given_up_where_it_would_not_be_enough() -> None:
+    store = SwapStore(6, BLOCK)
+    store.store("cheap", 2 * BLOCK, worth_s=0.1)
+    store.store("dear", 4 * BLOCK, worth_s=40.0)
+    assert store.store("new", 3 * BLOCK, worth_s=3.0) is None
+    assert store.tokens_of("cheap") == 2 * BLOCK
+    assert store.counters["swap_refused_full"] == 1
+
+
+def test_equal_worth_does_not_displace() -> None:
+    store = SwapStore(2, BLOCK)
+    store.store("first", 2 * BLOCK, worth_s=1.0)
+    assert store.store("second", 2 * BLOCK, worth_s=1.0) is None
+
+
+def test_state_that_loads_is_not_given_up_for_another() -> None:
+    store = SwapStore(2, BLOCK)
+    store.store("loads", 2 * BLOCK, worth_s=0.1)
+    store.load("loads", 0, 2 * BLOCK)
+    assert store.store("new", BLOCK, worth_s=9.0) is None
+    assert store.loaded("loads")
+    assert store.store("new", BLOCK, worth_s=9.0) is not None
+
+
+def test_an_id_that_comes_back_while_its_old_load_runs_is_refused_until_then() -> None:
+    store = SwapStore(4, BLOCK)
+    store.store("r", 5, worth_s=1.0)
+    store.load("r", 0, 5)
+    store.drop("r", "aborted")
+    assert store.store("r", 3, worth_s=1.0) is None
+    assert store.counters["swap_refused_loading"] == 1
+    assert not store.loaded("r")
+    assert store.store("r", 3, worth_s=1.0) is not None
+
+
+@pytest.mark.parametrize(("first", "frontier"), [(0, 9), (4, 4), (-1, 3)])
+def test_only_what_is_kept_can_be_loaded(first: int, frontier: int) -> None:
+    store = SwapStore(4, BLOCK)
+    store.store("r", 8, worth_s=1.0)
+    with pytest.raises(ValueError, match="of r are to be loaded, 8 are kept"):
+        store.load("r", first, frontier)
+
+
+def test_the_counters_say_what_became_of_it() -> None:
+    store = SwapStore(4, BLOCK)
+    store.store("r", 6, worth_s=1.0)
+    store.load("r", 4, 5)
+    store.loaded("r", failed=True)
+    store.store("r", 0, worth_s=1.0)
+    store.store("r", 100, worth_s=1.0)
+    assert store.counters == {
+        "swap_stores": 1, "swapped_out_tokens": 6, "swap_loads": 1, "swapped_in_tokens": 1, "swap_failures": 1,
+        "swap_refused_empty": 1, "swap_refused_too_large": 1,
+    }  # fmt: skip
