@@ -42,6 +42,9 @@ MinChanceFlag = Annotated[
 ]
 
 
+_NO_POOL = ("swap space", "off", "default")
+
+
 def _flags(
     policy: str | None,
     shadow_policy: str | None,
@@ -73,6 +76,14 @@ def serve(
     admission: AdmissionFlag = None,
     max_waiting: MaxWaitingFlag = None,
     min_chance: MinChanceFlag = None,
+    swap_space_gib: Annotated[
+        float,
+        typer.Option(
+            help="Host memory, in GiB for all ranks of a host together, that keeps the KV of preempted requests, so "
+            "that it is not computed again. 0, the default, is off.",
+            show_default=False,
+        ),
+    ] = 0.0,
     admin_key: Annotated[
         str | None,
         typer.Option(help="Turns the admin routes on, for who shows this key. Better in env SLOSERVE_ADMIN_KEY."),
@@ -85,11 +96,12 @@ def serve(
     `service_tier`, or in `vllm_xargs`. `sloserve policies` lists the policies, `sloserve check-config` checks a file.
     """
     from sloserve import config
-    from sloserve.vllm_plugin.server import serve
+    from sloserve.vllm_plugin.server import serve, swap_space
 
     flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance)
     sources = config.read_sources(slo_config, flags, preset)
     config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
+    swap_space.check_size(swap_space_gib)
     key = config.read_admin_key(admin_key, os.environ)
     passed_on = vllm_arguments(context, arguments)
     listens_on = serve.listens_on(passed_on)
@@ -98,8 +110,13 @@ def serve(
     args = serve.prepare(passed_on, our_flags(context))
     effective = config.settle(sources, args.additional_config)
     admin = ("admin routes", "on" if key else "off", key.source if key else config.DEFAULT)
-    print(f"sloserve {sloserve.__version__} settings\n{config.table([*effective.rows(), admin])}", flush=True)
+    pool = ("swap space", f"{swap_space_gib:g} GiB", swap_space.FLAG) if swap_space_gib else _NO_POOL
+    print(f"sloserve {sloserve.__version__} settings\n{config.table([*effective.rows(), pool, admin])}", flush=True)
     _print_warnings(effective.warnings())
+    if swap_space_gib:
+        swap_space.configure(args, swap_space_gib)
+        warning = swap_space.pinning_warning(args, swap_space_gib)
+        _print_warnings([] if warning is None else [warning])
     serve.run(args, effective.section, key.value if key else None)
 
 
