@@ -89,7 +89,7 @@ class QueueFlow:
             prefill_left = max(prefill_left - room * steps, 0.0)
             slots = min(max(slots - leaving + more, 0.0), float(engine.max_num_seqs))
             context = (float(self._held[k]) + float(self._held[k + 1])) / 2.0
-            step_s, decode_s = self._step_s(slots, context, computed / steps, more / steps)
+            step_s, decode_s = mean_step_s(self._latency, engine, slots, context, computed / steps, more / steps)
             self._decode_s.append(decode_s)
             # More KV than there is: that share of the requests is preempted and makes no progress.
             time_s += steps * step_s * max(context / engine.kv_tokens, 1.0)
@@ -140,24 +140,6 @@ class QueueFlow:
         few = math.sqrt(float(self._noise[cell + 1])) / rate
         return max(min(few, self._service, float(self._edges[cell + 1]) / 2.0), many)
 
-    def _step_s(self, slots: float, context: float, prompt_tokens: float, prompts: float) -> tuple[float, float]:
-        """Mean duration of steps, some of them with prompts (as many as there are, at most all), and of one without."""
-        seqs, tokens = (round(slots), round(context)) if slots >= 0.5 else (0, 0)
-        decode = StepLoad(decode_seqs=max(seqs, 1), decode_context_tokens=max(tokens, 1))
-        decode_s = self._latency.step_s(decode)
-        if prompt_tokens < 1e-6:
-            return decode_s, decode_s
-        share = min(max(1.0 - math.exp(-prompts), prompt_tokens / self._engine.prompt_budget, 1e-6), 1.0)
-        chunk, each = prompt_tokens / share, max(prompts / share, 1.0)
-        filled = StepLoad(
-            prefill_tokens=max(round(chunk), 1),
-            num_prefills=round(each),
-            decode_seqs=seqs,
-            decode_context_tokens=tokens,
-            prefill_attention_tokens2=round(chunk * chunk / each),
-        )
-        return share * self._latency.step_s(filled) + (1.0 - share) * decode_s, decode_s
-
     def admissions(self) -> tuple[FloatArray, FloatArray]:
         """When each that waits comes in, and the standard deviation of that, in steps, ``[waiting]`` each."""
         places = np.arange(len(self._waiting)) + 0.5
@@ -165,21 +147,11 @@ class QueueFlow:
         at, sd = np.interp(places, head, step), np.interp(places, head, spread)
         beyond = places > head[-1]
         if beyond.any():
-            delay = np.cumsum(self._equilibrium_steps()[beyond])
+            delay = np.cumsum(equilibrium_steps(self._waiting, self._engine)[beyond])
             at[beyond] = self._edges[-1] + delay - delay[0]
             total = np.sqrt(np.cumsum(self._waiting.output_sd**2)[beyond]) / self._engine.max_num_seqs
             sd[beyond] = np.maximum(total, sd[beyond])
         return at, sd
-
-    def _equilibrium_steps(self) -> FloatArray:
-        """Steps by which each that waits delays the next once the engine is full: the scarcest of its needs decides."""
-        waiting, engine = self._waiting, self._engine
-        chunks = np.maximum(waiting.prefill_tokens / engine.prompt_budget, 1.0)
-        service = waiting.output_mean + engine.idle_steps + chunks - 1.0
-        # Tokens held, summed over the steps of the service: the prompt throughout, the output as it grows.
-        held = waiting.prefill_tokens * service + (waiting.output_mean**2 + waiting.output_sd**2) / 2.0
-        needs = (service / engine.max_num_seqs, held / engine.kv_tokens, waiting.prefill_tokens / engine.prompt_budget)
-        return np.asarray(np.maximum.reduce(needs), np.float64)
 
     def own_prefill_s(self, steps: FloatArray) -> FloatArray:
         """Seconds by which the step, at ``steps``, that computes each one's prompt is longer than the mean there.
@@ -203,6 +175,37 @@ class QueueFlow:
 
     def _cells(self, steps: FloatArray) -> IntArray:
         return np.clip(np.searchsorted(self._edges, steps, side="right") - 1, 0, CELLS - 1).astype(np.int64)
+
+
+def equilibrium_steps(waiting: Backlog, engine: EngineSize) -> FloatArray:
+    """Steps by which each that waits delays the next once the engine is full: the scarcest of its needs decides."""
+    chunks = np.maximum(waiting.prefill_tokens / engine.prompt_budget, 1.0)
+    service = waiting.output_mean + engine.idle_steps + chunks - 1.0
+    # Tokens held, summed over the steps of the service: the prompt throughout, the output as it grows.
+    held = waiting.prefill_tokens * service + (waiting.output_mean**2 + waiting.output_sd**2) / 2.0
+    needs = (service / engine.max_num_seqs, held / engine.kv_tokens, waiting.prefill_tokens / engine.prompt_budget)
+    return np.asarray(np.maximum.reduce(needs), np.float64)
+
+
+def mean_step_s(
+    latency: StepLatency, engine: EngineSize, slots: float, context: float, prompt_tokens: float, prompts: float
+) -> tuple[float, float]:
+    """Mean duration of steps, some of them with prompts (as many as there are, at most all), and of one without."""
+    seqs, tokens = (round(slots), round(context)) if slots >= 0.5 else (0, 0)
+    decode = StepLoad(decode_seqs=max(seqs, 1), decode_context_tokens=max(tokens, 1))
+    decode_s = latency.step_s(decode)
+    if prompt_tokens < 1e-6:
+        return decode_s, decode_s
+    share = min(max(1.0 - math.exp(-prompts), prompt_tokens / engine.prompt_budget, 1e-6), 1.0)
+    chunk, each = prompt_tokens / share, max(prompts / share, 1.0)
+    filled = StepLoad(
+        prefill_tokens=max(round(chunk), 1),
+        num_prefills=round(each),
+        decode_seqs=seqs,
+        decode_context_tokens=tokens,
+        prefill_attention_tokens2=round(chunk * chunk / each),
+    )
+    return share * latency.step_s(filled) + (1.0 - share) * decode_s, decode_s
 
 
 def _lognormal_cdf(steps: FloatArray, mean: FloatArray | float, sd: FloatArray | float) -> FloatArray:

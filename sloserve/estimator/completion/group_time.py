@@ -1,0 +1,71 @@
+"""How long a group of like requests keeps an engine busy, and how long one of them takes once it is served.
+
+The waiting time behind a group is what the steps cost that the group needs: by default from the scarcest of slots, KV
+cache and token budget at the pace of a full batch (QueueFlow's equilibrium); Eq. 2, which divides its output tokens by
+a constant throughput, is the ablation. A virtual queue is then a sum: a request waits for the groups ahead.
+
+Source: QLM, Sec. 6. Differs: Eq. 5, the maximum over a group, is that its last request comes in when the engine has
+done the group's work, and takes its own time from there.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sloserve.core.arrays import FloatArray
+from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
+from sloserve.estimator.completion.queue_flow import equilibrium_steps, mean_step_s
+from sloserve.estimator.step_time.latency import StepLatency
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One model on one kind of device: how long its engine's steps take, and the engine's limits.
+
+    tokens_per_s: Theta of Eq. 2, to divide output tokens by; ``None`` for waiting by work.
+    """
+
+    latency: StepLatency
+    engine: EngineSize
+    tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupTimes:
+    """Of n groups on one engine, in seconds, ``[n]`` each. Standard deviations count the lengths alone.
+
+    work_s, work_sd_s: how long what comes behind the group waits for it. first_token_s: from the start of one request's
+    service to its first token; own_s, own_sd_s: to its last. batch: requests of this kind that run at once.
+    """
+
+    work_s: FloatArray
+    work_sd_s: FloatArray
+    first_token_s: FloatArray
+    own_s: FloatArray
+    own_sd_s: FloatArray
+    batch: FloatArray
+
+
+def group_times(
+    serving: Serving, requests: FloatArray, prompt_tokens: FloatArray, output_tokens: FloatArray, output2: FloatArray
+) -> GroupTimes:
+    """Of groups of ``requests``, at least 1; their prompts, expected outputs and squares of these sum to the others."""
+    engine = serving.engine
+    prompt = prompt_tokens / requests
+    output = np.maximum(output_tokens / requests, 1.0)
+    sd = np.sqrt(np.maximum(output2 / requests - output**2, 0.0))
+    chunks = np.maximum(prompt / engine.prompt_budget, 1.0)
+    # Steps from one request's admission to the next one's.
+    between = equilibrium_steps(Backlog(prompt, np.zeros_like(prompt), output, sd), engine)
+    batch = np.minimum((output + engine.idle_steps + chunks - 1.0) / between, float(engine.max_num_seqs))
+    loads = np.stack([batch, batch * (prompt + output / 2.0), prompt / between, 1.0 / between], axis=1).tolist()
+    step_s = np.array([mean_step_s(serving.latency, engine, *load)[0] for load in loads])
+    each_s = between * step_s if serving.tokens_per_s is None else output / serving.tokens_per_s
+    return GroupTimes(
+        work_s=requests * each_s,
+        work_sd_s=np.sqrt(requests) * each_s * sd / output,
+        first_token_s=(chunks + engine.steps_ahead) * step_s,
+        own_s=(chunks + engine.steps_ahead + output - 1.0) * step_s,
+        own_sd_s=sd * step_s,
+        batch=batch,
+    )
