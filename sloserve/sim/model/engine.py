@@ -23,6 +23,7 @@ from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.settings import plugin_settings
 from sloserve.sim.model.planned import PlannedScheduler
+from sloserve.sim.model.requests import FREE
 from sloserve.sim.model.scheduler import Batch, ModelScheduler
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
@@ -67,6 +68,7 @@ class ModelEngine(EventLoop):
         if plugin is not None:
             self.scheduler = self._planned = PlannedScheduler(settings, plugin, self._clock, planning_costs)
         self._classes = None if plugin is None else plugin.classes
+        self._aborted: set[str] = set()
         self._stages_of: dict[str, StageTimes] = {}
         self._index_of: dict[str, int] = {}
         self._first_token_s: dict[int, float] = {}
@@ -79,15 +81,17 @@ class ModelEngine(EventLoop):
         and then.
         """
         started = time.perf_counter()
-        self._arriving.extend(workload)
-        self._loop(on_progress)
+        self._serve(workload, on_progress)
+        return self.log(workload, time.perf_counter() - started)
+
+    def log(self, requests: Sequence[WorkloadRequest], wall_s: float = 0.0) -> RunLog:
+        """What became of ``requests``, which were given. wall_s: that it took."""
         counters = {} if self._planned is None else self._planned.slo_counters
         plan_costs_s = [] if self._planned is None else self._planned.plan_costs_s
-        requests = self._request_logs(workload)
         return RunLog(
-            requests=requests,
+            requests=self._request_logs(requests),
             steps=self._step_log(),
-            timing=self._timing(time.perf_counter() - started, plan_costs_s),
+            timing=self._timing(wall_s, plan_costs_s),
             counters={**self._counters, **counters},
             token_budget=self._settings.max_num_batched_tokens,
         )
@@ -183,6 +187,18 @@ class ModelEngine(EventLoop):
         latency = latency_of(item.arrival_s, self._first_token_s[index], now_s, tokens)
         self._front_end.ended(item.request_id, latency, tokens, self._clock.now_s())
 
+    def _abort(self, request_id: str) -> None:
+        index = self._index_of.get(request_id)
+        counts = self.scheduler.requests
+        if index is None or counts.state[index] == FREE:
+            return
+        self.scheduler.abort(index)
+        self._aborted.add(request_id)
+        self._num_ended += 1
+        self._stages.ended(request_id, self._now_s)
+        tokens = int(counts.tokens[index] - counts.prompt[index])
+        self._front_end.ended(request_id, None, tokens, self._clock.now_s())
+
     def _request_logs(self, workload: Sequence[WorkloadRequest]) -> list[RequestLog]:
         times_of, counts, logs = self._times_by_request(), self.scheduler.requests, []
         for item in workload:
@@ -191,11 +207,14 @@ class ModelEngine(EventLoop):
             if log is None:
                 index = self._index_of[request_id]
                 stages = self._stages_of.get(request_id)
+                outcome = Outcome.LOST if stages is None else Outcome.COMPLETED
+                if request_id in self._aborted:
+                    outcome = Outcome.ABORTED
                 log = RequestLog(
                     item,
-                    Outcome.LOST if stages is None else Outcome.COMPLETED,
+                    outcome,
                     times_of[index],
-                    0 if stages is None else int(counts.preemptions[index]),
+                    0 if outcome is Outcome.LOST else int(counts.preemptions[index]),
                     int(counts.recomputed[index]),
                     self._front_end.predicted(request_id),
                     stages,

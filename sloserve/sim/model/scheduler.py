@@ -224,6 +224,13 @@ class ModelScheduler:
         self.waiting = np.concatenate((np.array([index], np.int64), self.waiting))
         self.preempted.append(counts.handles[index].request_id)
 
+    def abort(self, index: int) -> None:
+        """Ends a request that runs or waits; its output in flight is dropped."""
+        self._end(index)
+        self._untold = True
+        self.running = self.running[self.running != index]
+        self.waiting = self.waiting[self.waiting != index]
+
     # Its output.
 
     def update(self, batch: Batch) -> tuple[IntArray, list[int]]:

@@ -18,7 +18,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from sloserve.admission.admission import Admission
 from sloserve.core.outcome import Outcome
@@ -115,15 +115,18 @@ class VirtualEngine(EventLoop):
         and then.
         """
         started = time.perf_counter()
-        with _collector_paused():
-            self._arriving.extend(workload)
-            self._loop(on_progress)
+        with collector_paused():
+            self._serve(workload, on_progress)
         for live in list(self._live.values()):
             self._end(live, Outcome.LOST)
+        return self.log(workload, time.perf_counter() - started)
+
+    def log(self, requests: Sequence[WorkloadRequest], wall_s: float = 0.0) -> RunLog:
+        """What became of ``requests``, which were given and have ended. wall_s: that it took."""
         return RunLog(
-            requests=[self._done[r.request_id] for r in workload],
+            requests=[self._done[r.request_id] for r in requests],
             steps=self._step_log(),
-            timing=self._timing(time.perf_counter() - started, getattr(self.scheduler, "plan_costs_s", None) or ()),
+            timing=self._timing(wall_s, getattr(self.scheduler, "plan_costs_s", None) or ()),
             counters={**self._counters, **getattr(self.scheduler, "slo_counters", {})},
             token_budget=self._settings.max_num_batched_tokens,
         )
@@ -231,6 +234,15 @@ class VirtualEngine(EventLoop):
             if live.workload.request_id not in scheduler.requests:
                 self._end(live, Outcome.COMPLETED, count)
 
+    def _abort(self, request_id: str) -> None:
+        live = self._live.get(request_id)
+        if live is not None:
+            num_preemptions = self.scheduler.requests[request_id].num_preemptions
+            self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+            self._prefilling.discard(request_id)
+            self._stages.ended(request_id, self._now_s)
+            self._end(live, Outcome.ABORTED, num_preemptions)
+
     def _end(self, live: _Live, outcome: Outcome, num_preemptions: int = 0) -> None:
         item = live.workload
         times_s = np.array(live.token_times_s)
@@ -256,7 +268,7 @@ def _prompt(item: WorkloadRequest) -> list[int]:
 
 
 @contextmanager
-def _collector_paused():  # type: ignore[no-untyped-def]
+def collector_paused():  # type: ignore[no-untyped-def]
     """Keeps Python's cyclic garbage collector from walking vLLM's block tables in the middle of a run."""
     enabled = gc.isenabled()
     gc.collect()

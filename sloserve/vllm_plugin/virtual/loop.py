@@ -1,11 +1,15 @@
 """The loop of an engine in virtual time, for vLLM's own scheduler and for the model of it. Imports no vLLM.
 
+It is a stepper: ``give`` requests, ask ``at`` for the time of its next event, ``advance`` by one event. A whole run
+does so for one engine with every request given at first; several engines share a virtual time by the least ``at``.
+
 The loop is that of vLLM's EngineCore with a batch queue of two: step n+1 is scheduled right after step n was
 dispatched, then n's result is applied, then n+2 is scheduled; the worker runs batches one after another. What arrives
 while n runs joins n+2. Planning takes the time of EngineCore's one thread: a step is dispatched when it is planned and
 the step before it is done, whichever is later.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -53,7 +57,15 @@ class EventLoop(ABC):
         self._front_end = front_end
         self._noise = noise
         self._clock = ManualClock()
-        self._arriving: deque[WorkloadRequest] = deque()
+        self._epoch_s = self._clock.now_s()
+        self._now_s = 0.0
+        self.at = math.inf
+        """When its next event is, in seconds from its start; infinite while it is idle."""
+        self._awaits_output = False  # what that event is: the output of a step, or else the scheduling of the next
+        self._batches: deque[Dispatched] = deque()
+        self._worker_free_s = 0.0
+        self._empty = 0  # steps in a row that scheduled nothing
+        self._arriving: deque[tuple[float, WorkloadRequest]] = deque()  # and when each reaches the front end
         self._accepted: list[WorkloadRequest] = []
         self._stages = Stages()
         self._done: dict[str, RequestLog] = {}
@@ -77,70 +89,140 @@ class EventLoop(ABC):
         """
 
     @abstractmethod
+    def _abort(self, request_id: str) -> None:
+        """Takes a request from the scheduler, if it is there."""
+
+    @abstractmethod
     def _apply(self, batch: Any, now_s: float) -> None:
         """The output of a step that :meth:`_dispatch` gave is there."""
 
-    def _loop(self, on_progress: Callable[[int], None] | None) -> None:
-        epoch_s = self._clock.now_s()
-        now_s, worker_free_s, empty = 0.0, 0.0, 0
-        batches: deque[Dispatched] = deque()
+    # The loop, an event at a time.
+
+    def give(self, *requests: WorkloadRequest, now_s: float | None = None) -> None:
+        """Requests reach the front end when they arrive, ascending, and not before ``now_s``, to which the engine has
+        come.
+
+        Requests that arrive later than :attr:`at` may be given already. Those up to then have to be: an event sees what
+        was there when it happened.
+        """
+        for request in requests:
+            reached_s = request.arrival_s if now_s is None else max(request.arrival_s, now_s)
+            self._arriving.append((reached_s, request))
+        if self.at == math.inf:
+            self._plan_at(self._wakes_at)
+
+    def abort(self, request_id: str, now_s: float) -> None:
+        """The client of a request went away at ``now_s``, to which the engine has come. Output in flight is dropped.
+
+        Nothing happens if it has ended or was never given.
+        """
+        self._reach(max(now_s, self._now_s))
+        outside = [item for _, item in self._arriving if item.request_id == request_id]
+        self._arriving = deque(pair for pair in self._arriving if pair[1].request_id != request_id)
+        for item in [item for item in self._accepted if item.request_id == request_id]:
+            self._accepted.remove(item)
+            self._front_end.ended(request_id, None, 0, self._clock.now_s())
+            outside.append(item)
+        for item in outside:
+            self._ended_outside(item, Outcome.ABORTED)
+        if not outside:
+            self._abort(request_id)
+
+    @property
+    def _wakes_at(self) -> float:
+        """When something comes, other than the end of a step, that an engine with nothing to do can go on with."""
+        return max(self._now_s, self._arriving[0][0]) if self._arriving else math.inf
+
+    def advance(self) -> None:
+        """The next event, at time :attr:`at`. Without one, nothing."""
+        if self.at == math.inf:
+            return
+        self._reach(self.at)
+        if not self._awaits_output or self._take_output():
+            self._plan_steps()
+
+    def _reach(self, now_s: float) -> None:
+        self._now_s = now_s
+        self._clock.advance_to(self._epoch_s + now_s)
+
+    def _plan_at(self, at: float) -> None:
+        self.at, self._awaits_output = at, False
+
+    def _take_output(self) -> bool:
+        """The oldest step in flight ends. Whether the next is scheduled in the same instant."""
+        batch = self._batches.popleft()
+        # The front end works while the engine does: it decides before it sees this batch's tokens.
+        self._arrive()
+        self._apply(batch, self._now_s)
+        empty = self._empty
+        if not empty or (self._batches and empty <= 2 * _BATCH_QUEUE):
+            return True
+        # Nothing in flight, or nothing but empty steps, and nothing could be scheduled: only an arrival, or a plan that
+        # changes its mind, helps.
+        again_s = self._now_s
+        if self._accepted or self._wakes_at != math.inf:
+            self._empty = 0
+            if not self._accepted:
+                again_s = self._wakes_at
+        elif empty > _MAX_EMPTY_STEPS:
+            self.at = math.inf
+            return False
+        else:
+            again_s += self._profile.engine_overhead_ms / 1e3
+        self._worker_free_s = max(self._worker_free_s, again_s)
+        self._plan_at(again_s)
+        return False
+
+    def _plan_steps(self) -> None:
+        """Schedules as many steps as may be in flight, one a call where planning takes time."""
         while True:
-            self._arrive(now_s, epoch_s)
+            self._arrive()
             if self._accepted:
-                self._add(self._accepted, epoch_s)
+                self._add(self._accepted, self._epoch_s)
                 self._accepted = []
-            if not self._has_requests() and not batches:
-                if not self._arriving:
-                    return
-                now_s = self._arriving[0].arrival_s
-                self._clock.advance_to(epoch_s + now_s)
-                continue
-            if self._has_requests():
-                batch = self._dispatch(now_s, worker_free_s)
-                if batch.planning_s:
-                    now_s += batch.planning_s
-                    self._clock.advance_to(epoch_s + now_s)
+            has_requests = self._has_requests()
+            if not has_requests and not self._batches:
+                self._plan_at(self._wakes_at)
+                return
+            planned_s = self._now_s
+            if has_requests:
+                batch = self._dispatch(planned_s, self._worker_free_s)
+                planned_s += batch.planning_s
                 executed = batch.num_tokens > 0
-                worker_free_s = batch.end_s
-                batches.append(batch)
-                if len(batches) < _BATCH_QUEUE and (executed or self._has_requests()) and empty < _BATCH_QUEUE:
-                    empty = 0 if executed else empty + 1
+                self._worker_free_s = batch.end_s
+                self._batches.append(batch)
+                empty, self._empty = self._empty, 0 if executed else self._empty + 1
+                if len(self._batches) < _BATCH_QUEUE and (executed or self._has_requests()) and empty < _BATCH_QUEUE:
+                    if batch.planning_s:
+                        self._plan_at(planned_s)
+                        return
                     continue
-                empty = 0 if executed else empty + 1
-            batch = batches.popleft()
-            now_s = max(now_s, batch.end_s)
-            self._clock.advance_to(epoch_s + now_s)
-            # The front end works while the engine does: it decides before it sees this batch's tokens.
-            self._arrive(now_s, epoch_s)
-            self._apply(batch, now_s)
+            self.at, self._awaits_output = max(planned_s, self._batches[0].end_s), True
+            return
+
+    def _serve(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None) -> None:
+        """Every event of a whole run."""
+        self.give(*workload)
+        advance = self.advance
+        while self.at != math.inf:
+            advance()
             if on_progress is not None and len(self._steps) % 256 == 0:
                 on_progress(self._num_ended)
-            if empty and (not batches or empty > 2 * _BATCH_QUEUE):
-                # Nothing in flight, or nothing but empty steps, and nothing could be scheduled: only an arrival, or a
-                # plan that changes its mind, helps.
-                if self._accepted:
-                    empty = 0
-                elif self._arriving:
-                    empty = 0
-                    now_s = max(now_s, self._arriving[0].arrival_s)
-                elif empty > _MAX_EMPTY_STEPS:
-                    return
-                else:
-                    now_s += self._profile.engine_overhead_ms / 1e3
-                worker_free_s = max(worker_free_s, now_s)
-                self._clock.advance_to(epoch_s + now_s)
 
-    def _arrive(self, until_s: float, epoch_s: float) -> None:
-        """The front end takes in or refuses what has come until then, each when it came."""
-        while self._arriving and self._arriving[0].arrival_s <= until_s:
-            item = self._arriving.popleft()
-            if self._front_end.takes(item, epoch_s + item.arrival_s):
+    def _arrive(self) -> None:
+        """The front end takes in or refuses what has reached it by now, each when it came."""
+        while self._arriving and self._arriving[0][0] <= self._now_s:
+            reached_s, item = self._arriving.popleft()
+            if self._front_end.takes(item, self._epoch_s + reached_s):
                 self._accepted.append(item)
             else:
-                predicted = self._front_end.predicted(item.request_id)
-                log = RequestLog(item, Outcome.REJECTED, np.empty(0), predicted=predicted)
-                self._done[item.request_id] = log
-                self._num_ended += 1
+                self._ended_outside(item, Outcome.REJECTED)
+
+    def _ended_outside(self, item: WorkloadRequest, outcome: Outcome) -> None:
+        """A request is over that never came to the scheduler."""
+        predicted = self._front_end.predicted(item.request_id)
+        self._done[item.request_id] = RequestLog(item, outcome, np.empty(0), predicted=predicted)
+        self._num_ended += 1
 
     def _step_log(self) -> StepLog:
         end_s, duration_s, tokens, running, waiting, used = zip(*self._steps, strict=True) if self._steps else [()] * 6

@@ -1,6 +1,6 @@
 """Runs on which vLLM's scheduler and the model are compared: policies crossed with what makes vLLM's rules differ."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,7 +55,7 @@ def chats_in_rounds(n: int, rps: float, seed: int) -> list[WorkloadRequest]:
 @dataclass(frozen=True)
 class Case:
     """One run. policy: ``None`` for stock. plan_cost_us: of every plan, ``None`` for the shipped table; plans that cost
-    much are used again, and get stale.
+    much are used again, and get stale. aborts: when clients of requests go away.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Case:
     plan_cost_us: float | None = None
     aged_after_s: float = 1.0
     noise: float = 0.1
+    aborts: Mapping[str, float] | None = None
 
     @property
     def profile(self) -> Profile:

@@ -9,6 +9,7 @@ import numpy as np
 
 from sloserve.core.runlog import RequestLog, RunLog
 from tests.sim.model.cases import Case
+from tests.sim.stepping import stepped
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def run_real(case: Case) -> Record:
         preempted.clear()
 
     engine.on_step = note
-    record.log = engine.run(case.requests)
+    record.log = engine.run(case.requests) if case.aborts is None else stepped(engine, case.requests, case.aborts)
     return record
 
 
@@ -75,7 +76,7 @@ def run_model(case: Case) -> Record:
         preempted.clear()
 
     engine.on_step = note
-    record.log = engine.run(case.requests)
+    record.log = engine.run(case.requests) if case.aborts is None else stepped(engine, case.requests, case.aborts)
     return record
 
 

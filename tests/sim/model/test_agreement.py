@@ -53,7 +53,10 @@ def small_cases(draw: st.DrawFn) -> Case:
         max_model_len=MODEL_LEN,
         enable_prefix_caching=draw(st.booleans()),
     )
-    return Case("small", draw(st.sampled_from(POLICIES)), engine, requests, draw(st.sampled_from([0.0, 2000.0])), 0.2)
+    gone = draw(st.lists(st.sampled_from(requests), max_size=3, unique_by=lambda r: r.request_id))
+    aborts = {r.request_id: r.arrival_s + draw(st.sampled_from([0.0, 0.004, 0.03])) for r in gone}
+    plan_us = draw(st.sampled_from([0.0, 2000.0]))
+    return Case("small", draw(st.sampled_from(POLICIES)), engine, requests, plan_us, 0.2, aborts=aborts or None)
 
 
 @given(case=small_cases())

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from sloserve.core.outcome import Outcome
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.estimator.planning_cost import constant_cost
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.experiment import run_experiment
 from sloserve.sim.model.engine import ModelEngine
@@ -14,6 +17,7 @@ from sloserve.sim.model.port import ModelPort
 from sloserve.sim.simulate import build_experiment
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from tests.properties.test_conservation import MODEL_LEN, expected_tokens, random_workload
+from tests.sim.stepping import stepped
 
 POLICIES = (None, "fcfs", "edf:preempt_margin_s=0.1", "sjf:preempt=true:length=oracle", "chaos", "chaos:pause=0.9")
 
@@ -91,3 +95,58 @@ def test_a_step_with_a_budget_reads_the_engine_once(policy: str, monkeypatch: py
     assert log.steps.end_s.size - 2 <= reads["gather"] <= reads["facts"] == log.steps.end_s.size
     if policy.startswith("edf"):
         assert 0 < engine.scheduler.slo_counters["plans"] <= reads["facts"]
+
+
+@pytest.mark.parametrize(("policy", "plan_us"), [(None, 0.0), ("edf:preempt_margin_s=0.1", 0.0), ("edf", 20_000.0)])
+def test_events_one_by_one_are_the_whole_run(policy: str | None, plan_us: float) -> None:
+    """An engine that hears of each request when it arrives, not before, serves it as in a run that knew all."""
+    workload = random_workload(np.random.default_rng(3))
+    settings = EngineSettings(14, max_num_seqs=4, max_num_batched_tokens=48, max_model_len=MODEL_LEN)
+
+    def engine() -> ModelEngine:
+        config = None if policy is None else {"sloserve": {"policy": policy}}
+        return ModelEngine(
+            settings, load_profile("h100-llama3-8b"), config, planning_costs=constant_cost(plan_us), noise=None
+        )
+
+    whole, parts = engine().run(workload), stepped(engine(), workload)
+    assert np.array_equal(whole.steps.end_s, parts.steps.end_s)
+    for ours, theirs in zip(parts.requests, whole.requests, strict=True):
+        assert np.array_equal(ours.token_times_s, theirs.token_times_s)
+        assert (ours.outcome, ours.num_preemptions, ours.stages) == (
+            theirs.outcome,
+            theirs.num_preemptions,
+            theirs.stages,
+        )
+
+
+def test_a_request_given_late_counts_from_its_arrival_and_is_served_from_then_on() -> None:
+    """Another instance, or a queue before the engine, had it first."""
+    settings = EngineSettings(14, max_num_seqs=4, max_num_batched_tokens=48, max_model_len=MODEL_LEN)
+    workload = [WorkloadRequest("r", 2.0, 30, 4, DEFAULT_CLASSES.slo(None, Targets(ttft_s=1.0)))]
+    engine = ModelEngine(settings, load_profile("h100-llama3-8b"), {"sloserve": {"policy": "edf"}})
+    engine.give(*workload, now_s=50.0)
+    assert engine.at == 50.0
+    while engine.at < float("inf"):
+        engine.advance()
+    (log,) = engine.log(workload).requests
+    assert log.token_times_s[0] > 50.0 and log.latency is not None and log.latency.ttft_s > 40.0
+    assert log.stages is not None and log.stages.waiting_s == 48.0
+
+
+@pytest.mark.parametrize("policy", [None, "edf"])
+def test_an_aborted_request_gives_its_kv_back_at_once(policy: str | None) -> None:
+    """Waiting, running, at the front end, ended long ago, or never seen."""
+    workload = random_workload(np.random.default_rng(3))
+    settings = EngineSettings(14, max_num_seqs=2, max_num_batched_tokens=48, max_model_len=MODEL_LEN)
+    config = None if policy is None else {"sloserve": {"policy": policy}}
+    engine = ModelEngine(settings, load_profile("h100-llama3-8b"), config)
+    aborts = {r.request_id: r.arrival_s + 0.01 * (i % 5) for i, r in enumerate(workload) if i % 2}
+    log = stepped(engine, workload, aborts)
+    engine.abort("never seen", 1e6)
+    assert engine.scheduler.kv.free == settings.kv_blocks
+    outcomes = Counter(r.outcome for r in log.requests)
+    assert outcomes[Outcome.ABORTED] >= 3 and outcomes[Outcome.LOST] == 0
+    for r in log.requests:
+        if r.outcome is Outcome.ABORTED:
+            assert not (r.token_times_s > aborts[r.request.request_id]).any()
