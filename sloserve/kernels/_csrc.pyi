@@ -64,6 +64,19 @@ def pack_exact(
     gain: NDArray[np.float64], weight: NDArray[np.int64], capacity: int, num_items: int, at_most: bool
 ) -> NDArray[np.int64] | None: ...
 
+MOST_KV_THREADS: int
+
+def copy_blocks(
+    regions: NDArray[np.int64],
+    num_blocks: int,
+    pool_base: int,
+    pool_blocks: int,
+    device_ids: NDArray[np.int64],
+    host_ids: NDArray[np.int64],
+    to_host: bool,
+    threads: int,
+) -> None: ...
+
 class KvReservation:
     def __init__(self, capacity_blocks: int, block_size: int, now: int) -> None: ...
     @property

@@ -1,0 +1,73 @@
+"""Copies of KV blocks between a cache in this machine's memory and a pool of packed blocks.
+
+A cache is described by regions alone, so that one copy serves every layout (csrc/include/sloserve/kv_copy_plan.h). A
+packed block is one run of bytes: the regions' bytes, in the regions' order. On a GPU csrc/cuda does the same.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sloserve.core.arrays import IntArray
+from sloserve.kernels import _csrc
+
+MOST_THREADS = _csrc.MOST_KV_THREADS
+
+
+class Region(NamedTuple):
+    """One run of bytes of every block: that of block b begins at the address ``base + b * stride``."""
+
+    base: int
+    stride: int
+    bytes: int
+
+
+def block_bytes(regions: Sequence[Region]) -> int:
+    """Bytes of a packed block."""
+    return sum(region.bytes for region in regions)
+
+
+def copy_blocks(
+    regions: Sequence[Region],
+    num_blocks: int,
+    pool_base: int,
+    pool_blocks: int,
+    device_ids: ArrayLike,
+    host_ids: ArrayLike,
+    *,
+    to_host: bool,
+    threads: int = 1,
+) -> None:
+    """Copies block ``device_ids[i]`` of the cache to block ``host_ids[i]`` of the pool, or back, for each of n.
+
+    Returns when all is written, and releases the GIL until then. The regions' memory and the pool's must stay allocated
+    meanwhile, and no other copy may write the same blocks.
+
+    Args:
+        num_blocks: of the cache.
+        pool_base: address of the pool; it holds ``pool_blocks`` packed blocks.
+        device_ids: ``[n]``; none twice.
+        host_ids: ``[n]``; none twice.
+        threads: at most so many, 1 to :data:`MOST_THREADS`; fewer where there are few bytes.
+
+    Raises: ValueError, before a byte moves, for ids out of range or given twice, regions whose blocks overlap or none.
+    """
+    _csrc.copy_blocks(
+        np.array(regions, np.int64).reshape(-1, 3),
+        num_blocks,
+        pool_base,
+        pool_blocks,
+        _ids("device_ids", device_ids),
+        _ids("host_ids", host_ids),
+        to_host,
+        threads,
+    )
+
+
+def _ids(name: str, ids: ArrayLike) -> IntArray:
+    column = np.ascontiguousarray(ids, dtype=np.int64)
+    if column.ndim != 1:
+        raise ValueError(f"{name}: shape {column.shape} is not one-dimensional")
+    return column
