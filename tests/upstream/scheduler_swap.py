@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 
 _BUILT = pytest.StashKey[Counter[str]]()
-_LOST = pytest.StashKey[set[str]]()
 _FIXTURE = "scheduler_under_test"
 _TEST_PACKAGE = "tests.v1."
 # The longest of these tests takes a few seconds; one that loops for ever is a failure and not the end of the run.
@@ -43,8 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in ("cpu_test", "skip_global_cleanup", "slow_test"):
         config.addinivalue_line("markers", f"{marker}: vLLM's own")
     config.stash[_BUILT] = Counter()
-    config.stash[_LOST] = set()
-    config.pluginmanager.register(_Outcomes(config.getoption("outcomes"), config.stash[_BUILT], config.stash[_LOST]))
+    config.pluginmanager.register(_Outcomes(config.getoption("outcomes"), config.stash[_BUILT]))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -82,9 +80,6 @@ def timeout() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def scheduler_under_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.config.getoption("where_lost") and request.param != _subjects(request.config)[0]:
-        if _case(request.node.nodeid, request.param) not in request.config.stash[_LOST]:
-            pytest.skip("the first subject passed")
     if request.param == "upstream":
         return
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -129,11 +124,22 @@ def caplog_vllm(
 
 
 class _Outcomes:
-    def __init__(self, path: Path, built: Counter[str], lost: set[str]) -> None:
+    def __init__(self, path: Path, built: Counter[str]) -> None:
         self._path = path
         self._built = built
-        self._lost = lost
+        self._lost: set[str] = set()
         self._of: dict[str, dict[str, dict[str, str]]] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """What need not run is not even set up, which for a thousand tests takes longer than running a few."""
+        subject = item.callspec.params[_FIXTURE]  # type: ignore[attr-defined]
+        case = _case(item.nodeid, subject)
+        if not item.config.getoption("where_lost") or subject == _subjects(item.config)[0] or case in self._lost:
+            return None
+        self._of.setdefault(subject, {})[case] = {"outcome": "skipped", "message": "the first subject passed"}
+        item.session._setupstate.teardown_exact(nextitem)  # as each test's last act
+        return True
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:

@@ -5,22 +5,24 @@ FCFS, which does not, and stock run what EDF does not pass.
 """
 
 import json
-import subprocess
-import sys
 import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.forked import run_forked
+from tests.upstream.fetch import CannotFetch, fetched_tests
+from tests.upstream.run import run_here, vllm_version
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 HERE = Path(__file__).parent
 STOCK = "async"
 OURS = ("slo:edf", "slo:fcfs")
-CANNOT_FETCH = 3
 # With vLLM 0.32.0 EDF passed 638 and built 251 schedulers; far fewer means that the harness broke.
 FEWEST_PASSED = 400
 FEWEST_BUILT = 150
@@ -30,14 +32,17 @@ Outcomes = Mapping[str, Mapping[str, str]]
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One run of the suite over all subjects."""
+    """One run of the suite over all subjects, in a process that is forked from one that has vLLM."""
     path = tmp_path_factory.mktemp("upstream") / "outcomes.json"
-    command = [sys.executable, str(HERE / "run.py"), "--subjects", ",".join((*OURS, STOCK)), "--where-lost"]
-    command += ["--outcomes", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
-    if done.returncode == CANNOT_FETCH:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    log = path.with_name("log.txt")
+    try:
+        root = fetched_tests(vllm_version())
+    except CannotFetch as reason:
+        pytest.skip(f"cannot fetch vLLM's tests: {reason}")
+    try:
+        run_forked(partial(run_here, root, ",".join((*OURS, STOCK)), path, ["--where-lost"], log))
+    except AssertionError:
+        pytest.fail(log.read_text()[-6000:])
     result: dict[str, Any] = json.loads(path.read_text())
     for subject, outcomes in result["outcomes"].items():
         print(
