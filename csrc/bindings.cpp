@@ -17,6 +17,7 @@
 #include "sloserve/batch_plan.h"
 #include "sloserve/digest.h"
 #include "sloserve/exhaustive.h"
+#include "sloserve/fleet_search.h"
 #include "sloserve/knapsack.h"
 #include "sloserve/knapsack_batch.h"
 #include "sloserve/knapsack_exact.h"
@@ -259,6 +260,56 @@ void bind_kv_copy(nb::module_& m) {
       "host_ids"_a.noconvert(), "to_host"_a, "threads"_a);
 }
 
+void check_shape(const char* name, std::size_t rows, std::size_t columns, std::size_t want_rows, std::size_t want_columns) {
+  if (rows != want_rows || columns != want_columns) {
+    throw std::invalid_argument(std::string(name) + ": shape [" + std::to_string(rows) + ", " + std::to_string(columns) +
+                                "] is not [" + std::to_string(want_rows) + ", " + std::to_string(want_columns) + "]");
+  }
+}
+
+void bind_fleet(nb::module_& m) {
+  m.def(
+      "fleet_search",
+      [](const Column<std::int64_t>& model, const Matrix<double>& dues, const Matrix<double>& work, const Matrix<double>& judged,
+         const Matrix<double>& own, const Matrix<std::int64_t>& instances, const Matrix<double>& busy, const Matrix<double>& swap,
+         double min_active, double swap_price, const Column<std::int64_t>& order, const Column<std::int64_t>& sizes,
+         std::int64_t moves, std::uint64_t seed) {
+        const std::size_t groups = model.shape(0), n = instances.shape(1), models = swap.shape(1), kinds = work.shape(0);
+        check_shape("dues", dues.shape(0), dues.shape(1), 3, groups);
+        check_shape("work", work.shape(0), work.shape(1), kinds, groups);
+        check_shape("judged", judged.shape(0), judged.shape(1), kinds, groups);
+        check_shape("own", own.shape(0), own.shape(1), kinds, groups);
+        check_shape("instances", instances.shape(0), instances.shape(1), 2, n);
+        check_shape("busy", busy.shape(0), busy.shape(1), 2, n);
+        check_shape("swap", swap.shape(0), swap.shape(1), n * (models + 1), models);
+        const sloserve::Fleet fleet{groups,
+                                    n,
+                                    models,
+                                    kinds,
+                                    model.data(),
+                                    work.data(),
+                                    judged.data(),
+                                    own.data(),
+                                    dues.data(),
+                                    dues.data() + groups,
+                                    dues.data() + 2 * groups,
+                                    instances.data(),
+                                    instances.data() + n,
+                                    busy.data(),
+                                    busy.data() + n,
+                                    swap.data(),
+                                    min_active,
+                                    swap_price};
+        auto found = sloserve::fleet_search(fleet, {order.data(), order.data() + order.shape(0)},
+                                            {sizes.data(), sizes.data() + sizes.shape(0)}, moves, seed);
+        return std::tuple(to_numpy(std::move(found.order)), to_numpy(std::move(found.sizes)), found.cost, found.late,
+                          found.start_cost, found.start_late);
+      },
+      "model"_a.noconvert(), "dues"_a.noconvert(), "work"_a.noconvert(), "judged"_a.noconvert(), "own"_a.noconvert(),
+      "instances"_a.noconvert(), "busy"_a.noconvert(), "swap"_a.noconvert(), "min_active"_a, "swap_price"_a,
+      "order"_a.noconvert(), "sizes"_a.noconvert(), "moves"_a, "seed"_a);
+}
+
 }  // namespace
 
 NB_MODULE(_csrc, m) {
@@ -327,4 +378,5 @@ NB_MODULE(_csrc, m) {
   bind_kv_copy(m);
   bind_kv_reservation(m);
   bind_kv_hosting(m);
+  bind_fleet(m);
 }

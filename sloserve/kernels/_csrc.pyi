@@ -63,6 +63,22 @@ def best_batch(
 def pack_exact(
     gain: NDArray[np.float64], weight: NDArray[np.int64], capacity: int, num_items: int, at_most: bool
 ) -> NDArray[np.int64] | None: ...
+def fleet_search(
+    model: NDArray[np.int64],
+    dues: NDArray[np.float64],
+    work: NDArray[np.float64],
+    judged: NDArray[np.float64],
+    own: NDArray[np.float64],
+    instances: NDArray[np.int64],
+    busy: NDArray[np.float64],
+    swap: NDArray[np.float64],
+    min_active: float,
+    swap_price: float,
+    order: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    moves: int,
+    seed: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], float, float, float, float]: ...
 
 MOST_KV_THREADS: int
 

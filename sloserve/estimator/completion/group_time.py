@@ -69,3 +69,26 @@ def group_times(
         own_sd_s=sd * step_s,
         batch=batch,
     )
+
+
+def running_time(
+    serving: Serving,
+    requests: int,
+    prefill_tokens: float,
+    context_tokens: float,
+    output_tokens: float,
+    longest_output_tokens: float,
+) -> tuple[float, float]:
+    """Of what runs: seconds by which it delays what comes next, and seconds until it has ended.
+
+    The former is the share of the engine that it takes, times how long it takes it; sums as in group_times, over the
+    requests that run. Expected values.
+    """
+    if not requests:
+        return 0.0, 0.0
+    engine = serving.engine
+    tokens = prefill_tokens + context_tokens + output_tokens / 2.0
+    share = min(max(requests / engine.max_num_seqs, tokens / engine.kv_tokens), 1.0)
+    step_s, _ = mean_step_s(serving.latency, engine, float(requests), tokens, 0.0, 0.0)
+    prompts_s = prefill_tokens / engine.prompt_budget * step_s
+    return prompts_s + share * output_tokens / requests * step_s, prompts_s + longest_output_tokens * step_s
