@@ -9,7 +9,10 @@
     ├── Evicted                given up after queueing
     │   ├── DeadlinePassed
     │   └── ShuttingDown
-    └── EngineError            the engine failed under us
+    ├── EngineError            the engine failed under us
+    └── StoreError             the store of a fleet failed under us
+        ├── StoreAway
+        └── StoreFull
 
 A message says what, the value, the limit and the remedy. Only ``wire/`` knows HTTP status codes.
 """
@@ -97,3 +100,15 @@ class ShuttingDown(Evicted):
 
 class EngineError(SloServeError):
     """The engine under us failed."""
+
+
+class StoreError(SloServeError):
+    """What was to be kept was not; the store is as it was before."""
+
+
+class StoreAway(StoreError):
+    """The store cannot be reached now."""
+
+
+class StoreFull(StoreError):
+    """The disk of the store is full."""

@@ -1,0 +1,182 @@
+"""Batches and files of OpenAI's Batch API, without the files' bytes. Whatever is read is read as a tenant."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sloserve.fleet.store.database import Database
+from sloserve.fleet.store.records import Batch, BatchState, File
+
+
+class Batches:
+    """Batches and files of one store. Every method is one transaction; may be called by many threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # Files.
+
+    def add_file(self, file: File, expires_after_s: float | None = None) -> File:
+        """Keeps a file's metadata; returns it with its times by the store's clock."""
+        with self._database.transaction() as session:
+            created = {"id": file.id, "tenant": file.tenant, "name": file.name, "purpose": file.purpose}
+            session.change(_ADD_FILE, **created, bytes=file.bytes, expires_after_s=expires_after_s)
+            return _file(session.rows(f"{_FILES} WHERE id = :id", id=file.id)[0])
+
+    def file(self, tenant: str, id: str) -> File | None:
+        """``None`` where there is none of this id, or it is another tenant's."""
+        with self._database.reading() as session:
+            found = session.rows(f"{_FILES} WHERE id = :id AND tenant = :tenant", id=id, tenant=tenant)
+        return _file(found[0]) if found else None
+
+    def files(self, tenant: str, after: str | None = None, most: int = 100) -> list[File]:
+        """A tenant's files, newest first. after: the last id of the page before."""
+        with self._database.reading() as session:
+            return [_file(row) for row in session.rows(_page(_FILES, "file", after), **_seen(tenant, after, most))]
+
+    def delete_file(self, tenant: str, id: str) -> bool:
+        """Whether there was such a file of this tenant's. The caller deletes its bytes."""
+        with self._database.transaction() as session:
+            return session.change("DELETE FROM file WHERE id = :id AND tenant = :tenant", id=id, tenant=tenant) > 0
+
+    def expired_files(self) -> list[File]:
+        """Files whose time is over: the caller deletes their bytes, then :meth:`delete_file`."""
+        with self._database.reading() as session:
+            return [_file(row) for row in session.rows(f"{_FILES} WHERE expires_s <= store_now() ORDER BY seq")]
+
+    def bytes_of(self, tenant: str) -> int:
+        """Bytes of all files of a tenant."""
+        with self._database.reading() as session:
+            found = session.rows("SELECT coalesce(sum(bytes), 0) FROM file WHERE tenant = :tenant", tenant=tenant)
+        return int(found[0][0])
+
+    # Batches.
+
+    def add(self, batch: Batch, window_s: float) -> Batch:
+        """Keeps a new batch, which expires ``window_s`` from now; returns it with its times by the store's clock."""
+        with self._database.transaction() as session:
+            now_s = float(session.rows("SELECT store_now()")[0][0])
+            session.change(
+                _ADD_BATCH,
+                id=batch.id,
+                tenant=batch.tenant,
+                endpoint=batch.endpoint,
+                time_window=batch.window,
+                input_file=batch.input_file,
+                state=batch.state.value,
+                stamps=json.dumps({batch.state.value: now_s}),
+                due_s=now_s + window_s,
+                metadata=None if batch.metadata is None else json.dumps(batch.metadata),
+            )
+            return _batch(session.rows(f"{_BATCHES} WHERE id = :id", id=batch.id)[0])
+
+    def get(self, tenant: str, id: str) -> Batch | None:
+        """``None`` where there is none of this id, or it is another tenant's."""
+        with self._database.reading() as session:
+            found = session.rows(f"{_BATCHES} WHERE id = :id AND tenant = :tenant", id=id, tenant=tenant)
+        return _batch(found[0]) if found else None
+
+    def list(self, tenant: str, after: str | None = None, most: int = 20) -> list[Batch]:
+        """A tenant's batches, newest first. after: the last id of the page before."""
+        with self._database.reading() as session:
+            return [_batch(row) for row in session.rows(_page(_BATCHES, "batch", after), **_seen(tenant, after, most))]
+
+    def unfinished(self) -> Sequence[Batch]:
+        """Batches of all tenants that have not ended, oldest first."""
+        with self._database.reading() as session:
+            return [_batch(row) for row in session.rows(f"{_BATCHES} WHERE state IN ({_OPEN}) ORDER BY seq")]
+
+    def move(
+        self,
+        id: str,
+        before: BatchState,
+        after: BatchState,
+        *,
+        lines: int | None = None,
+        output_file: str | None = None,
+        error_file: str | None = None,
+        errors: Sequence[Mapping[str, Any]] | None = None,
+    ) -> bool:
+        """Moves a batch to its next state, and notes when; ``False`` where it was not in state ``before`` any more.
+
+        What is not given stays as it is.
+        """
+        with self._database.transaction() as session:
+            found = session.rows("SELECT stamps, store_now() FROM batch WHERE id = :id", id=id)
+            if not found:
+                return False
+            stamps = {**json.loads(found[0][0]), after.value: float(found[0][1])}
+            return (
+                session.change(
+                    _MOVE,
+                    id=id,
+                    before=before.value,
+                    after=after.value,
+                    stamps=json.dumps(stamps),
+                    lines=lines,
+                    output_file=output_file,
+                    error_file=error_file,
+                    errors=None if errors is None else json.dumps(list(errors)),
+                )
+                > 0
+            )
+
+    def forget(self, tenant: str, id: str) -> bool:
+        """Deletes a batch that has ended; its requests are deleted by :meth:`Requests.forget`."""
+        sql = f"DELETE FROM batch WHERE id = :id AND tenant = :tenant AND state NOT IN ({_OPEN})"
+        with self._database.transaction() as session:
+            return session.change(sql, id=id, tenant=tenant) > 0
+
+
+_OPEN: Final = "'validating', 'in_progress', 'finalizing', 'cancelling'"
+_FILES: Final = "SELECT id, tenant, name, purpose, bytes, created_s, expires_s FROM file"
+_BATCHES: Final = """
+    SELECT id, tenant, endpoint, time_window, input_file, state, stamps, due_s, lines, output_file, error_file,
+        metadata, errors
+    FROM batch"""
+_ADD_FILE: Final = """
+    INSERT INTO file (id, tenant, name, purpose, bytes, created_s, expires_s)
+    VALUES (:id, :tenant, :name, :purpose, :bytes, store_now(),
+        store_now() + CAST(:expires_after_s AS double precision))"""
+_ADD_BATCH: Final = """
+    INSERT INTO batch (id, tenant, endpoint, time_window, input_file, state, stamps, due_s, metadata)
+    VALUES (:id, :tenant, :endpoint, :time_window, :input_file, :state, :stamps, :due_s, :metadata)"""
+_MOVE: Final = """
+    UPDATE batch SET state = :after, stamps = :stamps,
+        lines = coalesce(CAST(:lines AS bigint), lines),
+        output_file = coalesce(CAST(:output_file AS text), output_file),
+        error_file = coalesce(CAST(:error_file AS text), error_file),
+        errors = coalesce(CAST(:errors AS text), errors)
+    WHERE id = :id AND state = :before"""
+
+
+def _page(select: str, table: str, after: str | None) -> str:
+    older = "" if after is None else f" AND seq < (SELECT seq FROM {table} WHERE id = :after AND tenant = :tenant)"
+    return f"{select} WHERE tenant = :tenant{older} ORDER BY seq DESC LIMIT :most"
+
+
+def _seen(tenant: str, after: str | None, most: int) -> dict[str, Any]:
+    return {"tenant": tenant, "most": most} | ({} if after is None else {"after": after})
+
+
+def _file(row: tuple[Any, ...]) -> File:
+    return File(*row)
+
+
+def _batch(row: tuple[Any, ...]) -> Batch:
+    (id_, tenant, endpoint, window, input_file, state, stamps, due_s, lines, output, error, metadata, errors) = row
+    return Batch(
+        id=id_,
+        tenant=tenant,
+        endpoint=endpoint,
+        window=window,
+        input_file=input_file,
+        state=BatchState(state),
+        stamps=json.loads(stamps),
+        due_s=float(due_s),
+        lines=int(lines),
+        output_file=output,
+        error_file=error,
+        metadata=None if metadata is None else json.loads(metadata),
+        errors=tuple(json.loads(errors)),
+    )

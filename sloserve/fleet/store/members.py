@@ -1,0 +1,77 @@
+"""Members of a fleet: signs of life of agents, one leader at a time, the plan in force."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sloserve.fleet.store.database import Database
+from sloserve.fleet.store.records import Agent, StoredPlan
+
+_PLANNER: Final = "planner"
+
+
+class Members:
+    """Agents, leader and plan of one store. Every method is one transaction; may be called by many threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def beat(self, agent: str, state: Mapping[str, Any]) -> None:
+        """An agent lives, and this is its state."""
+        with self._database.transaction() as session:
+            session.change(_BEAT, id=agent, state=json.dumps(state))
+
+    def agents(self) -> list[Agent]:
+        """All that ever gave a sign of life and did not leave, in order of their ids."""
+        with self._database.reading() as session:
+            found = session.rows("SELECT id, state, store_now() - beat_s FROM agent ORDER BY id")
+        return [Agent(id_, json.loads(state), float(age_s)) for id_, state, age_s in found]
+
+    def leave(self, agent: str) -> None:
+        """An agent goes, and is no longer missed. Its claims lapse unless it has given them back."""
+        with self._database.transaction() as session:
+            session.change("DELETE FROM agent WHERE id = :id", id=agent)
+
+    def lead(self, holder: str, lease_s: float) -> int | None:
+        """Makes ``holder`` the leader, or lets it stay that; ``None`` where another is.
+
+        Returns: its term. A new leader's is higher than any before.
+        """
+        with self._database.transaction() as session:
+            found = session.rows(_LEAD, role=_PLANNER, holder=holder, lease_s=lease_s)
+        return int(found[0][0]) if found else None
+
+    def write_plan(self, holder: str, plan: StoredPlan) -> bool:
+        """Puts a plan in force; ``False`` where its term is over or a later plan of it is in force."""
+        values = {"role": _PLANNER, "holder": holder, "term": plan.term, "version": plan.version}
+        with self._database.transaction() as session:
+            written = session.change(_WRITE_PLAN, **values, plan=json.dumps(plan.plan)) > 0
+        if written:
+            self._database.tell()
+        return written
+
+    def plan(self) -> StoredPlan | None:
+        """The plan in force; ``None`` before the first."""
+        with self._database.reading() as session:
+            found = session.rows("SELECT term, version, plan FROM plan WHERE role = :role", role=_PLANNER)
+        return StoredPlan(int(found[0][0]), int(found[0][1]), json.loads(found[0][2])) if found else None
+
+
+_BEAT: Final = """
+    INSERT INTO agent (id, state, beat_s) VALUES (:id, :state, store_now())
+    ON CONFLICT (id) DO UPDATE SET state = excluded.state, beat_s = excluded.beat_s"""
+_LEAD: Final = """
+    INSERT INTO leader (role, holder, term, until_s) VALUES (:role, :holder, 1, store_now() + :lease_s)
+    ON CONFLICT (role) DO UPDATE SET
+        holder = excluded.holder,
+        until_s = excluded.until_s,
+        term = leader.term
+            + CASE WHEN leader.holder = excluded.holder AND leader.until_s > store_now() THEN 0 ELSE 1 END
+    WHERE leader.holder = excluded.holder OR leader.until_s <= store_now()
+    RETURNING term"""
+_WRITE_PLAN: Final = """
+    INSERT INTO plan (role, term, version, plan)
+    SELECT role, term, CAST(:version AS bigint), CAST(:plan AS text) FROM leader
+    WHERE role = :role AND term = :term AND holder = :holder
+    ON CONFLICT (role) DO UPDATE SET term = excluded.term, version = excluded.version, plan = excluded.plan
+    WHERE (plan.term, plan.version) < (excluded.term, excluded.version)"""

@@ -1,0 +1,107 @@
+"""The tables, as steps from one version to the next. Steps are only ever added: a store never goes back.
+
+Bodies and results stand in tables of their own, so that claiming and counting never reads them.
+"""
+
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.store.database import Database
+
+_FIRST = (
+    """CREATE TABLE request (
+        seq SERIAL_KEY,
+        id text NOT NULL UNIQUE,
+        tenant text NOT NULL,
+        batch text,
+        line bigint,
+        custom_id text,
+        model text NOT NULL,
+        class text NOT NULL,
+        grp bigint NOT NULL,
+        prompt_tokens bigint NOT NULL,
+        output_tokens double precision NOT NULL,
+        created_s double precision NOT NULL,
+        due_s double precision,
+        state text NOT NULL DEFAULT 'queued',
+        attempt bigint NOT NULL DEFAULT 0,
+        claim bigint,
+        suspects bigint NOT NULL DEFAULT 0,
+        cancelled bigint NOT NULL DEFAULT 0,
+        finished_s double precision
+    )""",
+    "CREATE INDEX request_queued ON request (grp, suspects, seq) WHERE state = 'queued'",
+    "CREATE INDEX request_suspect ON request (model, seq) WHERE suspects > 0",
+    "CREATE INDEX request_due ON request (due_s) WHERE state = 'queued'",
+    "CREATE INDEX request_claimed ON request (claim) WHERE claim IS NOT NULL",
+    "CREATE INDEX request_batch ON request (batch, state) WHERE batch IS NOT NULL",
+    "CREATE TABLE request_body (id text PRIMARY KEY, body BYTES NOT NULL)",
+    "CREATE TABLE request_result (id text PRIMARY KEY, status bigint NOT NULL, body BYTES NOT NULL)",
+    "CREATE TABLE request_progress (id text PRIMARY KEY, progress BYTES NOT NULL)",
+    """CREATE TABLE claim (
+        id SERIAL_KEY,
+        agent text NOT NULL,
+        until_s double precision NOT NULL,
+        alone bigint NOT NULL
+    )""",
+    "CREATE INDEX claim_agent ON claim (agent)",
+    """CREATE TABLE leader (
+        role text PRIMARY KEY,
+        holder text NOT NULL,
+        term bigint NOT NULL,
+        until_s double precision NOT NULL
+    )""",
+    "CREATE TABLE plan (role text PRIMARY KEY, term bigint NOT NULL, version bigint NOT NULL, plan text NOT NULL)",
+    "CREATE TABLE agent (id text PRIMARY KEY, state text NOT NULL, beat_s double precision NOT NULL)",
+    """CREATE TABLE file (
+        seq SERIAL_KEY,
+        id text NOT NULL UNIQUE,
+        tenant text NOT NULL,
+        name text NOT NULL,
+        purpose text NOT NULL,
+        bytes bigint NOT NULL,
+        created_s double precision NOT NULL,
+        expires_s double precision
+    )""",
+    "CREATE INDEX file_tenant ON file (tenant, seq)",
+    """CREATE TABLE batch (
+        seq SERIAL_KEY,
+        id text NOT NULL UNIQUE,
+        tenant text NOT NULL,
+        endpoint text NOT NULL,
+        time_window text NOT NULL,
+        input_file text NOT NULL,
+        output_file text,
+        error_file text,
+        state text NOT NULL,
+        stamps text NOT NULL,
+        due_s double precision NOT NULL,
+        lines bigint NOT NULL DEFAULT 0,
+        metadata text,
+        errors text NOT NULL DEFAULT '[]'
+    )""",
+    "CREATE INDEX batch_tenant ON batch (tenant, seq)",
+    "CREATE INDEX batch_state ON batch (state)",
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST,)
+"""Step n leads from version n to n + 1."""
+
+
+def migrate(database: Database, steps: tuple[tuple[str, ...], ...] = STEPS) -> None:
+    """Brings a store to the newest version that this code knows; processes that start at once do it one after another.
+
+    Raises: ConfigError where the store is of a newer one.
+    """
+    with database.alone() as session:
+        session.change("CREATE TABLE IF NOT EXISTS schema_version (version bigint NOT NULL)")
+        version = int(session.rows("SELECT coalesce(max(version), 0) FROM schema_version")[0][0])
+        if version > len(steps):
+            raise ConfigError(
+                f"the store has schema version {version}, and this sloserve knows {len(steps)}: a newer one has used "
+                "it; upgrade sloserve, or give another store"
+            )
+        for step in steps[version:]:
+            for statement in step:
+                session.change(statement)
+        if version < len(steps):
+            session.change("DELETE FROM schema_version")
+            session.change("INSERT INTO schema_version VALUES (:version)", version=len(steps))

@@ -1,0 +1,161 @@
+"""The store in a PostgreSQL server, for a fleet on several machines. Its clock is the server's."""
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from sloserve.core.errors import ConfigError, StoreAway, StoreFull
+from sloserve.fleet.store.database import Params
+
+_OLDEST: Final = 140000
+_CONNECT_S: Final = 5.0
+_LOCK: Final = 0x510_5E57E  # of this program's schema changes, among all advisory locks of the database
+_CHANNEL: Final = "sloserve"
+_WORDS: Final = {
+    "SERIAL_KEY": "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "BYTES": "bytea",
+    "LOCKING_NEW_ROWS": "FOR UPDATE SKIP LOCKED",
+}
+_NOW: Final = """
+    CREATE OR REPLACE FUNCTION store_now() RETURNS double precision LANGUAGE sql VOLATILE
+    AS 'SELECT extract(epoch FROM clock_timestamp())::double precision'"""
+
+
+class PostgresSession:
+    """See :class:`sloserve.fleet.store.database.Session`."""
+
+    def __init__(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> None:
+        self._cursor = cursor
+
+    def rows(self, sql: str, **params: Any) -> list[tuple[Any, ...]]:
+        return self._cursor.execute(_spelt(sql), params).fetchall()
+
+    def change(self, sql: str, **params: Any) -> int:
+        return self._cursor.execute(_spelt(sql), params).rowcount
+
+    def each(self, sql: str, params: Sequence[Params]) -> list[int]:
+        if not params:
+            return []
+        self._cursor.executemany(_spelt(sql), params, returning=True)
+        counts = [self._cursor.rowcount]
+        while self._cursor.nextset():
+            counts.append(self._cursor.rowcount)
+        return counts
+
+
+class PostgresDatabase:
+    """See :class:`sloserve.fleet.store.database.Database`."""
+
+    def __init__(self, address: str, *, connections: int = 4, schema: str | None = None) -> None:
+        """Connects.
+
+        Args:
+            address: ``postgresql://...``; what it leaves out comes from the environment (PGPASSWORD, PGPASSFILE, ...).
+            connections: at most, beside the one that waits for hints.
+            schema: of the database, where it is not the server's default; it is made if it is not there.
+
+        Raises:
+            ConfigError: no server at this address, or one that is too old.
+        """
+        options: Mapping[str, Any] = {"autocommit": True, "connect_timeout": int(_CONNECT_S)}
+        if schema is not None:
+            options = {**options, "options": f"-c search_path={schema}"}
+        self._where = _without_password(address)
+        self._address, self._options = address, options
+        try:
+            with psycopg.connect(address, **options) as connection:
+                _check_version(connection.info.server_version)
+                if schema is not None:
+                    connection.execute(
+                        psycopg.sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(psycopg.sql.Identifier(schema))
+                    )
+        except psycopg.Error as error:
+            raise ConfigError(f"the store {self._where} cannot be reached: {_line(error)}") from None
+        self._pool: ConnectionPool[psycopg.Connection[tuple[Any, ...]]] = ConnectionPool(
+            address, kwargs=dict(options), min_size=1, max_size=connections, timeout=_CONNECT_S, open=True
+        )
+        self._listening: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._listen_lock = threading.Lock()
+        with self.alone() as session:
+            session.change(_NOW)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[PostgresSession]:
+        with self._errors(), self._pool.connection() as connection, connection.transaction():
+            with connection.cursor() as cursor:
+                yield PostgresSession(cursor)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[PostgresSession]:
+        with self.transaction() as session:
+            session.change("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield session
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[PostgresSession]:
+        with self.transaction() as session:
+            session.rows(f"SELECT pg_advisory_xact_lock({_LOCK})")
+            yield session
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.errors.DiskFull as error:
+            raise StoreFull(f"the disk of the store {self._where} is full; free some of it") from error
+        except (psycopg.OperationalError, PoolTimeout) as error:
+            raise StoreAway(f"the store {self._where} does not answer: {_line(error)}") from error
+
+    def tell(self) -> None:
+        with contextlib.suppress(StoreAway), self.transaction() as session:
+            session.change(f"NOTIFY {_CHANNEL}")
+
+    def wait(self, limit_s: float) -> None:
+        with self._listen_lock:
+            try:
+                if self._listening is None:
+                    self._listening = psycopg.connect(self._address, **self._options)
+                    self._listening.execute(f"LISTEN {_CHANNEL}")
+                for _ in self._listening.notifies(timeout=limit_s, stop_after=1):
+                    pass
+            except psycopg.Error:
+                # The caller looks at the store itself next, and meets the error there.
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+    def close(self) -> None:
+        with self._listen_lock:
+            self._hang_up()
+        self._pool.close()
+
+
+def _spelt(sql: str) -> Any:
+    sql = re.sub("|".join(_WORDS), lambda word: _WORDS[word.group()], sql)
+    return re.sub(r"(?<!:):(\w+)", r"%(\1)s", sql)
+
+
+def _check_version(version: int) -> None:
+    if version < _OLDEST:
+        raise ConfigError(f"PostgreSQL {version // 10000} is too old for the store; 14 is the oldest that works")
+
+
+def _without_password(address: str) -> str:
+    try:
+        parts = conninfo_to_dict(address)
+    except psycopg.ProgrammingError as error:
+        raise ConfigError(f"the store's address cannot be read: {_line(error)}") from None
+    return f"postgresql://{parts.get('host', 'localhost')}:{parts.get('port', 5432)}/{parts.get('dbname', '')}"
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

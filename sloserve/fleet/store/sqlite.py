@@ -1,0 +1,145 @@
+"""The store in one file, for a fleet on one machine. Processes of this host share it; its clock is this host's."""
+
+import contextlib
+import re
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from sloserve.core.clock import Clock, SystemClock
+from sloserve.core.errors import ConfigError, StoreAway, StoreFull
+from sloserve.fleet.store.database import Params
+
+_BUSY_S: Final = 10.0
+"""How long a writer waits for the others of this host before it gives up. A write takes about a millisecond."""
+_NETWORK: Final = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2"}
+    | {"pvfs2", "smb3", "smbfs", "virtiofs"}
+)
+"""Kinds of file systems on which SQLite's locks and its shared memory may not hold between hosts."""
+_WORDS: Final = {
+    "SERIAL_KEY": "integer PRIMARY KEY AUTOINCREMENT",
+    "BYTES": "blob",
+    "LOCKING_NEW_ROWS": "",
+}
+_FULL: Final = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC")
+
+
+class SqliteSession:
+    """See :class:`sloserve.fleet.store.database.Session`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def rows(self, sql: str, **params: Any) -> list[tuple[Any, ...]]:
+        return self._connection.execute(_spelt(sql), params).fetchall()
+
+    def change(self, sql: str, **params: Any) -> int:
+        return self._connection.execute(_spelt(sql), params).rowcount
+
+    def each(self, sql: str, params: Sequence[Params]) -> list[int]:
+        sql = _spelt(sql)
+        return [self._connection.execute(sql, dict(one)).rowcount for one in params]
+
+
+class SqliteDatabase:
+    """See :class:`sloserve.fleet.store.database.Database`. One connection for writers, one for readers."""
+
+    def __init__(self, path: Path, clock: Clock | None = None, mounts: Path = Path("/proc/self/mountinfo")) -> None:
+        """Opens the file, and makes it if it is not there.
+
+        Args:
+            path: its folder must exist.
+            clock: the store's.
+            mounts: where the kernel lists file systems.
+
+        Raises:
+            ConfigError: a network file system, or a file that cannot be opened or is no database.
+        """
+        kind = _network_kind(path.resolve(), mounts)
+        if kind is not None:
+            raise ConfigError(
+                f"the store {path} lies on a network file system ({kind}), where SQLite may lose what it has written; "
+                "give a file on a local disk, or a postgresql:// address"
+            )
+        self._clock = clock or SystemClock()
+        self._path = path
+        try:
+            self._writer, self._reader = self._opened(), self._opened()
+        except sqlite3.Error as error:
+            raise ConfigError(f"the store {path} cannot be opened: {error}; give the path of a file to write") from None
+        self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
+        self._told = threading.Condition()
+
+    def _opened(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        connection.create_function("store_now", 0, self._clock.now_s)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        return connection
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[SqliteSession]:
+        with self._write_lock, self._in(self._writer, "BEGIN IMMEDIATE") as session:
+            yield session
+
+    alone = transaction  # a writer is
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[SqliteSession]:
+        with self._read_lock, self._in(self._reader, "BEGIN") as session:
+            yield session
+
+    @contextlib.contextmanager
+    def _in(self, connection: sqlite3.Connection, begin: str) -> Iterator[SqliteSession]:
+        try:
+            connection.execute(begin)
+            try:
+                yield SqliteSession(connection)
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+        except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if name in _FULL:
+                raise StoreFull(f"the disk of the store {self._path} is full ({error}); free some of it") from error
+            if isinstance(error, sqlite3.ProgrammingError) and "closed" not in str(error):
+                raise
+            if name == "SQLITE_ERROR":
+                raise  # a statement is wrong
+            raise StoreAway(f"the store {self._path} does not answer: {error}") from error
+
+    def tell(self) -> None:
+        with self._told:
+            self._told.notify_all()
+
+    def wait(self, limit_s: float) -> None:
+        with self._told:
+            self._told.wait(limit_s)
+
+    def close(self) -> None:
+        with self._write_lock, self._read_lock:
+            self._writer.close()
+            self._reader.close()
+
+
+def _spelt(sql: str) -> str:
+    return re.sub("|".join(_WORDS), lambda word: _WORDS[word.group()], sql)
+
+
+def _network_kind(path: Path, mounts: Path) -> str | None:
+    """Kind of the network file system that ``path`` lies on, ``None`` if it is a local one (or nothing says)."""
+    best, kind = -1, ""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:  # proc(5): ... mount point (fifth) ... - kind source options
+        fields, _, rest = line.partition(" - ")
+        point = fields.split(" ")[4].encode().decode("unicode_escape")
+        if path.is_relative_to(point) and len(point) >= best:
+            best, kind = len(point), rest.split(" ")[0]
+    return kind if kind in _NETWORK or kind.startswith("fuse.") else None

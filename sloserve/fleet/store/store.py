@@ -1,0 +1,51 @@
+"""Opens the store that an address names, and holds its parts together."""
+
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from sloserve.core.clock import Clock
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.store.batches import Batches
+from sloserve.fleet.store.database import Database
+from sloserve.fleet.store.members import Members
+from sloserve.fleet.store.migrations import migrate
+from sloserve.fleet.store.requests import Requests
+from sloserve.fleet.store.sqlite import SqliteDatabase
+
+_SQLITE: Final = "sqlite:"
+_POSTGRES: Final = ("postgresql://", "postgres://")
+
+
+class Store:
+    """Everything that a fleet must not lose, in one database of the newest schema."""
+
+    def __init__(self, database: Database) -> None:
+        """Raises: ConfigError where a newer sloserve has used the database."""
+        migrate(database)
+        self.database = database
+        self.requests = Requests(database)
+        self.members = Members(database)
+        self.batches = Batches(database)
+
+    def close(self) -> None:
+        self.database.close()
+
+
+def open_store(address: str, clock: Clock | None = None) -> Store:
+    """The store at ``sqlite:PATH`` or ``postgresql://...``, made if it is not there.
+
+    clock: for SQLite; a server has one of its own.
+    Raises: ConfigError where it cannot be opened.
+    """
+    if address.startswith(_SQLITE):
+        return Store(SqliteDatabase(Path(unquote(address.removeprefix(_SQLITE))), clock))
+    if address.startswith(_POSTGRES):
+        try:
+            from sloserve.fleet.store.postgres import PostgresDatabase
+        except ImportError:
+            raise ConfigError(
+                "a store in PostgreSQL needs psycopg, which is not installed; pip install 'sloserve[fleet]'"
+            ) from None
+        return Store(PostgresDatabase(address))
+    raise ConfigError(f"store: {address.split(':')[0]!r} is no kind of store; give sqlite:PATH or postgresql://...")

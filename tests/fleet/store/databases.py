@@ -1,0 +1,108 @@
+"""The two databases that the conformance suite runs on, each with a clock that the test moves."""
+
+import contextlib
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from sloserve.core.clock import ManualClock
+from sloserve.fleet.store.database import Database
+from sloserve.fleet.store.postgres import PostgresDatabase
+from sloserve.fleet.store.sqlite import SqliteDatabase
+
+ADDRESS = "SLOSERVE_TEST_POSTGRES"
+"""Environment variable: address of a server to test on, instead of one that is started for the tests."""
+
+
+@dataclass
+class Store:
+    """A database that the test opens as often as it likes. pass_s: lets time pass on the store's clock."""
+
+    open: Callable[[], Database]
+    pass_s: Callable[[float], None]
+
+
+@contextlib.contextmanager
+def sqlite(folder: Path) -> Iterator[Store]:
+    clock, opened = ManualClock(), list[Database]()
+
+    def open_() -> Database:
+        opened.append(SqliteDatabase(folder / "store.sqlite", clock))
+        return opened[-1]
+
+    yield Store(open_, lambda seconds: clock.advance_to(clock.now_s() + seconds))
+    for database in opened:
+        database.close()
+
+
+@contextlib.contextmanager
+def postgres(address: str, schema: str) -> Iterator[Store]:
+    opened = list[PostgresDatabase]()
+    passed_s = 0.0
+
+    def open_() -> Database:
+        opened.append(PostgresDatabase(address, connections=3, schema=schema))
+        if passed_s:
+            pass_s(0.0)
+        return opened[-1]
+
+    def pass_s(seconds: float) -> None:
+        nonlocal passed_s
+        passed_s += seconds
+        with opened[-1].alone() as session:
+            session.change(
+                "CREATE OR REPLACE FUNCTION store_now() RETURNS double precision LANGUAGE sql VOLATILE "
+                f"AS 'SELECT extract(epoch FROM clock_timestamp())::double precision + {passed_s}'"
+            )
+
+    yield Store(open_, pass_s)
+    for database in opened:
+        database.close()
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+
+
+@contextlib.contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """The address of a PostgreSQL server. Skips the test where there is none to start."""
+    if ADDRESS in os.environ:
+        yield os.environ[ADDRESS]
+        return
+    found = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
+    if found is None:
+        pytest.skip("NOT TESTED: PostgreSQL is not installed (Debian: apt install postgresql)")
+    programs = Path(found).resolve().parent
+    as_user: list[str] = []
+    if os.geteuid() == 0:  # which PostgreSQL refuses
+        try:
+            user = pwd.getpwnam("postgres")
+        except KeyError:
+            pytest.skip("NOT TESTED: PostgreSQL does not run as root, and there is no user postgres")
+        os.chown(folder, user.pw_uid, user.pw_gid)
+        for parent in folder.parents[:2]:  # pytest's own, which only root may enter
+            parent.chmod(parent.stat().st_mode | 0o011)
+        as_user = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    data = folder / "data"
+    subprocess.run(
+        [*as_user, programs / "initdb", "-D", data, "-U", "sloserve", "--auth=trust", "--no-sync"],
+        check=True,
+        capture_output=True,
+    )
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -c fsync=off -c unix_socket_directories=''"
+    control = [*as_user, programs / "pg_ctl", "-D", data, "-w"]
+    subprocess.run([*control, "-l", folder / "log", "-o", options, "start"], check=True, capture_output=True)
+    try:
+        yield f"postgresql://sloserve@127.0.0.1:{port}/postgres"
+    finally:
+        subprocess.run([*control, "-m", "immediate", "stop"], check=False, capture_output=True)

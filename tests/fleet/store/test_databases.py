@@ -1,0 +1,78 @@
+"""Where a store may lie, and what it says when it cannot be reached or is full."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from sloserve.core.errors import ConfigError, StoreAway, StoreFull
+from sloserve.fleet.store.records import NewRequest
+from sloserve.fleet.store.sqlite import SqliteDatabase
+from sloserve.fleet.store.store import Store as OpenStore
+from sloserve.fleet.store.store import open_store
+
+
+def mounts(tmp_path: Path, kind: str) -> Path:
+    file = tmp_path / "mountinfo"
+    file.write_text(
+        "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        f"90 22 0:44 / {tmp_path} rw,relatime shared:2 - {kind} server:/share rw\n"
+    )
+    return file
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "ceph"])
+def test_a_network_file_system_is_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"{kind}.*local disk.*postgresql://"):
+        SqliteDatabase(tmp_path / "store.sqlite", mounts=mounts(tmp_path, kind))
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "overlay", "tmpfs"])
+def test_a_local_one_is_not(tmp_path: Path, kind: str) -> None:
+    SqliteDatabase(tmp_path / "store.sqlite", mounts=mounts(tmp_path, kind)).close()
+
+
+def test_an_address_that_is_none_says_what_is_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'redis' is no kind of store; give sqlite:PATH or postgresql://"):
+        open_store("redis://localhost")
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        open_store(f"sqlite:{tmp_path}/missing/store.sqlite")
+    (tmp_path / "text").write_text("this is no database, " * 100)
+    with pytest.raises(ConfigError, match="cannot be opened.*not a database"):
+        open_store(f"sqlite:{tmp_path}/text")
+
+
+def test_an_address_in_an_error_has_no_password() -> None:
+    with pytest.raises(ConfigError, match="127.0.0.1:1/db cannot be reached") as raised:
+        open_store("postgresql://user:secret@127.0.0.1:1/db")
+    assert "secret" not in str(raised.value)
+
+
+def test_a_full_disk_keeps_nothing_of_what_it_refuses(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "store.sqlite")
+    store = OpenStore(database)
+    with database.transaction() as session:
+        (pages,) = session.rows("PRAGMA page_count")[0]
+        session.rows(f"PRAGMA max_page_count = {pages + 8}")
+    big = [NewRequest(f"r{i}", "t", "m", "batch", 1, bytes(5000), batch="b") for i in range(30)]
+    with pytest.raises(StoreFull, match="is full.*free some"):
+        store.requests.accept(big)
+    assert store.requests.counts("b") == {}
+    assert store.requests.accept(big[:2]) == 2
+    store.close()
+
+
+def test_a_store_that_another_writer_holds_is_away_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sloserve.fleet.store.sqlite._BUSY_S", 0.02)
+    store = OpenStore(SqliteDatabase(tmp_path / "store.sqlite"))
+    other = sqlite3.connect(tmp_path / "store.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreAway, match="does not answer.*locked"):
+        store.members.beat("a", {})
+    assert store.members.agents() == []  # readers need not wait
+    other.execute("ROLLBACK")
+    store.members.beat("a", {})
+    other.close()
+    store.close()

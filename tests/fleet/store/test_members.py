@@ -1,0 +1,131 @@
+"""Leader, plan, agents, batches and files: one suite for every database."""
+
+import threading
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.store.migrations import STEPS, migrate
+from sloserve.fleet.store.records import Batch, BatchState, File, StoredPlan
+from sloserve.fleet.store.store import Store as OpenStore
+from tests.fleet.store.databases import Store
+
+
+@pytest.fixture
+def opened(store: Store) -> OpenStore:
+    return OpenStore(store.open())
+
+
+def test_there_is_one_leader_and_a_new_one_has_a_higher_term(opened: OpenStore, store: Store) -> None:
+    members = opened.members
+    assert members.lead("x", 5.0) == 1
+    assert members.lead("y", 5.0) is None
+    assert members.lead("x", 5.0) == 1
+    store.pass_s(6.0)
+    assert members.lead("y", 5.0) == 2
+    assert members.lead("x", 5.0) is None
+    store.pass_s(6.0)
+    assert members.lead("y", 5.0) == 3  # its lease was over: others may have led meanwhile
+
+
+def test_a_plan_of_a_past_term_or_an_older_version_is_not_put_in_force(opened: OpenStore, store: Store) -> None:
+    members = opened.members
+    assert members.plan() is None
+    members.lead("x", 5.0)
+    assert members.write_plan("x", StoredPlan(1, 2, {"queues": {}}))
+    assert not members.write_plan("x", StoredPlan(1, 2, {"other": 1}))
+    store.pass_s(6.0)
+    members.lead("y", 5.0)
+    assert not members.write_plan("x", StoredPlan(1, 3, {}))
+    assert not members.write_plan("z", StoredPlan(2, 1, {}))
+    assert members.plan() == StoredPlan(1, 2, {"queues": {}})
+    assert members.write_plan("y", StoredPlan(2, 1, {"of": "y"}))
+    assert members.plan() == StoredPlan(2, 1, {"of": "y"})
+
+
+def test_agents_are_as_old_as_their_last_sign_of_life(opened: OpenStore, store: Store) -> None:
+    opened.members.beat("b", {"models": []})
+    store.pass_s(7.0)
+    opened.members.beat("a", {"models": ["m"]})
+    a, b = opened.members.agents()
+    assert (a.id, b.id) == ("a", "b") and a.state == {"models": ["m"]}
+    assert a.age_s < 1.0 and 7.0 <= b.age_s < 9.0
+    opened.members.leave("b")
+    assert [agent.id for agent in opened.members.agents()] == ["a"]
+
+
+def test_a_plan_wakes_whoever_waits(opened: OpenStore) -> None:
+    opened.members.lead("x", 5.0)
+    opened.database.wait(0.01)  # from now on it listens
+    woken = threading.Event()
+
+    def wait() -> None:
+        opened.database.wait(20.0)
+        woken.set()
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    version = 0
+    while not woken.wait(0.02):
+        version += 1
+        assert opened.members.write_plan("x", StoredPlan(1, version, {}))
+    waiter.join()
+    assert version < 500
+
+
+def batch(id: str, tenant: str = "t") -> Batch:
+    return Batch(
+        id, tenant, "/v1/chat/completions", "24h", "file-1", BatchState.VALIDATING, {}, 0.0, metadata={"k": "v"}
+    )
+
+
+def test_a_batch_moves_from_the_state_it_is_in_and_notes_when(opened: OpenStore, store: Store) -> None:
+    batches = opened.batches
+    made = batches.add(batch("b1"), window_s=60.0)
+    assert made.due_s == pytest.approx(made.stamps["validating"] + 60.0) and made.metadata == {"k": "v"}
+    store.pass_s(5.0)
+    assert batches.move("b1", BatchState.VALIDATING, BatchState.IN_PROGRESS, lines=3)
+    assert not batches.move("b1", BatchState.VALIDATING, BatchState.FAILED)
+    assert batches.move("b1", BatchState.IN_PROGRESS, BatchState.FINALIZING, output_file="file-2")
+    found = batches.get("t", "b1")
+    assert found is not None and (found.lines, found.output_file, found.error_file) == (3, "file-2", None)
+    assert 5.0 <= found.stamps["in_progress"] - found.stamps["validating"] < 7.0
+    assert [one.id for one in batches.unfinished()] == ["b1"]
+    assert not batches.forget("t", "b1")
+    batches.move("b1", BatchState.FINALIZING, BatchState.COMPLETED, errors=[{"line": 2}])
+    assert batches.unfinished() == [] and batches.forget("t", "b1") and batches.get("t", "b1") is None
+
+
+def test_no_tenant_sees_another_ones_batches_and_files(opened: OpenStore) -> None:
+    batches = opened.batches
+    for i, tenant in enumerate("ttuut"):
+        batches.add(batch(f"b{i}", tenant), 60.0)
+        batches.add_file(File(f"f{i}", tenant, "in.jsonl", "batch", 10, 0.0))
+    assert [one.id for one in batches.list("t")] == ["b4", "b1", "b0"]
+    assert [one.id for one in batches.list("t", after="b4", most=1)] == ["b1"]
+    assert batches.list("t", after="b2") == []  # another tenant's id says nothing
+    assert [one.id for one in batches.files("u")] == ["f3", "f2"]
+    assert batches.get("t", "b2") is None and batches.file("t", "f2") is None
+    assert not batches.delete_file("t", "f2") and batches.delete_file("u", "f2")
+    assert batches.bytes_of("t") == 30 and batches.bytes_of("u") == 10 and batches.bytes_of("nobody") == 0
+
+
+def test_a_file_expires_by_the_clock_of_the_store(opened: OpenStore, store: Store) -> None:
+    opened.batches.add_file(File("f", "t", "in.jsonl", "batch", 10, 0.0), expires_after_s=60.0)
+    assert opened.batches.expired_files() == []
+    store.pass_s(61.0)
+    assert [file.id for file in opened.batches.expired_files()] == ["f"]
+
+
+def test_all_that_is_kept_is_there_when_it_is_opened_again(opened: OpenStore, store: Store) -> None:
+    opened.batches.add(batch("b1"), 60.0)
+    assert [one.id for one in OpenStore(store.open()).batches.list("t")] == ["b1"]
+
+
+def test_a_newer_schema_is_refused_and_an_older_one_goes_forward(opened: OpenStore) -> None:
+    step = ("CREATE TABLE more (id text)",)
+    migrate(opened.database, (*STEPS, step))
+    with opened.database.reading() as session:
+        assert session.rows("SELECT count(*) FROM more") == [(0,)]
+    with pytest.raises(ConfigError, match=f"schema version {len(STEPS) + 1}.*knows {len(STEPS)}"):
+        migrate(opened.database)

@@ -1,0 +1,189 @@
+"""Durable requests: one suite for every database."""
+
+import pytest
+
+from sloserve.fleet.store.records import BatchState, Claim, NewRequest, RequestState, Result
+from sloserve.fleet.store.requests import MOST_ATTEMPTS, Requests
+from sloserve.fleet.store.store import Store as OpenStore
+from tests.fleet.store.databases import Store
+
+LEASE_S = 30.0
+
+
+@pytest.fixture
+def requests(store: Store) -> Requests:
+    return OpenStore(store.open()).requests
+
+
+def new(id: str, group: int = 1, **given: object) -> NewRequest:
+    values = {"tenant": "t", "model": "m", "slo_class": "batch", "body": id.encode(), "batch": "b", **given}
+    return NewRequest(id=id, group=group, **values)  # type: ignore[arg-type]
+
+
+def add(requests: Requests, n: int, **given: object) -> list[str]:
+    ids = [f"r{i:03}" for i in range(n)]
+    assert requests.accept([new(id, **given) for id in ids]) == n
+    return ids
+
+
+def claimed(requests: Requests, most: int, agent: str = "a", group: int = 1) -> Claim:
+    claim = requests.claim(agent, group, most, LEASE_S)
+    assert claim is not None
+    return claim
+
+
+def done(claim: Claim, status: int = 200) -> list[Result]:
+    return [Result(r.id, r.attempt, RequestState.DONE, status, b"out " + r.body) for r in claim.requests]
+
+
+def test_a_group_is_claimed_in_order_of_arrival_and_no_request_twice(requests: Requests) -> None:
+    ids = add(requests, 5)
+    requests.accept([new("other", group=2)])
+    first, second = claimed(requests, 3), claimed(requests, 3, agent="b")
+    assert [r.id for r in first.requests] == ids[:3]
+    assert [r.id for r in second.requests] == ids[3:]
+    assert first.requests[0].body == b"r000" and first.requests[0].attempt == 1
+    assert requests.claim("a", 1, 3, LEASE_S) is None
+    assert [(s.group, s.requests) for s in requests.sums()] == [(2, 1)]
+
+
+def test_a_request_accepted_twice_is_one(requests: Requests) -> None:
+    add(requests, 1)
+    assert requests.accept([new("r000", body=b"again"), new("x")]) == 1
+    assert [r.body for r in claimed(requests, 9).requests] == [b"r000", b"r000"[:0] + b"x"]
+
+
+def test_results_come_in_the_order_of_the_batch_and_in_pages(requests: Requests) -> None:
+    add(requests, 3)
+    claim = claimed(requests, 3)
+    assert requests.finish(list(reversed(done(claim)))) == [True] * 3
+    first = requests.results("b", most=2)
+    rest = requests.results("b", after=first[-1].place)
+    assert [(row.id, row.status, row.body) for row in [*first, *rest]] == [
+        (r.id, 200, b"out " + r.body) for r in claim.requests
+    ]
+    assert requests.counts("b") == {RequestState.DONE: 3}
+
+
+def test_a_lapsed_claim_is_claimed_anew_and_its_old_holder_changes_nothing(requests: Requests, store: Store) -> None:
+    add(requests, 2)
+    old = claimed(requests, 2, agent="old")
+    store.pass_s(LEASE_S + 1)
+    assert requests.renew("old", LEASE_S).claims == frozenset()
+    assert requests.take_back() == 1
+    new_ = claimed(requests, 2, agent="new")
+    assert [r.attempt for r in new_.requests] == [2, 2]
+    assert requests.finish(done(old)) == [False, False]
+    assert requests.finish(done(new_)) == [True, True]
+    assert requests.finish(done(new_)) == [False, False]
+    assert [row.status for row in requests.results("b")] == [200, 200]
+
+
+def test_a_late_result_counts_while_nobody_else_has_begun(requests: Requests, store: Store) -> None:
+    add(requests, 1)
+    claim = claimed(requests, 1)
+    store.pass_s(LEASE_S + 1)
+    assert requests.finish(done(claim)) == [True]
+    assert requests.take_back() == 1
+    assert requests.counts("b") == {RequestState.DONE: 1}
+
+
+def test_a_renewed_claim_does_not_lapse(requests: Requests, store: Store) -> None:
+    add(requests, 1)
+    claim = claimed(requests, 1)
+    for _ in range(3):
+        store.pass_s(LEASE_S - 1)
+        assert requests.renew("a", LEASE_S).claims == {claim.id}
+        assert requests.take_back() == 0
+    assert requests.finish(done(claim)) == [True]
+    assert requests.renew("a", LEASE_S).claims == frozenset()
+
+
+def test_what_is_given_back_keeps_its_place_and_its_progress(requests: Requests) -> None:
+    ids = add(requests, 3)
+    claim = claimed(requests, 2)
+    assert requests.give_back(claim.id, {ids[1]: b"tokens", "elsewhere": b""}) == 2
+    again = claimed(requests, 3)
+    assert [(r.id, r.progress) for r in again.requests] == [(ids[0], None), (ids[1], b"tokens"), (ids[2], None)]
+
+
+def test_one_that_no_attempt_finishes_fails_with_a_reason(requests: Requests) -> None:
+    add(requests, 1)
+    for _ in range(MOST_ATTEMPTS):
+        requests.give_back(claimed(requests, 1).id, {})
+    assert requests.claim("a", 1, 1, LEASE_S) is None
+    (row,) = requests.results("b")
+    assert row.state == RequestState.FAILED and row.status == 500 and b"no engine finished" in (row.body or b"")
+
+
+def test_one_poison_among_many_fails_alone(requests: Requests) -> None:
+    """Each engine that serves it dies; the others all get their result."""
+    ids = add(requests, 200)
+    poison, deaths, alone = ids[77], 0, 0
+    while True:
+        claims = [claim for _ in range(4) if (claim := requests.claim("a", 1, 16, LEASE_S)) is not None]
+        if not claims:
+            one = requests.claim_suspects("a", "m", LEASE_S)
+            if one is None:
+                break
+            assert one.alone
+            claims, alone = [one], alone + 1
+        in_flight = {r.id for claim in claims for r in claim.requests}
+        if poison in in_flight:
+            deaths += 1
+            failed = requests.engine_died([claim.id for claim in claims])
+            assert failed in ([], [poison])
+        else:
+            for claim in claims:
+                assert all(requests.finish(done(claim)))
+    assert requests.counts("b") == {RequestState.DONE: 199, RequestState.FAILED: 1}
+    assert deaths <= 8
+    (row,) = [row for row in requests.results("b", most=200) if row.state == RequestState.FAILED]
+    assert row.id == poison and b"the engine died" in (row.body or b"")
+
+
+def test_one_that_was_alone_by_chance_is_tried_again(requests: Requests) -> None:
+    add(requests, 1)
+    assert requests.engine_died([claimed(requests, 1).id]) == []
+    claim = requests.claim_suspects("a", "m", LEASE_S)
+    assert claim is not None and requests.finish(done(claim)) == [True]
+
+
+def test_a_cancelled_batch_ends_in_the_queue_at_once_and_in_flight_at_the_next_renewal(requests: Requests) -> None:
+    ids = add(requests, 3)
+    claim = claimed(requests, 1)
+    assert requests.cancel("b") == (2, 1)
+    assert requests.renew("a", LEASE_S).cancelled == {ids[0]}
+    ended = Result(ids[0], claim.requests[0].attempt, RequestState.CANCELLED, 499, b"")
+    assert requests.finish([ended]) == [True]
+    assert requests.counts("b") == {RequestState.CANCELLED: 3}
+
+
+def test_a_deadline_ends_what_is_queued_by_the_clock_of_the_store(requests: Requests, store: Store) -> None:
+    requests.accept([new("early", deadline_s=10.0), new("late", deadline_s=100.0), new("never")])
+    store.pass_s(11.0)
+    assert [r.id for r in claimed(requests, 1).requests] == ["late"]  # what is over is not begun
+    assert requests.expire() == ["early"]
+    assert requests.counts("b")[RequestState.EXPIRED] == 1
+    assert [r.id for r in claimed(requests, 9).requests] == ["never"]
+
+
+def test_sums_are_those_of_the_queued_requests(requests: Requests) -> None:
+    requests.accept([new("x", prompt_tokens=10, output_tokens=3.0), new("y", prompt_tokens=20, output_tokens=4.0)])
+    (sums,) = requests.sums()
+    assert (sums.group, sums.model, sums.requests) == (1, "m", 2)
+    assert (sums.prompt_tokens, sums.output_tokens, sums.output_tokens2) == (30.0, 7.0, 25.0)
+    assert sums.first_due_s is None and sums.first_arrival_s > 0
+    assert requests.regroup({"x": 7, "gone": 7}) == 1
+    assert [s.group for s in requests.sums()] == [1, 7]
+
+
+def test_nothing_is_left_of_a_batch_that_is_forgotten(store: Store) -> None:
+    opened = OpenStore(store.open())
+    add(opened.requests, 2)
+    opened.requests.finish(done(claimed(opened.requests, 1)))
+    assert opened.requests.forget("b") == 2
+    with opened.database.reading() as session:
+        for table in ("request", "request_body", "request_result", "request_progress"):
+            assert session.rows(f"SELECT count(*) FROM {table}") == [(0,)]
+    assert BatchState.COMPLETED not in opened.requests.counts("b")
