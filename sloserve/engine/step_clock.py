@@ -26,6 +26,8 @@ class StepClock:
     def __init__(self, profile: Profile | None = None) -> None:
         self.latency = OnlineLatency(profile)
         """How long the engine's steps take, as observed so far."""
+        self.decodes = StepLoad()
+        """Those of the step scheduled last."""
         self._timer = StepTimer()
         self._predicted_s: deque[float] = deque()
 
@@ -35,6 +37,7 @@ class StepClock:
             self._timer.forget()
             self._predicted_s.clear()
         self._timer.scheduled(load, now_s)
+        self.decodes = StepLoad(decode_seqs=load.decode_seqs, decode_context_tokens=load.decode_context_tokens)
         self._predicted_s.append(self.latency.step_s(load))
 
     def output(self, now_s: float) -> None:

@@ -6,7 +6,7 @@ admission and the size of a step.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,10 @@ NO_SLOTS: IntArray = np.empty(0, np.int64)
 _WAITING, _PREEMPTED, _RUNNING = int(State.WAITING), int(State.PREEMPTED), int(State.RUNNING)
 
 
+STAGING_BYTES: Final = 128 * 2**20
+"""Device memory beside the KV cache through which blocks go to the host."""
+
+
 @dataclass(frozen=True, slots=True)
 class SwapFacts:
     """The host memory into which the KV of preempted requests can be copied, and the link to it, as of now.
@@ -37,6 +41,8 @@ class SwapFacts:
         bytes_per_s: of the link in one direction, above 0, as observed so far.
         out_s: seconds until the copies to the host that are queued now have ended; 0 where none is.
         in_s: as ``out_s``, of copies to the device.
+        wait_s: seconds for which preempted requests of late waited for their turn, on average.
+        staging_bytes: that the device can take out of its KV cache at once, before the link has them.
     """
 
     block_bytes: int
@@ -45,6 +51,8 @@ class SwapFacts:
     bytes_per_s: float
     out_s: float = 0.0
     in_s: float = 0.0
+    wait_s: float = 0.0
+    staging_bytes: int = STAGING_BYTES
 
 
 @dataclass(frozen=True, slots=True)
