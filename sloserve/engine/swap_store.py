@@ -26,6 +26,7 @@ class _State:
     worth_s: float
     loading: bool = False
     void: bool = False
+    stays: bool = False
 
     @property
     def worth_per_block(self) -> float:
@@ -150,15 +151,24 @@ class SwapStore:
     def loaded(self, request_id: str, *, failed: bool = False) -> bool:
         """A load ended and no copy reads its host blocks any more. Returns: whether the KV that it brought may be used.
 
-        False for a load that is unknown, has failed, or was given up while it ran.
+        False for a load that is unknown, has failed, or was given up or abandoned while it ran.
         """
         state = self._states.get(request_id)
         if state is None or not state.loading:
             return False
-        self._release(request_id)
         if failed:
             self.counters["swap_failures"] += 1
+        if state.stays and not state.void and not failed:
+            state.loading = state.stays = False
+            return False
+        self._release(request_id)
         return not failed and not state.void
+
+    def keep_loading(self, request_id: str) -> None:
+        """What a load brings will not be used: when it has ended well, the state is kept as before it."""
+        state = self._states.get(request_id)
+        if state is not None and state.loading:
+            state.stays = True
 
     def store_failed(self, request_id: str) -> None:
         """A copy to the host failed: what is kept for the request is not its KV."""

@@ -24,7 +24,9 @@ class Pool(RuleBasedStateMachine):
         self.number = 0
         self.kept: dict[str, tuple[int, int, int]] = {}  # tokens, number of the store, epoch
         self.loading: dict[str, tuple[list[int], int, int]] = {}  # host blocks, number of the store, epoch
+        self.tokens: dict[str, int] = {}  # of what loads
         self.void: set[str] = set()
+        self.staying: set[str] = set()
 
     @rule(request=IDS, tokens=st.integers(0, 60), worth_s=st.floats(0, 10))
     def preempt(self, request: str, tokens: int, worth_s: float) -> None:
@@ -59,6 +61,7 @@ class Pool(RuleBasedStateMachine):
         assert [self.bytes[b] for b in blocks] == [(request, number, i) for i in range(hit, blocks_of(frontier, BLOCK))]
         assert epoch == self.store.epoch
         self.loading[request] = (blocks, number, epoch)
+        self.tokens[request] = tokens
         del self.kept[request]
 
     @precondition(lambda self: self.loading)
@@ -68,8 +71,19 @@ class Pool(RuleBasedStateMachine):
         blocks, number, epoch = self.loading.pop(request)
         assert {self.bytes[b] and self.bytes[b][:2] for b in blocks} == {(request, number)}, "overwritten while it ran"
         usable = self.store.loaded(request, failed=failed)
-        assert usable == (not failed and epoch == self.store.epoch and request not in self.void)
+        good = not failed and epoch == self.store.epoch and request not in self.void
+        assert usable == (good and request not in self.staying)
+        if good and request in self.staying:
+            self.kept[request] = (self.tokens[request], number, epoch)
         self.void.discard(request)
+        self.staying.discard(request)
+
+    @precondition(lambda self: self.loading)
+    @rule(data=st.data())
+    def nobody_waits_for_the_load(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.loading)))
+        self.store.keep_loading(request)
+        self.staying.add(request)
 
     @rule(request=IDS, reason=st.sampled_from(["aborted", "finished"]))
     def abort(self, request: str, reason: str) -> None:
