@@ -128,6 +128,11 @@ class Planner:
         if slot is not None:
             self.held = self.held.without(slot)
 
+    def loading(self, requests: Iterable[EngineRequest]) -> None:
+        """The engine has begun to load the KV of preempted requests: until it is there, they are in no plan."""
+        for request in requests:
+            self.table.block(request)
+
     def finished(self, request: EngineRequest, now_s: float) -> None:
         slot = self.table.finished(request)
         if slot is not None:

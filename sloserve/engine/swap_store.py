@@ -66,6 +66,11 @@ class SwapStore:
         """Ids of the requests whose loads run, void or not, in order of :meth:`store`."""
         return [request_id for request_id, state in self._states.items() if state.loading]
 
+    def is_loading(self, request_id: str) -> bool:
+        """Whether a load of the request runs, void or not."""
+        state = self._states.get(request_id)
+        return state is not None and state.loading
+
     def tokens_of(self, request_id: str) -> int:
         """Tokens whose KV is kept or loading for a request; 0 where there are none."""
         state = self._states.get(request_id)

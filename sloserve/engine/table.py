@@ -144,6 +144,13 @@ class RequestTable:
                 getattr(rows, name)[slot] = value
         return slot
 
+    def block(self, request: EngineRequest) -> None:
+        """Notes that a waiting request waits for something that is not the scheduler's to give, as of now."""
+        slot = self.slot_of.get(request.request_id)
+        if slot is not None:
+            self.rows.state[slot] = State.BLOCKED
+            self._blocked[slot] = request
+
     def admitted(self, output: Any) -> IntArray:
         """Marks what a scheduled step admitted as running; returns their slots in order of admission."""
         ids = self._reader.admitted_ids(output)

@@ -39,10 +39,12 @@ class EngineConfig:
     async_scheduling: bool
     prefix_caching: bool
     lora: bool = False
+    host_blocks: int = 0
+    """Of the host pool; 0: preempted requests are computed again."""
 
     def __str__(self) -> str:
         words = ["async" if self.async_scheduling else "sync", "cache" if self.prefix_caching else "nocache"]
-        return "-".join(words + ["lora"] * self.lora)
+        return "-".join(words + ["lora"] * self.lora + ["swap"] * bool(self.host_blocks))
 
 
 class Engine:
@@ -68,12 +70,13 @@ class Engine:
             "disable_log_stats": True,
             "enable_lora": config.lora,
             **({"max_loras": 2, "max_lora_rank": 8} if config.lora else {}),
+            **(_swap(config.host_blocks) if config.host_blocks else {}),
             **engine_args,
         }
         self.llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self.core: Any = self.llm.engine_core.engine_core
         stock = self.core.scheduler
-        self._stock_class = type(stock)
+        self._stock_class = _stock_class(stock, config.async_scheduling)
         self._settings = {
             "vllm_config": self.llm.vllm_config,
             "kv_cache_config": stock.kv_cache_config,
@@ -109,6 +112,35 @@ class Engine:
 
     def shutdown(self) -> None:
         self.llm.engine_core.shutdown()
+
+
+BLOCK_BYTES = 2 * 2 * BLOCK_TOKENS * 64 * 4
+"""Of a KV block of the tiny model: layers, heads, tokens, K and V of a head, bytes of a float."""
+
+
+def _swap(host_blocks: int) -> dict[str, Any]:
+    """Our connector. The worker makes its pool only where it sees that our scheduler will use it."""
+    from vllm.config import KVTransferConfig
+
+    from sloserve.vllm_plugin import SLOScheduler
+
+    transfer = KVTransferConfig(
+        kv_connector="SwapConnector",
+        kv_connector_module_path="sloserve.vllm_plugin.swap.connector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"swap_space_gib": host_blocks * BLOCK_BYTES / 2**30},
+    )
+    return {"kv_transfer_config": transfer, "scheduler_cls": SLOScheduler}
+
+
+def _stock_class(scheduler: Any, async_scheduling: bool) -> Any:
+    """The class of scheduler that vLLM chooses by itself."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    stock = AsyncScheduler if async_scheduling else Scheduler
+    assert isinstance(scheduler, stock)
+    return stock
 
 
 @contextlib.contextmanager

@@ -30,7 +30,8 @@ class Served:
     """What a run produced.
 
     outputs: request name -> tokens of each of its samples. aborted: name -> states it was aborted in.
-    computed_tokens: by all steps, prompts and what preemptions cost again included.
+    computed_tokens: by all steps, prompts and what preemptions cost again included. computed_twice: those that had been
+    computed before for the same request, by its name.
     margins: name -> by how much the logit of each token led, where asked for.
     """
 
@@ -40,6 +41,7 @@ class Served:
     paused_steps: int = 0
     preemptions: int = 0
     computed_tokens: int = 0
+    computed_twice: Counter[str] = field(default_factory=Counter)
     margins: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -60,6 +62,7 @@ class _Observer:
         scheduler.schedule, scheduler.update_from_output = self.schedule, self.update_from_output
         scheduler._preempt_request = self.preempt_request
         self._empty = 0
+        self._computed: dict[str, int] = {}
 
     def schedule(self, *args: Any) -> Any:
         from sloserve.vllm_plugin.engine import compat
@@ -69,7 +72,12 @@ class _Observer:
         assert len(scheduler.running) <= MAX_NUM_SEQS
         self._served.computed_tokens += output.total_num_scheduled_tokens
         self._served.paused_steps += sum(is_paused(scheduler, r) for r in scheduler.running)
-        for request_id in output.num_scheduled_tokens:
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            end = scheduler.requests[request_id].num_computed_tokens
+            before = self._computed.get(request_id, 0)
+            if end - tokens < before:
+                self._served.computed_twice[request_id] += min(before, end) - (end - tokens)
+            self._computed[request_id] = max(before, end)
             assert not is_paused(scheduler, scheduler.requests[request_id]), "a paused request was scheduled"
         grammar_pending = any(compat.is_blocked(r) for r in scheduler.requests.values())
         idle = not scheduler.has_unfinished_requests()

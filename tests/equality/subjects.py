@@ -1,6 +1,6 @@
 """What is put to the test: every policy, each with every means it has."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sloserve.scheduler.registry import policy_names
@@ -27,6 +27,10 @@ class Subject:
 
     def __str__(self) -> str:
         return self.name
+
+    def swapping(self) -> "Subject":
+        """The same, where every preempted request keeps its KV in host memory."""
+        return replace(self, section={**self.section, "swapping": "always"})
 
 
 def _chaos(name: str, plan_every: int = 1, **options: float) -> Subject:

@@ -53,13 +53,8 @@ class Limits:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._name = compat.admission_limit_name(scheduler)
-        config = scheduler.scheduler_config
         self._narrowed = False
-        self._own = (
-            getattr(scheduler, self._name),
-            scheduler.max_num_scheduled_tokens,
-            config.long_prefill_token_threshold,
-        )
+        self._own = self._now()
 
     def narrow(self, plan: Plan, num_running: int) -> None:
         """num_running: requests with a row that run; vLLM counts others too."""
@@ -75,6 +70,29 @@ class Limits:
             chunk = min(chunk, planned) if chunk > 0 else planned
         if (running, tokens, chunk) != self._own:
             self._set(running, tokens, chunk)
+
+    def keep_places(self, loading: int, loaded: int) -> None:
+        """Leaves places for requests whose KV is being loaded, and lets in those whose KV has been: they hold blocks.
+
+        No plan counts them: it sees them neither wait nor run.
+        """
+        if loading or loaded:
+            running, tokens, chunk = self._now()
+            running = min(running + loaded, self._own[0] - loading)
+            self._set(max(running, len(self._scheduler.running)), tokens, chunk)
+
+    def take_place(self) -> None:
+        """A load begins, whose request runs after it."""
+        running, tokens, chunk = self._now()
+        self._set(max(running - 1, len(self._scheduler.running)), tokens, chunk)
+
+    def _now(self) -> tuple[int, int, int]:
+        scheduler = self._scheduler
+        return (
+            getattr(scheduler, self._name),
+            scheduler.max_num_scheduled_tokens,
+            scheduler.scheduler_config.long_prefill_token_threshold,
+        )
 
     def restore(self) -> None:
         if self._narrowed:

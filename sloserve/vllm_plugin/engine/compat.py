@@ -6,7 +6,7 @@ is checked once at start-up, so that a vLLM that moved something fails with a na
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from operator import attrgetter
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import vllm
 import vllm.logger
 from vllm.exceptions import GenerationError, GracefulHTTPError
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
@@ -29,7 +30,7 @@ SCHEDULER_ATTRIBUTES = (
     "block_size", "connector", "current_step", "has_mamba_layers", "is_encoder_decoder", "kv_cache_config",
     "kv_cache_manager", "lora_config", "max_num_running_reqs", "max_num_scheduled_tokens", "num_spec_tokens",
     "num_waiting_for_streaming_input", "pause_state", "requests", "requires_kv_delivery", "running", "scheduler_config",
-    "use_pp", "vllm_config", "waiting",
+    "use_pp", "vllm_config", "waiting", "defer_block_free", "finished_recving_kv_req_ids", "recompute_kv_load_failures",
 )  # fmt: skip
 SCHEDULER_METHODS = (
     "schedule",
@@ -38,10 +39,12 @@ SCHEDULER_METHODS = (
     "_preempt_request",
     "_free_request",
     "get_request_counts",
+    "reset_prefix_cache",
+    "_inflight_prefill_reserved_blocks",
 )
 REQUEST_ATTRIBUTES = (
     "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
-    "prefill_stats", "resumable", "status", "structured_output_request",
+    "prefill_stats", "resumable", "skip_reading_prefix_cache", "status", "structured_output_request",
 )  # fmt: skip
 
 _HOLDERS = attrgetter("ref_cnt")
@@ -140,7 +143,12 @@ def is_blocked(request: Request) -> bool:
     if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
         pending = request.structured_output_request
         return pending is None or pending.grammar is None
-    return request.status in BLOCKED_STATUSES
+    return request.status in BLOCKED_STATUSES or _has_loaded(request)
+
+
+def _has_loaded(request: Request) -> bool:
+    """Whether a waiting request's KV has been loaded: vLLM admits it before all others, whatever their order."""
+    return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) and request.num_computed_tokens > 0
 
 
 def state_of(request: Request) -> State:
@@ -190,7 +198,7 @@ def places_taken(scheduler: Any) -> int:
 
 
 def engine_facts(
-    scheduler: Any, running: int, others: Iterable[Request], clock: StepClock, monotonic_s: float
+    scheduler: Any, running: int, others: Iterable[Request], clock: StepClock, monotonic_s: float, promised: int = 0
 ) -> EngineFacts:
     """What the engine can do for the requests of a snapshot, as of ``monotonic_s``, a time of ``clock``.
 
@@ -200,8 +208,9 @@ def engine_facts(
         others: requests that are not in the snapshot and may hold KV.
         clock: of the engine's steps.
         monotonic_s: now.
+        promised: places that requests will take which do not run yet: those whose KV is being loaded.
     """
-    limit, taken = getattr(scheduler, admission_limit_name(scheduler)), places_taken(scheduler)
+    limit, taken = getattr(scheduler, admission_limit_name(scheduler)), places_taken(scheduler) + promised
     held = sum(blocks_held(scheduler, request) for request in others)
     return EngineFacts(
         free_blocks=free_blocks(scheduler),
@@ -241,7 +250,7 @@ def identity_reason(scheduler: Any) -> str | None:
         return "encoder-decoder models"
     if scheduler.has_mamba_layers:
         return "Mamba layers"
-    if not _blocks_follow_tokens(scheduler.kv_cache_config.kv_cache_groups):
+    if not blocks_follow_tokens(scheduler.kv_cache_config.kv_cache_groups):
         return (
             "a KV cache of several groups or with sliding windows, whose blocks are not tokens / block size; "
             "--disable-hybrid-kv-cache-manager has vLLM keep one of full attention"
@@ -251,13 +260,72 @@ def identity_reason(scheduler: Any) -> str | None:
     return None
 
 
-def _blocks_follow_tokens(groups: Sequence[Any]) -> bool:
+def blocks_follow_tokens(groups: Sequence[Any]) -> bool:
     """Whether a request of n tokens holds n / block size blocks, on which every count of a policy rests."""
     layers = [one for group in groups for one in getattr(group.kv_cache_spec, "kv_cache_specs", {}).values()]
     layers += [group.kv_cache_spec for group in groups if not hasattr(group.kv_cache_spec, "kv_cache_specs")]
     return len(groups) <= 1 and all(isinstance(layer, FullAttentionSpec) for layer in layers)
 
 
-def may_pause(scheduler: Any) -> bool:
-    """Whether pausing is shown to keep outputs equal: not under speculative decoding, not beside a KV connector."""
-    return scheduler.num_spec_tokens == 0 and scheduler.connector is None
+def may_pause(scheduler: Any, alone: bool) -> bool:
+    """Whether pausing is shown to keep outputs equal: not under speculative decoding, not beside others' KV connectors.
+
+    alone: whether all connectors that there are are ours.
+    """
+    return scheduler.num_spec_tokens == 0 and (scheduler.connector is None or alone)
+
+
+# Swapping.
+
+
+def connectors(scheduler: Any) -> list[Any]:
+    """The scheduler's KV connectors, those in a MultiConnector one by one."""
+    if scheduler.connector is None:
+        return []
+    children: list[Any] = getattr(scheduler.connector, "_connectors", [scheduler.connector])
+    return children
+
+
+def connector_settings(scheduler: Any) -> list[Mapping[str, Any]]:
+    """What the operator set for each of :func:`connectors`; empty where there is one alone."""
+    config = scheduler.vllm_config.kv_transfer_config
+    return list(config.kv_connector_extra_config.get("connectors", [])) if len(connectors(scheduler)) > 1 else []
+
+
+def tells_before_preempting(vllm_config: Any) -> bool:
+    """Whether the scheduler that vLLM will use says when a request is about to lose its KV, as ours does."""
+    scheduler = vllm_config.scheduler_config.scheduler_cls
+    if isinstance(scheduler, str):
+        scheduler = resolve_obj_by_qualname(scheduler)
+    return bool(getattr(scheduler, "TELLS_BEFORE_PREEMPTING", False))
+
+
+def trust_loads(scheduler: Any, alone: bool) -> None:
+    """Has vLLM compute again what failed to load; and free blocks at once where every load waits for the running step.
+
+    (vLLM else holds blocks back until the steps that may write them are over.) alone: whether all loads are ours.
+    """
+    scheduler.recompute_kv_load_failures = True
+    if alone:
+        scheduler.defer_block_free = False
+
+
+def block_ids(scheduler: Any, request: Request) -> tuple[list[int], ...]:
+    """The KV blocks of a request, of each KV cache group."""
+    found: tuple[list[int], ...] = scheduler.kv_cache_manager.get_block_ids(request.request_id)
+    return found
+
+
+def is_loading(scheduler: Any, request: Request) -> bool:
+    """Whether a load of KV runs for this request, which is not admitted before that."""
+    return (
+        request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+        and request.request_id not in scheduler.finished_recving_kv_req_ids
+    )
+
+
+def has_loaded(scheduler: Any, request: Request) -> bool:
+    """Whether its KV has been loaded, and it is not admitted yet."""
+    if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+        return request.request_id in scheduler.finished_recving_kv_req_ids
+    return _has_loaded(request)

@@ -37,6 +37,7 @@ from sloserve.vllm_plugin.engine.apply import Limits, preempt
 from sloserve.vllm_plugin.engine.ledger import Ledger
 from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort
+from sloserve.vllm_plugin.swap.swapping import Swapping
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,10 @@ class SLOScheduler(AsyncScheduler):
     # Until the constructor knows better: vLLM's own tests build schedulers without calling it.
     _counts = False
     _planner: Planner | None = None
+    _swapping: Swapping | None = None
+
+    TELLS_BEFORE_PREEMPTING = True
+    """That SwapConnector is told of each request that is about to lose its KV; another scheduler may say so too."""
 
     def __init__(
         self, *args: Any, clock: Clock | None = None, planning_costs: PlanningCosts | None = None, **kwargs: Any
@@ -91,7 +96,8 @@ class SLOScheduler(AsyncScheduler):
         )
         self._plan_again_s = 0.0
         self._plan_pause_s = PLAN_AGAIN_S
-        self._may_pause = compat.may_pause(self)
+        self._swapping = Swapping.of(self, settings.swapping, self.slo_counters, self.step_clock, self._clock)
+        self._may_pause = compat.may_pause(self, self._swapping is not None and self._swapping.alone)
         self._policy_spec: tuple[str, Mapping[str, Any]] = (settings.policy, settings.policy_options)
         self._policy = self._make_policy(*self._policy_spec)
         self._policy_text = policy_text(*self._policy_spec)
@@ -126,7 +132,7 @@ class SLOScheduler(AsyncScheduler):
         if self._unsafe is not None or (not policy.reads and shadow is None):
             return None
         return Planner(
-            VllmPort(self, self.step_clock, self._clock),
+            VllmPort(self, self.step_clock, self._clock, self._swapping),
             policy,
             shadow,
             self._settings,
@@ -222,6 +228,8 @@ class SLOScheduler(AsyncScheduler):
             self._planning(None, self._planner.arrived, request, stated, self._clock.now_s())
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        if self._swapping is not None:
+            self._booking(None, self._swapping.preempting, request)
         super()._preempt_request(request, *args, **kwargs)
         if self._counts:
             self._booking(None, self._ledger.preempted, request)
@@ -233,15 +241,34 @@ class SLOScheduler(AsyncScheduler):
             self._planning(None, self._planner.finished, request, self._clock.now_s())
         if self._counts:
             self._booking(None, self._ledger.freed, request, self._clock.now_s())
+        if self._swapping is not None:
+            self._booking(None, self._swapping.ended, request)
         return super()._free_request(request, *args, **kwargs)
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super().update_from_output(*args, **kwargs)
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        if self._swapping is not None:
+            self._booking(None, self._swapping.before_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self._counts:
             self._booking(None, self._clock_output)
         if self._planner is not None:
             self._planning(None, self._planner.progressed, outputs, self._clock.now_s())
         return outputs
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        swapping = self._swapping
+        if swapping is None:
+            return bool(super().reset_prefix_cache(*args, **kwargs))
+        self._booking(None, swapping.new_epoch)
+        with swapping.closed():
+            return bool(super().reset_prefix_cache(*args, **kwargs))
+
+    def _inflight_prefill_reserved_blocks(self) -> int:
+        """Blocks that vLLM leaves free when it begins to load KV for a request."""
+        reserved: int = super()._inflight_prefill_reserved_blocks()
+        if self._swapping is not None:
+            reserved += self._booking(0, self._swapping.growth_blocks)
+        return reserved
 
     def _clock_output(self) -> None:
         self.step_clock.output(self._clock.monotonic_s())
@@ -263,13 +290,20 @@ class SLOScheduler(AsyncScheduler):
                 self.slo_counters["evictions"] += len(step.preempt)
             if self._planner is not None:  # still: it is booked like any preemption
                 paused = self._planning([], self._planner.apply_plan, step, limits, monotonic_s)
+        swapping = self._swapping
+        if swapping is not None:
+            self._booking(None, swapping.begin_step, limits)
         try:
             output = super().schedule(*args, **kwargs)
         finally:
             limits.restore()
         self.slo_paused = paused
+        if swapping is not None:
+            self._booking(None, swapping.scheduled, output)
         if self._planner is not None:
             self._planning(None, self._planner.admitted, output, monotonic_s)
+            if swapping is not None and swapping.begun:
+                self._planning(None, self._planner.loading, swapping.begun)
         self._booking(None, self._book, output, paused, now_s)
         # A step whose load cannot be read has an output all the same.
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)

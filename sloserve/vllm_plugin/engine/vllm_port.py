@@ -1,6 +1,7 @@
 """vLLM's scheduler behind the engine port: ``compat`` and ``vllm_columns`` read it, ``apply`` carries plans out."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.request import Request
@@ -16,6 +17,7 @@ from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import apply, compat
 from sloserve.vllm_plugin.engine.vllm_columns import gathered, item_tokens
+from sloserve.vllm_plugin.swap.swapping import Swapping
 
 
 def admitted_ids(output: Any) -> Sequence[str]:
@@ -29,7 +31,10 @@ def admitted_ids(output: Any) -> Sequence[str]:
 
 
 class VllmReader:
-    """See :class:`sloserve.engine.port.RequestReader`."""
+    """See :class:`sloserve.engine.port.RequestReader`. swapping: what knows whose KV is kept, if any is."""
+
+    def __init__(self, swapping: Swapping | None = None) -> None:
+        self._swapping = swapping
 
     def is_plannable(self, request: Request) -> bool:
         # A session with streaming input comes and goes by its own rules; a pooling request generates nothing.
@@ -48,7 +53,7 @@ class VllmReader:
         return None if request.prefill_stats is None else int(request.prefill_stats.num_cached_tokens)
 
     def swapped_tokens(self, request: Request) -> int:
-        return 0
+        return 0 if self._swapping is None else self._swapping.swapped_tokens(request)
 
     def static_columns(self, request: Request, stated: StatedSLO) -> dict[str, float]:
         return {**static_columns(request, stated), "item_tokens": item_tokens(request)}
@@ -71,7 +76,8 @@ class VllmReader:
 class VllmPort(VllmReader):
     """One scheduler of vLLM's; see :class:`sloserve.engine.port.EnginePort`."""
 
-    def __init__(self, scheduler: Any, steps: StepClock, clock: Clock) -> None:
+    def __init__(self, scheduler: Any, steps: StepClock, clock: Clock, swapping: Swapping | None = None) -> None:
+        super().__init__(swapping)
         self._scheduler = scheduler
         self._steps, self._clock = steps, clock
 
@@ -95,7 +101,11 @@ class VllmPort(VllmReader):
         return compat.max_loras(self._scheduler)
 
     def facts(self, num_running: int, others: Iterable[Request]) -> EngineFacts:
-        return compat.engine_facts(self._scheduler, num_running, others, self._steps, self._clock.monotonic_s())
+        now_s, swapping = self._clock.monotonic_s(), self._swapping
+        if swapping is None:
+            return compat.engine_facts(self._scheduler, num_running, others, self._steps, now_s)
+        facts = compat.engine_facts(self._scheduler, num_running, others, self._steps, now_s, swapping.promised)
+        return replace(facts, swap=swapping.facts())
 
     def holding(self, request: Request) -> Holding:
         return compat.holding(self._scheduler, request)

@@ -1,0 +1,204 @@
+"""``SwapConnector``: vLLM's KV connector that keeps the KV of preempted requests in host memory.
+
+Scheduler's half: wires vLLM's calls to a :class:`~sloserve.engine.swap_store.SwapStore` and collects orders for the
+next step. Worker's half: hands them to a :class:`~sloserve.vllm_plugin.swap.worker.SwapWorker`. It needs
+``SLOScheduler``, which says when a request is about to be preempted; with another scheduler it keeps nothing.
+
+vLLM catches nothing that a connector raises, so nothing does but the constructor: what fails is computed again.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.v1.request import Request
+
+from sloserve.engine.containment import Containment
+from sloserve.engine.swap_store import SwapStore
+from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.swap.copier import Copier, CpuCopier
+from sloserve.vllm_plugin.swap.host_pool import HostPool
+from sloserve.vllm_plugin.swap.messages import Copy, SwapOrders, SwapReport
+from sloserve.vllm_plugin.swap.refusals import check_supported
+from sloserve.vllm_plugin.swap.regions import PoolSize, regions_of
+from sloserve.vllm_plugin.swap.worker import SwapWorker
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S: Final = 5.0
+"""Longest wait for copies at shutdown."""
+
+
+class SwapConnector(KVConnectorBase_V1, SupportsHMA):
+    """``kv_connector`` of ``--kv-transfer-config``; ``--swap-space-gib`` of ``sloserve serve`` writes that.
+
+    store: what is kept, on the scheduler's side. size: of each rank's pool.
+
+    Raises: ConfigError for a model or configuration with which KV cannot be swapped, and a pool that holds nothing.
+    """
+
+    store: SwapStore
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        check_supported(vllm_config, kv_cache_config)
+        self.size = PoolSize.of(vllm_config, kv_cache_config)
+        self._worker: SwapWorker | None = None
+        self._pool: HostPool | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self.use(SwapStore(self.size.blocks, vllm_config.cache_config.block_size))
+            self._orders = SwapOrders()
+            self._told_alone = False
+            self._on_load: Callable[[Request], object] | None = None
+            self._on_report: Callable[[SwapReport], object] | None = None
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False  # what is not kept is computed again
+
+    # Scheduler's half, told by SLOScheduler.
+
+    def use(self, store: SwapStore) -> None:
+        """Keeps KV in ``store`` from now on; before the first request only."""
+        self.store = store
+        self._contained = Containment(store.counters, "sloserve failed to swap; the KV is computed again")
+
+    def attach(self, on_load: Callable[[Request], object], on_report: Callable[[SwapReport], object]) -> None:
+        """on_load: told of each request whose load begins, and that runs after it. on_report: of workers' reports."""
+        self._on_load, self._on_report = on_load, on_report
+
+    def update_state_before_preempt(
+        self, request: Request, block_ids: tuple[list[int], ...], num_computed_tokens: int, worth_s: float = 0.0
+    ) -> bool:
+        """A request is about to lose its blocks: has their KV stored, if there is room. Returns: whether it is.
+
+        Args:
+            block_ids: the request's blocks, of each KV cache group.
+            num_computed_tokens: tokens whose KV they hold once the steps in flight are over.
+            worth_s: engine seconds that it saves not to compute them again; decides who stays in a full pool.
+        """
+        host_ids = self.store.store(request.request_id, num_computed_tokens, worth_s)
+        if host_ids is None:
+            return False
+        self._orders.stores.append(Copy(request.request_id, block_ids[0][: len(host_ids)], host_ids))
+        return True
+
+    def load_ended(self, request_id: str, failed: bool) -> bool | None:
+        """What workers said of a load. Returns: whether its KV may be used; ``None`` where the load was not ours."""
+        if not self.store.is_loading(request_id):
+            return None
+        return self.store.loaded(request_id, failed=failed)
+
+    # Scheduler's half, called by vLLM.
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        external = self.store.frontier(request.request_id, request.num_tokens) - num_computed_tokens
+        return (external, True) if external > 0 else (0, False)
+
+    def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens <= 0:
+            # It runs without: the prefix cache has it all, or another connector of a MultiConnector has more.
+            self.store.drop(request.request_id, "found_elsewhere")
+            return
+        order = self._contained(None, self._load, request, blocks, num_external_tokens)
+        if order is None:
+            # vLLM waits for it all the same: the worker says that it failed.
+            self.store.drop(request.request_id, "failed")
+            order = Copy(request.request_id, [], [])
+        self._orders.loads.append(order)
+        if self._on_load is not None:
+            self._contained(None, self._on_load, request)
+
+    def _load(self, request: Request, blocks: Any, num_external_tokens: int) -> Copy | None:
+        frontier = self.store.frontier(request.request_id, request.num_tokens)
+        first_token = frontier - num_external_tokens
+        host_ids = self.store.load(request.request_id, first_token, frontier)
+        first = first_token // self.store.block_size
+        device_ids = blocks.get_block_ids()[0][first : first + len(host_ids)]
+        if len(device_ids) != len(host_ids):
+            raise ValueError(f"{len(device_ids)} blocks were allocated for the KV of {len(host_ids)}")
+        return Copy(request.request_id, device_ids, host_ids)
+
+    def build_connector_meta(self, scheduler_output: Any) -> SwapOrders:
+        if self._on_load is None and not self._told_alone:
+            self._told_alone = True
+            logger.warning(
+                "sloserve: SwapConnector keeps nothing without --scheduler-cls sloserve.vllm_plugin.SLOScheduler"
+            )
+        orders, self._orders = self._orders, SwapOrders()
+        return orders
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        report = connector_output.kv_connector_worker_meta
+        if not isinstance(report, SwapReport):
+            return
+        for request_id in sorted(report.failed_stores):
+            self.store.store_failed(request_id)
+        if self._on_report is not None:
+            self._contained(None, self._on_report, report)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
+        self.store.drop(request.request_id, "ended")
+        return False, None
+
+    def request_finished_all_groups(self, request: Request, block_ids: Any) -> tuple[bool, None]:
+        return self.request_finished(request, [])
+
+    def reset_cache(self) -> bool:
+        self.store.new_epoch()
+        return True
+
+    # Worker's half.
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        if not compat.tells_before_preempting(self._vllm_config):
+            return  # nothing will be stored, so no memory is taken
+        regions = regions_of(self._kv_cache_config, kv_caches)
+        self._pool = HostPool(self.size.blocks, sum(region.bytes for region in regions))
+        copier: Copier = CpuCopier(regions, self._kv_cache_config.num_blocks, self._pool)
+        self._worker = SwapWorker(copier)
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        if self._worker is not None:
+            self._worker.store(kv_connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self._worker is not None:
+            orders = self._get_connector_metadata()
+            assert isinstance(orders, SwapOrders)
+            self._worker.load(orders)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        if self._worker is None:
+            return KVConnectorTransferResults()
+        ended, failed = self._worker.ended()
+        return KVConnectorTransferResults(finished_recving=ended, failed_recving=failed)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:
+        return None, self.get_transfer_results(finished_req_ids).finished_recving or None
+
+    def build_connector_worker_meta(self) -> SwapReport | None:
+        return None if self._worker is None else self._worker.report()
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.drain(DRAIN_S)
+            self._worker.close()
+        if self._pool is not None:
+            self._pool.close()
+        self._worker = self._pool = None
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are asynchronous: who waits for one is not in the step."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing is stored but what is preempted."""
+
+    def wait_for_save(self) -> None:
+        """A store is over before the step begins."""

@@ -1,0 +1,63 @@
+"""With which models and configurations KV cannot be swapped, each with its reason. Said at the start, never later."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sloserve.core.errors import ConfigError
+from sloserve.vllm_plugin.engine import compat
+
+
+def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
+    """Raises: ConfigError naming what KV cannot be swapped with, and what to do."""
+    reason = refusal(vllm_config, kv_cache_config)
+    if reason is not None:
+        raise ConfigError(f"KV cannot be swapped: {reason}. Leave SwapConnector (--swap-space-gib) out")
+
+
+def refusal(vllm_config: Any, kv_cache_config: Any) -> str | None:
+    """Why KV cannot be swapped; ``None`` where it can."""
+    parallel, groups = vllm_config.parallel_config, kv_cache_config.kv_cache_groups
+    role = vllm_config.kv_transfer_config.kv_role
+    if role != "kv_both":
+        return f"kv_role {role} makes this engine one half of a prefill and decode pair; SwapConnector needs kv_both"
+    if parallel.pipeline_parallel_size > 1:
+        return f"pipeline_parallel_size {parallel.pipeline_parallel_size}: no step is the whole model's"
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            return f"{name} {getattr(parallel, name)}: a rank's blocks hold only some of their tokens"
+    if vllm_config.model_config.is_encoder_decoder:
+        return "encoder-decoder models, whose cross-attention reads KV that no token computes again"
+    if kv_cache_config.has_mamba_layers:
+        return "Mamba layers, whose state is not blocks of tokens"
+    if not compat.blocks_follow_tokens(groups):
+        return (
+            "a KV cache of several groups or with sliding windows, whose blocks are not tokens / block size; "
+            "--disable-hybrid-kv-cache-manager has vLLM keep one of full attention"
+        )
+    if any(getattr(place, "host_resident", False) for place in kv_cache_config.kv_cache_tensors):
+        return "a KV cache that lies in host memory itself"
+    if vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing:
+        return (
+            "a KV cache in which new blocks are zeroed, which the V2 model runner does before a connector may read "
+            "them; VLLM_USE_V2_MODEL_RUNNER=0 has vLLM use the other one"
+        )
+    return None
+
+
+def check_place(children: list[Mapping[str, Any]]) -> None:
+    """children: settings of the connectors in a MultiConnector, ours among them.
+
+    Raises: ConfigError unless ours is the first, and the only one; and for one that hands KV to another engine.
+    """
+    names = [str(child.get("kv_connector")) for child in children]
+    if names.count("SwapConnector") > 1 or names[0] != "SwapConnector":
+        raise ConfigError(
+            f"MultiConnector loads from the first connector that has something, and these are {', '.join(names)}; "
+            "name SwapConnector once, and first"
+        )
+    for child in children:
+        if child.get("kv_role") != "kv_both":
+            raise ConfigError(
+                f"{child.get('kv_connector')} has kv_role {child.get('kv_role')}, which makes this engine one half of "
+                "a prefill and decode pair; its KV cannot be swapped. Leave SwapConnector (--swap-space-gib) out"
+            )
