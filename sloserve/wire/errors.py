@@ -14,6 +14,8 @@ from sloserve.core.errors import (
     ShuttingDown,
     SloServeError,
     SLOUnattainable,
+    StoreAway,
+    StoreFull,
 )
 from sloserve.wire.headers import DROPPED_REASON, RETRY_AFTER
 
@@ -27,6 +29,8 @@ STATUS: dict[type[SloServeError], HTTPStatus] = {
     ShuttingDown: HTTPStatus.SERVICE_UNAVAILABLE,
     EngineError: HTTPStatus.INTERNAL_SERVER_ERROR,
     ConfigError: HTTPStatus.BAD_REQUEST,  # of an operator, over the admin routes
+    StoreAway: HTTPStatus.SERVICE_UNAVAILABLE,
+    StoreFull: HTTPStatus.INSUFFICIENT_STORAGE,
 }
 
 REASON: dict[type[SloServeError], str] = {

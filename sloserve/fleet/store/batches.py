@@ -17,7 +17,7 @@ class Batches:
     # Files.
 
     def add_file(self, file: File, expires_after_s: float | None = None) -> File:
-        """Keeps a file's metadata; returns it with its times by the store's clock."""
+        """Keeps a file's metadata, once however often it is called; returns it with its times by the store's clock."""
         with self._database.transaction() as session:
             created = {"id": file.id, "tenant": file.tenant, "name": file.name, "purpose": file.purpose}
             session.change(_ADD_FILE, **created, bytes=file.bytes, expires_after_s=expires_after_s)
@@ -86,6 +86,12 @@ class Batches:
         with self._database.reading() as session:
             return [_batch(row) for row in session.rows(f"{_BATCHES} WHERE state IN ({_OPEN}) ORDER BY seq")]
 
+    def count_unfinished(self, tenant: str) -> int:
+        """How many batches of a tenant have not ended."""
+        sql = f"SELECT count(*) FROM batch WHERE tenant = :tenant AND state IN ({_OPEN})"
+        with self._database.reading() as session:
+            return int(session.rows(sql, tenant=tenant)[0][0])
+
     def move(
         self,
         id: str,
@@ -137,7 +143,8 @@ _BATCHES: Final = """
 _ADD_FILE: Final = """
     INSERT INTO file (id, tenant, name, purpose, bytes, created_s, expires_s)
     VALUES (:id, :tenant, :name, :purpose, :bytes, store_now(),
-        store_now() + CAST(:expires_after_s AS double precision))"""
+        store_now() + CAST(:expires_after_s AS double precision))
+    ON CONFLICT (id) DO NOTHING"""
 _ADD_BATCH: Final = """
     INSERT INTO batch (id, tenant, endpoint, time_window, input_file, state, stamps, due_s, metadata)
     VALUES (:id, :tenant, :endpoint, :time_window, :input_file, :state, :stamps, :due_s, :metadata)"""

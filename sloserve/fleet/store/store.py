@@ -28,6 +28,11 @@ class Store:
         self.members = Members(database)
         self.batches = Batches(database)
 
+    def now_s(self) -> float:
+        """Epoch seconds by the store's clock, by which all of its times are."""
+        with self.database.reading() as session:
+            return float(session.rows("SELECT store_now()")[0][0])
+
     def close(self) -> None:
         self.database.close()
 

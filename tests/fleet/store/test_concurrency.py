@@ -24,6 +24,7 @@ def new(id: str) -> NewRequest:
     return NewRequest(id, "t", "m", "batch", 1, b"body", batch="b")
 
 
+@pytest.mark.slow
 def test_agents_that_claim_at_once_share_the_queue(store: Store) -> None:
     opened = [OpenStore(store.open()) for _ in range(3)]
     opened[0].requests.accept([new(f"r{i:03}") for i in range(120)])

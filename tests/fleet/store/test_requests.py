@@ -116,6 +116,7 @@ def test_one_that_no_attempt_finishes_fails_with_a_reason(requests: Requests) ->
     assert row.state == RequestState.FAILED and row.status == 500 and b"no engine finished" in (row.body or b"")
 
 
+@pytest.mark.slow
 def test_one_poison_among_many_fails_alone(requests: Requests) -> None:
     """Each engine that serves it dies; the others all get their result."""
     ids = add(requests, 200)

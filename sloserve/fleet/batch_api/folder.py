@@ -1,0 +1,73 @@
+"""The bytes of files, in a folder. A file's name there is its id, which is ours: no name from a client is a path."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from sloserve.core.errors import ConfigError, StoreFull
+
+_ID: Final = re.compile(r"file-[0-9a-f]{32}")
+_NO_SPACE: Final = (28, 122)  # ENOSPC, EDQUOT
+
+
+class Folder:
+    """One folder of files. A file is there whole or not at all, and survives a power cut once it is written."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the folder if it is not there, for its owner alone. Raises: ConfigError where it cannot be made."""
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the folder of files {path} cannot be made: {error.strerror}") from None
+        self._path = path
+        for left in path.glob("*.part"):
+            left.unlink()
+
+    @contextmanager
+    def writing(self, id: str) -> Iterator[BinaryIO]:
+        """A new file, in place of any of this id. Raises: StoreFull where the disk is; the file is not there then."""
+        part = self._file(id).with_suffix(".part")
+        try:
+            with part.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self._file(id))
+            self._sync()
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise StoreFull("the disk of the folder of files is full; free some of it") from error
+            raise
+        finally:
+            part.unlink(missing_ok=True)
+
+    def open(self, id: str) -> BinaryIO | None:
+        """The file to read; ``None`` where there is none."""
+        try:
+            return self._file(id).open("rb")
+        except FileNotFoundError:
+            return None
+
+    def delete(self, id: str) -> None:
+        self._file(id).unlink(missing_ok=True)
+
+    def keep_only(self, is_known: Callable[[str], bool]) -> None:
+        """Deletes files that a crash left between the folder and the store."""
+        for file in self._path.iterdir():
+            if _ID.fullmatch(file.name) and not is_known(file.name):
+                file.unlink(missing_ok=True)
+
+    def _file(self, id: str) -> Path:
+        if not _ID.fullmatch(id):
+            raise ValueError(f"{id!r} is no id of a file")
+        return self._path / id
+
+    def _sync(self) -> None:
+        folder = os.open(self._path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,122 @@
+"""The lines of a batch's input file: read one by one, each either a request or an error that names it."""
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final
+
+from sloserve.core.errors import shown
+
+ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+_MAX_CUSTOM_ID: Final = 512
+_CHARS_PER_TOKEN: Final = 4
+_USUAL_OUTPUT_TOKENS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a file may hold. line_bytes: of one line; it is also what reading takes of memory."""
+
+    file_bytes: int = 200_000_000
+    lines: int = 50_000
+    line_bytes: int = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A request. body: what goes to the engine. prompt_tokens, output_tokens: estimates from its length and limits."""
+
+    number: int
+    custom_id: str
+    model: str
+    body: bytes
+    prompt_tokens: int
+    output_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class LineError:
+    """What is wrong with a line, or with the file where there is no line."""
+
+    number: int | None
+    code: str
+    message: str
+    param: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As OpenAI writes it."""
+        return {"code": self.code, "message": self.message, "param": self.param, "line": self.number}
+
+
+class _Wrong(Exception):
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.param = code, param
+
+
+def read_lines(file: BinaryIO, endpoint: str, models: Collection[str], limits: Limits) -> Iterator[Line | LineError]:
+    """Each line of a file, in order; empty lines are passed over. Ends after a line beyond a limit.
+
+    endpoint: which each line must ask for. models: that the fleet serves.
+    """
+    seen: set[str] = set()
+    number = 0
+    while raw := file.readline(limits.line_bytes + 1):
+        number += 1
+        if len(raw) > limits.line_bytes:
+            yield LineError(number, "line_too_long", f"the line has more than {limits.line_bytes} bytes")
+            return
+        if not raw.strip():
+            continue
+        if len(seen) >= limits.lines:
+            message = f"the file has more than {limits.lines} requests; split it into several batches"
+            yield LineError(number, "too_many_requests", message)
+            return
+        try:
+            line = _line(number, raw, endpoint, models)
+            if line.custom_id in seen:
+                raise _Wrong("duplicate_custom_id", f"{shown(line.custom_id)} is on an earlier line too", "custom_id")
+            seen.add(line.custom_id)
+            yield line
+        except _Wrong as wrong:
+            yield LineError(number, wrong.code, str(wrong), wrong.param)
+    if not seen and not number:
+        yield LineError(None, "empty_file", "the file has no request")
+
+
+def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Line:
+    try:
+        values = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise _Wrong("invalid_json_line", "the line is not JSON") from None
+    if not isinstance(values, dict):
+        raise _Wrong("invalid_json_line", "the line is not a JSON object")
+    custom_id = values.get("custom_id")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_CUSTOM_ID:
+        allowed = f"a string of 1 to {_MAX_CUSTOM_ID} characters"
+        raise _Wrong("invalid_custom_id", f"{shown(custom_id)} is not {allowed}", "custom_id")
+    if values.get("method") != "POST":
+        raise _Wrong("invalid_method", f"{shown(values.get('method'))} is not 'POST'", "method")
+    if values.get("url") != endpoint:
+        raise _Wrong("mismatched_url", f"{shown(values.get('url'))} is not the batch's endpoint {endpoint}", "url")
+    body = values.get("body")
+    if not isinstance(body, dict):
+        raise _Wrong("invalid_body", "there is no JSON object in it", "body")
+    if body.get("stream"):
+        raise _Wrong("stream_not_allowed", "results of a batch come in a file, not in a stream", "body.stream")
+    model = body.get("model")
+    if not isinstance(model, str) or model not in models:
+        known = ", ".join(sorted(models))
+        raise _Wrong("model_not_found", f"{shown(model)} is not served here; there are {known}", "body.model")
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    return Line(number, custom_id, model, text, len(text) // _CHARS_PER_TOKEN, _output_tokens(body, endpoint))
+
+
+def _output_tokens(body: dict[str, Any], endpoint: str) -> float:
+    if endpoint == "/v1/embeddings":
+        return 0.0
+    for name in ("max_completion_tokens", "max_tokens"):
+        limit = body.get(name)
+        if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
+            return float(min(limit, _USUAL_OUTPUT_TOKENS))
+    return float(_USUAL_OUTPUT_TOKENS)

@@ -1,0 +1,402 @@
+"""``/v1/files`` and ``/v1/batches`` as OpenAI's clients expect them. What is another tenant's is answered like what is
+not there.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Message
+
+from sloserve.core.errors import InvalidRequest, SloServeError, StoreError, shown
+from sloserve.fleet.batch_api import ids
+from sloserve.fleet.batch_api.folder import Folder
+from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits
+from sloserve.fleet.store.records import Batch, BatchState, File, RequestState
+from sloserve.fleet.store.store import Store
+from sloserve.wire import errors
+
+T = TypeVar("T")
+
+_FORM_BYTES: Final = 65_536
+"""Room that an upload's form takes beside the file."""
+_COPIED: Final = 1 << 20
+_WINDOW: Final = re.compile(r"([1-9][0-9]{0,4})([mhd])")
+_SECONDS: Final = {"m": 60, "h": 3_600, "d": 86_400}
+_LONGEST_WINDOW_S: Final = 30 * 86_400
+_MOST_METADATA: Final = 16
+_JSON_BYTES: Final = 65_536
+_STAMPS: Final = tuple(state for state in BatchState if state is not BatchState.VALIDATING)
+_CANCELLABLE: Final = (BatchState.VALIDATING, BatchState.IN_PROGRESS)
+_RETRY_AFTER_S: Final = 5
+
+
+class _Answer(Exception):
+    """A request ends with this answer."""
+
+    def __init__(self, status: HTTPStatus, message: str, param: str | None = None) -> None:
+        self.status, self.param = status, param
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What one tenant may keep. bytes: of all its files. batches: that have not ended."""
+
+    bytes: int = 10_000_000_000
+    batches: int = 100
+
+
+@dataclass(frozen=True)
+class BatchApi:
+    """The routes of one gateway.
+
+    Args:
+        store, folder: where everything is kept.
+        tenant_of: whose a request is; raises what its client is told.
+        models: of the fleet, as they are now.
+        limits: of one file.
+        quota_of: of a tenant.
+        executor: its threads wait for the store and the disk.
+    """
+
+    store: Store
+    folder: Folder
+    tenant_of: Callable[[Request], str]
+    models: Callable[[], Collection[str]]
+    limits: Limits = field(default_factory=Limits)
+    quota_of: Callable[[str], Quota] = lambda tenant: Quota()
+    executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "sloserve-batches"))
+
+    def routes(self) -> list[Route]:
+        """For a Starlette or FastAPI app."""
+        table: Mapping[tuple[str, str], Callable[[Request, str], Any]] = {
+            ("POST", "/v1/files"): self._upload,
+            ("GET", "/v1/files"): self._files,
+            ("GET", "/v1/files/{id}"): self._file,
+            ("DELETE", "/v1/files/{id}"): self._delete,
+            ("GET", "/v1/files/{id}/content"): self._content,
+            ("POST", "/v1/batches"): self._create,
+            ("GET", "/v1/batches"): self._batches,
+            ("GET", "/v1/batches/{id}"): self._batch,
+            ("POST", "/v1/batches/{id}/cancel"): self._cancel,
+        }
+        return [Route(path, self._endpoint(call), methods=[method]) for (method, path), call in table.items()]
+
+    def _endpoint(self, call: Callable[[Request, str], Any]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                response: Response = await call(request, self.tenant_of(request))
+                return response
+            except _Answer as answer:
+                return _error(answer.status, str(answer), answer.param)
+            except InvalidRequest as error:
+                return _error(HTTPStatus.BAD_REQUEST, str(error), error.param)
+            except StoreError as error:
+                return _error(errors.status(error), str(error), headers={"retry-after": str(_RETRY_AFTER_S)})
+            except SloServeError as error:
+                return _error(errors.status(error), str(error))
+
+        return endpoint
+
+    async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.executor, call, *args)
+
+    # Files.
+
+    async def _upload(self, request: Request, tenant: str) -> Response:
+        limit = self.limits.file_bytes
+        async with _form(request, limit) as form:
+            file, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(file, UploadFile):
+                raise InvalidRequest("file", file, "a file (multipart/form-data with a file name)")
+            if purpose != "batch":
+                raise InvalidRequest("purpose", purpose, "batch, the only purpose of files here")
+            size = file.size or 0
+            if size > limit:
+                raise _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"file: {size} bytes are more than {limit}", "file")
+            expires_after_s = _expires_after(form)
+            kept = await self._in_thread(self._keep, tenant, file, size, expires_after_s)
+        return JSONResponse(file_json(kept))
+
+    def _keep(self, tenant: str, upload: UploadFile, size: int, expires_after_s: float | None) -> File:
+        self._check_bytes(tenant, size)
+        id = ids.new_file()
+        with self.folder.writing(id) as file:
+            while part := upload.file.read(_COPIED):
+                file.write(part)
+        name = (upload.filename or "")[:255]
+        return self.store.batches.add_file(File(id, tenant, name, "batch", size, 0.0), expires_after_s)
+
+    def _check_bytes(self, tenant: str, size: int) -> None:
+        used, most = self.store.batches.bytes_of(tenant), self.quota_of(tenant).bytes
+        if used + size > most:
+            message = f"file: with its {size} bytes there would be {used + size}, and {most} may be kept; delete some"
+            raise _Answer(HTTPStatus.TOO_MANY_REQUESTS, message, "file")
+
+    async def _files(self, request: Request, tenant: str) -> Response:
+        limit, after = _page(request, most=10_000, usual=1_000)
+        found = await self._in_thread(self.store.batches.files, tenant, after, limit + 1)
+        return JSONResponse(_listed([file_json(file) for file in found], limit))
+
+    async def _file(self, request: Request, tenant: str) -> Response:
+        return JSONResponse(file_json(await self._known_file(request, tenant)))
+
+    async def _content(self, request: Request, tenant: str) -> Response:
+        known = await self._known_file(request, tenant)
+        file = await self._in_thread(self.folder.open, known.id)
+        if file is None:
+            raise _missing("file", known.id)
+
+        def parts() -> Iterator[bytes]:
+            with file:
+                while part := file.read(_COPIED):
+                    yield part
+
+        headers = {"content-length": str(known.bytes)}
+        return StreamingResponse(parts(), media_type="application/octet-stream", headers=headers)
+
+    async def _delete(self, request: Request, tenant: str) -> Response:
+        known = await self._known_file(request, tenant)
+        # First the row: a crash in between leaves bytes that the next start deletes, never a file without bytes.
+        await self._in_thread(self.store.batches.delete_file, tenant, known.id)
+        await self._in_thread(self.folder.delete, known.id)
+        return JSONResponse({"id": known.id, "object": "file", "deleted": True})
+
+    async def _known_file(self, request: Request, tenant: str) -> File:
+        id = request.path_params["id"]
+        found = await self._in_thread(self.store.batches.file, tenant, id)
+        if found is None:
+            raise _missing("file", id)
+        return found
+
+    # Batches.
+
+    async def _create(self, request: Request, tenant: str) -> Response:
+        values = await _json_object(request)
+        endpoint = values.get("endpoint")
+        if endpoint not in ENDPOINTS:
+            raise InvalidRequest("endpoint", endpoint, f"one of {', '.join(ENDPOINTS)}")
+        window, window_s = _window(values.get("completion_window"))
+        input_file = values.get("input_file_id")
+        if (
+            not isinstance(input_file, str)
+            or await self._in_thread(self.store.batches.file, tenant, input_file) is None
+        ):
+            raise InvalidRequest("input_file_id", input_file, "the id of a file that was uploaded")
+        metadata = _metadata(values.get("metadata"))
+        unfinished = await self._in_thread(self.store.batches.count_unfinished, tenant)
+        if unfinished >= (most := self.quota_of(tenant).batches):
+            message = f"{unfinished} batches are unfinished, and {most} may be; wait for one of them, or cancel it"
+            raise _Answer(HTTPStatus.TOO_MANY_REQUESTS, message)
+        new = Batch(
+            id=ids.new_batch(),
+            tenant=tenant,
+            endpoint=str(endpoint),
+            window=window,
+            input_file=input_file,
+            state=BatchState.VALIDATING,
+            stamps={},
+            due_s=0.0,
+            metadata=metadata,
+        )
+        return JSONResponse(batch_json(await self._in_thread(self.store.batches.add, new, window_s), {}))
+
+    async def _batches(self, request: Request, tenant: str) -> Response:
+        limit, after = _page(request, most=100, usual=20)
+        found = await self._in_thread(self.store.batches.list, tenant, after, limit + 1)
+        counted = await self._in_thread(lambda: [self.store.requests.counts(batch.id) for batch in found[:limit]])
+        shown_ = [batch_json(batch, counts) for batch, counts in zip(found, counted, strict=False)]
+        return JSONResponse(_listed(shown_, limit, more=len(found) > limit))
+
+    async def _batch(self, request: Request, tenant: str) -> Response:
+        return await self._answer(await self._known_batch(request, tenant))
+
+    async def _cancel(self, request: Request, tenant: str) -> Response:
+        batch = await self._known_batch(request, tenant)
+        for before in _CANCELLABLE:
+            if await self._in_thread(self.store.batches.move, batch.id, before, BatchState.CANCELLING):
+                break
+        else:
+            batch = await self._known_batch(request, tenant)
+            if batch.state not in (BatchState.CANCELLING, BatchState.CANCELLED):
+                message = f"the batch {batch.id} is {batch.state.value}, and can be cancelled no more"
+                raise _Answer(HTTPStatus.CONFLICT, message)
+        await self._in_thread(self.store.requests.cancel, batch.id)
+        return await self._answer(await self._known_batch(request, tenant))
+
+    async def _answer(self, batch: Batch) -> Response:
+        return JSONResponse(batch_json(batch, await self._in_thread(self.store.requests.counts, batch.id)))
+
+    async def _known_batch(self, request: Request, tenant: str) -> Batch:
+        id = request.path_params["id"]
+        found = await self._in_thread(self.store.batches.get, tenant, id)
+        if found is None:
+            raise _missing("batch", id)
+        return found
+
+
+def file_json(file: File) -> dict[str, Any]:
+    """A file as OpenAI writes it."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": int(file.created_s),
+        "expires_at": None if file.expires_s is None else int(file.expires_s),
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def batch_json(batch: Batch, counts: Mapping[RequestState, int]) -> dict[str, Any]:
+    """A batch as OpenAI writes it."""
+    failed = sum(counts.get(state, 0) for state in (RequestState.FAILED, RequestState.EXPIRED, RequestState.CANCELLED))
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": list(batch.errors)} if batch.errors else None,
+        "input_file_id": batch.input_file,
+        "completion_window": batch.window,
+        "status": batch.state.value,
+        "output_file_id": batch.output_file,
+        "error_file_id": batch.error_file,
+        "created_at": int(batch.stamps[BatchState.VALIDATING.value]),
+        "expires_at": int(batch.due_s),
+        **{f"{state.value}_at": _second(batch.stamps.get(state.value)) for state in _STAMPS},
+        "request_counts": {
+            "total": batch.lines or sum(counts.values()),
+            "completed": counts.get(RequestState.DONE, 0),
+            "failed": failed,
+        },
+        "metadata": batch.metadata,
+    }
+
+
+def _second(stamp: float | None) -> int | None:
+    return None if stamp is None else int(stamp)
+
+
+def _error(
+    status: HTTPStatus, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    return JSONResponse(errors.body(status, message, param), status.value, headers)
+
+
+def _missing(what: str, id: str) -> _Answer:
+    return _Answer(HTTPStatus.NOT_FOUND, f"there is no {what} {shown(id)}", "id")
+
+
+def _listed(found: list[dict[str, Any]], limit: int, more: bool | None = None) -> dict[str, Any]:
+    data = found[:limit]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(found) > limit if more is None else more,
+    }
+
+
+def _page(request: Request, *, most: int, usual: int) -> tuple[int, str | None]:
+    text = request.query_params.get("limit", str(usual))
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= most:
+        raise InvalidRequest("limit", text, f"a whole number of 1 to {most}")
+    return int(text), request.query_params.get("after")
+
+
+def _window(text: object) -> tuple[str, float]:
+    found = _WINDOW.fullmatch(text) if isinstance(text, str) else None
+    seconds = 0 if found is None else int(found[1]) * _SECONDS[found[2]]
+    if found is None or seconds > _LONGEST_WINDOW_S:
+        allowed = "a number of minutes, hours or days of at most 30 days, such as 24h or 45m"
+        raise InvalidRequest("completion_window", text, allowed)
+    return found[0], float(seconds)
+
+
+def _expires_after(form: FormData) -> float | None:
+    """OpenAI's form fields ``expires_after[anchor]`` and ``expires_after[seconds]``."""
+    text = form.get("expires_after[seconds]")
+    if text is None:
+        return None
+    if not isinstance(text, str) or not text.isascii() or not text.isdigit() or not 3_600 <= int(text[:9]) <= 2_592_000:
+        raise InvalidRequest("expires_after[seconds]", text, "a whole number of 3600 to 2592000")
+    if form.get("expires_after[anchor]", "created_at") != "created_at":
+        raise InvalidRequest("expires_after[anchor]", form.get("expires_after[anchor]"), "created_at")
+    return float(text)
+
+
+def _metadata(values: object) -> dict[str, str] | None:
+    if values is None:
+        return None
+    fits = isinstance(values, dict) and len(values) <= _MOST_METADATA
+    if not fits or not all(isinstance(v, str) and len(k) <= 64 and len(v) <= 512 for k, v in values.items()):  # type: ignore[attr-defined]
+        allowed = f"an object of at most {_MOST_METADATA} strings, keys up to 64 characters and values up to 512"
+        raise InvalidRequest("metadata", values, allowed)
+    return dict(values)  # type: ignore[call-overload, no-any-return]
+
+
+async def _json_object(request: Request) -> dict[str, Any]:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _JSON_BYTES:
+            raise _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"request body: more than {_JSON_BYTES} bytes")
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        raise _Answer(HTTPStatus.BAD_REQUEST, "request body: is not JSON") from None
+    if not isinstance(values, dict):
+        raise _Answer(HTTPStatus.BAD_REQUEST, "request body: is not a JSON object")
+    return values
+
+
+class _form:
+    """The form of an upload: its file lies on disk, and what is longer than the limit is not read to its end."""
+
+    def __init__(self, request: Request, file_bytes: int) -> None:
+        self._limit = file_bytes + _FORM_BYTES
+        self._request = Request(request.scope, self._bounded(request.receive))
+        self._form: FormData | None = None
+        self._read = 0
+
+    def _bounded(self, receive: Callable[[], Any]) -> Callable[[], Any]:
+        async def bounded() -> Message:
+            message: Message = await receive()
+            self._read += len(message.get("body", b""))
+            if self._read > self._limit:
+                text = f"request body: more than {self._limit} bytes; split the file into several batches"
+                raise _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, "file")
+            return message
+
+        return bounded
+
+    async def __aenter__(self) -> FormData:
+        declared = self._request.headers.get("content-length", "0")
+        if declared.isdigit() and int(declared[:20]) > self._limit:
+            text = f"request body: {declared[:20]} bytes are more than {self._limit}; split the file"
+            raise _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, "file")
+        try:
+            self._form = await self._request.form(max_files=1, max_fields=8)
+        except (MultiPartException, HTTPException) as error:
+            text = error.message if isinstance(error, MultiPartException) else error.detail
+            raise _Answer(HTTPStatus.BAD_REQUEST, f"request body: {text}") from None
+        return self._form
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._form is not None:
+            await self._form.close()

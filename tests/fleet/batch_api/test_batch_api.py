@@ -1,0 +1,389 @@
+"""Files and batches through OpenAI's own client, and what hostile ones get."""
+
+import errno
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.testclient import TestClient
+
+from sloserve.core.clock import ManualClock
+from sloserve.core.errors import StoreAway
+from sloserve.fleet.batch_api.folder import Folder
+from sloserve.fleet.batch_api.lines import Limits
+from sloserve.fleet.batch_api.routes import BatchApi, Quota
+from sloserve.fleet.batch_api.runner import BatchRunner
+from sloserve.fleet.store.records import Claim, RequestState, Result
+from sloserve.fleet.store.sqlite import SqliteDatabase
+from sloserve.fleet.store.store import Store
+
+pytestmark = pytest.mark.slow  # OpenAI's client takes a second to load
+
+LIMITS = Limits(file_bytes=20_000, lines=60, line_bytes=2_000)
+CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class Fleet:
+    """A gateway's routes, its runner, and engines that the test plays."""
+
+    store: Store
+    folder: Folder
+    clock: ManualClock
+    api: BatchApi
+    runner: BatchRunner
+    http: TestClient
+
+    def client(self, tenant: str = "t") -> openai.OpenAI:
+        return openai.OpenAI(api_key=tenant, base_url="http://testserver/v1", http_client=self.http, max_retries=0)
+
+    def claim(self, most: int = 1_000) -> Claim | None:
+        return self.store.requests.claim("agent", 0, most, 3_600.0)
+
+    def serve(self, most: int = 1_000, status: int = 200) -> int:
+        claim = self.claim(most)
+        if claim is None:
+            return 0
+        results = [
+            Result(r.id, r.attempt, RequestState.DONE, status, b'{"of":\n' + r.body + b"}") for r in claim.requests
+        ]
+        assert all(self.store.requests.finish(results))
+        return len(results)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    clock = ManualClock()
+    store, folder = Store(SqliteDatabase(tmp_path / "store.sqlite", clock)), Folder(tmp_path / "files")
+
+    def tenant_of(request: Request) -> str:
+        return request.headers["authorization"].removeprefix("Bearer ")
+
+    api = BatchApi(store, folder, tenant_of, lambda: {"m", "n"}, LIMITS, lambda tenant: Quota(50_000, 3))
+    runner = BatchRunner(store, folder, lambda: {"m", "n"}, limits=LIMITS)
+    with TestClient(Starlette(routes=api.routes()), base_url="http://testserver") as http:
+        yield Fleet(store, folder, clock, api, runner, http)
+    store.close()
+
+
+def line(custom_id: str, **given: Any) -> str:
+    body = {"model": "m", "messages": [{"role": "user", "content": custom_id}]}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body, **given})
+
+
+def upload(client: openai.OpenAI, lines: list[str]) -> str:
+    return client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch").id
+
+
+def create(client: openai.OpenAI, file: str, window: str = "24h") -> Any:
+    return client.batches.create(input_file_id=file, endpoint=CHAT, completion_window=window)  # type: ignore[arg-type]
+
+
+def rows_of(client: openai.OpenAI, file: str | None) -> dict[str, Any]:
+    assert file is not None
+    return {row["custom_id"]: row for row in map(json.loads, client.files.content(file).text.splitlines())}
+
+
+def test_a_batch_from_upload_to_results(fleet: Fleet) -> None:
+    client = fleet.client()
+    n_line = line("c", body={"model": "n", "messages": [], "max_tokens": 7})
+    file = upload(client, [line("a"), "", line("b"), n_line])
+    batch = create(client, file)
+    assert batch.status == "validating" and batch.expires_at - batch.created_at == 86_400
+    assert fleet.runner.step()
+    batch = client.batches.retrieve(batch.id)
+    assert batch.status == "in_progress" and batch.request_counts.total == 3
+    fleet.serve(2)
+    assert not fleet.runner.step()
+    assert client.batches.retrieve(batch.id).request_counts.completed == 2
+    fleet.serve()
+    while fleet.runner.step():
+        pass
+    batch = client.batches.retrieve(batch.id)
+    assert batch.status == "completed" and batch.completed_at and batch.error_file_id is None
+    rows = rows_of(client, batch.output_file_id)
+    assert list(rows) == ["a", "b", "c"]  # in the file's order, although none is promised
+    assert rows["c"]["response"]["status_code"] == 200
+    assert rows["c"]["response"]["body"]["of"] == {"model": "n", "messages": [], "max_tokens": 7}
+    assert [b.id for b in client.batches.list()] == [batch.id]
+    assert {f.id for f in client.files.list()} == {file, batch.output_file_id}
+    assert client.files.retrieve(file).filename == "in.jsonl"
+
+
+def test_a_batch_whose_time_is_over_keeps_what_is_done(fleet: Fleet) -> None:
+    client = fleet.client()
+    batch = create(client, upload(client, [line(str(i)) for i in range(5)]), window="45m")
+    fleet.runner.step()
+    fleet.serve(2)
+    claim = fleet.claim(1)
+    fleet.clock.advance_to(fleet.clock.now_s() + 46 * 60)
+    assert fleet.runner.step() is False  # one is still in flight
+    assert claim is not None
+    fleet.store.requests.finish([Result(claim.requests[0].id, 1, RequestState.EXPIRED, 504, b"")])
+    while fleet.runner.step():
+        pass
+    batch = client.batches.retrieve(batch.id)
+    assert batch.status == "expired" and (batch.request_counts.completed, batch.request_counts.failed) == (2, 3)
+    assert list(rows_of(client, batch.output_file_id)) == ["0", "1"]
+    errors = rows_of(client, batch.error_file_id)
+    assert list(errors) == ["2", "3", "4"] and errors["4"]["error"]["code"] == "batch_expired"
+
+
+def test_a_cancelled_batch_keeps_what_is_done(fleet: Fleet) -> None:
+    client = fleet.client()
+    batch = create(client, upload(client, [line(str(i)) for i in range(4)]))
+    fleet.runner.step()
+    fleet.serve(1)
+    claim = fleet.claim(1)
+    assert client.batches.cancel(batch.id).status == "cancelling"
+    assert claim is not None and fleet.claim() is None
+    assert fleet.store.requests.renew("agent", 60.0).cancelled == {claim.requests[0].id}
+    fleet.store.requests.finish([Result(claim.requests[0].id, 1, RequestState.CANCELLED, 499, b"")])
+    while fleet.runner.step():
+        pass
+    batch = client.batches.retrieve(batch.id)
+    assert batch.status == "cancelled" and list(rows_of(client, batch.output_file_id)) == ["0"]
+    assert rows_of(client, batch.error_file_id)["3"]["error"]["code"] == "batch_cancelled"
+    assert client.batches.cancel(batch.id).status == "cancelled"
+    done = create(client, upload(client, [line("a")]))
+    fleet.runner.step()
+    fleet.serve()
+    while fleet.runner.step():
+        pass
+    with pytest.raises(openai.ConflictError, match="is completed"):
+        client.batches.cancel(done.id)
+
+
+def test_a_batch_cancelled_while_it_is_validated_serves_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fleet.client()
+    batch = create(client, upload(client, [line("a"), line("b")]))
+    accept = fleet.store.requests.accept
+
+    def cancelled_meanwhile(requests: Any) -> int:
+        client.batches.cancel(batch.id)
+        return accept(requests)
+
+    monkeypatch.setattr(fleet.store.requests, "accept", cancelled_meanwhile)
+    while fleet.runner.step():
+        pass
+    assert client.batches.retrieve(batch.id).status == "cancelled" and fleet.claim() is None
+
+
+def test_failed_requests_are_in_the_error_file_with_their_answer(fleet: Fleet) -> None:
+    client = fleet.client()
+    batch = create(client, upload(client, [line("a"), line("b")]))
+    fleet.runner.step()
+    fleet.serve(1, status=400)
+    fleet.serve(1)
+    while fleet.runner.step():
+        pass
+    batch = client.batches.retrieve(batch.id)
+    assert batch.status == "completed"
+    assert rows_of(client, batch.error_file_id)["a"]["response"]["status_code"] == 400
+    assert list(rows_of(client, batch.output_file_id)) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "param"),
+    [
+        ("{", "invalid_json_line", None),
+        ("[1]", "invalid_json_line", None),
+        ("[" * 1_500, "invalid_json_line", None),
+        (line(""), "invalid_custom_id", "custom_id"),
+        (line("a"), "duplicate_custom_id", "custom_id"),
+        (line("x", method="GET"), "invalid_method", "method"),
+        (line("x", url="/v1/responses"), "mismatched_url", "url"),
+        (line("x", body=[]), "invalid_body", "body"),
+        (line("x", body={"model": "other"}), "model_not_found", "body.model"),
+        (line("x", body={"model": "m", "stream": True}), "stream_not_allowed", "body.stream"),
+        (line("x" * 1_990), "line_too_long", None),
+    ],
+)
+def test_validation_names_the_line_and_serves_nothing(fleet: Fleet, bad: str, code: str, param: str | None) -> None:
+    client = fleet.client()
+    batch = create(client, upload(client, [line("a"), bad, line("b")]))
+    fleet.runner.step()
+    batch = client.batches.retrieve(batch.id)
+    assert batch.status == "failed" and batch.failed_at
+    (error,) = batch.errors.data
+    assert (error.code, error.line, error.param) == (code, 2, param)
+    assert fleet.claim() is None and batch.request_counts.total == 0
+
+
+def test_too_many_requests_and_an_empty_file_are_refused_by_validation(fleet: Fleet) -> None:
+    client = fleet.client()
+    for lines, code in (([line(str(i)) for i in range(61)], "too_many_requests"), ([""], "empty_file")):
+        batch = create(client, upload(client, lines))
+        fleet.runner.step()
+        assert client.batches.retrieve(batch.id).errors.data[0].code == code
+
+
+def test_a_step_that_a_crash_broke_off_does_nothing_twice(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fleet.client()
+    batch = create(client, upload(client, [line(str(i)) for i in range(3)]))
+    move = fleet.store.batches.move
+    for _ in range(2):  # before the batch's row says that it is done
+        with monkeypatch.context() as crash:
+            crash.setattr(fleet.store.batches, "move", _raise(StoreAway("away")))
+            with pytest.raises(StoreAway):
+                fleet.runner.step()
+    assert fleet.store.batches.move == move
+    fleet.runner.step()
+    assert fleet.serve() == 3
+    fleet.runner.step()
+    with monkeypatch.context() as crash:
+        crash.setattr(fleet.store.batches, "move", _raise(StoreAway("away")))
+        with pytest.raises(StoreAway):
+            fleet.runner.step()
+    while fleet.runner.step():
+        pass
+    batch = client.batches.retrieve(batch.id)
+    assert batch.status == "completed" and len(rows_of(client, batch.output_file_id)) == 3
+    assert len(list(client.files.list())) == 2
+
+
+def _raise(error: Exception) -> Any:
+    def raising(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return raising
+
+
+def test_another_tenants_ids_are_answered_like_those_of_nothing(fleet: Fleet) -> None:
+    mine, other = fleet.client("mine"), fleet.client("other")
+    file = upload(mine, [line("a")])
+    batch = create(mine, file)
+    calls = [
+        lambda: other.files.retrieve(file),
+        lambda: other.files.content(file),
+        lambda: other.files.delete(file),
+        lambda: other.batches.retrieve(batch.id),
+        lambda: other.batches.cancel(batch.id),
+    ]
+    for call in calls:
+        with pytest.raises(openai.NotFoundError, match="there is no (file|batch)"):
+            call()
+    with pytest.raises(openai.BadRequestError, match="input_file_id"):
+        create(other, file)
+    assert list(other.files.list(after=file)) == [] and list(other.batches.list(after=batch.id)) == []
+    assert mine.files.retrieve(file).id == file
+
+
+def test_a_deleted_file_is_gone_and_its_batch_says_so(fleet: Fleet, tmp_path: Path) -> None:
+    client = fleet.client()
+    file = upload(client, [line("a")])
+    batch = create(client, file)
+    assert client.files.delete(file).deleted
+    assert list((tmp_path / "files").iterdir()) == []
+    fleet.runner.step()
+    assert client.batches.retrieve(batch.id).errors.data[0].code == "file_not_found"
+
+
+def test_lists_come_in_pages(fleet: Fleet) -> None:
+    client = fleet.client()
+    files = [upload(client, [line("a")]) for _ in range(3)]
+    page = client.files.list(limit=2)
+    assert [f.id for f in page.data] == files[:0:-1] and page.has_more
+    assert [f.id for f in client.files.list(limit=1)] == files[::-1]  # the client turns the pages
+    batches = [create(client, files[0]).id for _ in range(3)]
+    assert [b.id for b in client.batches.list(limit=1)] == batches[::-1]
+
+
+def test_what_is_too_much_is_refused_before_it_is_kept(fleet: Fleet, tmp_path: Path) -> None:
+    client = fleet.client()
+    with pytest.raises(openai.APIStatusError, match="more than") as raised:
+        client.files.create(file=("big", b"x" * 90_000), purpose="batch")
+    assert raised.value.status_code == 413
+    with pytest.raises(openai.APIStatusError, match="file: 20001 bytes are more than 20000"):
+        client.files.create(file=("big", b"x" * 20_001), purpose="batch")
+    chunked = fleet.http.post(
+        "/v1/files",
+        content=iter(
+            [b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n', *[b"x" * 9_000] * 20]
+        ),
+        headers={"Authorization": "Bearer t", "Content-Type": "multipart/form-data; boundary=b"},
+    )
+    assert chunked.status_code == 413
+    files = [client.files.create(file=("f", b"x" * 20_000), purpose="batch").id for _ in range(2)]
+    with pytest.raises(openai.RateLimitError, match="50000 may be kept"):
+        client.files.create(file=("f", b"x" * 20_000), purpose="batch")
+    assert len(list((tmp_path / "files").iterdir())) == 2
+    for _ in range(3):
+        create(client, files[0])
+    with pytest.raises(openai.RateLimitError, match="3 batches are unfinished"):
+        create(client, files[0])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"endpoint": "/v1/responses"},
+        {"completion_window": "never"},
+        {"completion_window": "0h"},
+        {"completion_window": "31d"},
+        {"completion_window": 24},
+        {"input_file_id": "../../etc/passwd"},
+        {"input_file_id": None},
+        {"metadata": {"k": 1}},
+        {"metadata": {str(i): "v" for i in range(17)}},
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused_with_the_field(fleet: Fleet, values: dict[str, Any]) -> None:
+    file = upload(fleet.client(), [line("a")])
+    body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h", **values}
+    answer = fleet.http.post("/v1/batches", json=body, headers={"Authorization": "Bearer t"})
+    assert answer.status_code == 400
+    assert next(iter(values)) in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/files/..%2f..%2fstore.sqlite", "/v1/files/x/content", "/v1/batches/%00"])
+def test_no_id_is_a_path(fleet: Fleet, path: str) -> None:
+    answer = fleet.http.get(path, headers={"Authorization": "Bearer t"})
+    assert answer.status_code == 404
+
+
+def test_bodies_that_are_no_form_or_no_json_are_refused(fleet: Fleet) -> None:
+    headers = {"Authorization": "Bearer t"}
+    for content_type in ("application/json", "multipart/form-data", "multipart/form-data; boundary=b"):
+        answer = fleet.http.post("/v1/files", content=b"{}", headers={**headers, "Content-Type": content_type})
+        assert answer.status_code == 400, answer.text
+        assert "error" in answer.json()
+    for body in (b"", b"[]", b"[" * 5_000, b"\xff"):
+        assert fleet.http.post("/v1/batches", content=body, headers=headers).status_code == 400
+    assert fleet.http.post("/v1/batches", content=b" " * 70_000, headers=headers).status_code == 413
+
+
+def test_a_full_disk_answers_507_and_a_store_that_is_away_503(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fleet.client()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("os.fsync", full)
+        with pytest.raises(openai.APIStatusError, match="is full") as raised:
+            upload(client, [line("a")])
+    assert raised.value.status_code == 507 and list(client.files.list()) == []
+    monkeypatch.setattr(fleet.store.batches, "files", _raise(StoreAway("the store does not answer")))
+    answer = fleet.http.get("/v1/files", headers={"Authorization": "Bearer t"})
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
+
+
+def test_a_folder_forgets_what_no_row_knows(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    for id in (known := "file-" + "0" * 32, "file-" + "1" * 32):
+        with folder.writing(id) as file:
+            file.write(b"x")
+    (tmp_path / "file-2.part").write_bytes(b"x")
+    with pytest.raises(RuntimeError), folder.writing("file-" + "3" * 32):
+        raise RuntimeError
+    Folder(tmp_path).keep_only(lambda id: id == known)
+    assert [file.name for file in tmp_path.iterdir()] == [known]
+    with pytest.raises(ValueError, match="no id"):
+        folder.open("../x")
