@@ -15,6 +15,7 @@ from sloserve.core.errors import (
     SloServeError,
     SLOUnattainable,
     StoreAway,
+    StoreError,
     StoreFull,
 )
 from sloserve.wire.headers import DROPPED_REASON, RETRY_AFTER
@@ -29,6 +30,7 @@ STATUS: dict[type[SloServeError], HTTPStatus] = {
     ShuttingDown: HTTPStatus.SERVICE_UNAVAILABLE,
     EngineError: HTTPStatus.INTERNAL_SERVER_ERROR,
     ConfigError: HTTPStatus.BAD_REQUEST,  # of an operator, over the admin routes
+    StoreError: HTTPStatus.SERVICE_UNAVAILABLE,
     StoreAway: HTTPStatus.SERVICE_UNAVAILABLE,
     StoreFull: HTTPStatus.INSUFFICIENT_STORAGE,
 }
