@@ -20,16 +20,24 @@ PREFILL_COLUMNS = frozenset({"computed_tokens", "prompt_tokens", "output_tokens"
 """Columns that tell decodes from unfinished prompts."""
 
 
+def tokens_without_kv(rows: Rows, slots: IntArray) -> IntArray:
+    """Tokens of prompt and output that no step has been given yet and the host pool does not keep, ``[len(slots)]``.
+
+    Below 0 where drafts are in flight.
+    """
+    known = rows.prompt_tokens[slots] + rows.output_tokens[slots]
+    return known - rows.computed_tokens[slots] - rows.swapped_tokens[slots]
+
+
 def uncomputed_tokens(rows: Rows, slots: IntArray) -> IntArray:
     """Prefill tokens that no step has been given yet, ``[len(slots)]``: of a waiting request all, of a decode none.
 
     After a preemption the prompt and the output so far are computed again, both as prefill, but for what the host pool
     keeps of them.
     """
-    output = rows.output_tokens[slots]
-    left = rows.prompt_tokens[slots] + output - rows.computed_tokens[slots] - rows.swapped_tokens[slots]
+    left = tokens_without_kv(rows, slots)
     # The last token of a reply has no KV yet, unless the step that computes it is in flight.
-    left[left <= (output > 0)] = 0
+    left[left <= (rows.output_tokens[slots] > 0)] = 0
     return left
 
 

@@ -21,6 +21,7 @@ from sloserve.lso.blocks import blocks_of
 from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
 from sloserve.lso.plan import NO_SLOTS, Plan, Snapshot
 from sloserve.lso.preemption import Candidate, Head, select_victims
+from sloserve.lso.swapping import cheaper_later, preemption_price
 
 
 class ClassRank(Enum):
@@ -41,7 +42,8 @@ PREEMPTION_COLUMNS = PREFILL_COLUMNS | {"kv_blocks", "num_preemptions", "preempt
 class PreemptionRule:
     """When a key policy may preempt a running request for a waiting one.
 
-    margin: a victim's key must exceed the waiting request's by more than this. max_preemptions: a request that was
+    margin: a victim's key must exceed the waiting request's by more than this, or by the share of it that preempting
+    costs where it can be swapped (:func:`~sloserve.lso.swapping.preemption_price`). max_preemptions: a request that was
     preempted so often is not a victim again, so that recomputation is bounded. keep_free: share of KV blocks that stay
     free for the growth of decoding requests.
     """
@@ -190,12 +192,17 @@ def _victims(
     if waiting.size <= engine.free_slots and int(needed.sum()) <= free_blocks:
         return NO_SLOTS
     allowed = rows.preemptable[running] & (rows.num_preemptions[running] < rule.max_preemptions)
-    expendable = running[allowed][::-1]
-    if not expendable.size or not running_key[allowed][-1] - waiting_key[0] > rule.margin:
+    expendable, key = running[allowed][::-1], running_key[allowed][::-1]
+    if not expendable.size:
+        return NO_SLOTS
+    key = cheaper_later(key, rule.margin, preemption_price(rows, expendable, engine))
+    order = np.argsort(-key, kind="stable")
+    expendable, key = expendable[order], key[order]
+    if not key[0] - waiting_key[0] > rule.margin:
         return NO_SLOTS
     victims = select_victims(
         map(Head, waiting_key.tolist(), needed.tolist()),
-        map(Candidate, expendable.tolist(), running_key[allowed][::-1].tolist()),
+        map(Candidate, expendable.tolist(), key.tolist()),
         snapshot.holding,
         free_slots=engine.free_slots,
         free_blocks=free_blocks,

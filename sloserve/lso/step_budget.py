@@ -181,6 +181,8 @@ class StepBudget:
             return None
         startable = _startable(rows, in_progress, waiting, engine)
         no_room = startable.size < waiting.size
+        # What the host pool keeps is loaded, not computed.
+        startable = startable[uncomputed_tokens(rows, startable) > 0]
         asked = np.concatenate((in_progress, startable))
         if not asked.size or (aged.size and np.isin(asked[: max(in_progress.size, 1)], aged).any()):
             return None

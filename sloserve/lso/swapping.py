@@ -22,7 +22,7 @@ from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import EngineFacts, SwapFacts
 
-__all__ = ["SwapFacts", "preemption_price", "recompute_s", "swap_s", "swap_worth_s"]
+__all__ = ["SwapFacts", "cheaper_later", "preemption_price", "recompute_s", "swap_s", "swap_worth_s"]
 
 STAGING_BYTES_PER_S: Final = 0.7e12
 """At which KV is packed and unpacked: each byte is read and written once, at half of an A100's memory bandwidth of
@@ -100,6 +100,16 @@ def preemption_price(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatA
     found: FloatArray = np.interp(tokens, contexts, shares)
     found[blocks_of(tokens, engine.block_size) > swap.total_blocks] = 1.0
     return found
+
+
+def cheaper_later(key: FloatArray, margin: float, price: FloatArray) -> FloatArray:
+    """Keys by which victims are chosen: a victim's must exceed that of the request that it gives way to by ``margin``.
+
+    One whose preemption costs the share ``price`` needs that share of the margin, hence ranks later by the rest of it.
+
+    key, price: ``[n]``; ``key`` is as it was where the price is 1.
+    """
+    return key + margin * (1.0 - price)
 
 
 def _decodes(rows: Rows) -> StepLoad:

@@ -14,7 +14,8 @@ down under overload, since it serves first the request that it can help least (t
 those of its class without a deadline.
 
 Preempts when a waiting request that can still be in time finds no slot or no KV blocks, and running requests whose
-deadlines lie later by ``preempt_margin_s`` can make room; each request at most ``max_preemptions`` times. The margin
+deadlines lie later by ``preempt_margin_s`` can make room (by less where a victim can be swapped, which takes less of
+the engine's time); each request at most ``max_preemptions`` times. The margin
 stands in for an estimate: a victim must afford to wait for its turn again and to be recomputed. With 1 s instead of the
 default 30 s, 1.5 times stock's capacity and deadlines of half a minute, preemptions cost more deadlines than they saved
 (docs/benchmarks/deadlines.md).

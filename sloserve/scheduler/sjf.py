@@ -15,6 +15,7 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
+from sloserve.lso.decode_first import tokens_without_kv
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, PreemptionRule, plan_by_key
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
@@ -66,9 +67,10 @@ class SJF(Policy):
         )
 
     def _work(self, rows: Rows, slots: IntArray) -> FloatArray:
-        """Weighted tokens left ``[len(slots)]``; a preempted request has its prompt and output to compute again."""
-        done = rows.output_tokens[slots]
+        """Weighted tokens left ``[len(slots)]``; a preempted request has its prompt and output to compute again, but
+        for what the host pool keeps.
+        """
         left = self._lengths.left(rows, slots)
-        uncomputed = np.maximum(rows.prompt_tokens[slots] + done - rows.computed_tokens[slots], 0)
+        uncomputed = np.maximum(tokens_without_kv(rows, slots), 0)
         work: FloatArray = left + self.settings.prompt_weight * uncomputed
         return work

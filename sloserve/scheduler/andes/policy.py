@@ -13,8 +13,9 @@ of a less urgent class.
 
 Source: Andes, Sec. 4. Differs (the policy ``andes-parts`` has the paper's form, docs/benchmarks/andes.md the figures):
 
-* victims are those with the longest lead, ``lead_s`` at least, and not those of least gain per token. vLLM recomputes
-  what it preempts, where the paper swaps; a preemption pays if its victim can stay away for long.
+* victims are those with the longest lead, ``lead_s`` at least, and not those of least gain per token. Without swap
+  space vLLM recomputes what it preempts, where the paper swaps; then a preemption pays only if its victim can stay away
+  for long. With it the lead asked for is less by the share of the cost that swapping saves.
 * vLLM's slots and lazy allocation decide which requests run; a share of the blocks is left for growth.
 * pausing, which the paper does not have.
 * the batch size is not searched.
@@ -34,10 +35,11 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
 from sloserve.lso.blocks import blocks_of
-from sloserve.lso.decode_first import service_order
+from sloserve.lso.decode_first import service_order, uncomputed_tokens
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.lso.preemption import freed_blocks
+from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.andes.outlook import COLUMNS, Foresight, Outlook, reading_tds
 from sloserve.scheduler.andes.room import HeadOfLine, VictimOrder, longest_lead_first, short_of_blocks, victims_for
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
@@ -71,7 +73,7 @@ class Andes(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """lead_s: a victim is at least so many seconds ahead of its reader.
+        """lead_s: a victim is at least so many seconds ahead of its reader; less where swapping makes it cheaper.
 
         preemption_cap: most preemptions per request on average; max_preemptions: most preemptions of one request.
         headroom: share of KV blocks left for growth.
@@ -144,9 +146,9 @@ class Andes(Policy):
         used = 1.0 - engine.free_blocks / engine.total_blocks
         if used >= self.watermark:
             return True
-        tokens = rows.prompt_tokens[waiting] + rows.output_tokens[waiting]
         # Beyond a step's budget, prompts queue although there is room for them.
-        return bool(waiting.size > engine.free_slots or tokens.sum() > engine.token_budget)
+        prefill_tokens = uncomputed_tokens(rows, waiting).sum()
+        return bool(waiting.size > engine.free_slots or prefill_tokens > engine.token_budget)
 
     def _step_s(self, engine: EngineFacts, batches: FloatArray, context_tokens: float) -> FloatArray:
         """Seconds of a step of each of ``batches`` decoding requests, ``[num_batches]``, at this mean context."""
@@ -165,9 +167,10 @@ class Andes(Policy):
     def _horizon_s(self) -> float:
         return self.horizon_s or self._serving_s.value or FIRST_HORIZON_S
 
-    def _victim_order(self, all_: Outlook, worth: FloatArray, running: IntArray, rows: Rows) -> VictimOrder:
+    def _victim_order(self, all_: Outlook, worth: FloatArray, running: IntArray, snapshot: Snapshot) -> VictimOrder:
         """worth: gain per token, ``[len(all_)]``. running: indices, the shortest lead first."""
-        return longest_lead_first(all_, running, self.settings.lead_s)
+        price = preemption_price(snapshot.rows, all_.slots[running], snapshot.engine)
+        return longest_lead_first(all_, running, self.settings.lead_s, price)
 
     def _plan(
         self,
@@ -185,11 +188,10 @@ class Andes(Policy):
         ranked = first_places(key, lowered, rank, rows.seq[snapshot.waiting], min(queued, engine.max_num_seqs))
         order = woven_places(snapshot, ranked)
         running = queued + np.lexsort((rows.seq[snapshot.running], all_.lead_s[queued:]))
-        tokens = all_.context_tokens[order]
-        needed = blocks_of(tokens + 1, engine.block_size)  # + 1: the slot of the next token
+        needed = blocks_of(all_.context_tokens[order] + 1, engine.block_size)  # + 1: the slot of the next token
         free_blocks = engine.free_blocks - math.ceil(self.settings.headroom * engine.total_blocks)
         # No more urgent ones than a step can begin with: the others' victims would stand idle until then.
-        begun = 1 + int(np.searchsorted(np.cumsum(tokens), engine.token_budget))
+        begun = 1 + int(np.searchsorted(np.cumsum(all_.prefill_tokens[order]), engine.token_budget))
         head = slice(min(int(urgent.sum()), begun, most_urgent))
         heads, victims = HeadOfLine(ranked[head], needed[head]), NO_SLOTS
         self._may_preempt = min(self._may_preempt, float(engine.max_num_seqs))
@@ -197,7 +199,7 @@ class Andes(Policy):
             victims = victims_for(
                 heads,
                 all_,
-                self._victim_order(all_, worth, running, rows),
+                self._victim_order(all_, worth, running, snapshot),
                 snapshot,
                 max_preemptions=self.settings.max_preemptions,
                 free_blocks=free_blocks,

@@ -9,6 +9,7 @@ from sloserve.core.rows import Rows
 from sloserve.lso import pausing
 from sloserve.lso.decode_first import unfinished
 from sloserve.lso.preemption import Candidate, Head, select_victims
+from sloserve.lso.swapping import cheaper_later
 from sloserve.scheduler.andes.outlook import Outlook
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 
@@ -46,15 +47,19 @@ class HeadOfLine:
         return not self.places.size or (self.places.size <= free_slots and int(self.blocks.sum()) <= free_blocks)
 
 
-def longest_lead_first(all_: Outlook, running: IntArray, lead_s: float) -> VictimOrder:
-    """Preempts the requests that are furthest ahead of their readers.
+def longest_lead_first(all_: Outlook, running: IntArray, lead_s: float, price: FloatArray) -> VictimOrder:
+    """Preempts the requests that are furthest ahead of their readers, as far as their preemption costs the same.
 
     Args:
         running: indices, the shortest lead first.
-        lead_s: least lead of a victim, and least difference between its lead and the waiting request's.
+        lead_s: least lead of a victim, and least difference between its lead and the waiting request's, where it is
+            computed again.
+        price: ``[len(running)]``; the share of ``lead_s`` that each must have.
     """
-    ahead = running[all_.lead_s[running] >= lead_s]
-    return VictimOrder(ahead[::-1], all_.lead_s, np.maximum(all_.lead_s, 0.0), lead_s)
+    key = all_.lead_s.copy()
+    key[running] = cheaper_later(key[running], lead_s, price)
+    ahead = running[key[running] >= lead_s][::-1]
+    return VictimOrder(ahead[np.argsort(-key[ahead], kind="stable")], key, np.maximum(all_.lead_s, 0.0), lead_s)
 
 
 def victims_for(

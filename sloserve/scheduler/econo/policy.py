@@ -30,6 +30,7 @@ from sloserve.lso.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.lso.pace import pace_s
+from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.econo.victim import TOKENS_PER_STEP, Ranked, victim_worth_preempting
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 
@@ -67,7 +68,7 @@ class Econo(Policy):
 
         sigmas: standard deviations of the foreseen occupancy kept free; 0 trusts the mean. reserve: share of KV blocks
         kept free beside. preempt: whether to preempt a long request for those that wait, where that pays for computing
-        its context again. tokens_per_step: context tokens computed again in the time of a step.
+        its context again, or for swapping it. tokens_per_step: context tokens computed again in the time of a step.
         max_preemptions: a request that was preempted so often is left alone.
         length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
         length_error: relative error of the oracle's lengths.
@@ -153,10 +154,11 @@ class Econo(Policy):
             return None, self._fit(engine, held_mean, held_variance, asked)
         if not self.settings.preempt:
             return None, 0
+        context_tokens = rows.prompt_tokens[running.slots] + rows.output_tokens[running.slots]
         victim = victim_worth_preempting(
             waiting,
             running,
-            rows.prompt_tokens[running.slots] + rows.output_tokens[running.slots],
+            context_tokens * preemption_price(rows, running.slots, engine),
             rows.preemptable[running.slots] & (rows.num_preemptions[running.slots] < self.settings.max_preemptions),
             total_tokens=engine.total_blocks * engine.block_size,
             tokens_per_step=self.settings.tokens_per_step,

@@ -3,7 +3,8 @@
 The KV cache is a machine that serves ``total`` tokens in each step; a request occupies it alone for its KV tokens x
 steps to go, divided by that. After a preemption all waiting requests with a smaller key go before the victim: each of
 them gains the time that the victim would have occupied, the victim loses the time that they occupy, and all requests
-lose the time of computing its context again. Delays count as shares of the target, as in the order of service.
+lose the time of computing its context again, or what swapping it takes. Delays count as shares of the target, as in the
+order of service.
 
 EconoServe ranks admissions and never takes KV back for them. This is Smith's rule with preemption that costs.
 """
@@ -37,7 +38,7 @@ class Ranked:
 def victim_worth_preempting(
     waiting: Ranked,
     running: Ranked,
-    context_tokens: IntArray,
+    again_tokens: FloatArray,
     may_preempt: BoolArray,
     *,
     total_tokens: int,
@@ -48,7 +49,7 @@ def victim_worth_preempting(
     Args:
         waiting: the waiting requests, in the order of service.
         running: the running requests, in the order of service.
-        context_tokens: ``[n]`` of ``running``; tokens to compute again if the request is preempted.
+        again_tokens: ``[n]`` of ``running``; what a preemption costs, in tokens to compute again.
         may_preempt: ``[n]`` of ``running``; which requests may be preempted.
         total_tokens: tokens that the KV cache holds.
         tokens_per_step: tokens that can be computed again in the time of one step.
@@ -60,7 +61,7 @@ def victim_worth_preempting(
     saved = (
         weight[before] * running.work / total_tokens
         - their_steps / running.target_s
-        - of_all * context_tokens / tokens_per_step
+        - of_all * again_tokens / tokens_per_step
     )
     saved[~may_preempt] = 0.0
     if not saved.size or saved.max() <= 0.0:

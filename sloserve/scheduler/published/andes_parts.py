@@ -82,10 +82,10 @@ class AndesParts(Andes):
 
     # Which requests are preempted.
 
-    def _victim_order(self, all_: Outlook, worth: FloatArray, running: IntArray, rows: Rows) -> VictimOrder:
+    def _victim_order(self, all_: Outlook, worth: FloatArray, running: IntArray, snapshot: Snapshot) -> VictimOrder:
         if self.settings.victims == "lead":
-            return super()._victim_order(all_, worth, running, rows)
-        return least_worth_first(all_, worth, running, rows)
+            return super()._victim_order(all_, worth, running, snapshot)
+        return least_worth_first(all_, worth, running, snapshot.rows)
 
     # How many run at once.
 

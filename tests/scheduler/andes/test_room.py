@@ -64,7 +64,7 @@ def victims(
     if lead_s is None:
         order = least_worth_first(all_, np.array(worth, np.float64), by_lead(at, all_), at.rows)
     else:
-        order = longest_lead_first(all_, by_lead(at, all_), lead_s)
+        order = longest_lead_first(all_, by_lead(at, all_), lead_s, np.ones(at.running.size))
     found = victims_for(
         heads,
         all_,
