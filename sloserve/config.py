@@ -34,6 +34,7 @@ FLAGS: dict[str, Key] = {
     "admission": ("admission", "mode"),
     "max_waiting": ("admission", "max_waiting"),
     "min_chance": ("admission", "min_chance"),
+    "swapping": ("swapping",),
 }
 """Flags of ``sloserve serve`` to the settings they are."""
 

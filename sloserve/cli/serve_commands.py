@@ -40,7 +40,14 @@ MinChanceFlag = Annotated[
     float | None,
     typer.Option("--min-chance", help="Least chance to meet its targets with which predict lets a request in."),
 ]
-
+SwappingFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--swapping",
+        help="cost: the KV of a preempted request goes to the swap space where that takes less time than computing it "
+        "again; always: wherever there is room. Default: cost.",
+    ),
+]
 
 _NO_POOL = ("swap space", "off", "default")
 
@@ -51,6 +58,7 @@ def _flags(
     admission: str | None,
     max_waiting: int | None,
     min_chance: float | None,
+    swapping: str | None,
 ) -> dict[str, object]:
     """Flags by the names of :data:`sloserve.config.FLAGS`."""
     return {
@@ -59,6 +67,7 @@ def _flags(
         "admission": admission,
         "max_waiting": max_waiting,
         "min_chance": min_chance,
+        "swapping": swapping,
     }
 
 
@@ -80,10 +89,11 @@ def serve(
         float,
         typer.Option(
             help="Host memory, in GiB for all ranks of a host together, that keeps the KV of preempted requests, so "
-            "that it is not computed again. 0, the default, is off.",
+            "that it is not computed again. See docs/swap.md. 0, the default, is off.",
             show_default=False,
         ),
     ] = 0.0,
+    swapping: SwappingFlag = None,
     admin_key: Annotated[
         str | None,
         typer.Option(help="Turns the admin routes on, for who shows this key. Better in env SLOSERVE_ADMIN_KEY."),
@@ -98,12 +108,13 @@ def serve(
     from sloserve import config
     from sloserve.vllm_plugin.server import serve, swap_space
 
-    flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance)
+    flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance, swapping)
     sources = config.read_sources(slo_config, flags, preset)
     config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
     swap_space.check_size(swap_space_gib)
     key = config.read_admin_key(admin_key, os.environ)
     passed_on = vllm_arguments(context, arguments)
+    swap_space.check_rule(swapping, swap_space_gib, passed_on)
     listens_on = serve.listens_on(passed_on)
     if listens_on is not None:
         serve.check_port_free(*listens_on)
@@ -131,6 +142,7 @@ def check_config(
     admission: AdmissionFlag = None,
     max_waiting: MaxWaitingFlag = None,
     min_chance: MinChanceFlag = None,
+    swapping: SwappingFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Settings and origins, or the mistakes, as JSON.")] = False,
 ) -> None:
     """Say everything that is wrong with FILE, or print the settings that follow from it; start nothing.
@@ -139,7 +151,7 @@ def check_config(
     """
     from sloserve import config
 
-    flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance)
+    flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance, swapping)
     try:
         if file is None and preset is None:
             raise ConfigError("check-config: nothing to check; name a FILE, or a --preset")

@@ -11,6 +11,8 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from sloserve.metrics.swap_figures import SwapFigures
+
 FAMILY: Final = "family"
 """Key of the metadata of a figure that is shown as it is: kind of metric, name without prefix, documentation."""
 
@@ -28,14 +30,14 @@ def counter(name: str, documentation: str) -> Mapping[str, Family]:
 
 
 @dataclass(frozen=True)
-class Figures:
+class Figures(SwapFigures):
     """What a scheduler counts. Gauges say how it was at the last step, the others count from the engine's start.
 
     Gauges: last_step_s, epoch seconds; running, waiting, preempted: requests by state, waiting those that vLLM queues,
     preempted those of them that ran before; paused: requests that sat out the last step. plans, reused_plans,
     stale_plans: steps with a fresh plan, with the last one, and with none since the last one was too old; plan_errors:
     plans and events on which the policy failed. internal_errors: exceptions of sloserve's own that were kept from vLLM.
-    evictions: by a plan, preemptions: by vLLM, mostly for want of KV; both recompute. paused_steps: request-steps.
+    evictions: by a plan, preemptions: by vLLM, mostly for want of KV. paused_steps: request-steps.
     limited_steps: steps whose prompt tokens the step budget limited.
     malformed_slo: requests served without the SLO that they could not state. shadow_*: of the shadow policy, sums over
     its plans and how many of them had such a figure, see :mod:`sloserve.engine.plan_score`. step_*: how well

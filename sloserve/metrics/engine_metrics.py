@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from sloserve.metrics.engine_figures import FAMILY, Figures
 from sloserve.metrics.engine_page import PLAN_BUCKETS_S, PageSnapshot
+from sloserve.metrics.swap_figures import swap_families
 
 PREFIX = "sloserve:"
 
@@ -72,8 +73,10 @@ def _families(pages: Sequence[PageSnapshot]) -> list[Metric]:
         plans.add_metric([engine, "reused"], page.reused_plans)
         plans.add_metric([engine, "stale"], page.stale_plans)
         plans.add_metric([engine, "error"], page.plan_errors)
-        preemptions.add_metric([engine, "recompute", "policy"], page.evictions)
-        preemptions.add_metric([engine, "recompute", "vllm"], page.preemptions)
+        swapped = {"policy": page.swapped_evictions, "vllm": page.swap_stores - page.swapped_evictions}
+        for by, count in (("policy", page.evictions), ("vllm", page.preemptions)):
+            preemptions.add_metric([engine, "recompute", by], count - swapped[by])
+            preemptions.add_metric([engine, "swap", by], swapped[by])
         for name, waiting in page.waiting_by_class.items():
             queue.add_metric([engine, name], waiting)
         policy.add_metric([engine, page.policy, page.shadow_policy or ""], 1.0)
@@ -87,7 +90,8 @@ def _families(pages: Sequence[PageSnapshot]) -> list[Metric]:
         if page.step_error:
             error.add_metric([engine], page.step_error)
             coverage.add_metric([engine], page.step_coverage)
-    return [plan_seconds, plans, preemptions, queue, policy, agreement, gain, factor, error, coverage, *_plain(pages)]
+    ours = [plan_seconds, plans, preemptions, queue, policy, agreement, gain, factor, error, coverage]
+    return [*ours, *swap_families(pages, PREFIX), *_plain(pages)]
 
 
 def _plain(pages: Sequence[PageSnapshot]) -> Iterator[Metric]:

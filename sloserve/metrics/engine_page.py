@@ -17,6 +17,7 @@ from sloserve.metrics.engine_figures import Figures
 from sloserve.metrics.interruption_ring import WORDS, InterruptionRing
 from sloserve.metrics.page_folder import ENGINE, PageFile
 from sloserve.metrics.page_memory import PageMemory, found
+from sloserve.metrics.swap_figures import DROPS, REFUSALS, SWAP_BUCKETS, swap_bucket
 
 _TEXT_BYTES = 1024
 
@@ -29,6 +30,7 @@ class PageSnapshot(Figures):
     """All a page says. plan_seconds: plans in each bucket of :data:`PLAN_BUCKETS_S` and above.
 
     By class: waiting, requests never admitted yet; enqueued and admitted, totals (a request is admitted once).
+    swaps: requests that ended, in each bucket of ``SWAP_BUCKETS`` and above. swap_refused, swap_dropped: by reason.
     """
 
     rank: int
@@ -37,6 +39,9 @@ class PageSnapshot(Figures):
     policy: str
     shadow_policy: str | None
     plan_seconds: tuple[int, ...]
+    swaps: tuple[int, ...]
+    swap_refused: dict[str, int]
+    swap_dropped: dict[str, int]
     waiting_by_class: dict[str, int]
     enqueued_by_class: dict[str, int]
     admitted_by_class: dict[str, int]
@@ -46,13 +51,15 @@ SCALARS = tuple(f.name for f in fields(Figures))
 
 
 class Layout:
-    """Where in the array of slots each figure lies: the scalars, the histogram, three times one slot a class."""
+    """Where in the array of slots each figure lies: the scalars, reasons, histograms, three times one slot a class."""
 
-    at = {name: index for index, name in enumerate(SCALARS)}
-    plan_seconds = len(SCALARS)
+    _NAMED = (*SCALARS, *(f"swap_refused_{name}" for name in REFUSALS), *(f"swap_dropped_{name}" for name in DROPS))
+    at = {name: index for index, name in enumerate(_NAMED)}
+    plan_seconds = len(_NAMED)
+    swaps = plan_seconds + len(PLAN_BUCKETS_S) + 1
 
     def __init__(self, classes: int) -> None:
-        self.waiting = self.plan_seconds + len(PLAN_BUCKETS_S) + 1
+        self.waiting = self.swaps + len(SWAP_BUCKETS) + 1
         self.enqueued = self.waiting + classes
         self.admitted = self.enqueued + classes
         self.size = self.admitted + classes
@@ -61,6 +68,11 @@ class Layout:
     def bucket(cls, cost_s: float) -> int:
         """The slot of the histogram's bucket that ``cost_s`` falls into."""
         return cls.plan_seconds + bisect_left(PLAN_BUCKETS_S, cost_s)
+
+    @classmethod
+    def swap_bucket(cls, swaps: int) -> int:
+        """The slot of the histogram's bucket for a request that was swapped so often."""
+        return cls.swaps + swap_bucket(swaps)
 
 
 class PageWriter:
@@ -136,7 +148,10 @@ class PageReader:
             alive=self._file.is_alive,
             policy=policy,
             shadow_policy=shadow_policy,
-            plan_seconds=tuple(int(n) for n in values[layout.plan_seconds : layout.waiting]),
+            plan_seconds=tuple(int(n) for n in values[layout.plan_seconds : layout.swaps]),
+            swaps=tuple(int(n) for n in values[layout.swaps : layout.waiting]),
+            swap_refused={name: int(values[layout.at[f"swap_refused_{name}"]]) for name in REFUSALS},
+            swap_dropped={name: int(values[layout.at[f"swap_dropped_{name}"]]) for name in DROPS},
             waiting_by_class=by_class(layout.waiting),
             enqueued_by_class=by_class(layout.enqueued),
             admitted_by_class=by_class(layout.admitted),

@@ -30,7 +30,13 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("pages")
     page = PageWriter(DEFAULT_CLASSES.names, 0, folder)
     page.set_policies("edf", "sjf")
-    for name in ("shadow_agreement_count", "shadow_gain_count", "step_factor_constant", "step_error"):
+    for name in (
+        "shadow_agreement_count",
+        "shadow_gain_count",
+        "step_factor_constant",
+        "step_error",
+        "swap_pool_total_bytes",
+    ):
         page.values[Layout.at[name]] = 1
     registry = CollectorRegistry(auto_describe=True)
     metrics = FrontEndMetrics(

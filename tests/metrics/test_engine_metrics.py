@@ -1,14 +1,19 @@
 """Pages as metrics: what a scheduler wrote is what a scrape shows, per engine and without duplicates."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+import sloserve
+from sloserve.engine import swap_store
 from sloserve.metrics.engine_metrics import PageCollector, one_of_each_rank
 from sloserve.metrics.engine_page import Layout, PageSnapshot, PageWriter, find_pages
+from sloserve.metrics.swap_figures import DROPS, REFUSALS
 
 CLASSES = ("interactive", "batch")
 
@@ -92,3 +97,54 @@ def test_of_several_engines_of_a_rank_the_one_at_work_is_shown(tmp_path: Path) -
         'sloserve:running_requests{engine="0"} 1.0',
         'sloserve:running_requests{engine="1"} 0.0',
     ]
+
+
+def test_swapping_is_shown_where_there_is_a_pool(tmp_path: Path, scrape: Callable[..., float | None]) -> None:
+    without, page = PageWriter(CLASSES, 0, tmp_path), PageWriter(CLASSES, 1, tmp_path)
+    write(without, preemptions=4)
+    write(
+        page, swap_pool_used_bytes=3.0, swap_pool_peak_bytes=7.0, swap_pool_total_bytes=9.0, evictions=5, preemptions=6
+    )
+    write(
+        page,
+        swap_stores=8,
+        swapped_evictions=3,
+        swap_loads=2,
+        swap_failures=1,
+        swap_out_bytes=2e12,
+        swap_in_seconds=4.5,
+    )
+    write(page, swapped_in_tokens=12, swap_refused_full=13, swap_dropped_epoch=14, swaps_sum=20)
+    for swaps, requests in ((0, 4), (2, 5), (14, 1)):
+        page.values[Layout.swap_bucket(swaps)] += requests
+    shown = {
+        ("swap_pool_bytes", "kind", "used"): 3, ("swap_pool_bytes", "kind", "peak"): 7,
+        ("swap_pool_bytes", "kind", "total"): 9, ("swap_stores_total",): 8, ("swap_loads_total",): 2,
+        ("swap_failures_total",): 1, ("swap_bytes_total", "direction", "out"): 2e12,
+        ("swap_bytes_total", "direction", "in"): 0, ("swap_seconds_total", "direction", "in"): 4.5,
+        ("swap_tokens_total", "direction", "in"): 12, ("swap_refusals_total", "reason", "full"): 13,
+        ("swap_refusals_total", "reason", "cost"): 0, ("swap_drops_total", "reason", "epoch"): 14,
+        ("request_swaps_count",): 10, ("request_swaps_sum",): 20, ("request_swaps_bucket", "le", "0"): 4,
+        ("request_swaps_bucket", "le", "1"): 4, ("request_swaps_bucket", "le", "2"): 9,
+    }  # fmt: skip
+    for (name, *label), expected in shown.items():
+        assert scrape(name, engine="1", **dict([label] if label else [])) == expected, (name, label)
+        assert scrape(name, engine="0", **dict([label] if label else [])) is None
+    for mode, by, count in (
+        ("swap", "policy", 3),
+        ("swap", "vllm", 5),
+        ("recompute", "policy", 2),
+        ("recompute", "vllm", 1),
+    ):
+        assert scrape("preemptions_total", engine="1", mode=mode, by=by) == count
+    assert scrape("preemptions_total", engine="0", mode="recompute", by="vllm") == 4
+
+
+def test_every_reason_for_which_kv_is_not_kept_has_a_place_on_the_page() -> None:
+    """A reason is of the store's own, or written where the store or the engine's swapping says it."""
+    package = Path(sloserve.__file__).parent
+    files = {*package.rglob("*swap*.py"), *package.glob("vllm_plugin/swap/*.py")}
+    text = "".join(file.read_text() for file in files)
+    dropped = set(re.findall(r"\.drop\([\w.\[\]]+, \"(\w+)\"\)", text))
+    assert dropped >= {"preempted_again", "worth_less", "failed", "epoch"} and dropped <= set(DROPS)
+    assert set(get_args(swap_store.Refusal)) <= set(REFUSALS)

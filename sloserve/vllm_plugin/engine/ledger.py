@@ -19,7 +19,9 @@ from sloserve.core.slo import ClassTable
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.read_stated import read_stated
 from sloserve.engine.stages import Stages
+from sloserve.lso.plan import SwapFacts
 from sloserve.metrics.engine_page import SCALARS, Layout, PageWriter
+from sloserve.metrics.swap_figures import SWAP_COUNTERS, SWAP_SCALARS
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
 from sloserve.wire.xargs import LENGTH_KEY
 
@@ -39,6 +41,9 @@ _STEPS, _TOKENS, _PREEMPTIONS = _AT["steps"], _AT["scheduled_tokens"], _AT["pree
 _SHADOW = {name.removeprefix("shadow_"): at for name, at in _AT.items() if name.startswith("shadow_")}
 _NOTHING = Interruptions()
 _COUNTERS = tuple((_AT[name], name) for name in COUNTERS)
+_SWAP_COUNTERS = tuple((at, name) for name, at in _AT.items() if name in SWAP_COUNTERS or name not in SCALARS)
+_SWAP_NAMES = tuple(name for name in _AT if name in SWAP_SCALARS or name not in SCALARS)
+_POOL_USED, _POOL_PEAK, _POOL_TOTAL = (_AT[f"swap_pool_{kind}_bytes"] for kind in ("used", "peak", "total"))
 
 
 class Ledger:
@@ -57,6 +62,7 @@ class Ledger:
         self._stages = Stages()
         self._just_preempted: list[str] = []
         self._paused: Counter[str] = Counter()
+        self._swaps: Counter[str] | None = None  # of live requests; None while there is no pool
         self._preemptions = 0
         self._steps = self._tokens = 0
 
@@ -116,6 +122,27 @@ class Ledger:
             for at, name in _COUNTERS:
                 values[at] = self._counters.get(name, 0)
 
+    def swap_space(self, pool: SwapFacts, peak_blocks: int) -> None:
+        """Books the host pool as it is after a step, and what was counted of swapping. peak_blocks: most in use yet."""
+        if self._swaps is None:
+            self._swaps = Counter()
+        values = self._values
+        values[_POOL_TOTAL] = pool.total_blocks * pool.block_bytes
+        values[_POOL_USED] = (pool.total_blocks - pool.free_blocks) * pool.block_bytes
+        values[_POOL_PEAK] = peak_blocks * pool.block_bytes
+        for at, name in _SWAP_COUNTERS:
+            values[at] = self._counters.get(name, 0)
+
+    def swapped(self, request_id: str) -> None:
+        """The KV of a request that is preempted goes to the host."""
+        if self._swaps is not None:
+            self._swaps[request_id] += 1
+
+    def copied(self, direction: str, num_bytes: int, seconds: float) -> None:
+        """Books copies that ended. direction: ``out`` to the host, ``in`` back."""
+        self._values[_AT[f"swap_{direction}_bytes"]] += num_bytes
+        self._values[_AT[f"swap_{direction}_seconds"]] += seconds
+
     def planned(self, cost_s: float) -> None:
         """Books what one plan cost."""
         self._values[_AT["plan_seconds_sum"]] += cost_s
@@ -139,6 +166,10 @@ class Ledger:
         if class_id is not None:
             self._values[self._layout.waiting + class_id] -= 1
         self._preempted.discard(request_id)
+        if self._swaps is not None:
+            swaps = self._swaps.pop(request_id, 0)
+            self._values[Layout.swap_bucket(swaps)] += 1
+            self._values[_AT["swaps_sum"]] += swaps
         spent = self._stages.ended(request_id, now_s)
         met = Interruptions(self._paused.pop(request_id, 0), spent.paused_s, spent.preempted_s)
         if met != _NOTHING and self._page is not None:
@@ -149,11 +180,12 @@ class Ledger:
                 self._page.note_interruptions(parent, met)
 
     def status(self) -> dict[str, Any]:
-        """The figures as plain values."""
-        scalars = dict(zip(SCALARS, self._values.tolist(), strict=False))
+        """The figures as plain values; those of the host pool under ``swap_space``, which is ``None`` without one."""
+        named = dict(zip(_AT, self._values.tolist(), strict=False))
+        swap = {name: named.pop(name) for name in _SWAP_NAMES}
         first = self._layout.waiting
         waiting = {name: int(self._values[first + i]) for name, i in self._class_id.items()}
-        return {**scalars, "waiting_by_class": waiting}
+        return {**named, "waiting_by_class": waiting, "swap_space": None if self._swaps is None else swap}
 
     def publish_on(self, page: PageWriter) -> None:
         """From now on the figures are those of ``page``."""

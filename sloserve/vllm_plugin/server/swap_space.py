@@ -6,7 +6,7 @@ What the flags show is refused here, what only the model shows in :mod:`sloserve
 import argparse
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,12 @@ def check_size(gib: float, root: Path = Path("/")) -> None:
     if not 0.0 <= gib < math.inf:
         raise ConfigError(f"{FLAG} {gib:g}: is not a number of GiB from 0, which turns swapping off")
     check_room(round(gib * GIB), f"{FLAG} {gib:g}", root)
+
+
+def check_rule(swapping: str | None, gib: float, vllm_args: Sequence[str]) -> None:
+    """Raises: ConfigError for ``--swapping`` where there is no swap space, by our flag or a configuration of vLLM's."""
+    if swapping is not None and not gib and CONNECTOR not in " ".join(vllm_args):
+        raise ConfigError(f"--swapping {swapping} has no effect without swap space; add {FLAG} N")
 
 
 def configure(args: argparse.Namespace, gib: float) -> None:

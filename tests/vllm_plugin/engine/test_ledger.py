@@ -11,6 +11,7 @@ import pytest
 
 from sloserve.core.served import Interruptions
 from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.lso.plan import SwapFacts
 from sloserve.metrics import page_folder
 from sloserve.metrics.engine_page import PageReader, find_pages
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
@@ -157,3 +158,33 @@ def test_without_a_page_the_engine_serves_all_the_same(
     assert "No space left on device" in record.getMessage()
     (served,) = engine.run([request_of("a")]).requests
     assert served.token_times_s.size == 10
+
+
+def test_what_is_counted_of_swapping_is_on_the_page_and_in_the_status(build: Build, request_of: RequestOf) -> None:
+    engine = build("fcfs")
+    scheduler = engine.scheduler
+    ledger = scheduler._ledger
+    engine.run([request_of("before")])
+    assert scheduler.status()["swap_space"] is None
+    scheduler.publish(rank=0)
+    (page,) = find_pages()
+    facts = SwapFacts(block_bytes=4096, total_blocks=10, free_blocks=7, bytes_per_s=1e9)
+
+    def note(output: Any) -> None:
+        scheduler.slo_counters.update(swap_stores=1, swap_refused_full=2, swap_dropped_ended=3)
+        ledger.swap_space(facts, 5)
+        ledger.swapped("a")
+        ledger.copied("out", 100, 0.5)
+
+    engine.on_step = note
+    engine.run([request_of("a", 0.0, 20, 3), request_of("b", 0.0, 20, 1)])
+    found, status, steps = page.snapshot(), scheduler.status()["swap_space"], scheduler.slo_counters["swap_stores"]
+    assert status["swap_stores"] == found.swap_stores == steps > 2
+    assert (found.swap_pool_used_bytes, found.swap_pool_peak_bytes, found.swap_pool_total_bytes) == (
+        12288,
+        20480,
+        40960,
+    )
+    assert (found.swap_refused["full"], found.swap_dropped["ended"]) == (2 * steps, 3 * steps)
+    assert (status["swap_out_bytes"], status["swap_out_seconds"]) == (100 * steps, 0.5 * steps)
+    assert sum(found.swaps) == 2 and found.swaps[0] == 1 and found.swaps_sum <= steps

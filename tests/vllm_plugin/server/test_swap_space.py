@@ -68,6 +68,16 @@ def test_a_size_that_cannot_be_is_refused_before_vllm_is_imported(
     assert message in capsys.readouterr().err
 
 
+def test_a_rule_for_swapping_needs_swap_space() -> None:
+    with pytest.raises(
+        ConfigError, match="^--swapping always has no effect without swap space; add --swap-space-gib N"
+    ):
+        swap_space.check_rule("always", 0.0, ["m"])
+    swap_space.check_rule("always", 1.0, ["m"])
+    swap_space.check_rule("always", 0.0, ["m", "--kv-transfer-config", '{"kv_connector": "SwapConnector"}'])
+    swap_space.check_rule(None, 0.0, ["m"])
+
+
 def test_a_pool_is_held_against_what_the_host_has(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {10 * GIB_KB} kB\n")
