@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.equality.copiers import FailingCopier, LateCopier, copying_by
 from tests.equality.engine import ENGINE_WARNINGS, EngineConfig, started
 from tests.equality.harness import Served
 from tests.equality.subjects import SUBJECTS
@@ -57,6 +58,28 @@ def test_aborts(bench: Bench) -> None:
     served = check_equal(SWAPS["chaos-all"], "aborts", bench)
     assert counted(bench, served)["swap_dropped_ended"] > 0
     assert any("preempted" in states for states in served.aborted.values())
+
+
+@pytest.mark.parametrize("bench", [ASYNC, SYNC], indirect=True, ids=str)
+@pytest.mark.parametrize(
+    ("name", "workload"), [("chaos-all", "mixed"), ("chaos-nearly-all", "mixed"), ("chaos-all", "aborts")]
+)
+def test_loads_that_take_several_steps(bench: Bench, name: str, workload: str) -> None:
+    with copying_by(LateCopier, 3) as copier:
+        served = check_equal(SWAPS[name], workload, bench)
+    counters = counted(bench, served)
+    assert copier.most_under_way > 1
+    assert not causes(counters, "refused", "failures", "worth_less")
+    assert not served.computed_twice
+
+
+@pytest.mark.parametrize("bench", [ASYNC, SYNC], indirect=True, ids=str)
+@pytest.mark.parametrize("name", ["edf", "chaos-nearly-all"])
+def test_copies_that_fail(bench: Bench, name: str) -> None:
+    with copying_by(FailingCopier, 3):
+        served = check_equal(SWAPS[name], "mixed", bench)
+    counters = counted(bench, served)
+    assert 0 < len(served.computed_twice) <= counters["swap_failures"]
 
 
 @pytest.mark.parametrize("bench", [SMALL], indirect=True, ids=str)
