@@ -1,0 +1,311 @@
+"""Both halves of SwapConnector between vLLM's calls: what is ordered, what is copied once, what is refused."""
+
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+
+pytestmark = pytest.mark.vllm
+
+TOKENS = 32
+BLOCK_BYTES = 1024
+
+
+def configs(*windows: int | None, **changes: Any) -> tuple[Any, Any]:
+    """What vLLM would give a connector: settings, and a KV cache of one group for each of ``windows``."""
+    import torch
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        KVCacheTensor,
+        SlidingWindowSpec,
+    )
+
+    shape: dict[str, Any] = {"block_size": TOKENS, "num_kv_heads": 1, "head_size": 4, "dtype": torch.float32}
+    groups = [
+        KVCacheGroupSpec(
+            [f"l{i}"], FullAttentionSpec(**shape) if w is None else SlidingWindowSpec(**shape, sliding_window=w)
+        )
+        for i, w in enumerate(windows or (None,))
+    ]
+    place = KVCacheTensor(size=9 * BLOCK_BYTES, layers=["l0"], layer_stride=9 * BLOCK_BYTES, block_stride=BLOCK_BYTES)
+    cache = KVCacheConfig(num_blocks=9, kv_cache_tensors=[place], kv_cache_groups=groups)
+    extra = {"swap_space_gib": changes.pop("space", 8 * BLOCK_BYTES / 2**30)}
+    parallel = {"pipeline_parallel_size": 1, "world_size": 1, "nnodes_within_dp": 1} | changes.pop("parallel", {})
+    settings: dict[str, Any] = {
+        "kv_transfer_config": SimpleNamespace(
+            kv_role=changes.pop("kv_role", "kv_both"), kv_connector_extra_config=extra, is_kv_producer=True
+        ),
+        "parallel_config": SimpleNamespace(**parallel),
+        "model_config": SimpleNamespace(is_encoder_decoder=changes.pop("is_encoder_decoder", False)),
+        "cache_config": SimpleNamespace(block_size=TOKENS),
+        "scheduler_config": SimpleNamespace(scheduler_cls="sloserve.vllm_plugin.engine.scheduler.SLOScheduler"),
+        "use_v2_model_runner": changes.pop("use_v2_model_runner", False),
+    }
+    return SimpleNamespace(**settings, **changes), cache
+
+
+def connector(**changes: Any) -> Any:
+    """The scheduler's half, with 8 host blocks."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    from sloserve.vllm_plugin.swap.connector import SwapConnector
+
+    return SwapConnector(*configs(**changes)[:1], KVConnectorRole.SCHEDULER, configs()[1])
+
+
+def request_of(num_tokens: int, request_id: str = "r") -> Any:
+    return SimpleNamespace(request_id=request_id, num_tokens=num_tokens)
+
+
+def blocks_of(*ids: int) -> Any:
+    return SimpleNamespace(get_block_ids=lambda: (list(ids),))
+
+
+class TestScheduler:
+    def test_all_but_the_last_token_comes_back_the_partial_block_included(self) -> None:
+        ours, request = connector(), request_of(70)
+        assert ours.update_state_before_preempt(request, ([4, 2, 6, 8],), 70)
+        (store,) = ours.build_connector_meta(None).stores
+        assert store.device_ids == [4, 2, 6] and len(store.host_ids) == 3
+        assert ours.get_num_new_matched_tokens(request, TOKENS) == (69 - TOKENS, True)
+        ours.update_state_after_alloc(request, blocks_of(4, 1, 3), 69 - TOKENS)
+        orders = ours.build_connector_meta(None)
+        assert [(one.device_ids, one.host_ids) for one in orders.loads] == [([1, 3], store.host_ids[1:])]
+        assert ours.store.free_blocks == 5  # until the load is over
+        assert ours.load_ended("r", failed=False)
+        assert ours.store.free_blocks == 8
+
+    def test_rejected_drafts_do_not_come_back(self) -> None:
+        ours = connector()
+        ours.update_state_before_preempt(request_of(70), ([4, 2, 6],), 75)
+        assert ours.get_num_new_matched_tokens(request_of(72), 0) == (71, True)
+
+    @pytest.mark.parametrize("local", [64, 69])
+    def test_what_the_prefix_cache_has_is_not_loaded(self, local: int) -> None:
+        ours, request = connector(), request_of(65)
+        ours.update_state_before_preempt(request, ([4, 2, 6],), 65)
+        assert ours.get_num_new_matched_tokens(request, local) == (0, False)
+        ours.update_state_after_alloc(request, blocks_of(4, 2, 6), 0)
+        assert ours.store.free_blocks == 8
+
+    def test_state_that_another_connector_serves_is_given_up(self) -> None:
+        """MultiConnector tells all but the chosen child that nothing is to be loaded."""
+        ours, request = connector(), request_of(65)
+        ours.update_state_before_preempt(request, ([4, 2, 6],), 65)
+        ours.update_state_after_alloc(request, blocks_of(4, 2, 6), 0)
+        assert ours.store.counters["swap_dropped_found_elsewhere"] == 1
+        assert not ours.build_connector_meta(None).loads
+
+    def test_a_load_that_cannot_be_ordered_fails_and_raises_nothing(self) -> None:
+        ours, request = connector(), request_of(65)
+        ours.update_state_before_preempt(request, ([4, 2, 6],), 65)
+        ours.update_state_after_alloc(request, blocks_of(4), 64)  # too few blocks
+        (load,) = ours.build_connector_meta(None).loads
+        assert not load.host_ids
+        assert ours.load_ended("r", failed=True) is False
+        assert ours.get_num_new_matched_tokens(request, 0) == (0, False)
+        assert ours.store.free_blocks == 8
+
+    @pytest.mark.parametrize("ended", ["request_finished", "reset_cache"])
+    def test_what_is_given_up_while_it_loads_may_not_be_used(self, ended: str) -> None:
+        ours, request = connector(), request_of(65)
+        ours.update_state_before_preempt(request, ([4, 2, 6],), 65)
+        ours.update_state_after_alloc(request, blocks_of(4, 2, 6), 64)
+        ours.request_finished_all_groups(request, ([],)) if ended == "request_finished" else ours.reset_cache()
+        assert ours.store.free_blocks == 5
+        assert ours.load_ended("r", failed=False) is False
+        assert ours.store.free_blocks == 8
+
+    def test_a_load_of_another_connector_is_not_ours(self) -> None:
+        assert connector().load_ended("r", failed=False) is None
+
+
+class Recorder:
+    """A copier that notes what it is asked, and does what it is told."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.fails = False
+
+    def store(self, *args: Any) -> None:
+        self._note("store", *args)
+
+    def load(self, *args: Any) -> None:
+        self._note("load", *args)
+
+    def _note(self, *args: Any) -> None:
+        self.asked.append(args)
+        if self.fails:
+            raise OSError("as told")
+
+    def finished(self) -> tuple[set[str], set[str]]:
+        return {one[1] for one in self.asked if one[0] == "load"}, set()
+
+    def moved(self) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def worker() -> tuple[Any, Recorder]:
+    from sloserve.vllm_plugin.swap.worker import SwapWorker
+
+    return SwapWorker(recorder := Recorder()), recorder
+
+
+def orders(stores: list[Any] | None = None, loads: list[Any] | None = None) -> Any:
+    from sloserve.vllm_plugin.swap.messages import Copy, SwapOrders
+
+    return SwapOrders([Copy(*one) for one in stores or []], [Copy(*one) for one in loads or []])
+
+
+class TestWorker:
+    def test_the_same_orders_are_carried_out_once(self, worker: tuple[Any, Recorder]) -> None:
+        """The V2 model runner's connector may get the same metadata twice."""
+        same = orders([("a", [1], [2])], [("b", [3], [4])])
+        for _ in range(2):
+            worker[0].store(same)
+            worker[0].load(same)
+        assert worker[1].asked == [("store", [1], [2]), ("load", "b", [3], [4])]
+
+    def test_what_was_not_stored_is_not_loaded_until_it_is_stored_anew(self, worker: tuple[Any, Recorder]) -> None:
+        ours, recorder = worker
+        recorder.fails = True
+        ours.store(orders([("a", [1, 2], [0, 1])]))
+        recorder.fails = False
+        assert ours.report().failed_stores == {"a"}
+        ours.load(orders(loads=[("a", [5], [1])]))
+        assert ours.ended() == ({"a"}, {"a"})
+        ours.store(orders([("b", [3], [1])]))
+        ours.load(orders(loads=[("b", [5], [1])]))
+        assert ours.ended() == ({"b"}, set())
+        assert ours.report() is None
+
+    def test_a_load_is_good_only_where_every_rank_has_it(self) -> None:
+        """vLLM waits for all ranks; one that failed makes the load fail, and a failed store drops the state."""
+        from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+        from vllm.v1.outputs import KVConnectorOutput
+
+        from sloserve.vllm_plugin.swap.messages import SwapReport, Traffic
+
+        def output(ended: set[str], failed: set[str], report: SwapReport | None) -> Any:
+            found = KVConnectorOutput(finished_recving=ended, failed_recving=failed, kv_connector_worker_meta=report)
+            return SimpleNamespace(kv_connector_output=found)
+
+        ranks = KVOutputAggregator(expected_finished_count=2)
+        told = [SwapReport({"c"}, Traffic(5, 2.0)), SwapReport({"d"}, Traffic(5, 3.0))]
+        first: Any = ranks.aggregate([output({"a", "b"}, set(), told[0]), output({"b"}, {"b"}, told[1])])
+        assert first.kv_connector_output.finished_recving == {"b"}
+        assert first.kv_connector_output.failed_recving == {"b"}
+        assert first.kv_connector_output.kv_connector_worker_meta == SwapReport({"c", "d"}, Traffic(10, 3.0))
+        later: Any = ranks.aggregate([output(set(), set(), None), output({"a"}, set(), None)])
+        assert (later.kv_connector_output.finished_recving, later.kv_connector_output.failed_recving) == ({"a"}, set())
+
+
+def calls(function: Callable[..., Any], *names: str) -> list[int]:
+    """Where ``names`` are first called in the source of ``function``."""
+    source = inspect.getsource(function)
+    return [source.index(f".{name}(") for name in names]
+
+
+class TestOrderOfCalls:
+    """A store must come before whatever a step writes: held against the source of the runner that is installed."""
+
+    def test_v1_stores_before_anything_else(self) -> None:
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+        found = calls(GPUModelRunner.execute_model, "handle_preemptions", "_update_states", "_model_forward")
+        assert found == sorted(found)
+
+    def test_v2_writes_before_it_stores_only_what_we_refuse(self) -> None:
+        """Zeroed blocks are refused; copies on write belong to hits within a block, which Mamba layers alone have."""
+        from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+        found = calls(GPUModelRunner.execute_model, "update_requests", "pre_forward", "run_fullgraph")
+        assert found == sorted(found)
+        source = inspect.getsource(GPUModelRunner.update_requests)
+        assert source.count("self.kv_caches") == source.count("copy_kv_cache_blocks_inplace(")
+        assert "if scheduler_output.new_block_ids_to_zero:" in source
+
+    def test_v2_loads_behind_the_forward_pass(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from vllm.v1.worker.gpu import kv_connector
+
+        told: list[str] = []
+        ours = SimpleNamespace(
+            **{
+                name: lambda *args, name=name, **kwargs: told.append(name)
+                for name in ("register_kv_caches", "set_host_xfer_buffer_ops", "handle_preemptions")
+            },
+            bind_connector_metadata=lambda metadata: told.append("bind"),
+        )
+        monkeypatch.setattr(kv_connector, "get_kv_transfer_group", lambda: ours)
+        monkeypatch.setattr(kv_connector.ActiveKVConnector, "_start_load_kv", lambda self: told.append("load"))
+        active = kv_connector.ActiveKVConnector(SimpleNamespace(), {})
+        active.pre_forward(SimpleNamespace(kv_connector_metadata=orders(), has_sync_kv_loads=False))
+        assert told == ["register_kv_caches", "set_host_xfer_buffer_ops", "handle_preemptions", "bind"]
+        found = calls(kv_connector.ActiveKVConnector.post_forward, "_start_load_kv", "get_transfer_results")
+        assert found == sorted(found)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"kv_role": "kv_producer"}, "one half of a prefill and decode pair; SwapConnector needs kv_both"),
+            ({"parallel": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size 2: no step is the whole model's"),
+            ({"parallel": {"decode_context_parallel_size": 2}}, "a rank's blocks hold only some of their tokens"),
+            ({"is_encoder_decoder": True}, "encoder-decoder models"),
+            ({"windows": (None, 64)}, "a KV cache of several groups or with sliding windows"),
+            ({"windows": (64,)}, "--disable-hybrid-kv-cache-manager has vLLM keep one of full attention"),
+        ],
+    )
+    def test_it_says_what_it_does_not_work_with(self, changes: dict[str, Any], sentence: str) -> None:
+        from sloserve.vllm_plugin.swap.refusals import check_supported
+
+        windows = changes.pop("windows", ())
+        with pytest.raises(ConfigError, match=f"^KV cannot be swapped: .*{sentence}"):
+            check_supported(*configs(*windows, **changes))
+
+    def test_a_cache_of_several_precisions_is_refused_where_new_blocks_are_zeroed_first(self) -> None:
+        from sloserve.vllm_plugin.swap.refusals import refusal
+
+        cache = SimpleNamespace(
+            has_mamba_layers=False,
+            kv_cache_groups=configs()[1].kv_cache_groups,
+            kv_cache_tensors=[],
+            needs_kv_cache_zeroing=True,
+        )
+        assert refusal(configs()[0], cache) is None
+        assert "VLLM_USE_V2_MODEL_RUNNER=0" in str(refusal(configs(use_v2_model_runner=True)[0], cache))
+        cache.has_mamba_layers = True
+        assert "Mamba" in str(refusal(configs()[0], cache))
+
+    @pytest.mark.parametrize(
+        ("children", "sentence"),
+        [
+            ([("OffloadingConnector", "kv_both"), ("SwapConnector", "kv_both")], "name SwapConnector once, and first"),
+            ([("SwapConnector", "kv_both"), ("SwapConnector", "kv_both")], "name SwapConnector once, and first"),
+            ([("SwapConnector", "kv_both"), ("NixlConnector", "kv_consumer")], "NixlConnector has kv_role kv_consumer"),
+        ],
+    )
+    def test_ours_stands_first_in_a_multi_connector(self, children: list[tuple[str, str]], sentence: str) -> None:
+        from sloserve.vllm_plugin.swap.refusals import check_place
+
+        with pytest.raises(ConfigError, match=sentence):
+            check_place([{"kv_connector": name, "kv_role": role} for name, role in children])
+
+    @pytest.mark.parametrize(("space", "sentence"), [(0, "not a number of GiB above 0"), (1e-9, "holds no KV block")])
+    def test_a_pool_that_holds_nothing_is_refused(self, space: float, sentence: str) -> None:
+        with pytest.raises(ConfigError, match=sentence):
+            connector(space=space)
+
+    def test_ranks_of_a_host_share_the_space(self) -> None:
+        from sloserve.vllm_plugin.swap.regions import PoolSize
+
+        assert PoolSize.of(*configs()) == PoolSize(8, BLOCK_BYTES, 1)
+        assert PoolSize.of(*configs(parallel={"world_size": 4, "nnodes_within_dp": 2})) == PoolSize(4, BLOCK_BYTES, 4)
