@@ -96,7 +96,11 @@ class SLOScheduler(AsyncScheduler):
         )
         self._plan_again_s = 0.0
         self._plan_pause_s = PLAN_AGAIN_S
-        self._swapping = Swapping.of(self, settings.swapping, self.slo_counters, self.step_clock, self._clock)
+        self._swapping = Swapping.of(
+            self, settings.swapping, self.slo_counters, self.step_clock, self._clock, self._ledger.copied
+        )
+        if self._swapping is not None:
+            self._ledger.swap_space(self._swapping.facts(), 0)
         self._may_pause = compat.may_pause(self, self._swapping is not None and self._swapping.alone)
         self._policy_spec: tuple[str, Mapping[str, Any]] = (settings.policy, settings.policy_options)
         self._policy = self._make_policy(*self._policy_spec)
@@ -229,7 +233,8 @@ class SLOScheduler(AsyncScheduler):
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         if self._swapping is not None:
-            self._booking(None, self._swapping.preempting, request)
+            if self._booking(False, self._swapping.preempting, request):
+                self._booking(None, self._ledger.swapped, request.request_id)
         super()._preempt_request(request, *args, **kwargs)
         if self._counts:
             self._booking(None, self._ledger.preempted, request)
@@ -286,7 +291,10 @@ class SLOScheduler(AsyncScheduler):
         self.slo_planning_s = 0.0 if step is None else step.planning_s
         if step is not None:
             if step.preempt:
+                stores = self.slo_counters["swap_stores"]
                 preempt(self, step.preempt)
+                if self._swapping is not None:
+                    self.slo_counters["swapped_evictions"] += self.slo_counters["swap_stores"] - stores
                 self.slo_counters["evictions"] += len(step.preempt)
             if self._planner is not None:  # still: it is booked like any preemption
                 paused = self._planning([], self._planner.apply_plan, step, limits, monotonic_s)
@@ -321,5 +329,7 @@ class SLOScheduler(AsyncScheduler):
 
     def _book(self, output: SchedulerOutput, paused: list[Request], now_s: float) -> None:
         self._ledger.stepped(self, output, paused, now_s)
+        if self._swapping is not None:
+            self._ledger.swap_space(self._swapping.facts(), self._swapping.peak_blocks)
         if self._shadow is not None:
             self._ledger.shadowed(self._shadow.figures)

@@ -11,7 +11,7 @@ holds blocks, makes no progress, and cannot be preempted. So one begins only whe
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, Literal
@@ -47,8 +47,11 @@ class Swapping:
         counters: Counter[str],
         steps: StepClock,
         clock: Clock,
+        copied: Callable[[str, int, float], object],
     ) -> None:
-        """swapping: the setting. counters: the scheduler's, to which the pool's are added."""
+        """swapping: the setting. counters: the scheduler's, to which the pool's are added. copied: told of copies that
+        ended, by direction (``out``, ``in``): bytes and seconds.
+        """
         self._scheduler, self._connector = scheduler, connector
         self._counters = connector.store.counters = counters
         self._steps, self._clock = steps, clock
@@ -59,6 +62,7 @@ class Swapping:
         self._loads: dict[str, Request] = {}  # from the start of the load until the request runs
         self._begun: list[Request] = []
         self._closed = False
+        self._copied = copied
         self._limits: Limits | None = None
         self.alone = len(compat.connectors(scheduler)) == 1
         connector.attach(self._load_begins, self._reported)
@@ -72,6 +76,7 @@ class Swapping:
         counters: Counter[str],
         steps: StepClock,
         clock: Clock,
+        copied: Callable[[str, int, float], object],
     ) -> "Swapping | None":
         """``None`` where the scheduler has no SwapConnector. Raises: ConfigError where it stands in the wrong place."""
         ours = [one for one in compat.connectors(scheduler) if isinstance(one, SwapConnector)]
@@ -80,24 +85,29 @@ class Swapping:
         settings = compat.connector_settings(scheduler)
         if settings:
             check_place(settings)
-        return cls(scheduler, ours[0], swapping, counters, steps, clock)
+        return cls(scheduler, ours[0], swapping, counters, steps, clock, copied)
 
     # Stores.
 
-    def preempting(self, request: Request) -> None:
-        """vLLM is about to preempt ``request``, for a plan or of its own accord: keeps its KV, if it is worth it."""
+    def preempting(self, request: Request) -> bool:
+        """vLLM is about to preempt ``request``, for a plan or of its own accord: keeps its KV, if it is worth it.
+
+        Returns: whether it does.
+        """
         self._loads.pop(request.request_id, None)
         tokens = request.num_computed_tokens
         worth_s, reason = self._worth_s(request, tokens), self._reason_against(request)
         if reason is None and worth_s is None:
-            reason = "cheap"  # to compute again
+            reason = "cost"
         if worth_s is None or reason is not None:
             self._counters[f"swap_refused_{reason}"] += 1
-            return
+            return False
         blocks = compat.block_ids(self._scheduler, request)
-        if self._connector.update_state_before_preempt(request, blocks, tokens, worth_s):
-            size = blocks_of(tokens, self._scheduler.block_size) * self._block_bytes
-            self._link.out(size, self._clock.monotonic_s())
+        if not self._connector.update_state_before_preempt(request, blocks, tokens, worth_s):
+            return False
+        size = blocks_of(tokens, self._scheduler.block_size) * self._block_bytes
+        self._link.out(size, self._clock.monotonic_s())
+        return True
 
     def _worth_s(self, request: Request, tokens: int) -> float | None:
         scheduler, now_s = self._scheduler, self._clock.monotonic_s()
@@ -211,6 +221,11 @@ class Swapping:
 
     # Facts.
 
+    @property
+    def peak_blocks(self) -> int:
+        """Most host blocks that were ever in use."""
+        return self._connector.store.peak_blocks
+
     def facts(self) -> SwapFacts:
         """The pool and the link, as of now."""
         store = self._connector.store
@@ -223,6 +238,7 @@ class Swapping:
         return replace(facts, wait_s=self._rule.wait_s)
 
     def _reported(self, report: SwapReport) -> None:
-        for traffic in (report.out, report.back):
-            if traffic.bytes and traffic.seconds > 0.0:
+        for direction, traffic in (("out", report.out), ("in", report.back)):
+            if traffic.bytes:
+                self._copied(direction, traffic.bytes, traffic.seconds)
                 self._link.observed(traffic.bytes, traffic.seconds)
