@@ -300,8 +300,12 @@ void bind_fleet(nb::module_& m) {
                                     swap.data(),
                                     min_active,
                                     swap_price};
-        auto found = sloserve::fleet_search(fleet, {order.data(), order.data() + order.shape(0)},
-                                            {sizes.data(), sizes.data() + sizes.shape(0)}, moves, seed);
+        sloserve::FleetResult found;
+        {
+          nb::gil_scoped_release others_run;
+          found = sloserve::fleet_search(fleet, {order.data(), order.data() + order.shape(0)},
+                                         {sizes.data(), sizes.data() + sizes.shape(0)}, moves, seed);
+        }
         return std::tuple(to_numpy(std::move(found.order)), to_numpy(std::move(found.sizes)), found.cost, found.late,
                           found.start_cost, found.start_late);
       },

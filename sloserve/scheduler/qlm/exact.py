@@ -98,12 +98,31 @@ def exact_queues(problem: FleetProblem, time_limit_s: float = 60.0) -> ExactResu
             program.price[int(which)] = 0.5 * float(problem.weight[g])
     for i in range(instances):
         _queue(program, problem, i, x[i], start[i], leave[i], late)
+    _tighten(program, problem, x, late)
     values, bound, gap = program.solve(time_limit_s)
     if values is None:
         return ExactResult(fleet_search(problem, edf_queues(problem)), bound, np.inf)
     order = values[x].round().astype(bool)
     queues = [[int(g) for place in range(n) for g in np.flatnonzero(order[i, :, place])] for i in range(instances)]
     return ExactResult(fleet_search(problem, queues), bound, gap)
+
+
+def _tighten(program: _Program, problem: FleetProblem, x: IntArray, late: IntArray) -> None:
+    """What follows for whole values, and not for fractions: a group at place k waits at least for the k shortest."""
+    n = problem.model.size
+    for g in range(n):
+        for which, due_s in ((0, problem.first_due_s[g]), (1, problem.last_due_s[g])):
+            terms = {int(late[g, which]): 1.0}
+            for i in range(problem.kind.size):
+                work, judged = problem.work_s[problem.kind[i]], problem.judged_s[problem.kind[i]]
+                others = np.sort(np.delete(work, g))
+                start_s = float(problem.ready_s[i]) + np.concatenate(([0.0], np.cumsum(others)))
+                if problem.model[g] != problem.active[i]:
+                    start_s = start_s + float(np.delete(problem.swap_s[i, :, problem.model[g]], problem.model[g]).min())
+                end_s = start_s + judged[g] + (work[g] if which else 0.0)
+                over_s = np.maximum(end_s - due_s, 0.0) if np.isfinite(due_s) else np.zeros(n)
+                terms |= {int(x[i, g, k]): -float(over_s[k]) for k in range(n) if 0.0 < over_s[k] < np.inf}
+            program.row(terms, least=0.0)
 
 
 def _queue(

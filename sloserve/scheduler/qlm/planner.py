@@ -53,7 +53,7 @@ class QLMPlanner:
         unavoidable = unavoidable_s(problem)
         if state.last is not None and kept.late <= unavoidable:
             return as_plan(state, groups, kept, unserved, "kept")
-        moves = min(settings.moves_a_group * len(groups), settings.most_moves)
+        moves = settings.moves(len(groups))
         found = fleet_search(problem, last, moves=moves, seed=self._seed)
         known = state.last is not None and any(last)
         solver = "search"

@@ -25,7 +25,7 @@ class PlanSettings:
     chance: with which a plan's times hold (Delta of Eq. 12). relative_error: standard deviation of the estimate's own
     error, as a share. min_active_s: a model that came stays at least so long. tail_max_wait_s: requests without a
     deadline are due so long after their arrival, so that no model waits for ever. swap_price: a second of swapping
-    counts as so many seconds of lateness of one request. moves_a_group, most_moves: of the search.
+    counts as so many seconds of lateness of one request. moves_a_group, least_moves, most_moves: of the search.
     least_gain: share of the last plan's cost that another must save.
     """
 
@@ -35,7 +35,8 @@ class PlanSettings:
     tail_max_wait_s: float = 600.0
     swap_price: float = 1.0
     moves_a_group: int = 400
-    most_moves: int = 200_000
+    least_moves: int = 80_000
+    most_moves: int = 300_000
     least_gain: float = 0.02
 
     def __post_init__(self) -> None:
@@ -44,6 +45,10 @@ class PlanSettings:
         for name in ("relative_error", "min_active_s", "tail_max_wait_s", "swap_price", "moves_a_group", "least_gain"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is negative; the least is 0")
+
+    def moves(self, groups: int) -> int:
+        """Of the search, for a plan of so many groups."""
+        return min(max(self.moves_a_group * groups, self.least_moves), self.most_moves)
 
 
 ServingOf = Mapping[tuple[str, str], Serving]
