@@ -21,12 +21,19 @@ class SwapRule:
     def __init__(self, swapping: Literal["cost", "always"]) -> None:
         self._always = swapping == "always"
         self._since_s: dict[str, float] = {}
-        self._wait = RunningMean()
+        self._since_sum_s = 0.0
+        self._had_turn = RunningMean()
 
-    @property
-    def wait_s(self) -> float:
-        """How long preempted requests of late waited for their turn, on average; 0 before the first had its turn."""
-        return self._wait.value or 0.0
+    def wait_s(self, now_s: float) -> float:
+        """How long preempted requests of late wait for their turn, on average; 0 before the first one is preempted.
+
+        Those that still wait count with the time so far: where victims come last, none may have had its turn yet.
+        """
+        had, waiting = self._had_turn, len(self._since_s)
+        if not waiting:
+            return had.value or 0.0
+        waited_s = had.total + max(waiting * now_s - self._since_sum_s, 0.0)
+        return waited_s / (had.weight + waiting)
 
     def worth_s(
         self, request_id: str, tokens: int, running: StepLoad, engine: EngineFacts, now_s: float
@@ -40,7 +47,9 @@ class SwapRule:
             running: decodes that run beside, see :class:`~sloserve.engine.step_clock.StepClock`.
             engine: with ``swap``, whose ``wait_s`` is this rule's.
         """
+        self.ended(request_id)
         self._since_s[request_id] = now_s
+        self._since_sum_s += now_s
         if engine.swap is None or tokens <= 0:
             return None
         if not self._always and swap_worth_s(tokens, running, engine) <= 0.0:
@@ -49,10 +58,18 @@ class SwapRule:
 
     def has_turn(self, request_id: str, now_s: float) -> None:
         """A request is admitted, or its KV begins to load; of one that was never preempted nothing is noted."""
-        since_s = self._since_s.pop(request_id, None)
+        since_s = self._left(request_id)
         if since_s is not None:
-            self._wait.add(max(now_s - since_s, 0.0))
+            self._had_turn.add(max(now_s - since_s, 0.0))
 
     def ended(self, request_id: str) -> None:
         """The request will not come back."""
-        self._since_s.pop(request_id, None)
+        self._left(request_id)
+
+    def _left(self, request_id: str) -> float | None:
+        """When a request was preempted that does not wait for its turn any more; ``None`` if it did not."""
+        since_s = self._since_s.pop(request_id, None)
+        if since_s is not None:
+            # Rounding errors end with the last of those that wait.
+            self._since_sum_s = self._since_sum_s - since_s if self._since_s else 0.0
+        return since_s

@@ -18,16 +18,28 @@ RUNNING = StepLoad(decode_seqs=64, decode_context_tokens=64 * 500)
 
 def test_who_waits_long_enough_for_the_copies_is_swapped() -> None:
     rule = SwapRule("cost")
-    assert rule.wait_s == 0.0
+    assert rule.wait_s(9.0) == 0.0
     assert rule.worth_s("a", 2000, RUNNING, ENGINE, 10.0) is None  # the link takes longer than the engine
     rule.has_turn("a", 13.0)
     rule.has_turn("never preempted", 13.0)
-    assert rule.wait_s == 3.0
-    seen = replace(ENGINE, swap=replace(POOL, wait_s=rule.wait_s))
+    assert rule.wait_s(13.0) == 3.0
+    seen = replace(ENGINE, swap=replace(POOL, wait_s=rule.wait_s(13.0)))
     assert rule.worth_s("b", 2000, RUNNING, seen, 20.0) == recompute_s(2000, RUNNING, ENGINE)
     rule.ended("b")
     rule.has_turn("b", 99.0)
-    assert rule.wait_s == 3.0
+    assert rule.wait_s(99.0) == 3.0
+
+
+def test_who_still_waits_counts_with_the_time_so_far() -> None:
+    """A policy may leave its victims for last: then nobody has had a turn when the next one is preempted."""
+    rule = SwapRule("cost")
+    rule.worth_s("a", 2000, RUNNING, ENGINE, 10.0)
+    rule.worth_s("b", 2000, RUNNING, ENGINE, 14.0)
+    assert rule.wait_s(16.0) == (6.0 + 2.0) / 2
+    rule.worth_s("a", 2000, RUNNING, ENGINE, 16.0)  # again
+    assert rule.wait_s(16.0) == (0.0 + 2.0) / 2
+    rule.has_turn("b", 20.0)
+    assert rule.wait_s(20.0) == (6.0 + 4.0) / 2
 
 
 @pytest.mark.parametrize("tokens", [0, 2000])

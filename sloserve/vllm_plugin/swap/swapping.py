@@ -235,7 +235,7 @@ class Swapping:
             total_blocks=store.host_blocks,
             free_blocks=store.free_blocks,
         )
-        return replace(facts, wait_s=self._rule.wait_s)
+        return replace(facts, wait_s=self._rule.wait_s(self._clock.monotonic_s()))
 
     def _reported(self, report: SwapReport) -> None:
         for direction, traffic in (("out", report.out), ("in", report.back)):
