@@ -25,6 +25,10 @@ PYTEST = $(BIN)/python -m pytest -q --durations=10
 # Hypothesis searches briefly here; `make test` has it search in full afterwards.
 RUN_FAST = $(PYTEST) -m "$(FAST)" --hypothesis-profile=fast
 
+# The nvcc of the environment (pip's), where there is one; CMake looks on PATH besides.
+NVCC = $(abspath $(firstword $(wildcard $(VENV)/lib/python*/site-packages/nvidia/cu*/bin/nvcc)))
+export CUDACXX ?= $(NVCC)
+
 # Compiled modules are kept, whatever the environment says: compiling them takes the fast tests a fifth of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -37,6 +41,8 @@ $(VENV)/.installed-$(ENGINE): $(BUILD_INPUTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
 	$(UV_INSTALL) -e '.[$(ENGINE),dev]'
+	@test -e $(VENV)/lib/python*/site-packages/sloserve/kernels/libsloserve_kv_cuda.so || \
+		echo "NOT BUILT: copies of KV blocks on a GPU need nvcc, which was not found (docs/swap.md, On a GPU)"
 	touch $@
 
 serve: env

@@ -9,6 +9,11 @@
 #else
 #define SLOSERVE_HOST_DEVICE
 #endif
+#ifdef __CUDA_ARCH__
+#define SLOSERVE_UNROLL _Pragma("unroll")
+#else
+#define SLOSERVE_UNROLL
+#endif
 
 namespace sloserve {
 
@@ -52,15 +57,16 @@ SLOSERVE_HOST_DEVICE inline KvRun kv_part(const KvRun& run, std::int64_t part) {
           left < 0 ? 0 : (left < kKvPartBytes ? left : kKvPartBytes)};
 }
 
-// Work item number `item` of a launch that gives each region of each block `parts` parts, block by block.
+// Work item number `item` of a launch that gives each region of each block `parts` parts, block by block. 32 bits, in which a
+// GPU divides in a third of the time.
 struct KvWork {
-  std::int64_t position;
-  std::int64_t region;
-  std::int64_t part;
+  std::uint32_t position;
+  std::uint32_t region;
+  std::uint32_t part;
 };
 
-SLOSERVE_HOST_DEVICE inline KvWork kv_work(std::int64_t item, std::int64_t num_regions, std::int64_t parts) {
-  const std::int64_t row = item / parts;
+SLOSERVE_HOST_DEVICE inline KvWork kv_work(std::uint32_t item, std::uint32_t num_regions, std::uint32_t parts) {
+  const std::uint32_t row = item / parts;
   return {row / num_regions, row % num_regions, item % parts};
 }
 

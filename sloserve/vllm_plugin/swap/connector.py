@@ -8,7 +8,7 @@ vLLM catches nothing that a connector raises, so nothing does but the constructo
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -21,8 +21,10 @@ from vllm.v1.request import Request
 
 from sloserve.engine.containment import Containment
 from sloserve.engine.swap_store import SwapStore
+from sloserve.kernels.kv_copy import Region, block_bytes
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.swap.copier import Copier, CpuCopier
+from sloserve.vllm_plugin.swap.cuda_start import gpu_copier, gpu_pool
 from sloserve.vllm_plugin.swap.host_pool import HostPool
 from sloserve.vllm_plugin.swap.messages import Copy, SwapOrders, SwapReport
 from sloserve.vllm_plugin.swap.refusals import check_supported
@@ -160,8 +162,9 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         if not compat.tells_before_preempting(self._vllm_config):
             return  # nothing will be stored, so no memory is taken
         regions = regions_of(self._kv_cache_config, kv_caches)
-        self._pool = HostPool(self.size.blocks, sum(region.bytes for region in regions))
-        copier: Copier = CpuCopier(regions, self._kv_cache_config.num_blocks, self._pool)
+        self._pool, copier = _pool_and_copier(
+            regions, self._kv_cache_config.num_blocks, self.size.blocks, kv_caches, self._vllm_config.cache_config
+        )
         self._worker = SwapWorker(copier)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
@@ -202,3 +205,17 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """A store is over before the step begins."""
+
+
+def _pool_and_copier(
+    regions: Sequence[Region], num_blocks: int, pool_blocks: int, kv_caches: Mapping[str, Any], cache_config: Any
+) -> tuple[HostPool, Copier]:
+    """For the device that the cache lies on. Raises: ConfigError, OSError."""
+    size, device = block_bytes(regions), next(iter(kv_caches.values())).device
+    if device.type == "cpu":
+        pool = HostPool(pool_blocks, size)
+        return pool, CpuCopier(regions, num_blocks, pool)
+    pool = gpu_pool(pool_blocks, size, device)
+    by_bytes = getattr(cache_config, "kv_cache_memory_bytes", None) is not None
+    utilization = None if by_bytes else float(cache_config.gpu_memory_utilization)
+    return pool, gpu_copier(regions, num_blocks, pool, device, utilization)
