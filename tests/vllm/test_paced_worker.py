@@ -1,0 +1,72 @@
+"""A worker that waits instead of computing: every request gets its tokens, and what it cannot do is refused."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.equality.engine import ENGINE_WARNINGS
+
+pytestmark = [pytest.mark.vllm, *map(pytest.mark.filterwarnings, ENGINE_WARNINGS)]
+
+PACED = "sloserve.vllm_plugin.paced_worker.PacedWorker"
+
+
+def start(monkeypatch: pytest.MonkeyPatch, **given: Any) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from sloserve.vllm_plugin.server.tiny_model import resolve_model
+
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    arguments = {
+        "model": resolve_model("builtin:tiny"),
+        "worker_cls": PACED,
+        "scheduler_cls": "sloserve.vllm_plugin.SLOScheduler",
+        "additional_config": {"sloserve": {"profile": "h200-llama3-8b", "policy": "chaos"}},
+        "enforce_eager": True,
+        "disable_log_stats": True,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 256,
+        **given,
+    }
+    return LLMEngine.from_engine_args(EngineArgs(**arguments))
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    engine = start(monkeypatch)
+    yield engine
+    engine.engine_core.shutdown()
+
+
+def test_each_request_gets_its_tokens_whatever_is_preempted(engine: Any) -> None:
+    from vllm import SamplingParams
+
+    core = engine.engine_core.engine_core
+    assert core.batch_queue_size == 2  # as on a GPU
+    for i in range(8):
+        params = SamplingParams(max_tokens=10 + i, ignore_eos=True, temperature=0.0)
+        engine.add_request(str(i), {"prompt_token_ids": [5] * (300 + i)}, params)
+    found: dict[str, list[int]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            found[output.request_id] = list(output.outputs[0].token_ids)
+    assert {id_: len(tokens) for id_, tokens in found.items()} == {str(i): 10 + i for i in range(8)}
+    assert core.scheduler.slo_counters["evictions"] > 0
+
+
+@pytest.mark.parametrize(
+    ("section", "ranks", "message"),
+    [({}, 1, "the settings name none"), ({"profile": "h100-llama3-8b"}, 2, "PacedWorker is one worker")],
+)
+def test_what_it_cannot_do_is_refused(section: dict[str, str], ranks: int, message: str) -> None:
+    from vllm.config import VllmConfig
+
+    from sloserve.core.errors import ConfigError
+    from sloserve.vllm_plugin.paced_worker import PacedWorker
+
+    config = VllmConfig(additional_config={"sloserve": section})
+    config.parallel_config.world_size = ranks
+    with pytest.raises(ConfigError, match=message):
+        PacedWorker(config, 0, 0, "")
