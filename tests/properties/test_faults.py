@@ -31,8 +31,9 @@ FILES = frozenset(
 UNCAUGHT = {
     # vLLM's entry points, and what stands between two calls of vLLM's.
     "schedule", "add_request", "update_from_output", "_preempt_request", "_free_request", "preempt", "_drop_planner",
+    "_inflight_prefill_reserved_blocks",
     # vLLM's limits: read, and restored.
-    "Limits.__init__", "Limits.restore", "Limits._set", "admission_limit_name",
+    "Limits.__init__", "Limits.restore", "Limits._now", "Limits._set", "admission_limit_name",
     # The virtual engine's, not the plugin's.
     "on_preemption.<locals>.telling",
 }  # fmt: skip

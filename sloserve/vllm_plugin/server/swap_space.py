@@ -12,12 +12,11 @@ from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
 from sloserve.vllm_plugin.swap.host_memory import GIB, check_room, memlock_warning
+from sloserve.vllm_plugin.swap.regions import ENGINES_KEY, SPACE_KEY
 
 FLAG: Final = "--swap-space-gib"
 CONNECTOR: Final = "SwapConnector"
 MODULE: Final = "sloserve.vllm_plugin.swap.connector"
-EXTRA_KEY: Final = "swap_space_gib"
-ENGINES_KEY: Final = "engines_of_host"
 _MULTI: Final = "MultiConnector"
 _CONFIG_FLAG: Final = "--kv-transfer-config"
 
@@ -29,7 +28,7 @@ def check_size(gib: float, root: Path = Path("/")) -> None:
     """
     if not 0.0 <= gib < math.inf:
         raise ConfigError(f"{FLAG} {gib:g}: is not a number of GiB from 0, which turns swapping off")
-    check_room(round(gib * GIB), f"{FLAG} {gib:g}", root)
+    check_room(round(gib * GIB), f"{FLAG} {gib:g}", root=root)
 
 
 def check_rule(swapping: str | None, gib: float, vllm_args: Sequence[str]) -> None:
@@ -50,7 +49,7 @@ def configure(args: argparse.Namespace, gib: float) -> None:
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": MODULE,
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {EXTRA_KEY: gib, ENGINES_KEY: engines_of_host(args)},
+        "kv_connector_extra_config": {SPACE_KEY: gib, ENGINES_KEY: engines_of_host(args)},
     }
     theirs = args.kv_transfer_config
     same = {} if theirs is None else {"engine_id": theirs.engine_id}

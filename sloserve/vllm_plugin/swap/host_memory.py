@@ -29,20 +29,22 @@ class Room(NamedTuple):
     limit: str
 
 
-def check_room(pool_bytes: int, flag: str, root: Path = Path("/")) -> None:
-    """Raises: ConfigError where this host cannot hold a pool of so many bytes. flag: what asks for it, with its value.
+def check_room(pool_bytes: int, asked: str, *, kept_free_bytes: int = KEPT_FREE_BYTES, root: Path = Path("/")) -> None:
+    """Raises: ConfigError where this host cannot hold a pool of so many bytes.
 
-    root: above ``proc`` and ``sys``. A limit that cannot be read holds nothing back.
+    Args:
+        pool_bytes: to be taken from now on.
+        asked: what asks for it, with its value, as the operator wrote it.
+        kept_free_bytes: what must remain.
+        root: above ``proc`` and ``sys``. A limit that cannot be read there holds nothing back.
     """
     room = min([*_available(root), *_cgroups(root)], default=None)
-    if room is None or pool_bytes <= room.bytes - KEPT_FREE_BYTES:
+    if room is None or pool_bytes <= room.bytes - kept_free_bytes:
         return
-    most = max(room.bytes - KEPT_FREE_BYTES, 0) / GIB
+    most = max(room.bytes - kept_free_bytes, 0) / GIB
+    vllm = f", of which vLLM needs {kept_free_bytes / GIB:.0f} GiB for itself" if kept_free_bytes else ""
     advice = f"give at most {most:.1f} GiB, or raise that limit" if most >= 0.1 else "raise that limit"
-    raise ConfigError(
-        f"{flag}: {room.bytes / GIB:.1f} GiB are free within {room.limit}, of which vLLM needs "
-        f"{KEPT_FREE_BYTES / GIB:.0f} GiB for itself; {advice}"
-    )
+    raise ConfigError(f"{asked}: {room.bytes / GIB:.1f} GiB are free within {room.limit}{vllm}; {advice}")
 
 
 def memlock_warning(pinned_bytes: int, root: Path = Path("/")) -> str | None:

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.vllm_plugin.swap.host_memory import GIB
+from sloserve.vllm_plugin.swap.host_memory import GIB, check_room
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +46,14 @@ class HostPool:
     ) -> None:
         """pinner: ``None`` on a CPU engine. cpus: those beside the GPU, empty where that is not known.
 
-        Raises: OSError where the system does not give so much address space.
+        Raises: ConfigError where the host has no such memory any more, vLLM's own being taken; OSError where the system
+        does not give so much address space.
         """
         self.blocks, self.block_bytes = blocks, block_bytes
         self.slice_blocks = _slice_blocks(blocks, block_bytes)
-        self._memory: mmap.mmap | None = mmap.mmap(-1, max(blocks * block_bytes, 1))
+        size = blocks * block_bytes
+        check_room(size, f"the swap space of this rank, {size / GIB:.3g} GiB", kept_free_bytes=0)
+        self._memory: mmap.mmap | None = mmap.mmap(-1, max(size, 1))
         with contextlib.suppress(OSError, AttributeError, ValueError):
             self._memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to touch and to pin; the kernel may have none
         bytes_ = np.frombuffer(self._memory, np.uint8)

@@ -65,15 +65,15 @@ def test_a_pool_that_the_host_cannot_hold_is_refused_with_the_limit(
 ) -> None:
     root = host(tmp_path, available_gib, **files)
     if message is None:
-        check_room(8 * GIB, FLAG, root)
+        check_room(8 * GIB, FLAG, root=root)
         return
     with pytest.raises(ConfigError) as error:
-        check_room(8 * GIB, FLAG, root)
+        check_room(8 * GIB, FLAG, root=root)
     assert str(error.value).startswith(f"{FLAG}: ") and message.replace("ROOT", str(tmp_path)) in str(error.value)
 
 
 def test_where_nothing_can_be_read_nothing_is_refused(tmp_path: Path) -> None:
-    check_room(2**50, FLAG, tmp_path)
+    check_room(2**50, FLAG, root=tmp_path)
 
 
 def test_a_low_limit_on_locked_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sloserve.core.errors import ConfigError
 from sloserve.vllm_plugin.swap import host_pool
 from sloserve.vllm_plugin.swap.host_pool import CudaPinner, HostPool, cpus_beside
 
@@ -56,6 +57,11 @@ def test_slices_cover_all_of_it_in_whole_blocks_and_pages(blocks: int, block_byt
     pool.close()
     pool.close()
     assert pinner.held == {}
+
+
+def test_memory_that_is_not_there_any_more_is_a_sentence_and_not_the_oom_killer() -> None:
+    with pytest.raises(ConfigError, match=r"^the swap space of this rank, 1.05e\+06 GiB: [\d.]+ GiB are free within"):
+        HostPool(2**20, 2**30)
 
 
 def test_a_block_is_where_the_pool_says() -> None:
