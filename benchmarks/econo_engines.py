@@ -41,8 +41,9 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.sim.experiment import PLAN_SHARE, STOCK, Experiment, capacity_rps
+from sloserve.sim.experiment import PLAN_SHARE, Experiment, capacity_rps
 from sloserve.sim.experiments import experiment_flags
+from sloserve.sim.run_name import STOCK
 from sloserve.sim.simulate import build_experiment
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings

@@ -28,7 +28,8 @@ def simulate(
         str | None,
         typer.Option(
             help="Policies, comma-separated; stock is vLLM's own scheduler. Behind @ a run's own engine flags: "
-            "edf@max_num_batched_tokens=1024:max_num_seqs=128. Default: stock,edf."
+            "edf@max_num_batched_tokens=1024:max_num_seqs=128; of swap space edf@swap_space_gib=16:link_gb_per_s=3. "
+            "Default: stock,edf."
         ),
     ] = None,
     admission: Annotated[
@@ -70,6 +71,26 @@ def simulate(
     ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt and reply together, in tokens; the profile's if not given.")
+    ] = None,
+    swap_space_gib: Annotated[
+        float | None,
+        typer.Option(
+            help="GiB of host memory for the KV of preempted requests, copied there and back, not computed "
+            "again; none if not given. Stock has none: fcfs is its order with it."
+        ),
+    ] = None,
+    link_gb_per_s: Annotated[
+        float | None,
+        typer.Option(
+            help="What the link to the host carries in each direction, 1e9 bytes/s; the profile's if not given."
+        ),
+    ] = None,
+    swapping: Annotated[
+        str | None,
+        typer.Option(
+            help="Who is copied: cost, who takes more of the engine's time to be computed again; always, all. "
+            "Default: cost."
+        ),
     ] = None,
     aged_share: Annotated[
         float | None,
@@ -150,6 +171,9 @@ def simulate(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_model_len": max_model_len,
+        "swap_space_gib": swap_space_gib,
+        "link_gb_per_s": link_gb_per_s,
+        "swapping": swapping,
         "aged_share": aged_share,
         "plan_cost": plan_cost,
         "step_noise": step_noise,

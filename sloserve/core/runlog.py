@@ -44,7 +44,8 @@ class RequestLog(FinishedRequest):
     """How one request fared.
 
     token_times_s: ``[tokens delivered]``, ascending: when each left the engine; empty if none did.
-    recomputed_tokens: tokens whose KV was computed again after preemptions. predicted: what was told at admission.
+    recomputed_tokens: tokens whose KV was computed again after preemptions. num_swaps: how often KV of it was copied to
+    the host and back. predicted: what was told at admission.
     stages: ``None`` unless it was completed, and where it is not known: a client sees nothing of them.
     """
 
@@ -55,6 +56,7 @@ class RequestLog(FinishedRequest):
     recomputed_tokens: int = 0
     predicted: Predicted | None = None
     stages: StageTimes | None = None
+    num_swaps: int = 0
 
     @property
     def asked(self) -> SLO:

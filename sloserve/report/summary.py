@@ -121,9 +121,24 @@ def summarize(log: RunLog, *, policy: str, seed: int, rps: float, load: float | 
         "by_class": {name: _class_record(of_class) for name, of_class in classes.items()},
         "timing": {key: log.timing.get(key) for key in TIMING_KEYS},
     }
+    if "swap_bytes_out" in log.counters:
+        run |= _swap_record(log)
     if load is not None:
         run["load"] = load
     return run
+
+
+def _swap_record(log: RunLog) -> Run:
+    """What an engine with swap space copied: there and back is one swap; bytes are those of both directions."""
+    counters, requests = log.counters, log.requests
+    swaps = np.array([r.num_swaps for r in requests], np.float64)
+    tokens = sum(r.token_times_s.size for r in requests)
+    return {
+        "swaps_per_request_p99": percentile_of(swaps, 99),
+        "swaps_per_request": mean_of(swaps),
+        "swap_bytes_per_output_token": _ratio(counters["swap_bytes_out"] + counters["swap_bytes_in"], tokens),
+        "swap_pool_peak_gib": counters["swap_peak_bytes"] / 2**30,
+    }
 
 
 def completion_split(completed: Sequence[RequestLog]) -> dict[str, float] | None:

@@ -48,6 +48,14 @@ COLUMNS = (
     Column("output\ntok/s", "output_throughput", lambda rate: f"{rate:.0f}"),
 )
 
+SWAP_COLUMNS = (
+    Column("swaps\np99", "swaps_per_request_p99", lambda count: f"{count:.0f}", marked=False),
+    Column("moved\nKB/tok", "swap_bytes_per_output_token", lambda size: f"{size / 1e3:.1f}", marked=False),
+    Column("again\ntok/req", "recomputed_tokens_per_request", lambda count: f"{count:.0f}", marked=False),
+    Column("pool\nGiB", "swap_pool_peak_gib", lambda size: f"{size:.1f}", marked=False),
+)
+"""Further columns, where an engine of the experiment has swap space."""
+
 
 def summary_table(runs: Sequence[Run], comparisons: Sequence[Comparison] = (), *, title: str | None = None) -> Table:
     """The table of an experiment; times in seconds, attainment in percent, overall and by class.
@@ -72,7 +80,8 @@ def summary_table(runs: Sequence[Run], comparisons: Sequence[Comparison] = (), *
     table.add_column(ATTAINMENT.heading, justify="right", no_wrap=True)
     for name in shown_classes:
         table.add_column(f"{name}\n%", justify="right", no_wrap=True, max_width=11)
-    for column in COLUMNS:
+    columns = COLUMNS + (SWAP_COLUMNS if any("swaps_per_request" in run for run in runs) else ())
+    for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)
     for load in loads_of(runs):
         for policy in policies_of(runs):
@@ -80,8 +89,8 @@ def summary_table(runs: Sequence[Run], comparisons: Sequence[Comparison] = (), *
             if not cell:
                 continue
             overall, *figures = (
-                _figure(column, [run[column.key] for run in cell], verdicts.get((policy, load, column.key)))
-                for column in (ATTAINMENT, *COLUMNS)
+                _figure(column, [run.get(column.key) for run in cell], verdicts.get((policy, load, column.key)))
+                for column in (ATTAINMENT, *columns)
             )
             of_classes = (
                 _figure(ATTAINMENT, [run["slo_attainment_by_class"].get(name) for run in cell], None)

@@ -8,8 +8,7 @@ import yaml
 from sloserve.core.slo import ClassTable
 from sloserve.sim.admissions import NONE, limit_queue, parse_admission
 from sloserve.sim.advise import Advice, Found, Judged
-from sloserve.sim.experiment import STOCK
-from sloserve.sim.run_name import RunName
+from sloserve.sim.run_name import STOCK, RunName
 from sloserve.sim.tuning import Score, ranked
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 

@@ -13,8 +13,7 @@ from itertools import chain
 import numpy as np
 
 from sloserve.report.statistics import Mean, mean_interval
-from sloserve.sim.experiment import STOCK
-from sloserve.sim.run_name import RunName
+from sloserve.sim.run_name import STOCK, RunName
 from sloserve.sim.tuning import KEPT, Axes, Evaluate, Score, ranked, variants
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 

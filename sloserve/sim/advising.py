@@ -11,7 +11,8 @@ from sloserve.core.progress import progress
 from sloserve.sim.admissions import parse_admission
 from sloserve.sim.advice_text import headline, judged_lines, settings_yaml, tried_lines, vllm_flags
 from sloserve.sim.advise import Advice, Space, decide, search
-from sloserve.sim.experiment import MODEL, STOCK, VLLM, Experiment, Point, measured_points
+from sloserve.sim.experiment import MODEL, VLLM, Experiment, Point, measured_points
+from sloserve.sim.run_name import STOCK
 from sloserve.sim.tuning import Axes, Evaluate, Score, evaluator
 
 MIN_SEEDS = 3

@@ -27,7 +27,7 @@ from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.settings import PluginSettings
 from sloserve.sim.admissions import make_front, parse_admission
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.sim.run_name import RunName
+from sloserve.sim.run_name import STOCK, RunName
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import Workload
 from sloserve.workloads.slo_assignment import SLOAssignment
@@ -35,9 +35,6 @@ from sloserve.workloads.window import WHOLE, Window
 
 if TYPE_CHECKING:
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-
-STOCK = "stock"
-"""vLLM's AsyncScheduler; every other name is a policy's."""
 
 DEFAULT_LOADS = (0.7, 1.0, 1.5, 2.0)
 SHIPPED = PluginSettings()
@@ -258,6 +255,7 @@ def _task(experiment: Experiment, policy: str, point: Point) -> _Task:
         requests = experiment.requests(point.seed, rps=point.rps)
     config = None
     run = RunName.parse(policy)
+    engine = run.engine_settings(experiment.engine)
     slos = experiment.slos or experiment.workload.slos
     if run.policy != STOCK:
         section = {
@@ -267,8 +265,8 @@ def _task(experiment: Experiment, policy: str, point: Point) -> _Task:
             "plan_share": PLAN_SHARE,
         }
         section |= {"length_model": experiment.length_model, "profile": experiment.known_profile}
+        section |= {"swapping": engine.swapping}
         config = {"sloserve": section | slos.table.as_config()}
-    engine = run.engine_settings(experiment.engine)
     noise = StepNoise(point.seed, experiment.step_noise)
     names = slos.table.names
     return _Task(

@@ -14,8 +14,13 @@ from sloserve.scheduler.registry import parse_policy, policy_text
 from sloserve.sim.admissions import NONE, limit_queue
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
+STOCK = "stock"
+"""vLLM's AsyncScheduler; every other name is a policy's."""
+
 ENGINE_OPTIONS = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
 """Flags of vLLM that a run may set for itself. The size of the KV cache is not one: memory is the same for all."""
+SWAP_OPTIONS = ("swap_space_gib", "link_gb_per_s", "swapping")
+"""Ours, of the swap space. Stock has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class RunName:
     """A run's name in its parts. policy: with its options. engine: vLLM's flags. admission: ``none`` for none."""
 
     policy: str
-    engine: Mapping[str, int] = field(default_factory=dict)
+    engine: Mapping[str, int | float | str] = field(default_factory=dict)
     admission: str = NONE
 
     @classmethod
@@ -34,9 +39,10 @@ class RunName:
         """
         rest, _, admission = text.partition("+")
         policy, at, options = rest.partition("@")
-        engine = {}
+        engine: dict[str, int | float | str] = {}
         for name, value in parse_policy(f"@:{options}")[1].items() if at else ():
-            engine[name] = check_option(f"policy {text!r}", name, value)
+            swaps = name in SWAP_OPTIONS
+            engine[name] = (_swap_option if swaps else check_option)(f"policy {text!r}", name, value)
         return cls(policy.strip(), engine, admission.strip() or NONE)
 
     def __str__(self) -> str:
@@ -55,16 +61,29 @@ class RunName:
     def engine_settings(self, settings: EngineSettings) -> EngineSettings:
         """``settings`` with this run's own flags, and vLLM's caps that its admission asks for. Raises: ConfigError."""
         options: dict[str, Any] = dict(self.engine)
+        if self.policy == STOCK:
+            if not options.keys().isdisjoint(SWAP_OPTIONS):
+                raise ConfigError(f"policy {str(self)!r}: stock never swaps; fcfs is its order with swapping")
+            options["swap_space_gib"] = 0.0
         return limit_queue(replace(settings, **options), self.admission)
 
 
 def check_option(where: str, name: str, value: str) -> int:
-    """The value of an engine option. Raises: ConfigError for an option that is unknown or no whole number from 1."""
+    """The value of an engine flag of vLLM. Raises: ConfigError for one that is unknown or no whole number from 1."""
     if name not in ENGINE_OPTIONS:
-        raise ConfigError(f"{where}: engine option {name!r} {unknown(name, ENGINE_OPTIONS)}")
+        raise ConfigError(f"{where}: engine option {name!r} {unknown(name, ENGINE_OPTIONS + SWAP_OPTIONS)}")
     if not value.isdecimal() or int(value) < 1:
         raise ConfigError(f"{where}: {name}: {value!r} is not a whole number from 1")
     return int(value)
+
+
+def _swap_option(where: str, name: str, value: str) -> float | str:
+    if name == "swapping":
+        return value
+    try:
+        return int(value) if value.isdecimal() else float(value)
+    except ValueError:
+        raise ConfigError(f"{where}: {name}: {value!r} is not a number") from None
 
 
 def run_names(policies: Sequence[str], admissions: Sequence[str]) -> tuple[str, ...]:

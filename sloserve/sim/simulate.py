@@ -1,7 +1,7 @@
 """Runs an experiment for a person: progress bar, table, and a folder with records, raw logs and plots."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -19,9 +19,9 @@ from sloserve.report.runs_csv import RUNS_CSV, write_runs
 from sloserve.report.summary import LatencySample, admission_record, latencies, summarize
 from sloserve.report.tables import capacity_table, summary_table
 from sloserve.sim.admissions import NONE
-from sloserve.sim.experiment import DEFAULT_LOADS, MODEL, SHIPPED, STOCK, VLLM, Experiment, Point, run_experiment
+from sloserve.sim.experiment import DEFAULT_LOADS, MODEL, SHIPPED, VLLM, Experiment, Point, run_experiment
 from sloserve.sim.model import MODELLED_VLLM
-from sloserve.sim.run_name import RunName, run_names
+from sloserve.sim.run_name import STOCK, SWAP_OPTIONS, RunName, run_names
 from sloserve.sim.tuning import Axes, Tuned, tuned_halves
 from sloserve.vllm_plugin.versions import installed_vllm
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
@@ -119,6 +119,9 @@ def build_experiment(
     max_num_batched_tokens: int | None = None,
     max_model_len: int | None = None,
     window: str | None = None,
+    swap_space_gib: float = 0.0,
+    link_gb_per_s: float | None = None,
+    swapping: Literal["cost", "always"] = "cost",
     aged_share: float = SHIPPED.aged_share,
     plan_cost: float = 1.0,
     step_noise: float = 0.0,
@@ -163,6 +166,9 @@ def build_experiment(
                 measured.max_num_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
             ),
             max_model_len=max(min(context, blocks * measured.block_size), 1),
+            swap_space_gib=swap_space_gib,
+            link_gb_per_s=link_gb_per_s,
+            swapping=swapping,
             # Without ids every prompt is unique, and hashing it would only cost time.
             enable_prefix_caching=any(r.prefix_ids for r in source.requests(1, 0)),
         ),
@@ -216,6 +222,12 @@ def _title(experiment: Experiment) -> str:
     )
 
 
+def _swap_settings(engine: EngineSettings) -> dict[str, Any]:
+    if not engine.swap_space_gib:
+        return {}
+    return {name: getattr(engine, name) for name in SWAP_OPTIONS}
+
+
 def _write(
     experiment: Experiment,
     out_dir: Path,
@@ -247,6 +259,7 @@ def _write(
             "max_num_batched_tokens": engine.max_num_batched_tokens,
             "max_model_len": engine.max_model_len,
             "enable_prefix_caching": engine.enable_prefix_caching,
+            **_swap_settings(engine),
             "aged_share": experiment.aged_share,
             "plan_cost": experiment.plan_cost,
             "step_noise": experiment.step_noise,

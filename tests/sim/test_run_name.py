@@ -21,6 +21,10 @@ def test_every_policy_runs_under_every_admission_and_first_under_none() -> None:
     [
         ("stock", ("stock", {}, "none")),
         ("stock@max_num_seqs=64", ("stock", {"max_num_seqs": 64}, "none")),
+        (
+            "edf@swap_space_gib=16:link_gb_per_s=2.5:swapping=always",
+            ("edf", {"swap_space_gib": 16, "link_gb_per_s": 2.5, "swapping": "always"}, "none"),
+        ),
         ("edf+predict:min_chance=0.1", ("edf", {}, "predict:min_chance=0.1")),
         (FULL, ("edf:preempt=true", {"max_num_batched_tokens": 1024, "max_num_seqs": 128}, "cap:max_waiting=16")),
     ],
@@ -32,6 +36,13 @@ def test_parts_of_a_name_and_back(text: str, parts: tuple[str, dict[str, int], s
     assert str(run.unrestricted) == text.partition("+")[0]
 
 
+def test_a_run_s_swap_space_is_its_own_and_stock_has_none() -> None:
+    shared = EngineSettings(2000, swap_space_gib=8.0)
+    assert RunName.parse("edf@swap_space_gib=16").engine_settings(shared).swap_space_gib == 16
+    assert RunName.parse("edf").engine_settings(shared) == shared
+    assert RunName.parse("stock").engine_settings(shared).swap_space_gib == 0
+
+
 def test_a_run_s_engine() -> None:
     shared = EngineSettings(2000, max_num_seqs=8)
     engine = RunName.parse("sjf@max_num_batched_tokens=512+vllm:max_num_queued_tokens=16000").engine_settings(shared)
@@ -41,10 +52,16 @@ def test_a_run_s_engine() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("edf@max_num_seq=4", "'max_num_seq' is unknown; known here: .*max_model_len; did you mean 'max_num_seqs'"),
+        ("edf@max_num_seq=4", "'max_num_seq' is unknown; known here: .*swapping; did you mean 'max_num_seqs'"),
         ("edf@kv_blocks=4", "'kv_blocks' is unknown"),
         ("stock@max_num_seqs=many", "max_num_seqs: 'many' is not a whole number from 1"),
         ("stock@max_num_seqs=0", "max_num_seqs: '0' is not a whole number from 1"),
+        ("edf@swap_space_gib=much", "swap_space_gib: 'much' is not a number"),
+        ("edf@swap_space_gib=-1", "swap_space_gib: -1.0 is not a number of GiB from 0"),
+        ("edf@swap_space_gib=inf", "swap_space_gib: inf is not a number of GiB from 0"),
+        ("edf@link_gb_per_s=0", "link_gb_per_s: 0 is not a number of GB/s above 0"),
+        ("edf@swapping=never", "swapping: 'never' is not one of cost, always"),
+        ("stock@swap_space_gib=4", "stock never swaps; fcfs is its order with swapping"),
         ("stock@max_num_seqs", "not of the form option=value"),
         ("stock@max_num_batched_tokens=100", "max_num_batched_tokens: 100 is below max_num_seqs, 256"),
     ],

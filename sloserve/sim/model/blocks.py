@@ -24,9 +24,11 @@ class KVBlocks:
         """The cached blocks that the request's tokens begin with, all but its last token."""
         return ()
 
-    def fits(self, tokens: int, hits: Sequence[int]) -> bool:
-        """Whether a request of that many tokens can be held, of which ``hits`` are there already."""
-        return blocks_of(tokens, self._block_size) <= self.free
+    def fits(self, tokens: int, hits: Sequence[int], reserved: int = 0) -> bool:
+        """Whether a request of that many tokens can be held, of which ``hits`` are there already, beside ``reserved``
+        blocks that stay free.
+        """
+        return blocks_of(tokens, self._block_size) <= self.free - reserved
 
     def admit(self, index: int, hits: Sequence[int]) -> None:
         """The request holds the blocks that it found in the cache."""

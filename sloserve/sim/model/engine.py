@@ -17,6 +17,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StageTimes, latency_of
 from sloserve.engine.read_stated import read_stated
+from sloserve.engine.swap_store import SwapStore
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
@@ -24,10 +25,12 @@ from sloserve.estimator.step_time.profile import Profile
 from sloserve.settings import plugin_settings
 from sloserve.sim.model.planned import PlannedScheduler
 from sloserve.sim.model.requests import FREE
-from sloserve.sim.model.scheduler import Batch, ModelScheduler
+from sloserve.sim.model.scheduler import ModelScheduler
+from sloserve.sim.model.step import Batch
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
 from sloserve.vllm_plugin.virtual.loop import EventLoop
+from sloserve.vllm_plugin.virtual.swap_worker import NOTHING, SwapWorker, Told
 from sloserve.wire.xargs import to_xargs, with_length
 
 
@@ -37,6 +40,7 @@ class _Dispatched:
     end_s: float
     planning_s: float
     has_prefills: bool
+    told: Told
 
     @property
     def num_tokens(self) -> int:
@@ -67,6 +71,9 @@ class ModelEngine(EventLoop):
         self._planned: PlannedScheduler | None = None
         if plugin is not None:
             self.scheduler = self._planned = PlannedScheduler(settings, plugin, self._clock, planning_costs)
+            self._swap_worker = SwapWorker.of(settings, profile)
+            if self._swap_worker is not None:
+                self._planned.swap_with(settings.swap_space_gib, profile.kv_bytes_per_token * settings.block_size)
         self._classes = None if plugin is None else plugin.classes
         self._aborted: set[str] = set()
         self._stages_of: dict[str, StageTimes] = {}
@@ -92,9 +99,13 @@ class ModelEngine(EventLoop):
             requests=self._request_logs(requests),
             steps=self._step_log(),
             timing=self._timing(wall_s, plan_costs_s),
-            counters={**self._counters, **counters},
+            counters={**self._counters, **counters, **self._swap_counters(self._kept)},
             token_budget=self._settings.max_num_batched_tokens,
         )
+
+    @property
+    def _kept(self) -> SwapStore | None:
+        return None if self.scheduler.swap is None else self.scheduler.swap.control.store
 
     def _has_requests(self) -> bool:
         return self.scheduler.has_requests()
@@ -129,16 +140,19 @@ class ModelEngine(EventLoop):
         self._stages.scheduled(admitted, scheduler.preempted, paused, start_s)
         if self.on_step is not None:
             self.on_step(batch)
+        told = NOTHING
+        if self._swap_worker is not None and scheduler.swap is not None:
+            told = self._swap_worker.step(*scheduler.swap.take(), start_s)
         if not batch.num_tokens:
             self._counters["empty_steps"] += 1
-            return _Dispatched(batch, start_s, planning_s, False)
+            return _Dispatched(batch, start_s + told.longer_s, planning_s, False, told)
         load = self._load(batch)
-        duration_s = self._duration_s(load)
+        duration_s = self._duration_s(load) + told.longer_s
         end_s = start_s + duration_s
         used = 1.0 - scheduler.kv.free / self._settings.kv_blocks
-        running, waiting = int(scheduler.running.size), int(scheduler.waiting.size)
+        running, waiting = int(scheduler.running.size), scheduler.num_waiting
         self._steps.append((end_s, duration_s, batch.num_tokens, running, waiting, used))
-        return _Dispatched(batch, end_s, planning_s, load.num_prefills > 0)
+        return _Dispatched(batch, end_s, planning_s, load.num_prefills > 0, told)
 
     def _load(self, batch: Batch) -> StepLoad:
         """The step's load; books what it computes again."""
@@ -168,7 +182,7 @@ class ModelEngine(EventLoop):
         )
 
     def _apply(self, dispatched: _Dispatched, now_s: float) -> None:
-        sampled, ended = self.scheduler.update(dispatched.batch)
+        sampled, ended = self.scheduler.update(dispatched.batch, dispatched.told)
         self._tokens.append((now_s, sampled))
         if dispatched.has_prefills:  # none has its first token from another step
             counts = self.scheduler.requests
@@ -218,6 +232,7 @@ class ModelEngine(EventLoop):
                     int(counts.recomputed[index]),
                     self._front_end.predicted(request_id),
                     stages,
+                    self._num_swaps(request_id),
                 )
             logs.append(log)
         return logs

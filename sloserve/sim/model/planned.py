@@ -6,23 +6,31 @@ harms no client here.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.clock import Clock
 from sloserve.core.stated import StatedSLO
+from sloserve.engine.link_clock import LinkClock
 from sloserve.engine.planner import Planner
 from sloserve.engine.step_clock import StepClock
+from sloserve.engine.swap_control import LINK_BYTES_PER_S, SwapControl
+from sloserve.engine.swap_rule import SwapRule
+from sloserve.engine.swap_store import SwapStore
 from sloserve.estimator.planning_cost import PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import make_policy, policy_text
 from sloserve.settings import PluginSettings
 from sloserve.sim.model.port import ModelPort
-from sloserve.sim.model.requests import ModelRequest
-from sloserve.sim.model.scheduler import NONE, Batch, ModelScheduler
+from sloserve.sim.model.requests import PREEMPTED, ModelRequest
+from sloserve.sim.model.scheduler import NONE, ModelScheduler
+from sloserve.sim.model.step import Batch, Limits
+from sloserve.sim.model.swap import ModelSwap
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.vllm_plugin.virtual.swap_worker import GIB, NOTHING, Told
 
 
 class PlannedScheduler(ModelScheduler):
@@ -37,6 +45,7 @@ class PlannedScheduler(ModelScheduler):
     ) -> None:
         super().__init__(settings)
         self._clock = clock
+        self._swapping = plugin.swapping
         self._steps = StepClock(None if plugin.profile is None else load_profile(plugin.profile))
         self._port = ModelPort(self, self._steps, clock)
         self.slo_counters: Counter[str] = Counter()
@@ -57,6 +66,13 @@ class PlannedScheduler(ModelScheduler):
                 cost=planning_costs.of(policy_text(plugin.policy, plugin.policy_options)),
             )
 
+    def swap_with(self, space_gib: float, block_bytes: int) -> None:
+        """Keeps the KV of preempted requests from now on. block_bytes: of a KV block."""
+        store = SwapStore(int(space_gib * GIB) // block_bytes, self.settings.block_size, self.slo_counters)
+        link = LinkClock(LINK_BYTES_PER_S)
+        control = SwapControl(store, block_bytes, SwapRule(self._swapping), link, self._steps, self._clock)
+        self.swap = ModelSwap(self.requests, control)
+
     def state(self, request: ModelRequest, stated: StatedSLO) -> None:
         """Says what a request asks for, right after it was added."""
         if self.planner is not None:
@@ -64,6 +80,8 @@ class PlannedScheduler(ModelScheduler):
             self.planner.arrived(request, stated, self._clock.now_s())
 
     def preempt(self, index: int) -> None:
+        if self.swap is not None:
+            self.swap.before_preempt(index, self._port.facts(int(self.running.size), ()))
         super().preempt(index)
         if self.planner is not None:
             self.planner.preempted(self.requests.handles[index])
@@ -75,17 +93,21 @@ class PlannedScheduler(ModelScheduler):
             del self._port.requests[request.request_id]
         super()._end(index)
 
-    def update(self, batch: Batch) -> tuple[IntArray, list[int]]:
-        sampled, ended = super().update(batch)
-        if self.planner is not None:
+    def update(self, batch: Batch, told: Told = NOTHING) -> tuple[IntArray, list[int]]:
+        sampled, ended = super().update(batch, told)
+        if self.planner is not None or self.swap is not None:
             self._steps.output(self._clock.monotonic_s())
+        if self.planner is not None:
             self.planner.progressed(sampled, self._clock.now_s())
         return sampled, ended
 
     def schedule(self) -> Batch:
         planner = self.planner
         if planner is None:
-            return super().schedule()
+            batch = self._scheduled(self.limits)
+            if self.swap is not None:  # which wants to know how long steps take
+                self._steps.scheduled(self._load_seen(batch), self._clock.monotonic_s())
+            return batch
         now_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
         own = self.limits
         self.slo_paused, self.slo_planning_s = (), 0.0
@@ -99,10 +121,30 @@ class PlannedScheduler(ModelScheduler):
             if step.preempt:
                 self.slo_counters["evictions"] += len(step.preempt)
             self.slo_paused = planner.apply_plan(step, own, monotonic_s)  # type: ignore[assignment]
+        batch = self._scheduled(own)
+        planner.admitted(batch, monotonic_s)
+        if self.swap is not None and self.swap.begun:
+            planner.loading(self.swap.begun)
+        self._steps.scheduled(self._load_seen(batch), monotonic_s)
+        return batch
+
+    def _scheduled(self, own: Limits) -> Batch:
+        """What vLLM schedules within ``limits``; ``own`` hold again after it.
+
+        A place is left for each request whose KV is being loaded, and those whose KV has been are let in: they hold
+        blocks, and no plan counts them.
+        """
+        if self.swap is not None:
+            self.swap.begun = []
+            if self.holding:
+                loaded = sum(index in self.arrived or self.requests.state[index] == PREEMPTED for index in self.holding)
+                running = min(self.limits.running + loaded, own.running - len(self.holding) + loaded)
+                self.limits = replace(self.limits, running=max(running, int(self.running.size)))
         batch = super().schedule()
         self.limits, self.paused = own, NONE
-        planner.admitted(batch, monotonic_s)
-        self._steps.scheduled(self._load_seen(batch), monotonic_s)
+        if self.swap is not None:
+            handles = self.requests.handles
+            self.swap.control.admitted(handles[index].request_id for index in batch.admitted)
         return batch
 
     def _load_seen(self, batch: Batch) -> StepLoad:

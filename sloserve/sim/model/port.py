@@ -14,8 +14,9 @@ from sloserve.engine.step_clock import StepClock
 from sloserve.engine.table import RequestTable
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
-from sloserve.sim.model.requests import RUNNING, ModelRequest
-from sloserve.sim.model.scheduler import Batch, Limits, ModelScheduler
+from sloserve.sim.model.requests import BLOCKED, PREEMPTED, RUNNING, ModelRequest
+from sloserve.sim.model.scheduler import ModelScheduler
+from sloserve.sim.model.step import Batch, Limits
 
 _READ = {"computed_tokens": "computed", "in_flight_tokens": "in_flight"}
 """Columns of rows by the name of the count that they are."""
@@ -47,7 +48,9 @@ class ModelPort:
         return True
 
     def is_blocked(self, request: ModelRequest) -> bool:
-        return False
+        counts, index = self._counts, request.index
+        # One whose KV has been loaded is admitted before all others, whatever their order.
+        return bool(counts.state[index] == BLOCKED or (counts.state[index] == PREEMPTED and counts.computed[index]))
 
     def state_of(self, request: ModelRequest) -> State:
         return State(int(self._counts.state[request.index]))
@@ -59,7 +62,8 @@ class ModelPort:
         return int(self._counts.found[request.index])
 
     def swapped_tokens(self, request: ModelRequest) -> int:
-        return 0
+        swap = self._scheduler.swap
+        return 0 if swap is None else swap.control.store.tokens_of(request.request_id)
 
     def static_columns(self, request: ModelRequest, stated: StatedSLO) -> dict[str, float]:
         return static_columns(request, stated)
@@ -86,16 +90,18 @@ class ModelPort:
 
     def facts(self, num_running: int, others: Iterable[ModelRequest]) -> EngineFacts:
         scheduler = self._scheduler
-        taken = int(scheduler.running.size)
+        taken = int(scheduler.running.size) + len(scheduler.holding)
+        held = sum(int(self._counts.blocks[request.index]) for request in others)
         return EngineFacts(
             free_blocks=scheduler.kv.free,
-            total_blocks=scheduler.settings.kv_blocks + 1,  # vLLM counts the one that it keeps for itself
+            total_blocks=scheduler.settings.kv_blocks + 1 - held,  # vLLM counts the one that it keeps for itself
             block_size=scheduler.settings.block_size,
             max_num_seqs=max(scheduler.limits.running - (taken - num_running), 1),
             token_budget=scheduler.limits.tokens,
             free_slots=max(scheduler.limits.running - taken, 0),
             step_latency=self._steps.latency,
             busy_s=self._steps.busy_s(self._clock.monotonic_s()),
+            swap=None if scheduler.swap is None else scheduler.swap.control.facts(),
         )
 
     def holding(self, request: ModelRequest) -> Holding:

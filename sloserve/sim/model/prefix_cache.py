@@ -45,10 +45,10 @@ class PrefixCache(KVBlocks):
             found.append(next(iter(blocks)))
         return found
 
-    def fits(self, tokens: int, hits: Sequence[int]) -> bool:
+    def fits(self, tokens: int, hits: Sequence[int], reserved: int = 0) -> bool:
         # A block in the cache that no request holds counts as free until it is held.
         unheld = sum(self._holders[block] == 0 for block in hits)
-        return blocks_of(tokens, self._block_size) - len(hits) + unheld <= self.free
+        return blocks_of(tokens, self._block_size) - len(hits) + unheld <= self.free - reserved
 
     def admit(self, index: int, hits: Sequence[int]) -> None:
         for block in hits:

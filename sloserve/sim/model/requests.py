@@ -9,7 +9,9 @@ from sloserve.core.arrays import BoolArray, IntArray, grown
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.rows import State
 
-FREE, WAITING, PREEMPTED, RUNNING = (int(s) for s in (State.FREE, State.WAITING, State.PREEMPTED, State.RUNNING))
+FREE, WAITING, PREEMPTED, RUNNING, BLOCKED = (
+    int(s) for s in (State.FREE, State.WAITING, State.PREEMPTED, State.RUNNING, State.BLOCKED)
+)
 
 _COUNTS = (
     "prompt", "last", "tokens", "left", "computed", "in_flight", "placeholders", "stale", "found",

@@ -6,7 +6,6 @@ a few array operations, however many run; only who is admitted, preempted or end
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,37 +13,13 @@ from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.lso.blocks import blocks_of
 from sloserve.sim.model.blocks import KVBlocks
 from sloserve.sim.model.prefix_cache import PrefixCache
-from sloserve.sim.model.requests import FREE, PREEMPTED, RUNNING, ModelRequest, Requests
+from sloserve.sim.model.requests import BLOCKED, FREE, PREEMPTED, RUNNING, ModelRequest, Requests
+from sloserve.sim.model.step import Admitted, Batch, Limits
+from sloserve.sim.model.swap import ModelSwap
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.vllm_plugin.virtual.swap_worker import NOTHING, Told
 
 NONE: IntArray = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of one step. running: no admission while so many run. tokens: of the step. chunk: most of one request, 0
-    for any number.
-    """
-
-    running: int
-    tokens: int
-    chunk: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """What one step computes, as vLLM's SchedulerOutput. Arrays: ``[requests in the step]``, in its order.
-
-    requests: indices. tokens: how many each gets. computed: with KV before this step. samples: whether the step gives
-    the request a token. num_tokens: in all. admitted: indices of the requests that it admitted, in order.
-    """
-
-    requests: IntArray
-    tokens: IntArray
-    computed: IntArray
-    samples: BoolArray
-    num_tokens: int
-    admitted: list[int] = field(default_factory=list)
 
 
 class ModelScheduler:
@@ -53,7 +28,9 @@ class ModelScheduler:
     Between two steps ``running`` and ``waiting`` may be reordered, ``limits`` narrowed and ``paused`` set, as a plan
     asks; limits and pauses hold until they are set anew.
 
-    running, waiting: indices of requests, first served first. paused: indices of running requests to pass over.
+    running, waiting: indices of requests, first served first. holding: those that wait and hold KV, which is being
+    loaded or has been. arrived: those of them whose loads are known to be done. swap: ``None`` without swap space.
+    paused: indices of running requests to pass over.
     preempted: ids of the requests that were preempted, in order, until the reader clears it.
     """
 
@@ -64,15 +41,25 @@ class ModelScheduler:
         self.kv: KVBlocks = blocks(self.requests, settings.kv_blocks, settings.block_size)
         self.running = NONE
         self.waiting = NONE
+        self.holding: list[int] = []
+        self.arrived: set[int] = set()
+        self.swap: ModelSwap | None = None
         self.paused = NONE
         self.limits = Limits(settings.max_num_seqs, settings.max_num_batched_tokens)
         self.preempted: list[str] = []
         self._num_stale = 0  # requests with stale tokens
+        self._prefilling: set[int] = set()  # prompts that are unfinished, and loads; kept only with a swap
+        self._leaving: set[int] = set()  # ended while their KV was loaded
         self._untold = False  # requests ended; vLLM makes one more step to tell its workers
 
     def has_requests(self) -> bool:
         """Whether there is anything to schedule."""
-        return bool(self.running.size or self.waiting.size or self._untold)
+        return bool(self.running.size or self.waiting.size or self.holding or self._leaving or self._untold)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that do not run."""
+        return int(self.waiting.size) + len(self.holding)
 
     def add(self, requests: Sequence[ModelRequest]) -> None:
         """New requests queue up, in order of arrival."""
@@ -84,26 +71,29 @@ class ModelScheduler:
         """What the next step computes; it counts as done from now on, but for its output."""
         self._untold = False
         limits, counts = self.limits, self.requests
-        chunk = limits.chunk if self.running.size + self.waiting.size > 1 else 0
+        chunk = limits.chunk if self.running.size + self.num_waiting > 1 else 0
         budget = min(limits.tokens, self.settings.max_num_batched_tokens)
         running_before = self.running.size
         members, tokens = self._serve_running(budget, chunk)
         computed = counts.computed[members]
         admitted: list[int] = []
-        if self.waiting.size and self.running.size == running_before:
-            admitted, hits, chunks = self._admit(budget - int(np.add.reduce(tokens)), chunk)
+        if (self.waiting.size or self.holding) and self.running.size == running_before:
+            step = self._admit(budget - int(np.add.reduce(tokens)), chunk)
+            admitted = step.requests
             if admitted:
                 new = np.array(admitted, np.int64)
                 self.running = np.concatenate((self.running, new))
                 members = np.concatenate((members, new))
-                tokens = np.concatenate((tokens, np.array(chunks, np.int64)))
-                computed = np.concatenate((computed, np.array(hits, np.int64)))
+                tokens = np.concatenate((tokens, np.array(step.tokens, np.int64)))
+                computed = np.concatenate((computed, np.array(step.computed, np.int64)))
         after = computed + tokens
         counts.computed[members] = after
         counts.in_flight[members] += tokens
         placeholders = counts.placeholders[members]
         samples = after >= counts.tokens[members] + placeholders
         counts.placeholders[members] = placeholders + samples
+        if self._prefilling:
+            self._prefilling.difference_update(members[samples].tolist())
         return Batch(members, tokens, computed, samples, int(np.add.reduce(tokens)), admitted)
 
     def _serve_running(self, budget: int, chunk: int) -> tuple[IntArray, IntArray]:
@@ -167,54 +157,127 @@ class ModelScheduler:
                 kv.cache(int(members[row]), int(full[row]))
         return kept
 
-    def _admit(self, budget: int, chunk: int) -> tuple[list[int], list[int], list[int]]:
-        """Admits from the head of the queue: who, with how many tokens from the cache, and how many tokens of its own.
+    def _admit(self, budget: int, chunk: int) -> Admitted:
+        """Admits from the head of the queue.
 
         Requests whose output is in flight since before their preemption are passed over.
         """
-        counts, kv, block_size = self.requests, self.kv, self.settings.block_size
-        places = max(self.limits.running - self.running.size, 0)
-        admitted: list[int] = []
-        hits: list[int] = []
-        chunks: list[int] = []
+        counts, kv, swap = self.requests, self.kv, self.swap
+        step = Admitted(budget, max(self.limits.running - self.running.size, 0), chunk)
+        if self.holding and not self._admit_holding(step):
+            return step
         passed: list[int] = []
         looked_at = 0
         # No more than these are admitted or passed over.
-        for index in self.waiting[: places + self._num_stale].tolist():
-            if budget <= 0 or len(admitted) >= places:
+        most = step.places + self._num_stale + (0 if swap is None else swap.num_kept)
+        for index in self.waiting[:most].tolist():
+            if step.is_full:
                 break
             if self._num_stale and counts.stale[index]:
                 passed.append(index)
                 looked_at += 1
                 continue
-            tokens = int(counts.tokens[index])
             blocks = kv.lookup(index)
-            if not kv.fits(min(tokens, self.settings.max_model_len), blocks):
+            if swap is not None:
+                frontier = swap.frontier(index, len(blocks) * self.settings.block_size)
+                if frontier:
+                    if not self._load(step, index, blocks, frontier):
+                        break
+                    looked_at += 1
+                    continue
+            if not kv.fits(min(int(counts.tokens[index]), self.settings.max_model_len), blocks):
                 break
             looked_at += 1
-            hit = len(blocks) * block_size
-            new = tokens - hit
-            if 0 < chunk < new:
-                new = chunk
-            new = min(new, budget)
             kv.admit(index, blocks)
-            kv.take(index, blocks_of(hit + new, block_size) - len(blocks))
-            kv.cache(index, min(hit + new, tokens) // block_size)
-            budget -= new
-            counts.state[index] = RUNNING
+            if swap is not None:
+                swap.runs(index)
+            hit = len(blocks) * self.settings.block_size
             if not counts.preemptions[index]:
                 counts.found[index] = hit
-            admitted.append(index)
-            hits.append(hit)
-            chunks.append(new)
-        if admitted:
+            self._take_in(step, index, hit)
+        if looked_at > len(passed):
             rest = self.waiting[looked_at:]
             self.waiting = np.concatenate((np.array(passed, np.int64), rest)) if passed else rest
-        return admitted, hits, chunks
+        return step
+
+    def _take_in(self, step: Admitted, index: int, computed: int) -> None:
+        """A request that fits runs from now on; it has KV of its first ``computed`` tokens."""
+        counts, kv = self.requests, self.kv
+        tokens = int(counts.tokens[index])
+        new = tokens - computed
+        if 0 < step.chunk < new:
+            new = step.chunk
+        new = min(new, step.budget)
+        kv.take(index, blocks_of(computed + new, self.settings.block_size) - int(counts.blocks[index]))
+        kv.cache(index, min(computed + new, tokens) // self.settings.block_size)
+        step.budget -= new
+        counts.state[index] = RUNNING
+        if self.swap is not None and computed + new < tokens:
+            self._prefilling.add(index)
+        step.requests.append(index)
+        step.computed.append(computed)
+        step.tokens.append(new)
+
+    # KV that comes from elsewhere (vLLM's KV connectors): a request holds its blocks while its KV is loaded.
+
+    def _load(self, step: Admitted, index: int, hits: Sequence[int], frontier: int) -> bool:
+        """Gives a request the blocks of its first ``frontier`` tokens and has what is not in ``hits`` loaded; ``False``
+        if they do not fit.
+        """
+        counts, kv, swap = self.requests, self.kv, self.swap
+        assert swap is not None
+        full = min(int(counts.tokens[index]), self.settings.max_model_len)
+        # What loads makes no progress and cannot be preempted: it leaves room for all prompts that are unfinished.
+        if not (kv.fits(full, hits) and kv.fits(frontier, hits, self._reserved(step))):
+            return False
+        kv.admit(index, hits)
+        kv.take(index, blocks_of(frontier, self.settings.block_size) - len(hits))
+        swap.load(index, len(hits) * self.settings.block_size, frontier)
+        counts.computed[index] = frontier
+        counts.state[index] = BLOCKED
+        self._prefilling.add(index)
+        self.holding.append(index)
+        step.places = max(step.places - 1, len(step.requests))  # the one that it will run in
+        return True
+
+    def _reserved(self, step: Admitted) -> int:
+        """Blocks that unfinished prompts and loads still need, and running requests while a load runs."""
+        assert self.swap is not None
+        running = np.concatenate((self.requests.computed[self.running], np.array(step.computed, np.int64)))
+        growth = self.swap.control.growth_blocks(running)
+        members = np.fromiter(self._prefilling, np.int64)
+        tokens = np.minimum(self.requests.tokens[members], self.settings.max_model_len)
+        return (
+            int(np.maximum(blocks_of(tokens, self.settings.block_size) - self.requests.blocks[members], 0).sum())
+            + growth
+        )
+
+    def _admit_holding(self, step: Admitted) -> bool:
+        """Admits the requests whose KV has arrived, ahead of all others; ``False`` if admission ends with them."""
+        counts, kv, block_size = self.requests, self.kv, self.settings.block_size
+        waits: list[int] = []
+        for place, index in enumerate(self.holding):
+            fits = not step.is_full
+            if fits and counts.state[index] == BLOCKED:
+                if index not in self.arrived:
+                    waits.append(index)
+                    continue
+                self.arrived.discard(index)
+                counts.state[index] = PREEMPTED
+                kv.cache(index, int(counts.computed[index]) // block_size)
+            tokens = min(int(counts.tokens[index]), self.settings.max_model_len)
+            if not fits or blocks_of(tokens, block_size) - int(counts.blocks[index]) > kv.free:
+                self.holding = waits + self.holding[place:]
+                return False
+            self._take_in(step, index, int(counts.computed[index]))
+        self.holding = waits
+        return True
 
     def preempt(self, index: int) -> None:
         """Takes a request's KV and puts it in front of the queue; the caller takes it out of ``running``."""
         counts = self.requests
+        if self.swap is not None:
+            self._prefilling.discard(index)
         self.kv.release(index)
         counts.state[index] = PREEMPTED
         counts.computed[index] = counts.placeholders[index] = 0
@@ -230,11 +293,24 @@ class ModelScheduler:
         self._untold = True
         self.running = self.running[self.running != index]
         self.waiting = self.waiting[self.waiting != index]
+        if index in self.holding:
+            self.holding.remove(index)
 
     # Its output.
 
-    def update(self, batch: Batch) -> tuple[IntArray, list[int]]:
+    def update(self, batch: Batch, told: Told = NOTHING) -> tuple[IntArray, list[int]]:
         """Takes in the output of the oldest step in flight: who got a token, and who of them ended, in order."""
+        result = self._output(batch)
+        if self.swap is not None:
+            for index in self.swap.told(told):
+                if index in self._leaving:
+                    self._leaving.discard(index)
+                    self.kv.release(index)
+                else:
+                    self.arrived.add(index)
+        return result
+
+    def _output(self, batch: Batch) -> tuple[IntArray, list[int]]:
         counts = self.requests
         members, tokens, samples = batch.requests, batch.tokens, batch.samples
         alive = counts.state[members] != FREE
@@ -291,6 +367,13 @@ class ModelScheduler:
     def _end(self, index: int) -> None:
         counts = self.requests
         self._num_stale -= bool(counts.stale[index])
-        self.kv.release(index)
+        if self.swap is not None:
+            self._prefilling.discard(index)
+            self.swap.ended(index)
+        if counts.state[index] == BLOCKED and index not in self.arrived:
+            self._leaving.add(index)  # its load still writes to its blocks
+        else:
+            self.arrived.discard(index)
+            self.kv.release(index)
         self.kv.ended(index)
         counts.state[index] = FREE

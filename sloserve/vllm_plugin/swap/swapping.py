@@ -9,12 +9,11 @@ holds blocks, makes no progress, and cannot be preempted. So one begins only whe
   first that waits is loaded.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 from vllm.v1.request import Request
@@ -22,8 +21,8 @@ from vllm.v1.request import Request
 from sloserve.core.clock import Clock
 from sloserve.engine.link_clock import LinkClock
 from sloserve.engine.step_clock import StepClock
+from sloserve.engine.swap_control import LINK_BYTES_PER_S, SwapControl
 from sloserve.engine.swap_rule import SwapRule
-from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import SwapFacts
 from sloserve.vllm_plugin.engine import compat
@@ -31,9 +30,6 @@ from sloserve.vllm_plugin.engine.apply import Limits
 from sloserve.vllm_plugin.swap.connector import SwapConnector
 from sloserve.vllm_plugin.swap.messages import SwapReport
 from sloserve.vllm_plugin.swap.refusals import check_place
-
-LINK_BYTES_PER_S: Final = 20e9
-"""What a link is taken to carry until copies were timed: a PCIe 4.0 x16 slot, less what small blocks cost."""
 
 
 class Swapping:
@@ -55,10 +51,9 @@ class Swapping:
         self._scheduler, self._connector = scheduler, connector
         self._counters = connector.store.counters = counters
         self._steps, self._clock = steps, clock
-        self._ranks = connector.size.ranks
-        self._block_bytes = connector.size.block_bytes * self._ranks
-        self._link = LinkClock(LINK_BYTES_PER_S * self._ranks)
-        self._rule = SwapRule(swapping)
+        ranks = connector.size.ranks
+        link, block_bytes = LinkClock(LINK_BYTES_PER_S * ranks), connector.size.block_bytes * ranks
+        self._control = SwapControl(connector.store, block_bytes, SwapRule(swapping), link, steps, clock)
         self._loads: dict[str, Request] = {}  # from the start of the load until the request runs
         self._begun: list[Request] = []
         self._closed = False
@@ -105,15 +100,13 @@ class Swapping:
         blocks = compat.block_ids(self._scheduler, request)
         if not self._connector.update_state_before_preempt(request, blocks, tokens, worth_s):
             return False
-        size = blocks_of(tokens, self._scheduler.block_size) * self._block_bytes
-        self._link.out(size, self._clock.monotonic_s())
+        self._control.stores(blocks_of(tokens, self._scheduler.block_size))
         return True
 
     def _worth_s(self, request: Request, tokens: int) -> float | None:
         scheduler, now_s = self._scheduler, self._clock.monotonic_s()
         engine = compat.engine_facts(scheduler, len(scheduler.running), (), self._steps, now_s, self.promised)
-        engine = replace(engine, swap=self.facts())
-        return self._rule.worth_s(request.request_id, tokens, self._steps.decodes, engine, now_s)
+        return self._control.worth_s(request.request_id, tokens, replace(engine, swap=self.facts()))
 
     def _reason_against(self, request: Request) -> str | None:
         if self._closed:
@@ -161,38 +154,24 @@ class Swapping:
     def growth_blocks(self) -> int:
         """Blocks to keep free beside a load that begins now: what running requests grow by until it ends."""
         running = self._scheduler.running
-        if not running:
-            return 0
-        computed = np.array([request.num_computed_tokens for request in running], np.int64)
-        block_size = self._scheduler.block_size
-        load = StepLoad(decode_seqs=len(running), decode_context_tokens=int(computed.sum()))
-        step_s = self._steps.latency.step_s(load)
-        load_s = self.facts().in_s + self._link_s(block_size * self._block_bytes)
-        steps = min(1 + math.ceil(load_s / step_s) if step_s > 0.0 else block_size, block_size)
-        grown = blocks_of(computed + 1 + steps, block_size) - blocks_of(computed + 1, block_size)
-        return int(grown.sum()) + 1  # and the loaded request's own next token
-
-    def _link_s(self, num_bytes: int) -> float:
-        return num_bytes / self._link.bytes_per_s
+        return self._control.growth_blocks(np.array([request.num_computed_tokens for request in running], np.int64))
 
     def _load_begins(self, request: Request) -> None:
         self._loads[request.request_id] = request
         self._begun.append(request)
-        self._rule.has_turn(request.request_id, self._clock.monotonic_s())
         if self._limits is not None:
             self._limits.take_place()
-        tokens = self._connector.store.tokens_of(request.request_id)
-        size = blocks_of(tokens, self._scheduler.block_size) * self._block_bytes
-        self._link.in_(size, self._clock.monotonic_s())
+        self._control.loads(request.request_id)
 
     def scheduled(self, output: Any) -> None:
         """A step was scheduled. output: a ``SchedulerOutput``."""
-        for request_id in output.scheduled_cached_reqs.resumed_req_ids:
-            self._rule.has_turn(request_id, self._clock.monotonic_s())
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        if resumed:
+            self._control.admitted(i for i in output.num_scheduled_tokens if i in resumed)
 
     def ended(self, request: Request) -> None:
         """A request ended, in whatever way."""
-        self._rule.ended(request.request_id)
+        self._control.rule.ended(request.request_id)
 
     def before_output(self, output: Any) -> None:
         """Workers' results, before vLLM reads them: a load that was given up while it ran counts as failed.
@@ -228,17 +207,10 @@ class Swapping:
 
     def facts(self) -> SwapFacts:
         """The pool and the link, as of now."""
-        store = self._connector.store
-        facts = self._link.facts(
-            self._clock.monotonic_s(),
-            block_bytes=self._block_bytes,
-            total_blocks=store.host_blocks,
-            free_blocks=store.free_blocks,
-        )
-        return replace(facts, wait_s=self._rule.wait_s(self._clock.monotonic_s()))
+        return self._control.facts()
 
     def _reported(self, report: SwapReport) -> None:
         for direction, traffic in (("out", report.out), ("in", report.back)):
             if traffic.bytes:
                 self._copied(direction, traffic.bytes, traffic.seconds)
-                self._link.observed(traffic.bytes, traffic.seconds)
+        self._control.timed((report.out.bytes, report.out.seconds), (report.back.bytes, report.back.seconds))

@@ -17,7 +17,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.admission.admission import Admission
@@ -32,9 +32,11 @@ from sloserve.settings import KEY, plugin_settings
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
+from sloserve.vllm_plugin.swap.messages import SwapReport, Traffic
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
 from sloserve.vllm_plugin.virtual.loop import EventLoop
+from sloserve.vllm_plugin.virtual.swap_worker import NOTHING, SwapWorker, Told
 from sloserve.vllm_plugin.virtual.vllm_config import VOCABULARY, scheduler_arguments
 from sloserve.wire.xargs import to_xargs, with_length
 
@@ -66,6 +68,7 @@ class _Batch:
     sampling: list[str]
     end_s: float
     planning_s: float
+    told: Told
 
     @property
     def num_tokens(self) -> int:
@@ -91,7 +94,10 @@ class VirtualEngine(EventLoop):
     ) -> None:
         lengths = None if additional_config is None else plugin_settings(additional_config).make_lengths()
         super().__init__(settings, profile, VirtualFrontEnd(settings, admission, lengths), noise)
-        arguments = scheduler_arguments(settings, additional_config or {})
+        if additional_config is not None:
+            self._swap_worker = SwapWorker.of(settings, profile)
+        block_bytes = None if self._swap_worker is None else profile.kv_bytes_per_token * settings.block_size
+        arguments = scheduler_arguments(settings, additional_config or {}, block_bytes)
         self.scheduler: Any
         if additional_config is None:
             self.scheduler = AsyncScheduler(**arguments)
@@ -127,7 +133,11 @@ class VirtualEngine(EventLoop):
             requests=[self._done[r.request_id] for r in requests],
             steps=self._step_log(),
             timing=self._timing(wall_s, getattr(self.scheduler, "plan_costs_s", None) or ()),
-            counters={**self._counters, **getattr(self.scheduler, "slo_counters", {})},
+            counters={
+                **self._counters,
+                **getattr(self.scheduler, "slo_counters", {}),
+                **self._swap_counters(getattr(self.scheduler.connector, "store", None)),
+            },
             token_budget=self._settings.max_num_batched_tokens,
         )
 
@@ -168,16 +178,21 @@ class VirtualEngine(EventLoop):
         self._stages.scheduled(admitted_ids(output), self._preempted, getattr(scheduler, "slo_paused", ()), start_s)
         if self.on_step is not None:
             self.on_step(output)
+        told = NOTHING
+        if self._swap_worker is not None:
+            orders = output.kv_connector_metadata
+            loads = [(copy.request_id, copy.host_ids) for copy in orders.loads]
+            told = self._swap_worker.step([copy.host_ids for copy in orders.stores], loads, start_s)
         if not output.total_num_scheduled_tokens:
             self._counters["empty_steps"] += 1
-            return _Batch(output, [], start_s, planning_s)
+            return _Batch(output, [], start_s + told.longer_s, planning_s, told)
         load, sampling = self._inspect(output)
-        duration_s = self._duration_s(load)
+        duration_s = self._duration_s(load) + told.longer_s
         end_s = start_s + duration_s
         used = 1.0 - compat.free_blocks(scheduler) / self._settings.kv_blocks
         running, waiting = scheduler.get_request_counts()
         self._steps.append((end_s, duration_s, output.total_num_scheduled_tokens, running, waiting, used))
-        return _Batch(output, sampling, end_s, planning_s)
+        return _Batch(output, sampling, end_s, planning_s, told)
 
     def _inspect(self, output: Any) -> tuple[StepLoad, list[str]]:
         """The step's load, and the requests that get a token from it."""
@@ -228,6 +243,11 @@ class VirtualEngine(EventLoop):
                 tokens[index[request_id]] = _LAST
                 ending.append(live)
         result = ModelRunnerOutput(req_ids=ids, req_id_to_index=index, sampled_token_ids=tokens)
+        if batch.told is not NOTHING:
+            report = SwapReport(out=Traffic(*batch.told.out), back=Traffic(*batch.told.back))
+            result.kv_connector_output = KVConnectorOutput(
+                finished_recving=set(batch.told.loaded), kv_connector_worker_meta=report or None
+            )
         preemptions = [scheduler.requests[live.workload.request_id].num_preemptions for live in ending]
         scheduler.update_from_output(batch.output, result)
         for live, count in zip(ending, preemptions, strict=True):
@@ -248,7 +268,8 @@ class VirtualEngine(EventLoop):
         times_s = np.array(live.token_times_s)
         predicted = self._front_end.predicted(item.request_id)
         stages = self._stages.ended(item.request_id, live.token_times_s[-1]) if outcome is Outcome.COMPLETED else None
-        log = RequestLog(item, outcome, times_s, num_preemptions, live.recomputed, predicted, stages)
+        swaps = self._num_swaps(item.request_id)
+        log = RequestLog(item, outcome, times_s, num_preemptions, live.recomputed, predicted, stages, swaps)
         self._front_end.ended(item.request_id, log.latency, times_s.size, self._clock.now_s())
         self._done[item.request_id] = log
         self._num_ended += 1

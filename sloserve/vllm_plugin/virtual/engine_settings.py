@@ -1,8 +1,13 @@
 """Size and limits of a virtual engine. Imports nothing of vllm, so that they can be checked before it is loaded."""
 
+import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from sloserve.core.errors import ConfigError
+
+Swapping = Literal["cost", "always"]
+"""What becomes of a preempted request's KV where there is swap space; as in the server's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +17,9 @@ class EngineSettings:
     kv_blocks: blocks a request can use (vLLM keeps one more for itself). block_size: tokens a block.
     max_num_queued_reqs, max_num_queued_tokens: vLLM's own caps, on requests in flight and on prompt tokens of those
     that have no output yet; ``None`` for none.
+
+    swap_space_gib: host memory for the KV of preempted requests, 0 for none. link_gb_per_s: 1e9 bytes a second of the
+    link to it, in each direction; ``None`` for the profile's. swapping: who is copied to it, not computed again.
     """
 
     kv_blocks: int
@@ -22,6 +30,9 @@ class EngineSettings:
     enable_prefix_caching: bool = False
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
+    swap_space_gib: float = 0.0
+    link_gb_per_s: float | None = None
+    swapping: Swapping = "cost"
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -30,6 +41,12 @@ class EngineSettings:
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name}: {getattr(self, name)} is not a whole number from 0")
+        if not 0.0 <= self.swap_space_gib < math.inf:
+            raise ConfigError(f"swap_space_gib: {self.swap_space_gib} is not a number of GiB from 0")
+        if self.link_gb_per_s is not None and not 0.0 < self.link_gb_per_s < math.inf:
+            raise ConfigError(f"link_gb_per_s: {self.link_gb_per_s} is not a number of GB/s above 0")
+        if self.swapping not in get_args(Swapping):
+            raise ConfigError(f"swapping: {self.swapping!r} is not one of {', '.join(get_args(Swapping))}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(  # as vLLM refuses to start
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is below max_num_seqs, {self.max_num_seqs}; a "

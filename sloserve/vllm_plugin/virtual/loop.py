@@ -22,11 +22,13 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, StepLog
 from sloserve.engine.stages import Stages
+from sloserve.engine.swap_store import SwapStore
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
+from sloserve.vllm_plugin.virtual.swap_worker import SwapWorker, Told
 
 _BATCH_QUEUE = 2
 _MAX_EMPTY_STEPS = 1000
@@ -36,7 +38,9 @@ as lost.
 
 
 class Dispatched(Protocol):
-    """A step on its way. num_tokens: that it computes. planning_s: that planning for it took of the engine's time."""
+    """A step on its way. num_tokens: that it computes. planning_s: that planning for it took of the engine's time.
+    told: what it finds of copies between device and host.
+    """
 
     @property
     def num_tokens(self) -> int: ...
@@ -44,6 +48,8 @@ class Dispatched(Protocol):
     def end_s(self) -> float: ...
     @property
     def planning_s(self) -> float: ...
+    @property
+    def told(self) -> Told: ...
 
 
 class EventLoop(ABC):
@@ -73,6 +79,7 @@ class EventLoop(ABC):
         self._steps: list[tuple[float, float, int, int, int, float]] = []
         self._schedule_s: list[float] = []
         self._counters: Counter[str] = Counter()
+        self._swap_worker: SwapWorker | None = None
 
     @abstractmethod
     def _has_requests(self) -> bool:
@@ -131,7 +138,10 @@ class EventLoop(ABC):
     @property
     def _wakes_at(self) -> float:
         """When something comes, other than the end of a step, that an engine with nothing to do can go on with."""
-        return max(self._now_s, self._arriving[0][0]) if self._arriving else math.inf
+        at = self._arriving[0][0] if self._arriving else math.inf
+        if self._swap_worker is not None:
+            at = min(at, self._swap_worker.next_s)
+        return max(self._now_s, at)
 
     def advance(self) -> None:
         """The next event, at time :attr:`at`. Without one, nothing."""
@@ -154,6 +164,8 @@ class EventLoop(ABC):
         # The front end works while the engine does: it decides before it sees this batch's tokens.
         self._arrive()
         self._apply(batch, self._now_s)
+        if batch.told.loaded:
+            self._empty = 0
         empty = self._empty
         if not empty or (self._batches and empty <= 2 * _BATCH_QUEUE):
             return True
@@ -241,6 +253,17 @@ class EventLoop(ABC):
         if not self._profile.within_grid(load):
             self._counters["extrapolated_steps"] += 1
         return duration_s if self._noise is None else duration_s * self._noise.factor(len(self._steps))
+
+    def _swap_counters(self, store: SwapStore | None) -> dict[str, int]:
+        """What was sent over the link and most that the pool kept, in bytes; empty without swap space."""
+        worker = self._swap_worker
+        if worker is None or store is None:
+            return {}
+        peak_bytes = store.peak_blocks * worker.block_bytes
+        return {"swap_bytes_out": worker.bytes_out, "swap_bytes_in": worker.bytes_in, "swap_peak_bytes": peak_bytes}
+
+    def _num_swaps(self, request_id: str) -> int:
+        return 0 if self._swap_worker is None else self._swap_worker.loads[request_id]
 
     def _timing(self, wall_s: float, plan_costs_s: Sequence[float]) -> dict[str, float]:
         costs_s = plan_costs_s or [0.0]

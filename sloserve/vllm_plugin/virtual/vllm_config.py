@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 from vllm.v1.structured_output import StructuredOutputManager
 
+from sloserve.vllm_plugin.server.swap_space import CONNECTOR, MODULE
+from sloserve.vllm_plugin.swap.regions import SPACE_KEY
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 VOCABULARY = 1024
@@ -55,18 +57,35 @@ def _base_config(settings: EngineSettings) -> VllmConfig:
     return config
 
 
-def scheduler_arguments(settings: EngineSettings, additional_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments with which vLLM's scheduler, or ours, can be built without an engine."""
+def scheduler_arguments(
+    settings: EngineSettings, additional_config: Mapping[str, Any], block_bytes: int | None = None
+) -> dict[str, Any]:
+    """Keyword arguments with which vLLM's scheduler, or ours, can be built without an engine.
+
+    block_bytes: of a KV block, to be swapped to the swap space of ``settings``; ``None`` for no swapping.
+    """
     config = copy.copy(_base_config(settings))
     config.additional_config = dict(additional_config)
     # Limits are narrowed on this object for a step at a time: each scheduler gets its own.
     config.scheduler_config = copy.copy(config.scheduler_config)
     spec = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float16)
+    tensors = []
+    if block_bytes is not None:
+        # What the connector reads of a cache: how many bytes a block has.
+        size = (settings.kv_blocks + 1) * block_bytes
+        tensors = [KVCacheTensor(size=size, layers=["layer"], layer_stride=size, block_stride=block_bytes)]
+        config.kv_transfer_config = KVTransferConfig(
+            kv_connector=CONNECTOR,
+            kv_connector_module_path=MODULE,
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config={SPACE_KEY: settings.swap_space_gib},
+        )
     return {
         "vllm_config": config,
         "kv_cache_config": KVCacheConfig(
             num_blocks=settings.kv_blocks + 1,
-            kv_cache_tensors=[],
+            kv_cache_tensors=tensors,
             kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
         ),
         "structured_output_manager": StructuredOutputManager(config),

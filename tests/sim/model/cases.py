@@ -20,6 +20,7 @@ SLOTS = EngineSettings(kv_blocks=4000, max_num_seqs=12, max_num_batched_tokens=5
 SCARCE = EngineSettings(kv_blocks=260, max_num_seqs=32, max_num_batched_tokens=512, max_model_len=4096)
 LONG = EngineSettings(kv_blocks=2000, max_num_seqs=24, max_num_batched_tokens=256, max_model_len=8192)
 WIDE = EngineSettings(kv_blocks=3000, max_num_seqs=48, max_num_batched_tokens=4096, max_model_len=8192)
+SWAPPED = replace(SCARCE, swap_space_gib=0.2, link_gb_per_s=2.0, swapping="always")
 CACHED = EngineSettings(
     kv_blocks=1100, max_num_seqs=24, max_num_batched_tokens=1024, max_model_len=8192, enable_prefix_caching=True
 )
@@ -86,7 +87,7 @@ class Case:
             name: {"rank": rank, "aged_after_s": self.aged_after_s, "tpot_ms": 30.0, "ttft_ms": 400.0}
             for rank, name in enumerate(names)
         }
-        return {"sloserve": {"policy": self.policy, "classes": classes}}
+        return {"sloserve": {"policy": self.policy, "classes": classes, "swapping": self.settings.swapping}}
 
 
 def cases() -> Iterator[Case]:
@@ -101,5 +102,11 @@ def cases() -> Iterator[Case]:
         yield Case("step-budget", policy, WIDE, generated("multiround", 60, 30.0, 7))
     for policy in (None, "edf", "econo:length=oracle", "chaos"):
         yield Case("prefix-cache", policy, CACHED, chats_in_rounds(100, 25.0, 4))
+    for policy in ("fcfs", "edf:preempt_margin_s=0.1", "andes"):
+        yield Case("swap", policy, SWAPPED, generated("sharegpt-bursts", 60, 20.0, 2))
+    by_cost = replace(SCARCE, swap_space_gib=4.0, link_gb_per_s=0.5)
+    yield Case("swap-by-cost", "chaos:pause=0.3", by_cost, generated("sharegpt-bursts", 40, 20.0, 2))
+    several = replace(CACHED, kv_blocks=520, swap_space_gib=1.0, link_gb_per_s=1.0, swapping="always")
+    yield Case("swap-prefix-cache", "chaos", several, chats_in_rounds(40, 25.0, 4))
     yield Case("pauses", "chaos:pause=0.9", SCARCE, generated("alpaca-poisson", 80, 60.0, 5))
     yield Case("reused-plans", "andes", SCARCE, generated("reading-speed-gamma3", 80, 25.0, 6), plan_cost_us=3000.0)

@@ -24,6 +24,8 @@ def test_every_step_is_vllms(case: Case) -> None:
     assert difference(real, run_model(case)) is None
     if case.name in ("kv-scarce", "pauses"):
         assert any(step.preempted for step in real.steps)
+    if case.settings.swap_space_gib:
+        assert real.log is not None and real.log.counters["swap_loads"] > 5
 
 
 POLICIES = (None, "edf:preempt_margin_s=0.1", "sjf:preempt=true:length=oracle", "chaos", "chaos:pause=0.8")
@@ -52,6 +54,9 @@ def small_cases(draw: st.DrawFn) -> Case:
         max_num_batched_tokens=draw(st.sampled_from([16, 48, 200])),
         max_model_len=MODEL_LEN,
         enable_prefix_caching=draw(st.booleans()),
+        swap_space_gib=draw(st.sampled_from([0.0, 0.01, 0.1])),
+        link_gb_per_s=draw(st.sampled_from([0.05, 1.0])),
+        swapping=draw(st.sampled_from(["cost", "always"])),
     )
     gone = draw(st.lists(st.sampled_from(requests), max_size=3, unique_by=lambda r: r.request_id))
     aborts = {r.request_id: r.arrival_s + draw(st.sampled_from([0.0, 0.004, 0.03])) for r in gone}

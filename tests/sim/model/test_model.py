@@ -34,6 +34,9 @@ def test_every_request_ends_once_with_its_tokens(policy: str | None, seeds: rang
             max_num_batched_tokens=int(rng.choice([16, 48, 200])),
             max_model_len=MODEL_LEN,
             enable_prefix_caching=bool(seed % 2),
+            swap_space_gib=float(rng.choice([0.0, 0.02, 1.0])),
+            link_gb_per_s=1.0,
+            swapping="always",
         )
         config = None if policy is None else {"sloserve": {"policy": policy, "seed": seed}}
         engine = ModelEngine(settings, load_profile("h100-llama3-8b"), config)
@@ -48,6 +51,7 @@ def test_every_request_ends_once_with_its_tokens(policy: str | None, seeds: rang
         scheduler = engine.scheduler
         assert scheduler.kv.free == settings.kv_blocks
         assert not scheduler.has_requests() and not scheduler.requests.blocks.any()
+        assert scheduler.swap is None or not scheduler.swap.control.store.used_blocks
         assert int(log.steps.scheduled_tokens.max()) <= settings.max_num_batched_tokens
 
 

@@ -1,0 +1,90 @@
+"""The scheduler's part in swapping that is the same in every engine: pool, link, and what a load has to leave free."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from sloserve.core.arrays import IntArray
+from sloserve.core.clock import Clock
+from sloserve.engine.link_clock import LinkClock
+from sloserve.engine.step_clock import StepClock
+from sloserve.engine.swap_rule import SwapRule
+from sloserve.engine.swap_store import SwapStore
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.lso.blocks import blocks_of
+from sloserve.lso.plan import EngineFacts, SwapFacts
+
+LINK_BYTES_PER_S: Final = 20e9
+"""What a link is taken to carry until copies were timed: a PCIe 4.0 x16 slot, less what small blocks cost."""
+
+
+class SwapControl:
+    """Times are seconds of the monotonic clock.
+
+    Args:
+        block_bytes: of one KV block, over all layers and ranks.
+        link: predicts when copies end.
+    """
+
+    def __init__(
+        self, store: SwapStore, block_bytes: int, rule: SwapRule, link: LinkClock, steps: StepClock, clock: Clock
+    ) -> None:
+        self.store, self.rule, self.link = store, rule, link
+        self._block_bytes = block_bytes
+        self._steps, self._clock = steps, clock
+
+    def worth_s(self, request_id: str, tokens: int, engine: EngineFacts) -> float | None:
+        """A request is preempted that has KV of so many tokens: what it is worth to keep it, ``None`` if it is not.
+
+        engine: with ``swap``.
+        """
+        return self.rule.worth_s(request_id, tokens, self._steps.decodes, engine, self._clock.monotonic_s())
+
+    def stores(self, num_blocks: int) -> None:
+        """So many blocks go to the host."""
+        self.link.out(num_blocks * self._block_bytes, self._clock.monotonic_s())
+
+    def loads(self, request_id: str) -> None:
+        """What is kept for a request comes back."""
+        self.rule.has_turn(request_id, self._clock.monotonic_s())
+        size = blocks_of(self.store.tokens_of(request_id), self.store.block_size) * self._block_bytes
+        self.link.in_(size, self._clock.monotonic_s())
+
+    def admitted(self, request_ids: Iterable[str]) -> None:
+        """These run from now on."""
+        for request_id in request_ids:
+            self.rule.has_turn(request_id, self._clock.monotonic_s())
+
+    def timed(self, *traffic: tuple[int, float]) -> None:
+        """Copies of so many bytes took so many seconds, one pair a direction."""
+        for num_bytes, seconds in traffic:
+            self.link.observed(num_bytes, seconds)
+
+    def growth_blocks(self, computed: IntArray) -> int:
+        """Blocks to keep free beside a load that begins now: what running requests grow by until it ends.
+
+        computed: ``[running]``, tokens with KV.
+        """
+        if not computed.size:
+            return 0
+        block_size = self.store.block_size
+        load = StepLoad(decode_seqs=computed.size, decode_context_tokens=int(computed.sum()))
+        step_s = self._steps.latency.step_s(load)
+        load_s = self.facts().in_s + block_size * self._block_bytes / self.link.bytes_per_s
+        steps = min(1 + math.ceil(load_s / step_s) if step_s > 0.0 else block_size, block_size)
+        grown: IntArray = blocks_of(computed + 1 + steps, block_size) - blocks_of(computed + 1, block_size)
+        return int(np.add.reduce(grown)) + 1  # and the loaded request's own next token
+
+    def facts(self) -> SwapFacts:
+        """The pool and the link, as of now."""
+        store = self.store
+        facts = self.link.facts(
+            self._clock.monotonic_s(),
+            block_bytes=self._block_bytes,
+            total_blocks=store.host_blocks,
+            free_blocks=store.free_blocks,
+        )
+        return replace(facts, wait_s=self.rule.wait_s(self._clock.monotonic_s()))

@@ -1,0 +1,51 @@
+"""What one step of a model engine may do, which requests it admits, and what it computes."""
+
+from dataclasses import dataclass, field
+
+from sloserve.core.arrays import BoolArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one step. running: no admission while so many run. tokens: of the step. chunk: most of one request, 0
+    for any number.
+    """
+
+    running: int
+    tokens: int
+    chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """What one step computes, as vLLM's SchedulerOutput. Arrays: ``[requests in the step]``, in its order.
+
+    requests: indices. tokens: how many each gets. computed: with KV before this step. samples: whether the step gives
+    the request a token. num_tokens: in all. admitted: indices of the requests that it admitted, in order.
+    """
+
+    requests: IntArray
+    tokens: IntArray
+    computed: IntArray
+    samples: BoolArray
+    num_tokens: int
+    admitted: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Admitted:
+    """What a step admits. budget: tokens that are left for it. places: how many requests. chunk: as in Limits.
+
+    requests: indices, in order. computed: tokens with KV. tokens: that the step computes.
+    """
+
+    budget: int
+    places: int
+    chunk: int
+    requests: list[int] = field(default_factory=list)
+    computed: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def is_full(self) -> bool:
+        return self.budget <= 0 or len(self.requests) >= self.places

@@ -1,0 +1,91 @@
+"""Swapping in the model engine: what ``Swapping`` and ``SwapConnector`` do on the scheduler's side beside live vLLM.
+
+The same store, rule and link clock; see :mod:`sloserve.vllm_plugin.swap.swapping` for which load may begin when.
+"""
+
+from collections.abc import Sequence
+
+from sloserve.engine.swap_control import SwapControl
+from sloserve.scheduler.policy import EngineFacts
+from sloserve.sim.model.requests import ModelRequest, Requests
+from sloserve.vllm_plugin.virtual.swap_worker import Load, Told
+
+
+class ModelSwap:
+    """KV of preempted requests in host memory.
+
+    begun: requests whose loads the last step began.
+    """
+
+    def __init__(self, requests: Requests, control: SwapControl) -> None:
+        self._requests = requests
+        self.control = control
+        self._kept: set[int] = set()
+        self._loading: dict[str, int] = {}
+        self._stores: list[Sequence[int]] = []
+        self._loads: list[Load] = []
+        self.begun: list[ModelRequest] = []
+
+    @property
+    def num_kept(self) -> int:
+        """No fewer requests than wait with KV in the pool."""
+        return len(self._kept)
+
+    def take(self) -> tuple[list[Sequence[int]], list[Load]]:
+        """The copies that the next step begins: host blocks of those to the host, and those back."""
+        taken = self._stores, self._loads
+        self._stores, self._loads = [], []
+        return taken
+
+    def before_preempt(self, index: int, engine: EngineFacts) -> None:
+        """The request loses its blocks next."""
+        request_id, tokens = self._requests.handles[index].request_id, int(self._requests.computed[index])
+        worth_s = self.control.worth_s(request_id, tokens, engine)
+        if worth_s is None:
+            self.control.store.counters["swap_refused_cost"] += 1
+            return
+        host_ids = self.control.store.store(request_id, tokens, worth_s)
+        if host_ids is not None:
+            self.control.stores(len(host_ids))
+            self._stores.append(host_ids)
+            self._kept.add(index)
+
+    def frontier(self, index: int, hit: int) -> int:
+        """Tokens whose KV the request has once it is loaded, of which it finds ``hit`` in the prefix cache; 0 where
+        there is nothing to load.
+        """
+        if index not in self._kept:
+            return 0
+        counts = self._requests
+        frontier = self.control.store.frontier(counts.handles[index].request_id, int(counts.tokens[index]))
+        return frontier if frontier > hit else 0
+
+    def load(self, index: int, hit: int, frontier: int) -> None:
+        """The request has its blocks; those behind ``hit`` are loaded."""
+        request = self._requests.handles[index]
+        self._loads.append((request.request_id, self.control.store.load(request.request_id, hit, frontier)))
+        self.control.loads(request.request_id)
+        self._loading[request.request_id] = index
+        self._kept.discard(index)
+        self.begun.append(request)
+
+    def runs(self, index: int) -> None:
+        """The request runs without what is kept for it: the prefix cache has it all."""
+        if index in self._kept:
+            self._drop(index, "found_elsewhere")
+
+    def told(self, told: Told) -> list[int]:
+        """What the worker says with a step's output; returns the requests whose loads are done."""
+        for request_id in told.loaded:
+            self.control.store.loaded(request_id)
+        self.control.timed(told.out, told.back)
+        return [self._loading.pop(request_id) for request_id in told.loaded]
+
+    def ended(self, index: int) -> None:
+        """The request will not come back."""
+        self._drop(index, "ended")
+        self.control.rule.ended(self._requests.handles[index].request_id)
+
+    def _drop(self, index: int, reason: str) -> None:
+        self._kept.discard(index)
+        self.control.store.drop(self._requests.handles[index].request_id, reason)
