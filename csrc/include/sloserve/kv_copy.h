@@ -25,9 +25,9 @@ namespace detail {
 // A thread is worth its start from about this many bytes on.
 inline constexpr std::int64_t kKvChunkBytes = 1 << 20;
 
-#ifdef __SSE2__
 inline constexpr std::size_t kKvLine = 64;
 
+#ifdef __SSE2__
 inline void kv_stream_line(unsigned char* to, const unsigned char* from) {
   const auto* source = reinterpret_cast<const __m128i*>(from);
   auto* target = reinterpret_cast<__m128i*>(to);
@@ -53,23 +53,56 @@ std::size_t kv_stream_spans(unsigned char* to, const unsigned char* from, std::s
 }
 #endif
 
+struct KvMove {
+  unsigned char* to;
+  const unsigned char* from;
+  std::size_t bytes;
+};
+
+// How many bytes come before the first whole line of the target.
+inline std::size_t kv_head(const KvMove& move) {
+  return std::min((kKvLine - reinterpret_cast<std::uintptr_t>(move.to) % kKvLine) % kKvLine, move.bytes);
+}
+
 // memcpy whose stores pass the caches by, where the CPU has such stores: what is swapped is not read soon, and ordinary
 // stores would read each line before they write it. memcpy of libc does so too, but only for pieces of many MiB.
 // Before another thread reads what was written, kv_stores_done() orders it.
-inline void kv_stream_copy(unsigned char* to, const unsigned char* from, std::size_t bytes) {
+inline void kv_stream_copy(const KvMove& move) {
   std::size_t done = 0;
 #ifdef __SSE2__
   constexpr std::size_t kPage = 4096;
-  const std::size_t head = (kKvLine - reinterpret_cast<std::uintptr_t>(to) % kKvLine) % kKvLine;
-  if (bytes >= head + 4 * kKvLine) {
-    std::memcpy(to, from, head);
-    done = head;
-    done += kv_stream_spans<4, kPage>(to + done, from + done, bytes - done);
-    done += kv_stream_spans<2, kPage>(to + done, from + done, bytes - done);
-    done += kv_stream_spans<1, kKvLine>(to + done, from + done, bytes - done);
-  }
+  done = kv_head(move);
+  std::memcpy(move.to, move.from, done);
+  done += kv_stream_spans<4, kPage>(move.to + done, move.from + done, move.bytes - done);
+  done += kv_stream_spans<2, kPage>(move.to + done, move.from + done, move.bytes - done);
+  done += kv_stream_spans<1, kKvLine>(move.to + done, move.from + done, move.bytes - done);
 #endif
-  std::memcpy(to + done, from + done, bytes - done);
+  std::memcpy(move.to + done, move.from + done, move.bytes - done);
+}
+
+// Short moves, a few at once: see kv_stream_spans.
+inline constexpr std::size_t kKvMovesAtOnce = 4;
+
+inline void kv_stream_together(const KvMove (&moves)[kKvMovesAtOnce]) {
+#ifdef __SSE2__
+  std::size_t lines = moves[0].bytes / kKvLine, head[kKvMovesAtOnce];
+  for (std::size_t i = 0; i < kKvMovesAtOnce; ++i) {
+    head[i] = kv_head(moves[i]);
+    std::memcpy(moves[i].to, moves[i].from, head[i]);
+    lines = std::min(lines, (moves[i].bytes - head[i]) / kKvLine);
+  }
+  for (std::size_t at = 0; at < lines * kKvLine; at += kKvLine) {
+    for (std::size_t i = 0; i < kKvMovesAtOnce; ++i) {
+      kv_stream_line(moves[i].to + head[i] + at, moves[i].from + head[i] + at);
+    }
+  }
+  for (std::size_t i = 0; i < kKvMovesAtOnce; ++i) {
+    const std::size_t done = head[i] + lines * kKvLine;
+    kv_stream_copy({moves[i].to + done, moves[i].from + done, moves[i].bytes - done});
+  }
+#else
+  for (const KvMove& move : moves) kv_stream_copy(move);
+#endif
 }
 
 inline void kv_stores_done() {
@@ -80,17 +113,26 @@ inline void kv_stores_done() {
 
 inline void copy_pairs(const KvLayout& layout, const std::vector<KvPair>& pairs, std::size_t first, std::size_t last,
                        unsigned char* pool, bool to_host) {
+  constexpr std::size_t kShort = 4 * 4096;  // longer ones are copied in several spans at once anyway
+  KvMove waiting[kKvMovesAtOnce];
+  std::size_t held = 0;
   for (std::size_t i = first; i < last;) {
     const std::size_t blocks = layout.dense() ? kv_run_length(pairs, i, last, true) : 1;
     for (const KvPlacedRegion& placed : layout.regions()) {
       const KvRun run = kv_run(placed, pairs[i].device, pairs[i].host, layout.block_bytes());
       auto* cache = reinterpret_cast<unsigned char*>(run.cache);
       auto* packed = pool + run.packed;
-      const std::size_t bytes = static_cast<std::size_t>(run.bytes) * blocks;
-      kv_stream_copy(to_host ? packed : cache, to_host ? cache : packed, bytes);
+      const KvMove move{to_host ? packed : cache, to_host ? cache : packed, static_cast<std::size_t>(run.bytes) * blocks};
+      if (move.bytes >= kShort) {
+        kv_stream_copy(move);
+        continue;
+      }
+      waiting[held] = move;
+      if (++held == kKvMovesAtOnce) kv_stream_together(waiting), held = 0;
     }
     i += blocks;
   }
+  for (std::size_t i = 0; i < held; ++i) kv_stream_copy(waiting[i]);
   kv_stores_done();
 }
 
