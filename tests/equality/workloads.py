@@ -1,7 +1,7 @@
 """The requests that are served. All are greedy: a request's output depends on nothing but its prompt and parameters."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.equality.lora import ADAPTERS
@@ -103,8 +103,19 @@ def crowded_lora() -> list[Job]:
     return lora(ADAPTERS)
 
 
+def many() -> list[Job]:
+    """Two hundred requests of all kinds, which arrive as fast as others end."""
+    base, jobs = mixed(), []
+    for i in range(200):
+        job = base[i % len(base)]
+        prompt = (SHARED if i % 2 else "") + f"Request {i}: " + "tell me about the sea. " * (i % 4)
+        jobs.append(replace(job, name=f"{job.name}-{i}", prompt=prompt, at_step=0 if i < 8 else 4 * (i - 7)))
+    return jobs
+
+
 WORKLOADS: dict[str, Callable[[], list[Job]]] = {
     "mixed": mixed,
+    "many": many,
     "aborts": aborts,
     "lora": lora,
     "crowded-lora": crowded_lora,
