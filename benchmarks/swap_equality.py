@@ -1,17 +1,19 @@
 """Does any output change, or any token get computed twice, where preempted requests keep their KV in host memory?
 
 Every policy with every means it has, on real CPU engines of the tiny model: synchronous and two steps deep, with a
-prefix cache and without. 200 requests of all kinds (free text, n = 2, structured output) on eight slots and 16 KV blocks, with
-160 host blocks. Stock vLLM's outputs, without swapping, are the measure; it is the first row of each engine.
+prefix cache and without. 200 requests of all kinds (free text, n = 2, structured output) on eight slots and 16 KV
+blocks, with 160 host blocks. Stock vLLM's outputs, without swapping, are the measure; it is the first row of each
+engine.
 
-An engine at a time is enough: runs of other engines in the folder's runs.csv stay.
+One engine, or some policies, can be run at a time: other runs in the folder's runs.csv stay.
 
-    python benchmarks/swap_equality.py [--engine async-cache] [--out benchmarks/results/swap-equality]
+    python benchmarks/swap_equality.py [--engine async-cache] [--part 1/2] [--out benchmarks/results/swap-equality]
 """
 
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +40,13 @@ ENGINES = {
 COLUMNS = ("steps", "paused", "preempted", "swapped_out", "swapped_in", "computed", "twice", "of_requests", "causes")
 
 
-def run(name: str, config: EngineConfig) -> list[dict[str, Any]]:
-    """Stock, then every subject, on one engine."""
+def run(name: str, config: EngineConfig, subjects: Sequence[Subject]) -> list[dict[str, Any]]:
+    """Stock, then every one of ``subjects``, on one engine."""
     with started(config) as engine, tempfile.TemporaryDirectory() as folder:
         engine.use_stock()
         stock = serve(engine, WORKLOADS["many"](), ManualClock(), Path(folder))
         rows = [row(f"{name} stock", engine, stock, stock)]
-        for subject in SUBJECTS:
+        for subject in subjects:
             served = swapped(engine, subject, Path(folder))
             rows.append(row(f"{name} {subject.name}", engine, served, stock))
             print(rows[-1], flush=True)
@@ -99,16 +101,18 @@ def table(runs: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=ENGINES, help="one of the engines; all are the default")
+    parser.add_argument("--part", default="1/1", help="which part of the policies, of how many")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/swap-equality")
     given = parser.parse_args()
+    part, parts = map(int, given.part.split("/"))
     path = given.out / RUNS_CSV
-    runs: list[dict[str, Any]] = [dict(one) for one in read_runs(path)] if path.exists() else []
+    runs = {str(one["policy"]): dict(one) for one in read_runs(path)} if path.exists() else {}
+    order = [f"{engine} {name}" for engine in ENGINES for name in ("stock", *(one.name for one in SUBJECTS))]
     for name in [given.engine] if given.engine else ENGINES:
-        kept = [one for one in runs if str(one["policy"]).split()[0] != name]
-        runs = kept + run(name, ENGINES[name])
-        runs.sort(key=lambda one: list(ENGINES).index(str(one["policy"]).split()[0]))
-        write_runs(path, runs)
-        (given.out / "table.txt").write_text(table(runs))
+        runs |= {one["policy"]: one for one in run(name, ENGINES[name], SUBJECTS[part - 1 :: parts])}
+        found = [runs[name] for name in order if name in runs]
+        write_runs(path, found)
+        (given.out / "table.txt").write_text(table(found))
 
 
 if __name__ == "__main__":

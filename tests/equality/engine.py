@@ -41,10 +41,14 @@ class EngineConfig:
     lora: bool = False
     host_blocks: int = 0
     """Of the host pool; 0: preempted requests are computed again."""
+    beside_other: bool = False
+    """Whether our connector shares a MultiConnector with another one."""
 
     def __str__(self) -> str:
         words = ["async" if self.async_scheduling else "sync", "cache" if self.prefix_caching else "nocache"]
-        return "-".join(words + ["lora"] * self.lora + ["swap"] * bool(self.host_blocks))
+        return "-".join(
+            words + ["lora"] * self.lora + ["swap"] * bool(self.host_blocks) + ["beside-other"] * self.beside_other
+        )
 
 
 class Engine:
@@ -70,7 +74,7 @@ class Engine:
             "disable_log_stats": True,
             "enable_lora": config.lora,
             **({"max_loras": 2, "max_lora_rank": 8} if config.lora else {}),
-            **(_swap(config.host_blocks) if config.host_blocks else {}),
+            **(_swap(config.host_blocks, config.beside_other) if config.host_blocks else {}),
             **engine_args,
         }
         self.llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -118,19 +122,29 @@ BLOCK_BYTES = 2 * 2 * BLOCK_TOKENS * 64 * 4
 """Of a KV block of the tiny model: layers, heads, tokens, K and V of a head, bytes of a float."""
 
 
-def _swap(host_blocks: int) -> dict[str, Any]:
+def _swap(host_blocks: int, beside_other: bool) -> dict[str, Any]:
     """Our connector. The worker makes its pool only where it sees that our scheduler will use it."""
     from vllm.config import KVTransferConfig
 
     from sloserve.vllm_plugin import SLOScheduler
 
-    transfer = KVTransferConfig(
-        kv_connector="SwapConnector",
-        kv_connector_module_path="sloserve.vllm_plugin.swap.connector",
-        kv_role="kv_both",
-        kv_connector_extra_config={"swap_space_gib": host_blocks * BLOCK_BYTES / 2**30},
-    )
-    return {"kv_transfer_config": transfer, "scheduler_cls": SLOScheduler}
+    ours = {
+        "kv_connector": "SwapConnector",
+        "kv_connector_module_path": "sloserve.vllm_plugin.swap.connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"swap_space_gib": host_blocks * BLOCK_BYTES / 2**30},
+    }
+    other = {
+        "kv_connector": "OtherConnector",
+        "kv_connector_module_path": "tests.equality.other_connector",
+        "kv_role": "kv_both",
+    }
+    both = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [ours, other]},
+    }
+    return {"kv_transfer_config": KVTransferConfig(**(both if beside_other else ours)), "scheduler_cls": SLOScheduler}
 
 
 def _stock_class(scheduler: Any, async_scheduling: bool) -> Any:

@@ -5,6 +5,7 @@ A subset of the policies, enough for some hundred swaps; ``benchmarks/swap_equal
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_
 
 ASYNC = EngineConfig(async_scheduling=True, prefix_caching=True, host_blocks=160)
 SYNC = EngineConfig(async_scheduling=False, prefix_caching=False, host_blocks=160)
+BESIDE = replace(ASYNC, beside_other=True)
 SMALL = EngineConfig(async_scheduling=True, prefix_caching=False, host_blocks=12)
 SWAPS = {subject.name: subject.swapping() for subject in SUBJECTS}
 
@@ -81,6 +83,24 @@ def test_copies_that_fail(bench: Bench, name: str) -> None:
         served = check_equal(SWAPS[name], "mixed", bench)
     counters = counted(bench, served)
     assert 0 < len(served.computed_twice) <= counters["swap_failures"]
+
+
+@pytest.mark.parametrize("bench", [ASYNC], indirect=True, ids=str)
+def test_prompts_that_must_be_computed_are_not_kept(bench: Bench) -> None:
+    served = check_equal(SWAPS["chaos-nearly-all"], "prompt-logprobs", bench)
+    counters = counted(bench, served)
+    assert counters["swap_refused_must_compute"] > 0
+    assert all(int(name.removeprefix("text-").partition("-")[0]) % 3 == 0 for name in served.computed_twice)
+
+
+@pytest.mark.parametrize("bench", [BESIDE], indirect=True, ids=str)
+def test_beside_another_connector(bench: Bench) -> None:
+    """Blocks that a step may still write are held back again, for the other's loads; plans go on, but no pauses."""
+    served = check_equal(replace(SWAPS["chaos-preempt"], pauses=False), "mixed", bench)
+    assert bench.engine.scheduler.defer_block_free
+    assert bench.engine.scheduler.recompute_kv_load_failures
+    assert counted(bench, served)["swap_loads"] > 0
+    assert not served.computed_twice
 
 
 @pytest.mark.parametrize("bench", [SMALL], indirect=True, ids=str)

@@ -104,18 +104,26 @@ def crowded_lora() -> list[Job]:
 
 
 def many() -> list[Job]:
-    """Two hundred requests of all kinds, which arrive as fast as others end."""
+    """Two hundred requests of all kinds with short replies, which arrive about as fast as others end."""
     base, jobs = mixed(), []
     for i in range(200):
         job = base[i % len(base)]
         prompt = (SHARED if i % 2 else "") + f"Request {i}: " + "tell me about the sea. " * (i % 4)
-        jobs.append(replace(job, name=f"{job.name}-{i}", prompt=prompt, at_step=0 if i < 8 else 4 * (i - 7)))
+        params = {**job.params, "max_tokens": 10 + 4 * (i % 4)}
+        at_step = 0 if i < 8 else 3 * (i - 7)
+        jobs.append(replace(job, name=f"{job.name}-{i}", prompt=prompt, at_step=at_step, params=params))
     return jobs
+
+
+def prompt_logprobs() -> list[Job]:
+    """Some ask for the log probabilities of their prompt, which vLLM computes whatever is kept of it."""
+    return [_job(i, _prompt(i), params={"prompt_logprobs": 1} if i % 3 == 0 else {}) for i in range(12)]
 
 
 WORKLOADS: dict[str, Callable[[], list[Job]]] = {
     "mixed": mixed,
     "many": many,
+    "prompt-logprobs": prompt_logprobs,
     "aborts": aborts,
     "lora": lora,
     "crowded-lora": crowded_lora,
