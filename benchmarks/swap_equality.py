@@ -2,7 +2,7 @@
 
 Every policy with every means it has, on real CPU engines of the tiny model: synchronous and two steps deep, with a
 prefix cache and without. 200 requests of all kinds (free text, n = 2, structured output) on eight slots and 16 KV
-blocks, with 160 host blocks. Stock vLLM's outputs, without swapping, are the measure; it is the first row of each
+blocks, with room on the host for all. Stock vLLM's outputs, without swapping, are the measure; it is the first row of each
 engine.
 
 One engine, or some policies, can be run at a time: other runs in the folder's runs.csv stay.
@@ -28,7 +28,7 @@ from tests.equality.harness import STEP_S, Served, serve  # noqa: E402
 from tests.equality.subjects import SUBJECTS, Subject  # noqa: E402
 from tests.equality.workloads import WORKLOADS  # noqa: E402
 
-HOST_BLOCKS = 160
+HOST_BLOCKS = 1024
 ENGINES = {
     str(config).removesuffix("-swap"): config
     for config in (
