@@ -2,8 +2,8 @@
 
 Every policy with every means it has, on real CPU engines of the tiny model: synchronous and two steps deep, with a
 prefix cache and without. 200 requests of all kinds (free text, n = 2, structured output) on eight slots and 16 KV
-blocks, with room on the host for all. Stock vLLM's outputs, without swapping, are the measure; it is the first row of each
-engine.
+blocks, with room on the host for all. Stock vLLM's outputs, without swapping, are the measure; it is the first row of
+each engine.
 
 One engine, or some policies, can be run at a time: other runs in the folder's runs.csv stay.
 
