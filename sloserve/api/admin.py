@@ -1,4 +1,4 @@
-"""Admin routes: what the scheduler is doing, and which policy it follows, changed without a restart.
+"""Admin routes: what the scheduler is doing, which policy it follows, and parking; all without a restart.
 
 They exist only where the operator set a key of their own (the API key of users opens nothing here). The key is looked
 at before anything else: without it no byte of a body is read, and no route told from another.
@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
@@ -19,13 +19,13 @@ from starlette.types import Receive, Scope, Send
 from sloserve.api.refusal import CLOSE, BodyTooLarge, declares_more, read_body, refuse
 from sloserve.core.errors import ConfigError, EngineError
 from sloserve.files.model import Allowed, check_model, dotted
-from sloserve.vllm_plugin.server import engine_control
+from sloserve.vllm_plugin.server import engine_control, parking
 from sloserve.wire import errors
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "/sloserve/"
-ROUTES = {"status": "GET", "policy": "PUT"}
+ROUTES = {"status": "GET", "policy": "PUT", "park": "POST", "unpark": "POST"}
 
 MAX_POLICY_CHARS = 500
 MAX_BODY_BYTES = 16384
@@ -33,6 +33,8 @@ MAX_BODY_BYTES = 16384
 
 _PolicyText = Annotated[str | None, Field(strict=True, max_length=MAX_POLICY_CHARS)]
 _POLICY = Allowed(f"the text of a policy, as for --policy, of at most {MAX_POLICY_CHARS} characters")
+
+_LEVEL = Allowed("0 or 1; what a sleep of level 2 forgets cannot be parked")
 
 
 class PolicyChange(BaseModel):
@@ -45,6 +47,17 @@ class PolicyChange(BaseModel):
 
     policy: Annotated[_PolicyText, _POLICY] = None
     shadow_policy: Annotated[_PolicyText, _POLICY] = None
+
+
+class Parking(BaseModel):
+    """How deep the engine sleeps with its requests kept; see :mod:`sloserve.vllm_plugin.server.parking`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    level: Annotated[int, Field(strict=True, ge=0, le=1), _LEVEL] = 1
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class AdminApp:
@@ -80,11 +93,9 @@ class AdminApp:
             engine = engine_of(scope)
             if engine is None:
                 raise EngineError("no engine is running behind this server")
-            if route == "policy":
-                await self._change(engine, await _policy_change(scope, receive))
-            status = await engine_control.status(engine)
+            answer = await self._answer(route, engine, scope, receive)
         except BodyTooLarge:
-            message = f"request body: more than {MAX_BODY_BYTES} bytes, which no change of policy needs"
+            message = f"request body: more than {MAX_BODY_BYTES} bytes, which no admin route needs"
             await refuse(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, headers=[CLOSE])
         except (ConfigError, EngineError) as error:
             await refuse(send, errors.status(error), str(error))
@@ -92,29 +103,41 @@ class AdminApp:
             logger.exception("an admin route failed")
             await refuse(send, HTTPStatus.INTERNAL_SERVER_ERROR, "the route failed; the server's log says why")
         else:
-            await JSONResponse(status)(scope, receive, send)
+            await JSONResponse(answer)(scope, receive, send)
 
     def _shows_key(self, scope: Scope) -> bool:
         scheme, _, shown = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
         return scheme.lower() == b"bearer" and secrets.compare_digest(shown.strip(), self._key)
 
-    async def _change(self, engine: Any, wanted: PolicyChange) -> None:
-        async with self._changing:  # two changes at once may reach the ranks in different order
-            await engine_control.set_policies(engine, wanted.policy, wanted.shadow_policy)
+    async def _answer(self, route: str, engine: Any, scope: Scope, receive: Receive) -> Any:
+        if route == "status":
+            return await engine_control.status(engine)
+        if route == "policy":
+            change = await _read(PolicyChange, scope, receive)
+            async with self._changing:  # two changes at once may reach the ranks in different order
+                await engine_control.set_policies(engine, change.policy, change.shadow_policy)
+            return await engine_control.status(engine)
+        if route == "park":
+            wanted = await _read(Parking, scope, receive, default=b"{}")
+            async with self._changing:
+                return await parking.park(engine, wanted.level)
+        async with self._changing:
+            await parking.unpark(engine)
+        return await engine_control.status(engine)
 
 
-async def _policy_change(scope: Scope, receive: Receive) -> PolicyChange:
-    """Raises: BodyTooLarge; ConfigError for a body that is no change of policies."""
+async def _read(model: type[_Model], scope: Scope, receive: Receive, *, default: bytes = b"") -> _Model:
+    """What a body states, or ``default`` where there is none. Raises: BodyTooLarge; ConfigError for any other body."""
     if declares_more(scope["headers"], MAX_BODY_BYTES):
         raise BodyTooLarge
     body = await read_body(receive, MAX_BODY_BYTES)
     try:
-        values = json.loads(body)
+        values = json.loads(body or default)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"request body: is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"request body: is not an object with {', '.join(PolicyChange.model_fields)}")
-    wanted, problems = check_model(PolicyChange, values)
+        raise ConfigError(f"request body: is not an object with {', '.join(model.model_fields)}")
+    wanted, problems = check_model(model, values)
     if wanted is None:
         raise ConfigError("; ".join(f"{dotted(problem.path)}: {problem.text}" for problem in problems))
     return wanted

@@ -12,7 +12,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from sloserve.api.admin import MAX_BODY_BYTES, PREFIX, AdminApp
 from sloserve.core.errors import ConfigError, EngineError
-from sloserve.vllm_plugin.server import engine_control
+from sloserve.vllm_plugin.server import engine_control, parking
 
 KEY = "secret"
 BEARER = {"Authorization": f"Bearer {KEY}"}
@@ -25,6 +25,7 @@ class Ranks:
         self.policy = "fcfs"
         self.shadow_policy: str | None = None
         self.fails: Exception | None = None
+        self.parked_at: int | None = None
 
     async def status(self, engine: Any) -> list[dict[str, Any]]:
         assert engine is self
@@ -38,12 +39,23 @@ class Ranks:
         self.policy = self.policy if policy is None else policy
         self.shadow_policy = self.shadow_policy if shadow_policy is None else shadow_policy or None
 
+    async def park(self, engine: Any, level: int) -> list[dict[str, int]]:
+        self.parked_at = level
+        return [{"requests": 3, "kept": 2}] * 2
+
+    async def unpark(self, engine: Any) -> None:
+        self.parked_at = None
+
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module, names in ((engine_control, ("status", "set_policies")), (parking, ("park", "unpark"))):
+            for name in names:
+                monkeypatch.setattr(module, name, getattr(self, name))
+
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     ranks = Ranks()
-    for name in ("status", "set_policies"):
-        monkeypatch.setattr(engine_control, name, getattr(ranks, name))
+    ranks.stand_in(monkeypatch)
     return ranks
 
 
@@ -102,7 +114,8 @@ def test_what_is_no_policy_changes_nothing(client: httpx.Client, ranks: Ranks, b
 
 
 def test_other_routes_methods_and_failures_are_told_in_the_same_format(client: httpx.Client, ranks: Ranks) -> None:
-    known = "no such admin route; there are GET /sloserve/status, PUT /sloserve/policy"
+    routes = "GET /sloserve/status, PUT /sloserve/policy, POST /sloserve/park, POST /sloserve/unpark"
+    known = f"no such admin route; there are {routes}"
     assert says(client.get(PREFIX + "polcy"), 404) == says(client.get(PREFIX), 404) == known
     wrong = client.post(PREFIX + "policy", json={})
     assert says(wrong, 405) == "/sloserve/policy: the method is PUT" and wrong.headers["allow"] == "PUT"
@@ -113,13 +126,22 @@ def test_other_routes_methods_and_failures_are_told_in_the_same_format(client: h
     assert "no engine" in says(TestClient(ServerApp(None), headers=BEARER).get(PREFIX + "status"), 500)
 
 
+def test_park_and_unpark(client: httpx.Client, ranks: Ranks) -> None:
+    assert client.post(PREFIX + "park").json() == [{"requests": 3, "kept": 2}] * 2
+    assert ranks.parked_at == 1
+    assert client.post(PREFIX + "unpark").json()[1]["rank"] == 1 and ranks.parked_at is None
+    assert client.post(PREFIX + "park", json={"level": 0}).status_code == 200 and ranks.parked_at == 0
+    for body, said in (({"level": 2}, "level: 2 is not 0 or 1"), ({"levl": 1}, "levl: is unknown; known here: level")):
+        assert said in says(client.post(PREFIX + "park", json=body), 400)
+
+
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer ", f"Basic {KEY}", KEY, "Bearer secr\xe9t"])
-@pytest.mark.parametrize(("method", "route"), [("GET", "status"), ("PUT", "policy"), ("POST", "nothing")])
+@pytest.mark.parametrize(("method", "route"), [("GET", "status"), ("PUT", "policy"), ("POST", "park"), ("POST", "no")])
 def test_the_key_is_needed(ranks: Ranks, method: str, route: str, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header.encode("latin-1")}
     answer = TestClient(ServerApp(ranks)).request(method, PREFIX + route, json={"policy": "edf"}, headers=headers)
     assert says(answer, 401) == "the admin key is needed: Authorization: Bearer KEY"
-    assert answer.headers["www-authenticate"] == "Bearer" and ranks.policy == "fcfs"
+    assert answer.headers["www-authenticate"] == "Bearer" and (ranks.policy, ranks.parked_at) == ("fcfs", None)
 
 
 def test_a_websocket_is_refused(client: TestClient) -> None:

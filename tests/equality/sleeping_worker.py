@@ -23,11 +23,12 @@ _DONTNEED = 4
 class SleepingCPUWorker(CPUWorker):
     """The same calls as vLLM's GPU worker: ``sleep``, ``wake_up`` by tag, ``discard``."""
 
-    _level = 0
+    level = 0
+    """Of the sleep that it is in."""
 
     def sleep(self, level: int = 1) -> None:
         model = self.model_runner.get_model()
-        self._level = level
+        self.level = level
         self._saved_buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         for storage in self.storages("weights"):
             _give_back(storage)
@@ -36,14 +37,14 @@ class SleepingCPUWorker(CPUWorker):
         self.discard(("kv_cache",))
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        if self._level == 0 or (tags is not None and "weights" not in tags):
+        if self.level == 0 or (tags is not None and "weights" not in tags):
             return  # the pages of the KV cache come back by themselves
         model = self.model_runner.get_model()
         for name, buffer in model.named_buffers():
             buffer.copy_(self._saved_buffers[name])
-        if self._level == 1:
+        if self.level == 1:
             reload_weights(self.vllm_config, model, None, None, is_checkpoint_format=True)
-        self._level = 0
+        self.level = 0
 
     def discard(self, tags: tuple[str, ...]) -> None:
         for tag in tags:

@@ -329,3 +329,48 @@ def has_loaded(scheduler: Any, request: Request) -> bool:
     if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
         return request.request_id in scheduler.finished_recving_kv_req_ids
     return _has_loaded(request)
+
+
+def take_back(scheduler: Any, request: Request) -> list[Any]:
+    """Makes a waiting request that loads KV, or has loaded it, wait as if it had just been preempted, in front.
+
+    Returns: its blocks, which now belong to no request; they go back to the pool by :func:`free`.
+    """
+    blocks: list[Any] = scheduler.kv_cache_manager.pop_blocks_for_free(request)
+    _beside_waiting(scheduler).remove_requests([request])
+    scheduler.waiting.remove_requests([request])
+    for name in ("finished_recving_kv_req_ids", "failed_recving_kv_req_ids"):
+        getattr(scheduler, name).discard(request.request_id)
+    scheduler._inflight_prefills.discard(request)
+    if hasattr(scheduler, "_set_kv_fetch_stage"):  # since 0.32
+        scheduler._set_kv_fetch_stage(request, None)
+    scheduler.encoder_cache_manager.free(request)
+    request.status = RequestStatus.PREEMPTED
+    request.num_computed_tokens = 0
+    scheduler.waiting.prepend_request(request)
+    return blocks
+
+
+def take_over(scheduler: Any, request: Request) -> list[Any]:
+    """Ends a request that was aborted while its KV was loaded, which vLLM has wait for the load.
+
+    Returns: its blocks, as :func:`take_back`.
+    """
+    blocks: list[Any] = scheduler.kv_cache_manager.pop_blocks_for_free(request)
+    scheduler._free_blocks(request)
+    return blocks
+
+
+def free(scheduler: Any, blocks: Sequence[Any]) -> None:
+    """Gives blocks of a request, in the order of its tokens, back to the pool: the last are used again first."""
+    scheduler.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
+
+
+def _beside_waiting(scheduler: Any) -> Any:
+    """The queue of requests that wait with KV; 0.30 has one for all that it passed over."""
+    return scheduler.kv_holding_waiting if hasattr(scheduler, "kv_holding_waiting") else scheduler.skipped_waiting
+
+
+def reclaim(scheduler: Any, blocks: Sequence[Any]) -> None:
+    """Takes blocks that :func:`free` gave back out of the pool again; nothing was allocated meanwhile."""
+    scheduler.kv_cache_manager.block_pool.touch(blocks)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
@@ -37,7 +38,7 @@ from sloserve.vllm_plugin.engine.apply import Limits, preempt
 from sloserve.vllm_plugin.engine.ledger import Ledger
 from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort
-from sloserve.vllm_plugin.swap.swapping import Swapping
+from sloserve.vllm_plugin.swap.swapping import Parked, Swapping
 
 logger = logging.getLogger(__name__)
 
@@ -264,9 +265,37 @@ class SLOScheduler(AsyncScheduler):
         swapping = self._swapping
         if swapping is None:
             return bool(super().reset_prefix_cache(*args, **kwargs))
-        self._booking(None, swapping.new_epoch)
-        with swapping.closed():
+        self._booking(None, swapping.reset_begins)
+        try:
             return bool(super().reset_prefix_cache(*args, **kwargs))
+        finally:
+            self._booking(None, swapping.reset_ends)
+
+    # What sloserve's own calls to the engine tell us, see server/parking.py.
+
+    def park(self, keep_over_reset: bool) -> Parked:
+        """Swaps all that runs out and schedules nothing more, until vLLM ends the pause that this begins.
+
+        keep_over_reset: what is kept stays valid over the next reset of the KV cache.
+        """
+        self.set_pause_state(PauseState.PAUSED_ALL)
+        if self._swapping is None:
+            return Parked(len(self.running), 0)
+        return self._booking(Parked(0, 0), self._swapping.park, keep_over_reset)
+
+    @property
+    def parked(self) -> bool:
+        return self._swapping is not None and self._swapping.parked
+
+    def weights_changed(self) -> None:
+        """KV that was computed until now must not come back."""
+        if self._swapping is not None:
+            self._booking(None, self._swapping.weights_changed)
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        super().set_pause_state(pause_state)
+        if self._swapping is not None:
+            self._swapping.unpaused() if pause_state == PauseState.UNPAUSED else self._swapping.paused()
 
     def _inflight_prefill_reserved_blocks(self) -> int:
         """Blocks that vLLM leaves free when it begins to load KV for a request."""

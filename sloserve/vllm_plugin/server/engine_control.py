@@ -51,7 +51,7 @@ def _publishing(stock: Any) -> Any:
 # Methods of EngineCore.
 
 
-def _scheduler(engine: Any) -> Any:
+def scheduler_of(engine: Any) -> Any:
     scheduler = engine.scheduler
     if not hasattr(scheduler, "set_policies"):
         raise EngineError(f"the engine runs {type(scheduler).__name__}, not sloserve's scheduler")
@@ -59,12 +59,12 @@ def _scheduler(engine: Any) -> Any:
 
 
 def _status(self: Any) -> dict[str, Any]:
-    return {"rank": getattr(self, "engine_index", 0), **_scheduler(self).status()}
+    return {"rank": getattr(self, "engine_index", 0), **scheduler_of(self).status()}
 
 
 def _set_policies(self: Any, change: str, policy: str | None, shadow_policy: str | None) -> str | None:
     """Changes this rank's policies; returns why they cannot be changed, where that is the fault of the texts."""
-    scheduler = _scheduler(self)
+    scheduler = scheduler_of(self)
     before = scheduler.status()
     try:
         scheduler.set_policies(policy, shadow_policy, allow_files=False)
@@ -78,7 +78,7 @@ def _undo_policies(self: Any, change: str) -> None:
     """Goes back to the policies before ``change``, if this rank made it and none after it."""
     made, policy, shadow_policy = getattr(self, _CHANGED, (None, None, None))
     if made == change:
-        _scheduler(self).set_policies(policy, shadow_policy or "")
+        scheduler_of(self).set_policies(policy, shadow_policy or "")
         delattr(self, _CHANGED)
 
 
@@ -87,8 +87,8 @@ def _undo_policies(self: Any, change: str) -> None:
 
 async def status(async_llm: Any) -> list[dict[str, Any]]:
     """What each engine rank's scheduler is doing, in plain values. Raises: EngineError."""
-    answers = await _call_all(async_llm, "sloserve_status")
-    failed = _failed(answers)
+    answers = await call_all(async_llm, "sloserve_status")
+    failed = failures(answers)
     if failed:
         raise EngineError(f"no status from the engine: {failed}")
     return answers
@@ -106,15 +106,15 @@ async def set_policies(async_llm: Any, policy: str | None = None, shadow_policy:
         if text is not None:
             await asyncio.to_thread(_check, text)  # loading a policy reads files, if only those of its module
     change = uuid.uuid4().hex
-    answers = await _call_all(async_llm, "sloserve_set_policies", change, policy, shadow_policy)
+    answers = await call_all(async_llm, "sloserve_set_policies", change, policy, shadow_policy)
     if not any(answers):
         return
-    undone = _failed(await _call_all(async_llm, "sloserve_undo_policies", change))
+    undone = failures(await call_all(async_llm, "sloserve_undo_policies", change))
     refused = next((answer for answer in answers if isinstance(answer, str)), None)
-    if refused is not None and not _failed(answers) and not undone:
+    if refused is not None and not failures(answers) and not undone:
         raise ConfigError(refused)
     raise EngineError(
-        f"the policies were not changed: {_failed(answers) or refused}; "
+        f"the policies were not changed: {failures(answers) or refused}; "
         + (f"not every rank went back to those before: {undone}" if undone else "all ranks follow those before")
     )
 
@@ -124,13 +124,13 @@ def _check(text: str) -> None:
     make_policy(name, options, allow_files=False)
 
 
-async def _call_all(async_llm: Any, method: str, *args: Any) -> list[Any]:
+async def call_all(async_llm: Any, method: str, *args: Any) -> list[Any]:
     from sloserve.vllm_plugin.engine import compat
 
     return await compat.call_every_engine(async_llm.engine_core, method, *args, limit_s=ANSWER_LIMIT_S)
 
 
-def _failed(answers: list[Any]) -> str:
+def failures(answers: list[Any]) -> str:
     """Which ranks failed, and how; empty if none did."""
     return "; ".join(
         f"rank {rank}: {str(answer) or type(answer).__name__}"

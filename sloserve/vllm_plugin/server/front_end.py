@@ -29,7 +29,7 @@ from sloserve.metrics.engine_page import PageReader, find_pages, remove_pages, s
 from sloserve.metrics.process_page import Board, Boards
 from sloserve.scheduler.registry import parse_policy, policy_class
 from sloserve.settings import KEY, PluginSettings, plugin_settings
-from sloserve.vllm_plugin.server import engine_control
+from sloserve.vllm_plugin.server import engine_control, parking
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.observe import Observed, entering
 from sloserve.wire import context, errors
@@ -54,6 +54,7 @@ def install() -> None:
     if hasattr(AsyncLLM.generate, "__wrapped__"):
         return
     engine_control.install()
+    parking.install()
     stock_init, stock_generate, stock_add = AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request
     stock_shutdown = AsyncLLM.shutdown
 

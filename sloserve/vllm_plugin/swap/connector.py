@@ -59,6 +59,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             self._told_alone = False
             self._on_load: Callable[[Request], object] | None = None
             self._on_report: Callable[[SwapReport], object] | None = None
+            self._are_copying: Callable[[], bool] | None = None
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -71,9 +72,16 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         self.store = store
         self._contained = Containment(store.counters, "sloserve failed to swap; the KV is computed again")
 
-    def attach(self, on_load: Callable[[Request], object], on_report: Callable[[SwapReport], object]) -> None:
-        """on_load: told of each request whose load begins, and that runs after it. on_report: of workers' reports."""
-        self._on_load, self._on_report = on_load, on_report
+    def attach(
+        self,
+        on_load: Callable[[Request], object],
+        on_report: Callable[[SwapReport], object],
+        are_copying: Callable[[], bool],
+    ) -> None:
+        """on_load: told of each request whose load begins, and that runs after it. on_report: of workers' reports.
+        are_copying: whether loads run whose end is near.
+        """
+        self._on_load, self._on_report, self._are_copying = on_load, on_report, are_copying
 
     def update_state_before_preempt(
         self, request: Request, block_ids: tuple[list[int], ...], num_computed_tokens: int, worth_s: float = 0.0
@@ -153,8 +161,11 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished(request, [])
 
     def reset_cache(self) -> bool:
-        self.store.new_epoch()
-        return True
+        return True  # SLOScheduler, of whose reset this is a part, knows whether what is kept is void
+
+    def has_pending_push_work(self) -> bool:
+        """Has vLLM go on stepping, so that an engine is not taken for idle while copies are to be made or run."""
+        return bool(self._orders.stores or self._orders.loads or (self._are_copying and self._are_copying()))
 
     # Worker's half.
 

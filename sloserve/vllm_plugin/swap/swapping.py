@@ -9,11 +9,11 @@ holds blocks, makes no progress, and cannot be preempted. So one begins only whe
   first that waits is loaded.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from vllm.v1.request import Request
@@ -26,10 +26,27 @@ from sloserve.engine.swap_rule import SwapRule
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import SwapFacts
 from sloserve.vllm_plugin.engine import compat
-from sloserve.vllm_plugin.engine.apply import Limits
+from sloserve.vllm_plugin.engine.apply import Limits, preempt
+from sloserve.vllm_plugin.swap.abandoned import AbandonedLoads
 from sloserve.vllm_plugin.swap.connector import SwapConnector
 from sloserve.vllm_plugin.swap.messages import SwapReport
 from sloserve.vllm_plugin.swap.refusals import check_place
+
+LATE_S: Final = 5.0
+"""By how much a load may be later than the link's clock says."""
+
+PAUSE_S: Final = 4.0
+"""How long an engine that pauses waits for loads; who asked for the pause waits for an answer."""
+
+LONGEST_STEP_S: Final = 0.5
+"""A load is not late because the engine stood still: of a longer step only so much counts."""
+
+
+class Parked(NamedTuple):
+    """How many requests had KV, on the device or in the pool, and of how many it is in the pool now."""
+
+    requests: int
+    kept: int
 
 
 class Swapping:
@@ -55,12 +72,17 @@ class Swapping:
         link, block_bytes = LinkClock(LINK_BYTES_PER_S * ranks), connector.size.block_bytes * ranks
         self._control = SwapControl(connector.store, block_bytes, SwapRule(swapping), link, steps, clock)
         self._loads: dict[str, Request] = {}  # from the start of the load until the request runs
+        self._due_s: dict[str, float] = {}  # of loads that run: when each must have ended
         self._begun: list[Request] = []
-        self._closed = False
+        self._abandoned = AbandonedLoads(scheduler)
+        self._closed = self._spares_reset = False
+        self.parked = False
+        self._stepping_s, self._stepped_s = 0.0, clock.monotonic_s()  # a clock that stands while no step is made
+        self._pause_ends_s = math.inf
         self._copied = copied
         self._limits: Limits | None = None
         self.alone = len(compat.connectors(scheduler)) == 1
-        connector.attach(self._load_begins, self._reported)
+        connector.attach(self._load_begins, self._reported, lambda: bool(self._due_s))
         compat.trust_loads(scheduler, self.alone)
 
     @classmethod
@@ -92,11 +114,17 @@ class Swapping:
         self._loads.pop(request.request_id, None)
         tokens = request.num_computed_tokens
         worth_s, reason = self._worth_s(request, tokens), self._reason_against(request)
+        if self.parked:
+            worth_s = math.inf
         if reason is None and worth_s is None:
             reason = "cost"
         if worth_s is None or reason is not None:
             self._counters[f"swap_refused_{reason}"] += 1
             return False
+        return self._store(request, worth_s)
+
+    def _store(self, request: Request, worth_s: float) -> bool:
+        tokens = request.num_computed_tokens
         blocks = compat.block_ids(self._scheduler, request)
         if not self._connector.update_state_before_preempt(request, blocks, tokens, worth_s):
             return False
@@ -126,6 +154,10 @@ class Swapping:
     def begin_step(self, limits: Limits) -> None:
         """The next ``schedule()`` begins, within ``limits``."""
         self._begun, self._limits = [], limits
+        now_s = self._clock.monotonic_s()
+        self._stepping_s += min(now_s - self._stepped_s, LONGEST_STEP_S)
+        self._stepped_s = now_s
+        self._give_up_late_loads()
         loading, loaded = self._in_flight()
         limits.keep_places(loading, loaded)
 
@@ -162,6 +194,17 @@ class Swapping:
         if self._limits is not None:
             self._limits.take_place()
         self._control.loads(request.request_id)
+        self._due_s[request.request_id] = self._stepping_s + self.facts().in_s + LATE_S
+
+    def _give_up_late_loads(self) -> None:
+        """A load that some worker forgot must neither hold its request for ever nor keep an engine from pausing."""
+        for request_id, due_s in list(self._due_s.items()):
+            if self._stepping_s > min(due_s, self._pause_ends_s):
+                del self._due_s[request_id]
+                self._connector.store.drop(request_id, "late")
+                request = self._scheduler.requests.get(request_id)
+                if request is not None and request_id not in self._abandoned:
+                    self._give_up_load(request)
 
     def scheduled(self, output: Any) -> None:
         """A step was scheduled. output: a ``SchedulerOutput``."""
@@ -180,23 +223,81 @@ class Swapping:
         """
         found = output.kv_connector_output
         for request_id in sorted(found.finished_recving or ()) if found is not None else ():
-            if self._connector.load_ended(request_id, failed=request_id in found.failed_recving) is False:
+            self._due_s.pop(request_id, None)
+            usable = self._connector.load_ended(request_id, failed=request_id in found.failed_recving)
+            if self._abandoned.ended(request_id):
+                found.finished_recving.discard(request_id)
+                found.failed_recving.discard(request_id)
+            elif usable is False:
                 found.failed_recving = {*found.failed_recving, request_id}
 
     # What is kept counts for the weights that computed it.
 
-    def new_epoch(self) -> None:
-        """What is kept, and what loads, is void: the weights are about to change, or have."""
+    def weights_changed(self) -> None:
+        """KV that was computed until now counts for nothing, wherever it is: kept, loading, or loaded and waiting."""
+        self._spares_reset = False
         self._connector.store.new_epoch()
+        self._in_flight()
+        for request in reversed(self._loads.values()):  # each goes to the front
+            self._give_up_load(request)
+        self._loads.clear()
 
-    @contextmanager
-    def closed(self) -> Iterator[None]:
-        """Stores nothing meanwhile: what is preempted now is preempted because its KV is void."""
+    def _give_up_load(self, request: Request) -> None:
+        """A request whose KV is being loaded, or has been, waits again as if just preempted."""
+        if compat.is_loading(self._scheduler, request) or request.is_finished():
+            self._abandoned.add(request)
+        else:
+            compat.free(self._scheduler, compat.take_back(self._scheduler, request))
+
+    def reset_begins(self) -> None:
+        """vLLM resets its KV cache, which it can only while nothing holds a block.
+
+        Stores nothing meanwhile: what is preempted now is preempted because its KV is void.
+        """
         self._closed = True
-        try:
-            yield
-        finally:
-            self._closed = False
+        if self._spares_reset:
+            self._spares_reset = False
+        else:
+            self.weights_changed()
+        self._abandoned.count_free()
+
+    def reset_ends(self) -> None:
+        self._closed = False
+        self._abandoned.count_taken()
+
+    def paused(self) -> None:
+        """vLLM admits nothing new from now on, and waits until the engine is idle."""
+        self._pause_ends_s = self._stepping_s + PAUSE_S
+
+    def unpaused(self) -> None:
+        self.parked = self._spares_reset = False
+        self._pause_ends_s = math.inf
+
+    # Parking.
+
+    def park(self, keep_over_reset: bool) -> Parked:
+        """Preempts all that runs and stores its KV, whatever that is worth. Loads that run are given up, not their KV.
+
+        keep_over_reset: that the next reset of the KV cache is that of a sleep which keeps the weights.
+        """
+        scheduler, store = self._scheduler, self._connector.store
+        self.parked, self._spares_reset = True, keep_over_reset
+        self._in_flight()
+        running, waiting = list(scheduler.running), list(self._loads.values())
+        before = self._kept()
+        for request in reversed(waiting):
+            if compat.is_loading(scheduler, request):
+                store.keep_loading(request.request_id)
+            else:
+                self._store(request, math.inf)
+            self._give_up_load(request)
+        self._loads.clear()
+        preempt(scheduler, reversed(running))
+        return Parked(len(before | {request.request_id for request in running + waiting}), len(self._kept()))
+
+    def _kept(self) -> set[str]:
+        """Ids of the requests that have not ended and whose KV is in the pool."""
+        return {r.request_id for r in compat.live_requests(self._scheduler) if self.swapped_tokens(r)}
 
     # Facts.
 

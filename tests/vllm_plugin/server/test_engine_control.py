@@ -53,7 +53,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     async def call_all(_: Any, method: str, *args: Any) -> list[Any]:
         return [call(rank, method, *args) for rank in ranks]
 
-    monkeypatch.setattr(engine_control, "_call_all", call_all)
+    monkeypatch.setattr(engine_control, "call_all", call_all)
     return ranks
 
 

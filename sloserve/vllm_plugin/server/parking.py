@@ -1,0 +1,97 @@
+"""Parking: before an engine sleeps, the KV of its requests goes to the swap space, and they go on from there after.
+
+An engine that vLLM puts to sleep with its requests kept (``mode=keep``) computes each of them again when it wakes, all
+tokens so far. A parked one copies their KV back. Requests for which there is no room are computed again.
+
+:func:`install` gives vLLM's EngineCore what is called here, and has it tell the scheduler when weights change: KV of
+other weights never comes back, wherever it is kept.
+"""
+
+import functools
+from typing import Any
+
+from sloserve.core.errors import ConfigError, EngineError
+from sloserve.vllm_plugin.server import engine_control
+
+_INSTALLED = "sloserve_park"
+_UNPARK = "/sloserve/unpark"
+
+LEVELS = (0, 1)
+"""As vLLM's levels of sleep: with 0 only requests and their KV leave the device, with 1 weights do too. With 2 the
+weights are lost, and KV of weights that are lost counts for nothing."""
+
+_WEIGHTS = frozenset(
+    {
+        "reload_weights",
+        "reset_weights",
+        "start_weight_update",
+        "start_draft_weight_update",
+        "update_weights",
+        "finish_weight_update",
+    }
+)
+"""Calls to the workers after which KV that was computed before is another model's."""
+
+
+def install() -> None:
+    """Extends vLLM's engine in this process; a second call changes nothing."""
+    from vllm.v1.engine.core import EngineCore
+
+    if not hasattr(EngineCore, _INSTALLED):
+        EngineCore.sloserve_park = _park
+        EngineCore.collective_rpc = _telling(EngineCore.collective_rpc)
+
+
+def _telling(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return stock(self, method, *args, **kwargs)
+        finally:
+            # Whatever came of it, and whatever a call that is not known here did to an engine that is parked.
+            scheduler = self.scheduler
+            if hasattr(scheduler, "weights_changed") and (method in _WEIGHTS or scheduler.parked):
+                scheduler.weights_changed()
+
+    return collective_rpc
+
+
+def _park(self: Any, level: int) -> dict[str, int]:
+    parked: dict[str, int] = engine_control.scheduler_of(self).park(keep_over_reset=level > 0)._asdict()
+    return parked
+
+
+# For the API process.
+
+
+async def park(async_llm: Any, level: int = 1) -> list[dict[str, int]]:
+    """Swaps all running requests out on every rank, then puts the engine to sleep; clients' streams stay open.
+
+    Returns: by rank, how many ``requests`` were parked, and of how many the KV was ``kept``.
+    Raises: ConfigError for a level that is none of :data:`LEVELS`; EngineError.
+    """
+    if level not in LEVELS:
+        raise ConfigError(
+            f"level: {level} is none of {', '.join(map(str, LEVELS))}; what level 2 forgets is not parked"
+        )
+    parked = await engine_control.call_all(async_llm, "sloserve_park", level)
+    failed = engine_control.failures(parked)
+    if not failed:
+        try:
+            await async_llm.sleep(level, mode="keep")
+        except Exception as error:
+            failed = str(error) or type(error).__name__
+    if failed:
+        raise EngineError(f"the engine is paused and may not sleep: {failed}; POST {_UNPARK} has it go on")
+    return parked
+
+
+async def unpark(async_llm: Any) -> None:
+    """Wakes every rank; its requests go on. An engine that is merely asleep or paused goes on, too.
+
+    Raises: EngineError.
+    """
+    try:
+        await async_llm.wake_up()
+    except Exception as error:
+        raise EngineError(f"the engine does not wake: {str(error) or type(error).__name__}") from error
