@@ -2,7 +2,8 @@
 
 The rate starts as the profile's, or any guess, and follows what copies really take. Guarantees, whatever is observed:
 one copy moves the rate by at most ``MAX_CHANGE``, so that an outlier hardly counts; a lasting change is followed; the
-rate stays within ``LIMITS`` times the first one.
+rate stays within ``LIMITS`` times the first one. While nothing is copied it returns to the first one: who takes the
+link for slow does not use it, and would never learn that it is not.
 """
 
 import math
@@ -16,13 +17,15 @@ LIMITS: Final = (0.01, 10.0)
 """The rate's least and largest multiple of the first one. A pool in swapped memory, or on another socket, is far slower
 than the bus, which bounds it from above.
 """
+FORGETS_S: Final = 300.0
+"""Time without copies in which what was observed counts 1/e."""
 _GAIN: Final = 1.0 / 8.0
 
 
 class LinkClock:
     """Seconds of one clock; a copy starts when those before it in its direction have ended.
 
-    bytes_per_s: of one direction, as observed so far.
+    bytes_per_s: of one direction, as observed up to the last copy.
 
     Args:
         bytes_per_s: the first guess. Raises: ValueError unless it is above 0 and finite.
@@ -31,17 +34,19 @@ class LinkClock:
     def __init__(self, bytes_per_s: float) -> None:
         if not 0.0 < bytes_per_s < math.inf:
             raise ValueError(f"bytes_per_s: {bytes_per_s} is not above 0 and finite")
-        self.bytes_per_s = bytes_per_s
+        self.bytes_per_s = self._first = bytes_per_s
         self._limits = (LIMITS[0] * bytes_per_s, LIMITS[1] * bytes_per_s)
         self._out_until_s = self._in_until_s = -math.inf
 
     def out(self, num_bytes: int, now_s: float) -> float:
         """Queues a copy to the host; returns when it is predicted to end."""
+        self.bytes_per_s = self._rate(now_s)
         self._out_until_s = max(self._out_until_s, now_s) + num_bytes / self.bytes_per_s
         return self._out_until_s
 
     def in_(self, num_bytes: int, now_s: float, not_before_s: float = -math.inf) -> float:
         """Queues a copy to the device; returns when it is predicted to end. not_before_s: its source is there then."""
+        self.bytes_per_s = self._rate(now_s)
         self._in_until_s = max(self._in_until_s, now_s, not_before_s) + num_bytes / self.bytes_per_s
         return self._in_until_s
 
@@ -53,13 +58,21 @@ class LinkClock:
         change = min(max(change, 1.0 - MAX_CHANGE), 1.0 + MAX_CHANGE)
         self.bytes_per_s = min(max(self.bytes_per_s * change, self._limits[0]), self._limits[1])
 
+    def _rate(self, now_s: float) -> float:
+        """The rate observed, the nearer to the first one the longer nothing was copied."""
+        idle_s = now_s - max(self._out_until_s, self._in_until_s)
+        if idle_s <= 0.0 or self.bytes_per_s == self._first:
+            return self.bytes_per_s
+        rate: float = self._first * (self.bytes_per_s / self._first) ** math.exp(-idle_s / FORGETS_S)
+        return rate
+
     def facts(self, now_s: float, *, block_bytes: int, total_blocks: int, free_blocks: int) -> SwapFacts:
         """The link and a pool behind it as a policy sees them."""
         return SwapFacts(
             block_bytes=block_bytes,
             total_blocks=total_blocks,
             free_blocks=free_blocks,
-            bytes_per_s=self.bytes_per_s,
+            bytes_per_s=self._rate(now_s),
             out_s=max(self._out_until_s - now_s, 0.0),
             in_s=max(self._in_until_s - now_s, 0.0),
         )

@@ -85,11 +85,11 @@ def swap_worth_s(tokens: int, running: StepLoad, engine: EngineFacts) -> float:
 def preemption_price(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatArray:
     """What preempting each of ``slots`` costs the engine, as a share of computing it again: ``[len(slots)]``, 0 to 1.
 
-    1 where there is nothing to swap to. A policy multiplies by it what it charges a preemption.
+    1 where there is nothing to swap to, or no room. A policy multiplies by it what it charges a preemption.
     """
     price = np.ones(slots.size)
     swap = engine.swap
-    if swap is None or not swap.total_blocks or not slots.size:
+    if swap is None or not swap.free_blocks or not slots.size:
         return price
     tokens = rows.prompt_tokens[slots] + rows.output_tokens[slots]
     running = _decodes(rows)
@@ -98,7 +98,8 @@ def preemption_price(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatA
     copied = [swap_s(context, engine.block_size, swap) for context in contexts.tolist()]
     shares = [min(s / r, 1.0) if r > 0.0 else 1.0 for s, r in zip(copied, again, strict=True)]
     found: FloatArray = np.interp(tokens, contexts, shares)
-    found[blocks_of(tokens, engine.block_size) > swap.total_blocks] = 1.0
+    # A full pool gives up what it keeps for another, which is then computed again.
+    found[blocks_of(tokens, engine.block_size) > swap.free_blocks] = 1.0
     return found
 
 

@@ -50,6 +50,22 @@ def test_the_rate_settles_on_what_copies_take() -> None:
     assert link.bytes_per_s == pytest.approx(20e9, rel=1e-3)
 
 
+def test_a_link_that_is_not_used_is_taken_for_what_it_was_at_first() -> None:
+    link = LinkClock(50e9)
+    ends_s = link.out(GB, 0.0)
+    for _ in range(400):
+        link.observed(GB, GB / 5e9)
+
+    def rate(now_s: float) -> float:
+        return link.facts(now_s, block_bytes=1, total_blocks=1, free_blocks=1).bytes_per_s
+
+    assert rate(ends_s) == pytest.approx(5e9, rel=1e-3)
+    rates = [rate(ends_s + minutes * 60.0) for minutes in range(60)]
+    assert rates == sorted(rates) and rates[-1] == pytest.approx(50e9, rel=1e-3)
+    link.out(GB, ends_s + 3600.0)
+    assert link.bytes_per_s == pytest.approx(50e9, rel=1e-3)
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
 def test_a_rate_that_is_none_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match="bytes_per_s"):

@@ -129,6 +129,6 @@ def test_the_price_of_a_preemption_is_a_share_of_computing_it_again() -> None:
     assert preemption_price(snapshot.rows, slots, engine_of(profile, None)).tolist() == [1.0] * 4
     price = preemption_price(snapshot.rows, slots, engine_of(profile, pool_of(profile)))
     assert price[0] == 1.0 and (np.diff(price) < 0.0).all() and price[-1] > 0.0
-    small = engine_of(profile, pool_of(profile, total_blocks=200))
-    assert preemption_price(snapshot.rows, slots, small)[-1] == 1.0  # more than the pool holds
+    small = engine_of(profile, pool_of(profile, free_blocks=200))
+    assert preemption_price(snapshot.rows, slots, small)[-1] == 1.0  # more than the pool has room for
     assert preemption_price(snapshot.rows, slots[:0], small).size == 0

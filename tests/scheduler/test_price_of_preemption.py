@@ -50,7 +50,7 @@ def crowded(policy: str) -> Snapshot:
     [
         (None, False),
         (POOL, True),
-        (replace(POOL, total_blocks=100), False),  # fewer than the victim has
+        (replace(POOL, free_blocks=100), False),  # fewer than the victim has
         (replace(POOL, out_s=60.0), False),  # behind a queue that takes longer than computing again
     ],
 )
