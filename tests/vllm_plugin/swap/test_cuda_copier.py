@@ -1,6 +1,9 @@
 """Copies that go on beside a GPU's work: who makes them, what it takes of the GPU, and what is told of them."""
 
 import logging
+import sys
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +12,11 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.kernels.kv_copy import Region
+from sloserve.vllm_plugin.swap import cuda_library
 from sloserve.vllm_plugin.swap.copier import Copier, Moved
 from sloserve.vllm_plugin.swap.cuda_copier import CudaCopier
 from sloserve.vllm_plugin.swap.cuda_library import Ended
-from sloserve.vllm_plugin.swap.cuda_start import check_staging, faster, staging_bytes_for
+from sloserve.vllm_plugin.swap.cuda_start import check_staging, faster, gpu_copier, gpu_pool, staging_bytes_for
 from sloserve.vllm_plugin.swap.host_pool import HostPool
 from sloserve.vllm_plugin.swap.op_transfer import OpTransfer, descriptors
 
@@ -232,3 +236,59 @@ def test_an_op_that_fails_leaves_nothing_under_way() -> None:
     with pytest.raises(RuntimeError, match="invalid argument"):
         transfer.load([3], [2])
     assert cuda.log[-1] == "synchronize in" and transfer.ended() == []
+
+
+@pytest.fixture
+def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    cuda: Any = FakeCuda()
+    cuda.device = lambda device: nullcontext()
+    cuda.mem_get_info = lambda: (6 * GIB, 80 * GIB)
+    cuda.current_device = lambda: 0
+    cuda.get_device_properties = lambda device: SimpleNamespace(pci_domain_id=0, pci_bus_id=10, pci_device_id=0)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, from_numpy=np.asarray))
+    op = SimpleNamespace(swap_blocks_batch=lambda source, target, sizes: cuda.log.append(f"{len(sizes)} transfers"))
+    monkeypatch.setitem(sys.modules, "vllm._custom_ops", op)
+    return cuda
+
+
+def test_without_the_library_vllms_op_copies_and_a_line_says_why(
+    fake_torch: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cuda_library._csrc, "__file__", str(tmp_path / "_csrc.so"))
+    pool = HostPool(4, 64)
+    copier = gpu_copier([Region(4096, 32, 32), Region(8192, 32, 32)], 10, pool, "cuda:0", 0.92)
+    assert isinstance(copier.transfer, OpTransfer)
+    assert "not copied by sloserve's kernels: sloserve was built without nvcc, see docs/swap.md" in caplog.text
+    copier.store([9], [3])
+    assert fake_torch.log[-3:] == ["2 transfers", "record on out", "engine waits"]
+    pool.close()
+
+
+def test_a_gpu_without_room_for_staging_is_refused(fake_torch: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sloserve.vllm_plugin.swap.cuda_start.built_library", lambda: None)
+    pool = HostPool(4, 64)
+    with pytest.raises(ConfigError, match="needs 128 MiB of the GPU for staging, and vLLM leaves 81 MiB of 80.0 GiB"):
+        gpu_copier([Region(4096, 32, 32), Region(8192, 32, 32)], 10, pool, "cuda:0", 0.999)
+    pool.close()
+
+
+def test_blocks_above_a_slice_of_staging_are_left_to_vllms_op(
+    fake_torch: FakeCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sloserve.vllm_plugin.swap.cuda_start.built_library", lambda: None)
+    pool = HostPool(1, 34 * MIB)
+    copier = gpu_copier([Region(2**30, 17 * MIB, 17 * MIB)] * 2, 1, pool, "cuda:0", 0.92)
+    assert isinstance(copier.transfer, OpTransfer) and "a block of 35651584 bytes is above 16777216" in caplog.text
+    pool.close()
+
+
+def test_a_pool_without_nvidias_driver_is_not_pinned(
+    fake_torch: FakeCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_driver() -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr("sloserve.vllm_plugin.swap.cuda_start.CudaPinner", no_driver)
+    pool = gpu_pool(4, 64, "cuda:0")
+    assert not pool.pinned and "the host pool is not pinned, and copies take longer: libcuda" in caplog.text
+    pool.close()
