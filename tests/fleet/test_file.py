@@ -1,0 +1,74 @@
+"""The fleet file: what it says, and every fault at its place with what is allowed."""
+
+from pathlib import Path
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.file import parse_fleet, read_fleet
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def test_the_example_is_a_fleet() -> None:
+    fleet = read_fleet(CONFIGS / "fleet.yaml")
+    assert [name for name, _ in fleet.instances] == [f"node-a/{i}" for i in range(4)]
+    assert fleet.active["node-a/2"] == "code" and fleet.settings.classes["batch"].targets.e2e_s == 300.0
+    assert sum(model.tail for model in fleet.models.values()) > len(fleet.models) / 2
+    assert fleet.models_on(fleet.hosts["node-a"]) == tuple(fleet.models)
+    assert fleet.swaps()["legal", "h100"].weights_bytes > 13 * 10**9
+
+
+def test_a_model_is_served_where_device_and_width_fit_its_profile() -> None:
+    fleet = parse_fleet(
+        """
+models:
+  big: {profile: {a100: a100-llama3-70b-tp4}}
+  small: {profile: {a100: a100-llama2-7b, h100: h100-llama2-7b}}
+hosts:
+  wide: {device: a100, devices: 8, width: 4, host_memory_gib: 500}
+  narrow: {device: h100, devices: 2}
+"""
+    )
+    assert [name for name, _ in fleet.instances] == ["wide/0", "wide/1", "narrow/0", "narrow/1"]
+    assert fleet.models_on(fleet.hosts["wide"]) == ("big",)
+    assert fleet.models_on(fleet.hosts["narrow"]) == ("small",)
+
+
+FAULTS = {
+    "hosts: {n: {device: x, devices: 1}}": ["fleet:1:1: no models; a fleet has at least one, under models"],
+    "models: {a: {profile: h100-llama3-8b}}": ["no hosts; a fleet has at least one, under hosts"],
+    "models: {a: {profile: h100-llama3-8, shape: 1}}\nhosts: {n: {device: h100, devices: 1}}": [
+        "fleet:1:38: models.a.shape: is unknown; known here: profile, share",
+    ],
+    "models: {a: {profile: h100-llama3-8}}\nhosts: {n: {device: h100, devices: 3, width: 2}}": [
+        "fleet:2:27: hosts.n.devices: 3 devices do not form instances of 2; give a multiple of width",
+        "fleet:1:14: models.a.profile: unknown profile 'h100-llama3-8'",
+        "did you mean 'h100-llama3-8b'?",
+    ],
+    "models: {a: {profile: {h9: h100-llama3-8b}}}\nhosts: {n: {device: h100, devices: 1}}": [
+        "models.a.profile.h9: device 'h9' is unknown; known here: h100"
+    ],
+    "models: {a: {profile: h100-llama3-8b, active_on: [n/7, n/0]}, b: {profile: h100-llama3-8b, active_on: [n/0]}}\n"
+    "hosts: {n: {device: h100, devices: 1}}": [
+        "models.a.active_on.0: instance 'n/7' is unknown; known here: n/0",
+        "models.b.active_on.0: n/0 has a already; one model is active at a time",
+    ],
+    "models: {a: {profile: a100-llama3-70b-tp4}}\nhosts: {n: {device: a100, devices: 4}}": [
+        "models.a: no instance can serve it; it needs 4 of a100; instances are n: 1 of a100; set width of a host"
+    ],
+    "models: {a: {profile: h100-llama3-8b}}\nhosts: {n: {device: h100, devices: 1}}\nswitching: {max_wait_s: -1}\n"
+    "settings: {policy: edg, classes: {a: {rank: 0, e2e_ms: 0}}}": [
+        "fleet:3:13: switching.max_wait_s: -1 is not a number of seconds from 0 to 86400",
+        "settings.policy: unknown policy 'edg'",
+        "settings.classes.a.e2e_ms: 0 is not a number of milliseconds above 0",
+    ],
+}
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_every_fault_is_named_at_its_place(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_fleet(text)
+    for part in FAULTS[text]:
+        assert part in str(caught.value)
