@@ -1,7 +1,7 @@
 """``sloserve simulate``, and what it can be asked to: ``workloads``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -134,6 +134,15 @@ def simulate(
             "needs no vLLM. Default: vllm."
         ),
     ] = None,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            help="A fleet's file (docs/fleet.md): several models on several instances. --workload is then w-a, w-b or "
+            "w-c, w-a:latency_share=0.2:tail_share=0.1, and --policy names dispatchers, as static, on-demand, collate, "
+            "edf, qlm, collate:max_wait_s=20/edf with the engines' policy behind the slash. --engine is model if not "
+            "given."
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes to run in; results do not depend on it.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for records, logs and plots.")] = Path("out"),
     token_log: Annotated[bool, typer.Option("--token-log", help="Also write tokens.csv.gz.")] = False,
@@ -146,7 +155,7 @@ def simulate(
     """
     from sloserve.vllm_plugin.versions import require_vllm
 
-    if engine != "model":
+    if engine != "model" and (fleet is None or engine is not None):
         require_vllm()
 
     from sloserve.sim.experiments import experiment_flags
@@ -182,6 +191,9 @@ def simulate(
         "engine": engine,
     }
     given = {name: value for name, value in flags.items() if value is not None}
+    if fleet is not None:
+        _simulate_fleet(fleet, given, other=bool(experiment or tune), out=out, token_log=token_log, jobs=jobs)
+        return
     row = experiment_flags(experiment) if experiment is not None else {}
     for alternatives in (("workload", "trace"), ("rps", "rate_scale", "load")):
         if any(name in given for name in alternatives):
@@ -190,16 +202,31 @@ def simulate(
     run(build_experiment(**(row | given)), out, token_log=token_log, jobs=jobs, axes=axes)
 
 
+def _simulate_fleet(fleet: Path, given: dict[str, Any], *, other: bool, out: Path, token_log: bool, jobs: int) -> None:
+    from sloserve.core.errors import ConfigError
+    from sloserve.sim.fleet.simulate import build_fleet_experiment, simulate_fleet
+
+    allowed = ("workload", "policy", "rps", "seeds", "max_requests", "engine")
+    wrong = [f"--{name.replace('_', '-')}" for name in given if name not in allowed]
+    if wrong or other:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in allowed)
+        raise ConfigError(f"--fleet goes with {names} alone, not with {', '.join(wrong) or '--experiment or --tune'}")
+    simulate_fleet(build_fleet_experiment(fleet, **given), out, token_log=token_log, jobs=jobs)
+
+
 @app.command()
 def workloads() -> None:
     """List the named workloads, the named experiments and the shipped profiles."""
     from sloserve.estimator.step_time.profile import profile_names
     from sloserve.sim.experiments import EXPERIMENTS
+    from sloserve.workloads.multi_model import KINDS
     from sloserve.workloads.registry import WORKLOADS
 
     width = max(map(len, [*WORKLOADS, *EXPERIMENTS]))
     for item in WORKLOADS.values():
         print(f"workload    {item.name:<{width}}  {item.description}")
+    for name, description in KINDS.items():
+        print(f"of a fleet  {name:<{width}}  {description}")
     for name, row in EXPERIMENTS.items():
         print(f"experiment  {name:<{width}}  {row.question}")
     for name in profile_names():

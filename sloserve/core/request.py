@@ -17,7 +17,7 @@ class WorkloadRequest:
     max_tokens: the client's cap on output; ``None``: whatever the context length leaves. priority: lower is earlier
     (vLLM).
     prefix_ids: ids of the prompt's 512-token blocks; two prompts share KV as far as their leading ids agree; empty:
-    shares nothing.
+    shares nothing. model: that it asks for; empty where there is one.
     """
 
     request_id: str
@@ -29,3 +29,4 @@ class WorkloadRequest:
     max_tokens: int | None = None
     priority: int = 0
     prefix_ids: tuple[int, ...] = ()
+    model: str = ""

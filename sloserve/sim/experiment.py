@@ -147,7 +147,7 @@ def capacity_rps(experiment: Experiment, log: RunLog) -> float:
 
 def measured_points(experiment: Experiment, jobs: int = 1) -> list[Point]:
     """The places on the load axis, loads ascending, then seeds; stock's capacity is measured where it is needed."""
-    with _pool(jobs) as pool:
+    with pool_of(jobs) as pool:
         return list(_points(experiment, pool))
 
 
@@ -166,7 +166,7 @@ def run_experiment(
         on_progress: told (requests ended, requests in all) as runs end, and within runs when ``jobs`` is 1.
         points: of :func:`measured_points`, which are else found first.
     """
-    with _pool(jobs) as pool:
+    with pool_of(jobs) as pool:
         points = list(_points(experiment, pool)) if points is None else points
         tasks = [(policy, point) for point in points for policy in experiment.policies]
         total = len(tasks) * experiment.max_requests
@@ -200,7 +200,8 @@ class _InProcess:
         return None
 
 
-def _pool(jobs: int) -> "ProcessPoolExecutor | _InProcess":
+def pool_of(jobs: int) -> "ProcessPoolExecutor | _InProcess":
+    """Processes to run in; entered, it is ``None`` for one. Raises: ConfigError for less."""
     if jobs < 1:
         raise ConfigError(f"jobs: {jobs} is not a whole number from 1")
     return _InProcess() if jobs == 1 else ProcessPoolExecutor(min(jobs, os.cpu_count() or 1), get_context("spawn"))
@@ -287,12 +288,13 @@ def _serve(task: _Task, on_progress: Callable[[int], None] | None = None) -> Run
     # Without a limit it predicts all the same, so that promises can be judged; the requests see nothing of it.
     front = make_front(task.admission, task.class_names)
     costs = planning_costs().times(task.plan_cost)
-    make_engine = _engine_class(task.engine_kind)
+    make_engine = engine_class(task.engine_kind)
     engine = make_engine(task.engine, task.profile, task.config, front, planning_costs=costs, noise=task.noise)
     return engine.run(task.requests, on_progress)
 
 
-def _engine_class(kind: str) -> "type[VirtualEngine | ModelEngine]":
+def engine_class(kind: str) -> "type[VirtualEngine | ModelEngine]":
+    """The class of that one of ``ENGINE_KINDS``; vLLM is imported only where it is asked for."""
     if kind == MODEL:
         return ModelEngine
     logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it

@@ -175,8 +175,8 @@ def build_experiment(
         policies=run_names(listed(policy), listed(admission)),
         seeds=tuple(range(seeds)),
         max_requests=max_requests,
-        loads=_numbers("--load", load),
-        rps=_numbers("--rps", rps),
+        loads=numbers("--load", load),
+        rps=numbers("--rps", rps),
         rate_scale=rate_scale,
         slos=slos,
         window=WHOLE if window is None else parse_window(window),
@@ -203,7 +203,8 @@ def listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _numbers(flag: str, text: str | None) -> tuple[float, ...] | None:
+def numbers(flag: str, text: str | None) -> tuple[float, ...] | None:
+    """The numbers of a comma-separated list. Raises: ConfigError."""
     if text is None:
         return None
     try:

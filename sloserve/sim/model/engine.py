@@ -201,6 +201,10 @@ class ModelEngine(EventLoop):
         latency = latency_of(item.arrival_s, self._first_token_s[index], now_s, tokens)
         self._front_end.ended(item.request_id, latency, tokens, self._clock.now_s())
 
+    def output_tokens(self, request_id: str) -> int:
+        index, counts = self._index_of.get(request_id), self.scheduler.requests
+        return 0 if index is None else int(counts.tokens[index] - counts.prompt[index])
+
     def _abort(self, request_id: str) -> None:
         index = self._index_of.get(request_id)
         counts = self.scheduler.requests

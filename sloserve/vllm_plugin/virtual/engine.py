@@ -254,6 +254,10 @@ class VirtualEngine(EventLoop):
             if live.workload.request_id not in scheduler.requests:
                 self._end(live, Outcome.COMPLETED, count)
 
+    def output_tokens(self, request_id: str) -> int:
+        live = self._live.get(request_id)
+        return 0 if live is None else len(live.token_times_s)
+
     def _abort(self, request_id: str) -> None:
         live = self._live.get(request_id)
         if live is not None:

@@ -4,6 +4,8 @@ All is decided when a request arrives, from what has left the engine by then, as
 before it ends. Every reply is streamed, so every first token is seen.
 """
 
+from collections.abc import Callable
+
 from sloserve.admission.admission import Admission, Ticket
 from sloserve.admission.prediction import NewRequest
 from sloserve.core.errors import Rejected
@@ -33,6 +35,9 @@ class VirtualFrontEnd:
         self._queued_tokens: dict[str, int] = {}
         self._queued_tokens_sum = 0
         self._in_flight = 0
+        self.on_started: Callable[[str], object] | None = None
+        self.on_ended: Callable[[str], object] | None = None
+        """Called with ids, for what stands before it."""
 
     def takes(self, item: WorkloadRequest, now_s: float) -> bool:
         """Whether the request comes in; if so it is booked as waiting."""
@@ -78,6 +83,8 @@ class VirtualFrontEnd:
         self._queued_tokens_sum -= self._queued_tokens.pop(request_id, 0)
         if self._admission is not None:
             self._tickets[request_id].started(now_s)
+        if self.on_started is not None:
+            self.on_started(request_id)
 
     def ended(self, request_id: str, latency: Latency | None, tokens: int, now_s: float) -> None:
         """A request that came in is over. latency: ``None`` if it was not completed. tokens: of its output."""
@@ -85,6 +92,8 @@ class VirtualFrontEnd:
         self._in_flight -= 1
         if self._admission is not None:
             self._tickets.pop(request_id).ended(latency, tokens, now_s)
+        if self.on_ended is not None:
+            self.on_ended(request_id)
 
     def _at_cap(self) -> bool:
         """vLLM's rules: a request more than the cap, or as many tokens as the cap before this one's."""

@@ -96,6 +96,10 @@ class EventLoop(ABC):
         """
 
     @abstractmethod
+    def output_tokens(self, request_id: str) -> int:
+        """How many tokens of its reply have left the engine, of a request that has not ended."""
+
+    @abstractmethod
     def _abort(self, request_id: str) -> None:
         """Takes a request from the scheduler, if it is there."""
 
@@ -134,6 +138,17 @@ class EventLoop(ABC):
             self._ended_outside(item, Outcome.ABORTED)
         if not outside:
             self._abort(request_id)
+
+    @property
+    def kv_used(self) -> float:
+        """Share of the KV blocks in use when its last step was scheduled, 0..1."""
+        return self._steps[-1][5] if self._steps else 0.0
+
+    def tell(self, started: Callable[[str], object], ended: Callable[[str], object]) -> None:
+        """From now on ``started`` is called with a request's id when its first token leaves the engine, and ``ended``
+        when it is over, however it ended.
+        """
+        self._front_end.on_started, self._front_end.on_ended = started, ended
 
     @property
     def _wakes_at(self) -> float:
@@ -234,6 +249,8 @@ class EventLoop(ABC):
         """A request is over that never came to the scheduler."""
         predicted = self._front_end.predicted(item.request_id)
         self._done[item.request_id] = RequestLog(item, outcome, np.empty(0), predicted=predicted)
+        if outcome is Outcome.REJECTED and self._front_end.on_ended is not None:
+            self._front_end.on_ended(item.request_id)
         self._num_ended += 1
 
     def _step_log(self) -> StepLog:

@@ -1,0 +1,192 @@
+"""The contract between a fleet and its dispatcher: who serves which request, and which model is where.
+
+A dispatcher sees what a live gateway and its agents could: its own requests and how many tokens of each have come back,
+where the weights of each model are, what engines publish of themselves, and how long the replies of a model were so
+far. Times are seconds from the start of the run.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sloserve.core.request import WorkloadRequest
+from sloserve.estimator.step_time.profile import Profile
+from sloserve.fleet.file import Switching
+from sloserve.lso.model_swap import ModelSwap
+from sloserve.scheduler.qlm.contract import ModelState
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A request that no engine has.
+
+    prompt_tokens: with what other engines generated. due_s: of the whole reply, or else of its first token;
+    inf where nothing is promised.
+    """
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    arrival_s: float
+    due_s: float
+    rank: int
+    until_first_token: bool = False
+    generated_tokens: int = 0
+
+
+def held(request: WorkloadRequest, generated_tokens: int = 0) -> Held:
+    """What a dispatcher is told of ``request``."""
+    targets = request.slo.targets
+    limit_s = targets.e2e_s if targets.e2e_s is not None else targets.ttft_s
+    return Held(
+        request_id=request.request_id,
+        model=request.model,
+        prompt_tokens=request.prompt_tokens + generated_tokens,
+        arrival_s=request.arrival_s,
+        due_s=math.inf if limit_s is None else request.arrival_s + limit_s,
+        rank=request.slo.slo_class.rank,
+        until_first_token=targets.e2e_s is None and targets.ttft_s is not None,
+        generated_tokens=generated_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """The instance serves the request, whose model is active there."""
+
+    request_id: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """The instance takes no more requests, lets its streams end, and then makes ``model`` active.
+
+    drain_s: streams that have not ended by then go back to the queue with what they have; the fleet's own limit holds
+    where this is larger.
+    """
+
+    instance: str
+    model: str
+    drain_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The request is turned away."""
+
+    request_id: str
+
+
+Operation = Give | Switch | Refuse
+
+
+class InstanceView(Protocol):
+    """One instance, as its agent sees it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def models(self) -> Mapping[str, ModelState]:
+        """Where the weights are, of each model that it can serve. During a switch the model that comes is active."""
+        ...
+
+    @property
+    def active(self) -> str | None:
+        """The model that is active, or comes in."""
+        ...
+
+    @property
+    def serving(self) -> bool:
+        """Whether it takes requests: not while it drains or swaps."""
+        ...
+
+    @property
+    def activated_s(self) -> float: ...
+    @property
+    def ready_s(self) -> float:
+        """When a switch in progress is expected to be over; the present where there is none."""
+        ...
+
+    @property
+    def num_in_flight(self) -> int: ...
+    @property
+    def in_flight(self) -> Sequence[Held]:
+        """What its engine has, oldest first."""
+        ...
+
+    def generated(self, request_id: str) -> int:
+        """Tokens that have come back of one in flight."""
+        ...
+
+    def can_switch(self) -> bool:
+        """Whether it serves, and has its model for long enough."""
+        ...
+
+    def has_room(self, prompt_tokens: int) -> bool:
+        """Whether a request would be admitted soon, and not wait in the engine's own queue."""
+        ...
+
+    def profile(self, model: str) -> Profile:
+        """Step times of the model on its devices."""
+        ...
+
+    def limits(self, model: str) -> EngineSettings:
+        """Size and limits of the model's engine."""
+        ...
+
+    def swap_s(self, model: str) -> float:
+        """How long it takes to make ``model`` active once streams have ended."""
+        ...
+
+
+class FleetView(Protocol):
+    """The fleet, as its gateway sees it."""
+
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def instances(self) -> Sequence[InstanceView]: ...
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """What part of the requests asks for each model, as its operator expects."""
+        ...
+
+    @property
+    def switching(self) -> Switching:
+        """When instances may switch, as the fleet's file says."""
+        ...
+
+    @property
+    def swaps(self) -> Mapping[tuple[str, str], ModelSwap]:
+        """What each model costs to swap, by model and kind of device."""
+        ...
+
+    def expected_output(self, request: Held, generated: int = 0) -> tuple[float, float]:
+        """Mean and standard deviation of the tokens that are still to come of its reply, after ``generated`` in all."""
+        ...
+
+
+class Dispatcher(ABC):
+    """Which instance serves which request, and which model does each instance have?
+
+    Deterministic: what it answers follows from what it was told, and its seed. Each request is held from ``arrived``
+    until it is in a :class:`Give` or a :class:`Refuse`; one that goes back to the queue arrives again.
+    """
+
+    @abstractmethod
+    def begin(self, view: FleetView) -> Sequence[Switch]:
+        """The models to begin with, where they are not those of the fleet's file; they cost nothing."""
+
+    @abstractmethod
+    def arrived(self, request: Held, view: FleetView) -> None:
+        """A request is held from now on."""
+
+    @abstractmethod
+    def tick(self, view: FleetView) -> Sequence[Operation]:
+        """What to do now: asked after requests arrived or ended and models came, and once in a while."""

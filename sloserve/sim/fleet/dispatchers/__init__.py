@@ -1,0 +1,1 @@
+"""Dispatchers by name: what a fleet is compared with. Add one: a file, and a line in ``registry.py``."""

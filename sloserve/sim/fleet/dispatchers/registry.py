@@ -1,0 +1,93 @@
+"""Dispatchers by name, and names of runs: ``dispatcher:option=value/engine policy:option=value``.
+
+``collate:max_wait_s=20/edf`` is the dispatcher collate in front of engines that run edf. Without a policy, ``static``
+and ``on-demand`` have stock's scheduler in their engines, since they stand for what there is without this package, and
+the others the policy of the fleet's file. ``lengths=oracle`` lets any of them know how long replies will be.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sloserve.core.errors import ConfigError
+from sloserve.files.model import unknown
+from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.sim.fleet.contract import Dispatcher
+from sloserve.sim.fleet.dispatchers.assigned import LeastLoaded, Random, Static
+from sloserve.sim.fleet.dispatchers.pulling import Collate, EarliestDeadline, OnDemand
+from sloserve.sim.fleet.dispatchers.qlm import QLM
+
+STOCK = "stock"
+"""As a policy of engines: vLLM's own scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """make: from options and seed. question: what it stands for, for a reader. stock: whether engines are stock's."""
+
+    make: Callable[[Mapping[str, float], int], Dispatcher]
+    question: str
+    options: tuple[str, ...] = ()
+    stock: bool = False
+
+
+DISPATCHERS: dict[str, Entry] = {
+    "static": Entry(lambda options, seed: Static(), "each instance keeps one model", stock=True),
+    "on-demand": Entry(lambda options, seed: OnDemand(), "swap on demand, first come, first served", stock=True),
+    "collate": Entry(
+        lambda options, seed: Collate(**options), "one model after another, within a bound of the wait", ("max_wait_s",)
+    ),
+    "edf": Entry(lambda options, seed: EarliestDeadline(), "earliest deadline first, with affinity"),
+    "least-loaded": Entry(lambda options, seed: LeastLoaded(), "assigned on arrival to who has the fewest"),
+    "qlm": Entry(
+        lambda options, seed: QLM(seed), "request groups in virtual queues, re-planned where one would be late"
+    ),
+    "random": Entry(lambda options, seed: Random(seed), "assigned on arrival to any"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRunName:
+    """A run's name in its parts. policy: of the engines, ``None`` for the default. oracle: lengths are known."""
+
+    dispatcher: str
+    options: Mapping[str, float]
+    policy: str | None
+    oracle: bool
+
+    @classmethod
+    def parse(cls, text: str) -> "FleetRunName":
+        """Raises: ConfigError for an unknown dispatcher, option or policy."""
+        front, _, policy = text.partition("/")
+        name, given = parse_policy(front)
+        if name not in DISPATCHERS:
+            raise ConfigError(f"dispatcher {name!r} {unknown(name, tuple(DISPATCHERS))}")
+        allowed = (*DISPATCHERS[name].options, "lengths")
+        options, oracle = {}, False
+        for key, value in given.items():
+            if key not in allowed:
+                raise ConfigError(f"dispatcher {text!r}: option {key!r} {unknown(key, allowed)}")
+            if key == "lengths":
+                if value != "oracle":
+                    raise ConfigError(
+                        f"dispatcher {text!r}: lengths: {value!r} is not oracle; leave it out to learn them"
+                    )
+                oracle = True
+                continue
+            try:
+                options[key] = float(value)
+            except ValueError:
+                options[key] = -1.0
+            if not 0.0 <= options[key] < float("inf"):
+                raise ConfigError(f"dispatcher {text!r}: {key}: {value!r} is not a number from 0")
+        if policy and policy != STOCK:
+            make_policy(*parse_policy(policy))
+        return cls(name, options, policy or None, oracle)
+
+    def make(self, seed: int) -> Dispatcher:
+        """A new dispatcher for one run."""
+        return DISPATCHERS[self.dispatcher].make(self.options, seed)
+
+    def engine_policy(self, default: str) -> str | None:
+        """The policy of its engines, ``None`` for stock's scheduler. default: of the fleet's file."""
+        chosen = self.policy or (STOCK if DISPATCHERS[self.dispatcher].stock else default)
+        return None if chosen == STOCK else chosen

@@ -1,0 +1,320 @@
+"""One instance in virtual time: an engine for each model, of which one is active, and the switch from one to another.
+
+A switch has three parts: the instance takes no more requests, its streams end (what has not ended at the limit goes
+back to the queue with the tokens it has, for another engine to go on with), and the weights are exchanged. A stream
+that a client reads never ends by a switch.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import SLO
+from sloserve.core.spans import Phase, Span
+from sloserve.estimator.step_time.profile import Profile
+from sloserve.fleet.file import Switching
+from sloserve.lso.model_swap import ModelSwap
+from sloserve.scheduler.qlm.contract import ModelState
+from sloserve.sim.fleet.contract import Held, held
+from sloserve.sim.fleet.host_memory import HostMemory
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+
+_KV_ROOM = 0.9
+"""No more requests once so much of the KV cache is used: what runs grows into the rest."""
+_STEPS_AHEAD = 2
+"""Prompts that wait in an engine fill so many steps, one that runs and one that is scheduled behind it."""
+
+
+@dataclass(slots=True)
+class FleetClock:
+    """The time of the whole fleet, in seconds from the start of the run."""
+
+    now_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model on this kind of instance: how its engine is made, and what a swap of it costs."""
+
+    settings: EngineSettings
+    profile: Profile
+    swap: ModelSwap
+    make_engine: Callable[[], Any]
+
+
+History = dict[str, list[tuple[Any, WorkloadRequest]]]
+"""Of each request, the engines that had it, in order, and what each was given."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """A request in an engine. before: tokens of its reply that other engines generated."""
+
+    request: WorkloadRequest
+    given: WorkloadRequest
+    before: int
+    started: bool = False
+
+
+class Instance:
+    """See :class:`~sloserve.sim.fleet.contract.InstanceView` for what a dispatcher reads.
+
+    Args:
+        ended: called with each request that is over, and its tokens.
+        evicted: called with each request that goes back to the queue, and the tokens that it has.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: str,
+        served: Mapping[str, Served],
+        memory: HostMemory,
+        switching: Switching,
+        clock: FleetClock,
+        history: History,
+        ended: Callable[[WorkloadRequest, int], None],
+        evicted: Callable[[WorkloadRequest, int], None],
+    ) -> None:
+        self.name, self.device = name, device
+        self._served, self._memory, self._switching = served, memory, switching
+        self._clock, self._ended, self._evicted = clock, ended, evicted
+        self.active: str | None = None
+        self.phase = Phase.SERVING
+        self.activated_s = 0.0
+        self._until_s = math.inf
+        self._leaving: str | None = None
+        self._warm = False
+        self._engines: dict[str, Any] = {}
+        self._parts: dict[str, _Part] = {}
+        self._prompts_ahead = 0
+        self._num_given = 0
+        self._history = history
+        self._span_since_s = 0.0
+        self.spans: list[Span] = []
+
+    # What a dispatcher reads.
+
+    @property
+    def models(self) -> Mapping[str, ModelState]:
+        return {
+            model: ModelState.ACTIVE
+            if model == self.active
+            else ModelState.WARM
+            if self._memory.holds(self.name, model)
+            else ModelState.COLD
+            for model in self._served
+        }
+
+    @property
+    def now_s(self) -> float:
+        return self._clock.now_s
+
+    @property
+    def serving(self) -> bool:
+        return self.phase is Phase.SERVING and self.active is not None
+
+    @property
+    def ready_s(self) -> float:
+        if self.phase is Phase.SWAPPING:
+            return self._until_s
+        if self.phase is Phase.DRAINING and self.active is not None:
+            return self.now_s + self._exchange_s(self.active)
+        return self.now_s
+
+    @property
+    def in_flight(self) -> Sequence[Held]:
+        return [held(part.request, part.before) for part in self._parts.values()]
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._parts)
+
+    def generated(self, request_id: str) -> int:
+        part = self._parts[request_id]
+        return part.before + int(self._engine.output_tokens(part.given.request_id))
+
+    def can_switch(self) -> bool:
+        if self.active is None:
+            return True
+        return self.serving and self.now_s >= self.activated_s + self._switching.min_active_s
+
+    def has_room(self, prompt_tokens: int) -> bool:
+        if not self._parts:
+            return True
+        settings = self._served[self._serving_model].settings
+        ahead = self._prompts_ahead + prompt_tokens
+        return (
+            len(self._parts) < settings.max_num_seqs
+            and (not self._prompts_ahead or ahead <= _STEPS_AHEAD * settings.max_num_batched_tokens)
+            and self._engine.kv_used < _KV_ROOM
+        )
+
+    def profile(self, model: str) -> Profile:
+        return self._served[model].profile
+
+    def limits(self, model: str) -> EngineSettings:
+        return self._served[model].settings
+
+    def swap_s(self, model: str) -> float:
+        leaving = self._served[self.active].swap if self.active is not None else None
+        return self._served[model].swap.seconds(leaving, warm=self._memory.holds(self.name, model))
+
+    def weights_bytes(self, model: str) -> int:
+        """Size of a copy in host memory."""
+        return self._served[model].swap.weights_bytes
+
+    # What the fleet does with it.
+
+    @property
+    def at(self) -> float:
+        """When its next event is."""
+        if self.phase is Phase.SWAPPING:
+            return self._until_s
+        engine_at = self._engine.at if self._engines else math.inf
+        return float(min(engine_at, self._until_s)) if self.phase is Phase.DRAINING else float(engine_at)
+
+    def start_with(self, model: str) -> None:
+        """``model`` is active from the beginning."""
+        self._memory.release(self.name, model)
+        self._activate(model)
+        self.activated_s = -math.inf
+
+    def give(self, request: WorkloadRequest, generated: int) -> None:
+        """The active engine serves the request, of whose reply ``generated`` tokens are there.
+
+        Raises: ValueError where another model is active, or none takes requests.
+        """
+        if not self.serving or request.model != self.active:
+            raise ValueError(f"{self.name} is {self.phase} with {self.active}, and was given one for {request.model}")
+        part = _Part(request, self._given(request, generated), generated)
+        self._num_given += 1
+        self._parts[request.request_id] = part
+        self._prompts_ahead += part.given.prompt_tokens
+        self._history.setdefault(request.request_id, []).append((self._engine, part.given))
+        self._engine.give(part.given, now_s=self.now_s)
+
+    def switch(self, model: str, drain_s: float) -> None:
+        """Begins the switch to ``model``. Nothing happens where it is active, or the instance may not switch now."""
+        if model == self.active or not self.can_switch():
+            return
+        limit_s = min(drain_s, self._switching.drain_max_s)
+        self._enter(Phase.DRAINING)
+        self._leaving, self.active = self.active, model
+        self._until_s = self.now_s + limit_s
+        self._exchange_if_drained()
+
+    def advance(self) -> None:
+        """Its next event, whose time the clock shows."""
+        if self.phase is Phase.SWAPPING:
+            assert self.active is not None
+            self._memory.release(self.name, self.active)
+            self._enter(Phase.SERVING)
+            self._activate(self.active)
+            return
+        engine = self._engine
+        if engine.at <= self.now_s:
+            engine.advance()
+        if self.phase is Phase.DRAINING:
+            if self.now_s >= self._until_s:
+                self._give_back_all()
+            self._exchange_if_drained()
+
+    def finish(self) -> None:
+        """The run is over: closes the last span."""
+        self._enter(self.phase)
+
+    @property
+    def engines(self) -> Sequence[Any]:
+        """Those that were ever active."""
+        return list(self._engines.values())
+
+    # Inside.
+
+    @property
+    def _serving_model(self) -> str:
+        """The model whose engine has what is in flight."""
+        model = self._leaving if self.phase is Phase.DRAINING else self.active
+        assert model is not None
+        return model
+
+    @property
+    def _engine(self) -> Any:
+        return self._engines[self._serving_model]
+
+    def _activate(self, model: str) -> None:
+        if model not in self._engines:
+            engine = self._served[model].make_engine()
+            engine.tell(self._first_token, self._over)
+            self._engines[model] = engine
+        self.active, self.activated_s = model, self.now_s
+        self._until_s, self._leaving = math.inf, None
+
+    def _given(self, request: WorkloadRequest, generated: int) -> WorkloadRequest:
+        """What the engine sees: an id of its own, and of a reply that has begun the rest, without a first token."""
+        number = f"{request.request_id}~{self.name}~{self._num_given}"
+        if not generated:
+            return replace(request, request_id=number)
+        targets = replace(request.slo.targets, ttft_s=None)
+        return replace(
+            request,
+            request_id=number,
+            prompt_tokens=request.prompt_tokens + generated,
+            output_tokens=request.output_tokens - generated,
+            max_tokens=None if request.max_tokens is None else request.max_tokens - generated,
+            slo=SLO(request.slo.slo_class, targets),
+        )
+
+    def _part_of(self, given_id: str) -> _Part | None:
+        return self._parts.get(given_id.partition("~")[0])
+
+    def _first_token(self, given_id: str) -> None:
+        part = self._part_of(given_id)
+        if part is not None and not part.started:
+            part.started = True
+            self._prompts_ahead -= part.given.prompt_tokens
+
+    def _over(self, given_id: str) -> None:
+        part = self._part_of(given_id)
+        if part is None:
+            return
+        self._first_token(given_id)
+        tokens = part.before + int(self._engine.output_tokens(given_id))
+        del self._parts[part.request.request_id]
+        self._ended(part.request, tokens)
+
+    def _give_back_all(self) -> None:
+        engine, parts = self._engine, list(self._parts.values())
+        self._parts.clear()
+        self._prompts_ahead = 0
+        self._until_s = math.inf
+        for part in parts:
+            tokens = part.before + int(engine.output_tokens(part.given.request_id))
+            engine.abort(part.given.request_id, self.now_s)
+            self._evicted(part.request, tokens)
+
+    def _exchange_if_drained(self) -> None:
+        if self._parts or (self._leaving is not None and self._engine.at != math.inf):
+            return
+        assert self.active is not None
+        seconds = self._exchange_s(self.active)
+        self._warm = self._memory.holds(self.name, self.active)
+        leaving = self._leaving
+        if leaving is not None:
+            self._memory.keep(self.name, leaving, self._served[leaving].swap.weights_bytes, spare=self.active)
+        self._enter(Phase.SWAPPING)
+        self._until_s = self.now_s + seconds
+
+    def _exchange_s(self, coming: str) -> float:
+        leaving = None if self._leaving is None else self._served[self._leaving].swap
+        return self._served[coming].swap.seconds(leaving, warm=self._memory.holds(self.name, coming))
+
+    def _enter(self, phase: Phase) -> None:
+        """Books the phase that ends now."""
+        if self.now_s > self._span_since_s:
+            model = self._leaving if self.phase is Phase.DRAINING else self.active
+            warm = self._warm and self.phase is Phase.SWAPPING
+            self.spans.append(Span(self.name, self.phase, model, self._span_since_s, self.now_s, warm))
+        self.phase, self._span_since_s = phase, self.now_s

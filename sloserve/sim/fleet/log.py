@@ -1,0 +1,44 @@
+"""What a run of a fleet left behind: one log of all its requests, and which instance was at what when."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sloserve.core.outcome import Outcome
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.runlog import RequestLog, RunLog, StepLog
+from sloserve.core.spans import Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetLog:
+    """run: as of one engine, the steps of all engines together. spans: of each instance, one after another."""
+
+    run: RunLog
+    spans: tuple[Span, ...]
+
+
+def joined(request: WorkloadRequest, parts: Sequence[RequestLog]) -> RequestLog:
+    """The log of a request that was given to one engine after another, and evicted from all but the last."""
+    if not parts:
+        return RequestLog(request, Outcome.LOST, np.empty(0))
+    last = parts[-1]
+    again = sum(part.request.prompt_tokens for part in parts[1:])
+    return RequestLog(
+        request,
+        Outcome.LOST if last.outcome is Outcome.ABORTED else last.outcome,
+        np.concatenate([part.token_times_s for part in parts]),
+        sum(part.num_preemptions for part in parts) + len(parts) - 1,
+        sum(part.recomputed_tokens for part in parts) + again,
+        last.predicted,
+        last.stages if len(parts) == 1 else None,
+    )
+
+
+def all_steps(logs: Sequence[StepLog]) -> StepLog:
+    """The steps of several engines in one log, by their ends."""
+    names = ("end_s", "duration_s", "scheduled_tokens", "running", "waiting", "kv_utilization")
+    columns = {name: np.concatenate([getattr(log, name) for log in logs]) for name in names}
+    order = np.argsort(columns["end_s"], kind="stable")
+    return StepLog(**{name: column[order] for name, column in columns.items()})

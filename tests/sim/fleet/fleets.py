@@ -1,0 +1,42 @@
+"""Small fleets and what arrives at them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import ClassTable
+from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.sim.fleet.dispatchers.registry import FleetRunName
+from sloserve.sim.fleet.log import FleetLog
+from sloserve.sim.fleet.loop import FleetRun
+from sloserve.sim.model.engine import ModelEngine
+
+TEXT = """
+models:
+{models}
+hosts: {{n: {{device: h100, devices: {devices}, host_memory_gib: {memory_gib}}}}}
+switching: {{min_active_s: {min_active_s}, max_wait_s: {max_wait_s}, drain_max_s: {drain_max_s}}}
+settings: {{policy: edf, classes: {{urgent: {{rank: 0, e2e_ms: 20000}}, batch: {{rank: 1, e2e_ms: 300000}}}}}}
+"""
+
+
+def fleet_of(models: Sequence[str] = ("a", "b"), **given: float) -> Fleet:
+    """A fleet of one profile. Host memory holds all that sleeps, and instances may switch at once, unless given."""
+    values = {"devices": 1, "memory_gib": 999, "min_active_s": 0.0, "max_wait_s": 5.0, "drain_max_s": 600.0} | given
+    lines = "\n".join(f"  {name}: {{profile: h100-llama3-8b, flags: {{max_num_seqs: 32}}}}" for name in models)
+    return parse_fleet(TEXT.format(models=lines, **values))
+
+
+def request(
+    name: str, model: str, arrival_s: float, output_tokens: int = 20, cls: str = "urgent", prompt_tokens: int = 50
+) -> WorkloadRequest:
+    classes: ClassTable = fleet_of().settings.classes
+    slo = classes.slo(cls, classes[cls].targets)
+    return WorkloadRequest(name, arrival_s, prompt_tokens, output_tokens, slo, model=model)
+
+
+def run(fleet: Fleet, name: str, requests: Sequence[WorkloadRequest], engine_class: Any = ModelEngine) -> FleetLog:
+    """One run of the dispatcher ``name``, with the policy of the fleet where engines are not stock's."""
+    parsed = FleetRunName.parse(name)
+    policy = parsed.engine_policy("edf")
+    return FleetRun(fleet, parsed.make(0), engine_class, policy=policy, oracle=parsed.oracle).run(requests)

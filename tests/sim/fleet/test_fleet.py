@@ -1,0 +1,178 @@
+"""A fleet in virtual time: engines as in a single run, a switch that takes what its parts take, and nothing lost."""
+
+import math
+
+import numpy as np
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.core.outcome import Outcome
+from sloserve.core.spans import Phase
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.sim.fleet.dispatchers.registry import DISPATCHERS, FleetRunName
+from sloserve.sim.fleet.host_memory import HostMemory
+from sloserve.sim.fleet.loop import engine_settings
+from sloserve.sim.model.engine import ModelEngine
+from tests.sim.fleet.fleets import fleet_of, request, run
+
+PROFILE = load_profile("h100-llama3-8b")
+
+
+def mixed(n: int, rps: float, seed: int, models: str = "abc") -> list:  # type: ignore[type-arg]
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(1.0 / rps, n))
+    return [
+        request(
+            f"r{i}",
+            models[int(rng.integers(len(models)))],
+            float(arrivals[i]),
+            output_tokens=int(rng.integers(1, 200)),
+            cls=("urgent", "batch")[int(rng.integers(2))],
+            prompt_tokens=int(rng.integers(1, 400)),
+        )
+        for i in range(n)
+    ]
+
+
+def test_one_model_on_one_instance_is_one_engine() -> None:
+    """Requests come further apart than an agent's looks at its queue."""
+    fleet = fleet_of(["a"])
+    requests = [request(f"r{i}", "a", 0.05 * i, output_tokens=30 + i) for i in range(20)]
+    alone = ModelEngine(engine_settings(fleet.models["a"], PROFILE), PROFILE, None).run(requests)
+    log = run(fleet, "static", requests)
+    assert np.array_equal(log.run.steps.end_s, alone.steps.end_s)
+    for ours, theirs in zip(log.run.requests, alone.requests, strict=True):
+        assert np.array_equal(ours.token_times_s, theirs.token_times_s) and ours.stages == theirs.stages
+
+
+def test_a_switch_takes_the_end_of_the_streams_and_both_swaps() -> None:
+    fleet = fleet_of()
+    log = run(fleet, "on-demand", [request("first", "a", 0.0, output_tokens=100), request("second", "b", 0.1)])
+    first, second = log.run.requests
+    assert first.outcome is second.outcome is Outcome.COMPLETED
+    swap = fleet.swaps()["b", "h100"]
+    draining, swapping = (next(s for s in log.spans if s.phase is phase) for phase in (Phase.DRAINING, Phase.SWAPPING))
+    assert draining.start_s == 0.1 and draining.model == "a"
+    # The engine notices the end of the reply one step later.
+    assert first.finish_s is not None and first.finish_s <= draining.end_s <= first.finish_s + 0.02
+    assert swapping.end_s - swapping.start_s == pytest.approx(swap.sleep_s + swap.wake_s)
+    assert (swapping.model, swapping.warm) == ("b", True)
+    prefill_s = PROFILE.step_s(StepLoad.of([(50, 0)], []))
+    assert second.first_token_s == pytest.approx(swapping.end_s + prefill_s)
+
+
+def test_what_does_not_end_in_time_goes_on_elsewhere_with_the_tokens_it_has() -> None:
+    """Its client sees a pause, and every token once."""
+    fleet = fleet_of(drain_max_s=1.0)
+    long = request("long", "a", 0.0, output_tokens=400)
+    log = run(fleet, "on-demand", [long, request("second", "b", 0.5)])
+    first, second = log.run.requests
+    assert first.outcome is second.outcome is Outcome.COMPLETED
+    assert first.token_times_s.size == 400 and (np.diff(first.token_times_s) > 0).all()
+    gap = int(np.argmax(np.diff(first.token_times_s)))
+    assert first.token_times_s[gap] < 1.55 and first.num_preemptions == 1
+    assert first.token_times_s[gap + 1] > second.token_times_s[-1]
+    assert first.recomputed_tokens == 50 + gap + 1
+    assert log.run.counters["evicted_on_switch"] == 1
+
+
+@pytest.mark.parametrize("name", [*(f"{name}/stock" for name in DISPATCHERS), "edf:lengths=oracle"])
+def test_every_request_ends_once_with_its_tokens(name: str) -> None:
+    """With more models than instances, host memory for one of them, and drains that are cut short."""
+    fleet = fleet_of("abc", devices=2, memory_gib=20, drain_max_s=0.5, min_active_s=1.0)
+    requests = mixed(14 if name.endswith("oracle") else 30, 6.0, 1)
+    log = run(fleet, name, requests)
+    placed = {span.model for span in log.spans}
+    for r in log.run.requests:
+        if name.startswith("static") and r.request.model not in placed:
+            assert r.outcome is Outcome.REJECTED
+        else:
+            assert (r.outcome, r.token_times_s.size) == (Outcome.COMPLETED, r.request.output_tokens)
+            assert (np.diff(r.token_times_s) > 0).all() and r.token_times_s[0] > r.request.arrival_s
+    for instance in {span.instance for span in log.spans}:
+        spans = [span for span in log.spans if span.instance == instance]
+        assert all(a.end_s == b.start_s for a, b in zip(spans, spans[1:], strict=False))
+    assert any(span.phase is Phase.SWAPPING for span in log.spans) is not name.startswith("static")
+
+
+def test_the_same_run_twice_is_the_same() -> None:
+    fleet = fleet_of("abc", devices=2)
+    one, two = (run(fleet, "qlm/stock", mixed(20, 10.0, 2)) for _ in range(2))
+    assert one.spans == two.spans
+    assert all(
+        np.array_equal(a.token_times_s, b.token_times_s)
+        for a, b in zip(one.run.requests, two.run.requests, strict=True)
+    )
+
+
+def test_collating_makes_no_model_wait_beyond_its_bound() -> None:
+    """Requests of one model without a gap; the other's single request waits for the bound, the drain and the swap."""
+    steady = [request(f"r{i}", "a", 0.2 * i, output_tokens=40) for i in range(60)]
+    requests = sorted([*steady, request("tail", "b", 2.0)], key=lambda r: r.arrival_s)
+    first_s = {}
+    for bound in (3.0, 9.0):
+        log = run(fleet_of(max_wait_s=bound), "collate/stock", requests)
+        first_s[bound] = next(r for r in log.run.requests if r.request.request_id == "tail").first_token_s
+    assert first_s[3.0] is not None and 5.0 < first_s[3.0] < 8.0
+    assert first_s[9.0] is not None and 11.0 < first_s[9.0] < 14.0
+
+
+def test_a_model_that_just_came_stays_for_its_time() -> None:
+    log = run(fleet_of(min_active_s=4.0), "on-demand", [request("x", "b", 0.0), request("y", "a", 0.2)])
+    serving = [span for span in log.spans if span.phase is Phase.SERVING and span.model == "b"]
+    assert serving and serving[0].end_s - serving[0].start_s == pytest.approx(4.0, abs=0.6)
+
+
+def test_host_memory_gives_up_what_was_used_least_recently() -> None:
+    memory = HostMemory(30)
+    assert memory.keep("i", "a", 10) and memory.keep("i", "b", 10) and memory.keep("j", "a", 10)
+    assert memory.keep("i", "c", 10, spare="a")
+    assert [memory.holds("i", m) for m in "abc"] == [True, False, True] and memory.holds("j", "a")
+    assert not memory.keep("i", "huge", 31) and memory.holds("i", "a")
+    memory.release("i", "a")
+    assert memory.fits(10) and not memory.fits(11)
+
+
+def test_a_cold_model_comes_from_disk() -> None:
+    fleet = fleet_of(memory_gib=0)
+    log = run(fleet, "on-demand", [request("x", "b", 0.0)])
+    (swap,) = [span for span in log.spans if span.phase is Phase.SWAPPING]
+    cost = fleet.swaps()["b", "h100"]
+    assert not swap.warm and swap.end_s - swap.start_s == pytest.approx(cost.sleep_s + cost.reload_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("colate", "dispatcher 'colate' is unknown; known here: static, on-demand"),
+        ("collate:max_wait=3", "option 'max_wait' is unknown; known here: max_wait_s, lengths; did you mean"),
+        ("collate:max_wait_s=x", "max_wait_s: 'x' is not a number from 0"),
+        ("edf:lengths=true", "lengths: 'true' is not oracle"),
+        ("edf/edg", "unknown policy 'edg'"),
+    ],
+)
+def test_a_wrong_name_of_a_run_says_what_there_is(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=".*") as caught:
+        FleetRunName.parse(name)
+    assert message in str(caught.value)
+
+
+def test_stands_for_stock_where_nothing_is_said() -> None:
+    chosen = {name: FleetRunName.parse(name).engine_policy("edf") for name in ("static", "on-demand", "edf", "qlm/sjf")}
+    assert chosen == {"static": None, "on-demand": None, "edf": "edf", "qlm/sjf": "sjf"}
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("name", ["collate", "qlm/stock"])
+def test_vllms_own_scheduler_gives_the_same_fleet(name: str) -> None:
+    """The model of the engine is step by step vLLM's, evictions on switches included, and so is the fleet."""
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+
+    fleet = fleet_of("ab", devices=1, drain_max_s=0.5, min_active_s=1.0, max_wait_s=2.0)
+    requests = mixed(40, 8.0, 3, "ab")
+    model, real = (run(fleet, name, requests, engine) for engine in (ModelEngine, VirtualEngine))
+    assert model.spans == real.spans and model.run.counters["evicted_on_switch"] > 0
+    for ours, theirs in zip(model.run.requests, real.run.requests, strict=True):
+        assert np.array_equal(ours.token_times_s, theirs.token_times_s)
+    assert not math.isnan(model.run.steps.end_s[-1])
