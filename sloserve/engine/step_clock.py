@@ -24,6 +24,7 @@ class StepClock:
     """
 
     def __init__(self, profile: Profile | None = None) -> None:
+        self.profile = profile
         self.latency = OnlineLatency(profile)
         """How long the engine's steps take, as observed so far."""
         self.decodes = StepLoad()

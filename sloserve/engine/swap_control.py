@@ -14,11 +14,19 @@ from sloserve.engine.step_clock import StepClock
 from sloserve.engine.swap_rule import SwapRule
 from sloserve.engine.swap_store import SwapStore
 from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.profile import Profile
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import EngineFacts, SwapFacts
 
-LINK_BYTES_PER_S: Final = 20e9
-"""What a link is taken to carry until copies were timed: a PCIe 4.0 x16 slot, less what small blocks cost."""
+LINK_BYTES_PER_S: Final = 50e9
+"""What the link of one rank is taken to carry until copies were timed: a PCIe 5.0 x16 slot. Rather too much than too
+little: the first copies correct it, while a link that is taken for slow is not used and teaches nothing.
+"""
+
+
+def first_bytes_per_s(profile: Profile | None, ranks: int = 1) -> float:
+    """What the links of an engine's ranks together are taken to carry in one direction until copies were timed."""
+    return LINK_BYTES_PER_S * ranks if profile is None else 1e9 * profile.link_bandwidth_gb_per_s
 
 
 class SwapControl:

@@ -7,8 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.engine.link_clock import LIMITS, MAX_CHANGE, LinkClock
+from sloserve.engine.swap_control import first_bytes_per_s
+from sloserve.estimator.step_time.profile import load_profile, profile_names
 
 GB = 10**9
+ALL = profile_names()
 
 
 def test_directions_do_not_wait_for_each_other() -> None:
@@ -64,6 +67,14 @@ def test_a_link_that_is_not_used_is_taken_for_what_it_was_at_first() -> None:
     assert rates == sorted(rates) and rates[-1] == pytest.approx(50e9, rel=1e-3)
     link.out(GB, ends_s + 3600.0)
     assert link.bytes_per_s == pytest.approx(50e9, rel=1e-3)
+
+
+def test_the_first_rate_is_the_profiles_or_rather_too_high() -> None:
+    """Measured with 20e9: econo never swapped on a link of 50e9 bytes/s, so that nothing corrected it."""
+    tp4 = load_profile("a100-llama3-70b-tp4")
+    assert first_bytes_per_s(tp4, ranks=4) == 100e9  # of all ranks already
+    fastest = max(load_profile(name).link_bandwidth_gb_per_s / load_profile(name).tensor_parallel for name in ALL)
+    assert first_bytes_per_s(None, ranks=2) >= 2e9 * fastest
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])

@@ -16,7 +16,7 @@ from sloserve.core.stated import StatedSLO
 from sloserve.engine.link_clock import LinkClock
 from sloserve.engine.planner import Planner
 from sloserve.engine.step_clock import StepClock
-from sloserve.engine.swap_control import LINK_BYTES_PER_S, SwapControl
+from sloserve.engine.swap_control import SwapControl, first_bytes_per_s
 from sloserve.engine.swap_rule import SwapRule
 from sloserve.engine.swap_store import SwapStore
 from sloserve.estimator.planning_cost import PlanningCosts
@@ -69,7 +69,7 @@ class PlannedScheduler(ModelScheduler):
     def swap_with(self, space_gib: float, block_bytes: int) -> None:
         """Keeps the KV of preempted requests from now on. block_bytes: of a KV block."""
         store = SwapStore(int(space_gib * GIB) // block_bytes, self.settings.block_size, self.slo_counters)
-        link = LinkClock(LINK_BYTES_PER_S)
+        link = LinkClock(first_bytes_per_s(self._steps.profile))
         control = SwapControl(store, block_bytes, SwapRule(self._swapping), link, self._steps, self._clock)
         self.swap = ModelSwap(self.requests, control)
 

@@ -21,7 +21,7 @@ from vllm.v1.request import Request
 from sloserve.core.clock import Clock
 from sloserve.engine.link_clock import LinkClock
 from sloserve.engine.step_clock import StepClock
-from sloserve.engine.swap_control import LINK_BYTES_PER_S, SwapControl
+from sloserve.engine.swap_control import SwapControl, first_bytes_per_s
 from sloserve.engine.swap_rule import SwapRule
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import SwapFacts
@@ -69,7 +69,7 @@ class Swapping:
         self._counters = connector.store.counters = counters
         self._steps, self._clock = steps, clock
         ranks = connector.size.ranks
-        link, block_bytes = LinkClock(LINK_BYTES_PER_S * ranks), connector.size.block_bytes * ranks
+        link, block_bytes = LinkClock(first_bytes_per_s(steps.profile, ranks)), connector.size.block_bytes * ranks
         self._control = SwapControl(connector.store, block_bytes, SwapRule(swapping), link, steps, clock)
         self._loads: dict[str, Request] = {}  # from the start of the load until the request runs
         self._due_s: dict[str, float] = {}  # of loads that run: when each must have ended
