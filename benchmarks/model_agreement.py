@@ -4,7 +4,9 @@ Writes benchmarks/results/model_agreement.json: for each run the difference, mod
 and output tokens/s, and how many requests got any token at another time. Traces are looked for in the folder that
 SLOSERVE_DATA names; those that are not there are left out, and the result says so.
 
-    python benchmarks/model_agreement.py [--max-requests 300] [--seeds 1] [--policies stock,edf]
+With --rows only those rows are run, and replace theirs in the result.
+
+    python benchmarks/model_agreement.py [--max-requests 300] [--seeds 1] [--policies stock,edf] [--rows reading-bursts]
 """
 
 import argparse
@@ -36,6 +38,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "reading-bursts": H100 | {"workload": "reading-speed-gamma3"},
 }
 SCARCE = {"kv_blocks": 3000}
+SWAP: dict[str, Any] = SCARCE | {
+    "policy": "fcfs,edf,andes@swapping=always,econo@link_gb_per_s=1", "swap_space_gib": 4.0, "link_gb_per_s": 5.0
+}  # fmt: skip
+SWAPPED = ("azure-conv", "sharegpt")
+"""Rows that are run with swap space, too."""
 
 
 def experiments(max_requests: int, seeds: int, policies: str) -> dict[str, Experiment | None]:
@@ -52,6 +59,8 @@ def experiments(max_requests: int, seeds: int, policies: str) -> dict[str, Exper
         found[name] = build_experiment(**flags)
         if name != "mooncake":  # its prompts do not fit
             found[f"{name}-scarce-kv"] = build_experiment(**flags, **SCARCE)
+        if name in SWAPPED:
+            found[f"{name}-swap"] = build_experiment(**flags | SWAP)
     return found
 
 
@@ -66,6 +75,7 @@ def differences(theirs: RunLog, ours: RunLog, **run: Any) -> dict[str, Any]:
         "requests": len(theirs.requests),
         "requests_that_differ": sum(not np.array_equal(x.token_times_s, y.token_times_s) for x, y in pairs),
         "preemptions": sum(r.num_preemptions for r in theirs.requests),
+        "swaps": sum(r.num_swaps for r in theirs.requests),
     }
 
 
@@ -74,10 +84,16 @@ def main() -> None:
     parser.add_argument("--max-requests", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--policies", default=POLICIES)
+    parser.add_argument("--rows", help="comma-separated; all if not given")
     args = parser.parse_args()
+    path = Path(__file__).parent / "results" / "model_agreement.json"
+    found = experiments(args.max_requests, args.seeds, args.policies)
     rows: list[dict[str, Any]] = []
-    missing = []
-    for name, experiment in experiments(args.max_requests, args.seeds, args.policies).items():
+    if args.rows:
+        found = {name: found[name] for name in args.rows.split(",")}
+        rows = [row for row in json.loads(path.read_text())["runs"] if row["workload"] not in found]
+    missing, commit = [], provenance()["commit"]
+    for name, experiment in found.items():
         if experiment is None:
             missing.append(name)
             continue
@@ -87,13 +103,12 @@ def main() -> None:
         for theirs, model in zip(*both, strict=True):
             point = theirs.point
             run = {"policy": theirs.policy, "seed": point.seed, "rps": point.rps, "load": point.load}
-            rows.append({"workload": name, **differences(theirs.log, model.log, **run)})
+            rows.append({"workload": name, "commit": commit, **differences(theirs.log, model.log, **run)})
             print(json.dumps(rows[-1]), flush=True)
     worst = {
         key: max((abs(row[key]) for row in rows if row[key] is not None), default=0.0)
         for key in ("requests_that_differ", *(f"{name}_difference" for name in FIGURES))
     }
-    path = Path(__file__).parent / "results" / "model_agreement.json"
     result = {**provenance(), "runs": rows, "missing_traces": missing, "largest_difference": worst}
     path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
     print(json.dumps(worst, indent=1))
