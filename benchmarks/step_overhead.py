@@ -147,7 +147,7 @@ def costs_s(policy: str, requests: int, running: int, seed: int) -> dict[bool, d
             raise _Enough
         arrival_s = engine._clock.now_s() - began_s
         for request in itertools.islice(coming, requests - len(scheduler.requests) - len(engine._arriving)):
-            engine._arriving.append(replace(request, arrival_s=arrival_s))
+            engine._arriving.append((arrival_s, replace(request, arrival_s=arrival_s)))
 
     engine.on_step = stepped
     try:
