@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.queue_backlog import EngineSize
+from sloserve.lso.fleet_operations import Queued, fleet_operations
 from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, InstanceState, RunningSums
 from sloserve.scheduler.qlm.groups import Groups, Member
 from sloserve.scheduler.qlm.planner import QLMPlanner
@@ -84,21 +85,26 @@ class QLM(Dispatcher):
             state = FleetState(view.now_s, sums, instances, self._swap_s, self._plan)
             self._plan = self._planner.plan(state)
             self._planned, self._planned_s = there, view.now_s
+        queued = {group.ref: Queued(group.ref, group.model, group.first_due_s) for group in sums}
         operations: list[Operation] = []
         for instance in view.instances:
             if instance.serving:
-                operations += self._serve(instance, self._plan.queues.get(instance.name, ()))
+                refs = self._plan.queues.get(instance.name, ())
+                operations += self._serve(instance, [queued[ref] for ref in refs if ref in queued])
         return operations
 
-    def _serve(self, instance: InstanceView, queue: Sequence[int]) -> list[Operation]:
-        """What the instance pulls now, and whether it switches."""
+    def _serve(self, instance: InstanceView, queue: Sequence[Queued]) -> list[Operation]:
+        """What the instance pulls now, or the model that it switches to. Engines preempt by their own policy."""
+        asked = fleet_operations(
+            queue, active=instance.active, last_head=None, running=(), warm=(), weights_bytes={}, host_bytes=0
+        )
+        if asked.activate is not None:
+            return [Switch(instance.name, asked.activate)]
         operations: list[Operation] = []
         room = Room(instance)
-        for ref in queue:
+        for ref in asked.pull:
             while members := self._groups.head(ref, 1):
                 (member,) = members
-                if member.model != instance.active:
-                    return operations if operations else [Switch(instance.name, member.model)]
                 if not room.takes(int(member.prompt_tokens)):
                     return operations
                 self._groups.remove(member.request)
