@@ -189,6 +189,24 @@ def test_requests_are_aborted_while_their_loads_are_stuck(world: World, expected
     assert world.end() == {"r0": expected["r0"]}
 
 
+def test_a_reset_does_not_wait_for_the_load_of_an_aborted_request(world: World, expected: Any) -> None:
+    world.engine.llm.abort_request(["r2", "r5"])
+    assert world.core.reset_prefix_cache(True, True)
+    assert world.end() == {name: tokens for name, tokens in expected.items() if name not in ("r2", "r5")}
+
+
+def test_what_was_not_copied_before_a_reset_is_not_spared(world: World, expected: Any) -> None:
+    """An engine in its caller's process sleeps at once, before the step that would have copied."""
+    world.copier.let_go()
+    world.until(lambda: len(world.scheduler.running) == LOADS)
+    world.core.sloserve_park(1)
+    assert world.core.reset_prefix_cache(True, True)
+    world.core.model_executor.sleep(1)
+    world.wake()
+    assert world.end() == expected
+    assert world.counters["swap_dropped_epoch"] == LOADS
+
+
 @pytest.fixture(scope="module")
 def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model like the tiny one, that says something else."""

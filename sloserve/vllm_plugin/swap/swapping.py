@@ -241,6 +241,10 @@ class Swapping:
         for request in reversed(self._loads.values()):  # each goes to the front
             self._give_up_load(request)
         self._loads.clear()
+        for request_id in self._due_s:  # and those that were aborted meanwhile, whose blocks vLLM holds back
+            request = self._scheduler.requests.get(request_id)
+            if request is not None and request_id not in self._abandoned:
+                self._give_up_load(request)
 
     def _give_up_load(self, request: Request) -> None:
         """A request whose KV is being loaded, or has been, waits again as if just preempted."""
@@ -255,8 +259,8 @@ class Swapping:
         Stores nothing meanwhile: what is preempted now is preempted because its KV is void.
         """
         self._closed = True
-        if self._spares_reset:
-            self._spares_reset = False
+        if self._spares_reset and not self._connector.has_pending_push_work():
+            self._spares_reset = False  # all that was parked is in the pool
         else:
             self.weights_changed()
         self._abandoned.count_free()
@@ -267,7 +271,7 @@ class Swapping:
 
     def paused(self) -> None:
         """vLLM admits nothing new from now on, and waits until the engine is idle."""
-        self._pause_ends_s = self._stepping_s + PAUSE_S
+        self._pause_ends_s = min(self._pause_ends_s, self._stepping_s + PAUSE_S)
 
     def unpaused(self) -> None:
         self.parked = self._spares_reset = False
