@@ -55,11 +55,10 @@ class SwapControl:
         """So many blocks go to the host."""
         self.link.out(num_blocks * self._block_bytes, self._clock.monotonic_s())
 
-    def loads(self, request_id: str) -> None:
-        """What is kept for a request comes back."""
+    def loads(self, request_id: str, num_blocks: int) -> None:
+        """So many blocks of what is kept for a request come back; what it finds in the prefix cache need not."""
         self.rule.has_turn(request_id, self._clock.monotonic_s())
-        size = blocks_of(self.store.tokens_of(request_id), self.store.block_size) * self._block_bytes
-        self.link.in_(size, self._clock.monotonic_s())
+        self.link.in_(num_blocks * self._block_bytes, self._clock.monotonic_s())
 
     def admitted(self, request_ids: Iterable[str]) -> None:
         """These run from now on."""
@@ -71,8 +70,9 @@ class SwapControl:
         for num_bytes, seconds in traffic:
             self.link.observed(num_bytes, seconds)
 
-    def growth_blocks(self, computed: IntArray) -> int:
-        """Blocks to keep free beside a load that begins now: what running requests grow by until it ends.
+    def growth_blocks(self, computed: IntArray, num_blocks: int) -> int:
+        """Blocks to keep free beside a load of ``num_blocks`` that begins now: what running requests grow by until it
+        ends, and the one block more that its own next token may need.
 
         computed: ``[running]``, tokens with KV.
         """
@@ -81,10 +81,10 @@ class SwapControl:
         block_size = self.store.block_size
         load = StepLoad(decode_seqs=computed.size, decode_context_tokens=int(computed.sum()))
         step_s = self._steps.latency.step_s(load)
-        load_s = self.facts().in_s + block_size * self._block_bytes / self.link.bytes_per_s
+        load_s = self.facts().in_s + num_blocks * self._block_bytes / self.link.bytes_per_s
         steps = min(1 + math.ceil(load_s / step_s) if step_s > 0.0 else block_size, block_size)
         grown: IntArray = blocks_of(computed + 1 + steps, block_size) - blocks_of(computed + 1, block_size)
-        return int(np.add.reduce(grown)) + 1  # and the loaded request's own next token
+        return int(np.add.reduce(grown)) + 1
 
     def facts(self) -> SwapFacts:
         """The pool and the link, as of now."""

@@ -56,6 +56,8 @@ class Pool(RuleBasedStateMachine):
         if hit * BLOCK >= frontier:
             self.store.drop(request, "hit")
             self.kept.pop(request, None)
+            if request in self.loading:
+                self.void.add(request)
             return
         blocks = self.store.load(request, hit * BLOCK, frontier)
         assert [self.bytes[b] for b in blocks] == [(request, number, i) for i in range(hit, blocks_of(frontier, BLOCK))]

@@ -114,12 +114,15 @@ class PlannedScheduler(ModelScheduler):
         if planner.table.slot_of:
             step = planner.next_step(now_s, monotonic_s)
             self.slo_planning_s = step.planning_s
+            stores = self.slo_counters["swap_stores"]
             for request in step.preempt:
                 index = request.index  # type: ignore[attr-defined]
                 self.running = self.running[self.running != index]
                 self.preempt(index)
             if step.preempt:
                 self.slo_counters["evictions"] += len(step.preempt)
+                if self.swap is not None:
+                    self.slo_counters["swapped_evictions"] += self.slo_counters["swap_stores"] - stores
             self.slo_paused = planner.apply_plan(step, own, monotonic_s)  # type: ignore[assignment]
         batch = self._scheduled(own)
         planner.admitted(batch, monotonic_s)

@@ -228,10 +228,11 @@ class ModelScheduler:
         assert swap is not None
         full = min(int(counts.tokens[index]), self.settings.max_model_len)
         # What loads makes no progress and cannot be preempted: it leaves room for all prompts that are unfinished.
-        if not (kv.fits(full, hits) and kv.fits(frontier, hits, self._reserved(step))):
+        num_blocks = blocks_of(frontier, self.settings.block_size) - len(hits)
+        if not (kv.fits(full, hits) and kv.fits(frontier, hits, self._reserved(step, num_blocks))):
             return False
         kv.admit(index, hits)
-        kv.take(index, blocks_of(frontier, self.settings.block_size) - len(hits))
+        kv.take(index, num_blocks)
         swap.load(index, len(hits) * self.settings.block_size, frontier)
         counts.computed[index] = frontier
         counts.state[index] = BLOCKED
@@ -240,11 +241,11 @@ class ModelScheduler:
         step.places = max(step.places - 1, len(step.requests))  # the one that it will run in
         return True
 
-    def _reserved(self, step: Admitted) -> int:
-        """Blocks that unfinished prompts and loads still need, and running requests while a load runs."""
+    def _reserved(self, step: Admitted, num_blocks: int) -> int:
+        """Blocks that unfinished prompts and loads still need, and running requests while ``num_blocks`` are loaded."""
         assert self.swap is not None
         running = np.concatenate((self.requests.computed[self.running], np.array(step.computed, np.int64)))
-        growth = self.swap.control.growth_blocks(running)
+        growth = self.swap.control.growth_blocks(running, num_blocks)
         members = np.fromiter(self._prefilling, np.int64)
         tokens = np.minimum(self.requests.tokens[members], self.settings.max_model_len)
         return (

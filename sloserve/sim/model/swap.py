@@ -63,8 +63,9 @@ class ModelSwap:
     def load(self, index: int, hit: int, frontier: int) -> None:
         """The request has its blocks; those behind ``hit`` are loaded."""
         request = self._requests.handles[index]
-        self._loads.append((request.request_id, self.control.store.load(request.request_id, hit, frontier)))
-        self.control.loads(request.request_id)
+        host_ids = self.control.store.load(request.request_id, hit, frontier)
+        self._loads.append((request.request_id, host_ids))
+        self.control.loads(request.request_id, len(host_ids))
         self._loading[request.request_id] = index
         self._kept.discard(index)
         self.begun.append(request)

@@ -22,6 +22,7 @@ from vllm.v1.request import Request
 from sloserve.engine.containment import Containment
 from sloserve.engine.swap_store import SwapStore
 from sloserve.kernels.kv_copy import Region, block_bytes
+from sloserve.lso.blocks import blocks_of
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.swap.copier import Copier, CpuCopier
 from sloserve.vllm_plugin.swap.cuda_start import gpu_copier, gpu_pool
@@ -57,7 +58,9 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             self.use(SwapStore(self.size.blocks, vllm_config.cache_config.block_size))
             self._orders = SwapOrders()
             self._told_alone = False
-            self._on_load: Callable[[Request], object] | None = None
+            self.asked_blocks = 0
+            """Blocks of the load that vLLM was last told it might begin."""
+            self._on_load: Callable[[Request, int], object] | None = None
             self._on_report: Callable[[SwapReport], object] | None = None
             self._are_copying: Callable[[], bool] | None = None
 
@@ -74,11 +77,11 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def attach(
         self,
-        on_load: Callable[[Request], object],
+        on_load: Callable[[Request, int], object],
         on_report: Callable[[SwapReport], object],
         are_copying: Callable[[], bool],
     ) -> None:
-        """on_load: told of each request whose load begins, and that runs after it. on_report: of workers' reports.
+        """on_load: told of each request whose load begins, and of how many blocks. on_report: of workers' reports.
         are_copying: whether loads run whose end is near.
         """
         self._on_load, self._on_report, self._are_copying = on_load, on_report, are_copying
@@ -108,8 +111,11 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     # Scheduler's half, called by vLLM.
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        external = self.store.frontier(request.request_id, request.num_tokens) - num_computed_tokens
-        return (external, True) if external > 0 else (0, False)
+        frontier, block_size = self.store.frontier(request.request_id, request.num_tokens), self.store.block_size
+        if frontier <= num_computed_tokens:
+            return 0, False
+        self.asked_blocks = blocks_of(frontier, block_size) - num_computed_tokens // block_size
+        return frontier - num_computed_tokens, True
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens <= 0:
@@ -123,7 +129,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             order = Copy(request.request_id, [], [])
         self._orders.loads.append(order)
         if self._on_load is not None:
-            self._contained(None, self._on_load, request)
+            self._contained(None, self._on_load, request, len(order.host_ids))
 
     def _load(self, request: Request, blocks: Any, num_external_tokens: int) -> Copy | None:
         frontier = self.store.frontier(request.request_id, request.num_tokens)

@@ -186,14 +186,15 @@ class Swapping:
     def growth_blocks(self) -> int:
         """Blocks to keep free beside a load that begins now: what running requests grow by until it ends."""
         running = self._scheduler.running
-        return self._control.growth_blocks(np.array([request.num_computed_tokens for request in running], np.int64))
+        computed = np.array([request.num_computed_tokens for request in running], np.int64)
+        return self._control.growth_blocks(computed, self._connector.asked_blocks)
 
-    def _load_begins(self, request: Request) -> None:
+    def _load_begins(self, request: Request, num_blocks: int) -> None:
         self._loads[request.request_id] = request
         self._begun.append(request)
         if self._limits is not None:
             self._limits.take_place()
-        self._control.loads(request.request_id)
+        self._control.loads(request.request_id, num_blocks)
         self._due_s[request.request_id] = self._stepping_s + self.facts().in_s + LATE_S
 
     def _give_up_late_loads(self) -> None:
