@@ -41,7 +41,7 @@ SLOSERVE_HOST_DEVICE inline KvUnit load_unit(std::uint64_t from) {
   const uint4 words = __ldcs(reinterpret_cast<const uint4*>(from));
   unit = {{words.x, words.y, words.z, words.w}};
 #else
-  std::memcpy(&unit, reinterpret_cast<const void*>(from), sizeof(unit));
+  std::memcpy(&unit, __builtin_assume_aligned(reinterpret_cast<const void*>(from), kKvUnitBytes), sizeof(unit));
 #endif
   return unit;
 }
@@ -50,7 +50,7 @@ SLOSERVE_HOST_DEVICE inline void store_unit(std::uint64_t to, const KvUnit& unit
 #ifdef __CUDA_ARCH__
   __stwb(reinterpret_cast<uint4*>(to), make_uint4(unit.words[0], unit.words[1], unit.words[2], unit.words[3]));
 #else
-  std::memcpy(reinterpret_cast<void*>(to), &unit, sizeof(unit));
+  std::memcpy(__builtin_assume_aligned(reinterpret_cast<void*>(to), kKvUnitBytes), &unit, sizeof(unit));
 #endif
 }
 
