@@ -31,6 +31,7 @@ SCHEDULER_ATTRIBUTES = (
     "kv_cache_manager", "lora_config", "max_num_running_reqs", "max_num_scheduled_tokens", "num_spec_tokens",
     "num_waiting_for_streaming_input", "pause_state", "requests", "requires_kv_delivery", "running", "scheduler_config",
     "use_pp", "vllm_config", "waiting", "defer_block_free", "finished_recving_kv_req_ids", "recompute_kv_load_failures",
+    "_inflight_prefills", "encoder_cache_manager", "failed_recving_kv_req_ids",
 )  # fmt: skip
 SCHEDULER_METHODS = (
     "schedule",
@@ -41,6 +42,8 @@ SCHEDULER_METHODS = (
     "get_request_counts",
     "reset_prefix_cache",
     "_inflight_prefill_reserved_blocks",
+    "_free_blocks",
+    "set_pause_state",
 )
 REQUEST_ATTRIBUTES = (
     "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
