@@ -173,7 +173,7 @@ def test_files_depend_on_the_flags_alone(tmp_path: Path) -> None:
 @pytest.mark.vllm
 def test_tuning_on_one_half_and_runs_of_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Everybody is served one at a time until that is tuned; what was tried is in the result."""
-    flags = ["--workload", "voice", "--rps", "8", "--seeds", "1", "--max-requests", "30", "--policy", "stock,edf"]
+    flags = ["--workload", "voice", "--rps", "8", "--seeds", "1", "--max-requests", "14", "--policy", "stock,edf"]
     flags += ["--max-num-seqs", "1", "--tune", "max_num_seqs=1,64", "--plan-cost", "2", "--step-noise", "0.1"]
     app(["simulate", *flags, "--out", str(tmp_path)], standalone_mode=False)
     assert "as stock@max_num_seqs=64" in capsys.readouterr().out

@@ -25,6 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = tmp_path_factory.mktemp("config") / "serve.yaml"
     config.write_text(SETTINGS)
     flags = ["--slo-config", str(config), "--max-num-seqs", str(MAX_NUM_SEQS), "--api-key", USER_KEY]
+    flags += ["--swap-space-gib", "0.02", "--swapping", "always"]
     running = Server(*flags, env={"SLOSERVE_ADMIN_KEY": ADMIN_KEY})
     try:
         running.wait_ready()

@@ -397,6 +397,25 @@ def test_full_queue_is_a_429_that_says_when_to_come_again(server: Server, http: 
     assert samples(server, "sloserve:requests_total")[("background", "rejected")] == 1
 
 
+def test_a_stream_that_gives_up_its_place_keeps_its_kv(server: Server, http: httpx.Client) -> None:
+    def loads() -> float:
+        return samples(server, "sloserve:swap_loads_total")[("0",)]
+
+    before = loads()
+    in_time = {"model": MODEL, "prompt": "Yes", "max_tokens": 1, "slo": {"e2e_ms": 5000}}
+    with streams(server, MAX_NUM_SEQS, {}):
+        assert http.post("/v1/completions", json=in_time).status_code == 200
+        assert any(loads() > before for _ in range(1000))
+    copied = samples(server, "sloserve:swap_bytes_total")
+    assert copied[("out", "0")] > 0 and samples(server, "sloserve:swap_seconds_total")[("out", "0")] > 0
+    pool = samples(server, "sloserve:swap_pool_bytes")
+    assert 0 < pool[("0", "peak")] < pool[("0", "total")] <= 0.02 * 2**30
+    assert not samples(server, "sloserve:swap_failures_total")[("0",)]
+    admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    (status,) = httpx.get(f"{server.url}/sloserve/status", headers=admin, timeout=60).raise_for_status().json()
+    assert status["swap_space"]["swap_pool_total_bytes"] == pool[("0", "total")]
+
+
 WITH_TTL = [("chat", False), ("chat", True), ("completions", False), ("messages", True), ("responses", True)]
 
 

@@ -93,15 +93,15 @@ class Case:
 def cases() -> Iterator[Case]:
     """Those of the regular test."""
     for policy in (None, "fcfs", "edf", "andes"):
-        yield Case("slots-bind", policy, SLOTS, generated("sharegpt-gamma3", 100, 30.0, 1))
+        yield Case("slots-bind", policy, SLOTS, generated("sharegpt-gamma3", 64, 30.0, 1))
     for policy in (None, "fcfs", "edf", "sjf:preempt=true:length=oracle", "econo", "priority"):
-        yield Case("kv-scarce", policy, SCARCE, generated("sharegpt-bursts", 90, 20.0, 2))
+        yield Case("kv-scarce", policy, SCARCE, generated("sharegpt-bursts", 56, 20.0, 2))
     for policy in (None, "edf", "sarathi", "sa"):
         yield Case("long-prompts", policy, LONG, generated("multiround", 60, 12.0, 3))
     for policy in ("fcfs:step_budget=true", "edf:step_budget=true"):
         yield Case("step-budget", policy, WIDE, generated("multiround", 60, 30.0, 7))
     for policy in (None, "edf", "econo:length=oracle", "chaos"):
-        yield Case("prefix-cache", policy, CACHED, chats_in_rounds(100, 25.0, 4))
+        yield Case("prefix-cache", policy, CACHED, chats_in_rounds(64, 25.0, 4))
     for policy in ("fcfs", "edf:preempt_margin_s=0.1", "andes"):
         yield Case("swap", policy, SWAPPED, generated("sharegpt-bursts", 60, 20.0, 2))
     by_cost = replace(SCARCE, swap_space_gib=4.0, link_gb_per_s=0.5)
