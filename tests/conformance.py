@@ -47,6 +47,10 @@ FORMS: dict[str, Forms] = {
             ":sigmas=0:length=oracle:length_error=0.5",
         ),
     ),
+    "qlm": Forms(
+        golden=":preempt_margin_s=1",
+        conserves=(":inside=edf:delta=0.1:preempt_margin_s=0:max_preemptions=9:replan_s=0", ":step_budget=true"),
+    ),
     "econo-parts": Forms(
         golden=":order=fcfs:length=oracle:length_error=0.5",
         conserves=(":order=fcfs:length=oracle:length_error=0.5", ":foresee=false:pause=true"),

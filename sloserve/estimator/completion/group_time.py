@@ -8,6 +8,7 @@ Source: QLM, Sec. 6. Differs: Eq. 5, the maximum over a group, is that its last 
 done the group's work, and takes its own time from there.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,10 @@ from sloserve.core.arrays import FloatArray
 from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
 from sloserve.estimator.completion.queue_flow import equilibrium_steps, mean_step_s
 from sloserve.estimator.step_time.latency import StepLatency
+
+_FINE = 32.0
+"""Loads that differ by less than 3 % are taken for equal: groups of one cluster have like loads."""
+_LEAST_LOAD = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,8 @@ def group_times(
     # Steps from one request's admission to the next one's.
     between = equilibrium_steps(Backlog(prompt, np.zeros_like(prompt), output, sd), engine)
     batch = np.minimum((output + engine.idle_steps + chunks - 1.0) / between, float(engine.max_num_seqs))
-    loads = np.stack([batch, batch * (prompt + output / 2.0), prompt / between, 1.0 / between], axis=1).tolist()
-    step_s = np.array([mean_step_s(serving.latency, engine, *load)[0] for load in loads])
+    loads = np.stack([batch, batch * (prompt + output / 2.0), prompt / between, 1.0 / between], axis=1)
+    step_s = np.array(_steps_s(serving, np.rint(np.log(np.maximum(loads, _LEAST_LOAD)) * _FINE).tolist()))
     each_s = between * step_s if serving.tokens_per_s is None else output / serving.tokens_per_s
     return GroupTimes(
         work_s=requests * each_s,
@@ -69,6 +74,18 @@ def group_times(
         own_sd_s=sd * step_s,
         batch=batch,
     )
+
+
+def _steps_s(serving: Serving, logs: list[list[float]]) -> list[float]:
+    """Mean durations of steps, from their loads as logarithms times _FINE; like loads are computed once."""
+    known: dict[tuple[float, ...], float] = {}
+    found = []
+    for log in logs:
+        key = tuple(log)
+        if key not in known:
+            known[key] = mean_step_s(serving.latency, serving.engine, *(math.exp(x / _FINE) for x in log))[0]
+        found.append(known[key])
+    return found
 
 
 def running_time(

@@ -142,6 +142,7 @@ class FleetState:
         groups: those with at least one waiting request.
         instances: those that are alive.
         swap_s: seconds that a swap takes from the last token of the leaving model to the first step of the coming one.
+            A pair that is missing is not planned where it can be helped.
         last: the plan that is in force, as stored; ``None`` at the start. It may name what is gone by now.
     """
 

@@ -7,7 +7,7 @@ program, which it is held against. What is late whatever is planned does not cou
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,19 @@ _TRIALS = 5
 """Sizes of the fleet that are tried for a scale-up signal."""
 _SLACK_S = 1.0
 """Lateness of a request that is taken for none in a scale-up signal; the estimate is not surer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Foreseen:
+    """A state, and what a plan for it is judged by; ``None`` where there are no groups to plan.
+
+    unserved: references of groups that no instance serves.
+    """
+
+    state: FleetState
+    groups: list[GroupSums]
+    unserved: tuple[int, ...]
+    problem: FleetProblem | None
 
 
 class QLMPlanner:
@@ -43,10 +56,18 @@ class QLMPlanner:
 
     def plan(self, state: FleetState) -> FleetPlan:
         """As the protocol says. Times are foreseen anew in each call; the order changes where that saves lateness."""
+        return self.search(self.foresee(state))
+
+    def foresee(self, state: FleetState) -> "Foreseen":
+        """The first half of :meth:`plan`, for callers with little time at once: what the groups take, and where."""
         groups, unserved = servable(state, self._maker)
-        if not groups:
+        return Foreseen(state, groups, unserved, self._maker.problem(state, groups) if groups else None)
+
+    def search(self, foreseen: "Foreseen") -> FleetPlan:
+        """The second half: the order."""
+        state, groups, unserved, problem = foreseen.state, foreseen.groups, foreseen.unserved, foreseen.problem
+        if problem is None:
             return FleetPlan({instance.name: () for instance in state.instances}, unserved, solver="kept")
-        problem = self._maker.problem(state, groups)
         last = last_queues(state, groups, problem)
         settings = self._maker.settings
         kept = fleet_search(problem, last)
@@ -60,7 +81,7 @@ class QLMPlanner:
         if known and found.cost >= found.start_cost * (1.0 - settings.least_gain):
             found, solver = kept, "kept"
         plan = as_plan(state, groups, found, unserved, solver)
-        if found.late <= unavoidable + _SLACK_S * float(problem.weight.sum()):
+        if not settings.scale_up or found.late <= unavoidable + _SLACK_S * float(problem.weight.sum()):
             return plan
         return replace(plan, instances_needed=instances_needed(problem, unavoidable))
 

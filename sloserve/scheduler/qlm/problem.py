@@ -5,7 +5,6 @@ of the estimate. Both are counted as common to all groups, so that times add up 
 queues of many groups would end earlier than foreseen.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,7 +25,8 @@ class PlanSettings:
     error, as a share. min_active_s: a model that came stays at least so long. tail_max_wait_s: requests without a
     deadline are due so long after their arrival, so that no model waits for ever. swap_price: a second of swapping
     counts as so many seconds of lateness of one request. moves_a_group, least_moves, most_moves: of the search.
-    least_gain: share of the last plan's cost that another must save.
+    least_gain: share of the last plan's cost that another must save. scale_up: whether to say how many instances would
+    do where these do not.
     """
 
     chance: float = 0.9
@@ -34,10 +34,11 @@ class PlanSettings:
     min_active_s: float = 10.0
     tail_max_wait_s: float = 600.0
     swap_price: float = 1.0
-    moves_a_group: int = 400
+    moves_a_group: int = 300
     least_moves: int = 80_000
     most_moves: int = 300_000
     least_gain: float = 0.02
+    scale_up: bool = True
 
     def __post_init__(self) -> None:
         if not 0.0 < self.chance < 1.0:
@@ -50,6 +51,9 @@ class PlanSettings:
         """Of the search, for a plan of so many groups."""
         return min(max(self.moves_a_group * groups, self.least_moves), self.most_moves)
 
+
+_NO_SWAP_S = 1e6
+"""Of a pair that is not in the table: longer than any deadline is worth."""
 
 ServingOf = Mapping[tuple[str, str], Serving]
 """By model and kind of device."""
@@ -176,7 +180,7 @@ class ProblemMaker:
         table: Mapping[Swap, float] = self._table or {}
         return np.array(
             [
-                [0.0 if a == b else table.get(Swap(device, a, b, state), math.inf) for b in models]
+                [0.0 if a == b else table.get(Swap(device, a, b, state), _NO_SWAP_S) for b in models]
                 for a in (*models, None)
             ]
         )
