@@ -1,6 +1,6 @@
 """How near to the best plan of a fleet does the search come, and how long does it take with a long queue?
 
-Usage: python benchmarks/fleet_planner.py [--quick] [--limit-s 60]
+Usage: python benchmarks/fleet_planner.py [--quick] [--only exact|queue] [--limit-s 60]
 
 ``exact``: small fleets whose deadlines bind, planned by the mixed-integer program (HiGHS, a limit of wall time) and by
 the search; both have one objective, weighted seconds of lateness and the price of swaps. ``gap`` is HiGHS's own,
@@ -9,13 +9,14 @@ the search; both have one objective, weighted seconds of lateness and the price 
 
 ``queue``: 80 instances (half h100, half a100) and 40 models, half of them on two devices only in host memory; CPU
 seconds of grouping a request, of the sums of all groups, and of whole plans: the first, and one after half of the
-requests were served and as many came. Writes results/fleet_planner.json; ``--quick`` writes nothing.
+requests were served and as many came. Writes results/fleet_planner.json, each part with the commit that it was measured
+on; ``--quick`` writes nothing.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,32 +170,37 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - began, found
 
 
+def exact_rows(quick: bool, limit_s: float) -> Iterator[dict[str, Any]]:
+    for size in ((4, 2, 2),) if quick else SMALL:
+        for load in LOADS:
+            for seed in range(1) if quick else SEEDS:
+                yield against_exact(*size, load, seed, limit_s)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices=("exact", "queue"))
     parser.add_argument("--limit-s", type=float, default=60.0, help="of wall time, for each exact plan")
     given = parser.parse_args()
-    small, queues, seeds = (((4, 2, 2),), (1_000,), range(1)) if given.quick else (SMALL, QUEUES, SEEDS)
-    exact = []
-    for size in small:
-        for load in LOADS:
-            for seed in seeds:
-                exact.append(against_exact(*size, load, seed, given.limit_s))
-                print(json.dumps(exact[-1]), flush=True)
-    queue = []
-    for requests in queues:
-        queue.append(with_queue(requests))
-        print(json.dumps(queue[-1]), flush=True)
-    if given.quick:
-        return
-    from provenance import provenance  # beside this file; tests import the rest without it
-
     path = Path(__file__).parent / "results" / "fleet_planner.json"
-    settings = {"limit_s": given.limit_s, "batch": BATCH}
-    path.write_text(
-        json.dumps({**provenance(), "settings": settings, "exact": exact, "queue": queue}, indent=1, sort_keys=True)
-        + "\n"
-    )
+    result = json.loads(path.read_text()) if path.exists() else {}
+    parts = {
+        "exact": lambda: exact_rows(given.quick, given.limit_s),
+        "queue": lambda: map(with_queue, (1_000,) if given.quick else QUEUES),
+    }
+    for part, measured in parts.items():
+        if given.only not in (None, part):
+            continue
+        rows = []
+        for row in measured():
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+        if not given.quick:
+            from provenance import provenance  # beside this file; tests import the rest without it
+
+            result[part] = {**provenance(), "limit_s": given.limit_s, "batch": BATCH, "rows": rows}
+            path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
