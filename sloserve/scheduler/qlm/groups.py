@@ -154,7 +154,8 @@ class Groups:
         group = cluster.open
         most = self._delta * self._batches.get(member.model, self._batch)
         # By how many it ever took, not by how many it has: else one that is served from its head never closes.
-        if group is None or group.taken >= most or group.ref not in self._groups:
+        # One that was empty in between may be there again under its reference, as another object.
+        if group is None or group.taken >= most or self._groups.get(group.ref) is not group:
             group = cluster.open = self._new_group(self._next_ref)
         self._put(group, member)
         return group.ref

@@ -66,6 +66,19 @@ def test_a_preempted_request_is_first_of_its_group_again() -> None:
         groups.add(member(1))
 
 
+def test_a_group_that_was_empty_in_between_takes_no_newcomers_unseen() -> None:
+    """All of it taken, one of them preempted, then another arrives: both must be known and can leave."""
+    groups = Groups()
+    ref = groups.add(member(0))
+    groups.remove(0)
+    groups.put_back(member(0), ref)
+    groups.add(member(1))
+    assert groups.requests == sum(sums.requests for sums in groups.sums()) == 2
+    groups.remove(0)
+    groups.remove(1)
+    assert not len(groups) and not groups.requests
+
+
 REQUESTS = st.tuples(
     st.sampled_from(["chat", "code"]), st.floats(0.01, 1e5), st.integers(0, 5000), st.booleans(), st.booleans()
 )
