@@ -4,9 +4,9 @@ Requests with like deadlines and lengths form groups. The order of the groups is
 with one model; it is searched for anew where the last one would miss deadlines. Inside a group requests are served as
 they came (``inside=fcfs``, the paper's), or by their own deadlines (``inside=edf``).
 
-A request's deadline is that of ``edf``. Preempts (QLM's "request eviction") where a waiting request finds no slot or no
-KV blocks, and running ones whose deadlines lie later by ``preempt_margin_s`` can make room. A request without a
-deadline is served before those of less urgent classes, and otherwise behind all groups that have one.
+A request's deadline is that of ``edf``. Preempts (request eviction) where a waiting request finds no slot or no KV
+blocks, and running ones whose deadlines lie later by ``preempt_margin_s`` can make room. A request without a deadline
+is served before those of less urgent classes, and otherwise behind all groups that have one.
 
 Source: QLM, Sec. 3 to 7. Differs: what serves many models, model swaps and load balancing, is the fleet's
 (``contract.py``).
