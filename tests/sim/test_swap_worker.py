@@ -39,6 +39,7 @@ def test_what_the_staging_memory_does_not_hold_waits_for_the_link() -> None:
     assert worker.step([[0]], [], rest_s).longer_s == pytest.approx(COPY_S, rel=0.3)
 
 
+@pytest.mark.slow
 def test_runs_with_swap_space_say_what_they_moved_and_stock_has_none() -> None:
     experiment = build_experiment(
         workload="reading-speed", profile="a100-opt-13b", policy="stock,fcfs,fcfs@swap_space_gib=0:max_num_seqs=64",

@@ -16,6 +16,8 @@ from sloserve.sim.fleet.loop import engine_settings
 from sloserve.sim.model.engine import ModelEngine
 from tests.sim.fleet.fleets import fleet_of, request, run
 
+pytestmark = pytest.mark.slow  # each runs whole fleets
+
 PROFILE = load_profile("h100-llama3-8b")
 
 
