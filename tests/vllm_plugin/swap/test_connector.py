@@ -112,12 +112,12 @@ class TestScheduler:
         assert ours.get_num_new_matched_tokens(request, 0) == (0, False)
         assert ours.store.free_blocks == 8
 
-    @pytest.mark.parametrize("ended", ["request_finished", "reset_cache"])
+    @pytest.mark.parametrize("ended", ["request_finished", "new_epoch"])
     def test_what_is_given_up_while_it_loads_may_not_be_used(self, ended: str) -> None:
         ours, request = connector(), request_of(65)
         ours.update_state_before_preempt(request, ([4, 2, 6],), 65)
         ours.update_state_after_alloc(request, blocks_of(4, 2, 6), 64)
-        ours.request_finished_all_groups(request, ([],)) if ended == "request_finished" else ours.reset_cache()
+        ours.request_finished_all_groups(request, ([],)) if ended == "request_finished" else ours.store.new_epoch()
         assert ours.store.free_blocks == 5
         assert ours.load_ended("r", failed=False) is False
         assert ours.store.free_blocks == 8
