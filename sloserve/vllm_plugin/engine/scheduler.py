@@ -295,7 +295,8 @@ class SLOScheduler(AsyncScheduler):
     def set_pause_state(self, pause_state: PauseState) -> None:
         super().set_pause_state(pause_state)
         if self._swapping is not None:
-            self._swapping.unpaused() if pause_state == PauseState.UNPAUSED else self._swapping.paused()
+            is_over = pause_state == PauseState.UNPAUSED
+            self._booking(None, self._swapping.unpaused if is_over else self._swapping.paused)
 
     def _inflight_prefill_reserved_blocks(self) -> int:
         """Blocks that vLLM leaves free when it begins to load KV for a request."""
