@@ -84,6 +84,11 @@ def read_lines(file: BinaryIO, endpoint: str, models: Collection[str], limits: L
         yield LineError(None, "empty_file", "the file has no request")
 
 
+def storable(text: str) -> bool:
+    """Whether every database keeps it as text: PostgreSQL has no NUL, none has half of a surrogate pair."""
+    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Line:
     try:
         values = json.loads(raw)
@@ -92,8 +97,8 @@ def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Li
     if not isinstance(values, dict):
         raise _Wrong("invalid_json_line", "the line is not a JSON object")
     custom_id = values.get("custom_id")
-    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_CUSTOM_ID:
-        allowed = f"a string of 1 to {_MAX_CUSTOM_ID} characters"
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_CUSTOM_ID or not storable(custom_id):
+        allowed = f"a string of 1 to {_MAX_CUSTOM_ID} Unicode characters"
         raise _Wrong("invalid_custom_id", f"{shown(custom_id)} is not {allowed}", "custom_id")
     if values.get("method") != "POST":
         raise _Wrong("invalid_method", f"{shown(values.get('method'))} is not 'POST'", "method")
@@ -108,8 +113,9 @@ def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Li
     if not isinstance(model, str) or model not in models:
         known = ", ".join(sorted(models))
         raise _Wrong("model_not_found", f"{shown(model)} is not served here; there are {known}", "body.model")
-    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
-    return Line(number, custom_id, model, text, len(text) // _CHARS_PER_TOKEN, _output_tokens(body, endpoint))
+    # In ASCII: half of a surrogate pair, which JSON allows, has no other encoding.
+    text = json.dumps(body, separators=(",", ":")).encode()
+    return Line(number, custom_id, model, text, len(raw) // _CHARS_PER_TOKEN, _output_tokens(body, endpoint))
 
 
 def _output_tokens(body: dict[str, Any], endpoint: str) -> float:

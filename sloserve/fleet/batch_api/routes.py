@@ -12,25 +12,21 @@ from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Message
 
 from sloserve.core.errors import InvalidRequest, SloServeError, StoreError, shown
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.folder import Folder
-from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits
+from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits, storable
+from sloserve.fleet.batch_api.upload import Answer, UploadForm
 from sloserve.fleet.store.records import Batch, BatchState, File, RequestState
 from sloserve.fleet.store.store import Store
 from sloserve.wire import errors
 
 T = TypeVar("T")
 
-_FORM_BYTES: Final = 65_536
-"""Room that an upload's form takes beside the file."""
 _COPIED: Final = 1 << 20
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,4})([mhd])")
 _SECONDS: Final = {"m": 60, "h": 3_600, "d": 86_400}
@@ -40,14 +36,6 @@ _JSON_BYTES: Final = 65_536
 _STAMPS: Final = tuple(state for state in BatchState if state is not BatchState.VALIDATING)
 _CANCELLABLE: Final = (BatchState.VALIDATING, BatchState.IN_PROGRESS)
 _RETRY_AFTER_S: Final = 5
-
-
-class _Answer(Exception):
-    """A request ends with this answer."""
-
-    def __init__(self, status: HTTPStatus, message: str, param: str | None = None) -> None:
-        self.status, self.param = status, param
-        super().__init__(message)
 
 
 @dataclass(frozen=True)
@@ -99,7 +87,7 @@ class BatchApi:
             try:
                 response: Response = await call(request, self.tenant_of(request))
                 return response
-            except _Answer as answer:
+            except Answer as answer:
                 return _error(answer.status, str(answer), answer.param)
             except InvalidRequest as error:
                 return _error(HTTPStatus.BAD_REQUEST, str(error), error.param)
@@ -117,7 +105,7 @@ class BatchApi:
 
     async def _upload(self, request: Request, tenant: str) -> Response:
         limit = self.limits.file_bytes
-        async with _form(request, limit) as form:
+        async with UploadForm(request, limit) as form:
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile):
                 raise InvalidRequest("file", file, "a file (multipart/form-data with a file name)")
@@ -125,7 +113,7 @@ class BatchApi:
                 raise InvalidRequest("purpose", purpose, "batch, the only purpose of files here")
             size = file.size or 0
             if size > limit:
-                raise _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"file: {size} bytes are more than {limit}", "file")
+                raise Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"file: {size} bytes are more than {limit}", "file")
             expires_after_s = _expires_after(form)
             kept = await self._in_thread(self._keep, tenant, file, size, expires_after_s)
         return JSONResponse(file_json(kept))
@@ -136,14 +124,15 @@ class BatchApi:
         with self.folder.writing(id) as file:
             while part := upload.file.read(_COPIED):
                 file.write(part)
-        name = (upload.filename or "")[:255]
+        name = upload.filename or ""
+        name = name[:255] if storable(name) else ""
         return self.store.batches.add_file(File(id, tenant, name, "batch", size, 0.0), expires_after_s)
 
     def _check_bytes(self, tenant: str, size: int) -> None:
         used, most = self.store.batches.bytes_of(tenant), self.quota_of(tenant).bytes
         if used + size > most:
             message = f"file: with its {size} bytes there would be {used + size}, and {most} may be kept; delete some"
-            raise _Answer(HTTPStatus.TOO_MANY_REQUESTS, message, "file")
+            raise Answer(HTTPStatus.TOO_MANY_REQUESTS, message, "file")
 
     async def _files(self, request: Request, tenant: str) -> Response:
         limit, after = _page(request, most=10_000, usual=1_000)
@@ -176,7 +165,7 @@ class BatchApi:
 
     async def _known_file(self, request: Request, tenant: str) -> File:
         id = request.path_params["id"]
-        found = await self._in_thread(self.store.batches.file, tenant, id)
+        found = await self._in_thread(self.store.batches.file, tenant, id) if storable(id) else None
         if found is None:
             raise _missing("file", id)
         return found
@@ -199,7 +188,7 @@ class BatchApi:
         unfinished = await self._in_thread(self.store.batches.count_unfinished, tenant)
         if unfinished >= (most := self.quota_of(tenant).batches):
             message = f"{unfinished} batches are unfinished, and {most} may be; wait for one of them, or cancel it"
-            raise _Answer(HTTPStatus.TOO_MANY_REQUESTS, message)
+            raise Answer(HTTPStatus.TOO_MANY_REQUESTS, message)
         new = Batch(
             id=ids.new_batch(),
             tenant=tenant,
@@ -232,7 +221,7 @@ class BatchApi:
             batch = await self._known_batch(request, tenant)
             if batch.state not in (BatchState.CANCELLING, BatchState.CANCELLED):
                 message = f"the batch {batch.id} is {batch.state.value}, and can be cancelled no more"
-                raise _Answer(HTTPStatus.CONFLICT, message)
+                raise Answer(HTTPStatus.CONFLICT, message)
         await self._in_thread(self.store.requests.cancel, batch.id)
         return await self._answer(await self._known_batch(request, tenant))
 
@@ -241,7 +230,7 @@ class BatchApi:
 
     async def _known_batch(self, request: Request, tenant: str) -> Batch:
         id = request.path_params["id"]
-        found = await self._in_thread(self.store.batches.get, tenant, id)
+        found = await self._in_thread(self.store.batches.get, tenant, id) if storable(id) else None
         if found is None:
             raise _missing("batch", id)
         return found
@@ -297,8 +286,8 @@ def _error(
     return JSONResponse(errors.body(status, message, param), status.value, headers)
 
 
-def _missing(what: str, id: str) -> _Answer:
-    return _Answer(HTTPStatus.NOT_FOUND, f"there is no {what} {shown(id)}", "id")
+def _missing(what: str, id: str) -> Answer:
+    return Answer(HTTPStatus.NOT_FOUND, f"there is no {what} {shown(id)}", "id")
 
 
 def _listed(found: list[dict[str, Any]], limit: int, more: bool | None = None) -> dict[str, Any]:
@@ -316,7 +305,10 @@ def _page(request: Request, *, most: int, usual: int) -> tuple[int, str | None]:
     text = request.query_params.get("limit", str(usual))
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= most:
         raise InvalidRequest("limit", text, f"a whole number of 1 to {most}")
-    return int(text), request.query_params.get("after")
+    after = request.query_params.get("after")
+    if after is not None and not storable(after):
+        raise InvalidRequest("after", after, "an id of an earlier page")
+    return int(text), after
 
 
 def _window(text: object) -> tuple[str, float]:
@@ -344,10 +336,14 @@ def _metadata(values: object) -> dict[str, str] | None:
     if values is None:
         return None
     fits = isinstance(values, dict) and len(values) <= _MOST_METADATA
-    if not fits or not all(isinstance(v, str) and len(k) <= 64 and len(v) <= 512 for k, v in values.items()):  # type: ignore[attr-defined]
+    if not fits or not all(_is_note(k, v) for k, v in values.items()):  # type: ignore[attr-defined]
         allowed = f"an object of at most {_MOST_METADATA} strings, keys up to 64 characters and values up to 512"
         raise InvalidRequest("metadata", values, allowed)
     return dict(values)  # type: ignore[call-overload, no-any-return]
+
+
+def _is_note(key: str, value: object) -> bool:
+    return isinstance(value, str) and len(key) <= 64 and len(value) <= 512 and storable(key + value)
 
 
 async def _json_object(request: Request) -> dict[str, Any]:
@@ -355,48 +351,11 @@ async def _json_object(request: Request) -> dict[str, Any]:
     async for part in request.stream():
         body += part
         if len(body) > _JSON_BYTES:
-            raise _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"request body: more than {_JSON_BYTES} bytes")
+            raise Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"request body: more than {_JSON_BYTES} bytes")
     try:
         values = json.loads(body)
     except (ValueError, RecursionError):
-        raise _Answer(HTTPStatus.BAD_REQUEST, "request body: is not JSON") from None
+        raise Answer(HTTPStatus.BAD_REQUEST, "request body: is not JSON") from None
     if not isinstance(values, dict):
-        raise _Answer(HTTPStatus.BAD_REQUEST, "request body: is not a JSON object")
+        raise Answer(HTTPStatus.BAD_REQUEST, "request body: is not a JSON object")
     return values
-
-
-class _form:
-    """The form of an upload: its file lies on disk, and what is longer than the limit is not read to its end."""
-
-    def __init__(self, request: Request, file_bytes: int) -> None:
-        self._limit = file_bytes + _FORM_BYTES
-        self._request = Request(request.scope, self._bounded(request.receive))
-        self._form: FormData | None = None
-        self._read = 0
-
-    def _bounded(self, receive: Callable[[], Any]) -> Callable[[], Any]:
-        async def bounded() -> Message:
-            message: Message = await receive()
-            self._read += len(message.get("body", b""))
-            if self._read > self._limit:
-                text = f"request body: more than {self._limit} bytes; split the file into several batches"
-                raise _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, "file")
-            return message
-
-        return bounded
-
-    async def __aenter__(self) -> FormData:
-        declared = self._request.headers.get("content-length", "0")
-        if declared.isdigit() and int(declared[:20]) > self._limit:
-            text = f"request body: {declared[:20]} bytes are more than {self._limit}; split the file"
-            raise _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, "file")
-        try:
-            self._form = await self._request.form(max_files=1, max_fields=8)
-        except (MultiPartException, HTTPException) as error:
-            text = error.message if isinstance(error, MultiPartException) else error.detail
-            raise _Answer(HTTPStatus.BAD_REQUEST, f"request body: {text}") from None
-        return self._form
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._form is not None:
-            await self._form.close()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
+from sloserve.core.errors import StoreError
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import Limits, Line, LineError, read_lines
@@ -59,7 +60,9 @@ class BatchRunner:
         for batch in self.store.batches.unfinished():
             try:
                 moved |= self._step(batch)
-            except OSError:
+            except StoreError:
+                raise  # it would be the same for the others
+            except Exception:  # one batch must not hold up all
                 logger.exception("batch %s is stuck, and is tried again", batch.id)
         return moved
 
@@ -200,7 +203,7 @@ def result_line(row: Row) -> bytes:
         line["error"] = {"code": "request_failed", "message": (row.body or b"").decode(errors="replace")}
     else:
         line["response"] = {"status_code": row.status, "request_id": row.id, "body": _json(row.body or b"")}
-    return json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 def _json(body: bytes) -> object:

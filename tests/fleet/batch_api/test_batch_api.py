@@ -197,6 +197,8 @@ def test_failed_requests_are_in_the_error_file_with_their_answer(fleet: Fleet) -
         ("[" * 1_500, "invalid_json_line", None),
         (line(""), "invalid_custom_id", "custom_id"),
         (line("a"), "duplicate_custom_id", "custom_id"),
+        (line("a\0"), "invalid_custom_id", "custom_id"),
+        (line("\ud800"), "invalid_custom_id", "custom_id"),
         (line("x", method="GET"), "invalid_method", "method"),
         (line("x", url="/v1/responses"), "mismatched_url", "url"),
         (line("x", body=[]), "invalid_body", "body"),
@@ -253,6 +255,33 @@ def _raise(error: Exception) -> Any:
         raise error
 
     return raising
+
+
+def test_half_a_surrogate_pair_in_prompt_or_reply_holds_up_no_batch(fleet: Fleet) -> None:
+    client = fleet.client()
+    broken = line("a", body={"model": "m", "prompt": "\ud800"})
+    batches = [create(client, upload(client, lines)) for lines in ([broken], [line("b")])]
+    fleet.runner.step()
+    assert fleet.serve() == 2  # the reply repeats the prompt
+    while fleet.runner.step():
+        pass
+    assert [client.batches.retrieve(batch.id).status for batch in batches] == ["completed", "completed"]
+    assert fleet.http.get("/v1/files?after=%00", headers={"Authorization": "Bearer t"}).status_code == 400
+
+
+def test_a_batch_that_fails_in_an_unknown_way_holds_up_no_other(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fleet.client()
+    first, second = (create(client, upload(client, [line("a")])) for _ in range(2))
+    validate = BatchRunner._errors
+
+    def failing(runner: BatchRunner, batch: Any, file: Any) -> Any:
+        if batch.id == first.id:
+            raise RuntimeError
+        return validate(runner, batch, file)
+
+    monkeypatch.setattr(BatchRunner, "_errors", failing)
+    assert fleet.runner.step()
+    assert client.batches.retrieve(second.id).status == "in_progress"
 
 
 def test_another_tenants_ids_are_answered_like_those_of_nothing(fleet: Fleet) -> None:
@@ -331,13 +360,16 @@ def test_what_is_too_much_is_refused_before_it_is_kept(fleet: Fleet, tmp_path: P
         {"input_file_id": "../../etc/passwd"},
         {"input_file_id": None},
         {"metadata": {"k": 1}},
+        {"metadata": {"k": "\ud800"}},
+        {"input_file_id": "file-\0"},
         {"metadata": {str(i): "v" for i in range(17)}},
     ],
 )
 def test_a_batch_that_cannot_be_is_refused_with_the_field(fleet: Fleet, values: dict[str, Any]) -> None:
     file = upload(fleet.client(), [line("a")])
     body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h", **values}
-    answer = fleet.http.post("/v1/batches", json=body, headers={"Authorization": "Bearer t"})
+    headers = {"Authorization": "Bearer t"}
+    answer = fleet.http.post("/v1/batches", content=json.dumps(body), headers=headers)  # in ASCII, as clients may
     assert answer.status_code == 400
     assert next(iter(values)) in answer.json()["error"]["message"]
 

@@ -1,0 +1,59 @@
+"""The form of an upload, read no further than its limit."""
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.types import Message
+
+_FORM_BYTES: Final = 65_536
+"""Room that an upload's form takes beside the file."""
+
+
+class Answer(Exception):
+    """A request ends with this answer."""
+
+    def __init__(self, status: HTTPStatus, message: str, param: str | None = None) -> None:
+        self.status, self.param = status, param
+        super().__init__(message)
+
+
+class UploadForm:
+    """The form of an upload: its file lies on disk, and what is longer than the limit is not read to its end."""
+
+    def __init__(self, request: Request, file_bytes: int) -> None:
+        self._limit = file_bytes + _FORM_BYTES
+        self._request = Request(request.scope, self._bounded(request.receive))
+        self._form: FormData | None = None
+        self._read = 0
+
+    def _bounded(self, receive: Callable[[], Any]) -> Callable[[], Any]:
+        async def bounded() -> Message:
+            message: Message = await receive()
+            self._read += len(message.get("body", b""))
+            if self._read > self._limit:
+                text = f"request body: more than {self._limit} bytes; split the file into several batches"
+                raise Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, "file")
+            return message
+
+        return bounded
+
+    async def __aenter__(self) -> FormData:
+        declared = self._request.headers.get("content-length", "0")
+        if declared.isdigit() and int(declared[:20]) > self._limit:
+            text = f"request body: {declared[:20]} bytes are more than {self._limit}; split the file"
+            raise Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, "file")
+        try:
+            self._form = await self._request.form(max_files=1, max_fields=8)
+        except (MultiPartException, HTTPException) as error:
+            text = error.message if isinstance(error, MultiPartException) else error.detail
+            raise Answer(HTTPStatus.BAD_REQUEST, f"request body: {text}") from None
+        return self._form
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._form is not None:
+            await self._form.close()
