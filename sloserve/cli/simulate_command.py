@@ -143,6 +143,10 @@ def simulate(
             "given."
         ),
     ] = None,
+    swap_cost: Annotated[
+        float | None,
+        typer.Option(help="Of a fleet: what swaps of models take, in multiples of what profiles say. 1 if not given."),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes to run in; results do not depend on it.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for records, logs and plots.")] = Path("out"),
     token_log: Annotated[bool, typer.Option("--token-log", help="Also write tokens.csv.gz.")] = False,
@@ -153,6 +157,7 @@ def simulate(
     --rate-scale or --load a trace is replayed at its recorded rate, and a named workload at 0.7, 1, 1.5 and 2 times
     stock's capacity.
     """
+    from sloserve.core.errors import ConfigError
     from sloserve.vllm_plugin.versions import require_vllm
 
     if engine != "model" and (fleet is None or engine is not None):
@@ -189,11 +194,14 @@ def simulate(
         "known_profile": known_profile,
         "length_model": length_model,
         "engine": engine,
+        "swap_cost": swap_cost,
     }
     given = {name: value for name, value in flags.items() if value is not None}
     if fleet is not None:
         _simulate_fleet(fleet, given, other=bool(experiment or tune), out=out, token_log=token_log, jobs=jobs)
         return
+    if swap_cost is not None:
+        raise ConfigError("--swap-cost goes with --fleet; a single engine swaps no models")
     row = experiment_flags(experiment) if experiment is not None else {}
     for alternatives in (("workload", "trace"), ("rps", "rate_scale", "load")):
         if any(name in given for name in alternatives):
@@ -206,7 +214,7 @@ def _simulate_fleet(fleet: Path, given: dict[str, Any], *, other: bool, out: Pat
     from sloserve.core.errors import ConfigError
     from sloserve.sim.fleet.simulate import build_fleet_experiment, simulate_fleet
 
-    allowed = ("workload", "policy", "rps", "seeds", "max_requests", "engine")
+    allowed = ("workload", "policy", "rps", "seeds", "max_requests", "engine", "swap_cost")
     wrong = [f"--{name.replace('_', '-')}" for name in given if name not in allowed]
     if wrong or other:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in allowed)

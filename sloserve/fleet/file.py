@@ -118,7 +118,7 @@ class Host:
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """What the file says. active: the model that each instance starts with, where that is said. section: of settings,
-    as written.
+    as written. swap_cost: multiple of what swaps of models are known or assumed to take.
     """
 
     source: str
@@ -128,6 +128,7 @@ class Fleet:
     switching: Switching
     settings: PluginSettings
     section: Mapping[str, Any]
+    swap_cost: float = 1.0
 
     @property
     def instances(self) -> tuple[tuple[str, Host], ...]:
@@ -149,7 +150,7 @@ class Fleet:
         """
         kinds = dict.fromkeys(host.device for host in self.hosts.values())
         return {
-            (m.name, kind): model_swap(m.profiles[kind])
+            (m.name, kind): model_swap(m.profiles[kind]).times(self.swap_cost)
             for m in self.models.values()
             for kind in kinds
             if kind in m.profiles

@@ -7,7 +7,7 @@ the rest the bytes move at the link's rate, or at an assumed disk's, and ``assum
 Source: QLM, Sec. 5 (model warm start), which assumes one time for all swaps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sloserve.core.errors import ConfigError
@@ -38,6 +38,12 @@ class ModelSwap:
         place, so that the two follow each other.
         """
         return (leaving.sleep_s if leaving else 0.0) + (self.wake_s if warm else self.reload_s)
+
+    def times(self, factor: float) -> "ModelSwap":
+        """That of a machine which swaps so many times as slowly."""
+        return replace(
+            self, sleep_s=factor * self.sleep_s, wake_s=factor * self.wake_s, reload_s=factor * self.reload_s
+        )
 
 
 def model_swap(profile: Profile) -> ModelSwap:

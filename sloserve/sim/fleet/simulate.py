@@ -1,6 +1,8 @@
 """Runs an experiment on a fleet for a person: progress, table, and a folder with records, logs, timeline and plots."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +41,15 @@ def build_fleet_experiment(
     seeds: int = 3,
     max_requests: int = 1000,
     engine: str = MODEL,
+    swap_cost: float = 1.0,
 ) -> FleetExperiment:
     """The experiment that the command line's flags describe. Raises: ConfigError."""
+    if not 0.0 <= swap_cost < math.inf:
+        raise ConfigError(f"--swap-cost: {swap_cost} is not a number from 0")
     if rps is None:
         raise ConfigError("--fleet: give --rps, requests per second of the whole fleet, such as 10,20,40")
     return FleetExperiment(
-        fleet=read_fleet(fleet),
+        fleet=replace(read_fleet(fleet), swap_cost=swap_cost),
         workload=FleetWorkload.parse(workload),
         runs=tuple(listed(policy)),
         rps=numbers("--rps", rps) or (),
@@ -118,7 +123,9 @@ def record(result: FleetResult) -> dict[str, Any]:
 
 def assumptions(experiment: FleetExperiment) -> list[str]:
     """What was not measured about the fleet's swaps, and what is taken instead."""
-    return list(dict.fromkeys(line for swap in experiment.fleet.swaps().values() for line in swap.assumed))
+    fleet = experiment.fleet
+    lines = list(dict.fromkeys(line for swap in fleet.swaps().values() for line in swap.assumed))
+    return lines if fleet.swap_cost == 1.0 else [*lines, f"all times of swaps are multiplied by {fleet.swap_cost:g}"]
 
 
 def swap_table(runs: Sequence[dict[str, Any]]) -> Table:
@@ -176,6 +183,7 @@ def _write(
             "instances": [name for name, _ in fleet.instances],
             "engine": experiment.engine_kind,
             "switching": fleet.switching.model_dump(),
+            "swap_cost": fleet.swap_cost,
             "engine_policy": experiment.default_policy,
             "baseline": experiment.runs[0],
             "assumed": assumptions(experiment),

@@ -1,6 +1,7 @@
 """A fleet in virtual time: engines as in a single run, a switch that takes what its parts take, and nothing lost."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -142,6 +143,14 @@ def test_a_cold_model_comes_from_disk() -> None:
     (swap,) = [span for span in log.spans if span.phase is Phase.SWAPPING]
     cost = fleet.swaps()["b", "h100"]
     assert not swap.warm and swap.end_s - swap.start_s == pytest.approx(cost.sleep_s + cost.reload_s)
+
+
+def test_swaps_that_cost_three_times_as_much_take_three_times_as_long() -> None:
+    fleet = replace(fleet_of(), swap_cost=3.0)
+    log = run(fleet, "on-demand", [request("x", "b", 0.0)])
+    (swap,) = [span for span in log.spans if span.phase is Phase.SWAPPING]
+    once = fleet_of().swaps()["b", "h100"]
+    assert swap.end_s - swap.start_s == pytest.approx(3.0 * (once.sleep_s + once.wake_s))
 
 
 @pytest.mark.parametrize(
