@@ -1,0 +1,102 @@
+"""The door of an agent: the only way to its engines, and what its parts promise each other.
+
+On the wire it is HTTP on a unix socket, or TCP between machines:
+
+- ``GET /state``: the agent's report, :class:`~sloserve.fleet.contract.reports.AgentReport` as JSON.
+- ``POST /instances/NAME/...`` (``NAME`` percent-encoded, one segment): the rest of the path is a route of vLLM's
+  server, and the engine's answer is passed on as it comes. ``x-sloserve-model`` names the model that is meant,
+  ``x-request-id`` goes through all hops.
+- A refusal has status 503 and ``x-sloserve-refused`` with one of :class:`Refusal`'s words: no byte went to the engine,
+  so the request may be sent elsewhere, or here later.
+- An engine that breaks off before its first byte is answered with 502 and ``x-sloserve-refused: died``; after it the
+  connection ends without the end of its body.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+from sloserve.fleet.contract.reports import InstanceReport
+
+MODEL_HEADER: Final = "x-sloserve-model"
+REFUSED_HEADER: Final = "x-sloserve-refused"
+
+
+class Refusal(StrEnum):
+    """Why an instance does not take a request. All may be tried elsewhere."""
+
+    SWITCHING = "switching"
+    """From the begin of a transition to its end."""
+    OTHER_MODEL = "other-model"
+    FULL = "full"
+    FAILED = "failed"
+    """The engine is being replaced."""
+    DIED = "died"
+    """The engine died with the request; it may be what killed it."""
+
+
+class Refused(Exception):
+    """An instance does not take a request."""
+
+    def __init__(self, reason: Refusal) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an engine answers. body: as it comes; closing it aborts the request in the engine."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: AsyncIterator[bytes]
+
+
+class Door(Protocol):
+    """One instance, for those who send requests to its engine and choose its model. In the agent's process."""
+
+    @property
+    def name(self) -> str: ...
+
+    def report(self) -> InstanceReport: ...
+
+    async def send(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, model: str, durable: bool = False
+    ) -> Answer:
+        """Passes a request to the engine.
+
+        Args:
+            model: that must be active.
+            durable: it comes from the store, so that it may be aborted when the model leaves.
+
+        Raises: Refused, and the engine has not seen the request; but with ``DIED`` it may have.
+        """
+        ...
+
+    async def activate(self, model: str) -> bool:
+        """Has ``model`` take the active one's place: drain, leave, come, check. Ends when it serves.
+
+        Returns: ``False`` where it did not come, or another transition is under way.
+        """
+        ...
+
+    async def keep_warm(self, models: tuple[str, ...]) -> None:
+        """Models to have in host memory besides the active one; others leave it."""
+        ...
+
+
+class DurableWork(Protocol):
+    """Who pulls durable requests for an agent's instances. An agent calls it, in its event loop."""
+
+    async def leave(self, instance: str, limit_s: float) -> None:
+        """The model leaves: stop pulling now, and within ``limit_s`` seconds finish what runs or give it back."""
+        ...
+
+    def came(self, instance: str) -> None:
+        """The instance serves its active model from now on."""
+        ...
+
+    def died(self, instance: str) -> None:
+        """The engine died with whatever it had."""
+        ...

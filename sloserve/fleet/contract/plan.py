@@ -1,0 +1,71 @@
+"""The plan in force, as the store keeps it: of each instance its request groups, in the order of serving."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """A group's place in a virtual queue.
+
+    Args:
+        ref: of a durable group its number in the store, from 0; of requests that gateways stream a number below 0.
+        model, slo_class: of its requests.
+        due_in_s: until its first deadline, from when the plan was made; ``None`` for none.
+    """
+
+    ref: int
+    model: str
+    slo_class: str
+    due_in_s: float | None = None
+
+    @property
+    def durable(self) -> bool:
+        """Whether agents pull it from the store; else gateways route it."""
+        return self.ref >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the planner writes and agents and gateways follow.
+
+    Args:
+        made_s: epoch seconds by the store's clock.
+        queues: by the instance's name, the head first.
+        late_s, instances_needed, solver: see :class:`sloserve.scheduler.qlm.contract.FleetPlan`.
+        pressure: of each class, expected time to serve what waits over the time that its deadlines leave; 1 is full.
+    """
+
+    made_s: float
+    queues: Mapping[str, tuple[PlannedGroup, ...]]
+    late_s: float = 0.0
+    instances_needed: int | None = None
+    solver: str = "search"
+    pressure: Mapping[str, float] = field(default_factory=dict)
+
+    def instances_of(self, model: str, slo_class: str) -> list[str]:
+        """Instances in whose queues this model's requests of the class stand, the earliest place first."""
+        places = [
+            (place, name)
+            for name, queue in self.queues.items()
+            for place, group in enumerate(queue)
+            if (group.model, group.slo_class) == (model, slo_class)
+        ]
+        return list(dict.fromkeys(name for _, name in sorted(places)))
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """Plain values for :class:`sloserve.fleet.store.records.StoredPlan`."""
+    made: dict[str, Any] = msgspec.to_builtins(plan)
+    return made
+
+
+def plan_of(value: Mapping[str, Any]) -> Plan | None:
+    """``None`` where another version wrote it and this one cannot read it."""
+    try:
+        return msgspec.convert(dict(value), Plan)
+    except msgspec.ValidationError:
+        return None

@@ -1,0 +1,58 @@
+"""Reports and plans come back from JSON as they went in; what another version wrote is passed over, not raised."""
+
+import json
+
+from sloserve.fleet.contract import plan as plans
+from sloserve.fleet.contract import reports
+from sloserve.fleet.contract.plan import Plan, PlannedGroup
+from sloserve.fleet.contract.reports import AgentReport, Demand, GatewayReport, InstanceReport, Phase
+from sloserve.scheduler.qlm.contract import ModelState, RunningSums
+
+AGENT = AgentReport(
+    "node-a",
+    "unix:run/node-a.sock",
+    (
+        InstanceReport(
+            "node-a/0",
+            "h100",
+            Phase.SERVING,
+            {"chat": ModelState.ACTIVE, "code": ModelState.WARM},
+            active_for_s=3.5,
+            running=RunningSums(2, 10.0, 20.0, 30.0, 40.0, 25.0),
+            room=6,
+            cached={"a1": 16},
+        ),
+    ),
+    (3, 7),
+)
+GATEWAY = GatewayReport((Demand("chat", "interactive", held=2, first_due_in_s=1.5, rate_per_s=0.5),))
+PLAN = Plan(
+    100.0,
+    {
+        "node-a/0": (PlannedGroup(4, "code", "batch"), PlannedGroup(-1, "chat", "interactive", 0.5)),
+        "node-a/1": (PlannedGroup(-1, "chat", "interactive", 0.5),),
+    },
+    instances_needed=3,
+)
+
+
+def through_json(value):
+    return json.loads(json.dumps(value))
+
+
+def test_reports_come_back_from_json():
+    assert reports.agent_report(through_json(reports.to_json(AGENT))) == AGENT
+    assert reports.gateway_report(through_json(reports.to_json(GATEWAY))) == GATEWAY
+
+
+def test_a_report_of_another_kind_or_version_is_passed_over():
+    state = reports.to_json(AGENT)
+    assert reports.gateway_report(state) is None
+    assert reports.agent_report({**state, "instances": "of another form"}) is None
+    assert reports.agent_report({**state, "news": 1}) == AGENT
+
+
+def test_a_plan_comes_back_from_json_and_says_where_a_model_is_served():
+    assert plans.plan_of(through_json(plans.to_json(PLAN))) == PLAN
+    assert PLAN.instances_of("chat", "interactive") == ["node-a/1", "node-a/0"]
+    assert plans.plan_of({"queues": []}) is None
