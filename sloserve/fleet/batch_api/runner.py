@@ -133,6 +133,7 @@ class BatchRunner:
             batch=batch.id,
             line=line.number,
             custom_id=line.custom_id,
+            route=batch.endpoint,
         )
 
     def _fail(self, batch: Batch, errors: list[LineError]) -> bool:

@@ -82,7 +82,9 @@ _FIRST = (
     "CREATE INDEX batch_state ON batch (state)",
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_ROUTES = ("ALTER TABLE request_body ADD COLUMN route text NOT NULL DEFAULT '/v1/chat/completions'",)
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES)
 """Step n leads from version n to n + 1."""
 
 

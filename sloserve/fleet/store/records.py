@@ -34,6 +34,7 @@ class NewRequest:
         output_tokens: expected.
         deadline_s: in seconds from now; ``None`` for none. It expires then if it is not being served.
         body: as it is sent to an engine.
+        route: of the engine's, as ``/v1/chat/completions``.
         batch: the batch that it belongs to, if any.
         line: its line in the batch's file, from 1.
         custom_id: the client's name for it within its batch.
@@ -51,20 +52,24 @@ class NewRequest:
     batch: str | None = None
     line: int | None = None
     custom_id: str | None = None
+    route: str = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """A request that an agent serves now.
 
-    attempt: how often it was claimed, this time included; a result is taken only with the newest one. progress: what an
-    earlier attempt left to go on from. cancelled: a cancel has come since.
+    attempt: how often it was claimed, this time included; a result is taken only with the newest one. route: of the
+    engine's. slo_class: its name. left_s: until its deadline, ``None`` for none. progress: what an earlier attempt left
+    to go on from.
     """
 
     id: str
     attempt: int
     body: bytes
-    deadline_s: float | None
+    route: str
+    slo_class: str
+    left_s: float | None
     progress: bytes | None = None
 
 
@@ -93,10 +98,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class QueuedSums:
-    """Sums over the queued requests of one group."""
+    """Sums over the queued requests of one group, model and class. due and arrival: epoch seconds."""
 
     group: int
     model: str
+    slo_class: str
     requests: int
     prompt_tokens: float
     output_tokens: float

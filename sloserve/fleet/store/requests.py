@@ -51,8 +51,12 @@ class Requests:
         """Keeps requests; when it returns they are on disk. Returns how many were new, going by their ids."""
         with self._database.transaction() as session:
             new = session.each(_ACCEPT, [_columns(request) for request in requests])
-            bodies = [{"id": r.id, "body": r.body} for r, is_new in zip(requests, new, strict=True) if is_new]
-            session.each("INSERT INTO request_body (id, body) VALUES (:id, :body)", bodies)
+            bodies = [
+                {"id": r.id, "body": r.body, "route": r.route}
+                for r, is_new in zip(requests, new, strict=True)
+                if is_new
+            ]
+            session.each("INSERT INTO request_body (id, body, route) VALUES (:id, :body, :route)", bodies)
         return len(bodies)
 
     def claim(self, agent: str, group: int, most: int, lease_s: float) -> Claim | None:
@@ -158,7 +162,7 @@ class Requests:
             return sum(session.each("UPDATE request SET grp = :grp WHERE id = :id AND state = 'queued'", moves))
 
     def sums(self) -> list[QueuedSums]:
-        """Sums over the queued requests of each group and model. It reads all: for a planner's start, not its loop."""
+        """Sums over the queued requests of each group, model and class. It reads all of them: not for a tight loop."""
         with self._database.reading() as session:
             return [QueuedSums(*row) for row in session.rows(_SUMS)]
 
@@ -207,7 +211,7 @@ _CLAIM_SUSPECTS: Final = f"""
         ORDER BY seq LIMIT :most LOCKING_NEW_ROWS
     ){_TAKE}"""
 _CLAIMED: Final = """
-    SELECT r.id, r.attempt, b.body, r.due_s, p.progress FROM request r
+    SELECT r.id, r.attempt, b.body, b.route, r.class, r.due_s - store_now(), p.progress FROM request r
     JOIN request_body b ON b.id = r.id LEFT JOIN request_progress p ON p.id = r.id
     WHERE r.claim = :claim ORDER BY r.seq"""
 _RENEW: Final = """
@@ -237,9 +241,9 @@ _CANCEL_QUEUED: Final = """
     WHERE batch = :batch AND state = 'queued'"""
 _CANCEL_CLAIMED: Final = "UPDATE request SET cancelled = 1 WHERE batch = :batch AND state = 'claimed'"
 _SUMS: Final = """
-    SELECT grp, model, count(*), CAST(sum(prompt_tokens) AS double precision), sum(output_tokens),
+    SELECT grp, model, class, count(*), CAST(sum(prompt_tokens) AS double precision), sum(output_tokens),
         sum(output_tokens * output_tokens), min(due_s), max(due_s), min(created_s)
-    FROM request WHERE state = 'queued' GROUP BY grp, model ORDER BY grp, model"""
+    FROM request WHERE state = 'queued' GROUP BY grp, model, class ORDER BY grp, model, class"""
 _RESULTS: Final = """
     SELECT r.seq, r.id, r.custom_id, r.line, r.state, s.status, s.body FROM request r
     LEFT JOIN request_result s ON s.id = r.id

@@ -47,6 +47,14 @@ def test_a_group_is_claimed_in_order_of_arrival_and_no_request_twice(requests: R
     assert [(s.group, s.requests) for s in requests.sums()] == [(2, 1)]
 
 
+def test_a_claim_says_the_route_the_class_and_the_time_that_is_left(requests: Requests, store: Store) -> None:
+    requests.accept([new("x", route="/v1/embeddings", slo_class="nightly", deadline_s=60.0), new("y")])
+    store.pass_s(10.0)
+    x, y = claimed(requests, 2).requests
+    assert (x.route, x.slo_class, y.route, y.left_s) == ("/v1/embeddings", "nightly", "/v1/chat/completions", None)
+    assert x.left_s is not None and 45.0 < x.left_s <= 50.0
+
+
 def test_a_request_accepted_twice_is_one(requests: Requests) -> None:
     add(requests, 1)
     assert requests.accept([new("r000", body=b"again"), new("x")]) == 1
@@ -172,7 +180,7 @@ def test_a_deadline_ends_what_is_queued_by_the_clock_of_the_store(requests: Requ
 def test_sums_are_those_of_the_queued_requests(requests: Requests) -> None:
     requests.accept([new("x", prompt_tokens=10, output_tokens=3.0), new("y", prompt_tokens=20, output_tokens=4.0)])
     (sums,) = requests.sums()
-    assert (sums.group, sums.model, sums.requests) == (1, "m", 2)
+    assert (sums.group, sums.model, sums.slo_class, sums.requests) == (1, "m", "batch", 2)
     assert (sums.prompt_tokens, sums.output_tokens, sums.output_tokens2) == (30.0, 7.0, 25.0)
     assert sums.first_due_s is None and sums.first_arrival_s > 0
     assert requests.regroup({"x": 7, "gone": 7}) == 1
