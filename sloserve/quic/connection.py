@@ -1,0 +1,189 @@
+"""A QUIC connection of aioquic whose packets are filled in the order of a stream scheduler.
+
+aioquic has no interface for that, so this subclass takes hold of private parts of one version, and nothing else of the
+package does: the list of streams that aioquic goes through for each packet, the function that writes a stream's next
+frame, those that widen flow control windows, a stream's buffer, and the wish for a client certificate.
+:mod:`sloserve.quic.self_check` tries them out at start.
+
+Windows grow as the application reads, so that what a peer may leave unread in memory is bounded; aioquic doubles them
+as data arrives.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection, stream_is_unidirectional
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.stream import QuicStream
+
+from sloserve.quic.order import StreamOrder
+from sloserve.quic.schedulers import Scheduler
+
+AIOQUIC = "1.7.2"
+"""The version whose private parts are used here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a peer may make this end hold.
+
+    streams: that it may have open at once; uni_streams: the same of one direction, of which HTTP/3 needs three.
+    stream_window_bytes, connection_window_bytes: that it may send ahead of the application that reads.
+    """
+
+    streams: int = 128
+    uni_streams: int = 16
+    stream_window_bytes: int = 256 * 1024
+    connection_window_bytes: int = 4 * 2**20
+
+
+class ScheduledConnection(QuicConnection):
+    """A QUIC connection that sends the bytes of its streams in the order of ``scheduler``.
+
+    request_certificate: whether, as a server, it asks the client for a certificate; see :attr:`client_certificate`.
+    others: of :class:`aioquic.quic.connection.QuicConnection`.
+    """
+
+    def __init__(
+        self,
+        *,
+        configuration: QuicConfiguration,
+        scheduler: Scheduler,
+        limits: Limits | None = None,
+        request_certificate: bool = False,
+        **others: Any,
+    ) -> None:
+        self._scheduled: list[QuicStream] = []
+        self._order = StreamOrder(scheduler)
+        self._unread: dict[int, int] = {}
+        self._caps = limits or Limits()
+        self._request_certificate = request_certificate
+        configuration = replace(
+            configuration,
+            max_stream_data=self._caps.stream_window_bytes,
+            max_data=self._caps.connection_window_bytes,
+        )
+        super().__init__(configuration=configuration, **others)
+        for limit, count in (
+            (self._local_max_streams_bidi, self._caps.streams),
+            (self._local_max_streams_uni, self._caps.uni_streams),
+        ):
+            limit.value = limit.sent = count
+
+    def set_stream(
+        self,
+        stream_id: int,
+        *,
+        deadline_s: float | None = None,
+        urgency: int | None = None,
+        incremental: bool | None = None,
+        tenant: str | None = None,
+    ) -> None:
+        """Says what the scheduler may know of a stream; ``None`` leaves it as it is.
+
+        deadline_s: on the clock whose times this connection is given. The rest: see
+        :class:`sloserve.quic.schedulers.StreamState`.
+        """
+        self._order.set(stream_id, deadline_s, urgency, incremental, tenant)
+
+    def due(self, stream_id: int, deadline_s: float) -> None:
+        """What was written to the stream since the last call is due at ``deadline_s``, on the same clock."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._order.due(stream_id, stream.sender._buffer_stop, deadline_s)
+
+    def unsent_bytes(self, stream_id: int) -> int:
+        """What was written to the stream and the peer has not acknowledged; 0 for one that is over."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.sender._reset_error_code is not None:
+            return 0
+        return int(stream.sender._buffer_stop - stream.sender._buffer_start)
+
+    def hold(self, stream_id: int, unread_bytes: int) -> None:
+        """Says how much of what the stream delivered the application has not read yet; it counts as held."""
+        if unread_bytes:
+            self._unread[stream_id] = unread_bytes
+        else:
+            self._unread.pop(stream_id, None)
+
+    @property
+    def handshake_complete(self) -> bool:
+        return bool(self._handshake_complete)
+
+    @property
+    def open_streams(self) -> int:
+        """Streams of either side that are not over, HTTP/3's own included."""
+        return len(self._streams)
+
+    @property
+    def client_certificate(self) -> tuple[Any, list[Any]] | None:
+        """The certificate that the client proved to own and its chain, unverified; ``None`` if it showed none."""
+        certificate = self.tls._peer_certificate
+        return None if certificate is None else (certificate, self.tls._peer_certificate_chain)
+
+    def _service_key(self, stream: QuicStream) -> tuple[float, ...]:
+        stream_id, sender = _id(stream), stream.sender
+        if stream_is_unidirectional(stream_id):
+            return (0,)  # HTTP/3's own streams: without them nothing else can be understood
+        return (1, *self._order.key(stream_id, sender.next_offset, sender._buffer_start))
+
+    # What aioquic calls and reads
+
+    @property
+    def _streams_queue(self) -> list[QuicStream]:
+        self._order.forget(self._streams)
+        self._scheduled.sort(key=self._service_key)
+        return self._scheduled
+
+    @_streams_queue.setter
+    def _streams_queue(self, streams: list[QuicStream]) -> None:
+        self._scheduled = streams
+
+    def _write_stream_frame(
+        self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream, max_offset: int
+    ) -> int:
+        used: int = super()._write_stream_frame(builder, space, stream, max_offset)
+        if used > 0:
+            self._order.served(_id(stream), used)
+        return used
+
+    def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
+        receiver, window = stream.receiver, self._caps.stream_window_bytes
+        if stream.max_stream_data_local and not receiver.is_finished:
+            read = receiver.starting_offset() - self._unread.get(_id(stream), 0)
+            if read + window - stream.max_stream_data_local >= window // 2:
+                stream.max_stream_data_local = read + window
+        highest, receiver.highest_offset = receiver.highest_offset, 0  # else aioquic doubles the window
+        try:
+            super()._write_stream_limits(builder, space, stream)
+        finally:
+            receiver.highest_offset = highest
+
+    def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
+        limit, window = self._local_max_data, self._caps.connection_window_bytes
+        if limit.value - limit.used <= window // 2:
+            limit.value = max(limit.value, limit.used - sum(self._held_bytes()) + window)
+        used, limit.used = limit.used, 0  # as above
+        try:
+            super()._write_connection_limits(builder, space)
+        finally:
+            limit.used = used
+
+    def _held_bytes(self) -> Iterator[int]:
+        yield from self._unread.values()
+        for stream in self._streams.values():
+            if not stream.receiver.is_finished:
+                yield stream.receiver.highest_offset - stream.receiver.starting_offset()
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        super()._initialize(peer_cid)
+        self.tls._request_client_certificate = self._request_certificate
+
+
+def _id(stream: QuicStream) -> int:
+    """Its number; aioquic's streams of the handshake alone have none, and never come here."""
+    assert stream.stream_id is not None
+    return stream.stream_id

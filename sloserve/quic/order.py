@@ -1,0 +1,103 @@
+"""What is known of the streams of one connection, and their order by a scheduler.
+
+Knows nothing of packets: offsets of a stream's bytes and times go in, a key to sort by comes out.
+"""
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from sloserve.quic.schedulers import Key, Scheduler, StreamState, Tenant
+
+_SPARE = 64
+"""So many streams that are over may be remembered beside twice those that are not."""
+
+
+@dataclass(slots=True)
+class _Due:
+    """Deadlines of parts of a stream: the part that ends at ``ends[i]`` is due at ``times_s[i]``."""
+
+    ends: list[int] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+    last_s: float = math.inf
+
+    def add(self, end: int, time_s: float) -> None:
+        self.ends.append(end)
+        self.times_s.append(time_s)
+        self.last_s = time_s
+
+    def at(self, offset: int, acked: int) -> float:
+        """When the part that holds ``offset`` is due; parts up to ``acked`` are forgotten."""
+        done = bisect_right(self.ends, acked)
+        if done:
+            del self.ends[:done], self.times_s[:done]
+        i = bisect_right(self.ends, offset)
+        return self.times_s[i] if i < len(self.ends) else self.last_s
+
+
+class StreamOrder:
+    """The streams of one connection under one scheduler."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._states: dict[int, StreamState] = {}
+        self._due: dict[int, _Due] = {}
+        self._turns = itertools.count(1)
+        self._anonymous = Tenant()
+        self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
+
+    def set(
+        self,
+        stream_id: int,
+        deadline_s: float | None,
+        urgency: int | None,
+        incremental: bool | None,
+        tenant: str | None,
+    ) -> None:
+        """Says what holds of a stream; ``None`` leaves it as it is."""
+        state = self._state(stream_id)
+        if deadline_s is not None:
+            state.deadline_s = deadline_s
+            self._due.pop(stream_id, None)
+        if urgency is not None:
+            state.urgency = urgency
+        if incremental is not None:
+            state.incremental = incremental
+        if tenant is not None:
+            state.tenant = self._tenants.setdefault(tenant, Tenant())
+            others = (s.tenant.served_bytes for s in self._states.values() if s.tenant is not state.tenant)
+            state.tenant.served_bytes = max(state.tenant.served_bytes, min(others, default=0))
+
+    def due(self, stream_id: int, end: int, deadline_s: float) -> None:
+        """The bytes of the stream up to ``end`` that no earlier call named are due at ``deadline_s``."""
+        self._due.setdefault(stream_id, _Due()).add(end, deadline_s)
+
+    def key(self, stream_id: int, next_offset: int, acked: int) -> Key:
+        """What to sort by; next_offset: of the byte that the stream would send, acked: up to where it has arrived."""
+        state = self._state(stream_id)
+        due = self._due.get(stream_id)
+        if due is not None:
+            state.deadline_s = due.at(next_offset, acked)
+        return self._scheduler(state)
+
+    def served(self, stream_id: int, sent_bytes: int) -> None:
+        """The stream sent so many new bytes."""
+        state = self._state(stream_id)
+        state.turn = next(self._turns)
+        state.tenant.served_bytes += sent_bytes
+
+    def forget(self, live: Collection[int]) -> None:
+        """Drops streams that are not ``live``, from time to time."""
+        if len(self._states) > 2 * len(live) + _SPARE:
+            for table in (self._states, self._due):
+                for gone in [stream_id for stream_id in table if stream_id not in live]:
+                    del table[gone]
+
+    def _state(self, stream_id: int) -> StreamState:
+        state = self._states.get(stream_id)
+        if state is None:
+            state = self._states[stream_id] = StreamState(stream_id, self._anonymous, next(self._turns))
+        return state
