@@ -69,17 +69,34 @@ class InstanceReport:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredSwap:
+    """A swap of models that an agent has seen: see :class:`sloserve.scheduler.qlm.contract.Swap`.
+
+    seconds: from the last token of the model that left to the first step of the one that came; a mean where it was seen
+    more than once.
+    """
+
+    device: str
+    leaving: str | None
+    coming: str
+    state: ModelState
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class AgentReport:
     """Args:
     host: as the fleet's file has it.
     door: where its door is, ``unix:PATH`` or ``http://HOST:PORT``.
     plan: term and version of the plan that it follows; ``None`` for none.
+    swaps: those that it has measured.
     """
 
     host: str
     door: str
     instances: tuple[InstanceReport, ...]
     plan: tuple[int, int] | None = None
+    swaps: tuple[MeasuredSwap, ...] = ()
     kind: str = AGENT
 
 

@@ -1,0 +1,142 @@
+"""The planner's task: one of several leads, and writes the plan in force under its term.
+
+It keeps nothing that cannot be had again: what waits stands in the store, what runs in the reports of agents, the last
+plan in its row. If the leader dies the last plan holds, and another leads once its lease has run out.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Final
+
+from sloserve.core.clock import Clock
+from sloserve.core.errors import StoreError
+from sloserve.fleet.contract.plan import Plan, PlannedGroup, plan_of, to_json
+from sloserve.fleet.file import Fleet
+from sloserve.fleet.planning.groups import Group
+from sloserve.fleet.planning.pressure import slo_pressure
+from sloserve.fleet.planning.snapshot import Members, Swaps, fleet_state, plan_settings, serving_of
+from sloserve.fleet.store.records import QueuedSums, StoredPlan
+from sloserve.fleet.store.store import Store
+from sloserve.scheduler.qlm.contract import FleetPlan, FleetState
+from sloserve.scheduler.qlm.planner import QLMPlanner
+
+logger = logging.getLogger(__name__)
+
+LEASE_S: Final = 5.0
+REPLAN_S: Final = 1.0
+REFRESH_S: Final = 3.0
+"""A plan that does not change is written anew after so long, so that agents see that it is still the planner's."""
+_SUMS_S: Final = 1.0
+_SUMS_SHARE: Final = 0.05
+"""Sums over all queued requests are asked for so seldom that they take at most this share of the time: 400,000 take
+0.4 s on SQLite, so each 8 s."""
+
+
+class Planning:
+    """One planner of a fleet.
+
+    Args:
+        fleet: as its file says.
+        store: shared with all members.
+        holder: unique among planners, and new in each process.
+        clock: of this process; for durations alone.
+        lease_s: a leader that does not renew for so long is followed by another.
+        seed: of the search.
+    """
+
+    def __init__(
+        self, fleet: Fleet, store: Store, holder: str, clock: Clock, *, lease_s: float = LEASE_S, seed: int = 0
+    ) -> None:
+        self._fleet, self._store, self._holder = fleet, store, holder
+        self._clock, self._lease_s = clock, lease_s
+        self._planner = QLMPlanner(serving_of(fleet), plan_settings(fleet), seed=seed)
+        self._swaps = Swaps(fleet)
+        self._sums: Sequence[QueuedSums] = ()
+        self._sums_due_s = float("-inf")
+        self._written: tuple[int, Plan] | None = None
+
+    def step(self) -> Plan | None:
+        """One round: leads if it may, and plans if it leads. Blocks for the store, and while it searches.
+
+        Returns: the plan in force, where it is this planner's. Raises: StoreError.
+        """
+        term = self._store.members.lead(self._holder, self._lease_s)
+        if term is None:
+            self._written = None
+            return None
+        stored = self._store.members.plan()
+        last = None if stored is None else plan_of(stored.plan)
+        members = Members.of(self._store.members.agents())
+        self._swaps.note(report for report, _ in members.agents)
+        now_s = self._store.now_s()
+        state, groups = fleet_state(
+            now_s, self._queued(), members, self._swaps.table, None if last is None else _fleet_plan(last)
+        )
+        plan = self._plan(state, groups)
+        if not self._is_news(term, plan):
+            return plan
+        version = stored.version + 1 if stored is not None and stored.term == term else 1
+        if not self._store.members.write_plan(self._holder, StoredPlan(term, version, to_json(plan))):
+            self._written = None
+            return None
+        self._written = term, plan
+        return plan
+
+    async def run(self, executor: Executor, *, every_s: float = REPLAN_S) -> None:
+        """Rounds until it is cancelled. A store that is away is waited for."""
+        loop = asyncio.get_running_loop()
+        away = False
+        while True:
+            try:
+                await loop.run_in_executor(executor, self.step)
+                away = False
+            except StoreError as error:
+                if not away:
+                    logger.warning("no plan is made, and the last one holds: %s", error)
+                away = True
+            except Exception:  # a fault of ours must not end planning for good
+                logger.exception("a round of planning failed; the last plan holds")
+            await asyncio.sleep(every_s)
+
+    def _queued(self) -> Sequence[QueuedSums]:
+        began_s = self._clock.monotonic_s()
+        if began_s >= self._sums_due_s:
+            self._sums = self._store.requests.sums()
+            took_s = self._clock.monotonic_s() - began_s
+            self._sums_due_s = began_s + max(_SUMS_S, took_s / _SUMS_SHARE)
+        return self._sums
+
+    def _plan(self, state: FleetState, groups: dict[int, Group]) -> Plan:
+        foreseen = self._planner.foresee(state)
+        found = self._planner.search(foreseen)
+        pressure = dict.fromkeys(sorted(one.name for one in self._fleet.settings.classes), 0.0)
+        return Plan(
+            made_s=state.now_s,
+            queues={name: tuple(_planned(groups[r], state.now_s) for r in q) for name, q in found.queues.items()},
+            late_s=round(found.late_s, 3),
+            instances_needed=found.instances_needed,
+            solver=found.solver,
+            pressure=pressure | slo_pressure(foreseen, found, groups),
+        )
+
+    def _is_news(self, term: int, plan: Plan) -> bool:
+        if self._written is None or self._written[0] != term:
+            return True
+        last = self._written[1]
+        return _order(plan) != _order(last) or plan.made_s >= last.made_s + REFRESH_S
+
+
+def _planned(group: Group, now_s: float) -> PlannedGroup:
+    sums = group.sums
+    due_in_s = None if sums.first_due_s == float("inf") else round(sums.first_due_s - now_s, 3)
+    return PlannedGroup(sums.ref, sums.model, group.slo_class, due_in_s)
+
+
+def _order(plan: Plan) -> dict[str, list[int]]:
+    return {name: [group.ref for group in queue] for name, queue in plan.queues.items()}
+
+
+def _fleet_plan(plan: Plan) -> FleetPlan:
+    return FleetPlan({name: tuple(refs) for name, refs in _order(plan).items()})

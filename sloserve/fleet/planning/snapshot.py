@@ -1,0 +1,104 @@
+"""What the planner plans for, from what the members of a fleet last said of themselves."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sloserve.estimator.completion.group_time import Serving
+from sloserve.estimator.completion.queue_backlog import EngineSize
+from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport, agent_report, gateway_report
+from sloserve.fleet.file import Fleet
+from sloserve.fleet.planning.groups import Group, durable_groups, streamed_groups
+from sloserve.fleet.store.records import Agent, QueuedSums
+from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, InstanceState, Swap
+from sloserve.scheduler.qlm.problem import PlanSettings
+from sloserve.scheduler.qlm.swaps import swap_table
+
+ALIVE_S: Final = 5.0
+"""A member that gave no sign of life for so long is not planned with."""
+
+
+def serving_of(fleet: Fleet) -> dict[tuple[str, str], Serving]:
+    """How long each model's steps take on each kind of device, and how large its engines are."""
+    return {
+        (model.name, device): Serving(
+            profile,
+            EngineSize(
+                model.flags.max_num_seqs or profile.max_num_seqs,
+                model.flags.max_num_batched_tokens or profile.max_num_batched_tokens,
+                profile.kv_capacity_tokens,
+            ),
+        )
+        for model in fleet.models.values()
+        for device, profile in model.profiles.items()
+    }
+
+
+def plan_settings(fleet: Fleet) -> PlanSettings:
+    """What plans of this fleet weigh."""
+    return PlanSettings(min_active_s=fleet.switching.min_active_s, tail_max_wait_s=max(fleet.switching.max_wait_s, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Agents and gateways that live, each with the age of its report in seconds."""
+
+    agents: tuple[tuple[AgentReport, float], ...]
+    demands: tuple[tuple[Demand, float], ...]
+
+    @classmethod
+    def of(cls, rows: Iterable[Agent]) -> "Members":
+        """Those rows that are young enough, and that this version can read."""
+        young = [row for row in rows if row.age_s <= ALIVE_S]
+        agents = [(agent_report(row.state), row.age_s) for row in young]
+        gateways = [(gateway_report(row.state), row.age_s) for row in young]
+        return cls(
+            tuple((report, age_s) for report, age_s in agents if report is not None),
+            tuple((demand, age_s) for report, age_s in gateways if report is not None for demand in report.demand),
+        )
+
+
+class Swaps:
+    """The table of swap times: what agents measured, and what profiles say of the rest."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._profiles = swap_table(fleet.swaps())
+        self._measured: dict[Swap, float] = {}
+        self.table: Mapping[Swap, float] = self._profiles
+
+    def note(self, reports: Iterable[AgentReport]) -> None:
+        """Takes over what they have measured; the table stays the same object while nothing of it changes."""
+        found: dict[Swap, list[float]] = {}
+        for report in reports:
+            for one in report.swaps:
+                swap = Swap(one.device, one.leaving, one.coming, one.state)
+                if swap in self._profiles:
+                    found.setdefault(swap, []).append(one.seconds)
+        measured = {swap: round(sum(seconds) / len(seconds), 2) for swap, seconds in found.items()}
+        if measured != self._measured:
+            self._measured, self.table = measured, {**self._profiles, **measured}
+
+
+def fleet_state(
+    now_s: float, sums: Sequence[QueuedSums], members: Members, swap_s: Mapping[Swap, float], last: FleetPlan | None
+) -> tuple[FleetState, dict[int, Group]]:
+    """The state, and its groups by their references. now_s: by the store's clock."""
+    instances = tuple(_state(now_s - age_s, one) for report, age_s in members.agents for one in report.instances)
+    can = Counter(model for instance in instances for model in instance.models)
+    groups = [*durable_groups(sums), *streamed_groups(now_s, members.demands, can)]
+    named = {group.sums.ref: group for group in groups if group.sums.requests}
+    state = FleetState(now_s, tuple(group.sums for group in named.values()), instances, swap_s, last)
+    return state, named
+
+
+def _state(reported_s: float, report: InstanceReport) -> InstanceState:
+    """reported_s: when it was reported, by the store's clock."""
+    return InstanceState(
+        report.name,
+        report.device,
+        report.models,
+        float("-inf") if report.active_for_s is None else reported_s - report.active_for_s,
+        reported_s + report.ready_in_s if report.ready_in_s else float("-inf"),
+        report.running,
+    )

@@ -1,0 +1,174 @@
+"""The planner of a live fleet: what it plans for, and who leads. On every database."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from sloserve.core.clock import ManualClock
+from sloserve.fleet.contract.plan import Plan, plan_of
+from sloserve.fleet.contract.reports import (
+    AgentReport,
+    Demand,
+    GatewayReport,
+    InstanceReport,
+    MeasuredSwap,
+    Phase,
+    to_json,
+)
+from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.planning.groups import HORIZON_S, stream_ref, streamed_groups
+from sloserve.fleet.planning.planner import LEASE_S, Planning
+from sloserve.fleet.planning.snapshot import ALIVE_S, Swaps
+from sloserve.fleet.store.records import NewRequest, RequestState, Result
+from sloserve.fleet.store.store import Store as OpenStore
+from sloserve.scheduler.qlm.contract import ModelState, Swap
+from tests.fleet.store.databases import Store
+
+FLEET = """
+models:
+  chat: {profile: h100-llama3-8b}
+  legal: {profile: h100-llama2-7b}
+hosts:
+  a: {device: h100, devices: 2, host_memory_gib: 64}
+"""
+WARM, COLD, ACTIVE = ModelState.WARM, ModelState.COLD, ModelState.ACTIVE
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Fleet:
+    return parse_fleet(FLEET)
+
+
+@pytest.fixture
+def opened(store: Store) -> OpenStore:
+    return OpenStore(store.open())
+
+
+def planning(fleet: Fleet, opened: OpenStore, holder: str = "one") -> Planning:
+    return Planning(fleet, opened, holder, ManualClock())
+
+
+def beat(opened: OpenStore, *actives: str, demand: tuple[Demand, ...] = ()) -> None:
+    """Two instances of host a, each with its active model; the gateway's demand."""
+    instances = tuple(
+        InstanceReport(f"a/{i}", "h100", Phase.SERVING, {"chat": WARM, "legal": WARM, active: ACTIVE}, 100.0)
+        for i, active in enumerate(actives)
+    )
+    opened.members.beat("agent a", to_json(AgentReport("a", "unix:a", instances)))
+    opened.members.beat("gateway", to_json(GatewayReport(demand)))
+
+
+def lines(opened: OpenStore, model: str, group: int, n: int = 200, deadline_s: float = 3_600.0) -> None:
+    opened.requests.accept(
+        [NewRequest(f"{model}{group}.{i}", "t", model, "batch", group, b"{}", 200, 100.0, deadline_s) for i in range(n)]
+    )
+
+
+def in_force(opened: OpenStore) -> Plan:
+    stored = opened.members.plan()
+    assert stored is not None
+    plan = plan_of(stored.plan)
+    assert plan is not None
+    return plan
+
+
+def test_lines_and_streams_are_planned_where_their_models_are(fleet: Fleet, opened: OpenStore) -> None:
+    beat(opened, "legal", "chat", demand=(Demand("chat", "interactive", rate_per_s=1.0, target_s=2.0),))
+    lines(opened, "legal", 7)
+    plan = planning(fleet, opened).step()
+    assert plan == in_force(opened)
+    refs = {name: [group.ref for group in queue] for name, queue in plan.queues.items()}
+    assert refs == {"a/0": [7], "a/1": [stream_ref("chat", "interactive")]}
+    (planned,) = plan.queues["a/0"]
+    assert (planned.model, planned.slo_class, planned.durable) == ("legal", "batch", True)
+    assert planned.due_in_s == pytest.approx(3_600.0, abs=5.0)
+    assert plan.instances_of("chat", "interactive") == ["a/1"]
+    assert 0.0 < plan.pressure["batch"] < 0.1 and plan.pressure["interactive"] < 1.0
+
+
+def test_one_planner_leads_and_another_follows_with_the_same_plan(
+    fleet: Fleet, opened: OpenStore, store: Store
+) -> None:
+    beat(opened, "legal", "chat")
+    lines(opened, "legal", 7)
+    lines(opened, "chat", 8)
+    first, second = planning(fleet, opened), planning(fleet, opened, "two")
+    before = first.step()
+    assert before is not None and second.step() is None
+    store.pass_s(LEASE_S + 0.1)
+    beat(opened, "legal", "chat")
+    after = second.step()
+    assert after is not None and after.queues.keys() == before.queues.keys()
+    assert [[g.ref for g in q] for q in after.queues.values()] == [[g.ref for g in q] for q in before.queues.values()]
+    assert first.step() is None
+    stored = opened.members.plan()
+    assert stored is not None and (stored.term, stored.version) == (2, 1)
+
+
+def test_a_plan_that_stays_is_not_written_each_time(fleet: Fleet, opened: OpenStore, store: Store) -> None:
+    beat(opened, "legal", "chat")
+    lines(opened, "legal", 7)
+    planner = planning(fleet, opened)
+    planner.step()
+    planner.step()
+    stored = opened.members.plan()
+    assert stored is not None and stored.version == 1
+    store.pass_s(3.5)
+    beat(opened, "legal", "chat")
+    planner.step()
+    stored = opened.members.plan()
+    assert stored is not None and stored.version == 2
+
+
+def test_an_agent_that_gives_no_sign_of_life_is_not_planned_with(fleet: Fleet, opened: OpenStore, store: Store) -> None:
+    beat(opened, "legal", "chat")
+    lines(opened, "legal", 7)
+    planner = planning(fleet, opened)
+    planner.step()
+    store.pass_s(ALIVE_S + 0.1)
+    plan = planner.step()
+    assert plan is not None and plan.queues == {}
+
+
+def test_a_planner_keeps_nothing_that_a_new_one_lacks(fleet: Fleet, opened: OpenStore) -> None:
+    """What has been claimed and ended meanwhile is in no queue of either."""
+    beat(opened, "legal", "chat")
+    lines(opened, "legal", 7, n=2)
+    old = planning(fleet, opened)
+    old.step()
+    claim = opened.requests.claim("x", 7, 2, 30.0)
+    assert claim is not None
+    opened.requests.finish([Result(r.id, r.attempt, RequestState.DONE, 200, b"") for r in claim.requests])
+    plan = planning(fleet, opened).step()
+    assert plan is not None and plan.queues == {"a/0": (), "a/1": ()}
+
+
+def test_a_swap_that_an_agent_has_measured_replaces_what_profiles_say(fleet: Fleet) -> None:
+    swaps = Swaps(fleet)
+    profiles = swaps.table
+    one = MeasuredSwap("h100", "chat", "legal", WARM, 7.5)
+    report = AgentReport("a", "unix:a", (), swaps=(one, replace(one, coming="unknown")))
+    swaps.note([report, AgentReport("b", "unix:b", (), swaps=(replace(one, seconds=8.5),))])
+    measured = swaps.table
+    assert measured[Swap("h100", "chat", "legal", WARM)] == 8.0
+    assert measured.keys() == profiles.keys()
+    swaps.note([report, AgentReport("b", "unix:b", (), swaps=(replace(one, seconds=8.5),))])
+    assert swaps.table is measured
+
+
+def test_streams_that_are_expected_keep_an_instance_and_many_spread_over_several() -> None:
+    quiet = Demand("m", "interactive", rate_per_s=0.01)
+    assert streamed_groups(0.0, [(quiet, 0.0)], {"m": 4}) == []
+    steady = Demand("m", "interactive", rate_per_s=0.2, target_s=1.0, mean_prompt_tokens=100.0, weight=3.0)
+    (group,) = streamed_groups(50.0, [(steady, 1.0)], {"m": 4})
+    sums = group.sums
+    assert (sums.requests, sums.prompt_tokens, sums.weight) == (2, 200.0, 3.0)
+    assert (sums.first_due_s, sums.last_due_s) == (51.0, 51.0 + HORIZON_S)
+    held = Demand("m", "interactive", held=40, prompt_tokens=4_000.0, first_due_in_s=-1.0, last_due_in_s=9.0)
+    groups = streamed_groups(50.0, [(held, 1.0), (quiet, 0.0)], {"m": 2})
+    assert [group.sums.requests for group in groups] == [20, 20]
+    assert {group.sums.ref for group in groups} == {stream_ref("m", "interactive", k) for k in range(2)}
+    assert groups[0].sums.first_due_s == 48.0 and sum(group.sums.prompt_tokens for group in groups) == 4_000.0
+    (late,) = streamed_groups(0.0, [(replace(held, held=1, first_due_in_s=None, last_due_in_s=None), 0.0)], {})
+    assert late.sums.first_due_s == math.inf
