@@ -194,6 +194,14 @@ class SwapStore:
         else:
             self._release(request_id)
 
+    def hand_over(self, request_id: str, to: str) -> None:
+        """What is kept for a request is kept for ``to`` from now on, for which nothing may be kept. Nothing happens
+        where nothing is kept, or it loads.
+        """
+        state = self._states.get(request_id)
+        if state is not None and not state.loading and to not in self._states:
+            self._states[to] = self._states.pop(request_id)
+
     def new_epoch(self) -> None:
         """The weights changed: all that is kept is given up, and all that loads is void."""
         self.epoch += 1

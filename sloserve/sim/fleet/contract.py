@@ -24,7 +24,8 @@ class Held:
     """A request that no engine has.
 
     prompt_tokens: with what other engines generated. due_s: of the whole reply, or else of its first token;
-    inf where nothing is promised.
+    inf where nothing is promised. kept_on: the instance that keeps the KV of its first ``kept_tokens`` tokens in host
+    memory, if one does.
     """
 
     request_id: str
@@ -35,9 +36,11 @@ class Held:
     rank: int
     until_first_token: bool = False
     generated_tokens: int = 0
+    kept_on: str | None = None
+    kept_tokens: int = 0
 
 
-def held(request: WorkloadRequest, generated_tokens: int = 0) -> Held:
+def held(request: WorkloadRequest, generated_tokens: int = 0, kept_on: str | None = None, kept_tokens: int = 0) -> Held:
     """What a dispatcher is told of ``request``."""
     targets = request.slo.targets
     limit_s = targets.e2e_s if targets.e2e_s is not None else targets.ttft_s
@@ -50,6 +53,8 @@ def held(request: WorkloadRequest, generated_tokens: int = 0) -> Held:
         rank=request.slo.slo_class.rank,
         until_first_token=targets.e2e_s is None and targets.ttft_s is not None,
         generated_tokens=generated_tokens,
+        kept_on=kept_on,
+        kept_tokens=kept_tokens,
     )
 
 
@@ -66,12 +71,38 @@ class Switch:
     """The instance takes no more requests, lets its streams end, and then makes ``model`` active.
 
     drain_s: streams that have not ended by then go back to the queue with what they have; the fleet's own limit holds
-    where this is larger.
+    where this is larger. keep_kv: their KV is kept in the host's swap space, where that is worth it; else it is lost.
     """
 
     instance: str
     model: str
     drain_s: float = math.inf
+    keep_kv: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """The request leaves its engine and goes back to the queue with what it has. keep_kv: as of a switch."""
+
+    request_id: str
+    instance: str
+    keep_kv: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """The model's weights are read from disk into host memory, beside what the instance serves, if there is room."""
+
+    instance: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The model's weights leave host memory."""
+
+    instance: str
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +112,7 @@ class Refuse:
     request_id: str
 
 
-Operation = Give | Switch | Refuse
+Operation = Give | Switch | Preempt | Warm | Drop | Refuse
 
 
 class InstanceView(Protocol):
@@ -128,8 +159,15 @@ class InstanceView(Protocol):
         """Whether it serves, and has its model for long enough."""
         ...
 
-    def has_room(self, prompt_tokens: int) -> bool:
-        """Whether a request would be admitted soon, and not wait in the engine's own queue."""
+    def has_room(self, prompt_tokens: int, *, leaving: int = 0, leaving_tokens: int = 0) -> bool:
+        """Whether a request would be admitted soon, and not wait in the engine's own queue, once ``leaving`` of those
+        in flight have left, which have KV of so many tokens.
+        """
+        ...
+
+    @property
+    def host_bytes(self) -> int:
+        """Its share of the memory in which its host keeps weights of models that are not active."""
         ...
 
     def profile(self, model: str) -> Profile:

@@ -1,8 +1,9 @@
 """One instance in virtual time: an engine for each model, of which one is active, and the switch from one to another.
 
 A switch has three parts: the instance takes no more requests, its streams end (what has not ended at the limit goes
-back to the queue with the tokens it has, for another engine to go on with), and the weights are exchanged. A stream
-that a client reads never ends by a switch.
+back to the queue with the tokens it has, for this or another engine to go on with), and the weights are exchanged. A
+stream that a client reads never ends by a switch. KV of what goes back is kept in host memory if its engine has swap
+space and finds it worth it, and serves only this instance.
 """
 
 import math
@@ -44,8 +45,8 @@ class Served:
     make_engine: Callable[[], Any]
 
 
-History = dict[str, list[tuple[Any, WorkloadRequest]]]
-"""Of each request, the engines that had it, in order, and what each was given."""
+History = dict[str, list[tuple[Any, WorkloadRequest, int]]]
+"""Of each request, the engines that had it, in order, what each was given, and how many tokens' KV it had kept."""
 
 
 @dataclass(slots=True)
@@ -63,7 +64,8 @@ class Instance:
 
     Args:
         ended: called with each request that is over, and its tokens.
-        evicted: called with each request that goes back to the queue, and the tokens that it has.
+        evicted: called with each request that goes back to the queue, the tokens that it has, this instance's name, and
+            of how many tokens it keeps the KV.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Instance:
         clock: FleetClock,
         history: History,
         ended: Callable[[WorkloadRequest, int], None],
-        evicted: Callable[[WorkloadRequest, int], None],
+        evicted: Callable[[WorkloadRequest, int, str, int], None],
     ) -> None:
         self.name, self.device = name, device
         self._served, self._memory, self._switching = served, memory, switching
@@ -86,7 +88,9 @@ class Instance:
         self.activated_s = 0.0
         self._until_s = math.inf
         self._leaving: str | None = None
-        self._warm = False
+        self._warm = self._keep_kv = False
+        self._copied_s = 0.0  # when the KV that is kept has left the device
+        self._reading: tuple[float, str] | None = None  # weights that come to host memory, and when they are there
         self._engines: dict[str, Any] = {}
         self._parts: dict[str, _Part] = {}
         self._prompts_ahead = 0
@@ -141,15 +145,19 @@ class Instance:
             return True
         return self.serving and self.now_s >= self.activated_s + self._switching.min_active_s
 
-    def has_room(self, prompt_tokens: int) -> bool:
-        if not self._parts:
+    @property
+    def host_bytes(self) -> int:
+        return self._memory.share_bytes
+
+    def has_room(self, prompt_tokens: int, *, leaving: int = 0, leaving_tokens: int = 0) -> bool:
+        if len(self._parts) <= leaving:
             return True
         settings = self._served[self._serving_model].settings
         ahead = self._prompts_ahead + prompt_tokens
         return (
-            len(self._parts) < settings.max_num_seqs
+            len(self._parts) - leaving < settings.max_num_seqs
             and (not self._prompts_ahead or ahead <= _STEPS_AHEAD * settings.max_num_batched_tokens)
-            and self._engine.kv_used < _KV_ROOM
+            and self._engine.kv_used - leaving_tokens / (settings.kv_blocks * settings.block_size) < _KV_ROOM
         )
 
     def profile(self, model: str) -> Profile:
@@ -171,10 +179,11 @@ class Instance:
     @property
     def at(self) -> float:
         """When its next event is."""
+        read_at = self._reading[0] if self._reading is not None else math.inf
         if self.phase is Phase.SWAPPING:
-            return self._until_s
+            return min(self._until_s, read_at)
         engine_at = self._engine.at if self._engines else math.inf
-        return float(min(engine_at, self._until_s)) if self.phase is Phase.DRAINING else float(engine_at)
+        return float(min(engine_at, read_at, self._until_s if self.phase is Phase.DRAINING else math.inf))
 
     def start_with(self, model: str) -> None:
         """``model`` is active from the beginning."""
@@ -189,17 +198,41 @@ class Instance:
         """
         if not self.serving or request.model != self.active:
             raise ValueError(f"{self.name} is {self.phase} with {self.active}, and was given one for {request.model}")
+        request_id, engine = request.request_id, self._engine
         part = _Part(request, self._given(request, generated), generated)
         self._num_given += 1
-        self._parts[request.request_id] = part
+        self._parts[request_id] = part
         self._prompts_ahead += part.given.prompt_tokens
-        self._history.setdefault(request.request_id, []).append((self._engine, part.given))
-        self._engine.give(part.given, now_s=self.now_s)
+        self._history.setdefault(request_id, []).append((engine, part.given, engine.kept_tokens(request_id)))
+        engine.unpark(request_id, part.given.request_id)
+        engine.give(part.given, now_s=self.now_s)
 
-    def switch(self, model: str, drain_s: float) -> None:
+    def preempt(self, request_id: str, *, keep_kv: bool) -> None:
+        """The request goes back to the queue, if it is in flight."""
+        part = self._parts.pop(request_id, None)
+        if part is not None:
+            self._give_back(part, keep_kv)
+
+    def forget(self, request: WorkloadRequest) -> None:
+        """KV that is kept of the request is given up: another instance serves it."""
+        self._engines[request.model].forget(request.request_id)
+
+    def warm(self, model: str) -> None:
+        """Begins to read weights into host memory, if they are on disk and no others are being read."""
+        if self._reading is None and model != self.active and not self._memory.holds(self.name, model):
+            swap = self._served[model].swap
+            self._reading = self.now_s + max(swap.reload_s - swap.wake_s, 0.0), model
+
+    def drop(self, model: str) -> None:
+        """The weights leave host memory, unless they are on their way to the device."""
+        if model != self.active:
+            self._memory.release(self.name, model)
+
+    def switch(self, model: str, drain_s: float, *, keep_kv: bool = True) -> None:
         """Begins the switch to ``model``. Nothing happens where it is active, or the instance may not switch now."""
         if model == self.active or not self.can_switch():
             return
+        self._keep_kv = keep_kv
         limit_s = min(drain_s, self._switching.drain_max_s)
         self._enter(Phase.DRAINING)
         self._leaving, self.active = self.active, model
@@ -208,6 +241,9 @@ class Instance:
 
     def advance(self) -> None:
         """Its next event, whose time the clock shows."""
+        if self._reading is not None and self._reading[0] <= self.now_s:
+            self._read(self._reading[1])
+            return
         if self.phase is Phase.SWAPPING:
             assert self.active is not None
             self._memory.release(self.name, self.active)
@@ -286,14 +322,30 @@ class Instance:
         self._ended(part.request, tokens)
 
     def _give_back_all(self) -> None:
-        engine, parts = self._engine, list(self._parts.values())
+        parts = list(self._parts.values())
         self._parts.clear()
-        self._prompts_ahead = 0
         self._until_s = math.inf
         for part in parts:
-            tokens = part.before + int(engine.output_tokens(part.given.request_id))
-            engine.abort(part.given.request_id, self.now_s)
-            self._evicted(part.request, tokens)
+            self._give_back(part, self._keep_kv)
+
+    def _give_back(self, part: _Part, keep_kv: bool) -> None:
+        """A request that is no longer among those in flight leaves the engine."""
+        engine, request_id, given_id = self._engine, part.request.request_id, part.given.request_id
+        if not part.started:
+            self._prompts_ahead -= part.given.prompt_tokens
+        tokens = part.before + int(engine.output_tokens(given_id))
+        if keep_kv:
+            self._copied_s = engine.park(given_id, request_id, self.now_s)
+        else:
+            engine.abort(given_id, self.now_s)
+        self._evicted(part.request, tokens, self.name, engine.kept_tokens(request_id))
+
+    def _read(self, model: str) -> None:
+        """Weights have come from disk."""
+        self._reading = None
+        size = self.weights_bytes(model)
+        if model != self.active and self._memory.fits(size):
+            self._memory.keep(self.name, model, size)
 
     def _exchange_if_drained(self) -> None:
         if self._parts or (self._leaving is not None and self._engine.at != math.inf):
@@ -305,7 +357,8 @@ class Instance:
         if leaving is not None:
             self._memory.keep(self.name, leaving, self._served[leaving].swap.weights_bytes, spare=self.active)
         self._enter(Phase.SWAPPING)
-        self._until_s = self.now_s + seconds
+        # Weights leave when the KV has: both go over one link.
+        self._until_s = max(self.now_s, self._copied_s) + seconds
 
     def _exchange_s(self, coming: str) -> float:
         leaving = None if self._leaving is None else self._served[self._leaving].swap

@@ -19,12 +19,18 @@ class FleetLog:
     spans: tuple[Span, ...]
 
 
-def joined(request: WorkloadRequest, parts: Sequence[RequestLog]) -> RequestLog:
-    """The log of a request that was given to one engine after another, and evicted from all but the last."""
+def joined(request: WorkloadRequest, parts: Sequence[RequestLog], kept: Sequence[int]) -> RequestLog:
+    """The log of a request that was given to one engine after another, and evicted from all but the last.
+
+    kept: tokens whose KV each engine had kept of it when it was given; used where the engine has loaded them.
+    """
     if not parts:
         return RequestLog(request, Outcome.LOST, np.empty(0))
     last = parts[-1]
-    again = sum(part.request.prompt_tokens for part in parts[1:])
+    again = sum(
+        part.request.prompt_tokens - (min(tokens, part.request.prompt_tokens - 1) if part.num_swaps else 0)
+        for part, tokens in zip(parts[1:], kept[1:], strict=True)
+    )
     return RequestLog(
         request,
         Outcome.LOST if last.outcome is Outcome.ABORTED else last.outcome,
@@ -33,6 +39,7 @@ def joined(request: WorkloadRequest, parts: Sequence[RequestLog]) -> RequestLog:
         sum(part.recomputed_tokens for part in parts) + again,
         last.predicted,
         last.stages if len(parts) == 1 else None,
+        sum(part.num_swaps for part in parts),
     )
 
 

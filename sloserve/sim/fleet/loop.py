@@ -17,9 +17,9 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.fleet.file import Fleet, FleetModel, Switching
+from sloserve.fleet.file import GIB, Fleet, FleetModel, Switching
 from sloserve.settings import KEY
-from sloserve.sim.fleet.contract import Dispatcher, Give, Held, Operation, Refuse, Switch, held
+from sloserve.sim.fleet.contract import Dispatcher, Drop, Give, Held, Operation, Preempt, Refuse, Switch, Warm, held
 from sloserve.sim.fleet.host_memory import HostMemory
 from sloserve.sim.fleet.instance import FleetClock, History, Instance, Served
 from sloserve.sim.fleet.lengths import ReplyLengths
@@ -55,6 +55,7 @@ class FleetRun:
         self._clock = FleetClock()
         self._counters: Counter[str] = Counter()
         self._held: dict[str, tuple[WorkloadRequest, int]] = {}
+        self._kept_on: dict[str, str] = {}  # the instance that keeps KV of a request that is held
         self._history: History = {}
         self._refused: set[str] = set()
         self._num_ended = 0
@@ -66,12 +67,15 @@ class FleetRun:
             None if policy is None else {KEY: {**fleet.section, "policy": policy, "policy_options": {}, "seed": seed}}
         )
         self.instances: list[Instance] = []
-        memory = {name: HostMemory(host.host_memory_bytes) for name, host in fleet.hosts.items()}
+        memory = {name: HostMemory(host.host_memory_bytes, len(host.instances)) for name, host in fleet.hosts.items()}
         for name, host in fleet.instances:
             served = {}
-            for model in fleet.models_on(host):
+            models = fleet.models_on(host)
+            # Each engine takes its memory when it starts.
+            swap_space_gib = host.swap_space_bytes / GIB / (len(host.instances) * len(models))
+            for model in models:
                 profile = fleet.models[model].profiles[host.device]
-                settings = engine_settings(fleet.models[model], profile)
+                settings = engine_settings(fleet.models[model], profile, swap_space_gib)
                 make = partial(_make_engine, engine_class, settings, profile, config)
                 served[model] = Served(settings, profile, self.swaps[model, host.device], make)
             instance = Instance(
@@ -161,14 +165,17 @@ class FleetRun:
                 if chosen[name] != model and memory[host.name].fits(size):
                     memory[host.name].keep(name, model, size)
 
-    def _arrive(self, request: WorkloadRequest, generated: int) -> None:
+    def _arrive(self, request: WorkloadRequest, generated: int, kept_on: str | None = None, kept: int = 0) -> None:
         self._held[request.request_id] = (request, generated)
         self._arrived = True
-        self._dispatcher.arrived(held(request, generated), self)
+        self._dispatcher.arrived(held(request, generated, kept_on, kept), self)
 
-    def _evicted(self, request: WorkloadRequest, generated: int) -> None:
-        self._counters["evicted_on_switch"] += 1
-        self._arrive(request, generated)
+    def _evicted(self, request: WorkloadRequest, generated: int, instance: str, kept: int) -> None:
+        self._counters["preempted_for_others" if self._by_name[instance].serving else "evicted_on_switch"] += 1
+        self._counters["parked"] += kept > 0
+        if kept:
+            self._kept_on[request.request_id] = instance
+        self._arrive(request, generated, instance if kept else None, kept)
 
     def _over(self, request: WorkloadRequest, tokens: int) -> None:
         self._num_ended += 1
@@ -180,9 +187,19 @@ class FleetRun:
         for operation in operations:
             self._changed_s = self._clock.now_s
             if isinstance(operation, Give):
-                self._by_name[operation.instance].give(*self._held.pop(operation.request_id))
+                request, generated = self._held.pop(operation.request_id)
+                kept_on = self._kept_on.pop(operation.request_id, None)
+                if kept_on is not None and kept_on != operation.instance:
+                    self._by_name[kept_on].forget(request)
+                self._by_name[operation.instance].give(request, generated)
             elif isinstance(operation, Switch):
-                self._by_name[operation.instance].switch(operation.model, operation.drain_s)
+                self._by_name[operation.instance].switch(operation.model, operation.drain_s, keep_kv=operation.keep_kv)
+            elif isinstance(operation, Preempt):
+                self._by_name[operation.instance].preempt(operation.request_id, keep_kv=operation.keep_kv)
+            elif isinstance(operation, Warm):
+                self._by_name[operation.instance].warm(operation.model)
+            elif isinstance(operation, Drop):
+                self._by_name[operation.instance].drop(operation.model)
             elif isinstance(operation, Refuse):
                 del self._held[operation.request_id]
                 self._refused.add(operation.request_id)
@@ -193,7 +210,7 @@ class FleetRun:
             id(engine): (engine, []) for instance in self.instances for engine in instance.engines
         }
         for parts in self._history.values():
-            for engine, part in parts:
+            for engine, part, _ in parts:
                 engines[id(engine)][1].append(part)
         logs = [engine.log(parts) for engine, parts in engines.values()]
         of_part = {part.request.request_id: part for log in logs for part in log.requests}
@@ -203,7 +220,8 @@ class FleetRun:
                 requests.append(RequestLog(request, Outcome.REJECTED, np.empty(0)))
             else:
                 given = self._history.get(request.request_id, ())
-                requests.append(joined(request, [of_part[part.request_id] for _, part in given]))
+                logs_of = [of_part[part.request_id] for _, part, _ in given]
+                requests.append(joined(request, logs_of, [kept for _, _, kept in given]))
         counters: Counter[str] = Counter(self._counters)
         for log in logs:
             counters.update(log.counters)
@@ -220,8 +238,8 @@ def model_shares(fleet: Fleet) -> dict[str, float]:
     return {name: (rest if share is None else share) / total for name, share in given.items()}
 
 
-def engine_settings(model: FleetModel, profile: Profile) -> EngineSettings:
-    """The engine of ``model`` on the machine of ``profile``."""
+def engine_settings(model: FleetModel, profile: Profile, swap_space_gib: float = 0.0) -> EngineSettings:
+    """The engine of ``model`` on the machine of ``profile``. swap_space_gib: of this engine alone."""
     flags = model.flags
     room = profile.kv_blocks * profile.block_size
     return EngineSettings(
@@ -230,6 +248,7 @@ def engine_settings(model: FleetModel, profile: Profile) -> EngineSettings:
         max_num_seqs=flags.max_num_seqs or profile.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens or profile.max_num_batched_tokens,
         max_model_len=min(flags.max_model_len or profile.max_model_len, room),
+        swap_space_gib=swap_space_gib,
     )
 
 

@@ -24,7 +24,7 @@ from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.settings import plugin_settings
 from sloserve.sim.model.planned import PlannedScheduler
-from sloserve.sim.model.requests import FREE
+from sloserve.sim.model.requests import FREE, RUNNING
 from sloserve.sim.model.scheduler import ModelScheduler
 from sloserve.sim.model.step import Batch
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
@@ -99,13 +99,17 @@ class ModelEngine(EventLoop):
             requests=self._request_logs(requests),
             steps=self._step_log(),
             timing=self._timing(wall_s, plan_costs_s),
-            counters={**self._counters, **counters, **self._swap_counters(self._kept)},
+            counters={**self._counters, **counters, **self._swap_counters()},
             token_budget=self._settings.max_num_batched_tokens,
         )
 
     @property
     def _kept(self) -> SwapStore | None:
         return None if self.scheduler.swap is None else self.scheduler.swap.control.store
+
+    @property
+    def kv_used(self) -> float:
+        return 1.0 - self.scheduler.kv.free / self._settings.kv_blocks
 
     def _has_requests(self) -> bool:
         return self.scheduler.has_requests()
@@ -119,6 +123,8 @@ class ModelEngine(EventLoop):
             length = self._front_end.length(item, arrival_time)
             request = scheduler.requests.add(item, arrival_time, max_tokens)
             added.append(request)
+            if scheduler.swap is not None:
+                scheduler.swap.given(request.index)
             self._index_of[item.request_id] = request.index
             self._stages.arrived(item.request_id, item.arrival_s)
             if planned is not None and planned.planner is not None and self._classes is not None:
@@ -149,9 +155,8 @@ class ModelEngine(EventLoop):
         load = self._load(batch)
         duration_s = self._duration_s(load) + told.longer_s
         end_s = start_s + duration_s
-        used = 1.0 - scheduler.kv.free / self._settings.kv_blocks
         running, waiting = int(scheduler.running.size), scheduler.num_waiting
-        self._steps.append((end_s, duration_s, batch.num_tokens, running, waiting, used))
+        self._steps.append((end_s, duration_s, batch.num_tokens, running, waiting, self.kv_used))
         return _Dispatched(batch, end_s, planning_s, load.num_prefills > 0, told)
 
     def _load(self, batch: Batch) -> StepLoad:
@@ -216,6 +221,15 @@ class ModelEngine(EventLoop):
         self._stages.ended(request_id, self._now_s)
         tokens = int(counts.tokens[index] - counts.prompt[index])
         self._front_end.ended(request_id, None, tokens, self._clock.now_s())
+
+    def _keep(self, request_id: str) -> Sequence[Sequence[int]]:
+        index, scheduler = self._index_of.get(request_id), self.scheduler
+        assert self._planned is not None and scheduler.swap is not None
+        if index is not None and scheduler.requests.state[index] == RUNNING:
+            self._planned.keep(index)
+        stores, loads = scheduler.swap.take()
+        assert not loads
+        return stores
 
     def _request_logs(self, workload: Sequence[WorkloadRequest]) -> list[RequestLog]:
         times_of, counts, logs = self._times_by_request(), self.scheduler.requests, []

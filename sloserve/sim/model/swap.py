@@ -37,6 +37,11 @@ class ModelSwap:
         self._stores, self._loads = [], []
         return taken
 
+    def given(self, index: int) -> None:
+        """A new request, whose KV may be in the pool already."""
+        if self.control.store.tokens_of(self._requests.handles[index].request_id):
+            self._kept.add(index)
+
     def before_preempt(self, index: int, engine: EngineFacts) -> None:
         """The request loses its blocks next."""
         request_id, tokens = self._requests.handles[index].request_id, int(self._requests.computed[index])

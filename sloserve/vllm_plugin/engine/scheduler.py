@@ -232,10 +232,13 @@ class SLOScheduler(AsyncScheduler):
         if self._planner is not None and stated is not None:
             self._planning(None, self._planner.arrived, request, stated, self._clock.now_s())
 
+    def keep_kv(self, request: Request) -> None:
+        """A running request is about to lose its KV: it goes to the swap space if there is one and it is worth it."""
+        if self._swapping is not None and self._booking(False, self._swapping.preempting, request):
+            self._booking(None, self._ledger.swapped, request.request_id)
+
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        if self._swapping is not None:
-            if self._booking(False, self._swapping.preempting, request):
-                self._booking(None, self._ledger.swapped, request.request_id)
+        self.keep_kv(request)
         super()._preempt_request(request, *args, **kwargs)
         if self._counts:
             self._booking(None, self._ledger.preempted, request)

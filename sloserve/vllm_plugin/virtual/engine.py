@@ -24,6 +24,7 @@ from sloserve.admission.admission import Admission
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
+from sloserve.engine.swap_store import SwapStore
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
@@ -136,10 +137,24 @@ class VirtualEngine(EventLoop):
             counters={
                 **self._counters,
                 **getattr(self.scheduler, "slo_counters", {}),
-                **self._swap_counters(getattr(self.scheduler.connector, "store", None)),
+                **self._swap_counters(),
             },
             token_budget=self._settings.max_num_batched_tokens,
         )
+
+    @property
+    def kv_used(self) -> float:
+        return 1.0 - compat.free_blocks(self.scheduler) / self._settings.kv_blocks
+
+    @property
+    def _kept(self) -> SwapStore | None:
+        return getattr(self.scheduler.connector, "store", None)
+
+    def _keep(self, request_id: str) -> Sequence[Sequence[int]]:
+        request = self.scheduler.requests.get(request_id)
+        if request is not None and request.status == RequestStatus.RUNNING:
+            self.scheduler.keep_kv(request)
+        return [copy.host_ids for copy in self.scheduler.connector.build_connector_meta(None).stores]
 
     def _has_requests(self) -> bool:
         return bool(self.scheduler.has_requests())
@@ -189,9 +204,8 @@ class VirtualEngine(EventLoop):
         load, sampling = self._inspect(output)
         duration_s = self._duration_s(load) + told.longer_s
         end_s = start_s + duration_s
-        used = 1.0 - compat.free_blocks(scheduler) / self._settings.kv_blocks
         running, waiting = scheduler.get_request_counts()
-        self._steps.append((end_s, duration_s, output.total_num_scheduled_tokens, running, waiting, used))
+        self._steps.append((end_s, duration_s, output.total_num_scheduled_tokens, running, waiting, self.kv_used))
         return _Batch(output, sampling, end_s, planning_s, told)
 
     def _inspect(self, output: Any) -> tuple[StepLoad, list[str]]:

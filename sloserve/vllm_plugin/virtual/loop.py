@@ -99,6 +99,15 @@ class EventLoop(ABC):
     def output_tokens(self, request_id: str) -> int:
         """How many tokens of its reply have left the engine, of a request that has not ended."""
 
+    @property
+    @abstractmethod
+    def _kept(self) -> SwapStore | None:
+        """What is in the swap space, if there is one."""
+
+    @abstractmethod
+    def _keep(self, request_id: str) -> Sequence[Sequence[int]]:
+        """A request is about to be parked. Returns: host blocks of each copy that has to be made now."""
+
     @abstractmethod
     def _abort(self, request_id: str) -> None:
         """Takes a request from the scheduler, if it is there."""
@@ -111,7 +120,7 @@ class EventLoop(ABC):
 
     def give(self, *requests: WorkloadRequest, now_s: float | None = None) -> None:
         """Requests reach the front end when they arrive, ascending, and not before ``now_s``, to which the engine has
-        come.
+        come. KV that is kept under the id of one is loaded before it runs.
 
         Requests that arrive later than :attr:`at` may be given already. Those up to then have to be: an event sees what
         was there when it happened.
@@ -139,10 +148,38 @@ class EventLoop(ABC):
         if not outside:
             self._abort(request_id)
 
+    def park(self, request_id: str, kept_as: str, now_s: float) -> float:
+        """Takes a request out as :meth:`abort` does; its KV is kept under the id ``kept_as``, if there is swap space
+        and the engine's rule says that it is worth it. Returns: when the copies to the host have ended.
+        """
+        store = self._kept
+        if store is None or self._swap_worker is None:
+            self.abort(request_id, now_s)
+            return now_s
+        self._reach(max(now_s, self._now_s))
+        copied_s = self._swap_worker.store(self._keep(request_id), now_s)
+        store.hand_over(request_id, kept_as)
+        self.abort(request_id, now_s)
+        return max(copied_s, now_s)
+
+    def kept_tokens(self, request_id: str) -> int:
+        """Tokens whose KV is kept under this id."""
+        return 0 if self._kept is None else self._kept.tokens_of(request_id)
+
+    def unpark(self, kept_as: str, request_id: str) -> None:
+        """KV that is kept under ``kept_as`` is that of the request which is given next under ``request_id``."""
+        if self._kept is not None:
+            self._kept.hand_over(kept_as, request_id)
+
+    def forget(self, kept_as: str) -> None:
+        """KV that is kept under this id is given up."""
+        if self._kept is not None:
+            self._kept.drop(kept_as, "served_elsewhere")
+
     @property
+    @abstractmethod
     def kv_used(self) -> float:
-        """Share of the KV blocks in use when its last step was scheduled, 0..1."""
-        return self._steps[-1][5] if self._steps else 0.0
+        """Share of the KV blocks in use, 0..1."""
 
     def tell(self, started: Callable[[str], object], ended: Callable[[str], object]) -> None:
         """From now on ``started`` is called with a request's id when its first token leaves the engine, and ``ended``
@@ -271,9 +308,9 @@ class EventLoop(ABC):
             self._counters["extrapolated_steps"] += 1
         return duration_s if self._noise is None else duration_s * self._noise.factor(len(self._steps))
 
-    def _swap_counters(self, store: SwapStore | None) -> dict[str, int]:
+    def _swap_counters(self) -> dict[str, int]:
         """What was sent over the link and most that the pool kept, in bytes; empty without swap space."""
-        worker = self._swap_worker
+        worker, store = self._swap_worker, self._kept
         if worker is None or store is None:
             return {}
         peak_bytes = store.peak_blocks * worker.block_bytes

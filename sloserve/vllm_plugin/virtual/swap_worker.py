@@ -61,6 +61,7 @@ class SwapWorker:
         self._link = LinkClock(bytes_per_s)
         self._there_s: dict[int, float] = {}  # when the copy to each host block ends
         self._copies: list[_Copy] = []  # that have not been told of
+        self._out_until_s = 0.0
         self.bytes_out = self.bytes_in = 0
         self.loads: Counter[str] = Counter()
 
@@ -95,6 +96,12 @@ class SwapWorker:
             self._traffic(back),
         )
 
+    def store(self, stores: Iterable[Sequence[int]], now_s: float) -> float:
+        """Takes up copies to the host without a step; returns when all copies to the host have ended."""
+        for host_ids in stores:
+            self._store(host_ids, now_s, 0.0)
+        return self._out_until_s
+
     def _store(self, host_ids: Sequence[int], start_s: float, longer_s: float) -> float:
         """longer_s: that the step lasts longer so far. Returns: with this store."""
         size = len(host_ids) * self.block_bytes
@@ -102,6 +109,7 @@ class SwapWorker:
         ends_s = self._link.out(size, start_s + longer_s)
         self._there_s.update(dict.fromkeys(host_ids, ends_s))
         self._copies.append(_Copy(ends_s, size))
+        self._out_until_s = ends_s
         self.bytes_out += size
         return max(longer_s, ends_s - start_s - STAGING_BYTES / self._bytes_per_s)
 

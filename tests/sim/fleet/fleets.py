@@ -14,7 +14,7 @@ from sloserve.sim.model.engine import ModelEngine
 TEXT = """
 models:
 {models}
-hosts: {{n: {{device: h100, devices: {devices}, host_memory_gib: {memory_gib}}}}}
+hosts: {{n: {{device: h100, devices: {devices}, host_memory_gib: {memory_gib}, swap_space_gib: {swap_gib}}}}}
 switching: {{min_active_s: {min_active_s}, max_wait_s: {max_wait_s}, drain_max_s: {drain_max_s}}}
 settings: {{policy: edf, classes: {{urgent: {{rank: 0, e2e_ms: 20000}}, batch: {{rank: 1, e2e_ms: 300000}}}}}}
 """
@@ -22,7 +22,14 @@ settings: {{policy: edf, classes: {{urgent: {{rank: 0, e2e_ms: 20000}}, batch: {
 
 def fleet_of(models: Sequence[str] = ("a", "b"), **given: float) -> Fleet:
     """A fleet of one profile. Host memory holds all that sleeps, and instances may switch at once, unless given."""
-    values = {"devices": 1, "memory_gib": 999, "min_active_s": 0.0, "max_wait_s": 5.0, "drain_max_s": 600.0} | given
+    values = {
+        "devices": 1,
+        "memory_gib": 999,
+        "swap_gib": 0,
+        "min_active_s": 0.0,
+        "max_wait_s": 5.0,
+        "drain_max_s": 600.0,
+    } | given
     lines = "\n".join(f"  {name}: {{profile: h100-llama3-8b, flags: {{max_num_seqs: 32}}}}" for name in models)
     return parse_fleet(TEXT.format(models=lines, **values))
 

@@ -1,6 +1,7 @@
 """A fleet in virtual time: engines as in a single run, a switch that takes what its parts take, and nothing lost."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +12,10 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.spans import Phase
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.sim.fleet.contract import Dispatcher, FleetView, Give, Held, Operation, Switch
 from sloserve.sim.fleet.dispatchers.registry import DISPATCHERS, FleetRunName
 from sloserve.sim.fleet.host_memory import HostMemory
-from sloserve.sim.fleet.loop import engine_settings
+from sloserve.sim.fleet.loop import FleetRun, engine_settings
 from sloserve.sim.model.engine import ModelEngine
 from tests.sim.fleet.fleets import fleet_of, request, run
 
@@ -78,6 +80,71 @@ def test_what_does_not_end_in_time_goes_on_elsewhere_with_the_tokens_it_has() ->
     assert first.token_times_s[gap + 1] > second.token_times_s[-1]
     assert first.recomputed_tokens == 50 + gap + 1
     assert log.run.counters["evicted_on_switch"] == 1
+
+
+def test_kv_of_what_is_parked_comes_back_to_its_instance_and_is_not_computed_again() -> None:
+    """The switch waits for its copy to the host, and the request for the copy back."""
+    spans, first = {}, {}
+    for swap_gib in (0, 8):
+        fleet = fleet_of(drain_max_s=1.0, swap_gib=swap_gib)
+        long = request("long", "a", 0.0, output_tokens=400, prompt_tokens=4000)
+        log = run(fleet, "on-demand/edf", [long, request("second", "b", 0.5)])
+        spans[swap_gib], first[swap_gib] = log.spans, log.run.requests[0]
+        assert first[swap_gib].outcome is Outcome.COMPLETED and first[swap_gib].token_times_s.size == 400
+        assert log.run.counters["evicted_on_switch"] == 1 and log.run.counters["parked"] == (swap_gib > 0)
+    assert first[0].recomputed_tokens > 4000 and first[8].recomputed_tokens < 10
+    assert (first[0].num_swaps, first[8].num_swaps) == (0, 1)
+    kept = next(span for span in spans[8] if span.phase is Phase.SWAPPING)
+    copy_s = 4100 * PROFILE.kv_bytes_per_token / (PROFILE.link_bandwidth_gb_per_s * 1e9)
+    swap = fleet.swaps()["b", "h100"]
+    assert kept.end_s == pytest.approx(0.5 + 1.0 + copy_s + swap.sleep_s + swap.wake_s, abs=0.002)
+    gaps = {s: float(np.diff(one.token_times_s).max()) for s, one in first.items()}
+    assert gaps[8] < gaps[0] - 0.05
+
+
+def test_kv_that_is_kept_on_one_instance_is_given_up_where_another_serves_the_request() -> None:
+    """The long request leaves n/0, and n/1 has its model first."""
+    fleet = fleet_of("ab", devices=2, drain_max_s=0.5, swap_gib=8)
+    run_of = FleetRun(fleet, _Scripted(), ModelEngine, policy="edf")
+    log = run_of.run([request("long", "a", 0.0, output_tokens=300, prompt_tokens=2000)])
+    (long,) = log.run.requests
+    assert long.outcome is Outcome.COMPLETED and long.token_times_s.size == 300
+    assert log.run.counters["parked"] == 1 and long.num_swaps == 0 and long.recomputed_tokens > 2000
+    assert log.run.counters["swap_dropped_served_elsewhere"] == 1
+
+
+class _Scripted(Dispatcher):
+    """Both instances begin with a; n/0 serves the request, leaves for b, and n/1 gets it."""
+
+    def begin(self, view: FleetView) -> Sequence[Switch]:
+        return [Switch("n/0", "a"), Switch("n/1", "a")]
+
+    def arrived(self, request: Held, view: FleetView) -> None:
+        self.held: Held | None = request
+
+    def tick(self, view: FleetView) -> Sequence[Operation]:
+        given, self.held = self.held, None
+        if given is None:
+            return []
+        if given.kept_on is None:
+            return [Give(given.request_id, "n/0"), Switch("n/0", "b")]
+        assert (given.kept_on, given.kept_tokens > 2000) == ("n/0", True)
+        return [Give(given.request_id, "n/1")]
+
+
+def test_weights_are_read_into_host_memory_beside_what_runs() -> None:
+    fleet = fleet_of("ab", memory_gib=0)
+    memory = HostMemory(2 * fleet.swaps()["b", "h100"].weights_bytes)
+    instance = FleetRun(fleet, _Scripted(), ModelEngine, policy=None).instances[0]
+    instance._memory = memory
+    swap = fleet.swaps()["b", "h100"]
+    instance.warm("b")
+    assert instance.at == pytest.approx(swap.reload_s - swap.wake_s) and instance.swap_s("b") > swap.reload_s
+    instance._clock.now_s = instance.at
+    instance.advance()
+    assert instance.at == math.inf and instance.swap_s("b") == pytest.approx(swap.sleep_s + swap.wake_s)
+    instance.drop("b")
+    assert instance.swap_s("b") == pytest.approx(swap.sleep_s + swap.reload_s)
 
 
 @pytest.mark.parametrize("name", [*(f"{name}/stock" for name in DISPATCHERS), "edf:lengths=oracle"])
@@ -175,15 +242,17 @@ def test_stands_for_stock_where_nothing_is_said() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("name", ["collate", "qlm/stock"])
-def test_vllms_own_scheduler_gives_the_same_fleet(name: str) -> None:
+@pytest.mark.parametrize(("name", "swap_gib"), [("collate", 4), ("qlm/stock", 0)])
+def test_vllms_own_scheduler_gives_the_same_fleet(name: str, swap_gib: float) -> None:
     """The model of the engine is step by step vLLM's, evictions on switches included, and so is the fleet."""
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
-    fleet = fleet_of("ab", devices=1, drain_max_s=0.5, min_active_s=1.0, max_wait_s=2.0)
+    fleet = fleet_of("ab", devices=1, drain_max_s=0.5, min_active_s=1.0, max_wait_s=2.0, swap_gib=swap_gib)
     requests = mixed(40, 8.0, 3, "ab")
     model, real = (run(fleet, name, requests, engine) for engine in (ModelEngine, VirtualEngine))
     assert model.spans == real.spans and model.run.counters["evicted_on_switch"] > 0
+    assert model.run.counters["parked"] == real.run.counters["parked"]
+    assert (model.run.counters["parked"] > 0) is (swap_gib > 0)
     for ours, theirs in zip(model.run.requests, real.run.requests, strict=True):
         assert np.array_equal(ours.token_times_s, theirs.token_times_s)
     assert not math.isnan(model.run.steps.end_s[-1])
