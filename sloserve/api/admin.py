@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from sloserve.api.refusal import CLOSE, BodyTooLarge, declares_more, read_body, refuse
 from sloserve.core.errors import ConfigError, EngineError
 from sloserve.files.model import Allowed, check_model, dotted
 from sloserve.vllm_plugin.server import engine_control, parking
 from sloserve.wire import errors
+from sloserve.wire.asgi import CLOSE, BodyTooLarge, ClientLeft, declares_more, read_body, refuse
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,8 @@ class AdminApp:
         except BodyTooLarge:
             message = f"request body: more than {MAX_BODY_BYTES} bytes, which no admin route needs"
             await refuse(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, headers=[CLOSE])
+        except ClientLeft:
+            pass
         except (ConfigError, EngineError) as error:
             await refuse(send, errors.status(error), str(error))
         except Exception:

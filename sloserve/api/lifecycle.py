@@ -16,10 +16,10 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import Message, Send
 
-from sloserve.api.refusal import CLOSE, refuse
 from sloserve.core.errors import ShuttingDown
 from sloserve.vllm_plugin.server.front_end import check_open
 from sloserve.wire import errors
+from sloserve.wire.asgi import CLOSE, refuse
 
 READY_PATH = "/ready"
 

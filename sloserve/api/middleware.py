@@ -18,15 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sloserve.api.admin import PREFIX, AdminApp, engine_of
 from sloserve.api.lifecycle import READY_PATH, readiness, refused_for_stopping, started, unless_overtaken
-from sloserve.api.refusal import CLOSE, BodyTooLarge, declares_more, first, refuse
 from sloserve.api.report import Reporter
-from sloserve.api.request_id import identified, repeating
 from sloserve.api.time_to_live import TimeToLive
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import InvalidRequest
 from sloserve.settings import ADMIN_KEY, PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server.front_end import tell_operator
 from sloserve.wire import context, errors
+from sloserve.wire.asgi import CLOSE, BodyTooLarge, declares_more, first, identified, refuse, repeating
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import TTL, predictions
 

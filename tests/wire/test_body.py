@@ -65,7 +65,7 @@ def test_the_slo_is_the_one_that_the_server_finds(body: bytes) -> None:
         return  # the server answers with 400
     served = values if isinstance(values, dict) else {}
     slo, tier, nvext = (served.get(name) for name in ("slo", "service_tier", "nvext"))
-    assert repr(parse(body)) == repr(Body(slo, tier, nvext))
+    assert repr(parse(body, Body)) == repr(Body(slo, tier, nvext))
     try:
         found = read_body(body)
     except InvalidRequest:

@@ -1,0 +1,96 @@
+"""What all HTTP servers of ours do alike, in plain ASGI: refusals in OpenAI's format, bounded bodies, request ids."""
+
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+from sloserve.wire import errors
+from sloserve.wire.headers import REQUEST_ID, label
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+CLOSE = ("connection", "close")
+"""Goes with an answer to a request whose body is not read to its end."""
+
+
+async def refuse(
+    send: Send, status: HTTPStatus, message: str, param: str | None = None, headers: Iterable[tuple[str, str]] = ()
+) -> None:
+    """Answers a request with an error. param: the field at fault, as the client wrote it."""
+    await answer_json(send, status, errors.body(status, message, param), headers)
+
+
+async def answer_json(send: Send, status: HTTPStatus, value: Any, headers: Iterable[tuple[str, str]] = ()) -> None:
+    """Answers a request with ``value`` as JSON."""
+    body = json.dumps(value).encode()
+    own = [("content-type", "application/json"), ("content-length", str(len(body)))]
+    raw = [(name.encode(), value.encode()) for name, value in (*own, *headers)]
+    await send({"type": "http.response.start", "status": status.value, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
+    """A header's value, empty where it is missing; of one given twice the first, which is what vLLM's server reads."""
+    return next((value for found, value in headers if found == name), b"")
+
+
+def declares_more(headers: Iterable[tuple[bytes, bytes]], max_bytes: int) -> bool:
+    """Whether a request says that its body is longer than ``max_bytes``."""
+    declared = first(headers, b"content-length")
+    return declared.isdigit() and int(declared[:20]) > max_bytes
+
+
+class BodyTooLarge(Exception):
+    """Raised to the reader of a body that has passed its limit; answered with 413."""
+
+
+class ClientLeft(Exception):
+    """Raised to the reader of a body whose client has left before its end."""
+
+
+async def read_body(receive: Receive, max_bytes: int) -> bytes:
+    """The whole body of a request. Raises: BodyTooLarge once it has passed ``max_bytes``, the rest is not read;
+    ClientLeft.
+    """
+    parts: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise BodyTooLarge
+        parts.append(part)
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def identified(scope: Scope) -> tuple[Scope, str]:
+    """The request with an id, the client's or a new one, and the id. Raises: InvalidRequest where it is no label."""
+    headers, name = scope["headers"], REQUEST_ID.encode()
+    given = first(headers, name)
+    if given:
+        return scope, label(REQUEST_ID, given)
+    made = uuid.uuid4().hex
+    return {**scope, "headers": [h for h in headers if h[0] != name] + [(name, made.encode())]}, made
+
+
+def repeating(request_id: str, send: Send) -> Send:
+    """``send``, with the id in the answer's head; every answer has it, refusals of ours too."""
+    name = REQUEST_ID.encode()
+
+    async def repeat(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kept = [header for header in message["headers"] if header[0].lower() != name]
+            message["headers"] = [*kept, (name, request_id.encode())]
+        await send(message)
+
+    return repeat
