@@ -1,0 +1,76 @@
+"""The file of keys as it is now: read again when it changes, kept as it was where the new one has a fault."""
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from sloserve.core.clock import Clock
+from sloserve.core.errors import ConfigError
+from sloserve.core.slo import ClassTable
+from sloserve.fleet.gateway.keys import LOCAL, Tenant, read_keys
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+"""How often the file is looked at, at most."""
+
+_BEARER: Final = b"bearer "
+_LOCAL: Final = Tenant(LOCAL, metrics=True)
+
+
+class KeyFile:
+    """Whose a request is. Without a file all are one tenant's."""
+
+    def __init__(self, path: Path | None, classes: ClassTable, models: Collection[str], clock: Clock) -> None:
+        """Raises: ConfigError where the file has a fault."""
+        self._path, self._classes, self._models, self._clock = path, classes, models, clock
+        self._keys = None if path is None else read_keys(path, classes, models)
+        self._seen = self._version()
+        self._looked_s = clock.monotonic_s()
+        self.faults = 0
+        """How often a changed file could not be used."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is asked for."""
+        return self._path is None
+
+    def tenant_of(self, authorization: bytes) -> Tenant | None:
+        """Whose a request with this header is; ``None`` where it shows no key that is known."""
+        if self._path is None:
+            return _LOCAL
+        self._look()
+        if self._keys is None or authorization[: len(_BEARER)].lower() != _BEARER:
+            return None
+        return self._keys.tenant_of(authorization[len(_BEARER) :].strip())
+
+    def named(self, tenant: str) -> Tenant:
+        """The tenant of this name. One that is in the file no more has what a new one has: its batches still run."""
+        found = next((one for one in self._keys or () if one.name == tenant), None)
+        return found or Tenant(tenant)
+
+    def _look(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        version = self._version()
+        if version == self._seen or self._path is None:
+            return
+        self._seen = version
+        try:
+            self._keys = read_keys(self._path, self._classes, self._models)
+            logger.info("the keys of %s are read again", self._path)
+        except ConfigError as error:
+            self.faults += 1
+            logger.error("the keys stay as they were, since the changed file has a fault: %s", error)
+
+    def _version(self) -> tuple[int, int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            found = self._path.stat()
+        except OSError:  # between the two steps of an editor that replaces it
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,180 @@
+"""Who may ask for what: the file of keys, by which alone a request belongs to a tenant.
+
+    tenants:
+      acme:
+        keys:
+          - sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
+        class: standard
+        models: [chat]
+        quota: {requests: 64, lines: 100000, tokens: 50000000}
+      monitoring:
+        keys: [sha256:fcde2b2edba56bf408601fb721fe9b5c338d10ee429ea04fae5511b68fbf8fb9]
+        models: []
+        metrics: true
+
+The file holds hashes, so that who reads it cannot use them. A key has 256 random bits, which is why a plain hash of it
+is as good as a slow one. A tenant may have several, to replace one while another is in use.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sloserve.core.errors import ConfigError
+from sloserve.core.slo import ClassTable
+from sloserve.files.marked_yaml import Node, load_yaml, parse_yaml
+from sloserve.files.model import Allowed, Problem, at_place, check_model, unknown
+
+PREFIX: Final = "sloserve-"
+LOCAL: Final = "local"
+"""The one tenant of a gateway without a file of keys."""
+
+_HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
+_TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MOST: Final = 2**53
+
+Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
+_COUNT: Final = Allowed("a whole number from 0")
+
+
+class Quota(BaseModel):
+    """What one tenant may have at a time.
+
+    requests: in the gateway, held and streaming. lines, tokens: of its batches, accepted and not ended; tokens of
+    prompts and expected replies. bytes: of all its files. batches: that have not ended.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    requests: Annotated[Count, _COUNT] = 256
+    lines: Annotated[Count, _COUNT] = 400_000
+    tokens: Annotated[Count, _COUNT] = 1_000_000_000
+    bytes: Annotated[Count, _COUNT] = 10_000_000_000
+    batches: Annotated[Count, _COUNT] = 100
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    keys: Annotated[list[str], Field(min_length=1), Allowed("a list of at least one hash, as sha256:HEX")]
+    slo_class: Annotated[str | None, Field(alias="class"), Allowed("the name of a class")] = None
+    models: Annotated[list[str] | None, Allowed("a list of models")] = None
+    metrics: Annotated[bool, Field(strict=True), Allowed("true or false")] = False
+    quota: Annotated[Quota, Allowed("a mapping with requests, lines, tokens, bytes, batches")] = Quota()
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """What a key stands for.
+
+    Args:
+        name: whose requests, batches and files these are.
+        slo_class: the most urgent class that it may use; ``None`` for what the settings say of a tenant of its name.
+        models: that it may use, and knows of; ``None`` for all.
+        metrics: whether it may read the page of metrics.
+        quota: what it may have at a time.
+    """
+
+    name: str
+    slo_class: str | None = None
+    models: frozenset[str] | None = None
+    metrics: bool = False
+    quota: Quota = field(default_factory=Quota)
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+
+class Keys:
+    """Tenants by their keys. How long a look-up takes says nothing of any key."""
+
+    def __init__(self, tenants: Mapping[bytes, Tenant]) -> None:
+        """tenants: by the SHA-256 of a key."""
+        self._secret = secrets.token_bytes(32)
+        # Found by a hash whose key nobody outside knows, and only then compared.
+        self._tenants = {self._place(digest): (digest, tenant) for digest, tenant in tenants.items()}
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter({tenant.name: tenant for _, tenant in self._tenants.values()}.values())
+
+    def tenant_of(self, key: bytes) -> Tenant | None:
+        """Whose key it is; ``None`` where it is none."""
+        digest = hashlib.sha256(key).digest()
+        known, tenant = self._tenants.get(self._place(digest), (bytes(32), None))
+        return tenant if hmac.compare_digest(known, digest) else None
+
+    def _place(self, digest: bytes) -> bytes:
+        return hashlib.blake2b(digest, key=self._secret, digest_size=16).digest()
+
+
+def new_key() -> tuple[str, str]:
+    """A new key, and what stands in the file for it."""
+    key = PREFIX + secrets.token_urlsafe(32)
+    return key, hash_of(key)
+
+
+def hash_of(key: str) -> str:
+    """What stands in the file for a key."""
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def read_keys(path: Path, classes: ClassTable, models: Collection[str]) -> Keys:
+    """The keys in the file at ``path``. Raises: ConfigError that lists every fault, one line each."""
+    return _keys(load_yaml(path), classes, models)
+
+
+def parse_keys(text: str, classes: ClassTable, models: Collection[str], source: str = "keys") -> Keys:
+    """The keys in ``text``; ``source`` stands for the file in messages. Raises: as :func:`read_keys`."""
+    return _keys(parse_yaml(text, source), classes, models)
+
+
+def _keys(root: Node, classes: ClassTable, models: Collection[str]) -> Keys:
+    top = root.mapping(("tenants",))
+    if "tenants" not in top or not top["tenants"].mapping():
+        raise top.get("tenants", root).fail("no tenants; give at least one, under tenants: a name, and its keys")
+    problems: list[Problem] = []
+    found: dict[bytes, Tenant] = {}
+    for name, node in top["tenants"].mapping().items():
+        at = ("tenants", name)
+        if not _TENANT.fullmatch(name):
+            problems.append(Problem(at, "a tenant's name is 1 to 64 letters, digits, dots, dashes and underscores"))
+        entry, wrong = check_model(_Entry, node.plain(), at)
+        problems += wrong
+        if entry is None:
+            continue
+        problems += _unknown(entry, at, classes, models)
+        of_all = None if entry.models is None else frozenset(entry.models)
+        tenant = Tenant(name, entry.slo_class, of_all, entry.metrics, entry.quota)
+        for i, text in enumerate(entry.keys):
+            problems += _add(found, tenant, text, (*at, "keys", i))
+    if problems:
+        raise ConfigError("\n".join(at_place(root, problem) for problem in problems))
+    return Keys(found)
+
+
+def _unknown(entry: _Entry, at: tuple[str, ...], classes: ClassTable, models: Collection[str]) -> Iterator[Problem]:
+    if entry.slo_class is not None and entry.slo_class not in classes:
+        yield Problem((*at, "class"), f"class {entry.slo_class!r} {unknown(entry.slo_class, classes.names)}")
+    for i, model in enumerate(entry.models or []):
+        if model not in models:
+            yield Problem((*at, "models", i), f"model {model!r} {unknown(model, tuple(models))}")
+
+
+def _add(found: dict[bytes, Tenant], tenant: Tenant, text: str, at: tuple[str | int, ...]) -> Iterator[Problem]:
+    match = _HASH.fullmatch(text)
+    if match is None:
+        # What stands there may be the key itself: it is not repeated.
+        yield Problem(at, "is not sha256: and 64 hexadecimal digits; `sloserve fleet key` makes a key and its hash")
+        return
+    digest = bytes.fromhex(match[1])
+    if digest in found:
+        yield Problem(at, f"is the hash of a key of {found[digest].name!r} already; a key has one tenant")
+        return
+    found[digest] = tenant
