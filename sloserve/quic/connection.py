@@ -109,6 +109,12 @@ class ScheduledConnection(QuicConnection):
         else:
             self._unread.pop(stream_id, None)
 
+    def stop_reading(self, stream_id: int, error_code: int) -> None:
+        """Tells the peer to send no more of the stream, unless all of it is there."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and not stream.receiver.is_finished:
+            self.stop_stream(stream_id, error_code)
+
     @property
     def handshake_complete(self) -> bool:
         return bool(self._handshake_complete)

@@ -1,0 +1,228 @@
+"""One request over HTTP/3 and its answer, as the ASGI application sees them.
+
+The application is called as soon as the headers are there, so that it may look at a key before a byte of the body is
+read; the body waits for it within the stream's flow control window. An answer waits for its client: ``send`` returns
+once less than ``buffer_bytes`` of it are on their way.
+"""
+
+import asyncio
+import logging
+import urllib.parse
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+
+from sloserve.quic.priority import Priority, parse_priority
+from sloserve.quic.service import ReplyDeadline, Service
+
+logger = logging.getLogger(__name__)
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+"""Headers that HTTP/3 does not have (RFC 9114, Sec. 4.2)."""
+
+NO_BODY = frozenset({204, 304})
+
+
+class Stream(Protocol):
+    """What an exchange needs of the connection, for the one stream that it is on."""
+
+    def now_s(self) -> float: ...
+    def send_head(self, headers: Headers, end: bool) -> None: ...
+    def send_body(self, data: bytes, end: bool) -> None: ...
+    def set_priority(self, deadline_s: float | None, urgency: int | None, incremental: bool | None) -> None: ...
+    def due(self, deadline_s: float) -> None: ...
+    def unsent_bytes(self) -> int: ...
+    def hold(self, unread_bytes: int) -> None: ...
+    def stop_reading(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+def split_headers(headers: Headers) -> tuple[dict[bytes, bytes], Headers]:
+    """Pseudo-headers, and the rest with cookies in one line and ``host``, as ASGI has them."""
+    pseudo = {name: value for name, value in headers if name.startswith(b":")}
+    rest = [(name, value) for name, value in headers if not name.startswith(b":") and name != b"cookie"]
+    cookies = [value for name, value in headers if name == b"cookie"]
+    if cookies:
+        rest.append((b"cookie", b"; ".join(cookies)))
+    if b":authority" in pseudo:
+        rest = [(b"host", pseudo[b":authority"]), *((name, value) for name, value in rest if name != b"host")]
+    return pseudo, rest
+
+
+def make_scope(pseudo: dict[bytes, bytes], headers: Headers, client: Any, server: Any) -> Scope:
+    """The ASGI scope of a request."""
+    raw_path, _, query = pseudo.get(b":path", b"/").partition(b"?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "3",
+        "method": pseudo[b":method"].decode("latin-1").upper(),
+        "scheme": pseudo.get(b":scheme", b"https").decode("latin-1"),
+        "path": urllib.parse.unquote(raw_path.decode("latin-1")),
+        "raw_path": raw_path,
+        "query_string": query,
+        "root_path": "",
+        "headers": headers,
+        "client": client,
+        "server": server,
+    }
+
+
+class Exchange:
+    """One request and its answer.
+
+    Args:
+        stream: where both pass.
+        scope: of the request.
+        service: what its headers say of how to send the answer.
+        renewed: whether deadlines are renewed with each chunk.
+        buffer_bytes: of the answer that may wait for the client.
+    """
+
+    def __init__(self, stream: Stream, scope: Scope, service: Service, renewed: bool, buffer_bytes: int) -> None:
+        self._stream = stream
+        self._scope = scope
+        self._service = service
+        self._deadline = ReplyDeadline(stream.now_s(), service.targets, renewed)
+        self._buffer_bytes = buffer_bytes
+        self._parts: deque[bytes] = deque()
+        self._unread_bytes = 0
+        self._complete = False
+        self._reading = True
+        self._gone = False
+        self._began = False
+        self._ended = False
+        self._wakened = asyncio.Event()
+        self._drained = asyncio.Event()
+        stated = [value for name, value in scope["headers"] if name == b"priority"]
+        self.prioritize(parse_priority(b",".join(stated)))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the whole answer was given to the connection."""
+        return self._ended
+
+    def prioritize(self, priority: Priority) -> None:
+        """What the client states of its priority, held to what its class may have."""
+        urgency = priority.clamped(self._service.urgency, self._service.most_urgent)
+        self._stream.set_priority(None, urgency, priority.incremental)
+
+    def feed(self, data: bytes, end: bool) -> None:
+        """A part of the request's body."""
+        self._complete = self._complete or end
+        if self._reading and data:
+            self._parts.append(data)
+            self._unread_bytes += len(data)
+            self._stream.hold(self._unread_bytes)
+        self._wakened.set()
+
+    def disconnect(self) -> None:
+        """The client is gone, or wants no answer any more."""
+        self._gone = True
+        self._wakened.set()
+        self._drained.set()
+
+    def drained(self) -> None:
+        """Some of the answer may have arrived."""
+        if self._stream.unsent_bytes() <= self._buffer_bytes // 2:
+            self._drained.set()
+
+    async def run(self, app: App) -> None:
+        """Has ``app`` answer; whatever it does, the stream comes to an end."""
+        try:
+            await app(self._scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            self._fail()
+            raise
+        except Exception:
+            logger.exception("the application failed to answer %s %s", self._scope["method"], self._scope["path"])
+        if not self._ended:
+            self._fail()
+        self._stop_reading()
+
+    async def receive(self) -> Message:
+        while not (self._parts or self._complete or self._gone):
+            self._wakened.clear()
+            await self._wakened.wait()
+        if self._reading and not self._gone and (self._parts or self._complete):
+            body = b"".join(self._parts)
+            self._parts.clear()
+            self._unread_bytes = 0
+            self._stream.hold(0)
+            self._reading = not self._complete
+            return {"type": "http.request", "body": body, "more_body": not self._complete}
+        while not (self._gone or self._ended):
+            self._wakened.clear()
+            await self._wakened.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if self._gone or self._ended:
+            return
+        if message["type"] == "http.response.start":
+            self._start(message)
+        elif message["type"] == "http.response.body":
+            if not self._began:
+                raise RuntimeError("an answer's body before its head")
+            self._body(message.get("body", b""), not message.get("more_body", False))
+        while not self._gone and not self._ended and self._stream.unsent_bytes() > self._buffer_bytes:
+            self._drained.clear()
+            await self._drained.wait()
+
+    def _start(self, message: Message) -> None:
+        if self._began:
+            raise RuntimeError("an answer has two heads")
+        self._began = True
+        given = [(bytes(name).lower(), bytes(value)) for name, value in message.get("headers", [])]
+        status: int = message["status"]
+        stated = [value for name, value in given if name == b"priority"]
+        if stated:  # the server's own word on what matters to this client: RFC 9218, Sec. 8
+            priority = parse_priority(b",".join(stated))
+            self._stream.set_priority(None, priority.urgency, priority.incremental)
+        due_s = self._deadline.began(given)
+        if due_s is not None:
+            self._stream.set_priority(due_s, None, None)
+        kept = [(name, value) for name, value in given if name not in HOP_BY_HOP]
+        self._silent = self._scope["method"] == "HEAD" or status in NO_BODY
+        self._ended = self._silent
+        self._stream.send_head([(b":status", str(status).encode()), *kept], self._silent)
+
+    def _body(self, data: bytes, end: bool) -> None:
+        due_s = self._deadline.chunk(data, self._stream.now_s())
+        self._ended = end
+        if data or end:
+            self._stream.send_body(data, end)
+        if due_s is not None:
+            self._stream.due(due_s)
+        if end:
+            self._wakened.set()
+
+    def _fail(self) -> None:
+        """Ends an answer that its application did not end: 500, or a reset stream where it has begun."""
+        if self._gone or self._ended:
+            return
+        self._ended = True
+        if self._began:
+            self._stream.abort()
+        else:
+            self._began = True
+            headers = [(b":status", b"500"), (b"content-type", b"text/plain; charset=utf-8")]
+            self._stream.send_head(headers, False)
+            self._stream.send_body(b"Internal Server Error", True)
+
+    def _stop_reading(self) -> None:
+        """What of the body was not read is of no use any more."""
+        if self._reading:
+            self._reading = False
+            self._parts.clear()
+            self._unread_bytes = 0
+            self._stream.hold(0)
+            if not self._complete:
+                self._stream.stop_reading()

@@ -1,0 +1,352 @@
+"""A client's HTTP/3 connection: requests that are streamed both ways, each with a place in the stream scheduler.
+
+:mod:`sloserve.quic.httpx_transport` puts it under httpx, hence under OpenAI's SDK; :mod:`sloserve.quic.edge` forwards
+through it.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from aioquic.asyncio.protocol import QuicConnectionProtocol
+from aioquic.h3.connection import ErrorCode
+from aioquic.h3.events import DataReceived, HeadersReceived
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEvent, StopSendingReceived, StreamReset
+
+from sloserve.core.errors import ConfigError
+from sloserve.quic.congestion import congestion_name
+from sloserve.quic.connection import Limits, ScheduledConnection
+from sloserve.quic.h3 import BoundedH3
+from sloserve.quic.schedulers import DEFAULT_URGENCY, scheduler
+
+Headers = list[tuple[bytes, bytes]]
+
+MAX_HEADER_BYTES = 64 * 1024
+
+
+class Lost(ConnectionError):
+    """The connection is gone; what had not begun may be tried again on another."""
+
+
+class Refused(Lost):
+    """The server did not serve the request (H3_REQUEST_REJECTED), so it may be tried again."""
+
+
+class Broken(ConnectionError):
+    """The server ended the answer before its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """A client's side of a connection.
+
+    scheduler: of what it sends. congestion, window_bytes: see :class:`sloserve.quic.settings.Http3Settings`.
+    ca_file: authorities that may have signed the server's certificate, ``None`` for those of the system. verify: False
+    takes any certificate, for tests alone. certfile, keyfile: of the client itself, for a server that asks for one.
+    server_name: that the certificate must have, ``None`` for the host that is connected to. idle_s: after which a
+    silent connection ends. keep_alive_s: how often a ping says that it is in use, ``None`` for never.
+    """
+
+    scheduler: str = "edf"
+    congestion: str = "cubic"
+    window_bytes: int = 75_000
+    ca_file: str | None = None
+    verify: bool = True
+    certfile: str | None = None
+    keyfile: str | None = None
+    server_name: str | None = None
+    idle_s: float = 60.0
+    keep_alive_s: float | None = None
+    buffer_bytes: int = 262_144
+
+    def configuration(self, host: str) -> QuicConfiguration:
+        """Raises: ConfigError for files that cannot be read."""
+        made = QuicConfiguration(
+            is_client=True,
+            alpn_protocols=["h3"],
+            idle_timeout=self.idle_s,
+            congestion_control_algorithm=congestion_name(self.congestion, self.window_bytes),
+            server_name=self.server_name or host,
+            verify_mode=None if self.verify else ssl.CERT_NONE,
+        )
+        try:
+            if self.ca_file is not None:
+                with open(self.ca_file, "rb") as file:
+                    made.load_verify_locations(cadata=file.read())
+            if self.certfile is not None:
+                made.load_cert_chain(self.certfile, self.keyfile)
+        except (OSError, ValueError, TypeError, IndexError) as error:
+            files = ", ".join(name for name in (self.ca_file, self.certfile, self.keyfile) if name)
+            raise ConfigError(f"{files}: no PEM certificates or key: {error}") from error
+        return made
+
+
+class Reply:
+    """One answer, as it arrives. status, headers: of its head, once :meth:`head` has returned."""
+
+    def __init__(self, connection: "H3Client", stream_id: int) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        self._connection = connection
+        self._stream_id = stream_id
+        self._parts: deque[bytes] = deque()
+        self._unread_bytes = 0
+        self._ended = False
+        self._error: ConnectionError | None = None
+        self._changed = asyncio.Event()
+        self._drained = asyncio.Event()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes."""
+        return self._ended or self._error is not None
+
+    async def head(self) -> None:
+        """Waits for the head. Raises: Lost, Refused, Broken."""
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """The body's parts as they arrive. Raises: Lost, Broken."""
+        while True:
+            if self._parts:
+                data = b"".join(self._parts)
+                self._parts.clear()
+                self._unread_bytes = 0
+                self._connection.quic.hold(self._stream_id, 0)
+                self._connection.transmit_soon()
+                yield data
+            elif self._ended:
+                return
+            elif self._error is not None:
+                raise self._error
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def send(self, data: bytes, end: bool = False) -> None:
+        """A part of the request's body; returns once the connection has room for the next. Raises: Lost."""
+        if self.over:
+            return  # the server has answered already, or never will
+        self._connection.send_body(self._stream_id, data, end)
+        limit = self._connection.settings.buffer_bytes
+        while not self.over and self._connection.quic.unsent_bytes(self._stream_id) > limit:
+            self._drained.clear()
+            await self._drained.wait()
+
+    def cancel(self) -> None:
+        """Wants no more of it; the server stops to work on it."""
+        if not self._ended:
+            self._connection.cancel(self._stream_id)
+        self._connection.forget(self._stream_id)
+
+    # What the connection tells it
+
+    def began(self, headers: Headers) -> None:
+        status = int(dict(headers)[b":status"])
+        if status >= 200 and not self.status:
+            self.status, self.headers = status, [h for h in headers if not h[0].startswith(b":")]
+            self._changed.set()
+
+    def feed(self, data: bytes, end: bool) -> None:
+        if data:
+            self._parts.append(data)
+            self._unread_bytes += len(data)
+            self._connection.quic.hold(self._stream_id, self._unread_bytes)
+        self._ended = self._ended or end
+        self._changed.set()
+
+    def fail(self, error: ConnectionError) -> None:
+        if not self._ended:
+            self._error = self._error or error
+            self._changed.set()
+            self._drained.set()
+
+    def drained(self) -> None:
+        self._drained.set()
+
+
+class H3Client(QuicConnectionProtocol):
+    """One connection to a server; made by :func:`connect`."""
+
+    def __init__(self, quic: ScheduledConnection, settings: ClientSettings) -> None:
+        super().__init__(quic)
+        self.quic = quic
+        self.settings = settings
+        self.lost: Lost | None = None
+        self._h3: BoundedH3 | None = None
+        self._replies: dict[int, Reply] = {}
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._sending = False
+        self._going = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether a new request may be begun."""
+        return self._h3 is not None and self.lost is None and not self._going
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose answers are not over."""
+        return sum(not reply.over for reply in self._replies.values())
+
+    async def ready(self) -> None:
+        """Waits for the end of the handshake. Raises: Lost."""
+        await asyncio.shield(self._ready)
+
+    def request(
+        self,
+        headers: Headers,
+        *,
+        body_follows: bool = False,
+        deadline_s: float | None = None,
+        urgency: int = DEFAULT_URGENCY,
+        incremental: bool = False,
+        tenant: str | None = None,
+    ) -> Reply:
+        """Begins a request; headers: pseudo-headers first. The rest is for the scheduler of what is sent.
+
+        Raises: Lost where the connection is no more.
+        """
+        if self._h3 is None or self.lost is not None or self._going:
+            raise self.lost or Lost("the server takes no more requests on this connection")
+        stream_id = self.quic.get_next_available_stream_id()
+        reply = self._replies[stream_id] = Reply(self, stream_id)
+        self._h3.send_headers(stream_id, headers, end_stream=not body_follows)
+        self.quic.set_stream(stream_id, deadline_s=deadline_s, urgency=urgency, incremental=incremental, tenant=tenant)
+        self.transmit_soon()
+        return reply
+
+    def send_body(self, stream_id: int, data: bytes, end: bool) -> None:
+        assert self._h3 is not None
+        with contextlib.suppress(RuntimeError):  # the server wanted no more of it
+            self._h3.send_data(stream_id, data, end)
+        self.transmit_soon()
+
+    def reprioritize(self, stream_id: int, field: str) -> None:
+        """Sends a PRIORITY_UPDATE."""
+        assert self._h3 is not None
+        self._h3.send_priority_update(stream_id, field)
+        self.transmit_soon()
+
+    def cancel(self, stream_id: int) -> None:
+        if self.lost is None:
+            with contextlib.suppress(ValueError):
+                self.quic.reset_stream(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+                self.quic.stop_reading(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+            self.transmit_soon()
+
+    def forget(self, stream_id: int) -> None:
+        self._replies.pop(stream_id, None)
+        self.quic.hold(stream_id, 0)
+
+    def transmit_soon(self) -> None:
+        """Sends what there is to send once the callbacks at hand are done."""
+        if not self._sending:
+            self._sending = True
+            self._loop.call_soon(self._transmit_once)
+
+    async def end(self) -> None:
+        """Ends the connection, and its socket."""
+        self.close(error_code=ErrorCode.H3_NO_ERROR)
+        self._fail(Lost("the connection was closed"))
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.close()
+
+    # What asyncio and aioquic call
+
+    def quic_event_received(self, event: QuicEvent) -> None:
+        if isinstance(event, HandshakeCompleted):
+            self._h3 = BoundedH3(self.quic, MAX_HEADER_BYTES)
+            if not self._ready.done():
+                self._ready.set_result(None)
+            self._keep_alive()
+        elif isinstance(event, ConnectionTerminated):
+            self._fail(Lost(f"connection ended: {event.reason_phrase or hex(event.error_code)}"))
+        if self._h3 is None:
+            return
+        for h3_event in self._h3.handle_event(event):
+            if isinstance(h3_event, HeadersReceived | DataReceived):
+                reply = self._replies.get(h3_event.stream_id)
+                if reply is not None:
+                    if isinstance(h3_event, HeadersReceived):
+                        reply.began(h3_event.headers)
+                        reply.feed(b"", h3_event.stream_ended)
+                    else:
+                        reply.feed(h3_event.data, h3_event.stream_ended)
+        if isinstance(event, StreamReset) and event.stream_id in self._replies:
+            kind = Refused if event.error_code == ErrorCode.H3_REQUEST_REJECTED else Broken
+            self._replies[event.stream_id].fail(kind(f"the server reset the stream: {event.error_code:#x}"))
+        elif isinstance(event, StopSendingReceived) and event.stream_id in self._replies:
+            self._replies[event.stream_id].drained()
+
+    def datagram_received(self, data: bytes | str, addr: Any) -> None:
+        super().datagram_received(data, addr)
+        limit = self.settings.buffer_bytes // 2
+        for stream_id, reply in self._replies.items():
+            if self.quic.unsent_bytes(stream_id) <= limit:
+                reply.drained()
+
+    def error_received(self, exc: Exception) -> None:
+        """Nothing listens there: said at once, rather than when the handshake has timed out."""
+        if not self._ready.done():
+            self._fail(Lost(f"cannot connect: {exc}"))
+
+    def _transmit_once(self) -> None:
+        self._sending = False
+        if self.lost is None:
+            self.transmit()
+
+    def _keep_alive(self) -> None:
+        if self.settings.keep_alive_s is not None and self.lost is None:
+            self.quic.send_ping(0)
+            self.transmit_soon()
+            self._loop.call_later(self.settings.keep_alive_s, self._keep_alive)
+
+    def _fail(self, error: Lost) -> None:
+        if self.lost is None:
+            self.lost = error
+            if not self._ready.done():
+                self._ready.set_exception(error)
+                self._ready.exception()  # seen, also where no one waits any more
+            for reply in self._replies.values():
+                reply.fail(error)
+
+
+async def connect(host: str, port: int, settings: ClientSettings, timeout_s: float = 10.0) -> H3Client:
+    """A connection that is ready for requests. Raises: Lost where there is none within ``timeout_s``."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise Lost(f"{host}: {error.strerror or error}") from error
+    family, _, _, _, address = found[0]
+    quic = ScheduledConnection(
+        configuration=settings.configuration(host),
+        scheduler=scheduler(settings.scheduler),
+        limits=Limits(streams=1),
+    )
+    local = ("::", 0) if family == socket.AF_INET6 else ("0.0.0.0", 0)
+    try:
+        _, client = await loop.create_datagram_endpoint(lambda: H3Client(quic, settings), local_addr=local)
+    except OSError as error:
+        raise Lost(f"{host} port {port}: {error.strerror or error}") from error
+    client.connect(address)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await client.ready()
+    except (TimeoutError, Lost) as error:
+        await client.end()
+        raise Lost(f"{host} port {port}: {error or f'no answer within {timeout_s:g} s'}") from None
+    return client

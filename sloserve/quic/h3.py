@@ -1,0 +1,102 @@
+"""HTTP/3 of aioquic with bounds on what a peer sends, and with PRIORITY_UPDATE, which aioquic passes over.
+
+Requests are decoded without QPACK's dynamic table: one byte of a header block can refer to an entry of 4 KB there, so
+that a small request could become a large one in memory.
+"""
+
+from collections.abc import Callable
+
+import pylsqpack
+from aioquic.buffer import encode_uint_var
+from aioquic.h3.connection import (
+    ErrorCode,
+    FrameType,
+    FrameUnexpected,
+    H3Connection,
+    H3Stream,
+    ProtocolError,
+    Setting,
+    encode_frame,
+)
+from aioquic.h3.events import H3Event
+from aioquic.quic.connection import QuicConnection
+
+from sloserve.quic.priority import PRIORITY_UPDATE_REQUEST, ControlFrames, Priority, parse_update
+
+MAX_SETTINGS_BYTES = 4096
+MAX_UPDATE_BYTES = 512
+
+
+class TooMuch(ProtocolError):
+    """A peer sent more than it may; ends the connection."""
+
+    error_code = ErrorCode.H3_EXCESSIVE_LOAD
+
+
+class BoundedH3(H3Connection):
+    """HTTP/3 on one connection.
+
+    max_header_bytes: of a header section as it is sent. on_priority: is told of PRIORITY_UPDATEs of the peer.
+    """
+
+    def __init__(
+        self, quic: QuicConnection, max_header_bytes: int, on_priority: Callable[[int, Priority], None] | None = None
+    ) -> None:
+        self._max_header_bytes = max_header_bytes
+        self._on_priority = on_priority
+        self._control_frames: dict[int, ControlFrames] = {}
+        super().__init__(quic)
+
+    def send_priority_update(self, stream_id: int, field: str) -> None:
+        """Tells the server, as its client, another priority of a request."""
+        payload = encode_uint_var(stream_id) + field.encode()
+        assert self._local_control_stream_id is not None
+        self._quic.send_stream_data(self._local_control_stream_id, encode_frame(PRIORITY_UPDATE_REQUEST, payload))
+
+    def send_goaway(self, stream_id: int) -> None:
+        """Tells the client that requests from ``stream_id`` on are not served."""
+        assert self._local_control_stream_id is not None
+        frame = encode_frame(FrameType.GOAWAY, encode_uint_var(stream_id))
+        self._quic.send_stream_data(self._local_control_stream_id, frame)
+
+    # What aioquic calls
+
+    def _init_connection(self) -> None:
+        self._max_table_capacity = self._blocked_streams = 0
+        self._decoder = pylsqpack.Decoder(0, 0)
+        super()._init_connection()
+
+    def _get_local_settings(self) -> dict[int, int]:
+        return {
+            Setting.QPACK_MAX_TABLE_CAPACITY: 0,
+            Setting.QPACK_BLOCKED_STREAMS: 0,
+            Setting.MAX_FIELD_SECTION_SIZE: self._max_header_bytes,
+        }
+
+    def _check_request_or_push_frame_type(self, frame_type: int, stream: H3Stream) -> None:
+        super()._check_request_or_push_frame_type(frame_type, stream)
+        if frame_type == FrameType.WEBTRANSPORT_STREAM:
+            raise FrameUnexpected("WebTransport was not offered")
+        if frame_type == FrameType.HEADERS and (stream.frame_size or 0) > self._max_header_bytes:
+            raise TooMuch(f"a header section of {stream.frame_size} bytes; send at most {self._max_header_bytes}")
+
+    def _receive_stream_data_uni(self, stream: H3Stream, data: bytes, stream_ended: bool) -> list[H3Event]:
+        frames = self._control_frames.setdefault(
+            stream.stream_id, ControlFrames(frozenset({PRIORITY_UPDATE_REQUEST}), MAX_UPDATE_BYTES)
+        )
+        updates = []
+        for frame_type, length, payload in frames.feed(data):
+            if frame_type == FrameType.SETTINGS and length > MAX_SETTINGS_BYTES:
+                raise TooMuch(f"settings of {length} bytes; send at most {MAX_SETTINGS_BYTES}")
+            updates += [] if payload is None else [parse_update(payload)]
+        if stream_ended:
+            self._control_frames.pop(stream.stream_id, None)
+        events = super()._receive_stream_data_uni(stream, data, stream_ended)
+        for update in updates:
+            if update is not None and self._on_priority is not None:
+                self._on_priority(*update)
+        return events
+
+    def _receive_stream_reset(self, stream_id: int) -> None:
+        self._control_frames.pop(stream_id, None)
+        super()._receive_stream_reset(stream_id)

@@ -1,0 +1,300 @@
+"""An HTTP/3 listener in front of an ASGI application: :func:`listen`.
+
+Bounds hold for what has not shown a key yet: connections in all and per address, handshakes per second, a handshake's
+time, and an address is proven (Retry) once many handshakes are unfinished. Sessions are not resumed, so there is no
+0-RTT, whose requests could be replayed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from typing import Any, cast
+
+from aioquic.buffer import Buffer
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicFrameType,
+    QuicHeader,
+    QuicPacketType,
+    encode_quic_retry,
+    encode_quic_version_negotiation,
+    pull_quic_header,
+)
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.retry import QuicRetryTokenHandler
+from aioquic.tls import Alert, verify_certificate
+
+from sloserve.core.errors import ConfigError
+from sloserve.quic import self_check
+from sloserve.quic.asgi import App
+from sloserve.quic.certificates import CertificateFiles
+from sloserve.quic.congestion import congestion_name
+from sloserve.quic.connection import ScheduledConnection
+from sloserve.quic.doorkeeper import Doorkeeper
+from sloserve.quic.protocol import Front, ServerProtocol
+from sloserve.quic.schedulers import scheduler
+from sloserve.quic.service import DEFAULT_CLASSIFY, Classify
+from sloserve.quic.settings import Http3Settings
+
+logger = logging.getLogger(__name__)
+
+ALPN = "h3"
+HANDSHAKE_S = 10.0
+"""A handshake that is not done by then is given up."""
+
+REFRESH_S = 1.0
+"""How often files of certificates are looked at, at most."""
+
+RECEIVE_BUFFER_BYTES = 4 * 2**20
+"""Asked of the kernel, which gives what it may: datagrams that come while the application computes."""
+
+
+async def listen(
+    app: App,
+    settings: Http3Settings,
+    certificates: CertificateFiles,
+    address: tuple[str, int] = ("127.0.0.1", 443),
+    classify: Classify = DEFAULT_CLASSIFY,
+    client_ca: str | None = None,
+) -> "Listener":
+    """Serves ``app`` over HTTP/3 until the listener is stopped. The application's lifespan is not run here.
+
+    Args:
+        app: any ASGI application.
+        address: host and UDP port; 0 for any that is free.
+        classify: what a request's headers say of how its answer is sent.
+        client_ca: PEM file of authorities; given, a client needs a certificate that one of them signed.
+
+    Raises: ConfigError for certificates that cannot be read, a port that is taken, or an aioquic without its hooks.
+    """
+    self_check.check(settings.scheduler)
+    configuration = QuicConfiguration(
+        is_client=False,
+        alpn_protocols=[ALPN],
+        idle_timeout=settings.idle_s,
+        congestion_control_algorithm=congestion_name(settings.congestion, settings.window_bytes),
+    )
+    certificates.load(configuration)
+    if client_ca is not None and not os.access(client_ca, os.R_OK):
+        raise ConfigError(f"--ssl-ca-certs {client_ca}: no file that can be read")
+    sock = bound(*address)
+    front = Front(app, settings, classify, Authorities(client_ca), cast(tuple[str, int], sock.getsockname()[:2]))
+    listener = Listener(front, configuration, certificates, client_ca is not None)
+    await asyncio.get_running_loop().create_datagram_endpoint(lambda: listener, sock=sock)
+    return listener
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A UDP socket at that address. Raises: ConfigError where it cannot be had."""
+    sock = None
+    try:
+        family, kind, protocol, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        sock.setblocking(False)
+        sock.bind(at)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise ConfigError(
+            f"cannot listen on {host} UDP port {port}: {error.strerror or error}; choose another with --http3-port"
+        ) from error
+    return sock
+
+
+class Authorities:
+    """Whether a client's certificate is signed by one of the authorities in a file; without a file all may come."""
+
+    def __init__(self, ca_file: str | None) -> None:
+        self._ca_file = ca_file
+
+    def __call__(self, quic: ScheduledConnection) -> str | None:
+        if self._ca_file is None:
+            return None
+        shown = quic.client_certificate
+        if shown is None:
+            return "a client certificate is needed"
+        try:
+            verify_certificate(shown[0], shown[1], cafile=self._ca_file)
+        except Alert as error:
+            return f"client certificate: {error}"
+        return None
+
+
+class Listener(asyncio.DatagramProtocol):
+    """The connections at one UDP port."""
+
+    def __init__(
+        self, front: Front, configuration: QuicConfiguration, certificates: CertificateFiles, ask_certificate: bool
+    ) -> None:
+        self.front = front
+        self.doorkeeper = Doorkeeper(front.settings)
+        self.protocols: set[ServerProtocol] = set()
+        self._configuration = configuration
+        self._certificates = certificates
+        self._ask_certificate = ask_certificate
+        self._scheduler = scheduler(front.settings.scheduler)
+        self._by_id: dict[bytes, ServerProtocol] = {}
+        self._retry = QuicRetryTokenHandler()
+        self._loop = asyncio.get_running_loop()
+        self._refreshed_s = self._loop.time()
+        self._transport: asyncio.DatagramTransport | None = None
+        self._stopping = False
+
+    @property
+    def port(self) -> int:
+        return self.front.address[1]
+
+    async def stop(self, linger_s: float = 5.0) -> None:
+        """Takes no new connection or request; ends once all are answered, or after ``linger_s``."""
+        self._stopping = True
+        await asyncio.gather(*(protocol.drain(linger_s) for protocol in [*self.protocols]))
+        for protocol in [*self.protocols]:
+            protocol.silence()
+        if self._transport is not None:
+            self._transport.close()
+
+    # asyncio.DatagramProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=self._configuration.connection_id_length)
+        except ValueError:
+            return
+        protocol = self._by_id.get(header.destination_cid)
+        if protocol is None and header.packet_type != QuicPacketType.VERSION_NEGOTIATION:
+            protocol = self._begin(header, len(data), addr)
+        if protocol is None:
+            return
+        try:
+            protocol.datagram_received(data, addr)
+        except Exception:
+            logger.exception("a datagram from %s ended its HTTP/3 connection", addr[0])
+            with contextlib.suppress(Exception):
+                protocol.close(error_code=QuicErrorCode.INTERNAL_ERROR)
+            self._left(protocol, addr)
+
+    def _begin(self, header: QuicHeader, size: int, addr: Any) -> ServerProtocol | None:
+        """A new connection where the datagram begins one and may."""
+        if header.version is not None and header.version not in self._configuration.supported_versions:
+            if size >= SMALLEST_MAX_DATAGRAM_SIZE:
+                versions = self._configuration.supported_versions
+                self._send(
+                    encode_quic_version_negotiation(
+                        source_cid=header.destination_cid,
+                        destination_cid=header.source_cid,
+                        supported_versions=versions,
+                    ),
+                    addr,
+                )
+            return None
+        if header.packet_type != QuicPacketType.INITIAL or size < SMALLEST_MAX_DATAGRAM_SIZE or self._stopping:
+            return None
+        original, retried = header.destination_cid, None
+        now_s = self._loop.time()
+        if header.token:
+            try:
+                original = self._retry.validate_token(
+                    address=addr, destination_cid=header.destination_cid, token=header.token, now=now_s
+                )
+            except ValueError:
+                self._send(closing(header, QuicErrorCode.INVALID_TOKEN), addr)
+                return None
+            retried = header.destination_cid
+        answer = self.doorkeeper.ask(addr[0], retried is not None, now_s)
+        if answer == "retry":
+            self._ask_again(header, addr, now_s)
+        elif answer == "refuse":
+            self._send(closing(header, QuicErrorCode.CONNECTION_REFUSED), addr)
+        return self._enter(header, addr, original, retried) if answer == "admit" else None
+
+    def _ask_again(self, header: QuicHeader, addr: Any, now_s: float) -> None:
+        source_cid = os.urandom(8)
+        token = self._retry.create_token(
+            address=addr,
+            original_destination_connection_id=header.destination_cid,
+            retry_source_connection_id=source_cid,
+            now=now_s,
+        )
+        assert header.version is not None
+        self._send(
+            encode_quic_retry(
+                version=header.version,
+                source_cid=source_cid,
+                destination_cid=header.source_cid,
+                original_destination_cid=header.destination_cid,
+                retry_token=token,
+            ),
+            addr,
+        )
+
+    def _enter(self, header: QuicHeader, addr: Any, original: bytes, retried: bytes | None) -> ServerProtocol:
+        now_s = self._loop.time()
+        if now_s - self._refreshed_s >= REFRESH_S:
+            self._refreshed_s = now_s
+            self._certificates.reload_if_changed(self._configuration)
+        quic = ScheduledConnection(
+            configuration=self._configuration,
+            scheduler=self._scheduler,
+            limits=self.front.settings.limits,
+            request_certificate=self._ask_certificate,
+            original_destination_connection_id=original,
+            retry_source_connection_id=retried,
+        )
+        protocol = ServerProtocol(quic, self.front, (addr[0], addr[1]))
+        assert self._transport is not None
+        protocol.connection_made(self._transport)
+        protocol._connection_id_issued_handler = lambda cid: self._by_id.__setitem__(cid, protocol)
+        protocol._connection_id_retired_handler = self._retired
+        protocol.on_handshake = self.doorkeeper.shook_hands
+        protocol.on_end = lambda: self._left(protocol, addr)
+        self._by_id[header.destination_cid] = self._by_id[quic.host_cid] = protocol
+        self.protocols.add(protocol)
+        self.doorkeeper.entered(addr[0])
+        self._loop.call_later(HANDSHAKE_S, self._check_handshake, protocol)
+        return protocol
+
+    def _retired(self, cid: bytes) -> None:
+        self._by_id.pop(cid, None)
+
+    def _check_handshake(self, protocol: ServerProtocol) -> None:
+        if protocol in self.protocols and not protocol.quic.handshake_complete:
+            protocol.close(error_code=QuicErrorCode.CONNECTION_REFUSED, reason_phrase="the handshake took too long")
+
+    def _left(self, protocol: ServerProtocol, addr: Any) -> None:
+        if protocol in self.protocols:
+            self.protocols.remove(protocol)
+            self.doorkeeper.left(addr[0], not protocol.shook_hands)
+            for cid in [cid for cid, owner in self._by_id.items() if owner is protocol]:
+                del self._by_id[cid]
+
+    def _send(self, data: bytes, addr: Any) -> None:
+        if self._transport is not None:
+            self._transport.sendto(data, addr)
+
+
+def closing(header: QuicHeader, error_code: int) -> bytes:
+    """A datagram that ends a connection before anything of it is kept; far smaller than what it answers."""
+    assert header.version is not None
+    crypto = CryptoPair()
+    crypto.setup_initial(cid=header.destination_cid, is_client=False, version=header.version)
+    builder = QuicPacketBuilder(
+        host_cid=header.destination_cid,
+        is_client=False,
+        max_datagram_size=SMALLEST_MAX_DATAGRAM_SIZE,
+        peer_cid=header.source_cid,
+        version=header.version,
+    )
+    builder.start_packet(QuicPacketType.INITIAL, crypto)
+    buf = builder.start_frame(QuicFrameType.TRANSPORT_CLOSE, capacity=32)
+    buf.push_uint_var(error_code)
+    buf.push_uint_var(QuicFrameType.PADDING)
+    buf.push_uint_var(0)
+    return builder.flush()[0][0]

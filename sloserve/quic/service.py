@@ -1,0 +1,101 @@
+"""What a request's headers say of how its answer is sent: urgency, tenant, and when which part of it is due.
+
+The class of the request, held to what its tenant may use, decides how urgent a ``priority`` field may make it. SLO
+targets become deadlines of its stream: once, or anew with each chunk of a stream of events, for the moment when its
+reader has digested all that was sent and runs dry.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from sloserve.core.errors import InvalidRequest
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.quic.priority import LEAST_URGENT
+from sloserve.quic.schedulers import DEFAULT_URGENCY
+from sloserve.wire.body import BodyFields
+from sloserve.wire.headers import DEFAULT_RULES, HeaderRules, read_headers
+from sloserve.wire.resolve import Rules, resolve
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+EVENT = b"data:"
+EVENT_STREAM = b"text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How an answer is to be sent.
+
+    urgency: of a request that states none. most_urgent: the least number that it may state. targets: with its class's
+    defaults. tenant: whose turn it takes, ``None`` for that of all who name none.
+    """
+
+    urgency: int = DEFAULT_URGENCY
+    most_urgent: int = 0
+    targets: Targets = Targets()
+    tenant: str | None = None
+
+
+Classify = Callable[[Headers], Service]
+
+
+def by_class(rules: Rules, header_rules: HeaderRules = DEFAULT_RULES) -> Classify:
+    """Reads a request's class, targets and tenant from its headers, as the server will once it has the body too.
+
+    Rank 0 has urgency 1 and may state 0, rank 1 has 3 and may state 2, rank 2 has 5 and may state 4, all others have 7
+    and may state 6. What cannot be read is the server's to refuse; until then it gets the service of the default class.
+    """
+
+    def classify(headers: Headers) -> Service:
+        try:
+            fields = read_headers(headers, header_rules)
+            slo = resolve(rules, None, fields, BodyFields()).slo
+        except InvalidRequest:
+            slo = rules.classes.slo(None, Targets())
+            return Service(*_urgencies(slo.slo_class.rank))
+        return Service(*_urgencies(slo.slo_class.rank), slo.targets, fields.tenant)
+
+    return classify
+
+
+def _urgencies(rank: int) -> tuple[int, int]:
+    most_urgent = min(2 * rank, LEAST_URGENT - 1)
+    return most_urgent + 1, most_urgent
+
+
+DEFAULT_CLASSIFY = by_class(Rules(DEFAULT_CLASSES))
+
+
+class ReplyDeadline:
+    """When the parts of one answer are due.
+
+    Args:
+        arrival_s: of the request, on the clock of the connection.
+        targets: of the request.
+        renewed: whether each chunk of an event stream has a deadline of its own, if the pace (TPOT or TDS) is known.
+    """
+
+    def __init__(self, arrival_s: float, targets: Targets, renewed: bool) -> None:
+        self._pace_s = targets.pace_s if renewed else None
+        ttft_at_s, e2e_at_s = (None if t is None else arrival_s + t for t in (targets.ttft_s, targets.e2e_s))
+        self._begin_s = e2e_at_s if ttft_at_s is None else ttft_at_s
+        self._end_s = ttft_at_s if e2e_at_s is None else e2e_at_s
+        self._dry_s: float | None = None
+        self._streams = False
+
+    def began(self, headers: Headers) -> float | None:
+        """The answer's head is about to be sent; when it is due, ``None`` for never."""
+        self._streams = any(k.lower() == b"content-type" and v.startswith(EVENT_STREAM) for k, v in headers)
+        return self._begin_s if self._streams else self._end_s
+
+    def chunk(self, body: bytes, now_s: float) -> float | None:
+        """A part of the body is about to be sent; when it is due.
+
+        An event counts as a token. A reader that has run dry is due one at once.
+        """
+        if not self._streams or self._pace_s is None:
+            return self._end_s
+        first = self._dry_s is None
+        dry_s = now_s if self._dry_s is None else max(self._dry_s, now_s)
+        self._dry_s = dry_s + self._pace_s * (body.startswith(EVENT) + body.count(b"\n" + EVENT))
+        return self._begin_s if first and self._begin_s is not None else dry_s

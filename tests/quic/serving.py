@@ -1,0 +1,89 @@
+"""Listeners on 127.0.0.1 for tests, applications for them, and clients that trust them."""
+
+import asyncio
+import functools
+import tempfile
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
+from sloserve.quic.client import ClientSettings, H3Client, Reply, connect
+from sloserve.quic.httpx_transport import head
+from sloserve.quic.listener import Listener, listen
+from sloserve.quic.settings import Http3Settings
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    """Runs an asynchronous test; it may take 30 seconds on a machine that does much else."""
+    asyncio.run(asyncio.wait_for(test, 30))
+
+
+@functools.cache
+def certificate_files() -> tuple[str, str]:
+    """Certificate and key for localhost, one pair for all tests."""
+    folder = tempfile.mkdtemp(prefix="sloserve-quic-")
+    cert, key = write_certificate(Path(folder), make_certificate())
+    return str(cert), str(key)
+
+
+def trusting(**settings: Any) -> ClientSettings:
+    return ClientSettings(ca_file=certificate_files()[0], **settings)
+
+
+@asynccontextmanager
+async def listening(
+    app: Any, *, classify: Any = None, client_ca: str | None = None, **settings: Any
+) -> AsyncIterator[Listener]:
+    others = {} if classify is None else {"classify": classify}
+    listener = await listen(
+        app,
+        Http3Settings(**settings),
+        CertificateFiles(*certificate_files()),
+        ("127.0.0.1", 0),
+        client_ca=client_ca,
+        **others,
+    )
+    try:
+        yield listener
+    finally:
+        await listener.stop(linger_s=0.0)
+
+
+@asynccontextmanager
+async def connected(listener: Listener, **settings: Any) -> AsyncIterator[H3Client]:
+    client = await connect("127.0.0.1", listener.port, trusting(**settings))
+    try:
+        yield client
+    finally:
+        await client.end()
+
+
+def ask(client: H3Client, path: str = "/", method: str = "GET", body: bool = False, **headers: str) -> Reply:
+    given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return client.request(head(method.encode(), b"localhost", path.encode(), given), body_follows=body)
+
+
+async def whole(reply: Reply) -> bytes:
+    await reply.head()
+    return b"".join([part async for part in reply.body()])
+
+
+async def read(receive: Any) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return body
+
+
+async def answer(send: Any, body: bytes, status: int = 200, headers: Any = ()) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the body that it was sent."""
+    await answer(send, await read(receive), headers=[(b"content-type", b"application/octet-stream")])

@@ -1,0 +1,305 @@
+"""HTTP/3 in front of an ASGI application, over real datagrams on 127.0.0.1."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
+from sloserve.quic.client import Broken, Lost, Refused, connect
+from sloserve.quic.listener import listen
+from sloserve.quic.settings import Http3Settings
+from tests.quic.serving import answer, ask, certificate_files, connected, echo, listening, read, run, trusting, whole
+
+
+def test_a_request_reaches_the_application_as_asgi_has_it() -> None:
+    seen: dict[str, Any] = {}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.update(scope, body=await read(receive))
+        await answer(send, b"yes", headers=[(b"X-Own", b"1"), (b"Connection", b"close")])
+
+    async def test() -> None:
+        async with listening(app) as listener, connected(listener) as client:
+            reply = ask(client, "/v1/a%20b?q=1", "POST", body=True, x_slo_class="batch", host="ignored")
+            await reply.send(b"hello ")
+            await reply.send(b"world", end=True)
+            assert await whole(reply) == b"yes"
+            assert reply.headers == [(b"x-own", b"1")]
+
+    run(test())
+    assert (seen["method"], seen["path"], seen["raw_path"]) == ("POST", "/v1/a b", b"/v1/a%20b")
+    assert (seen["query_string"], seen["http_version"], seen["scheme"]) == (b"q=1", "3", "https")
+    assert seen["headers"] == [(b"host", b"localhost"), (b"x-slo-class", b"batch")]
+    assert seen["body"] == b"hello world"
+
+
+def test_an_answer_streams_and_a_key_is_looked_at_before_the_body() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if dict(scope["headers"]).get(b"authorization") != b"Bearer key":
+            await answer(send, b"no", 401)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"one", b"two"):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body"})
+
+    async def test() -> None:
+        async with listening(app) as listener, connected(listener) as client:
+            refused = ask(client, method="POST", body=True)
+            await refused.send(bytes(100_000))  # more would come, and is not waited for
+            assert await whole(refused) == b"no" and refused.status == 401
+            assert await whole(ask(client, authorization="Bearer key")) == b"onetwo"
+
+    run(test())
+
+
+def test_a_failing_application_is_a_500_or_a_reset() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/late":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ValueError("a bug")
+
+    async def test() -> None:
+        async with listening(app) as listener, connected(listener) as client:
+            early = ask(client, "/early")
+            assert await whole(early) == b"Internal Server Error" and early.status == 500
+            with pytest.raises(Broken, match="0x102"):
+                await whole(ask(client, "/late"))
+
+    run(test())
+
+
+def test_cancelling_tells_the_application() -> None:
+    async def test() -> None:
+        told = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            assert (await receive())["type"] == "http.request"
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"first", "more_body": True})
+            assert (await receive())["type"] == "http.disconnect"
+            await send({"type": "http.response.body", "body": b"to no one"})
+            told.set()
+
+        async with listening(app) as listener, connected(listener) as client:
+            reply = ask(client)
+            await reply.head()
+            reply.cancel()
+            await told.wait()
+
+    run(test())
+
+
+def _dropped(port: int) -> int:
+    """Datagrams that the kernel discarded at this UDP port, since the listener did not fetch them."""
+    lines = Path("/proc/net/udp").read_text().splitlines()[1:]
+    return sum(int(line.split()[-1]) for line in lines if int(line.split()[1].rpartition(":")[2], 16) == port)
+
+
+@pytest.mark.slow
+def test_no_datagram_is_discarded_in_eight_uploads_of_200_kb() -> None:
+    async def test() -> None:
+        async with listening(echo) as listener, connected(listener) as client:
+            bodies = [bytes([number]) * 200_000 for number in range(8)]
+
+            async def upload(body: bytes) -> bytes:
+                reply = ask(client, method="POST", body=True)
+                await reply.send(body, end=True)
+                return await whole(reply)
+
+            assert await asyncio.gather(*map(upload, bodies)) == bodies
+            assert _dropped(listener.port) == 0
+
+    run(test())
+
+
+def test_a_peer_that_does_not_read_holds_a_bounded_part_of_an_answer() -> None:
+    async def test() -> None:
+        sent = 0
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal sent
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": bytes(16_384), "more_body": True})
+                sent += 16_384
+
+        async with listening(app, buffer_bytes=65_536) as listener, connected(listener) as client:
+            reply = ask(client)
+            await reply.head()
+            before = -1
+            while before != sent:
+                before = sent
+                for _ in range(20):
+                    await asyncio.sleep(0.002)
+            (protocol,) = listener.protocols
+            assert protocol.quic.unsent_bytes(0) <= 65_536 + 2 * 16_384
+            assert sent <= 256 * 1024 + 65_536 + 2 * 16_384  # the client's window, and what waits here
+            reply.cancel()
+
+    run(test())
+
+
+def test_a_client_has_as_many_requests_at_once_as_it_may() -> None:
+    """The others of a thousand wait at the client, for whom they are not open yet."""
+
+    async def test() -> None:
+        running = most = 0
+        go = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await go.wait()
+            running -= 1
+            await answer(send, b"")
+
+        async with listening(app, streams=32) as listener, connected(listener) as client:
+            replies = [ask(client) for _ in range(200)]
+            while running < 32:
+                await asyncio.sleep(0.001)
+            (protocol,) = listener.protocols
+            assert protocol.quic.open_streams <= 32 + 6
+            go.set()
+            for reply in replies:
+                assert await whole(reply) == b""
+        assert most <= 2 * 32
+
+    run(test())
+
+
+@pytest.mark.slow
+def test_a_thousand_requests_over_eight_connections() -> None:
+    async def test() -> None:
+        async with listening(echo) as listener:
+            async with AsyncExitStack() as stack:
+                clients = [await stack.enter_async_context(connected(listener)) for _ in range(8)]
+                replies = [ask(clients[number % 8]) for number in range(1000)]
+                assert {await whole(reply) for reply in replies} == {b""}
+                assert sum(len(protocol.exchanges) for protocol in listener.protocols) == 0
+                for protocol in listener.protocols:  # what is over is forgotten
+                    assert len(protocol.quic._order._states) <= 2 * 140 + 64
+
+    run(test())
+
+
+@pytest.mark.slow
+def test_connections_of_an_address_are_counted() -> None:
+    async def test() -> None:
+        async with listening(echo, connections_per_address=2) as listener:
+            async with connected(listener) as first, connected(listener):
+                with pytest.raises(Lost, match="0x2"):
+                    await connect("127.0.0.1", listener.port, trusting())
+                assert listener.doorkeeper.counts.refused == 1
+                await first.end()
+                while len(listener.protocols) > 1:
+                    await asyncio.sleep(0.001)
+                async with connected(listener) as third:
+                    assert await whole(ask(third)) == b""
+
+    run(test())
+
+
+def test_an_address_is_proven_when_many_handshakes_are_unfinished() -> None:
+    async def test() -> None:
+        async with listening(echo, retry_above=0) as listener, connected(listener) as client:
+            assert await whole(ask(client)) == b""
+            assert (listener.doorkeeper.counts.retried, listener.doorkeeper.counts.admitted) == (1, 1)
+
+    run(test())
+
+
+def test_headers_beyond_the_limit_end_the_connection_and_say_so() -> None:
+    async def test() -> None:
+        async with listening(echo, header_bytes=1000) as listener, connected(listener) as client:
+            with pytest.raises(Lost, match="header section of .* bytes; send at most 1000"):
+                await whole(ask(client, x_long="~" * 2000))
+
+    run(test())
+
+
+def test_a_stopping_listener_ends_what_it_began_and_takes_no_more() -> None:
+    async def test() -> None:
+        go = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await go.wait()
+            await send({"type": "http.response.body", "body": b"done"})
+
+        async with listening(app) as listener, connected(listener) as client:
+            begun = ask(client)
+            await begun.head()
+            stopping = asyncio.create_task(listener.stop(5.0))
+            await asyncio.sleep(0.01)
+            with pytest.raises((Refused, Lost)):
+                await whole(ask(client))
+            go.set()
+            assert await whole(begun) == b"done"
+            await stopping
+
+    run(test())
+
+
+def test_a_client_needs_the_certificate_that_is_asked_for(tmp_path: Path) -> None:
+    authority = make_certificate(("authority",))
+    ca_file, _ = write_certificate(tmp_path, authority, "authority")
+    good = write_certificate(tmp_path, make_certificate(("edge",), authority), "edge")
+    other = write_certificate(tmp_path, make_certificate(("stranger",)), "other")
+
+    async def test() -> None:
+        async with listening(echo, client_ca=str(ca_file)) as listener:
+            async with connected(listener, certfile=str(good[0]), keyfile=str(good[1])) as client:
+                assert await whole(ask(client)) == b""
+            for shown in ({}, {"certfile": str(other[0]), "keyfile": str(other[1])}):
+                async with connected(listener, **shown) as client:
+                    with pytest.raises(Lost, match="client certificate"):
+                        await whole(ask(client))
+
+    run(test())
+
+
+def test_a_certificate_that_changes_is_used_by_the_next_connection(tmp_path: Path) -> None:
+    files = write_certificate(tmp_path, make_certificate())
+    certificates = CertificateFiles(str(files[0]), str(files[1]), refresh=True)
+
+    async def visit(port: int) -> None:
+        client = await connect("127.0.0.1", port, trusting(verify=False))
+        await client.end()
+
+    async def test() -> None:
+        listener = await listen(echo, Http3Settings(), certificates, ("127.0.0.1", 0))
+        first = listener._configuration.certificate
+        write_certificate(tmp_path, make_certificate())
+        listener._refreshed_s -= 10.0
+        await visit(listener.port)
+        second = listener._configuration.certificate
+        files[0].write_text("half written")
+        listener._refreshed_s -= 10.0
+        await visit(listener.port)
+        assert first != second == listener._configuration.certificate
+        await listener.stop(0.0)
+
+    run(test())
+
+
+def test_what_cannot_be_served_is_refused_in_one_line(tmp_path: Path) -> None:
+    async def refused(certificates: CertificateFiles, port: int, message: str, ca: str | None = None) -> None:
+        with pytest.raises(ConfigError, match=message):
+            await listen(echo, Http3Settings(), certificates, ("127.0.0.1", port), client_ca=ca)
+
+    async def test() -> None:
+        good = CertificateFiles(*certificate_files())
+        none = CertificateFiles(str(tmp_path / "no.crt"), str(tmp_path / "no.key"))
+        await refused(none, 0, r"--ssl-certfile .*no.crt, .*: no PEM certificate and key for QUIC")
+        await refused(good, 0, "--ssl-ca-certs .*no.pem: no file that can be read", str(tmp_path / "no.pem"))
+        async with listening(echo) as listener:
+            await refused(good, listener.port, "UDP port .*: Address already in use; choose another with --http3-port")
+
+    run(test())
