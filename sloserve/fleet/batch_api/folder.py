@@ -54,10 +54,10 @@ class Folder:
     def delete(self, id: str) -> None:
         self._file(id).unlink(missing_ok=True)
 
-    def keep_only(self, is_known: Callable[[str], bool]) -> None:
-        """Deletes files that a crash left between the folder and the store."""
+    def keep_only(self, is_known: Callable[[str], bool], before_s: float) -> None:
+        """Deletes files that a crash left between the folder and the store: those written before, epoch seconds."""
         for file in self._path.iterdir():
-            if _ID.fullmatch(file.name) and not is_known(file.name):
+            if _ID.fullmatch(file.name) and file.stat().st_mtime < before_s and not is_known(file.name):
                 file.unlink(missing_ok=True)
 
     def _file(self, id: str) -> Path:

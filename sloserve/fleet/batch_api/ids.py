@@ -24,5 +24,10 @@ def result_file_of(batch: str, kind: str) -> str:
     return f"file-{_digest(batch, kind)}"
 
 
+def number_of(*parts: str) -> int:
+    """The same number for the same parts, below 2**53."""
+    return int(_digest(*parts)[:13], 16)
+
+
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from sloserve.core.errors import shown
+from sloserve.wire.xargs import PREFIX
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 _MAX_CUSTOM_ID: Final = 512
@@ -109,6 +110,7 @@ def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Li
         raise _Wrong("invalid_body", "there is no JSON object in it", "body")
     if body.get("stream"):
         raise _Wrong("stream_not_allowed", "results of a batch come in a file, not in a stream", "body.stream")
+    _check_slo(body)
     model = body.get("model")
     if not isinstance(model, str) or model not in models:
         known = ", ".join(sorted(models))
@@ -116,6 +118,17 @@ def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Li
     # In ASCII: half of a surrogate pair, which JSON allows, has no other encoding.
     text = json.dumps(body, separators=(",", ":")).encode()
     return Line(number, custom_id, model, text, len(raw) // _CHARS_PER_TOKEN, _output_tokens(body, endpoint))
+
+
+def _check_slo(body: dict[str, Any]) -> None:
+    """A batch's window is the deadline of its lines, and none is more urgent. OpenAI's tiers mean nothing."""
+    body.pop("service_tier", None)
+    xargs = body.get("vllm_xargs")
+    stated = [key for key in ("slo", "priority") if body.get(key)]
+    stated += [f"vllm_xargs.{key}" for key in xargs if key.startswith(PREFIX)] if isinstance(xargs, dict) else []
+    if stated:
+        text = f"{stated[0]} is not for lines of a batch, whose deadline is its completion_window; leave it out"
+        raise _Wrong("slo_not_allowed", text, f"body.{stated[0]}")
 
 
 def _output_tokens(body: dict[str, Any], endpoint: str) -> float:

@@ -5,7 +5,7 @@ not there.
 import asyncio
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -21,6 +21,7 @@ from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits, storable
 from sloserve.fleet.batch_api.upload import Answer, UploadForm
+from sloserve.fleet.quota import Quota
 from sloserve.fleet.store.records import Batch, BatchState, File, RequestState
 from sloserve.fleet.store.store import Store
 from sloserve.wire import errors
@@ -39,21 +40,12 @@ _RETRY_AFTER_S: Final = 5
 
 
 @dataclass(frozen=True)
-class Quota:
-    """What one tenant may keep. bytes: of all its files. batches: that have not ended."""
-
-    bytes: int = 10_000_000_000
-    batches: int = 100
-
-
-@dataclass(frozen=True)
 class BatchApi:
     """The routes of one gateway.
 
     Args:
         store, folder: where everything is kept.
         tenant_of: whose a request is; raises what its client is told.
-        models: of the fleet, as they are now.
         limits: of one file.
         quota_of: of a tenant.
         executor: its threads wait for the store and the disk.
@@ -62,7 +54,6 @@ class BatchApi:
     store: Store
     folder: Folder
     tenant_of: Callable[[Request], str]
-    models: Callable[[], Collection[str]]
     limits: Limits = field(default_factory=Limits)
     quota_of: Callable[[str], Quota] = lambda tenant: Quota()
     executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "sloserve-batches"))

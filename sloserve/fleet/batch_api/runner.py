@@ -14,6 +14,7 @@ from sloserve.core.errors import StoreError
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import Limits, Line, LineError, read_lines
+from sloserve.fleet.quota import Quota
 from sloserve.fleet.store.records import Batch, BatchState, File, NewRequest, RequestState
 from sloserve.fleet.store.requests import Row
 from sloserve.fleet.store.store import Store
@@ -24,11 +25,23 @@ MOST_ERRORS: Final = 100
 """Errors that a failed batch lists."""
 _PART: Final = 1_000
 """Requests accepted in one commit."""
+_LINES_OF_GROUP: Final = 256
+"""Lines of a file in one request group: some minutes of an engine's work."""
+_SURELY_OLD_S: Final = 86_400.0
+"""A file without a row was not written just now, whatever the clocks of store and folder say."""
 _WHY: Final = {
     RequestState.EXPIRED: ("batch_expired", "the completion window was over before this request was served"),
     RequestState.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was served"),
 }
 _OPEN: Final = (RequestState.QUEUED, RequestState.CLAIMED)
+
+
+def group_of(batch: Batch, line: Line) -> int:
+    """One for each model of each part of a batch's file, so that a planner can spread it; it is always the same.
+
+    Below 2**53, so that every reader of JSON keeps it whole.
+    """
+    return ids.number_of(batch.id, line.model, str(line.number // _LINES_OF_GROUP))
 
 
 @dataclass(frozen=True)
@@ -37,18 +50,22 @@ class BatchRunner:
 
     Args:
         store, folder: where everything is kept.
-        models: of the fleet, as they are now.
-        group_of: the request group of a tenant's new request.
-        slo_class: of all requests.
+        models_of: those that a tenant may use, as they are now.
+        group_of: the request group of a batch's new request.
+        class_of: the class of a tenant's requests.
         limits: of one file.
+        quota_of: of a tenant.
+        results_kept_s: for how long a batch that has ended, and its files of results, can be asked for.
     """
 
     store: Store
     folder: Folder
-    models: Callable[[], Collection[str]]
-    group_of: Callable[[str, Line], int] = lambda tenant, line: 0
-    slo_class: str = "batch"
+    models_of: Callable[[str], Collection[str]]
+    group_of: Callable[[Batch, Line], int] = group_of
+    class_of: Callable[[str], str] = lambda tenant: "batch"
     limits: Limits = field(default_factory=Limits)
+    quota_of: Callable[[str], Quota] = lambda tenant: Quota()
+    results_kept_s: float = 30 * 86_400.0
 
     def step(self) -> bool:
         """Brings each unfinished batch as far as it can come now; returns whether one has moved.
@@ -78,6 +95,18 @@ class BatchRunner:
             return False
         return self._finish(batch) if batch.state == BatchState.CANCELLING else self._move(batch, BatchState.FINALIZING)
 
+    def tidy(self) -> None:
+        """Deletes what has had its time: files whose expiry has passed, batches that ended long ago, and bytes that a
+        crash left without a file's row. Results of a batch that has ended are in its files alone.
+        """
+        for file in self.store.batches.expired_files():
+            self.store.batches.delete_file(file.tenant, file.id)
+            self.folder.delete(file.id)
+        for batch in self.store.batches.ended_before(self.results_kept_s):
+            self.store.requests.forget(batch.id)
+            self.store.batches.forget(batch.tenant, batch.id)
+        self.folder.keep_only(self.store.batches.is_file, self.store.now_s() - _SURELY_OLD_S)
+
     # From the file to requests.
 
     def _validate(self, batch: Batch) -> bool:
@@ -97,18 +126,34 @@ class BatchRunner:
     def _errors(self, batch: Batch, file: BinaryIO) -> list[LineError]:
         """Before the first request is accepted: a batch with an error in it is served not at all, as OpenAI does."""
         found: list[LineError] = []
-        for line in read_lines(file, batch.endpoint, self.models(), self.limits):
+        lines, tokens = 0, 0.0
+        for line in read_lines(file, batch.endpoint, self.models_of(batch.tenant), self.limits):
             if isinstance(line, LineError):
                 found.append(line)
                 if len(found) >= MOST_ERRORS:
                     break
-        return found
+            else:
+                lines, tokens = lines + 1, tokens + line.prompt_tokens + line.output_tokens
+        return found or self._beyond_quota(batch, lines, tokens)
+
+    def _beyond_quota(self, batch: Batch, lines: int, tokens: float) -> list[LineError]:
+        """What the other batches of its tenant leave no room for."""
+        quota = self.quota_of(batch.tenant)
+        open_lines, open_tokens = self.store.requests.open_of(batch.tenant, without=batch.id)
+        later = "send it again when batches of yours have ended"
+        if open_lines + lines > quota.lines:
+            text = f"{open_lines} requests wait or run, {lines} are in this file, and {quota.lines} may be; {later}"
+            return [LineError(None, "request_limit_exceeded", text)]
+        if open_tokens + tokens > quota.tokens:
+            text = f"{open_tokens:.0f} tokens wait or run, {tokens:.0f} are in this file, and {quota.tokens} may be"
+            return [LineError(None, "token_limit_exceeded", f"{text}; {later}")]
+        return []
 
     def _accept(self, batch: Batch, file: BinaryIO) -> int:
         part: list[NewRequest] = []
         lines = 0
         left_s = max(batch.due_s - self.store.now_s(), 0.0)
-        for line in read_lines(file, batch.endpoint, self.models(), self.limits):
+        for line in read_lines(file, batch.endpoint, self.models_of(batch.tenant), self.limits):
             if isinstance(line, LineError):  # a model has left the fleet since
                 continue
             part.append(self._request(batch, line, left_s))
@@ -124,8 +169,8 @@ class BatchRunner:
             id=ids.request_of(batch.id, line.number),
             tenant=batch.tenant,
             model=line.model,
-            slo_class=self.slo_class,
-            group=self.group_of(batch.tenant, line),
+            slo_class=self.class_of(batch.tenant),
+            group=self.group_of(batch, line),
             body=line.body,
             prompt_tokens=line.prompt_tokens,
             output_tokens=line.output_tokens,
@@ -150,7 +195,9 @@ class BatchRunner:
             after = BatchState.CANCELLED
         else:
             after = BatchState.EXPIRED if counts.get(RequestState.EXPIRED) else BatchState.COMPLETED
-        return self._move(batch, after, output_file=output, error_file=error)
+        moved = self._move(batch, after, output_file=output, error_file=error)
+        self.store.requests.forget_results(batch.id)
+        return moved
 
     def _result_file(self, batch: Batch, kind: str, successes: bool) -> str | None:
         """Writes one of a batch's files of results, from its rows; returns its id, ``None`` where it would be empty."""
@@ -164,7 +211,8 @@ class BatchRunner:
         if not written:
             self.folder.delete(id)
             return None
-        self.store.batches.add_file(File(id, batch.tenant, f"{batch.id}_{kind}.jsonl", "batch_output", written, 0.0))
+        file_row = File(id, batch.tenant, f"{batch.id}_{kind}.jsonl", "batch_output", written, 0.0)
+        self.store.batches.add_file(file_row, self.results_kept_s)
         return id
 
     # What both need.

@@ -31,6 +31,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.slo import ClassTable
 from sloserve.files.marked_yaml import Node, load_yaml, parse_yaml
 from sloserve.files.model import Allowed, Problem, at_place, check_model, unknown
+from sloserve.fleet.quota import Quota
 
 PREFIX: Final = "sloserve-"
 LOCAL: Final = "local"
@@ -38,26 +39,6 @@ LOCAL: Final = "local"
 
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_MOST: Final = 2**53
-
-Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
-_COUNT: Final = Allowed("a whole number from 0")
-
-
-class Quota(BaseModel):
-    """What one tenant may have at a time.
-
-    requests: in the gateway, held and streaming. lines, tokens: of its batches, accepted and not ended; tokens of
-    prompts and expected replies. bytes: of all its files. batches: that have not ended.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    requests: Annotated[Count, _COUNT] = 256
-    lines: Annotated[Count, _COUNT] = 400_000
-    tokens: Annotated[Count, _COUNT] = 1_000_000_000
-    bytes: Annotated[Count, _COUNT] = 10_000_000_000
-    batches: Annotated[Count, _COUNT] = 100
 
 
 class _Entry(BaseModel):

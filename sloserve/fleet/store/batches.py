@@ -44,6 +44,11 @@ class Batches:
         with self._database.reading() as session:
             return [_file(row) for row in session.rows(f"{_FILES} WHERE expires_s <= store_now() ORDER BY seq")]
 
+    def is_file(self, id: str) -> bool:
+        """Whether there is a file of this id, whoever's it is."""
+        with self._database.reading() as session:
+            return bool(session.rows("SELECT 1 FROM file WHERE id = :id", id=id))
+
     def bytes_of(self, tenant: str) -> int:
         """Bytes of all files of a tenant."""
         with self._database.reading() as session:
@@ -85,6 +90,12 @@ class Batches:
         """Batches of all tenants that have not ended, oldest first."""
         with self._database.reading() as session:
             return [_batch(row) for row in session.rows(f"{_BATCHES} WHERE state IN ({_OPEN}) ORDER BY seq")]
+
+    def ended_before(self, age_s: float, most: int = 100) -> Sequence[Batch]:
+        """Batches of all tenants that have ended and whose deadline was more than ``age_s`` ago, oldest first."""
+        sql = f"{_BATCHES} WHERE state NOT IN ({_OPEN}) AND due_s < store_now() - :age_s ORDER BY seq LIMIT :most"
+        with self._database.reading() as session:
+            return [_batch(row) for row in session.rows(sql, age_s=age_s, most=most)]
 
     def count_unfinished(self, tenant: str) -> int:
         """How many batches of a tenant have not ended."""

@@ -172,11 +172,30 @@ class Requests:
             found = session.rows("SELECT state, count(*) FROM request WHERE batch = :batch GROUP BY state", batch=batch)
         return {RequestState(state): int(count) for state, count in found}
 
+    def open_of(self, tenant: str, without: str) -> tuple[int, float]:
+        """How many requests of a tenant's batches wait or run, and how many tokens they have, expected ones too.
+
+        without: a batch that is not counted.
+        """
+        with self._database.reading() as session:
+            lines, tokens = session.rows(_OPEN_OF, tenant=tenant, without=without)[0]
+        return int(lines), float(tokens)
+
     def results(self, batch: str, after: int = 0, most: int = 256) -> list[Row]:
         """The next ended requests of a batch, in the order of its file."""
         with self._database.reading() as session:
             found = session.rows(_RESULTS, batch=batch, after=after, most=most)
         return [Row._make((*row[:4], RequestState(row[4]), *row[5:])) for row in found]
+
+    def forget_results(self, batch: str) -> None:
+        """Deletes what a batch's requests were answered, once that stands in its files; how they ended is kept."""
+        with self._database.transaction() as session:
+            session.change(f"DELETE FROM request_result WHERE id IN ({_OF_BATCH})", batch=batch)
+
+    def forget_ended(self) -> int:
+        """As :meth:`forget_results` for all batches that have ended. It reads much: for a start, after a crash."""
+        with self._database.transaction() as session:
+            return session.change(_FORGET_ENDED)
 
     def forget(self, batch: str) -> int:
         """Deletes a batch's requests, with all that belongs to them; returns how many they were."""
@@ -248,6 +267,13 @@ _RESULTS: Final = """
     SELECT r.seq, r.id, r.custom_id, r.line, r.state, s.status, s.body FROM request r
     LEFT JOIN request_result s ON s.id = r.id
     WHERE r.batch = :batch AND r.seq > :after AND r.state NOT IN ('queued', 'claimed') ORDER BY r.seq LIMIT :most"""
+_OPEN_OF: Final = """
+    SELECT count(*), coalesce(sum(r.prompt_tokens + r.output_tokens), 0.0)
+    FROM batch b JOIN request r ON r.batch = b.id AND r.state IN ('queued', 'claimed')
+    WHERE b.tenant = :tenant AND b.id <> :without AND b.state IN ('validating', 'in_progress', 'cancelling')"""
+_FORGET_ENDED: Final = """
+    DELETE FROM request_result WHERE id IN (SELECT r.id FROM batch b JOIN request r ON r.batch = b.id
+        WHERE b.state IN ('completed', 'expired', 'cancelled', 'failed'))"""
 _OF_BATCH: Final = "SELECT id FROM request WHERE batch = :batch"
 
 

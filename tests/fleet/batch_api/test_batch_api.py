@@ -16,16 +16,18 @@ from starlette.testclient import TestClient
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import StoreAway
 from sloserve.fleet.batch_api.folder import Folder
-from sloserve.fleet.batch_api.lines import Limits
-from sloserve.fleet.batch_api.routes import BatchApi, Quota
-from sloserve.fleet.batch_api.runner import BatchRunner
-from sloserve.fleet.store.records import Claim, RequestState, Result
+from sloserve.fleet.batch_api.lines import Limits, Line
+from sloserve.fleet.batch_api.routes import BatchApi
+from sloserve.fleet.batch_api.runner import BatchRunner, group_of
+from sloserve.fleet.quota import Quota
+from sloserve.fleet.store.records import Batch, BatchState, Claim, RequestState, Result
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
 
 pytestmark = pytest.mark.slow  # OpenAI's client takes a second to load
 
 LIMITS = Limits(file_bytes=20_000, lines=60, line_bytes=2_000)
+QUOTA = Quota(bytes=50_000, batches=3, lines=70, tokens=19_000)
 CHAT = "/v1/chat/completions"
 
 
@@ -65,8 +67,10 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     def tenant_of(request: Request) -> str:
         return request.headers["authorization"].removeprefix("Bearer ")
 
-    api = BatchApi(store, folder, tenant_of, lambda: {"m", "n"}, LIMITS, lambda tenant: Quota(50_000, 3))
-    runner = BatchRunner(store, folder, lambda: {"m", "n"}, limits=LIMITS)
+    api = BatchApi(store, folder, tenant_of, LIMITS, lambda tenant: QUOTA)
+    runner = BatchRunner(
+        store, folder, lambda tenant: {"m", "n"}, lambda batch, line: 0, limits=LIMITS, quota_of=lambda t: QUOTA
+    )
     with TestClient(Starlette(routes=api.routes()), base_url="http://testserver") as http:
         yield Fleet(store, folder, clock, api, runner, http)
     store.close()
@@ -204,6 +208,13 @@ def test_failed_requests_are_in_the_error_file_with_their_answer(fleet: Fleet) -
         (line("x", body=[]), "invalid_body", "body"),
         (line("x", body={"model": "other"}), "model_not_found", "body.model"),
         (line("x", body={"model": "m", "stream": True}), "stream_not_allowed", "body.stream"),
+        (line("x", body={"model": "m", "slo": {"class": "priority"}}), "slo_not_allowed", "body.slo"),
+        (
+            line("x", body={"model": "m", "vllm_xargs": {"slo_e2e_ms": 1}}),
+            "slo_not_allowed",
+            "body.vllm_xargs.slo_e2e_ms",
+        ),
+        (line("x", body={"model": "m", "priority": -5}), "slo_not_allowed", "body.priority"),
         (line("x" * 1_990), "line_too_long", None),
     ],
 )
@@ -282,6 +293,63 @@ def test_a_batch_that_fails_in_an_unknown_way_holds_up_no_other(fleet: Fleet, mo
     monkeypatch.setattr(BatchRunner, "_errors", failing)
     assert fleet.runner.step()
     assert client.batches.retrieve(second.id).status == "in_progress"
+
+
+def test_a_file_beyond_its_tenants_quota_fails_and_serves_nothing(fleet: Fleet) -> None:
+    client = fleet.client()
+    first = create(client, upload(client, [line(str(i)) for i in range(40)]))
+    fleet.runner.step()
+    second = create(client, upload(client, [line(str(i)) for i in range(40)]))
+    fleet.runner.step()
+    (error,) = client.batches.retrieve(second.id).errors.data
+    assert (
+        error.code == "request_limit_exceeded"
+        and "40 requests wait or run, 40 are in this file, and 70" in error.message
+    )
+    assert fleet.serve() == 40 and client.batches.retrieve(first.id).status == "in_progress"
+    many = [line(str(i), body={"model": "m", "prompt": "x" * 1_400}) for i in range(60)]
+    while fleet.runner.step():
+        pass
+    for file in client.files.list():
+        client.files.delete(file.id)
+    big = create(client, upload(client, many[:8] + [line(str(i)) for i in range(20, 40)]))
+    fleet.runner.step()
+    assert client.batches.retrieve(big.id).status == "in_progress"
+    huge = create(client, upload(client, many[:13]))
+    fleet.runner.step()
+    assert client.batches.retrieve(huge.id).errors.data[0].code == "token_limit_exceeded"
+
+
+def test_what_has_had_its_time_is_really_gone(fleet: Fleet, tmp_path: Path) -> None:
+    client = fleet.client()
+    kept = upload(client, [line("a")])
+    short = client.files.create(
+        file=("in", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3_600}
+    )
+    batch = create(client, kept)
+    fleet.runner.step()
+    fleet.serve()
+    while fleet.runner.step():
+        pass
+    output = client.batches.retrieve(batch.id).output_file_id
+    assert fleet.store.requests.results(batch.id)[0].body is None, "the answer stands in the file alone"
+    assert fleet.store.requests.forget_ended() == 0
+    for days, left in ((0.5, {kept, output}), (29.0, {kept, output}), (32.0, {kept})):
+        fleet.clock.advance_to(ManualClock.EPOCH_OFFSET_S + days * 86_400)
+        fleet.runner.tidy()
+        assert {file.id for file in client.files.list()} == left
+        assert {file.name for file in (tmp_path / "files").iterdir()} == left
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(short.id)
+    assert list(client.batches.list()) == [] and fleet.store.requests.counts(batch.id) == {}
+
+
+def test_a_batch_is_spread_over_request_groups() -> None:
+    batches = [Batch(id, "t", CHAT, "24h", "f", BatchState.VALIDATING, {}, 0.0) for id in ("b1", "b2")]
+    lines = [Line(n, str(n), model, b"", 1, 1.0) for n in range(1, 1_001) for model in ("m", "n")]
+    groups = {group_of(batch, one) for batch in batches for one in lines}
+    assert len(groups) == 2 * 2 * 4 and all(0 <= group < 2**53 for group in groups)
+    assert group_of(batches[0], lines[0]) == group_of(batches[0], lines[0])
 
 
 def test_another_tenants_ids_are_answered_like_those_of_nothing(fleet: Fleet) -> None:
@@ -415,7 +483,9 @@ def test_a_folder_forgets_what_no_row_knows(tmp_path: Path) -> None:
     (tmp_path / "file-2.part").write_bytes(b"x")
     with pytest.raises(RuntimeError), folder.writing("file-" + "3" * 32):
         raise RuntimeError
-    Folder(tmp_path).keep_only(lambda id: id == known)
+    Folder(tmp_path).keep_only(lambda id: id == known, before_s=0.0)
+    assert len(list(tmp_path.iterdir())) == 2, "what was written just now may get its row yet"
+    Folder(tmp_path).keep_only(lambda id: id == known, before_s=2**40)
     assert [file.name for file in tmp_path.iterdir()] == [known]
     with pytest.raises(ValueError, match="no id"):
         folder.open("../x")

@@ -1,0 +1,24 @@
+"""What one tenant of a fleet may have at a time."""
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sloserve.files.model import Allowed
+
+_COUNT: Final = Allowed("a whole number from 0")
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+
+
+class Quota(BaseModel):
+    """requests: in the gateway, held and streaming. lines, tokens: of its batches, accepted and not ended; tokens of
+    prompts and expected replies. bytes: of all its files. batches: that have not ended.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    requests: Annotated[Count, _COUNT] = 256
+    lines: Annotated[Count, _COUNT] = 400_000
+    tokens: Annotated[Count, _COUNT] = 1_000_000_000
+    bytes: Annotated[Count, _COUNT] = 10_000_000_000
+    batches: Annotated[Count, _COUNT] = 100
