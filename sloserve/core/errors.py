@@ -3,6 +3,7 @@
     SloServeError
     ├── ConfigError            something the operator wrote: flag, file, environment
     ├── InvalidRequest         something the client wrote: answered with 400, never queued
+    ├── UnknownModel           the client asks for a model that it has not: answered with 404
     ├── Rejected               refused before queueing
     │   ├── QueueFull
     │   └── SLOUnattainable
@@ -18,6 +19,7 @@ A message says what, the value, the limit and the remedy. Only ``wire/`` knows H
 """
 
 import reprlib
+from collections.abc import Iterable
 from typing import Self
 
 _SHOWN = reprlib.Repr()
@@ -54,6 +56,13 @@ class InvalidRequest(SloServeError):
         self.field = field
         self.value = value
         self.allowed = allowed
+
+
+class UnknownModel(SloServeError):
+    """There is no such model for this client; names those that it may ask for."""
+
+    def __init__(self, model: object, known: Iterable[str]) -> None:
+        super().__init__(f"there is no model {shown(model)} here; there are {', '.join(sorted(known)) or 'none'}")
 
 
 class Rejected(SloServeError):

@@ -53,9 +53,11 @@ class ClientLeft(Exception):
     """Raised to the reader of a body whose client has left before its end."""
 
 
-async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    """The whole body of a request. Raises: BodyTooLarge once it has passed ``max_bytes``, the rest is not read;
-    ClientLeft.
+async def read_body(receive: Receive, max_bytes: int, take: Callable[[int], None] = lambda size: None) -> bytes:
+    """The whole body of a request.
+
+    take: is told the size of each part before it is kept; what it raises ends the reading.
+    Raises: BodyTooLarge once it has passed ``max_bytes``, the rest is not read; ClientLeft.
     """
     parts: list[bytes] = []
     size = 0
@@ -68,6 +70,7 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
         size += len(part)
         if size > max_bytes:
             raise BodyTooLarge
+        take(len(part))
         parts.append(part)
         more = message.get("more_body", False)
     return b"".join(parts)

@@ -17,11 +17,13 @@ from sloserve.core.errors import (
     StoreAway,
     StoreError,
     StoreFull,
+    UnknownModel,
 )
 from sloserve.wire.headers import DROPPED_REASON, RETRY_AFTER
 
 STATUS: dict[type[SloServeError], HTTPStatus] = {
     InvalidRequest: HTTPStatus.BAD_REQUEST,
+    UnknownModel: HTTPStatus.NOT_FOUND,
     Rejected: HTTPStatus.TOO_MANY_REQUESTS,
     QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
     SLOUnattainable: HTTPStatus.TOO_MANY_REQUESTS,

@@ -7,7 +7,7 @@ another software's, and is passed over unless the deployment has it refused.
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -62,6 +62,7 @@ def _stem(name: str) -> str:
     return name.removeprefix("x-slo-").removesuffix("-ms")
 
 
+_OURS = {key: name for name, key in FIELDS.items() if name.startswith("x-slo-")}
 _KNOWN = {_stem(name): name for name in (*FIELDS, REPORT) if name.startswith("x-slo-")}
 _CLOSE = 0.6
 """Likeness, without prefix and unit, from which on a name is taken for a misspelt one of ours."""
@@ -158,6 +159,17 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
             known = f"a known SLO header: {', '.join((*FIELDS, REPORT))}{hint}"
             raise InvalidRequest(name, raw_value.decode("latin-1"), known)
     return found
+
+
+def stating(xargs: Mapping[str, object]) -> list[tuple[str, str]]:
+    """The headers that state what ``xargs`` do, keys and values as in ``vllm_xargs``; the inverse of what is read here.
+
+    Raises: UnicodeEncodeError for the name of a class that no header can carry.
+    """
+    stated = [(name, str(xargs[key])) for key, name in _OURS.items() if key in xargs]
+    for _, value in stated:
+        value.encode("latin-1")
+    return stated
 
 
 def _is_past(text: str) -> bool:

@@ -1,0 +1,39 @@
+"""The client's end of a request: while it is there the request goes on, and no longer."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from sloserve.wire.asgi import ClientLeft, Receive
+
+
+class WhileClientWaits:
+    """Ends its block with :class:`ClientLeft` when the client leaves; the body must have been read before."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._left = False
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watch = asyncio.create_task(self._watching())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.answered()
+        if self._left and kind is asyncio.CancelledError and self._task.uncancel() == 0:
+            raise ClientLeft from None
+
+    def answered(self) -> None:
+        """The answer is complete but for its last message: servers tell that as the client's leaving."""
+        self._watch.cancel()
+
+    async def _watching(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._left = True
+        self._task.cancel()

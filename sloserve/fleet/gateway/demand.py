@@ -1,0 +1,100 @@
+"""What comes through one gateway, by model and class: for the planner, and to expect the length of replies."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from sloserve.core.slo import ClassTable, SLOClass
+from sloserve.estimator.step_time.running_fit import RunningMean
+from sloserve.fleet.contract.reports import Demand, GatewayReport
+from sloserve.fleet.gateway.hold import Wanted
+
+MEMORY_S: Final = 30.0
+"""Time constant of rates: as far back as the planner looks ahead, a few times over."""
+_USUAL_OUTPUT_TOKENS: Final = 256.0
+_LEAST_RATE: Final = 1e-3
+"""A model and class that less than this comes of a second is not reported."""
+
+
+@dataclass(slots=True)
+class _Flow:
+    rate_per_s: float = 0.0
+    seen_s: float = float("-inf")
+    prompt_tokens: RunningMean = field(default_factory=RunningMean)
+    output_tokens: RunningMean = field(default_factory=RunningMean)
+
+    def at(self, now_s: float) -> float:
+        return self.rate_per_s * math.exp((self.seen_s - now_s) / MEMORY_S)
+
+    def arrived(self, now_s: float) -> None:
+        self.rate_per_s, self.seen_s = self.at(now_s) + 1.0 / MEMORY_S, now_s
+
+
+class DemandMeter:
+    """Arrivals and lengths by model and class, of which there are as many as the fleet's file names."""
+
+    def __init__(self, classes: ClassTable) -> None:
+        self._classes = classes
+        self._flows: defaultdict[tuple[str, str], _Flow] = defaultdict(_Flow)
+
+    def arrived(self, model: str, slo_class: str, prompt_tokens: int, now_s: float) -> None:
+        flow = self._flows[model, slo_class]
+        flow.arrived(now_s)
+        flow.prompt_tokens.add(float(prompt_tokens))
+
+    def ended(self, model: str, slo_class: str, output_tokens: int) -> None:
+        """A reply is complete."""
+        self._flows[model, slo_class].output_tokens.add(float(output_tokens))
+
+    def output_tokens(self, model: str, slo_class: str, limit: int | None) -> float:
+        """Expected of a new request. limit: its ``max_tokens``, ``None`` for none."""
+        mean = self._flows[model, slo_class].output_tokens.value
+        expected = _USUAL_OUTPUT_TOKENS if mean is None else max(mean, 1.0)
+        return expected if limit is None else min(expected, float(limit))
+
+    def report(self, held: Iterable[Wanted], now_s: float) -> GatewayReport:
+        """For the planner. held: those that wait now."""
+        waiting: defaultdict[tuple[str, str], list[Wanted]] = defaultdict(list)
+        for wanted in held:
+            waiting[wanted.model, wanted.slo_class].append(wanted)
+        told = [
+            self._demand(key, waiting.get(key, []), now_s)
+            for key in sorted(self._flows.keys() | waiting.keys())
+            if key in waiting or self._flows[key].at(now_s) >= _LEAST_RATE
+        ]
+        return GatewayReport(tuple(told))
+
+    def _demand(self, key: tuple[str, str], held: list[Wanted], now_s: float) -> Demand:
+        flow, slo_class = self._flows[key], self._classes[key[1]]
+        dues = [wanted.due_s - now_s for wanted in held]
+        output = [wanted.work.output_tokens for wanted in held]
+        return Demand(
+            model=key[0],
+            slo_class=key[1],
+            held=len(held),
+            prompt_tokens=sum(wanted.work.prompt_tokens for wanted in held),
+            output_tokens=sum(output),
+            output_tokens2=sum(tokens**2 for tokens in output),
+            first_due_in_s=min(dues, default=None),
+            last_due_in_s=max(dues, default=None),
+            oldest_s=max((now_s - wanted.arrival_s for wanted in held), default=0.0),
+            until_first_token=slo_class.targets.ttft_s is not None,
+            rate_per_s=flow.at(now_s),
+            mean_prompt_tokens=flow.prompt_tokens.value or 0.0,
+            mean_output_tokens=flow.output_tokens.value or _USUAL_OUTPUT_TOKENS,
+            target_s=target_s(slo_class),
+            weight=weight(slo_class, self._classes),
+        )
+
+
+def target_s(slo_class: SLOClass) -> float | None:
+    """The time that a class has for a first token, or else for the whole reply; ``None`` for none."""
+    targets = slo_class.targets
+    return targets.ttft_s if targets.ttft_s is not None else targets.e2e_s
+
+
+def weight(slo_class: SLOClass, classes: ClassTable) -> float:
+    """What a second of lateness counts: twice as much for each class that is less urgent."""
+    return float(2 ** sum(other.rank > slo_class.rank for other in classes))

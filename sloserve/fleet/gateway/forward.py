@@ -1,0 +1,321 @@
+"""One request through the gateway: read, admitted, sent to an instance, its answer passed on as it comes.
+
+Nothing of an answer is parsed but for what the gateway must know: whether it has begun, how many events it has. Until
+its first byte has come the request can go elsewhere, and its client sees nothing of that; after that the stream ends
+with an error event.
+"""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final, Protocol
+
+from sloserve.admission.admission import Admission, Ticket
+from sloserve.admission.prediction import NewRequest
+from sloserve.core.clock import Clock
+from sloserve.core.errors import DeadlinePassed, EngineError, Evicted, InvalidRequest, QueueFull, Rejected, UnknownModel
+from sloserve.core.finished import Latency
+from sloserve.core.outcome import Outcome
+from sloserve.fleet.contract.door import Refusal, Refused
+from sloserve.fleet.gateway.asked import Asked, Reader
+from sloserve.fleet.gateway.client import WhileClientWaits
+from sloserve.fleet.gateway.demand import DemandMeter
+from sloserve.fleet.gateway.doors import Broken, Doors, Upstream
+from sloserve.fleet.gateway.hold import HeldTooLong, Hold, HoldFull, Wanted
+from sloserve.fleet.gateway.instances import Flight, Instances
+from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.gateway.limits import InFlight, Place
+from sloserve.fleet.gateway.metrics import NO_MODEL, GatewayMetrics
+from sloserve.fleet.gateway.prediction import Work
+from sloserve.fleet.gateway.prefixes import beginnings
+from sloserve.fleet.gateway.settings import GatewaySettings
+from sloserve.settings import PluginSettings
+from sloserve.wire import errors
+from sloserve.wire.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, declares_more, read_body
+from sloserve.wire.headers import TTL
+
+logger = logging.getLogger(__name__)
+
+AUTO: Final = "auto"
+"""The model of a request that leaves the choice to the fleet, where it has a chooser."""
+MOST_LOST: Final = 2
+"""Engines that may die with a request before it is answered with an error: it may be what kills them."""
+MAX_RETRY_AFTER_S: Final = 30
+_BODY_S: Final = 60.0
+"""Longest time that a client may take to send its body."""
+_END: Final = {"type": "http.response.body", "body": b"", "more_body": False}
+_COMPLETION: Final = re.compile(rb'"completion_tokens":\s*([0-9]{1,9})')
+_TAIL_BYTES: Final = 1024
+
+
+class ModelChooser(Protocol):
+    """Who chooses a model for requests that ask for :data:`AUTO`."""
+
+    async def choose(self, asked: Asked, models: Collection[str]) -> str:
+        """One of ``models``, which its tenant may use. Raises: InvalidRequest."""
+        ...
+
+
+@dataclass
+class Parts:
+    """What all requests of a gateway share.
+
+    Args:
+        models: of the fleet.
+        settings: of its engines and classes. limits: of the gateway.
+        chooser: for requests of model ``auto``, where there is one.
+    """
+
+    models: Collection[str]
+    settings: PluginSettings
+    limits: GatewaySettings
+    clock: Clock
+    instances: Instances
+    doors: Doors
+    hold: Hold
+    demand: DemandMeter
+    metrics: GatewayMetrics
+    chooser: ModelChooser | None = None
+    reader: Reader = field(init=False)
+    in_flight: InFlight = field(init=False)
+    admissions: dict[str, Admission] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reader = Reader(self.settings)
+        self.in_flight = InFlight(self.limits.max_requests, self.limits.max_body_mib << 20)
+
+    def admission(self, model: str) -> Admission:
+        """Of one model, over all its instances."""
+        known = self.admissions.get(model)
+        if known is None:
+            known = self.admissions[model] = self.settings.admission.make(
+                self.settings.classes.names, lambda place: not place.request.begun
+            )
+        return known
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, parts: Parts, tenant: Tenant, send: Send) -> None:
+        self._parts, self._tenant, self._send = parts, tenant, send
+        self._arrival_s = parts.clock.monotonic_s()
+        self._model, self._slo_class = NO_MODEL, ""
+        self._output_tokens = 0
+        self._first_s: float | None = None
+        self._status = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first byte of the answer has come."""
+        return self._first_s is not None
+
+    async def run(self, scope: Scope, receive: Receive, request_id: str) -> None:
+        """Serves it. Raises: SloServeError, BodyTooLarge where nothing of an answer was sent; ClientLeft."""
+        outcome = Outcome.FAILED
+        try:
+            with self._parts.in_flight.place(self._tenant) as place:
+                asked = await self._read(scope, receive, request_id, place)
+                async with WhileClientWaits(receive) as client:
+                    outcome = await self._serve(scope["path"], asked, place, client)
+        except (InvalidRequest, UnknownModel, Rejected, BodyTooLarge):
+            outcome = Outcome.REJECTED
+            raise
+        except Evicted:
+            outcome = Outcome.EVICTED
+            raise
+        except (ClientLeft, asyncio.CancelledError):
+            outcome = Outcome.ABORTED
+            raise
+        finally:
+            self._parts.metrics.ended(self._model, self._slo_class, outcome)
+
+    async def _read(self, scope: Scope, receive: Receive, request_id: str, place: Place) -> Asked:
+        most = self._parts.settings.max_body_bytes
+        if declares_more(scope["headers"], most):
+            raise BodyTooLarge
+        try:
+            async with asyncio.timeout(_BODY_S):
+                body = await read_body(receive, most, place.take)
+        except TimeoutError:
+            raise InvalidRequest("request body", "", f"whole after {_BODY_S:g} s") from None
+        asked = self._parts.reader.read(scope["headers"], body, self._tenant, request_id)
+        models = [model for model in self._parts.models if self._tenant.may_use(model)]
+        if asked.model == AUTO and AUTO not in models and self._parts.chooser is not None:
+            asked.to_model(await self._parts.chooser.choose(asked, models))
+        if asked.model not in models:
+            raise UnknownModel(asked.model, models)
+        self._model, self._slo_class = asked.model, asked.slo.slo_class.name
+        return asked
+
+    async def _serve(self, path: str, asked: Asked, place: Place, client: WhileClientWaits) -> Outcome:
+        parts, now_s = self._parts, self._parts.clock.monotonic_s()
+        parts.demand.arrived(self._model, self._slo_class, asked.prompt_tokens, now_s)
+        ticket = self._admit(asked, now_s)
+        completed = False
+        try:
+            upstream, first, flight = await self._first_byte(path, asked)
+            try:
+                self._status = upstream.status
+                self._begin(asked, ticket)
+                place.forget_body()
+                asked.body = b""
+                completed = await self._pass_on(upstream, first, client)
+            finally:
+                self._over(flight, upstream)
+        finally:
+            self._end(ticket, completed)
+        return self._outcome(completed)
+
+    def _admit(self, asked: Asked, now_s: float) -> Ticket:
+        """Raises: QueueFull, SLOUnattainable."""
+        new = NewRequest(
+            asked.slo,
+            self._arrival_s,
+            asked.prompt_tokens,
+            asked.max_tokens,
+            asked.output_tokens,
+            asked.replies,
+            asked.streamed,
+        )
+        admission = self._parts.admission(self._model)
+        return admission.admit(new, admission.forecast(new, now_s), self, now_s)
+
+    # To an instance.
+
+    async def _first_byte(self, path: str, asked: Asked) -> tuple[Upstream, bytes, Flight]:
+        """The beginning of an answer, from whichever instance gives one. Raises: Rejected, Evicted, EngineError."""
+        wanted, lost = self._wanted(asked), 0
+        while True:
+            flight = await self._flight(wanted, asked)
+            refused: Refusal | None = None
+            upstream: Upstream | None = None
+            try:
+                upstream = await self._sent_to(flight, path, asked, wanted.held_s)
+                first = await upstream.read()
+                return upstream, first, flight
+            except Refused as error:
+                refused = error.reason
+            except Broken:
+                refused = Refusal.DIED
+            except BaseException:
+                self._over(flight, upstream)
+                raise
+            self._over(flight, upstream, refused=True)
+            self._parts.metrics.retried(refused.value)
+            lost += refused is Refusal.DIED
+            if lost >= MOST_LOST:
+                logger.warning("%d engines broke off with one request of model %s; it is given up", lost, self._model)
+                raise EngineError(f"{lost} engines broke off with this request before its first token; it is given up")
+
+    async def _sent_to(self, flight: Flight, path: str, asked: Asked, held_s: float) -> Upstream:
+        parts, instance = self._parts, flight.instance
+        parts.metrics.sent(parts.clock.monotonic_s() - self._arrival_s - held_s, self._slo_class, held_s)
+        headers = asked.headers_after(held_s)
+        return await parts.doors.send(instance.door, instance.name, path, headers, asked.body, self._model)
+
+    def _over(self, flight: Flight, upstream: Upstream | None, *, refused: bool = False) -> None:
+        """The request is with this instance no more."""
+        if upstream is not None:
+            upstream.close()
+        flight.end(refused=refused)
+        self._parts.hold.let_go((self._model,))
+
+    def _wanted(self, asked: Asked) -> Wanted:
+        slo = asked.slo
+        target_s = slo.targets.ttft_s if slo.targets.ttft_s is not None else slo.targets.e2e_s
+        waits_s = (
+            self._parts.limits.hold_max_s if asked.ttl_s is None else min(asked.ttl_s, self._parts.limits.hold_max_s)
+        )
+        limit = asked.max_tokens if asked.output_tokens is None else asked.output_tokens
+        output = self._parts.demand.output_tokens(self._model, self._slo_class, limit)
+        return Wanted(
+            model=self._model,
+            slo_class=self._slo_class,
+            arrival_s=self._arrival_s,
+            due_s=self._arrival_s + (slo.slo_class.aged_after_s if target_s is None else target_s),
+            rank=slo.slo_class.rank,
+            until_s=self._arrival_s + waits_s,
+            work=Work(1, asked.prompt_tokens, output * asked.replies),
+            prompt=beginnings(self._model, asked.messages, asked.prompt) if self._parts.limits.affinity else (),
+        )
+
+    async def _flight(self, wanted: Wanted, asked: Asked) -> Flight:
+        try:
+            return await self._parts.hold.flight(wanted)
+        except HoldFull:
+            retry_s = self._retry_after_s()
+            message = f"{self._parts.limits.max_held} requests wait for an instance; retry in {retry_s} s"
+            raise QueueFull(message, retry_s, self._slo_class) from None
+        except HeldTooLong:
+            retry_s = self._retry_after_s()
+            waited = f"no instance took the request within {self._parts.clock.monotonic_s() - self._arrival_s:.1f} s"
+            if asked.ttl_s is not None and asked.ttl_s <= self._parts.limits.hold_max_s:
+                raise DeadlinePassed(f"{waited}, the time of {TTL}; retry in {retry_s} s", retry_s) from None
+            raise QueueFull(f"{waited}; retry in {retry_s} s", retry_s, self._slo_class) from None
+
+    def _retry_after_s(self) -> int:
+        """Until a place should be free, and its model be there."""
+        now_s = self._parts.clock.monotonic_s()
+        place_s = self._parts.admission(self._model).promise_place(self._slo_class, now_s)
+        ready_s = self._parts.instances.ready_in_s(self._model, now_s) or 0.0
+        return min(max(place_s, int(ready_s) + 1), MAX_RETRY_AFTER_S)
+
+    # To the client.
+
+    def _begin(self, asked: Asked, ticket: Ticket) -> None:
+        now_s = self._first_s = self._parts.clock.monotonic_s()
+        if self._status == HTTPStatus.OK and asked.streamed:
+            ticket.started(now_s)
+            self._parts.metrics.first_byte(self._model, self._slo_class, now_s - self._arrival_s)
+
+    async def _pass_on(self, upstream: Upstream, first: bytes, client: WhileClientWaits) -> bool:
+        """Whether the answer has come to its end."""
+        send, read = self._send, upstream.read
+        await send({"type": "http.response.start", "status": upstream.status, "headers": upstream.headers})
+        part, last, events = first, b"", 0
+        try:
+            while part:
+                events += part.count(b"data:")
+                last = part
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+                part = await read()
+        except Broken as error:
+            logger.warning("a stream of model %s broke off: %s", self._model, error)
+            client.answered()
+            if not upstream.is_stream:
+                raise  # the length is promised: what is missing must show
+            await send({"type": "http.response.body", "body": _error_event(last), "more_body": True})
+            await send(_END)
+            return False
+        usage = _COMPLETION.search(last[-_TAIL_BYTES:])
+        self._output_tokens = int(usage[1]) if usage else max(events - 1, 0)
+        client.answered()
+        await send(_END)
+        return True
+
+    def _end(self, ticket: Ticket, completed: bool) -> None:
+        now_s = self._parts.clock.monotonic_s()
+        latency = None
+        if completed and self._status == HTTPStatus.OK and self._output_tokens and self._first_s is not None:
+            self._parts.demand.ended(self._model, self._slo_class, self._output_tokens)
+            tpot_s = (now_s - self._first_s) / max(self._output_tokens - 1, 1)
+            latency = Latency(self._first_s - self._arrival_s, tpot_s, now_s - self._arrival_s)
+        ticket.ended(latency, self._output_tokens, now_s)
+
+    def _outcome(self, completed: bool) -> Outcome:
+        if not completed or self._status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return Outcome.FAILED
+        return Outcome.REJECTED if self._status >= HTTPStatus.BAD_REQUEST else Outcome.COMPLETED
+
+
+def _error_event(last: bytes) -> bytes:
+    """As vLLM ends a stream that failed. last: what came before, perhaps not a whole event."""
+    status = HTTPStatus.BAD_GATEWAY
+    body: Mapping[str, object] = errors.body(status, "the engine broke off within the reply; send the request again")
+    begin = b"" if last.endswith(b"\n\n") else b"\n\n"
+    return begin + b"data: " + json.dumps(body).encode() + b"\n\ndata: [DONE]\n\n"

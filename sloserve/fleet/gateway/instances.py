@@ -1,0 +1,167 @@
+"""The instances of a fleet as one gateway knows them: what their agents last said, and what it has sent since."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sloserve.fleet.contract.plan import Plan
+from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
+from sloserve.fleet.gateway.prediction import Pace, Work
+from sloserve.fleet.gateway.prefixes import Beginning, PrefixTable
+from sloserve.scheduler.qlm.contract import ModelState
+
+FRESH_S: Final = 3.0
+"""An instance whose agent has said nothing for so long gets no requests."""
+
+_UNKNOWN: Final = Pace(None)
+_ORDER: Final = {ModelState.ACTIVE: 0, ModelState.WARM: 1, ModelState.COLD: 2}
+
+
+class Instance:
+    """One instance. Its room is what its agent said, less what was sent to it since, plus what has ended since."""
+
+    def __init__(self, report: InstanceReport, door: str) -> None:
+        self.report, self.door = report, door
+        self.prefixes = PrefixTable()
+        self.seen_s = float("-inf")
+        self._sent = 0
+        self._told = 0
+        """How many it had been sent when the report was asked for."""
+        self._ended = 0
+        self._refused_at = -1
+        self._since: dict[int, Work] = {}
+
+    @property
+    def name(self) -> str:
+        return self.report.name
+
+    @property
+    def sent(self) -> int:
+        """How many requests went there so far; given back with the report that counts them."""
+        return self._sent
+
+    @property
+    def room(self) -> int:
+        """How many more requests it should take now."""
+        if self._refused_at >= self._told:
+            return 0
+        return self.report.room - len(self._since) + self._ended
+
+    def reported(self, report: InstanceReport, door: str, told: int, now_s: float) -> None:
+        """What its agent says of it. told: :attr:`sent` when it was asked."""
+        if report.active != self.report.active or report.phase is not Phase.SERVING:
+            self.prefixes.clear()
+        self.report, self.door, self.seen_s, self._told = report, door, now_s, told
+        self._ended = 0
+        self._since = {number: work for number, work in self._since.items() if number >= told}
+
+    def serves(self, model: str, now_s: float) -> bool:
+        """Whether the model is active there, and its agent alive."""
+        report = self.report
+        return report.phase is Phase.SERVING and report.active == model and now_s - self.seen_s < FRESH_S
+
+    def send(self, work: Work, prompt: Sequence[Beginning]) -> "Flight":
+        """A request goes there."""
+        flight = Flight(self, self._sent)
+        self._since[self._sent] = work
+        self._sent += 1
+        self.prefixes.sent(prompt)
+        return flight
+
+    def completion_s(self, pace: Pace, new: Work, prompt: Sequence[Beginning]) -> float:
+        """When it should complete a new request, in seconds from now."""
+        since = self._since.values()
+        sent = Work(len(since), sum(w.prompt_tokens for w in since), sum(w.output_tokens for w in since))
+        return pace.completion_s(self.report.running, sent, new, self.prefixes.cached_tokens(prompt))
+
+    def ended(self, number: int) -> None:
+        if self._since.pop(number, None) is None:
+            self._ended += 1
+
+    def refused(self) -> None:
+        """It takes no more before its agent says so, in a report that is asked for from now on."""
+        self._refused_at = self._sent
+
+
+@dataclass(slots=True)
+class Flight:
+    """A request that was sent to an instance. To be ended once, however it ends."""
+
+    instance: Instance
+    number: int
+    over: bool = False
+
+    def end(self, *, refused: bool = False) -> None:
+        if not self.over:
+            self.over = True
+            self.instance.ended(self.number)
+            if refused:
+                self.instance.refused()
+
+
+@dataclass(slots=True)
+class Instances:
+    """All instances that agents have told of, and the plan in force.
+
+    Args:
+        paces: by model and device.
+        affinity: whether expected hits in prefix caches count.
+    """
+
+    paces: Mapping[tuple[str, str], Pace] = field(default_factory=dict)
+    affinity: bool = True
+    plan: Plan | None = None
+    by_name: dict[str, Instance] = field(default_factory=dict)
+
+    def reported(self, report: AgentReport, told: Mapping[str, int], now_s: float) -> None:
+        """What an agent says. told: :attr:`Instance.sent` of each instance when it was asked."""
+        for one in report.instances:
+            if one.name not in self.by_name:
+                self.by_name[one.name] = Instance(one, report.door)
+            self.by_name[one.name].reported(one, report.door, told.get(one.name, 0), now_s)
+
+    def lost(self, door: str) -> None:
+        """An agent cannot be reached: nothing goes to its instances until it says something again."""
+        for instance in self.by_name.values():
+            if instance.door == door:
+                instance.seen_s = float("-inf")
+
+    def sent(self) -> dict[str, int]:
+        """Of each instance, how many requests went there so far."""
+        return {name: instance.sent for name, instance in self.by_name.items()}
+
+    def choose(
+        self, model: str, slo_class: str, work: Work, prompt: Sequence[Beginning], now_s: float
+    ) -> Instance | None:
+        """Where a request should go now: of the instances that the plan names for it, else of all that serve its model,
+        that with room which should complete it first. ``None`` where none has room.
+        """
+        able = [i for i in self.by_name.values() if i.serves(model, now_s) and i.room > 0]
+        if len(able) > 1 and self.plan is not None:
+            planned = self.plan.instances_of(model, slo_class)
+            able = sorted((i for i in able if i.name in planned), key=lambda i: planned.index(i.name)) or able
+        if len(able) < 2:
+            return able[0] if able else None
+        known = prompt if self.affinity else ()
+        return min(able, key=lambda i: i.completion_s(self.paces.get((model, i.report.device), _UNKNOWN), work, known))
+
+    def state_of(self, model: str, now_s: float) -> str:
+        """Where the best copy of a model is: ``active``, ``coming``, ``warm``, ``cold``; ``unavailable``: nowhere."""
+        alive = [i for i in self._alive(now_s) if model in i.report.models]
+        if any(i.serves(model, now_s) for i in alive):
+            return "active"
+        if any(i.report.active == model and i.report.phase is Phase.SWAPPING for i in alive):
+            return "coming"
+        states = [i.report.models[model] for i in alive]
+        if not states:
+            return "unavailable"
+        best = min(states, key=_ORDER.__getitem__)
+        return "warm" if best is ModelState.ACTIVE else best.value
+
+    def ready_in_s(self, model: str, now_s: float) -> float | None:
+        """When an instance should serve the model, as far as one is on its way to it."""
+        coming = (i for i in self._alive(now_s) if i.report.active == model and i.report.phase is not Phase.DRAINING)
+        return min((max(i.report.ready_in_s - (now_s - i.seen_s), 0.0) for i in coming), default=None)
+
+    def _alive(self, now_s: float) -> Iterable[Instance]:
+        return [i for i in self.by_name.values() if now_s - i.seen_s < FRESH_S]

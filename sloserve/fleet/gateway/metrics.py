@@ -1,0 +1,103 @@
+"""A gateway's metrics, as ``sloserve:gateway_*``: nothing in them names a tenant."""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import prometheus_client
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from sloserve.core.outcome import Outcome
+
+_LATENCY_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_ADDED_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
+NO_MODEL: Final = "unknown"
+"""Label of requests that name no model of the fleet."""
+
+
+class GatewayMetrics:
+    """Counters of one gateway, on a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus_client.CollectorRegistry()
+        self._requests = prometheus_client.Counter(
+            "sloserve:gateway_requests_total",
+            "Requests that ended, by model, class and outcome.",
+            ["model", "class", "outcome"],
+            registry=self.registry,
+        )
+        self._retries = prometheus_client.Counter(
+            "sloserve:gateway_retries_total",
+            "Requests that an instance refused or lost before the first byte, and that were sent again.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._added = prometheus_client.Histogram(
+            "sloserve:gateway_added_seconds",
+            "Time that the gateway itself adds until a request is sent on, waiting for an instance not counted.",
+            buckets=_ADDED_S,
+            registry=self.registry,
+        )
+        self._held = prometheus_client.Histogram(
+            "sloserve:gateway_held_seconds",
+            "Time that requests waited in the gateway for an instance.",
+            ["class"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self._first = prometheus_client.Histogram(
+            "sloserve:gateway_ttft_seconds",
+            "Time from arrival to the first byte of the answer, streams only.",
+            ["model", "class"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self._child: Callable[..., Any] = functools.cache(lambda metric, *labels: metric.labels(*labels))
+
+    def watch(self, gauges: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
+        """Has a page ask for these each time it is read."""
+        self.registry.register(_Gauges(gauges))
+
+    def ended(self, model: str, slo_class: str, outcome: Outcome) -> None:
+        self._child(self._requests, model, slo_class, outcome.value).inc()
+
+    def retried(self, reason: str) -> None:
+        self._child(self._retries, reason).inc()
+
+    def sent(self, added_s: float, slo_class: str, held_s: float) -> None:
+        """A request goes to an instance."""
+        self._added.observe(added_s)
+        if held_s > 0.0:
+            self._child(self._held, slo_class).observe(held_s)
+
+    def first_byte(self, model: str, slo_class: str, ttft_s: float) -> None:
+        self._child(self._first, model, slo_class).observe(ttft_s)
+
+    def page(self) -> bytes:
+        """In Prometheus' text format."""
+        return prometheus_client.generate_latest(self.registry)
+
+
+class _Gauges(Collector):
+    def __init__(self, gauges: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
+        self._gauges = gauges
+
+    def describe(self) -> Iterable[Any]:
+        return ()
+
+    def collect(self) -> Iterable[Any]:
+        return self._gauges()
+
+
+def held_gauge(held: Iterable[tuple[str, str]]) -> GaugeMetricFamily:
+    """Requests that wait in the gateway, each as its model and class."""
+    family = GaugeMetricFamily(
+        "sloserve:gateway_held_requests",
+        "Requests that wait in the gateway for an instance.",
+        labels=["model", "class"],
+    )
+    for labels, count in sorted(Counter(held).items()):
+        family.add_metric(labels, float(count))
+    return family

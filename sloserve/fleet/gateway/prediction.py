@@ -1,0 +1,57 @@
+"""When would an instance complete a request that is sent there now?
+
+Prompts that wait there are computed first, at the rate of full steps; then each token takes a step of all that run, and
+who finds all seats taken waits for one. Expected values: good enough to tell instances apart.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from sloserve.estimator.completion.group_time import Serving
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.scheduler.qlm.contract import RunningSums
+
+_UNKNOWN_S: Final = 1e-4
+"""Per token, where nothing says how long steps take: enough to tell a long queue from a short one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request, or several, in tokens. output_tokens: expected."""
+
+    requests: int = 1
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+
+
+class Pace:
+    """How fast one model is on one kind of device."""
+
+    def __init__(self, serving: Serving | None) -> None:
+        """serving: ``None`` where nothing is known of it."""
+        self._serving = serving
+        self._prompt_token_s = _UNKNOWN_S
+        if serving is not None:
+            budget = serving.engine.token_budget
+            load = StepLoad(prefill_tokens=budget, num_prefills=1, prefill_attention_tokens2=budget**2)
+            self._prompt_token_s = serving.latency.step_s(load) / budget
+
+    def completion_s(self, running: RunningSums, sent: Work, new: Work, cached_tokens: float) -> float:
+        """Seconds until the last token of ``new``, expected.
+
+        Args:
+            running: what the instance last said it has.
+            sent: what went there since.
+            cached_tokens: of the new prompt, those that should be in the prefix cache.
+        """
+        prompt = max(new.prompt_tokens - cached_tokens, 1.0)
+        prompts_s = (running.prefill_tokens + sent.prompt_tokens + prompt) * self._prompt_token_s
+        others = running.requests + sent.requests
+        others_output = running.output_tokens + sent.output_tokens
+        if self._serving is None:
+            return prompts_s + (others_output + new.output_tokens) * _UNKNOWN_S
+        seats = self._serving.engine.max_num_seqs
+        context = running.context_tokens + sent.prompt_tokens + new.prompt_tokens
+        step_s = self._serving.latency.step_s(StepLoad(0, 0, min(others + 1, seats), int(context)))
+        waits = max(others + 1 - seats, 0) / seats * (others_output / max(others, 1))
+        return prompts_s + (waits + max(new.output_tokens, 1.0)) * step_s

@@ -1,0 +1,79 @@
+"""Which prompts' beginnings an instance has in its prefix cache, as far as a gateway knows: those that it sent there.
+
+A prompt is cut where another is likely to go on alike: a conversation after each message, a text every 2,048 bytes. The
+digest of each beginning says all that stands before the cut.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+MOST: Final = 4096
+"""Beginnings that are remembered of one instance."""
+_CUTS: Final = 64
+"""Cuts of one prompt: the last ones, since a longer match is worth more."""
+_TEXT_BYTES: Final = 2048
+BYTES_PER_TOKEN: Final = 4
+
+_parts = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class Beginning(NamedTuple):
+    """A prompt up to a cut."""
+
+    digest: bytes
+    tokens: int
+
+
+def beginnings(model: str, messages: object, prompt: object) -> tuple[Beginning, ...]:
+    """Of a request's prompt, the longest last. messages, prompt: as they stand in the body, where they do."""
+    digest = hashlib.blake2b(model.encode(), digest_size=12)
+    found: list[Beginning] = []
+    size = 0
+    for part in _pieces(messages, prompt):
+        digest.update(part)
+        size += len(part)
+        found.append(Beginning(digest.digest(), size // BYTES_PER_TOKEN))
+    return tuple(found[-_CUTS:])
+
+
+def _pieces(messages: object, prompt: object) -> Iterator[bytes | memoryview]:
+    if isinstance(messages, msgspec.Raw):
+        try:
+            for message in _parts.decode(messages):
+                yield memoryview(message)
+        except msgspec.MsgspecError:
+            return
+    elif isinstance(prompt, msgspec.Raw):
+        text = memoryview(prompt)
+        for start in range(0, len(text), _TEXT_BYTES):
+            yield text[start : start + _TEXT_BYTES]
+
+
+class PrefixTable:
+    """Beginnings that one instance was sent, those not sent for longest forgotten first."""
+
+    def __init__(self) -> None:
+        self._tokens: OrderedDict[bytes, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def sent(self, prompt: Sequence[Beginning]) -> None:
+        """The instance computes this prompt."""
+        for digest, tokens in prompt:
+            self._tokens[digest] = tokens
+            self._tokens.move_to_end(digest)
+        while len(self._tokens) > MOST:
+            self._tokens.popitem(last=False)
+
+    def cached_tokens(self, prompt: Sequence[Beginning]) -> int:
+        """How many tokens of a prompt it should have in its cache."""
+        return next((self._tokens[digest] for digest, _ in reversed(prompt) if digest in self._tokens), 0)
+
+    def clear(self) -> None:
+        """Another model came, and the cache is empty."""
+        self._tokens.clear()

@@ -1,0 +1,31 @@
+"""What of a gateway can be set, in the section ``gateway`` of a fleet's file."""
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sloserve.files.model import Allowed
+
+_COUNT: Final = Allowed("a whole number from 1")
+_SECONDS: Final = Allowed("a number of seconds above 0, up to 86400")
+Count = Annotated[int, Field(strict=True, ge=1)]
+Seconds = Annotated[float, Field(strict=True, gt=0.0, le=86_400.0)]
+
+
+class GatewaySettings(BaseModel):
+    """Limits of one gateway.
+
+    max_requests: in it at a time, held and streaming. max_held: those of them that may wait for an instance.
+    max_body_mib: of all requests that have no first byte yet, in memory. hold_max_s: longest wait for an instance.
+    silent_max_s: a stream whose engine, or whose client, does nothing for so long is ended. affinity: whether a prompt
+    goes where the gateway sent its prefix before, as far as that pays.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_requests: Annotated[Count, _COUNT] = 4096
+    max_held: Annotated[Count, _COUNT] = 1024
+    max_body_mib: Annotated[Count, _COUNT] = 512
+    hold_max_s: Annotated[Seconds, _SECONDS] = 60.0
+    silent_max_s: Annotated[Seconds, _SECONDS] = 600.0
+    affinity: Annotated[bool, Field(strict=True), Allowed("true or false")] = True
