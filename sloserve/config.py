@@ -35,6 +35,11 @@ FLAGS: dict[str, Key] = {
     "max_waiting": ("admission", "max_waiting"),
     "min_chance": ("admission", "min_chance"),
     "swapping": ("swapping",),
+    "http3": ("http3", "enabled"),
+    "quic_scheduler": ("http3", "scheduler"),
+    "quic_congestion": ("http3", "congestion"),
+    "http3_port": ("http3", "port"),
+    "http3_self_signed": ("http3", "self_signed"),
 }
 """Flags of ``sloserve serve`` to the settings they are."""
 
@@ -132,6 +137,8 @@ class Effective:
         config["policy"] = ":".join([config["policy"], *(f"{name}={_text(x)}" for name, x in options.items())])
         origin = self.origin(("policy",), *([("policy_options",)] if options else []))
         rows = [("policy", config.pop("policy"), origin)]
+        if not self.settings.http3.enabled:
+            config["http3"] = "off"
         for name, value in config.items():
             entries: dict[Key, Any] = {(name,): value}
             if isinstance(value, dict) and value:
@@ -174,6 +181,11 @@ def settle(sources: Sources, additional_config: Any = None) -> Effective:
         if mode is not None and limit is not None and limit.root is None and mode not in needed:
             what = f"{limit.source} {limit.value} has no effect while admission.mode is {mode}"
             faults.append(f"{what}; add --admission {needed[0]}")
+    for flag, key in FLAGS.items():
+        given = merged.get(key)
+        if key[0] == "http3" and flag != "http3" and given is not None and given.root is None:
+            if settings is not None and not settings.http3.enabled:
+                faults.append(f"{given.source} {_text(given.value)} has no effect without HTTP/3; add --http3")
     if faults or settings is None:
         raise ConfigError("\n".join(faults))
     return Effective(settings, nested, merged)

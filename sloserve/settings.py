@@ -14,6 +14,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.files.model import Allowed, Problem, check_model, dotted, unknown
+from sloserve.quic.settings import Http3Settings
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.wire.headers import TENANTS, HeaderRules, is_ours
 from sloserve.wire.resolve import Rules
@@ -137,6 +138,7 @@ class PluginSettings(_Settings):
     tenants: the most urgent class that each tenant may use; tenant_default: that of others, ``None`` for no limit.
     tenant_headers: which headers name the tenant.
     max_body_bytes: longest request body. max_tenant_labels: tenants with metrics of their own; the rest is ``other``.
+    http3: whether the server listens on UDP too, and how.
     """
 
     policy: Annotated[str, Allowed("the name of a policy")] = "fcfs"
@@ -168,6 +170,7 @@ class PluginSettings(_Settings):
     )
     max_body_bytes: Annotated[int, Field(strict=True, ge=1), Allowed("a whole number of bytes from 1")] = MAX_BODY_BYTES
     max_tenant_labels: Count = 50
+    http3: Annotated[Http3Settings, Allowed("a mapping with enabled, scheduler and limits")] = Http3Settings()
 
     @property
     def header_rules(self) -> HeaderRules:

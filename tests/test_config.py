@@ -160,7 +160,7 @@ def test_check_config_prints_values_with_their_origin(
     assert not exit_.value.code
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["shadow_policy", "sjf", "--shadow-policy"] in lines
-    assert [line[0] for line in lines if line[-1].startswith(str(CONFIGS / "serve.yaml"))][-1] == "max_tenant_labels"
+    assert [line[0] for line in lines if line[-1].startswith(str(CONFIGS / "serve.yaml"))][-1] == "http3"
 
 
 def test_check_config_for_machines(

@@ -16,7 +16,9 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import Message, Send
 
+from sloserve.api.http3 import Http3Front
 from sloserve.core.errors import ShuttingDown
+from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.server.front_end import check_open
 from sloserve.wire import errors
 from sloserve.wire.asgi import CLOSE, refuse
@@ -64,8 +66,9 @@ def unless_overtaken(engine: Any, send: Send) -> Send:
     return checked
 
 
-async def started(app: Any) -> None:
-    """Bounds the end of the server that begins to serve ``app``, waits until it listens, and prints how to try it.
+async def started(app: Any, http3: Http3Front) -> None:
+    """Bounds the end of the server that begins to serve ``app``, waits until it listens, has ``http3`` listen too, and
+    prints how to try it.
 
     app: vLLM's, with the server and its arguments in its state; of another nothing is known, and nothing done.
     """
@@ -80,14 +83,15 @@ async def started(app: Any) -> None:
     while not (server.started or server.should_exit):
         await asyncio.sleep(_STARTED_POLL_S)
     if server.started:
+        also = await http3.start(app, args, plugin_settings(engine.vllm_config.additional_config))
         sys.stdout.flush()
         # Below the text layer, where vLLM would put the process's name in front of a line that is there to be copied.
-        sys.stdout.buffer.write(how_to_try(args).encode())
+        sys.stdout.buffer.write(how_to_try(args, also).encode())
         sys.stdout.buffer.flush()
 
 
-def how_to_try(args: Any) -> str:
-    """Where the server listens, and a command that works there; args: those of ``vllm serve``."""
+def how_to_try(args: Any, also: str | None = None) -> str:
+    """Where the server listens, and a command that works there; args: those of ``vllm serve``. also: where else."""
     url = f"{'https' if args.ssl_certfile else 'http'}://{_reachable(args.host)}:{args.port}"
     where = url
     command = ["curl", "-N"]
@@ -102,7 +106,8 @@ def how_to_try(args: Any) -> str:
     elif os.environ.get("VLLM_API_KEY"):
         command.append('-H "Authorization: Bearer $VLLM_API_KEY"')
     command += ["-H 'x-slo-ttft-ms: 500'", "-d", shlex.quote(json.dumps(body))]
-    return f"\nsloserve is ready on {where}; try:\n\n  {' '.join(command)}\n\n"
+    others = "" if also is None else f"and {also}\n\n"
+    return f"\nsloserve is ready on {where}; try:\n\n  {' '.join(command)}\n\n{others}"
 
 
 def _reachable(host: str | None) -> str:

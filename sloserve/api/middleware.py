@@ -17,7 +17,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sloserve.api.admin import PREFIX, AdminApp, engine_of
-from sloserve.api.lifecycle import READY_PATH, readiness, refused_for_stopping, started, unless_overtaken
+from sloserve.api.http3 import Http3Front
+from sloserve.api.lifecycle import LINGER_S, READY_PATH, readiness, refused_for_stopping, started, unless_overtaken
 from sloserve.api.report import Reporter
 from sloserve.api.time_to_live import TimeToLive
 from sloserve.core.clock import Clock, SystemClock
@@ -38,6 +39,7 @@ class SLOMiddleware:
         self._clock = clock or SystemClock()
         self._settings: PluginSettings | None = None
         self._starting: asyncio.Task[None] | None = None
+        self._http3 = Http3Front()
         admin_key = os.environ.get(ADMIN_KEY)
         self._admin = AdminApp(admin_key) if admin_key else None
 
@@ -48,6 +50,7 @@ class SLOMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        send = self._http3.advertising(scope, send)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path == READY_PATH:
             await readiness(engine_of(scope))(scope, receive, send)
@@ -83,7 +86,9 @@ class SLOMiddleware:
     def _watching_start(self, scope: Scope, send: Send) -> Send:
         async def watching(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete" and "app" in scope:
-                self._starting = asyncio.create_task(started(scope["app"]))
+                self._starting = asyncio.create_task(started(scope["app"], self._http3))
+            elif message["type"].startswith("lifespan.shutdown."):
+                await self._http3.stop(LINGER_S)
             await send(message)
 
         return watching

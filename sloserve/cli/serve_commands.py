@@ -49,6 +49,26 @@ SwappingFlag = Annotated[
     ),
 ]
 
+Http3Flag = Annotated[
+    bool | None,
+    typer.Option(
+        "--http3", help="Serve HTTP/3 on UDP beside the TCP port, with vLLM's --ssl-* flags. See docs/http3.md."
+    ),
+]
+QuicSchedulerFlag = Annotated[
+    str | None,
+    typer.Option(help="Whose bytes leave an HTTP/3 connection next: edf, ml, abs, rr or fcfs. Default: edf."),
+]
+QuicCongestionFlag = Annotated[
+    str | None,
+    typer.Option(help="Congestion control of HTTP/3: cubic, reno, or constant for private links. Default: cubic."),
+]
+Http3PortFlag = Annotated[int | None, typer.Option(help="UDP port of HTTP/3; the number of the TCP port if not given.")]
+Http3SelfSignedFlag = Annotated[
+    bool | None,
+    typer.Option("--http3-self-signed", help="Make a certificate at start, for HTTP/3 clients on this machine alone."),
+]
+
 _NO_POOL = ("swap space", "off", "default")
 
 
@@ -59,6 +79,7 @@ def _flags(
     max_waiting: int | None,
     min_chance: float | None,
     swapping: str | None,
+    **http3: object,
 ) -> dict[str, object]:
     """Flags by the names of :data:`sloserve.config.FLAGS`."""
     return {
@@ -68,6 +89,7 @@ def _flags(
         "max_waiting": max_waiting,
         "min_chance": min_chance,
         "swapping": swapping,
+        **http3,
     }
 
 
@@ -94,6 +116,11 @@ def serve(
         ),
     ] = 0.0,
     swapping: SwappingFlag = None,
+    http3: Http3Flag = None,
+    quic_scheduler: QuicSchedulerFlag = None,
+    quic_congestion: QuicCongestionFlag = None,
+    http3_port: Http3PortFlag = None,
+    http3_self_signed: Http3SelfSignedFlag = None,
     admin_key: Annotated[
         str | None,
         typer.Option(help="Turns the admin routes on, for who shows this key. Better in env SLOSERVE_ADMIN_KEY."),
@@ -106,9 +133,22 @@ def serve(
     `service_tier`, or in `vllm_xargs`. `sloserve policies` lists the policies, `sloserve check-config` checks a file.
     """
     from sloserve import config
+    from sloserve.vllm_plugin.server import http3 as http3_checks
     from sloserve.vllm_plugin.server import serve, swap_space
 
-    flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance, swapping)
+    flags = _flags(
+        policy,
+        shadow_policy,
+        admission,
+        max_waiting,
+        min_chance,
+        swapping,
+        http3=http3,
+        quic_scheduler=quic_scheduler,
+        quic_congestion=quic_congestion,
+        http3_port=http3_port,
+        http3_self_signed=http3_self_signed,
+    )
     sources = config.read_sources(slo_config, flags, preset)
     config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
     swap_space.check_size(swap_space_gib)
@@ -120,6 +160,7 @@ def serve(
         serve.check_port_free(*listens_on)
     args = serve.prepare(passed_on, our_flags(context))
     effective = config.settle(sources, args.additional_config)
+    http3_checks.check(args, effective.settings.http3)
     admin = ("admin routes", "on" if key else "off", key.source if key else config.DEFAULT)
     pool = ("swap space", f"{swap_space_gib:g} GiB", swap_space.FLAG) if swap_space_gib else _NO_POOL
     print(f"sloserve {sloserve.__version__} settings\n{config.table([*effective.rows(), pool, admin])}", flush=True)

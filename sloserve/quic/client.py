@@ -21,8 +21,9 @@ from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEv
 
 from sloserve.core.errors import ConfigError
 from sloserve.quic.congestion import congestion_name
-from sloserve.quic.connection import Limits, ScheduledConnection
+from sloserve.quic.connection import ScheduledConnection
 from sloserve.quic.h3 import BoundedH3
+from sloserve.quic.limits import Limits
 from sloserve.quic.schedulers import DEFAULT_URGENCY, scheduler
 
 Headers = list[tuple[bytes, bytes]]

@@ -10,7 +10,7 @@ as data arrives.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from aioquic.quic.configuration import QuicConfiguration
@@ -19,25 +19,12 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
+from sloserve.quic.limits import Limits
 from sloserve.quic.order import StreamOrder
 from sloserve.quic.schedulers import Scheduler
 
 AIOQUIC = "1.7.2"
 """The version whose private parts are used here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a peer may make this end hold.
-
-    streams: that it may have open at once; uni_streams: the same of one direction, of which HTTP/3 needs three.
-    stream_window_bytes, connection_window_bytes: that it may send ahead of the application that reads.
-    """
-
-    streams: int = 128
-    uni_streams: int = 16
-    stream_window_bytes: int = 256 * 1024
-    connection_window_bytes: int = 4 * 2**20
 
 
 class ScheduledConnection(QuicConnection):

@@ -16,7 +16,8 @@ from aioquic.quic.events import StreamDataReceived
 
 from sloserve.core.errors import ConfigError
 from sloserve.quic.certificates import make_certificate
-from sloserve.quic.connection import AIOQUIC, Limits, ScheduledConnection
+from sloserve.quic.connection import AIOQUIC, ScheduledConnection
+from sloserve.quic.limits import Limits
 from sloserve.quic.schedulers import scheduler
 
 STREAM_BYTES = 3000

@@ -14,6 +14,8 @@ from sloserve.quic.httpx_transport import head
 from sloserve.quic.listener import Listener, listen
 from sloserve.quic.settings import Http3Settings
 
+_FOLDER = tempfile.TemporaryDirectory(prefix="sloserve-quic-")
+
 
 def run(test: Coroutine[Any, Any, None]) -> None:
     """Runs an asynchronous test; it may take 30 seconds on a machine that does much else."""
@@ -23,8 +25,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 @functools.cache
 def certificate_files() -> tuple[str, str]:
     """Certificate and key for localhost, one pair for all tests."""
-    folder = tempfile.mkdtemp(prefix="sloserve-quic-")
-    cert, key = write_certificate(Path(folder), make_certificate())
+    cert, key = write_certificate(Path(_FOLDER.name), make_certificate())
     return str(cert), str(key)
 
 

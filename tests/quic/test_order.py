@@ -6,6 +6,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.quic import self_check
+from sloserve.quic.limits import Limits
 from sloserve.quic.order import StreamOrder
 from sloserve.quic.schedulers import SCHEDULERS, StreamState, Tenant, scheduler
 from sloserve.quic.self_check import Joined, observed_order
@@ -88,7 +89,7 @@ def test_unread_data_is_bounded_by_the_windows() -> None:
 
 
 def test_windows_grow_as_data_is_read() -> None:
-    joined = Joined("fcfs", self_check.Limits(stream_window_bytes=8192, connection_window_bytes=16384))
+    joined = Joined("fcfs", Limits(stream_window_bytes=8192, connection_window_bytes=16384))
     joined.client.send_stream_data(0, bytes(200_000), end_stream=True)
     joined.run(2000)
     assert joined.received == {0: 200_000}

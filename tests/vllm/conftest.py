@@ -26,6 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config.write_text(SETTINGS)
     flags = ["--slo-config", str(config), "--max-num-seqs", str(MAX_NUM_SEQS), "--api-key", USER_KEY]
     flags += ["--swap-space-gib", "0.02", "--swapping", "always"]
+    flags += ["--http3", "--http3-self-signed"]
     running = Server(*flags, env={"SLOSERVE_ADMIN_KEY": ADMIN_KEY})
     try:
         running.wait_ready()

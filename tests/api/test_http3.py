@@ -1,0 +1,84 @@
+"""The listener beside the TCP port: one application, one middleware, both ways in."""
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from sloserve.api.http3 import Http3Front
+from sloserve.api.middleware import SLOMiddleware
+from sloserve.quic.client import ClientSettings
+from sloserve.quic.httpx_transport import H3Transport
+from sloserve.settings import PluginSettings
+from tests.quic.serving import run
+
+
+async def reply(request: Request) -> JSONResponse:
+    await request.body()
+    return JSONResponse({"version": request.scope["http_version"]})
+
+
+def arguments(port: int = 0) -> Any:
+    certificates = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None, "ssl_cert_reqs": 0}
+    return SimpleNamespace(host="127.0.0.1", port=port, enable_ssl_refresh=False, **certificates)
+
+
+def settings(**http3: Any) -> PluginSettings:
+    return PluginSettings.model_validate({"http3": {"enabled": True, "self_signed": True, **http3}})
+
+
+def test_one_application_is_served_both_ways() -> None:
+    app = Starlette(routes=[Route("/v1/completions", reply, methods=["POST"])])
+    app.state.engine_client = None
+    built: list[SLOMiddleware] = []
+
+    class Seen(SLOMiddleware):
+        def __init__(self, inner: Any) -> None:
+            super().__init__(inner)
+            built.append(self)
+
+    app.add_middleware(Seen)
+
+    async def test() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as tcp:
+            assert "alt-svc" not in (await tcp.post("/v1/completions")).headers
+            (middleware,) = built
+            said = await middleware._http3.start(app, arguments(), settings())
+            assert said is not None and "streams served by edf" in said
+            port = int(said.split()[4].rstrip(","))
+            told = await tcp.post("/v1/completions")
+            assert told.headers["alt-svc"] == f'h3=":{port}"; ma=3600' and told.json() == {"version": "1.1"}
+            transport = H3Transport(ClientSettings(ca_file=said.split()[-1]))
+            async with httpx.AsyncClient(transport=transport, base_url=f"https://localhost:{port}") as quic:
+                answer = await quic.post("/v1/completions", content=b"{}", headers={"x-request-id": "mine"})
+                assert (answer.json(), answer.headers["x-request-id"]) == ({"version": "3"}, "mine")
+                assert "alt-svc" not in answer.headers
+                misspelt = await quic.post("/v1/completions", headers={"x-request-id": "\x7f"})
+                assert misspelt.status_code == 400
+            await middleware._http3.stop(0.0)
+            assert "alt-svc" not in (await tcp.post("/v1/completions")).headers
+
+    run(test())
+
+
+def test_a_listener_that_cannot_be_leaves_tcp_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+    async def test() -> None:
+        front = Http3Front()
+        said = await front.start(None, arguments(), settings())
+        port = int(str(said).split()[4].rstrip(","))
+        assert await Http3Front().start(None, arguments(port), settings()) is None
+        assert await Http3Front().start(None, arguments(), PluginSettings()) is None
+        await front.stop(0.0)
+
+    asyncio.run(test())
+    (record,) = caplog.records
+    assert "HTTP/3 is off, and TCP alone is served: cannot listen on 127.0.0.1 UDP port" in record.message

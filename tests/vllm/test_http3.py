@@ -1,0 +1,48 @@
+"""OpenAI's SDK over HTTP/3, on the real server."""
+
+import asyncio
+import re
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI, AuthenticationError
+
+from sloserve.quic.client import ClientSettings
+from sloserve.quic.httpx_transport import H3Transport
+from tests.vllm.server import MODEL, USER_KEY, Server
+
+pytestmark = pytest.mark.vllm
+
+
+def client(server: Server, key: str = USER_KEY) -> AsyncOpenAI:
+    (line,) = [line for line in server.log if "HTTP/3 on UDP port" in line]
+    found = re.search(r"with the certificate (\S+)", line)
+    assert found and f"port {server.port}, streams served by edf" in line
+    http = httpx.AsyncClient(transport=H3Transport(ClientSettings(ca_file=found[1])), timeout=120)
+    return AsyncOpenAI(base_url=f"https://localhost:{server.port}/v1", api_key=key, http_client=http, max_retries=0)
+
+
+def test_the_stock_sdk_plain_and_streaming(server: Server, http: httpx.Client) -> None:
+    assert http.get("/health").headers["alt-svc"] == f'h3=":{server.port}"; ma=3600'
+
+    async def test() -> None:
+        async with client(server) as openai:
+            asked: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
+            asked |= {"extra_headers": {"x-slo-ttft-ms": "60000", "x-slo-report": "1", "priority": "u=2"}}
+            plain = await openai.chat.completions.with_raw_response.create(**asked)
+            assert plain.http_response.http_version == "HTTP/3"
+            assert "alt-svc" not in plain.headers and plain.headers["x-request-id"]
+            assert plain.parse().model_extra["slo"]["met"] == {"ttft": True}
+            streams = [await openai.chat.completions.create(**asked, stream=True) for _ in range(3)]
+            outcomes = [[c.model_extra["slo"] async for c in s if "slo" in c.model_extra] for s in streams]
+            assert [told["outcome"] for (told,) in outcomes] == ["completed"] * 3
+
+            long = await openai.completions.create(model=MODEL, prompt="Hi", max_tokens=1500, stream=True)
+            await anext(aiter(long))
+            await long.close()  # the engine is told, else the request would run to its end
+        async with client(server, "wrong") as openai:
+            with pytest.raises(AuthenticationError):
+                await openai.models.list()
+
+    asyncio.run(asyncio.wait_for(test(), 120))
