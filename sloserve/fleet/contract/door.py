@@ -46,7 +46,9 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an engine answers. body: as it comes; closing it aborts the request in the engine."""
+    """What an engine answers. body: as it comes; closing it aborts the request in the engine. It raises ConnectionError
+    where the engine breaks off.
+    """
 
     status: int
     headers: Mapping[str, str]

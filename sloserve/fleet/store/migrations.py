@@ -84,7 +84,9 @@ _FIRST = (
 
 _ROUTES = ("ALTER TABLE request_body ADD COLUMN route text NOT NULL DEFAULT '/v1/chat/completions'",)
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES)
+_LOST = ("ALTER TABLE request ADD COLUMN lost bigint NOT NULL DEFAULT 0",)
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES, _LOST)
 """Step n leads from version n to n + 1."""
 
 

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 from sloserve.fleet.store.database import Database, Session
 from sloserve.fleet.store.records import Claim, Claimed, NewRequest, QueuedSums, RequestState, Result
 
-MOST_ATTEMPTS: Final = 10
-"""Claims of one request that may lapse or be given back before it counts as failed: something is wrong by then that
-more attempts will not mend, and each one costs an engine's time."""
+MOST_LOST: Final = 10
+"""Claims of one request that may lapse, or lose their engine, before it counts as failed: something is wrong by then
+that more attempts will not mend, and each one costs an engine's time. What is given back is not lost."""
 
 _POISON: Final = b"the engine died while it served this request and nothing else"
 _GIVEN_UP: Final = b"no engine finished this request, however often it was tried"
@@ -109,7 +109,7 @@ class Requests:
             back = [one for (one,) in session.rows("SELECT id FROM request WHERE claim = :claim", claim=claim)]
             kept = [{"id": one, "progress": progress[one]} for one in back if one in progress]
             session.each(_PROGRESS, kept)
-            _requeue(session, [claim])
+            session.change(_REQUEUE, claim=claim)
             session.change("DELETE FROM claim WHERE id = :claim", claim=claim)
         return len(back)
 
@@ -250,7 +250,8 @@ _IN_FLIGHT: Final = """
     SELECT r.id, c.alone FROM request r JOIN claim c ON c.id = r.claim WHERE r.claim = :claim AND r.state = 'claimed'"""
 _REQUEUE: Final = "UPDATE request SET state = 'queued', claim = NULL WHERE claim = :claim AND state = 'claimed'"
 _SUSPECT: Final = "UPDATE request SET suspects = :suspects WHERE claim = :claim AND state = 'claimed'"
-_WORN_OUT: Final = f"SELECT id FROM request WHERE claim = :claim AND state = 'claimed' AND attempt >= {MOST_ATTEMPTS}"
+_LOST: Final = "UPDATE request SET lost = lost + 1 WHERE claim = :claim AND state = 'claimed'"
+_WORN_OUT: Final = f"SELECT id FROM request WHERE claim = :claim AND state = 'claimed' AND lost >= {MOST_LOST}"
 _FAIL: Final = "UPDATE request SET state = 'failed', finished_s = store_now(), claim = NULL WHERE id = :id"
 _EXPIRE: Final = """
     UPDATE request SET state = 'expired', finished_s = store_now()
@@ -309,6 +310,7 @@ def _claimed(session: Session, claim: int, *, alone: bool) -> Claim | None:
 def _requeue(session: Session, claims: Iterable[int]) -> None:
     """What is unfinished of the claims goes back into the queue, or has failed if that has happened too often."""
     for claim in claims:
+        session.change(_LOST, claim=claim)
         _fail(session, [one for (one,) in session.rows(_WORN_OUT, claim=claim)], _GIVEN_UP)
         session.change(_REQUEUE, claim=claim)
 

@@ -184,13 +184,15 @@ class Call:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         head = {**self._head, "object": kind, "model": self.model}
         made = 0
+        prompt = {"prompt_token_ids": list(map(ord, self._prompt))} if self._ids else {}
         if self._chat:
             first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-            yield _event({**head, "choices": [first]})
+            yield _event({**head, "choices": [first], **prompt})
         async for text in self._generate():
             made += 1
             content = {"delta": {"content": text}} if self._chat else {"text": text}
             ids = {"token_ids": [ord(text)]} if self._ids else {}
+            ids |= prompt if made == 1 and not self._chat else {}
             reason = "length" if made == self._tokens else None
             yield _event({**head, "choices": [{"index": 0, **content, "finish_reason": reason, **ids}]})
         if made < self._tokens:

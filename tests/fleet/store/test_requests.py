@@ -3,7 +3,7 @@
 import pytest
 
 from sloserve.fleet.store.records import BatchState, Claim, NewRequest, RequestState, Result
-from sloserve.fleet.store.requests import MOST_ATTEMPTS, Requests
+from sloserve.fleet.store.requests import MOST_LOST, Requests
 from sloserve.fleet.store.store import Store as OpenStore
 from tests.fleet.store.databases import Store
 
@@ -115,10 +115,14 @@ def test_what_is_given_back_keeps_its_place_and_its_progress(requests: Requests)
     assert [(r.id, r.progress) for r in again.requests] == [(ids[0], None), (ids[1], b"tokens"), (ids[2], None)]
 
 
-def test_one_that_no_attempt_finishes_fails_with_a_reason(requests: Requests) -> None:
+def test_one_that_no_attempt_finishes_fails_with_a_reason(requests: Requests, store: Store) -> None:
     add(requests, 1)
-    for _ in range(MOST_ATTEMPTS):
+    for _ in range(MOST_LOST + 1):  # with a model that leaves again and again nothing is wrong
         requests.give_back(claimed(requests, 1).id, {})
+    for _ in range(MOST_LOST):
+        claimed(requests, 1)
+        store.pass_s(LEASE_S + 1.0)
+        requests.take_back()
     assert requests.claim("a", 1, 1, LEASE_S) is None
     (row,) = requests.results("b")
     assert row.state == RequestState.FAILED and row.status == 500 and b"no engine finished" in (row.body or b"")

@@ -1,0 +1,92 @@
+"""What an agent has claimed and where each line of it stands."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sloserve.fleet.agent.line_reply import LineReply
+from sloserve.fleet.store.lease import Lease
+from sloserve.fleet.store.records import Claim, Claimed
+
+
+@dataclass(eq=False, slots=True)
+class Line:
+    """One claimed request.
+
+    Args:
+        due_s: its deadline by this process' monotonic clock, inf for none.
+        reply: of the attempt that runs.
+        task: that sends it; ``None`` while it waits for room.
+        is_sent: an engine may have seen it.
+        has_ended: it has a result, which is committed or about to be.
+    """
+
+    claimed: Claimed
+    model: str
+    due_s: float
+    reply: LineReply
+    task: "asyncio.Task[None] | None" = None
+    is_sent: bool = False
+    has_ended: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class HeldClaim:
+    """A claim that one instance works on. lines: by id, those without a committed result."""
+
+    id: int
+    lease: Lease
+    alone: bool
+    lines: dict[str, Line] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, claim: Claim, lease: Lease, model: str, asked_s: float) -> "HeldClaim":
+        """asked_s: when it was asked for, by the monotonic clock."""
+        lines = {}
+        for one in claim.requests:
+            due_s = math.inf if one.left_s is None else asked_s + one.left_s
+            lines[one.id] = Line(one, model, due_s, LineReply.of(one))
+        return cls(claim.id, lease, claim.alone, lines)
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether an engine may have seen a part of it."""
+        return any(line.is_sent for line in self.lines.values())
+
+    def progress(self) -> dict[str, bytes]:
+        """What its lines leave for others to go on from, by id."""
+        found = {id: line.reply.progress() for id, line in self.lines.items()}
+        return {id: progress for id, progress in found.items() if progress is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A group to pull from, and the model of its requests."""
+
+    group: int
+    model: str
+
+
+@dataclass(eq=False, slots=True)
+class Work:
+    """What one instance works on.
+
+    is_open: it may pull. order: groups to pull from, the first first. empty: groups of these in which nothing was
+    found. has_suspects: some may be in the store, and are run before anything else. burials: deaths of its engine that
+    the store does not know yet.
+    """
+
+    is_open: bool = False
+    order: Sequence[Pull] = ()
+    empty: set[int] = field(default_factory=set)
+    has_suspects: bool = True
+    burials: int = 0
+    claims: dict[int, HeldClaim] = field(default_factory=dict)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def lines(self) -> list[Line]:
+        """All that have no committed result."""
+        return [line for claim in self.claims.values() for line in claim.lines.values()]

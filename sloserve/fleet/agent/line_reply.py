@@ -1,0 +1,209 @@
+"""A durable request on its way through an engine: what is sent, what has come back, and from where another engine can
+go on.
+
+Most requests are streamed from the engine, so that what has been generated is known when the model must leave; the
+reply is put together again as one that was not streamed. It is continued by token ids, through ``/v1/completions``
+whatever route it came by. What a continuation could change (seeds, stop strings, penalties, log probabilities,
+grammars, tools, several choices) is not streamed, and is computed from scratch by the next engine.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from sloserve.fleet.store.records import Claimed
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+
+MOST_BYTES: Final = 64_000_000
+"""Longest reply that is kept."""
+
+_SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "ignore_eos")
+_CONTINUED: Final = frozenset(
+    {"model", "prompt", "messages", "max_tokens", "max_completion_tokens", "user", "metadata", "store", "service_tier"}
+    | {"n", "stream", "slo", "vllm_xargs", *_SAMPLING}
+)
+"""Fields of a body that a continuation keeps to."""
+_ABORTED: Final = "abort"
+_USUAL_MAX_TOKENS: Final = 16
+"""Of completions that state none."""
+
+
+class Broken(Exception):
+    """The engine's answer is no reply, or ended before it was one."""
+
+
+class _Progress(msgspec.Struct):
+    """Tokens of the prompt, tokens of the reply so far and their text, and the id of the reply."""
+
+    prompt: list[int]
+    tokens: list[int]
+    text: str
+    id: str
+    created: int
+
+
+@dataclass(slots=True)
+class LineReply:
+    """One attempt at one request.
+
+    Args:
+        claimed: as the store has it.
+        is_streamed: whether the engine is asked for a stream, and an abort leaves progress.
+    """
+
+    claimed: Claimed
+    is_streamed: bool
+    _body: dict[str, Any]
+    _before: _Progress | None
+    _prompt: list[int] = field(default_factory=list)
+    _tokens: list[int] = field(default_factory=list)
+    _unseen: list[int] = field(default_factory=list)  # tokens whose text is held back, as parts of a character
+    _text: list[str] = field(default_factory=list)
+    _other: dict[str, str] = field(default_factory=dict)
+    _head: dict[str, Any] = field(default_factory=dict)
+    _finish: dict[str, Any] | None = None
+    _usage: dict[str, Any] | None = None
+    _rest: bytes = b""
+    _size: int = 0
+
+    @classmethod
+    def of(cls, claimed: Claimed) -> "LineReply":
+        """Goes on from the progress of an earlier attempt, if there is some."""
+        body = json.loads(claimed.body)
+        streamed = _is_continuable(claimed.route, body)
+        before = None
+        if streamed and claimed.progress is not None:
+            try:
+                before = msgspec.json.decode(claimed.progress, type=_Progress)
+            except msgspec.DecodeError:
+                before = None  # another version's: from scratch
+        return cls(claimed, streamed, body, before)
+
+    # What is sent.
+
+    @property
+    def path(self) -> str:
+        """The engine's route."""
+        return COMPLETIONS if self._before is not None else self.claimed.route
+
+    def body(self) -> bytes:
+        """What the engine is asked."""
+        if not self.is_streamed:
+            return self.claimed.body
+        asked = dict(self._body)
+        if self._before is not None:
+            limit = self._max_tokens
+            asked = {name: asked[name] for name in ("model", *_SAMPLING) if name in asked}
+            asked["prompt"] = self._before.prompt + self._before.tokens
+            asked["max_tokens"] = None if limit is None else max(limit - len(self._before.tokens), 1)
+        asked |= {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+        return json.dumps(asked, separators=(",", ":")).encode()
+
+    @property
+    def _max_tokens(self) -> int | None:
+        limit = self._body.get("max_completion_tokens", self._body.get("max_tokens"))
+        if limit is None and self.claimed.route == COMPLETIONS:
+            return _USUAL_MAX_TOKENS
+        return limit if isinstance(limit, int) else None
+
+    # What comes back.
+
+    def add(self, part: bytes) -> None:
+        """A part of the stream. Raises: Broken for what is no stream of a reply, with the engine's own error."""
+        self._size += len(part)
+        if self._size > MOST_BYTES:
+            raise Broken(f"the reply has more than {MOST_BYTES} bytes")
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                self._event(data)
+
+    def _event(self, data: bytes) -> None:
+        try:
+            event = msgspec.json.decode(data)
+            if "error" in event:
+                raise Broken(str(event["error"].get("message", "the engine's answer ended with an error")))
+            self._head = self._head or {name: event.get(name) for name in ("id", "created", "model")}
+            self._usage = event.get("usage") or self._usage
+            self._prompt = self._prompt or event.get("prompt_token_ids") or []
+            for choice in event.get("choices", ()):
+                self._choice(choice)
+        except (msgspec.DecodeError, TypeError, AttributeError) as error:
+            raise Broken("the engine's answer is no stream of a reply") from error
+
+    def _choice(self, choice: dict[str, Any]) -> None:
+        self._prompt = self._prompt or choice.get("prompt_token_ids") or []
+        delta = choice.get("delta") or {}
+        text = choice.get("text") or delta.get("content") or ""
+        for name, value in delta.items():
+            if name not in ("role", "content") and isinstance(value, str):
+                self._other[name] = self._other.get(name, "") + value
+        self._unseen += choice.get("token_ids") or []
+        if text:
+            self._tokens += self._unseen
+            self._unseen = []
+            self._text.append(text)
+        if choice.get("finish_reason") not in (None, _ABORTED):
+            self._finish = {name: choice.get(name) for name in ("finish_reason", "stop_reason")}
+
+    def progress(self) -> bytes | None:
+        """From where another engine goes on; ``None`` where it begins anew."""
+        before = self._before
+        if not self.is_streamed or self._other or (not self._tokens and before is None):
+            return None
+        if before is None:
+            if not self._prompt:
+                return None
+            before = _Progress(self._prompt, [], "", str(self._head.get("id")), int(self._head.get("created") or 0))
+        tokens, text = before.tokens + self._tokens, before.text + "".join(self._text)
+        return msgspec.json.encode(_Progress(before.prompt, tokens, text, before.id, before.created))
+
+    def whole(self) -> bytes:
+        """The reply as if it had not been streamed. Raises: Broken where the stream ended before it was whole."""
+        if self._finish is None:
+            raise Broken("the engine's answer ended before the reply did")
+        before = self._before
+        text = (before.text if before else "") + "".join(self._text)
+        is_chat = self.claimed.route == CHAT
+        content: dict[str, Any] = (
+            {"message": {"role": "assistant", "content": text, **self._other}} if is_chat else {"text": text}
+        )
+        reply = {
+            **self._head,
+            "object": "chat.completion" if is_chat else "text_completion",
+            "choices": [{"index": 0, **content, "logprobs": None, **self._finish}],
+            "usage": self._usage,
+        }
+        if before is not None:
+            reply |= {"id": before.id, "created": before.created}
+            if self._usage is not None:
+                completed = len(before.tokens) + int(self._usage.get("completion_tokens") or 0)
+                reply["usage"] = {
+                    "prompt_tokens": len(before.prompt),
+                    "completion_tokens": completed,
+                    "total_tokens": len(before.prompt) + completed,
+                }
+        return json.dumps(reply, separators=(",", ":")).encode()
+
+
+def was_aborted(body: bytes) -> bool:
+    """Whether a reply that was not streamed ended because the engine was told to drop it."""
+    if b'"abort"' not in body:
+        return False
+    try:
+        return any(choice["finish_reason"] == _ABORTED for choice in json.loads(body)["choices"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _is_continuable(route: str, body: dict[str, Any]) -> bool:
+    if route not in (CHAT, COMPLETIONS) or not body.keys() <= _CONTINUED or body.get("n") not in (None, 1):
+        return False
+    prompt = body.get("prompt")
+    return (
+        route == CHAT or isinstance(prompt, str) or (isinstance(prompt, list) and all(type(t) is int for t in prompt))
+    )

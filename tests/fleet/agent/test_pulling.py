@@ -1,0 +1,242 @@
+"""Pulling from the store: what is claimed, what is committed, what goes back, and what an engine's death does."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sloserve.core.clock import ManualClock, SystemClock
+from sloserve.fleet.agent.claims import Pull
+from sloserve.fleet.agent.pulling import Pulling
+from sloserve.fleet.store.records import NewRequest, RequestState
+from sloserve.fleet.store.store import Store, open_store
+from tests.fleet.agent.fake_door import FakeDoor
+from tests.fleet.stand_in.engine import HANG, POISON, reply
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@dataclass
+class Host:
+    """An agent's store, its doors, and who pulls for them."""
+
+    store: Store
+    doors: list[FakeDoor]
+    pulling: Pulling
+    store_clock: ManualClock
+
+    def accept(self, n: int, group: int = 1, **given: Any) -> None:
+        """n lines of a group, each with a prompt of its own."""
+        self.store.requests.accept([self.line(f"{group}.{i:03}", f"p{i} ", group, **given) for i in range(n)])
+
+    def line(self, id: str, prompt: str, group: int = 1, **given: Any) -> NewRequest:
+        extra = given.pop("body", {})
+        body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 20, **extra}).encode()
+        values = {"tenant": "t", "model": "m", "slo_class": "batch", "batch": "b", "route": COMPLETIONS, **given}
+        return NewRequest(id=id, group=group, body=body, **values)
+
+    def results(self) -> dict[str, Any]:
+        """By id: text of the reply, or the state of what has none."""
+        rows = self.store.requests.results("b", most=10_000)
+        return {row.id: _text(row.body) if row.state is RequestState.DONE else row.state for row in rows}
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(3.0):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def until_ended(self, n: int) -> dict[str, Any]:
+        await self.until(lambda: len(self.results()) >= n)
+        return self.results()
+
+
+def _text(body: bytes | None) -> Any:
+    choice = json.loads(body or b"")["choices"][0]
+    return choice.get("text") or choice["message"]["content"]
+
+
+@asynccontextmanager
+async def host(folder: Path, *doors: FakeDoor, lease_s: float = 30.0) -> AsyncIterator[Host]:
+    clock = ManualClock()
+    store = open_store(f"sqlite:{folder / 'store.sqlite'}", clock)
+    with ThreadPoolExecutor(2) as executor:
+        pulling = Pulling(store.requests, "agent-1", SystemClock(), executor, lease_s=lease_s)
+        for door in doors:
+            door.work = pulling
+        pulling.start(doors)
+        try:
+            yield Host(store, list(doors), pulling, clock)
+        finally:
+            await pulling.stop(0.0)
+    store.close()
+
+
+def run(test: Any) -> None:
+    asyncio.run(test)
+
+
+def test_lines_are_served_in_the_order_of_the_plan_while_there_is_room(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m", room=4)
+        async with host(tmp_path, door) as a:
+            a.accept(20, group=1)
+            a.accept(20, group=2, deadline_s=3_600.0)
+            a.pulling.follow("a/0", [Pull(2, "m"), Pull(1, "m")])
+            results = await a.until_ended(40)
+            assert results["2.003"] == reply("m", "p3 ", 20)
+            sent = [headers["x-request-id"] for _, _, headers in door.asked]
+            assert sorted(sent) == sorted(results) and set(sent[:20]) == {f"2.{i:03}" for i in range(20)}
+            path, body, headers = door.asked[0]
+            assert (path, body["stream"], headers["x-slo-class"]) == (COMPLETIONS, True, "batch")
+            assert 3_500_000 < int(headers["x-slo-e2e-ms"]) <= 3_600_000
+            assert "x-slo-e2e-ms" not in door.asked[-1][2]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
+def test_a_line_that_leaves_goes_on_from_its_tokens(tmp_path: Path, route: str) -> None:
+    """Its reply and its usage are those of one that was never interrupted."""
+
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m", "other", step_s=0.02)
+        async with host(tmp_path, door) as a:
+            prompt: Any = {"prompt": "tell me "} if route == COMPLETIONS else {"messages": [_user("tell me")]}
+            whole = "tell me " if route == COMPLETIONS else "user: tell me\nassistant: "
+            line = a.line("x", "", route=route, body={"prompt": None, **prompt})
+            body = json.loads(line.body)
+            a.store.requests.accept([_with(line, {k: v for k, v in body.items() if v is not None})])
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await a.until(lambda: any(one.started for one in door.engine.running))
+            await asyncio.sleep(0.1)
+            assert await door.activate("other")
+            assert [s.requests for s in a.store.requests.sums()] == [1]
+            door.step_s = 0.0
+            assert await door.activate("m")
+            results = await a.until_ended(1)
+            assert results == {"x": reply("m", whole, 20)}
+            (row,) = a.store.requests.results("b")
+            usage = json.loads(row.body or b"")["usage"]
+            assert usage == {"prompt_tokens": len(whole), "completion_tokens": 20, "total_tokens": len(whole) + 20}
+            path, again, _ = door.asked[-1]
+            assert path == COMPLETIONS and 0 < again["max_tokens"] < 20
+            assert again["prompt"][: len(whole)] == [ord(c) for c in whole]
+
+    run(scenario())
+
+
+def test_what_a_continuation_could_change_is_computed_from_scratch(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m", "other", step_s=10.0)
+        async with host(tmp_path, door) as a:
+            a.store.requests.accept([a.line("x", "tell me ", body={"seed": 1})])
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await a.until(lambda: bool(door.asked))
+            assert await door.activate("other")
+            door.step_s = 0.0
+            assert await door.activate("m")
+            assert await a.until_ended(1) == {"x": reply("m", "tell me ", 20)}
+            assert [(path, "stream" in body) for path, body, _ in door.asked] == [(COMPLETIONS, False)] * 2
+
+    run(scenario())
+
+
+def test_one_poison_among_many_fails_alone(tmp_path: Path) -> None:
+    """The issue's figure: 1 among 200, 199 results."""
+
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m", room=32)
+        async with host(tmp_path, door) as a:
+            a.accept(199)
+            a.store.requests.accept([a.line("bad", POISON)])
+            a.accept(1, group=2)
+            a.pulling.follow("a/0", [Pull(1, "m"), Pull(2, "m")])
+            results = await a.until_ended(201)
+            failed = [id for id, result in results.items() if result is RequestState.FAILED]
+            assert failed == ["bad"]
+            (row,) = [row for row in a.store.requests.results("b", most=500) if row.id == "bad"]
+            assert b"the engine died while it served this request" in (row.body or b"")
+            assert 1 < door.deaths <= 9
+
+    run(scenario())
+
+
+def test_a_cancelled_line_leaves_the_engine(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m")
+        async with host(tmp_path, door, lease_s=0.3) as a:
+            a.store.requests.accept([a.line("x", HANG)])
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await a.until(lambda: bool(door.engine.running))
+            a.store.requests.cancel("b")
+            assert await a.until_ended(1) == {"x": RequestState.CANCELLED}
+            await a.until(lambda: not door.engine.running)
+
+    run(scenario())
+
+
+def test_a_line_that_runs_past_its_deadline_expires(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m")
+        async with host(tmp_path, door) as a:
+            a.store.requests.accept([a.line("x", HANG, deadline_s=0.1)])
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            assert await a.until_ended(1) == {"x": RequestState.EXPIRED}
+
+    run(scenario())
+
+
+def test_a_lapsed_claim_of_a_zombie_is_served_by_another_and_its_result_does_not_count(tmp_path: Path) -> None:
+    """The store's clock runs an hour ahead of what the agents' own count."""
+
+    async def scenario() -> None:
+        zombie, heir = FakeDoor("a/0", "m", step_s=0.02), FakeDoor("b/0", "m")
+        async with host(tmp_path, zombie) as a:
+            a.accept(3)
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await a.until(lambda: len(zombie.engine.running) == 3)
+            a.store_clock.advance_to(a.store_clock.now_s() + 3_600.0)
+            assert a.store.requests.take_back() == 1
+            with ThreadPoolExecutor(2) as executor:
+                other = Pulling(a.store.requests, "agent-2", SystemClock(), executor)
+                heir.work = other
+                other.start([heir])
+                other.follow("b/0", [Pull(1, "m")])
+                results = await a.until_ended(3)
+                await other.stop(0.0)
+            before = a.store.requests.results("b")
+            await a.until(lambda: not zombie.engine.running and not a.pulling.lines_of("a/0"))
+            assert results == a.results() == {f"1.{i:03}": reply("m", f"p{i} ", 20) for i in range(3)}
+            assert a.store.requests.results("b") == before
+
+    run(scenario())
+
+
+def test_what_is_stopped_is_in_the_queue_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m", step_s=10.0)
+        async with host(tmp_path, door) as a:
+            a.accept(30)
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await a.until(lambda: len(door.engine.running) == 8)
+            await a.pulling.stop(0.0)
+            assert [s.requests for s in a.store.requests.sums()] == [30]
+            assert a.store.requests.renew("agent-1", 30.0).claims == frozenset()
+
+    run(scenario())
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _with(line: NewRequest, body: dict[str, Any]) -> NewRequest:
+    import dataclasses
+
+    return dataclasses.replace(line, body=json.dumps(body).encode())
