@@ -54,6 +54,12 @@ class Answer:
     headers: Mapping[str, str]
     body: AsyncIterator[bytes]
 
+    async def aclose(self) -> None:
+        """Closes the body, whether or not it was read."""
+        close = getattr(self.body, "aclose", None)
+        if close is not None:
+            await close()
+
 
 class Door(Protocol):
     """One instance, for those who send requests to its engine and choose its model. In the agent's process."""

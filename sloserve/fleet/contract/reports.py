@@ -49,6 +49,8 @@ class InstanceReport:
         streams: how many of these are streamed to clients.
         room: how many more requests it takes now.
         cached: of each prefix that it is known to have in its cache, by digest, the tokens; bounded, newest last.
+        drain_s: how long its streams are expected to take to end, if its model were to leave now.
+        parked: streams that wait in engines which sleep, by model; they go on once it is active again.
     """
 
     name: str
@@ -61,6 +63,8 @@ class InstanceReport:
     streams: int = 0
     room: int = 0
     cached: Mapping[str, int] = field(default_factory=dict)
+    drain_s: float = 0.0
+    parked: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def active(self) -> str | None:
@@ -90,6 +94,7 @@ class AgentReport:
     door: where its door is, ``unix:PATH`` or ``http://HOST:PORT``.
     plan: term and version of the plan that it follows; ``None`` for none.
     swaps: those that it has measured.
+    held_bytes: host memory that sleeping models hold, by model.
     """
 
     host: str
@@ -97,6 +102,7 @@ class AgentReport:
     instances: tuple[InstanceReport, ...]
     plan: tuple[int, int] | None = None
     swaps: tuple[MeasuredSwap, ...] = ()
+    held_bytes: Mapping[str, int] = field(default_factory=dict)
     kind: str = AGENT
 
 

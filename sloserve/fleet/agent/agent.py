@@ -1,0 +1,185 @@
+"""The agent of a host: its instances, behind one door, and its signs of life in the store."""
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from sloserve.core.clock import Clock, SystemClock
+from sloserve.core.errors import StoreError
+from sloserve.fleet.agent.costs import Costs
+from sloserve.fleet.agent.door_server import DoorServer
+from sloserve.fleet.agent.engine import EngineLimits
+from sloserve.fleet.agent.engine_logs import rotate
+from sloserve.fleet.agent.engine_set import HostParts
+from sloserve.fleet.agent.engine_spec import Launcher, ServedModel
+from sloserve.fleet.agent.instance import Instance, NoDurableWork
+from sloserve.fleet.agent.memory import HostMemory
+from sloserve.fleet.contract.door import DurableWork
+from sloserve.fleet.contract.reports import AgentReport, to_json
+from sloserve.fleet.store.members import Members
+
+logger = logging.getLogger(__name__)
+
+BEAT_S: Final = 1.0
+_UNIX: Final = "unix:"
+_LOGS_EVERY: Final = 10
+"""Beats between looks at the sizes of logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """One host, as its agent is told of it.
+
+    Args:
+        host: its name.
+        device: the kind of its devices.
+        instances: of each its name, and the models that it can serve, by name.
+        environments: of each instance what the environment of its engines has besides: its devices.
+        state_folder: for logs and measured costs; made if it is not there.
+        door: where the door is to be, ``unix:PATH`` or ``http://HOST:PORT``; ``None``: on a socket of its own choice.
+        host_memory_bytes: for weights of models that sleep.
+        drain_max_s: see :class:`sloserve.fleet.file.Switching`.
+    """
+
+    host: str
+    device: str
+    instances: Mapping[str, Mapping[str, ServedModel]]
+    state_folder: Path
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    door: str | None = None
+    host_memory_bytes: int = 0
+    drain_max_s: float = 60.0
+    limits: EngineLimits = EngineLimits()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the process that it is a part of."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Agent:
+    """Of one host. ``async with`` it: then its door is open; at the end all engines have ended.
+
+    Args:
+        members: of the store; ``None`` for none.
+        durable: pulls requests from the store.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        launcher: Launcher,
+        members: Members | None = None,
+        durable: DurableWork | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings, self._launcher, self._members = settings, launcher, members
+        self._durable, self._clock = durable or NoDurableWork(), clock or SystemClock()
+        self._run_folder = Path(tempfile.mkdtemp(prefix="slo-", dir=os.environ.get("XDG_RUNTIME_DIR")))  # 0700
+        self.door = settings.door or f"{_UNIX}{self._run_folder}/door"
+        self._memory = HostMemory(settings.host_memory_bytes)
+        settings.state_folder.mkdir(parents=True, exist_ok=True)
+        self._logs = settings.state_folder / "logs"
+        self._logs.mkdir(exist_ok=True)
+        self._costs = Costs(settings.state_folder / f"swap-costs-{settings.host}.json", settings.device)
+        self.instances: dict[str, Instance] = {}
+        self.plan: Callable[[], tuple[int, int] | None] = lambda: None
+        """Term and version of the plan that is followed; to be set by who follows it."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: uvicorn.Server | None = None
+
+    @property
+    def id(self) -> str:
+        """Under which it gives signs of life."""
+        return f"agent:{self._settings.host}"
+
+    def report(self) -> AgentReport:
+        """What it says of itself, to the store and at its door."""
+        held: dict[str, int] = {}
+        for (_, model), size in self._memory.held.items():
+            held[model] = held.get(model, 0) + size
+        names = dict.fromkeys(name for models in self._settings.instances.values() for name in models)
+        return AgentReport(
+            host=self._settings.host,
+            door=self.door,
+            instances=tuple(instance.report() for instance in self.instances.values()),
+            plan=self.plan(),
+            swaps=self._costs.swaps(names),
+            held_bytes=held,
+        )
+
+    async def __aenter__(self) -> "Agent":
+        settings = self._settings
+        parts = HostParts(
+            self._launcher, self._run_folder, self._logs, self._memory, self._costs, self._clock, limits=settings.limits
+        )
+        for name, models in settings.instances.items():
+            devices = settings.environments.get(name, {})
+            self.instances[name] = Instance(
+                name, settings.device, models, parts, self._durable, settings.drain_max_s, devices
+            )
+        app = DoorServer(self.instances, self.report)
+        config = uvicorn.Config(app, lifespan="off", ws="none", access_log=False, log_config=None)
+        self._server = _Server(config)
+        listening = _listening(self.door)
+        self._tasks = [asyncio.create_task(self._server.serve([listening])), asyncio.create_task(self._beat())]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.should_exit = self._server.force_exit = True
+        await asyncio.gather(*(instance.close() for instance in self.instances.values()))
+        await self._launcher.close()
+        self._tasks[1].cancel()
+        await asyncio.wait(self._tasks)
+        if self._members is not None:
+            await self._told(self._members.leave, self.id)
+        shutil.rmtree(self._run_folder, ignore_errors=True)
+
+    async def _beat(self) -> None:
+        """Signs of life, as long as there is a store to have them. Keeps logs small besides."""
+        beats = 0
+        while True:
+            if self._members is not None:
+                await self._told(self._members.beat, self.id, to_json(self.report()))
+            if beats % _LOGS_EVERY == 0:
+                await asyncio.to_thread(self._rotate_logs)
+            beats += 1
+            await asyncio.sleep(BEAT_S)
+
+    async def _told(self, call: Callable[..., None], *args: object) -> None:
+        try:
+            await asyncio.to_thread(call, *args)
+        except StoreError as error:
+            logger.warning("the store does not hear of agent %s: %s", self.id, error)
+
+    def _rotate_logs(self) -> None:
+        for path in self._logs.glob("*.log"):
+            try:
+                rotate(path)
+            except OSError as error:
+                logger.warning("%s grows: %s", path, error)
+
+
+def _listening(door: str) -> socket.socket:
+    """Connections are taken from now on, and answered once the server runs. Raises: OSError."""
+    if door.startswith(_UNIX):
+        made = socket.socket(socket.AF_UNIX)
+        made.bind(door.removeprefix(_UNIX))
+        made.listen(1024)
+        return made
+    host, _, port = door.removeprefix("http://").rpartition(":")
+    return socket.create_server((host.strip("[]"), int(port)), backlog=1024)

@@ -1,0 +1,70 @@
+"""Whether one model's weights can be read in place of another's: everything but the weights' values is the same."""
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any, Final
+
+from sloserve.fleet.agent.engine_spec import ServedModel
+
+_IGNORED: Final = frozenset({"_name_or_path", "transformers_version", "model_name"})
+"""Of config.json: says where the weights come from."""
+_FILES: Final = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+)
+_MOST_HEADER_BYTES: Final = 100_000_000
+"""The limit of the safetensors format."""
+
+
+def are_alike(one: ServedModel, other: ServedModel) -> bool:
+    """Whether an engine of one can go on as an engine of the other: flags, configuration, dtypes, quantisation,
+    tokenizer, template, generation config, and the name, shape and dtype of each tensor. Only folders can be compared.
+    """
+    if (one.flags, one.environment, one.adapter_of) != (other.flags, other.environment, None) or other.adapter_of:
+        return False
+    build = fingerprint(Path(one.model))
+    return build is not None and build == fingerprint(Path(other.model))
+
+
+def fingerprint(folder: Path) -> str | None:
+    """Of all but the values of the weights. Reads no weights; ``None`` where it is no folder of safetensors."""
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        parts = [json.dumps({k: v for k, v in config.items() if k not in _IGNORED}, sort_keys=True).encode()]
+        for name in _FILES:
+            path = folder / name
+            parts.append(name.encode() + (path.read_bytes() if path.exists() else b"-"))
+        tensors: dict[str, Any] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            tensors |= _tensors(path)
+    except (OSError, ValueError, AttributeError, struct.error):
+        return None
+    if not tensors:
+        return None
+    parts.append(json.dumps(tensors, sort_keys=True).encode())
+    return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    """Dtype and shape by name, from the header. Raises: ValueError where the file is shorter than the header says."""
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        if size > _MOST_HEADER_BYTES:
+            raise ValueError(f"{path}: a header of {size} bytes")
+        header: dict[str, Any] = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    ends = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    if path.stat().st_size < 8 + size + ends:
+        raise ValueError(f"{path}: cut short")
+    return {name: [tensor["dtype"], tensor["shape"]] for name, tensor in header.items()}

@@ -1,0 +1,32 @@
+"""Canary prompts: what each model answered when it was first loaded, to tell an engine that computes garbage.
+
+After a sleep with a fault in it an engine answers, and wrongly; its health does not show it.
+"""
+
+import logging
+
+from sloserve.core.errors import EngineError
+from sloserve.fleet.agent.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+
+class Canaries:
+    """Shared by the instances of a host."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, list[int]] = {}
+
+    async def record(self, engine: Engine, model: str) -> None:
+        """Of an engine that was just started, whose word is taken. Raises: EngineError."""
+        tokens = await engine.canary(model)
+        if self._tokens.setdefault(model, tokens) != tokens:
+            logger.warning("model %s answers the canary prompt otherwise than when it was first loaded", model)
+            self._tokens[model] = tokens
+
+    async def check(self, engine: Engine, model: str) -> None:
+        """Of an engine that was woken or has read weights. Raises: EngineError where it is late or wrong."""
+        if model not in self._tokens:
+            await self.record(engine, model)
+        elif await engine.canary(model) != self._tokens[model]:
+            raise EngineError("it answers the canary prompt otherwise than when it was first loaded")

@@ -1,0 +1,104 @@
+"""What swaps of models have taken on this host, kept in a file so that it outlives the agent.
+
+Each step of a swap is measured by itself: a model that goes to sleep, and one that comes, by its rung. A pair of models
+that was never seen is the sum of its steps. The agent reports both, and the planner takes them over what profiles say.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from sloserve.fleet.agent.rungs import Rung
+from sloserve.fleet.contract.reports import MeasuredSwap
+from sloserve.scheduler.qlm.contract import ModelState
+
+logger = logging.getLogger(__name__)
+
+_LATEST: Final = 0.3
+"""Least weight of the latest measurement in a mean."""
+_SLEEP: Final = "sleep_s"
+_FIELDS: Final = {
+    Rung.WAKE: "wake_s",
+    Rung.RELOAD: "reload_s",
+    Rung.IN_PLACE: "in_place_s",
+    Rung.FORKED: "forked_start_s",
+    Rung.COLD: "start_s",
+    Rung.ADAPTER: "adapter_s",
+}
+
+
+class Costs:
+    """Of one kind of device. path: of the file, which need not exist; one that cannot be read is written anew."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        self._path, self._device = path, device
+        self._steps: dict[str, dict[str, tuple[float, int]]] = {}
+        self._last: dict[str, str] = {}
+        """The step by which a model that was cold came last."""
+        self._read()
+
+    def note_sleep(self, model: str, seconds: float) -> None:
+        """The model has gone to sleep, or has otherwise left the device."""
+        self._note(model, _SLEEP, seconds)
+
+    def note_coming(self, model: str, rung: Rung, seconds: float) -> None:
+        """The model has come, its check included."""
+        if rung is not Rung.WAKE:
+            self._last[model] = _FIELDS[rung]
+        self._note(model, _FIELDS[rung], seconds)
+
+    def sleep_s(self, model: str) -> float | None:
+        """``None`` for what was never measured."""
+        return self._of(model, _SLEEP)
+
+    def coming_s(self, model: str, rung: Rung) -> float | None:
+        return self._of(model, _FIELDS[rung])
+
+    def swaps(self, models: Iterable[str]) -> tuple[MeasuredSwap, ...]:
+        """All swaps between these models whose steps were measured."""
+        names, found = list(models), []
+        for coming in names:
+            ways = ((ModelState.WARM, self.coming_s(coming, Rung.WAKE)), (ModelState.COLD, self._cold_s(coming)))
+            for state, comes_s in ways:
+                for leaving in (None, *names):
+                    leaves_s = 0.0 if leaving is None else self.sleep_s(leaving)
+                    if comes_s is not None and leaves_s is not None and leaving != coming:
+                        found.append(MeasuredSwap(self._device, leaving, coming, state, round(leaves_s + comes_s, 3)))
+        return tuple(found)
+
+    def _cold_s(self, model: str) -> float | None:
+        return self._of(model, self._last[model]) if model in self._last else None
+
+    def _of(self, model: str, step: str) -> float | None:
+        found = self._steps.get(model, {}).get(step)
+        return None if found is None else found[0]
+
+    def _note(self, model: str, step: str, seconds: float) -> None:
+        mean, count = self._steps.setdefault(model, {}).get(step, (0.0, 0))
+        mean += (seconds - mean) * max(1.0 / (count + 1), _LATEST)
+        self._steps[model][step] = mean, count + 1
+        self._write()
+
+    def _read(self) -> None:
+        try:
+            found: Any = json.loads(self._path.read_text())[self._device]
+            self._last = {str(model): str(step) for model, step in found["last"].items()}
+            self._steps = {
+                str(model): {str(step): (float(mean), int(count)) for step, (mean, count) in steps.items()}
+                for model, steps in found["steps"].items()
+            }
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("measured costs of swaps in %s cannot be read, and are measured anew: %s", self._path, error)
+
+    def _write(self) -> None:
+        scratch = self._path.with_suffix(".new")
+        try:
+            scratch.write_text(json.dumps({self._device: {"steps": self._steps, "last": self._last}}, indent=1))
+            os.replace(scratch, self._path)
+        except OSError as error:  # it is measured again after a restart
+            logger.warning("measured costs of swaps are not kept in %s: %s", self._path, error)

@@ -1,0 +1,123 @@
+"""The wire of an agent's door: ``GET /state``, and requests for its instances, passed to their engines as they come.
+
+An ASGI app. Only routes that clients may use pass: what puts an engine to sleep, or changes its weights, is for the
+agent alone. Neither prompts nor replies are logged.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import unquote
+
+from sloserve.core.errors import InvalidRequest
+from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Door, Refusal, Refused
+from sloserve.fleet.contract.reports import AgentReport, to_json
+from sloserve.wire import errors
+from sloserve.wire.asgi import (
+    CLOSE,
+    BodyTooLarge,
+    ClientLeft,
+    Receive,
+    Scope,
+    Send,
+    answer_json,
+    first,
+    identified,
+    read_body,
+    refuse,
+    repeating,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES: Final = 256 << 20
+_INSTANCES: Final = "/instances/"
+_PASSED_ON: Final = ("/v1/", "/inference/", "/tokenize", "/detokenize", "/pooling", "/score", "/rerank", "/classify")
+_KEPT_BACK: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+
+
+class DoorServer:
+    """doors: by the name of the instance. report: what ``GET /state`` says."""
+
+    def __init__(self, doors: Mapping[str, Door], report: Callable[[], AgentReport]) -> None:
+        self._doors, self._report = doors, report
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if scope["path"] == "/state" and scope["method"] == "GET":
+            await answer_json(send, HTTPStatus.OK, to_json(self._report()))
+            return
+        name, path = _split(scope)
+        door = self._doors.get(name)
+        if door is None or path in _KEPT_BACK or not path.startswith(_PASSED_ON):
+            message = f"there are GET /state, and for {', '.join(self._doors)} routes that clients may use"
+            await refuse(send, HTTPStatus.NOT_FOUND, message, headers=[CLOSE])
+            return
+        try:
+            scope, request_id = identified(scope)
+        except InvalidRequest as error:
+            await refuse(send, errors.status(error), str(error), error.param, [CLOSE])
+            return
+        send = repeating(request_id, send)
+        try:
+            body = await read_body(receive, MAX_BODY_BYTES)
+            await _unless_left(receive, self._serve(door, path, scope, body, send))
+        except BodyTooLarge:
+            message = f"request body: more than {MAX_BODY_BYTES} bytes"
+            await refuse(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, headers=[CLOSE])
+        except ClientLeft:
+            return
+        except Refused as refused:
+            logger.info("%s refuses request %s: %s", name, request_id, refused.reason)
+            status = HTTPStatus.BAD_GATEWAY if refused.reason is Refusal.DIED else HTTPStatus.SERVICE_UNAVAILABLE
+            message = f"instance {name} does not take the request: {refused.reason}"
+            await refuse(send, status, message, headers=[(REFUSED_HEADER, refused.reason)])
+        except ConnectionResetError:
+            # The server ends the connection, since the answer is not complete.
+            logger.warning("%s: the answer to request %s broke off", name, request_id)
+
+    async def _serve(self, door: Door, path: str, scope: Scope, body: bytes, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        query = scope.get("query_string", b"").decode("latin-1")
+        model = first(scope["headers"], MODEL_HEADER.encode()).decode()
+        answer = await door.send(scope["method"], f"{path}?{query}" if query else path, headers, body, model=model)
+        try:
+            raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.items()]
+            await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+            async for part in answer.body:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await answer.aclose()
+
+
+async def _unless_left(receive: Receive, serving: Coroutine[None, None, None]) -> None:
+    """Serves; a client that leaves before the end ends that. Raises: as ``serving``."""
+    leaves, serves = asyncio.ensure_future(_leaves(receive)), asyncio.ensure_future(serving)
+    try:
+        await asyncio.wait({leaves, serves}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaves.cancel()
+        if not serves.done():
+            serves.cancel()
+            await asyncio.wait({serves})
+    if not serves.cancelled():
+        serves.result()
+
+
+async def _leaves(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _split(scope: Scope) -> tuple[str, str]:
+    """Name of the instance and route of its engine; both empty where the path is none of an instance's."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    path = raw.partition(b"?")[0].decode("latin-1")
+    if not path.startswith(_INSTANCES):
+        return "", ""
+    name, _, rest = path.removeprefix(_INSTANCES).partition("/")
+    return unquote(name), unquote("/" + rest)

@@ -1,0 +1,135 @@
+"""One engine under an agent: its process, what it holds, and the control calls that change that.
+
+Every call raises EngineError where the engine fails it, or is late; what state it is in then is not known, and it is to
+be killed.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sloserve.core.errors import EngineError
+from sloserve.fleet.agent.engine_client import EngineClient
+from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
+from sloserve.fleet.agent.flights import Flights
+
+_READY_POLL_S: Final = 0.05
+_HEALTH_S: Final = 5.0
+CANARY: Final[Mapping[str, Any]] = {
+    "prompt": "The capital of France is",
+    "max_tokens": 8,
+    "temperature": 0,
+    "ignore_eos": True,
+    "return_token_ids": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """How many seconds an engine may take, before it is killed.
+
+    start_s: until it answers. control_s: for a sleep, a wake or a reload. canary_s: for the first reply after one.
+    """
+
+    start_s: float = 1800.0
+    control_s: float = 300.0
+    canary_s: float = 60.0
+
+
+class Engine:
+    """A running one. model: whose weights it holds, or held before it slept at level 2."""
+
+    def __init__(
+        self, model: ServedModel, process: EngineProcess, client: EngineClient, limits: EngineLimits = EngineLimits()
+    ) -> None:
+        self.model, self.process, self.client = model, process, client
+        self.level = 0
+        """Of its sleep; 0 is awake."""
+        self.parked = 0
+        """Requests that it keeps over its sleep."""
+        self.adapters: set[str] = set()
+        self.flights = Flights()
+        self.ended = asyncio.create_task(process.wait())
+        self._limits = limits
+
+    @property
+    def serves(self) -> set[str]:
+        """Names of models that requests may ask it for."""
+        return {self.model.name, *self.adapters}
+
+    async def ready(self) -> None:
+        """Waits until it answers."""
+        try:
+            async with asyncio.timeout(self._limits.start_s):
+                while not self.ended.done():
+                    with suppress(EngineError):
+                        await self.client.call("GET", "/health", limit_s=_HEALTH_S)
+                        return
+                    await asyncio.wait({self.ended}, timeout=_READY_POLL_S)
+        except TimeoutError:
+            raise EngineError(f"it did not start within {self._limits.start_s:g} s") from None
+        raise EngineError(f"it ended with status {self.ended.result()} before it served")
+
+    async def is_healthy(self) -> bool:
+        """Whether it says so: a sleeping engine, or one that computes garbage, says so too."""
+        try:
+            await self.client.call("GET", "/health", limit_s=_HEALTH_S)
+        except EngineError as error:
+            return "no answer" in str(error)  # a busy one is late
+        return True
+
+    async def sleep(self, level: int) -> None:
+        """Requests that run end before; there are to be none that take long."""
+        await self._call("/sleep", level=level, mode="wait")
+        self.level = level
+
+    async def park(self) -> int:
+        """Sleeps at level 1 with its requests kept, and their streams open. Returns: how many."""
+        parked = await self._call("/sloserve/park", {"level": 1})
+        self.level, self.parked = 1, sum(rank["requests"] for rank in parked)
+        return self.parked
+
+    async def wake(self) -> None:
+        """From either level; what was parked goes on."""
+        if self.level == 2:
+            await self._call("/wake_up", tags="weights")
+            await self._call("/collective_rpc", {"method": "reload_weights"})
+            await self._call("/wake_up", tags="kv_cache")
+        elif self.parked:
+            await self._call("/sloserve/unpark")
+        else:
+            await self._call("/wake_up")
+        self.level = self.parked = 0
+
+    async def become(self, model: ServedModel) -> None:
+        """Reads the weights of a model that is built alike, in place of its own, and takes its name."""
+        await self._call("/sloserve/reload", {"weights_path": model.model, "model": model.name})
+        self.model = model
+
+    async def load_adapter(self, model: ServedModel) -> None:
+        await self._call("/v1/load_lora_adapter", {"lora_name": model.name, "lora_path": model.model})
+        self.adapters.add(model.name)
+
+    async def canary(self, model: str) -> list[int]:
+        """Greedy tokens after a fixed prompt."""
+        body = {**CANARY, "model": model}
+        answer = await self.client.call("POST", "/v1/completions", body, limit_s=self._limits.canary_s)
+        try:
+            return [int(token) for token in answer["choices"][0]["token_ids"]]
+        except (LookupError, TypeError, ValueError) as error:
+            raise EngineError(f"its answer to the canary prompt is no completion: {error!r}") from None
+
+    def kill(self) -> None:
+        """At once, with all of its processes."""
+        self.process.kill()
+
+    async def buried(self) -> None:
+        """Kills it, and waits until it is gone."""
+        self.kill()
+        await self.ended
+        await self.client.close()
+
+    async def _call(self, path: str, body: Any = None, **params: str | int) -> Any:
+        return await self.client.call("POST", path, body, limit_s=self._limits.control_s, **params)

@@ -1,0 +1,136 @@
+"""HTTP to one engine, on its unix socket: requests, whose answers are passed on as they come, and control calls."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from sloserve.core.errors import EngineError
+from sloserve.fleet.contract.door import MODEL_HEADER, Refusal, Refused
+
+_URL: Final = "http://engine"
+_CONNECT_S: Final = 5.0
+_SHOWN_BYTES: Final = 300
+"""Of an engine's error in ours."""
+_LEFT_OUT: Final = frozenset(
+    {"connection", "keep-alive", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"}
+    | {"host", "content-length", "authorization", "accept-encoding", MODEL_HEADER}
+)
+"""Of a hop alone, written anew for the next, or not for engines to see: keys are the gateway's business."""
+_BROKEN: Final = (aiohttp.ClientError, OSError, EOFError, asyncio.TimeoutError)
+
+
+class EngineClient:
+    """Of the engine at ``socket``, whose admin routes ``admin_key`` opens. To be closed.
+
+    Each request has a connection of its own: an engine closes idle ones when it likes, and one that is closed as a
+    request is sent looks like an engine that died of it.
+    """
+
+    def __init__(self, socket: Path, admin_key: str) -> None:
+        self._socket, self._admin = socket, {"authorization": f"Bearer {admin_key}"}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(self, method: str, path: str, body: Any = None, *, limit_s: float, **params: str | int) -> Any:
+        """A control call, and its answer's JSON; ``None`` where it has another body, or none.
+
+        Raises: EngineError for another status than 200, no answer within ``limit_s`` seconds, or a broken connection.
+        """
+        shown = f"{method} {path}"
+        headers = self._admin if path.startswith("/sloserve/") else {}
+        try:
+            async with asyncio.timeout(limit_s):
+                async with self._open().request(
+                    method, _URL + path, json=body, params=params, headers=headers
+                ) as answer:
+                    text = await answer.text()
+                    if answer.status != 200:
+                        raise EngineError(f"{shown}: status {answer.status}: {text[:_SHOWN_BYTES]}")
+                    return json.loads(text) if text and answer.content_type == "application/json" else None
+        except TimeoutError:
+            raise EngineError(f"{shown}: no answer within {limit_s:g} s") from None
+        except (*_BROKEN, ValueError) as error:
+            raise EngineError(f"{shown}: {str(error) or type(error).__name__}") from error
+
+    async def send(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, ended: Callable[[bool], None]
+    ) -> "EngineAnswer":
+        """Passes a request on. ended: called once when it has, with whether the engine broke it off.
+
+        Raises: Refused with ``DIED`` where the engine breaks off before its answer begins.
+        """
+        kept = {name: value for name, value in headers.items() if name.lower() not in _LEFT_OUT}
+        try:
+            answer = await self._open().request(method, _URL + path, data=body, headers=kept)
+        except _BROKEN:
+            ended(True)
+            raise Refused(Refusal.DIED) from None
+        except BaseException:
+            ended(False)
+            raise
+        return EngineAnswer(answer, ended)
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(str(self._socket), limit=0, force_close=True),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+                auto_decompress=False,
+                read_bufsize=1 << 18,
+                skip_auto_headers=("user-agent", "accept", "accept-encoding"),
+            )
+        return self._session
+
+
+class EngineAnswer(AsyncIterator[bytes]):
+    """What an engine answers: an iterator over the body, to be closed.
+
+    Raises from ``__anext__``: ConnectionResetError where the engine breaks off, or the request was ended.
+    """
+
+    def __init__(self, answer: aiohttp.ClientResponse, ended: Callable[[bool], None]) -> None:
+        self._answer, self._ended = answer, ended
+        self._over = self._whole = False
+        self.parts = 0
+        self.status = answer.status
+        self.headers = {name.lower(): value for name, value in answer.headers.items() if name.lower() not in _LEFT_OUT}
+        if "content-length" in answer.headers:
+            self.headers["content-length"] = answer.headers["content-length"]
+
+    async def __anext__(self) -> bytes:
+        if self._whole:
+            raise StopAsyncIteration
+        if self._over:
+            raise ConnectionResetError("the request was ended")
+        try:
+            part = await self._answer.content.readany()
+        except _BROKEN as error:
+            self._end(broken=True)
+            raise ConnectionResetError(str(error) or "the engine broke off its answer") from error
+        if not part:
+            self._whole = True
+            self._end(broken=False)
+            raise StopAsyncIteration
+        self.parts += 1
+        return part
+
+    async def aclose(self) -> None:
+        """Ends the request in the engine, if it has not ended."""
+        self.close()
+
+    def close(self) -> None:
+        """As :meth:`aclose`. Who reads the body meanwhile gets ConnectionResetError."""
+        self._end(broken=False)
+
+    def _end(self, *, broken: bool) -> None:
+        if not self._over:
+            self._over = True
+            self._answer.close()
+            self._ended(broken)

@@ -1,0 +1,270 @@
+"""The engines of one instance: one is active, others sleep. Brings a model by the cheapest rung that is valid."""
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sloserve.core.clock import Clock
+from sloserve.core.errors import EngineError
+from sloserve.fleet.agent.alike import are_alike
+from sloserve.fleet.agent.canaries import Canaries
+from sloserve.fleet.agent.costs import Costs
+from sloserve.fleet.agent.engine import Engine, EngineLimits
+from sloserve.fleet.agent.engine_client import EngineClient
+from sloserve.fleet.agent.engine_logs import log_path
+from sloserve.fleet.agent.engine_spec import EngineSpec, Launcher, ServedModel
+from sloserve.fleet.agent.memory import HostMemory
+from sloserve.fleet.agent.rungs import Rung, Situation, choose
+from sloserve.scheduler.qlm.contract import ModelState
+from sloserve.settings import ADMIN_KEY
+
+logger = logging.getLogger(__name__)
+
+_ABORT_S: Final = 5.0
+_MOST_EMPTY: Final = 2
+"""Engines of an instance that sleep without weights: each still holds a process and a context on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostParts:
+    """What the instances of a host share.
+
+    Args:
+        run_folder: of sockets, for this user alone; a short path, since a socket's has at most 107 bytes.
+        log_folder: of engines' logs.
+    """
+
+    launcher: Launcher
+    run_folder: Path
+    log_folder: Path
+    memory: HostMemory
+    costs: Costs
+    clock: Clock
+    canaries: Canaries = field(default_factory=Canaries)
+    limits: EngineLimits = EngineLimits()
+    sockets: "itertools.count[int]" = field(default_factory=itertools.count)
+
+
+class EngineSet:
+    """Engines of ``instance``.
+
+    died: called with each that ends by itself, before it is forgotten. environment: of all of them.
+    """
+
+    def __init__(
+        self,
+        instance: str,
+        models: Mapping[str, ServedModel],
+        host: HostParts,
+        died: Callable[[Engine], None],
+        environment: Mapping[str, str],
+    ) -> None:
+        self._environment = environment
+        self._instance, self._models, self._host, self._died = instance, models, host, died
+        self.active: Engine | None = None
+        self.wish: tuple[str, ...] | None = None
+        """Models to keep in host memory, the most needed first; ``None`` before anything was said."""
+        self._engines: list[Engine] = []
+        self._watching: set[asyncio.Task[None]] = set()
+
+    def state(self, name: str) -> ModelState:
+        """Where the model's weights are; also of one that is active."""
+        model = self._models[name]
+        engine = self._holder(model)
+        if engine is None or engine.level == 2 or (model.adapter_of and name not in engine.adapters):
+            return ModelState.COLD
+        return ModelState.ACTIVE if engine is self.active and model.adapter_of is None else ModelState.WARM
+
+    @property
+    def parked(self) -> dict[str, int]:
+        """Streams that wait in sleeping engines, by model."""
+        return {e.model.name: len(e.flights) for e in self._engines if e is not self.active and len(e.flights)}
+
+    def expected(self, model: ServedModel) -> tuple[Rung, float]:
+        """By which rung it would come now, and in how many seconds."""
+        at, costs = self._situation(model), self._host.costs
+        leaves_s = 0.0 if self.active is None else costs.sleep_s(self.active.model.name) or 1.0
+        return choose(at, lambda rung: costs.coming_s(model.name, rung), leaves_s)
+
+    async def bring(self, model: ServedModel) -> Rung:
+        """Has the model take the active one's place, whose requests have ended or are parked.
+
+        A rung that fails is followed by the start of a new engine. Raises: EngineError where that fails too; then none
+        is active, unless an adapter was to be loaded.
+        """
+        rung, _ = self.expected(model)
+        try:
+            await self._come(model, rung)
+        except EngineError as error:
+            if rung in (Rung.ADAPTER, Rung.FORKED, Rung.COLD):
+                raise
+            logger.warning("%s: model %s does not come by rung %s: %s", self._instance, model.name, rung, error)
+            await self._remove(self._holder(model) or self.active)
+            rung = Rung.FORKED
+            await self._come(model, rung)
+        return rung
+
+    async def keep(self, names: tuple[str, ...]) -> None:
+        """Ends engines that sleep with weights of other models. Such as keep requests stay."""
+        self.wish = names
+        for engine in [e for e in self._engines if e is not self.active and e.level == 1]:
+            if engine.model.name not in names and not len(engine.flights):
+                await self._remove(engine)
+
+    async def close(self) -> None:
+        """Ends all engines."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*(self._remove(engine) for engine in list(self._engines)))
+
+    # Coming.
+
+    async def _come(self, model: ServedModel, rung: Rung) -> None:
+        host, base = self._host, self._base(model)
+        if rung not in (Rung.ADAPTER, Rung.IN_PLACE) and self.active is not None:
+            await self._leave(self.active)
+        begun_s = host.clock.monotonic_s()
+        engine = self.active if rung in (Rung.ADAPTER, Rung.IN_PLACE) else self._holder(base)
+        if rung is Rung.IN_PLACE:
+            assert engine is not None
+            await engine.become(base)
+        elif rung in (Rung.WAKE, Rung.RELOAD):
+            assert engine is not None
+            await engine.wake()
+            host.memory.free(self._instance, base.name)
+        elif rung is not Rung.ADAPTER:
+            engine = await self._start(base)
+            rung = Rung.FORKED if engine.process.is_forked else Rung.COLD
+        assert engine is not None
+        self.active = engine
+        try:
+            if rung is not Rung.ADAPTER:
+                check = host.canaries.record if rung in (Rung.FORKED, Rung.COLD) else host.canaries.check
+                await check(engine, base.name)
+            if model is not base and model.name not in engine.adapters:
+                await engine.load_adapter(model)
+                await host.canaries.check(engine, model.name)
+        except EngineError:
+            if rung in (Rung.FORKED, Rung.COLD):
+                await self._remove(engine)
+            raise
+        seconds = host.clock.monotonic_s() - begun_s
+        host.costs.note_coming(model.name, rung, seconds)
+        logger.info("%s: model %s came by rung %s in %.2f s", self._instance, model.name, rung, seconds)
+
+    async def _start(self, model: ServedModel) -> Engine:
+        host, key = self._host, secrets.token_urlsafe(16)
+        has_adapters = any(other.adapter_of == model.name for other in self._models.values())
+        environment = {**self._environment, **model.environment, "VLLM_SERVER_DEV_MODE": "1", ADMIN_KEY: key}
+        environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if has_adapters else {}
+        socket = host.run_folder / f"{next(host.sockets)}.sock"
+        arguments = [model.model, "--uds", str(socket), "--served-model-name", model.name]
+        arguments += [*(["--enable-lora"] if has_adapters else []), *model.flags]
+        log = log_path(host.log_folder, self._instance, model.name)
+        try:
+            process = await host.launcher.launch(EngineSpec(tuple(arguments), environment, socket, log))
+        except OSError as error:
+            raise EngineError(f"model {model.name} cannot be started: {error}") from error
+        engine = Engine(model, process, EngineClient(socket, key), host.limits)
+        self._engines.append(engine)
+        watching = asyncio.create_task(self._watch(engine))
+        self._watching.add(watching)
+        watching.add_done_callback(self._watching.discard)
+        try:
+            await engine.ready()
+        except EngineError as error:
+            await self._remove(engine)
+            raise EngineError(f"model {model.name} does not start: {error}; its log is {log}") from error
+        return engine
+
+    # Leaving.
+
+    async def _leave(self, engine: Engine) -> None:
+        """What still runs is parked where there is room for the weights, and else aborted. Never raises."""
+        begun_s, name = self._host.clock.monotonic_s(), engine.model.name
+        self.active = None
+        try:
+            keeps = await self._make_room(engine)
+            if len(engine.flights) and keeps:
+                parked = await engine.park()
+                logger.info("%s: %d requests of model %s are parked", self._instance, parked, name)
+            else:
+                engine.flights.abort()
+                await engine.flights.empty(_ABORT_S)
+                await engine.sleep(1 if keeps else 2)
+            if keeps:
+                self._host.memory.hold(self._instance, name, engine.model.weights_bytes)
+            await self._limit_empty()
+        except EngineError as error:
+            logger.warning("%s: model %s does not sleep, and its engine is killed: %s", self._instance, name, error)
+            await self._remove(engine)
+        self._host.costs.note_sleep(name, self._host.clock.monotonic_s() - begun_s)
+
+    async def _make_room(self, engine: Engine) -> bool:
+        """Whether the weights stay in host memory; sleeping models that are wanted less give way."""
+        memory, weights_bytes = self._host.memory, engine.model.weights_bytes
+        names = self.wish if self.wish is not None else tuple(self._models)
+        if engine.model.name not in names and not len(engine.flights):
+            return False
+        later = names[names.index(engine.model.name) + 1 :] if engine.model.name in names else names
+        asleep = [e for e in self._engines if e.level == 1 and not len(e.flights)]
+        for other in sorted(asleep, key=lambda e: names.index(e.model.name) if e.model.name in names else len(names))[
+            ::-1
+        ]:
+            if memory.has_room(weights_bytes):
+                break
+            if other.model.name in later or other.model.name not in names:
+                await self._remove(other)
+        return memory.has_room(weights_bytes)
+
+    async def _limit_empty(self) -> None:
+        for engine in [e for e in self._engines if e.level == 2][:-_MOST_EMPTY]:
+            await self._remove(engine)
+
+    async def _remove(self, engine: Engine | None) -> None:
+        if engine is not None and engine in self._engines:
+            self._forget(engine)
+            await engine.buried()
+
+    def _forget(self, engine: Engine) -> None:
+        self._engines.remove(engine)
+        self._host.memory.free(self._instance, engine.model.name)
+        if self.active is engine:
+            self.active = None
+
+    async def _watch(self, engine: Engine) -> None:
+        await asyncio.wait({engine.ended})
+        if engine in self._engines:
+            engine.kill()  # what it has left behind
+            self._died(engine)
+            self._forget(engine)
+            await engine.client.close()
+
+    # What there is.
+
+    def _base(self, model: ServedModel) -> ServedModel:
+        return model if model.adapter_of is None else self._models[model.adapter_of]
+
+    def _holder(self, model: ServedModel) -> Engine | None:
+        name = self._base(model).name
+        return next((engine for engine in self._engines if engine.model.name == name), None)
+
+    def _situation(self, model: ServedModel) -> Situation:
+        base, active = self._base(model), self.active
+        holder = self._holder(base)
+        return Situation(
+            base_is_active=active is not None and holder is active,
+            is_alike=active is not None
+            and not len(active.flights)
+            and base is model
+            and not active.adapters
+            and are_alike(active.model, model),
+            sleeps_at=None if holder is None or holder is active else holder.level,
+            can_fork=True,
+            weights_bytes=model.weights_bytes,
+        )

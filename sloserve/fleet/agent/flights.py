@@ -1,0 +1,139 @@
+"""The requests that one instance has, as far as a door sees them: how many, how long they will take, and their end."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from sloserve.fleet.agent.engine_client import EngineAnswer
+from sloserve.scheduler.qlm.contract import RunningSums
+
+_BYTES_PER_TOKEN: Final = 4.0
+"""Of a prompt in English; a door does not tokenize."""
+_USUAL_TOKENS: Final = 200.0
+"""Of a reply, before any has ended."""
+_LEARNING: Final = 0.05
+
+
+class _Stated(msgspec.Struct):
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stream: bool = False
+
+
+_DECODER: Final = msgspec.json.Decoder(_Stated)
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One request. begun_s: monotonic. answer: once it has begun."""
+
+    model: str
+    durable: bool
+    prompt_tokens: float
+    max_tokens: int | None
+    streams: bool
+    begun_s: float
+    answer: EngineAnswer | None = None
+    cancel: Callable[[], object] = field(default=lambda: None)
+    """Before its answer has begun."""
+    aborted: bool = False
+
+    @property
+    def parts(self) -> int:
+        """Of its answer so far; of a stream about as many as tokens."""
+        return 0 if self.answer is None else self.answer.parts
+
+    def abort(self) -> None:
+        """Ends it in the engine."""
+        self.aborted = True
+        if self.answer is None:
+            self.cancel()
+        else:
+            self.answer.close()
+
+
+def flight_of(model: str, durable: bool, body: bytes, now_s: float) -> Flight:
+    """Of a request with this body; one that cannot be read is the engine's to refuse."""
+    try:
+        stated = _DECODER.decode(body)
+    except msgspec.DecodeError:
+        stated = _Stated()
+    limit = stated.max_completion_tokens or stated.max_tokens
+    return Flight(model, durable, len(body) / _BYTES_PER_TOKEN, limit, stated.stream, now_s)
+
+
+class Flights:
+    """All of one instance. Learns how long replies are, and how fast they come."""
+
+    def __init__(self) -> None:
+        self._flights: set[Flight] = set()
+        self._broken = 0
+        self._tokens, self._s_per_token = _USUAL_TOKENS, 0.02
+        self._fewer = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    @property
+    def streams(self) -> int:
+        """Those of clients; those that broke off count until it is known what became of their engine."""
+        return sum(not flight.durable for flight in self._flights) + self._broken
+
+    def begin(self, flight: Flight) -> None:
+        self._flights.add(flight)
+
+    def ended(self, flight: Flight, now_s: float, *, broken: bool) -> None:
+        self._flights.discard(flight)
+        self._broken += broken and not flight.durable
+        if flight.streams and flight.parts > 1:
+            self._tokens += _LEARNING * (flight.parts - self._tokens)
+            self._s_per_token += _LEARNING * ((now_s - flight.begun_s) / flight.parts - self._s_per_token)
+        self._fewer.set()
+
+    def settle(self) -> None:
+        """What became of the engine of those that broke off is known."""
+        self._broken = 0
+
+    def abort(self, *, durable_only: bool = False) -> None:
+        """Ends all in the engine."""
+        for flight in list(self._flights):
+            if flight.durable or not durable_only:
+                flight.abort()
+
+    async def empty(self, limit_s: float) -> bool:
+        """Whether all have ended within ``limit_s`` seconds."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._flights:
+                    self._fewer.clear()
+                    await self._fewer.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def sums(self) -> RunningSums:
+        """What they are and may still take."""
+        left = [self._left(flight) for flight in self._flights]
+        begun = [flight for flight in self._flights if flight.parts]
+        return RunningSums(
+            requests=len(self._flights),
+            prefill_tokens=sum(f.prompt_tokens for f in self._flights if not f.parts),
+            context_tokens=sum(f.prompt_tokens + f.parts for f in begun),
+            output_tokens=sum(left),
+            output_tokens2=sum(2.0 * tokens * tokens for tokens in left),  # as of an exponential distribution
+            longest_output_tokens=max(left, default=0.0),
+        )
+
+    @property
+    def drain_s(self) -> float:
+        """Until all streams are expected to have ended; durable requests are aborted sooner."""
+        return max((self._left(f) for f in self._flights if not f.durable), default=0.0) * self._s_per_token
+
+    def _left(self, flight: Flight) -> float:
+        """Tokens that it is expected to have left: a reply longer than usual is expected to double."""
+        expected = max(self._tokens - flight.parts, flight.parts if flight.parts > self._tokens else 1.0)
+        most = float("inf") if flight.max_tokens is None else max(flight.max_tokens - flight.parts, 1)
+        return min(expected, most)

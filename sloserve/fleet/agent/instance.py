@@ -1,0 +1,242 @@
+"""One instance of an agent's: the door to its engines, and the model that serves.
+
+    EMPTY ──activate──▶ SWAPPING ──▶ SERVING ──activate──▶ DRAINING ──▶ SWAPPING ──▶ SERVING
+                           │            │ engine dies          │
+                           └──fails──▶ FAILED ──new engine─────┴──▶ SERVING
+
+One transition runs at a time. From its begin to its end every request is refused: a paused engine would queue it in
+silence. An adapter of the active model comes without a transition.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Final
+
+from sloserve.core.errors import EngineError
+from sloserve.fleet.agent.engine import Engine
+from sloserve.fleet.agent.engine_set import EngineSet, HostParts
+from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.flights import flight_of
+from sloserve.fleet.agent.rungs import Rung
+from sloserve.fleet.contract.door import Answer, DurableWork, Refusal, Refused
+from sloserve.fleet.contract.reports import InstanceReport, Phase
+from sloserve.scheduler.qlm.contract import ModelState, RunningSums
+
+logger = logging.getLogger(__name__)
+
+HEALTH_EVERY_S: Final = 1.0
+_RETRY_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Between starts of an engine that does not start; the last again and again."""
+_QUEUED: Final = 1.25
+"""An engine is given so many times what it runs at once, so that its scheduler has requests to choose from."""
+_LEAVING_S: Final = 5.0
+"""Durable work that has not left by then, beyond its limit, is aborted."""
+
+
+class NoDurableWork:
+    """An agent that pulls nothing."""
+
+    async def leave(self, instance: str, limit_s: float) -> None:
+        """There is nothing to give back."""
+
+    def came(self, instance: str) -> None:
+        """There is nothing to pull."""
+
+    def died(self, instance: str) -> None:
+        """Nothing was lost."""
+
+
+class Instance:
+    """A :class:`~sloserve.fleet.contract.door.Door`. models: those that it can serve. To be closed.
+
+    drain_max_s: streams that take longer to end are parked when their model leaves. environment: of its engines.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: str,
+        models: Mapping[str, ServedModel],
+        host: HostParts,
+        durable: DurableWork,
+        drain_max_s: float = 60.0,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._name, self._device, self._models, self._clock = name, device, models, host.clock
+        self._durable, self._drain_max_s = durable, drain_max_s
+        self._engines = EngineSet(name, models, host, self._died, environment)
+        self._phase = Phase.EMPTY
+        self._active: str | None = None
+        self._since_s = self._ready_s = 0.0
+        self._switching = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawn(self._watch_health())
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def report(self) -> InstanceReport:
+        engine, now_s = self._engines.active, self._clock.monotonic_s()
+        serves = self._phase is Phase.SERVING and engine is not None
+        models = {name: self._engines.state(name) for name in self._models}
+        for name, state in models.items():
+            if state is ModelState.ACTIVE and name != self._active:
+                models[name] = ModelState.WARM
+        if self._active is not None:
+            models[self._active] = ModelState.ACTIVE
+        return InstanceReport(
+            name=self._name,
+            device=self._device,
+            phase=self._phase,
+            models=models,
+            active_for_s=max(now_s - self._since_s, 0.0) if serves else None,
+            ready_in_s=0.0 if serves or self._phase is Phase.EMPTY else max(self._ready_s - now_s, 0.1),
+            running=engine.flights.sums() if engine else RunningSums(),
+            streams=engine.flights.streams if engine else 0,
+            room=max(self._limit(engine) - len(engine.flights), 0) if engine and serves else 0,
+            drain_s=min(engine.flights.drain_s, self._drain_max_s) if engine else 0.0,
+            parked=self._engines.parked,
+        )
+
+    async def send(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, model: str, durable: bool = False
+    ) -> Answer:
+        engine = self._engine_for(model)
+        flight = flight_of(model, durable, body, self._clock.monotonic_s())
+
+        def ended(broken: bool) -> None:
+            engine.flights.ended(flight, self._clock.monotonic_s(), broken=broken)
+            if broken:
+                self._spawn(self._check_health(engine))
+
+        engine.flights.begin(flight)
+        sending = asyncio.ensure_future(engine.client.send(method, path, headers, body, ended))
+        flight.cancel = sending.cancel
+        try:
+            flight.answer = await sending
+        except asyncio.CancelledError:
+            if flight.aborted:
+                raise Refused(Refusal.DIED) from None
+            raise
+        return Answer(flight.answer.status, flight.answer.headers, flight.answer)
+
+    async def activate(self, model: str) -> bool:
+        if self._switching.locked() or model not in self._models:
+            return False
+        async with self._switching:
+            if self._phase is Phase.SERVING and self._active == model:
+                return True
+            return await self._switch(self._models[model])
+
+    async def keep_warm(self, models: tuple[str, ...]) -> None:
+        self._engines.wish = models
+        if not self._switching.locked():
+            async with self._switching:
+                await self._engines.keep(models)
+
+    async def close(self) -> None:
+        """Ends all engines."""
+        for task in list(self._tasks):
+            task.cancel()
+        self._phase = Phase.EMPTY
+        await self._engines.close()
+
+    # Transitions.
+
+    async def _switch(self, model: ServedModel) -> bool:
+        rung, seconds = self._engines.expected(model)
+        if rung is not Rung.ADAPTER:
+            await self._drain(model.name, seconds)
+        try:
+            await self._engines.bring(model)
+        except EngineError as error:
+            logger.error("%s: %s", self._name, error)
+            if self._engines.active is not None:  # an adapter that cannot be loaded
+                return False
+            self._phase, self._active = Phase.FAILED, model.name
+            self._spawn(self._recover(model))
+            return False
+        self._phase, self._active, self._since_s = Phase.SERVING, model.name, self._clock.monotonic_s()
+        self._durable.came(self._name)
+        return True
+
+    async def _drain(self, coming: str, swap_s: float) -> None:
+        """Until nothing runs, or what runs has had its time. Requests are refused from the call on."""
+        engine, begun_s = self._engines.active, self._clock.monotonic_s()
+        if engine is not None:
+            self._phase, drain_s = Phase.DRAINING, min(engine.flights.drain_s, self._drain_max_s)
+            self._ready_s = begun_s + drain_s + swap_s
+            leaving = asyncio.ensure_future(self._durable.leave(self._name, self._drain_max_s))
+            await engine.flights.empty(self._drain_max_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(
+                    leaving, max(begun_s + self._drain_max_s - self._clock.monotonic_s(), 0.0) + _LEAVING_S
+                )
+            engine.flights.abort(durable_only=True)
+        self._phase, self._active = Phase.SWAPPING, coming
+        self._ready_s = self._clock.monotonic_s() + swap_s
+
+    async def _recover(self, model: ServedModel) -> None:
+        """Starts an engine for the model again and again, until it serves or another does."""
+        for attempt in range(1_000_000):
+            async with self._switching:
+                if self._phase is not Phase.FAILED:
+                    return
+                self._ready_s = self._clock.monotonic_s() + self._engines.expected(model)[1]
+                with suppress(EngineError):
+                    await self._engines.bring(model)
+                    self._phase, self._since_s = Phase.SERVING, self._clock.monotonic_s()
+                    self._durable.came(self._name)
+                    return
+            await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
+
+    # Deaths.
+
+    def _died(self, engine: Engine) -> None:
+        logger.warning("%s: the engine of model %s has died", self._name, engine.model.name)
+        if engine is not self._engines.active or self._phase is Phase.SWAPPING:
+            return  # one that sleeps; or whoever waits for it is told
+        self._durable.died(self._name)
+        engine.flights.settle()
+        if self._phase is Phase.SERVING and self._active is not None:
+            self._phase = Phase.FAILED
+            self._spawn(self._recover(self._models[self._active]))
+
+    async def _watch_health(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_EVERY_S)
+            engine = self._engines.active
+            if engine is not None and self._phase is Phase.SERVING:
+                await self._check_health(engine)
+
+    async def _check_health(self, engine: Engine) -> None:
+        """An engine whose core is dead may still be there to say so."""
+        if await engine.is_healthy():
+            engine.flights.settle()
+        elif engine is self._engines.active and self._phase in (Phase.SERVING, Phase.DRAINING):
+            engine.kill()
+
+    def _engine_for(self, model: str) -> Engine:
+        engine = self._engines.active
+        if self._phase in (Phase.DRAINING, Phase.SWAPPING):
+            raise Refused(Refusal.SWITCHING)
+        if self._phase is Phase.FAILED:
+            raise Refused(Refusal.FAILED)
+        if engine is None or model not in engine.serves:
+            raise Refused(Refusal.OTHER_MODEL)
+        if len(engine.flights) >= self._limit(engine):
+            raise Refused(Refusal.FULL)
+        return engine
+
+    @staticmethod
+    def _limit(engine: Engine | None) -> int:
+        return 0 if engine is None else round(_QUEUED * engine.model.max_num_seqs)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

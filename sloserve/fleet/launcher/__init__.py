@@ -1,0 +1,1 @@
+"""Starts engines for an agent, as processes that die with it."""

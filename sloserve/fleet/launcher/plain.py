@@ -1,0 +1,86 @@
+"""Engines started from nothing, each by a command of its own."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from sloserve.fleet.agent.engine_spec import EngineSpec
+
+SERVE: Final = ("sloserve.cli", "serve")
+"""The module that is run, and its first arguments."""
+
+
+class StartedProcess:
+    """A child of this process that leads a group of its own, which ends with it."""
+
+    is_forked = False
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process, self._gone = process, False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        status = await self._process.wait()
+        self.kill()  # what it has left behind
+        self._gone = True
+        return status
+
+    def kill(self) -> None:
+        if not self._gone:
+            kill_group(self.pid)
+
+
+class PlainLauncher:
+    """A :class:`~sloserve.fleet.agent.engine_spec.Launcher`. command: a module and its first arguments."""
+
+    def __init__(self, command: Sequence[str] = SERVE) -> None:
+        self._command = command
+        self._started: set[StartedProcess] = set()
+
+    async def launch(self, spec: EngineSpec) -> StartedProcess:
+        started = StartedProcess(
+            await start([*self._command, *spec.arguments], spec.log, spec.environment, stdin=None, stdout=None)
+        )
+        self._started.add(started)
+        return started
+
+    async def close(self) -> None:
+        for started in self._started:
+            started.kill()
+        await asyncio.gather(*(started.wait() for started in self._started))
+
+
+async def start(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], stdin: int | None, stdout: int | None
+) -> asyncio.subprocess.Process:
+    """Runs a Python module that dies with this process. To be called in its main thread: it is that thread's child.
+
+    stdin, stdout: as for asyncio; ``None``: from nowhere, and to the log.
+    """
+    with log.open("ab") as file:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "sloserve.fleet.launcher.child",
+            str(os.getpid()),
+            *command,
+            env={**os.environ, **environment},
+            stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
+            stdout=file if stdout is None else stdout,
+            stderr=file,
+            start_new_session=True,
+        )
+
+
+def kill_group(leader: int) -> None:
+    """Ends all processes of a group, at once; nothing where there are none."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)

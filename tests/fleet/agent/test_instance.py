@@ -1,0 +1,272 @@
+"""An agent with stand-in engines: which model serves, what becomes of streams, and what is refused."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from sloserve.fleet.agent.agent import Agent, AgentSettings
+from sloserve.fleet.agent.engine import EngineLimits
+from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.instance import Instance
+from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused
+from sloserve.fleet.contract.reports import Phase, agent_report
+from sloserve.scheduler.qlm.contract import ModelState
+from tests.fleet.stand_in.engine import POISON, reply
+from tests.fleet.stand_in.launcher import InLoopLauncher
+
+ACTIVE, WARM, COLD = ModelState.ACTIVE, ModelState.WARM, ModelState.COLD
+MODELS = {name: ServedModel(name, name, weights_bytes=10, max_num_seqs=4) for name in ("chat", "code", "legal")}
+MODELS["polite"] = ServedModel("polite", "/adapters/polite", adapter_of="chat")
+Test = Callable[[Agent, Instance, InLoopLauncher], Awaitable[None]]
+
+
+class Durable:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def leave(self, instance: str, limit_s: float) -> None:
+        self.told.append("leave")
+
+    def came(self, instance: str) -> None:
+        self.told.append("came")
+
+    def died(self, instance: str) -> None:
+        self.told.append("died")
+
+
+def run(
+    folder: Path,
+    test: Test,
+    *,
+    memory: int = 20,
+    step_s: float = 0.0,
+    drain_max_s: float = 5.0,
+    control_s: float = 5.0,
+) -> Durable:
+    durable, launcher = Durable(), InLoopLauncher(step_s)
+
+    async def within() -> None:
+        settings = AgentSettings(
+            "node",
+            "cpu",
+            {"node/0": MODELS},
+            folder,
+            host_memory_bytes=memory,
+            drain_max_s=drain_max_s,
+            limits=EngineLimits(start_s=5.0, control_s=control_s, canary_s=0.3),
+        )
+        async with Agent(settings, launcher, durable=durable) as agent, asyncio.timeout(20.0):
+            await test(agent, agent.instances["node/0"], launcher)
+
+    asyncio.run(within())
+    return durable
+
+
+async def ask(instance: Instance, model: str, tokens: int = 4, prompt: str = "a", **more: Any) -> str:
+    """The text of a completion, through the door."""
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, **more}
+    answer = await instance.send(
+        "POST", "/v1/completions", {"x-request-id": "r"}, json.dumps(body).encode(), model=model
+    )
+    text = b"".join([part async for part in answer.body]).decode()
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    return "".join(event["choices"][0]["text"] for event in events)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
+def states(instance: Instance) -> list[ModelState]:
+    return [instance.report().models[name] for name in MODELS]
+
+
+def refusal(instance: Instance, model: str) -> Awaitable[Refusal]:
+    async def refused() -> Refusal:
+        with pytest.raises(Refused) as found:
+            await ask(instance, model)
+        return found.value.reason
+
+    return refused()
+
+
+def test_models_come_start_sleep_and_wake(tmp_path: Path) -> None:
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        assert instance.report().phase is Phase.EMPTY
+        assert await refusal(instance, "chat") is Refusal.OTHER_MODEL
+        assert await instance.activate("chat") and await instance.activate("chat")
+        assert await ask(instance, "chat") == reply("chat", "a", 4)
+        assert await instance.activate("code")
+        assert states(instance) == [WARM, ACTIVE, COLD, COLD]
+        assert await refusal(instance, "chat") is Refusal.OTHER_MODEL
+        assert agent.report().held_bytes == {"chat": 10}
+        assert await instance.activate("chat")
+        assert len(launcher.started) == 2, "it was woken, not started again"
+        assert await ask(instance, "chat") == reply("chat", "a", 4)
+        # Both models' steps were measured, and with them the swaps between them.
+        measured = {(swap.leaving, swap.coming, swap.state) for swap in agent.report().swaps}
+        assert {("chat", "code", COLD), ("code", "chat", WARM), (None, "chat", COLD)} <= measured
+        assert not await instance.activate("unknown")
+
+    durable = run(tmp_path, test)
+    assert durable.told == ["came", "leave", "came", "leave", "came"]
+    # What was measured outlives the agent.
+    assert "wake_s" in (tmp_path / "swap-costs-node.json").read_text()
+
+
+def test_memory_decides_how_deep_models_sleep(tmp_path: Path) -> None:
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        for model in ("chat", "code"):
+            assert await instance.activate(model)
+        await instance.keep_warm(("code", "chat"))
+        assert await instance.activate("legal")  # no room for both: the one that is wanted more stays
+        assert states(instance)[:3] == [COLD, WARM, ACTIVE]
+        assert agent.report().held_bytes == {"code": 10}
+        await instance.keep_warm(())
+        assert states(instance)[:3] == [COLD, COLD, ACTIVE] and agent.report().held_bytes == {}
+        await instance.activate("chat")
+        assert states(instance)[:3] == [ACTIVE, COLD, COLD], "what nothing asks for sleeps without weights"
+        started = len(launcher.started)
+        assert await instance.activate("legal") and len(launcher.started) == started, "weights were read again"
+        assert await ask(instance, "legal") == reply("legal", "a", 4)
+
+    run(tmp_path, test, memory=10)
+
+
+def test_requests_are_refused_from_the_begin_of_a_transition_and_streams_end_before(tmp_path: Path) -> None:
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        streaming = asyncio.ensure_future(ask(instance, "chat", 40))
+        await until(lambda: instance.report().running.context_tokens > 0)
+        assert instance.report().streams == 1 and instance.report().drain_s > 0
+        switching = asyncio.ensure_future(instance.activate("code"))
+        await asyncio.sleep(0)
+        assert await refusal(instance, "chat") is Refusal.SWITCHING
+        assert instance.report().phase is Phase.DRAINING and instance.report().ready_in_s > 0
+        assert not await instance.activate("legal"), "one transition at a time"
+        assert await streaming == reply("chat", "a", 40)
+        assert await switching
+
+    run(tmp_path, test, step_s=0.001)
+
+
+def test_streams_that_take_too_long_are_parked_and_go_on_when_their_model_is_back(tmp_path: Path) -> None:
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        streaming = asyncio.ensure_future(ask(instance, "chat", 100))
+        await until(lambda: instance.report().running.context_tokens > 0)
+        assert await instance.activate("code")
+        assert instance.report().parked == {"chat": 1} and instance.report().streams == 0
+        await instance.keep_warm(())  # they keep their engine
+        assert await instance.activate("chat")
+        assert await streaming == reply("chat", "a", 100)
+
+    run(tmp_path, test, step_s=0.002, drain_max_s=0.02)
+
+
+def test_without_memory_streams_that_take_too_long_are_ended(tmp_path: Path) -> None:
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        streaming = asyncio.ensure_future(ask(instance, "chat", 5000))
+        await until(lambda: instance.report().running.context_tokens > 0)
+        assert await instance.activate("code")
+        with pytest.raises(ConnectionResetError):
+            await streaming
+        await until(lambda: launcher.started[0].engine.aborted == 1)
+
+    run(tmp_path, test, memory=0, step_s=0.002, drain_max_s=0.02)
+
+
+def test_an_adapter_comes_beside_its_base_and_nothing_leaves(tmp_path: Path) -> None:
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        streaming = asyncio.ensure_future(ask(instance, "chat", 30))
+        await until(lambda: instance.report().streams == 1)
+        assert await instance.activate("polite")
+        assert await ask(instance, "polite") == reply("/adapters/polite", "a", 4)
+        assert await streaming == reply("chat", "a", 30)
+        assert states(instance) == [WARM, COLD, COLD, ACTIVE] and len(launcher.started) == 1
+        assert "--enable-lora" in launcher.specs[0].arguments
+        await instance.activate("code")
+        assert await instance.activate("polite"), "its base is woken"
+        assert await ask(instance, "polite") == reply("/adapters/polite", "a", 4)
+
+    durable = run(tmp_path, test, step_s=0.001)
+    assert durable.told[:2] == ["came", "came"]
+
+
+@pytest.mark.parametrize("fault", [{"refuse": ["/wake_up"]}, {"hang": ["/wake_up"]}, {"wrong": True}, {"step_s": 1.0}])
+def test_an_engine_that_wakes_wrong_or_late_is_killed_and_started(tmp_path: Path, fault: dict[str, Any]) -> None:
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        await instance.activate("code")
+        for name, value in fault.items():
+            setattr(launcher.started[0].engine.faults, name, value)
+        assert await instance.activate("chat")
+        assert len(launcher.started) == 3
+        assert await ask(instance, "chat") == reply("chat", "a", 4)
+
+    run(tmp_path, test, control_s=0.4 if "hang" in fault else 5.0)
+
+
+def test_an_engine_that_dies_is_replaced(tmp_path: Path) -> None:
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        launcher.fail = 1
+        streaming = asyncio.ensure_future(ask(instance, "chat", 5000))
+        await until(lambda: instance.report().running.context_tokens > 0)
+        with pytest.raises(Refused) as refused:
+            await ask(instance, "chat", prompt=POISON, stream=False)
+        assert refused.value.reason is Refusal.DIED
+        with pytest.raises(ConnectionResetError):
+            await streaming
+        await until(lambda: instance.report().phase is Phase.FAILED)
+        assert await refusal(instance, "chat") is Refusal.FAILED
+        await until(lambda: instance.report().phase is Phase.SERVING)
+        assert await ask(instance, "chat") == reply("chat", "a", 4)
+
+    durable = run(tmp_path, test, step_s=0.001)
+    assert durable.told == ["came", "died", "came"]
+
+
+def test_the_door_on_the_wire(tmp_path: Path) -> None:
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        connector = aiohttp.UnixConnector(agent.door.removeprefix("unix:"))
+        async with aiohttp.ClientSession("http://door", connector=connector) as http:
+            async with http.get("/state") as state:
+                report = agent_report(await state.json())
+            assert report == agent.report() or report is not None
+            assert report.instances[0].active == "chat"
+
+            async def post(path: str, model: str = "chat", **body: Any) -> aiohttp.ClientResponse:
+                headers = {MODEL_HEADER: model, "x-request-id": "r-7"}
+                sent = {"model": model, "prompt": "a", "max_tokens": 4, **body}
+                return await http.post(f"/instances/node%2F0{path}", json=sent, headers=headers)
+
+            answer = await post("/v1/completions")
+            assert answer.headers["x-request-id"] == "r-7" and launcher.started[0].engine.seen[-1] == "r-7"
+            assert (await answer.json())["choices"][0]["text"] == reply("chat", "a", 4)
+            other = await post("/v1/completions", "code")
+            assert (other.status, other.headers[REFUSED_HEADER]) == (503, "other-model")
+            for path in ("/sleep", "/collective_rpc", "/sloserve/park", "/v1/load_lora_adapter", "/v1/../sleep"):
+                assert (await post(path)).status == 404, path
+            # A client that leaves ends its request in the engine.
+            aborted = launcher.started[0].engine.aborted
+            launcher.started[0].engine.faults.step_s = 0.005
+            leaving = await post("/v1/completions", max_tokens=5000, stream=True)
+            await leaving.content.readany()
+            leaving.close()
+            await until(lambda: launcher.started[0].engine.aborted > aborted and not instance.report().streams)
+            died = await post("/v1/completions", prompt=POISON)
+            assert (died.status, died.headers[REFUSED_HEADER]) == (502, "died")
+
+    run(tmp_path, test)

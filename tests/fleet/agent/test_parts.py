@@ -1,0 +1,143 @@
+"""What an agent decides and keeps, each by itself: rungs, what is built alike, costs, logs, processes that die."""
+
+import asyncio
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sloserve.fleet.agent import engine_logs
+from sloserve.fleet.agent.alike import are_alike, fingerprint
+from sloserve.fleet.agent.costs import Costs
+from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.flights import Flights, flight_of
+from sloserve.fleet.agent.rungs import Rung, Situation, choose
+from sloserve.fleet.contract.reports import MeasuredSwap
+from sloserve.scheduler.qlm.contract import ModelState
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("at", "measured", "rung"),
+    [
+        (Situation(base_is_active=True, is_alike=True), {}, Rung.ADAPTER),
+        (Situation(is_alike=True), {}, Rung.IN_PLACE),
+        (Situation(is_alike=True, sleeps_at=1, weights_bytes=64 * GIB), {}, Rung.WAKE),
+        (Situation(is_alike=True, sleeps_at=1), {Rung.WAKE: 5.0, Rung.IN_PLACE: 1.0}, Rung.IN_PLACE),
+        (Situation(sleeps_at=2), {}, Rung.RELOAD),
+        (Situation(), {}, Rung.FORKED),
+        (Situation(can_fork=False), {}, Rung.COLD),
+    ],
+)
+def test_the_cheapest_valid_rung(at: Situation, measured: dict[Rung, float], rung: Rung) -> None:
+    assert choose(at, measured.get, 0.5)[0] is rung
+
+
+def model_folder(path: Path, **config: Any) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"hidden_size": 8, "_name_or_path": str(path), **config}))
+    (path / "tokenizer.json").write_text("{}")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + os.urandom(8))
+    return path
+
+
+def test_what_is_built_alike_differs_in_the_values_of_weights_alone(tmp_path: Path) -> None:
+    one, other = (ServedModel(name, str(model_folder(tmp_path / name))) for name in "ab")
+    assert are_alike(one, other)
+    assert not are_alike(one, ServedModel("b", other.model, ("--dtype", "float32")))
+    assert not are_alike(one, ServedModel("wide", str(model_folder(tmp_path / "wide", hidden_size=16))))
+    for file in ("generation_config.json", "chat_template.jinja", "tokenizer.json"):
+        changed = model_folder(tmp_path / file)
+        (changed / file).write_text("changed")
+        assert fingerprint(changed) != fingerprint(Path(one.model)), file
+    weights = Path(other.model) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert fingerprint(Path(other.model)) is None, "a file that is cut short would leave an engine without weights"
+    assert not are_alike(ServedModel("hub", "org/model"), ServedModel("hub", "org/model"))
+
+
+def test_costs_add_up_to_swaps_and_are_kept(tmp_path: Path) -> None:
+    costs = Costs(tmp_path / "costs.json", "cpu")
+    costs.note_sleep("a", 1.0)
+    costs.note_coming("b", Rung.COLD, 8.0)
+    costs.note_coming("b", Rung.WAKE, 2.0)
+    costs.note_coming("b", Rung.WAKE, 4.0)
+    expected = {
+        MeasuredSwap("cpu", leaving, "b", state, seconds)
+        for leaving, state, seconds in [
+            (None, ModelState.COLD, 8.0),
+            ("a", ModelState.COLD, 9.0),
+            (None, ModelState.WARM, 3.0),
+            ("a", ModelState.WARM, 4.0),
+        ]
+    }
+    assert set(costs.swaps(["a", "b"])) == expected
+    assert set(Costs(tmp_path / "costs.json", "cpu").swaps(["a", "b"])) == expected
+    (tmp_path / "costs.json").write_text("{")
+    assert Costs(tmp_path / "costs.json", "cpu").swaps(["a", "b"]) == ()
+
+
+def test_logs_rotate_and_are_found_by_model(tmp_path: Path) -> None:
+    path = engine_logs.log_path(tmp_path, "node/0", "org/chat")
+    for number in range(5):
+        with path.open("a") as log:
+            log.write(f"{number}\n" * 10)
+            log.flush()
+            assert engine_logs.rotate(path, most_bytes=10)
+            log.write("after\n")  # an engine goes on in the emptied file
+    assert len(engine_logs.logs_of(tmp_path, "org/chat")) == 1 + engine_logs.KEPT
+    assert list(engine_logs.last_lines(tmp_path, "org/chat", 1))[-1] == "node/0: after"
+    assert list(engine_logs.last_lines(tmp_path, "org/chat", 2))[-3:] == ["node/0: 4", "node/0: 4", "node/0: after"]
+    assert engine_logs.logs_of(tmp_path, "other") == []
+
+
+def test_what_a_door_expects_of_its_requests() -> None:
+    flights, body = Flights(), json.dumps({"prompt": "x" * 80, "max_tokens": 50, "stream": True}).encode()
+    flight, durable = flight_of("m", False, body, 0.0), flight_of("m", True, b"not JSON", 0.0)
+    flights.begin(flight)
+    flights.begin(durable)
+    sums = flights.sums()
+    assert (sums.requests, flights.streams) == (2, 1)
+    assert sums.longest_output_tokens == 200.0 and sums.output_tokens == 250.0
+    assert flights.drain_s == pytest.approx(1.0), "what is durable is aborted sooner"
+    flights.ended(flight, 1.0, broken=True)
+    assert flights.streams == 1, "until it is known what became of the engine"
+    flights.settle()
+    assert flights.streams == 0
+
+
+@pytest.mark.slow
+def test_engines_die_with_their_agent_however_it_ends(tmp_path: Path) -> None:
+    """The agent is killed, and its engine is gone within the time allowed."""
+    code = f"""
+import asyncio, os, sys
+from pathlib import Path
+from sloserve.fleet.agent.engine_spec import EngineSpec
+from tests.fleet.stand_in.launcher import processes
+async def main():
+    folder = Path({str(tmp_path)!r})
+    engine = await processes().launch(EngineSpec(("m", "--uds", str(folder / "s")), {{}}, folder / "s", folder / "log"))
+    while not (folder / "s").exists():
+        await asyncio.sleep(0.01)
+    print(engine.pid, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        pid = int(agent.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        agent.kill()
+    for _ in range(500):
+        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+            break
+        asyncio.run(asyncio.sleep(0.01))
+    else:
+        pytest.fail("the engine outlived its agent")
