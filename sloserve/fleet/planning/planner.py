@@ -6,7 +6,6 @@ plan in its row. If the leader dies the last plan holds, and another leads once 
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Final
 
@@ -16,8 +15,9 @@ from sloserve.fleet.contract.plan import Plan, PlannedGroup, plan_of, to_json
 from sloserve.fleet.file import Fleet
 from sloserve.fleet.planning.groups import Group
 from sloserve.fleet.planning.pressure import slo_pressure
+from sloserve.fleet.planning.queued import Queued
 from sloserve.fleet.planning.snapshot import Members, Swaps, fleet_state, plan_settings, serving_of
-from sloserve.fleet.store.records import QueuedSums, StoredPlan
+from sloserve.fleet.store.records import StoredPlan
 from sloserve.fleet.store.store import Store
 from sloserve.scheduler.qlm.contract import FleetPlan, FleetState
 from sloserve.scheduler.qlm.planner import QLMPlanner
@@ -28,10 +28,6 @@ LEASE_S: Final = 5.0
 REPLAN_S: Final = 1.0
 REFRESH_S: Final = 3.0
 """A plan that does not change is written anew after so long, so that agents see that it is still the planner's."""
-_SUMS_S: Final = 1.0
-_SUMS_SHARE: Final = 0.05
-"""Sums over all queued requests are asked for so seldom that they take at most this share of the time: 400,000 take
-0.4 s on SQLite, so each 8 s."""
 
 
 class Planning:
@@ -50,11 +46,10 @@ class Planning:
         self, fleet: Fleet, store: Store, holder: str, clock: Clock, *, lease_s: float = LEASE_S, seed: int = 0
     ) -> None:
         self._fleet, self._store, self._holder = fleet, store, holder
-        self._clock, self._lease_s = clock, lease_s
+        self._lease_s = lease_s
         self._planner = QLMPlanner(serving_of(fleet), plan_settings(fleet), seed=seed)
         self._swaps = Swaps(fleet)
-        self._sums: Sequence[QueuedSums] = ()
-        self._sums_due_s = float("-inf")
+        self._queued = Queued(store.requests, clock)
         self._written: tuple[int, Plan] | None = None
 
     def step(self) -> Plan | None:
@@ -72,7 +67,7 @@ class Planning:
         self._swaps.note(report for report, _ in members.agents)
         now_s = self._store.now_s()
         state, groups = fleet_state(
-            now_s, self._queued(), members, self._swaps.table, None if last is None else _fleet_plan(last)
+            now_s, self._queued.sums(), members, self._swaps.table, None if last is None else _fleet_plan(last)
         )
         plan = self._plan(state, groups)
         if not self._is_news(term, plan):
@@ -99,14 +94,6 @@ class Planning:
             except Exception:  # a fault of ours must not end planning for good
                 logger.exception("a round of planning failed; the last plan holds")
             await asyncio.sleep(every_s)
-
-    def _queued(self) -> Sequence[QueuedSums]:
-        began_s = self._clock.monotonic_s()
-        if began_s >= self._sums_due_s:
-            self._sums = self._store.requests.sums()
-            took_s = self._clock.monotonic_s() - began_s
-            self._sums_due_s = began_s + max(_SUMS_S, took_s / _SUMS_SHARE)
-        return self._sums
 
     def _plan(self, state: FleetState, groups: dict[int, Group]) -> Plan:
         foreseen = self._planner.foresee(state)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from sloserve.fleet.contract.door import Answer, DurableWork, Refusal, Refused
-from sloserve.fleet.contract.reports import InstanceReport, Phase
+from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase, to_json
 from sloserve.scheduler.qlm.contract import ModelState
 from tests.fleet.stand_in.engine import StandIn
 from tests.fleet.stand_in.server import Call
@@ -26,6 +26,7 @@ class FakeDoor:
         self.warm: tuple[str, ...] = ()
         self.step_s = step_s
         self.deaths = 0
+        self.active_for_s: float | None = 100.0
         self._start()
 
     def _start(self) -> None:
@@ -50,7 +51,11 @@ class FakeDoor:
     def report(self) -> InstanceReport:
         state = {model: ModelState.ACTIVE if model == self.active else ModelState.WARM for model in self.models}
         room = self.room - len(self.engine.running)
-        return InstanceReport(self.name, "cpu", self.phase, state, 100.0, streams=self.streams, room=room)
+        return InstanceReport(self.name, "cpu", self.phase, state, self.active_for_s, streams=self.streams, room=room)
+
+    def beat(self) -> dict[str, Any]:
+        """What its agent tells the store."""
+        return to_json(AgentReport("a", "unix:a", (self.report(),)))
 
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, model: str, durable: bool = False
@@ -68,7 +73,7 @@ class FakeDoor:
         return Answer(200, {}, _until_dead(parts, self.dead))
 
     async def activate(self, model: str) -> bool:
-        if self.phase is not Phase.SERVING:
+        if self.phase not in (Phase.SERVING, Phase.EMPTY):
             return False
         assert self.work is not None
         self.activated.append(model)
