@@ -10,7 +10,7 @@ import msgspec
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO
 from sloserve.fleet.gateway.keys import Tenant
-from sloserve.fleet.gateway.prefixes import BYTES_PER_TOKEN
+from sloserve.fleet.gateway.prefixes import BYTES_PER_TOKEN, part
 from sloserve.settings import PluginSettings
 from sloserve.wire.body import Body, fields_of, parse
 from sloserve.wire.headers import PRIORITY, REPORT, REQUEST_ID, TTL, HeaderRules, read_headers, stating
@@ -65,8 +65,8 @@ class Asked:
     prompt_tokens: int
     max_tokens: int | None
     output_tokens: int | None
-    messages: object
-    prompt: object
+    messages: memoryview
+    prompt: memoryview
 
     def headers_after(self, held_s: float) -> list[tuple[str, str]]:
         """What goes to the engine, for which the request arrives ``held_s`` late: its times are what is left."""
@@ -79,6 +79,11 @@ class Asked:
         if self.ttl_s is not None:
             headers.append((TTL, str(max((self.ttl_s - held_s) * 1e3, _LEAST_MS))))
         return headers
+
+    def forget_body(self) -> None:
+        """It is not needed any more, and takes memory."""
+        self.body = b""
+        self.messages = self.prompt = memoryview(b"")
 
     def to_model(self, model: str) -> None:
         """Asks for another model, as whoever chooses one for it does."""
@@ -118,7 +123,8 @@ class Reader:
             passed[PRIORITY] = str(priority)
         if fields.report:
             passed[REPORT] = "1"
-        text = read.messages or read.prompt
+        messages, prompt = part(read.messages), part(read.prompt)
+        size = len(messages) or len(prompt) or len(body)
         return Asked(
             model=read.model,
             body=body,
@@ -129,11 +135,11 @@ class Reader:
             ignored=fields.ignored,
             replies=_whole(read.n) or 1,
             streamed=read.stream is True,
-            prompt_tokens=_size(text, body) // BYTES_PER_TOKEN,
+            prompt_tokens=max(size // BYTES_PER_TOKEN, 1),
             max_tokens=_whole(read.max_completion_tokens) or _whole(read.max_tokens),
             output_tokens=stated_output_tokens(resolved.xargs),
-            messages=read.messages,
-            prompt=read.prompt,
+            messages=messages,
+            prompt=prompt,
         )
 
     def _rules_of(self, tenant: Tenant) -> Rules:
@@ -180,7 +186,3 @@ def _int(value: object) -> int | None:
 def _whole(value: object) -> int | None:
     number = _int(value)
     return number if number is not None and 0 < number < 2**31 else None
-
-
-def _size(text: object, body: bytes) -> int:
-    return len(memoryview(text)) if isinstance(text, msgspec.Raw) else len(body)

@@ -26,7 +26,7 @@ class _Flow:
     output_tokens: RunningMean = field(default_factory=RunningMean)
 
     def at(self, now_s: float) -> float:
-        return self.rate_per_s * math.exp((self.seen_s - now_s) / MEMORY_S)
+        return self.rate_per_s * math.exp(min(self.seen_s - now_s, 0.0) / MEMORY_S)
 
     def arrived(self, now_s: float) -> None:
         self.rate_per_s, self.seen_s = self.at(now_s) + 1.0 / MEMORY_S, now_s

@@ -108,6 +108,8 @@ class Exchange:
         self._output_tokens = 0
         self._first_s: float | None = None
         self._status = 0
+        self.has_read = False
+        """Whether the body was read to its end."""
 
     @property
     def begun(self) -> bool:
@@ -143,6 +145,7 @@ class Exchange:
                 body = await read_body(receive, most, place.take)
         except TimeoutError:
             raise InvalidRequest("request body", "", f"whole after {_BODY_S:g} s") from None
+        self.has_read = True
         asked = self._parts.reader.read(scope["headers"], body, self._tenant, request_id)
         models = [model for model in self._parts.models if self._tenant.may_use(model)]
         if asked.model == AUTO and AUTO not in models and self._parts.chooser is not None:
@@ -163,7 +166,7 @@ class Exchange:
                 self._status = upstream.status
                 self._begin(asked, ticket)
                 place.forget_body()
-                asked.body = b""
+                asked.forget_body()
                 completed = await self._pass_on(upstream, first, client)
             finally:
                 self._over(flight, upstream)

@@ -64,6 +64,8 @@ class Hold:
         self._queues: dict[str, list[tuple[float, int, int, _Waiting]]] = {}
         self._numbers = itertools.count()
         self._held: dict[_Waiting, None] = {}
+        self.waits = asyncio.Event()
+        """Set while any request waits."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -85,6 +87,7 @@ class Hold:
             raise HoldFull
         waiting = _Waiting(wanted, asyncio.get_running_loop().create_future())
         self._held[waiting] = None
+        self.waits.set()
         place = (wanted.due_s, wanted.rank, next(self._numbers), waiting)
         heapq.heappush(self._queues.setdefault(wanted.model, []), place)
         began_s = self._clock.monotonic_s()
@@ -103,6 +106,8 @@ class Hold:
         finally:
             wanted.held_s += self._clock.monotonic_s() - began_s
             self._held.pop(waiting, None)
+            if not self._held:
+                self.waits.clear()
             waiting.flight.cancel()
 
     def let_go(self, models: Iterable[str] | None = None) -> None:

@@ -25,10 +25,8 @@ class Instance:
         self.prefixes = PrefixTable()
         self.seen_s = float("-inf")
         self._sent = 0
-        self._told = 0
-        """How many it had been sent when the report was asked for."""
         self._ended = 0
-        self._refused_at = -1
+        self._refused_at: int | None = None
         self._since: dict[int, Work] = {}
 
     @property
@@ -43,7 +41,7 @@ class Instance:
     @property
     def room(self) -> int:
         """How many more requests it should take now."""
-        if self._refused_at >= self._told:
+        if self._refused_at is not None:
             return 0
         return self.report.room - len(self._since) + self._ended
 
@@ -51,8 +49,10 @@ class Instance:
         """What its agent says of it. told: :attr:`sent` when it was asked."""
         if report.active != self.report.active or report.phase is not Phase.SERVING:
             self.prefixes.clear()
-        self.report, self.door, self.seen_s, self._told = report, door, now_s, told
+        self.report, self.door, self.seen_s = report, door, now_s
         self._ended = 0
+        if self._refused_at is not None and told >= self._refused_at:
+            self._refused_at = None
         self._since = {number: work for number, work in self._since.items() if number >= told}
 
     def serves(self, model: str, now_s: float) -> bool:
@@ -79,7 +79,7 @@ class Instance:
             self._ended += 1
 
     def refused(self) -> None:
-        """It takes no more before its agent says so, in a report that is asked for from now on."""
+        """It takes no more before its agent says so, in a report that is asked for after the last request was sent."""
         self._refused_at = self._sent
 
 
@@ -113,12 +113,12 @@ class Instances:
     plan: Plan | None = None
     by_name: dict[str, Instance] = field(default_factory=dict)
 
-    def reported(self, report: AgentReport, told: Mapping[str, int], now_s: float) -> None:
-        """What an agent says. told: :attr:`Instance.sent` of each instance when it was asked."""
+    def reported(self, report: AgentReport, door: str, told: Mapping[str, int], now_s: float) -> None:
+        """What an agent says behind its door. told: :attr:`Instance.sent` of each instance when it was asked."""
         for one in report.instances:
             if one.name not in self.by_name:
-                self.by_name[one.name] = Instance(one, report.door)
-            self.by_name[one.name].reported(one, report.door, told.get(one.name, 0), now_s)
+                self.by_name[one.name] = Instance(one, door)
+            self.by_name[one.name].reported(one, door, told.get(one.name, 0), now_s)
 
     def lost(self, door: str) -> None:
         """An agent cannot be reached: nothing goes to its instances until it says something again."""

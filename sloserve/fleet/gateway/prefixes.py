@@ -28,7 +28,7 @@ class Beginning(NamedTuple):
     tokens: int
 
 
-def beginnings(model: str, messages: object, prompt: object) -> tuple[Beginning, ...]:
+def beginnings(model: str, messages: memoryview, prompt: memoryview) -> tuple[Beginning, ...]:
     """Of a request's prompt, the longest last. messages, prompt: as they stand in the body, where they do."""
     digest = hashlib.blake2b(model.encode(), digest_size=12)
     found: list[Beginning] = []
@@ -40,17 +40,21 @@ def beginnings(model: str, messages: object, prompt: object) -> tuple[Beginning,
     return tuple(found[-_CUTS:])
 
 
-def _pieces(messages: object, prompt: object) -> Iterator[bytes | memoryview]:
-    if isinstance(messages, msgspec.Raw):
+def part(raw: object) -> memoryview:
+    """A part of a body as it stands there; nothing where it was not there, or could only be read in another way."""
+    return memoryview(raw if isinstance(raw, msgspec.Raw) else b"")
+
+
+def _pieces(messages: memoryview, prompt: memoryview) -> Iterator[memoryview]:
+    if messages:
         try:
             for message in _parts.decode(messages):
                 yield memoryview(message)
         except msgspec.MsgspecError:
             return
-    elif isinstance(prompt, msgspec.Raw):
-        text = memoryview(prompt)
-        for start in range(0, len(text), _TEXT_BYTES):
-            yield text[start : start + _TEXT_BYTES]
+    else:
+        for start in range(0, len(prompt), _TEXT_BYTES):
+            yield prompt[start : start + _TEXT_BYTES]
 
 
 class PrefixTable:

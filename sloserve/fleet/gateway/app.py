@@ -1,0 +1,178 @@
+"""The gateway as an ASGI app: whose a request is, which route it is for, and what of errors its client is told.
+
+Routes are an allow list. A key is asked for before anything of a body is read.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.routing import Router
+
+from sloserve.core.errors import EngineError, InvalidRequest, SloServeError, UnknownModel
+from sloserve.fleet.gateway.doors import Broken
+from sloserve.fleet.gateway.forward import Exchange, Parts
+from sloserve.fleet.gateway.key_file import KeyFile
+from sloserve.fleet.gateway.keys import Tenant
+from sloserve.wire import errors
+from sloserve.wire.asgi import (
+    CLOSE,
+    BodyTooLarge,
+    ClientLeft,
+    Receive,
+    Scope,
+    Send,
+    answer_json,
+    first,
+    identified,
+    refuse,
+    repeating,
+)
+
+logger = logging.getLogger(__name__)
+
+FORWARDED: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+)
+"""Routes of engines, all of them POST; which of them a model has, its engine says."""
+BATCHES: Final = ("/v1/files", "/v1/batches")
+TENANT: Final = "sloserve.tenant"
+"""Where a scope says whose a request is."""
+
+_MODELS: Final = "/v1/models"
+_STATEFUL: Final = (
+    "/v1/responses keeps what was said on one engine, and a fleet may serve each request on another; "
+    "use /v1/chat/completions, and send the conversation along"
+)
+_NO_KEY: Final = "no key of this fleet is shown; send one as Authorization: Bearer KEY"
+_NOT_AGAIN: Final = ("x-should-retry", "false")
+"""Tells OpenAI's clients not to repeat a request that may have killed engines."""
+
+
+class GatewayApp:
+    """What clients reach.
+
+    Args:
+        parts: of the gateway.
+        keys: whose a request is.
+        batches: routes of files and batches; each finds its tenant at :data:`TENANT` in its scope.
+        start, stop: around all that is served.
+        is_ready: whether requests can be served.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        keys: KeyFile,
+        batches: Router | None,
+        *,
+        start: Callable[[], Awaitable[None]],
+        stop: Callable[[], Awaitable[None]],
+        is_ready: Callable[[], bool],
+    ) -> None:
+        self._parts, self._keys, self._batches = parts, keys, batches
+        self._start, self._stop, self._is_ready = start, stop, is_ready
+        self._created = int(parts.clock.now_s())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await self._start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path in ("/health", "/ready"):
+            up = path == "/health" or self._is_ready()
+            status = HTTPStatus.OK if up else HTTPStatus.SERVICE_UNAVAILABLE
+            await answer_json(send, status, {"status": "ready" if up else "no agent answers"})
+            return
+        try:
+            scope, request_id = identified(scope)
+        except InvalidRequest as error:
+            await refuse(send, errors.status(error), str(error), error.param, [CLOSE])
+            return
+        send = repeating(request_id, send)
+        tenant = self._keys.tenant_of(first(scope["headers"], b"authorization"))
+        if tenant is None:
+            asks = ("www-authenticate", "Bearer")
+            await refuse(send, HTTPStatus.UNAUTHORIZED, _NO_KEY, headers=[asks, CLOSE])
+        elif path in FORWARDED and scope["method"] == "POST":
+            await self._forward(scope, receive, send, tenant, request_id)
+        elif path.startswith(BATCHES) and self._batches is not None:
+            await self._batches({**scope, TENANT: tenant}, receive, send)
+        else:
+            await self._answer_other(scope, send, tenant)
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send, tenant: Tenant, request_id: str) -> None:
+        exchange = Exchange(self._parts, tenant, send)
+        headers = []
+        try:
+            await exchange.run(scope, receive, request_id)
+            return
+        except (ClientLeft, Broken):
+            return  # there is nobody to tell, or no way to tell it any more: the server closes the connection
+        except BodyTooLarge:
+            status, param = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, None
+            message = f"request body: more than {self._parts.settings.max_body_bytes} bytes; send less"
+        except SloServeError as error:
+            status, message, headers = errors.status(error), str(error), errors.headers(error)
+            param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
+            headers += [_NOT_AGAIN] if isinstance(error, EngineError) else []
+        except Exception:
+            logger.exception("request %s failed in the gateway", request_id)
+            if exchange.begun:
+                raise
+            status, message, param = HTTPStatus.INTERNAL_SERVER_ERROR, "the gateway failed; its log says why", None
+        await refuse(send, status, message, param, [*headers, *([] if exchange.has_read else [CLOSE])])
+
+    async def _answer_other(self, scope: Scope, send: Send, tenant: Tenant) -> None:
+        method, path = scope["method"], scope["path"]
+        if path == "/metrics" and method == "GET" and tenant.metrics:
+            await _answer_text(send, self._parts.metrics.page())
+        elif path == _MODELS and method == "GET":
+            known = [self._model(model) for model in sorted(self._parts.models) if tenant.may_use(model)]
+            await answer_json(send, HTTPStatus.OK, {"object": "list", "data": known})
+        elif path.startswith(f"{_MODELS}/") and method == "GET":
+            name = path.removeprefix(f"{_MODELS}/")
+            models = [model for model in self._parts.models if tenant.may_use(model)]
+            if name in models:
+                await answer_json(send, HTTPStatus.OK, self._model(name))
+            else:
+                await refuse(send, HTTPStatus.NOT_FOUND, str(UnknownModel(name, models)), "model")
+        elif path == "/v1/responses" or path.startswith("/v1/responses/"):
+            await refuse(send, HTTPStatus.BAD_REQUEST, _STATEFUL, headers=[CLOSE])
+        elif path in FORWARDED:
+            message = f"{path}: the method is POST"
+            await refuse(send, HTTPStatus.METHOD_NOT_ALLOWED, message, headers=[("allow", "POST"), CLOSE])
+        else:
+            routes = ", ".join((*FORWARDED, _MODELS, *(BATCHES if self._batches is not None else ())))
+            await refuse(send, HTTPStatus.NOT_FOUND, f"there is no such route; there are {routes}", headers=[CLOSE])
+
+    def _model(self, name: str) -> dict[str, Any]:
+        state = self._parts.instances.state_of(name, self._parts.clock.monotonic_s())
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "sloserve", "state": state}
+
+
+async def _answer_text(send: Send, body: bytes) -> None:
+    headers = [
+        (b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,172 @@
+"""One gateway put together: from a fleet's file, its store and its keys to an ASGI app."""
+
+import asyncio
+import ipaddress
+import secrets
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import Router
+
+from sloserve.core.clock import Clock, SystemClock
+from sloserve.core.errors import ConfigError
+from sloserve.core.slo import ClassTable
+from sloserve.fleet.batch_api.folder import Folder
+from sloserve.fleet.batch_api.lines import Limits
+from sloserve.fleet.batch_api.routes import BatchApi
+from sloserve.fleet.batch_api.runner import BatchRunner
+from sloserve.fleet.file import Fleet
+from sloserve.fleet.gateway.app import TENANT, GatewayApp
+from sloserve.fleet.gateway.batch_work import BatchWork
+from sloserve.fleet.gateway.demand import DemandMeter
+from sloserve.fleet.gateway.doors import Doors
+from sloserve.fleet.gateway.forward import ModelChooser, Parts
+from sloserve.fleet.gateway.hold import Hold
+from sloserve.fleet.gateway.instances import Instances
+from sloserve.fleet.gateway.key_file import KeyFile
+from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.gateway.metrics import GatewayMetrics, held_gauge
+from sloserve.fleet.gateway.prediction import Pace
+from sloserve.fleet.gateway.settings import GatewaySettings
+from sloserve.fleet.gateway.watch import Watch
+from sloserve.fleet.planning.snapshot import serving_of
+from sloserve.fleet.store.store import Store
+from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, refuse
+
+BATCH_CLASS = "batch"
+"""Class of a batch's lines where the fleet has one of this name; else the least urgent one."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a gateway stands.
+
+    Args:
+        store: shared with agents and planners; ``None`` for a gateway without batches and without a plan.
+        files: folder for the bytes of files.
+        keys: the file of keys; ``None`` for one tenant, on this machine only.
+        doors: of agents that are asked whatever the store says.
+        chooser: for requests of model ``auto``.
+        limits: of the gateway. file_limits: of one input file of a batch.
+        name: unique among all members, where it is to be a certain one.
+    """
+
+    store: Store | None = None
+    files: Path | None = None
+    keys: Path | None = None
+    doors: Collection[str] = ()
+    chooser: ModelChooser | None = None
+    limits: GatewaySettings = GatewaySettings()
+    file_limits: Limits = Limits()
+    name: str | None = None
+
+
+class Gateway:
+    """One gateway of a fleet. app: to be served by any ASGI server with lifespan, over any version of HTTP."""
+
+    def __init__(self, fleet: Fleet, around: Surroundings, clock: Clock | None = None) -> None:
+        """Raises: ConfigError for a fault in the file of keys, or a folder that cannot be made."""
+        clock, settings, limits = clock or SystemClock(), fleet.settings, around.limits
+        self.keys = KeyFile(around.keys, settings.classes, fleet.models, clock)
+        paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
+        instances = Instances(paces, limits.affinity)
+        self._doors = Doors(limits.silent_max_s)
+        hold = Hold(instances, clock, limits.max_held)
+        self.metrics = GatewayMetrics()
+        self.parts = Parts(
+            tuple(fleet.models),
+            settings,
+            limits,
+            clock,
+            instances,
+            self._doors,
+            hold,
+            DemandMeter(settings.classes),
+            self.metrics,
+            around.chooser,
+        )
+        self.metrics.watch(self._gauges)
+        self.watch = Watch(
+            around.name or f"gateway-{secrets.token_hex(8)}",
+            around.store,
+            around.doors,
+            instances=instances,
+            hold=hold,
+            demand=self.parts.demand,
+            client=self._doors,
+            clock=clock,
+        )
+        batches, self._work = self._batches(around, clock)
+        self.app = GatewayApp(
+            self.parts, self.keys, batches, start=self.start, stop=self.stop, is_ready=lambda: bool(self.watch.answered)
+        )
+
+    async def start(self) -> None:
+        """Begins to ask agents and to bring batches on. The app does it where its server knows lifespans."""
+        self.watch.start()
+        if self._work is not None:
+            self._work.start()
+
+    async def stop(self) -> None:
+        """Ends that; requests should have ended before."""
+        try:
+            await self.watch.stop()
+            if self._work is not None:
+                await asyncio.to_thread(self._work.stop)
+        finally:
+            await self._doors.close()
+
+    def _batches(self, around: Surroundings, clock: Clock) -> tuple[Router | None, BatchWork | None]:
+        if around.store is None or around.files is None:
+            return None, None
+        store, folder = around.store, Folder(around.files)
+        classes = self.parts.settings.classes
+        api = BatchApi(store, folder, _tenant_name, around.file_limits, lambda tenant: self.keys.named(tenant).quota)
+        runner = BatchRunner(
+            store,
+            folder,
+            models_of=lambda tenant: [m for m in self.parts.models if self.keys.named(tenant).may_use(m)],
+            class_of=lambda tenant: batch_class(classes, self.keys.named(tenant)),
+            limits=around.file_limits,
+            quota_of=lambda tenant: self.keys.named(tenant).quota,
+        )
+        return Router(api.routes(), redirect_slashes=False, default=_no_route), BatchWork(runner, clock)
+
+    def _gauges(self) -> Iterable[Any]:
+        yield held_gauge((wanted.model, wanted.slo_class) for wanted in self.parts.hold.held)
+
+
+def batch_class(classes: ClassTable, tenant: Tenant) -> str:
+    """The class of a batch's lines, no more urgent than the tenant may use."""
+    name = BATCH_CLASS if BATCH_CLASS in classes else max(classes, key=lambda one: one.rank).name
+    held = tenant.slo_class
+    return held if held is not None and classes[held].rank > classes[name].rank else name
+
+
+def check_address(host: str, keys: Path | None) -> None:
+    """Raises: ConfigError where a gateway that asks for no key could be reached from elsewhere."""
+    if keys is not None or host == "localhost":
+        return
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = False
+    if not is_local:
+        raise ConfigError(
+            f"--host {host}: without --keys the gateway listens on 127.0.0.1 or ::1 only; give --keys FILE"
+        )
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    await refuse(
+        send, HTTPStatus.NOT_FOUND, f"{scope['path']}: there is no such route of files or batches", None, [CLOSE]
+    )
+
+
+def _tenant_name(request: Request) -> str:
+    tenant: Tenant = request.scope[TENANT]
+    return tenant.name

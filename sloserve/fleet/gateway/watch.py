@@ -1,0 +1,146 @@
+"""What a gateway knows of its fleet, kept up to date: it asks the doors of agents, and reads and writes the store.
+
+Only doors are needed to serve streams. The store says which agents there are and what the plan is; while it is away the
+last of both holds.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from sloserve.core.clock import Clock
+from sloserve.core.errors import StoreError
+from sloserve.fleet.contract.plan import Plan, plan_of
+from sloserve.fleet.contract.reports import GatewayReport, agent_report, to_json
+from sloserve.fleet.gateway.demand import DemandMeter
+from sloserve.fleet.gateway.doors import Doors
+from sloserve.fleet.gateway.hold import Hold
+from sloserve.fleet.gateway.instances import Instances
+from sloserve.fleet.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+ASK_S: Final = 0.25
+"""How often a door is asked."""
+ASK_SOON_S: Final = 0.05
+"""The same while requests wait for an instance."""
+STORE_S: Final = 1.0
+"""How often the store is read, and told of demand."""
+GONE_S: Final = 30.0
+"""A member that gave no sign of life for so long is asked no more."""
+
+
+class Watch:
+    """Keeps instances and plan of one gateway up to date.
+
+    Args:
+        name: of the gateway, unique among members.
+        store: ``None`` for none, as in tests.
+        doors: that are asked whatever the store says.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: Store | None,
+        doors: Collection[str],
+        *,
+        instances: Instances,
+        hold: Hold,
+        demand: DemandMeter,
+        client: Doors,
+        clock: Clock,
+    ) -> None:
+        self._name, self._store, self._static = name, store, frozenset(doors)
+        self._instances, self._hold, self._demand = instances, hold, demand
+        self._client, self._clock = client, clock
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "sloserve-gateway-store")
+        self.answered: set[str] = set()
+        """Doors that answered when they were last asked."""
+        self.store_away = False
+
+    def start(self) -> None:
+        self._ask(self._static)
+        if self._store is not None:
+            self._reading = asyncio.create_task(self._read_store(self._store))
+
+    async def stop(self) -> None:
+        """Ends, and tells the others that this gateway leaves."""
+        tasks = [task for task in (*self._asking.values(), self._reading) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._store is not None:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._store.members.leave, self._name)
+            except StoreError as error:
+                logger.warning("the store is not told that this gateway leaves: %s", error)
+        self._thread.shutdown()
+
+    # Doors.
+
+    def _ask(self, doors: Collection[str]) -> None:
+        """From now on exactly these doors are asked."""
+        for door in self._asking.keys() - doors:
+            self._asking.pop(door).cancel()
+            self._instances.lost(door)
+            self.answered.discard(door)
+        for door in sorted(doors - self._asking.keys()):
+            self._asking[door] = asyncio.create_task(self._keep_asking(door))
+
+    async def _keep_asking(self, door: str) -> None:
+        while True:
+            told = self._instances.sent()
+            report = await self._client.state(door)
+            if report is None:
+                self._instances.lost(door)
+                if door in self.answered:
+                    logger.warning("the agent behind %s does not answer", door)
+                self.answered.discard(door)
+            else:
+                self._instances.reported(report, door, told, self._clock.monotonic_s())
+                self.answered.add(door)
+                self._hold.let_go()
+            await self._pause()
+
+    async def _pause(self) -> None:
+        if len(self._hold):
+            await asyncio.sleep(ASK_SOON_S)
+            return
+        try:
+            async with asyncio.timeout(ASK_S):
+                await self._hold.waits.wait()
+        except TimeoutError:
+            pass
+
+    # The store.
+
+    async def _read_store(self, store: Store) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            report = self._demand.report(self._hold.held, self._clock.monotonic_s())
+            try:
+                plan, doors = await loop.run_in_executor(self._thread, self._exchange, store, report)
+                self._instances.plan = plan
+                self._ask(self._static | doors)
+                if self.store_away:
+                    logger.info("the store is there again")
+                self.store_away = False
+            except StoreError as error:
+                if not self.store_away:
+                    logger.warning("the store is away; streams go on with what is known: %s", error)
+                self.store_away = True
+            except Exception:  # nothing that stands in the store may end this
+                logger.exception("what the store holds of the fleet cannot be read")
+            await asyncio.sleep(STORE_S)
+
+    def _exchange(self, store: Store, report: GatewayReport) -> tuple[Plan | None, frozenset[str]]:
+        store.members.beat(self._name, to_json(report))
+        stored = store.members.plan()
+        rows = [row for row in store.members.agents() if row.age_s < GONE_S]
+        agents = [agent for row in rows if (agent := agent_report(row.state)) is not None]
+        return None if stored is None else plan_of(stored.plan), frozenset(agent.door for agent in agents)

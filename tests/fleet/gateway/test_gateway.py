@@ -1,0 +1,326 @@
+"""Requests through a gateway on a socket to doors with stand-in engines behind them."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sloserve.fleet.contract.reports import Phase
+from sloserve.fleet.gateway.gateway import Surroundings
+from sloserve.fleet.gateway.keys import hash_of
+from sloserve.fleet.gateway.settings import GatewaySettings
+from tests.fleet.gateway.doors import FLEET, Played, PlayedDoor, Served, serving, until
+from tests.fleet.stand_in.engine import POISON, reply
+
+pytestmark = pytest.mark.slow  # servers start and stop
+
+COMPLETIONS = "/v1/completions"
+
+
+class Line:
+    """A gateway, one door, and a client of both."""
+
+    def __init__(self, door: PlayedDoor, served: Served, http: httpx.AsyncClient) -> None:
+        self.door, self.served, self.http = door, served, http
+
+    @property
+    def first(self) -> Played:
+        return next(iter(self.door.instances.values()))
+
+    async def complete(self, prompt: str = "a", model: str = "chat", **given: Any) -> httpx.Response:
+        headers = given.pop("headers", {})
+        body = {"model": model, "prompt": prompt, "max_tokens": 5, **given}
+        return await self.http.post(COMPLETIONS, json=body, headers=headers)
+
+    async def metric(self, line: str) -> float:
+        page = (await self.http.get("/metrics")).text
+        return sum(float(row.rpartition(" ")[2]) for row in page.splitlines() if row.startswith(line))
+
+
+@contextlib.asynccontextmanager
+async def line(tmp_path: Path, *names: str, text: str = FLEET, **around: Any) -> AsyncIterator[Line]:
+    door = PlayedDoor(tmp_path / "door.sock", *names)
+    async with door.open(), serving(Surroundings(doors=[door.address], **around), text) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=10.0) as http:
+            yield Line(door, served, http)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60.0))  # type: ignore[arg-type]
+
+
+def test_a_request_reaches_its_engine_and_its_answer_comes_back(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            whole = await to.complete("abc", headers={"x-request-id": "mine", "authorization": "Bearer secret"})
+            assert whole.status_code == 200 and whole.headers["x-request-id"] == "mine"
+            assert whole.json()["choices"][0]["text"] == reply("chat", "abc", 5)
+            stream = await to.complete("abc", stream=True)
+            events = [json.loads(x.removeprefix("data: ")) for x in stream.text.split("\n\n")[:-2]]
+            assert "".join(e["choices"][0]["text"] for e in events) == reply("chat", "abc", 5)
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            came = to.first.came[0]
+            assert came["x-request-id"] == "mine" and came["x-tenant-id"] == "local" and "authorization" not in came
+            missing = await to.complete(max_tokens="x")
+            assert missing.status_code == 400 and "request body" in missing.json()["error"]["message"]
+            assert (
+                await to.metric('sloserve:gateway_requests_total{class="interactive",model="chat",outcome="completed"}')
+                == 2
+            )
+
+    run(test)
+
+
+def test_a_client_that_leaves_is_aborted_in_the_engine(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            to.first.engines["chat"].faults.step_s = 3_600.0
+            for stream in (True, False):
+                asking = asyncio.create_task(to.complete(stream=stream))
+                await until(lambda: to.first.in_flight)
+                asking.cancel()
+                await until(lambda: not to.first.in_flight)
+            assert to.first.engines["chat"].aborted == 2
+            await until(lambda: not to.served.gateway.parts.in_flight.requests)
+            assert to.served.gateway.parts.in_flight.bytes == 0
+            assert (
+                await to.metric('sloserve:gateway_requests_total{class="interactive",model="chat",outcome="aborted"}')
+                == 2
+            )
+
+    run(test)
+
+
+@pytest.mark.parametrize("reason", ["switching", "other-model", "full", "failed", "died", "a word of a newer agent"])
+def test_what_one_instance_refuses_another_serves(tmp_path: Path, reason: str) -> None:
+    async def test() -> None:
+        async with line(tmp_path, "node-a/0", "node-a/1") as to:
+            for instance in to.door.instances.values():
+                instance.refusals = [reason]
+            answer = await to.complete("abc")  # both refuse once, and one of them serves after its next report
+            if reason == "died":
+                assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
+                assert "2 engines broke off" in answer.json()["error"]["message"]
+            else:
+                assert answer.status_code == 200, answer.text
+            told = reason if "newer" not in reason else "failed"
+            assert await to.metric(f'sloserve:gateway_retries_total{{reason="{told}"}}') == 2
+
+    run(test)
+
+
+def test_a_request_whose_engine_dies_is_tried_once_more_and_then_given_up(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path, "node-a/0", "node-a/1", "node-a/2") as to:
+            answer = await to.complete(POISON, stream=True)
+            assert answer.status_code == 500
+            assert sum(len(instance.came) for instance in to.door.instances.values()) == 2
+            to.first.refusals = ["died"]
+            assert (await to.complete("abc")).status_code == 200
+
+    run(test)
+
+
+def test_a_stream_whose_engine_dies_ends_with_an_error_event(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            body = {"model": "chat", "messages": [{"role": "user", "content": POISON}], "stream": True}
+            answer = await to.http.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200
+            first, error, done, end = answer.text.split("\n\n")
+            assert json.loads(first.removeprefix("data: "))["choices"][0]["delta"]["role"] == "assistant"
+            assert json.loads(error.removeprefix("data: "))["error"]["code"] == 502
+            assert (done, end) == ("data: [DONE]", "")
+            assert (
+                await to.metric('sloserve:gateway_requests_total{class="interactive",model="chat",outcome="failed"}')
+                == 1
+            )
+
+    run(test)
+
+
+def test_those_that_wait_go_in_the_order_of_their_deadlines(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            to.first.room = 0
+            await until(lambda: to.served.gateway.parts.instances.by_name["node-a/0"].room == 0)
+            waiting = []
+            for name, ttft_ms in (("late", 90_000), ("soon", 20_000), ("none", None), ("now", 5_000)):
+                headers = {"x-request-id": name} | ({} if ttft_ms is None else {"x-slo-ttft-ms": str(ttft_ms)})
+                headers |= {"x-slo-class": "background"} if ttft_ms is None else {}
+                waiting.append(asyncio.create_task(to.complete(name, headers=headers)))
+                await until(lambda: len(to.served.gateway.parts.hold) == len(waiting))
+            assert await to.metric("sloserve:gateway_held_requests") == 4
+            report = to.served.gateway.parts.demand.report(to.served.gateway.parts.hold.held, 0.0)
+            assert {d.slo_class: d.held for d in report.demand} == {"interactive": 3, "background": 1}
+            to.first.room = 1
+            for one in waiting:
+                assert (await one).status_code == 200
+            ids = [headers["x-request-id"] for headers in to.first.came]
+            assert [name for name in ids if name != "none"] == ["now", "soon", "late"]
+            left_ms = float(to.first.came[0]["x-slo-ttft-ms"])
+            assert 1.0 <= left_ms < 5_000.0, "the engine is told what is left of the time"
+            assert len(to.served.gateway.parts.hold) == 0
+
+    run(test)
+
+
+def test_a_model_that_is_active_nowhere_is_waited_for(tmp_path: Path) -> None:
+    async def test() -> None:
+        limits = GatewaySettings(hold_max_s=0.2, max_held=2)
+        async with line(tmp_path, limits=limits) as to:
+            answer = await to.complete(model="legal")
+            assert answer.status_code == 429 and 1 <= int(answer.headers["retry-after"]) <= 30
+            assert answer.headers["x-slo-dropped-reason"] == "rejected-saturated"
+            answer = await to.complete(model="legal", headers={"x-request-ttl-ms": "20"})
+            assert answer.status_code == 429 and answer.headers["x-slo-dropped-reason"] == "rejected-ttl-expired"
+            held = [asyncio.create_task(to.complete(model="legal")) for _ in range(2)]
+            await until(lambda: len(to.served.gateway.parts.hold) == 2)
+            full = await to.complete(model="legal")
+            assert full.status_code == 429 and "2 requests wait" in full.json()["error"]["message"]
+            assert (await to.complete(model="chat")).status_code == 200, "another model's requests do not wait for it"
+            to.first.active = "legal"
+            assert [(await one).status_code for one in held] == [200, 200]
+            states = {m["id"]: m["state"] for m in (await to.http.get("/v1/models")).json()["data"]}
+            assert states == {"chat": "warm", "legal": "active"}
+            assert (await to.http.get("/v1/models/legal")).json()["id"] == "legal"
+            to.first.phase = Phase.SWAPPING
+            await until(lambda: to.served.gateway.parts.instances.state_of("legal", _now(to)) == "coming")
+
+    run(test)
+
+
+def _now(to: Line) -> float:
+    return to.served.gateway.parts.clock.monotonic_s()
+
+
+def test_an_agent_that_does_not_answer_gets_no_requests(tmp_path: Path) -> None:
+    async def test() -> None:
+        missing = f"unix:{tmp_path / 'nobody.sock'}"
+        async with line(tmp_path, limits=GatewaySettings(hold_max_s=0.1)) as to:
+            assert (await to.http.get("/ready")).status_code == 200
+            gateway = to.served.gateway
+            gateway.watch._ask(frozenset({missing}))
+            assert (await to.complete()).status_code == 429
+            assert (await to.http.get("/ready")).status_code == 503
+            assert (await to.http.get("/health")).status_code == 200
+            assert (await to.http.get("/v1/models/chat")).json()["state"] == "unavailable"
+
+    run(test)
+
+
+KEYS = f"""
+tenants:
+  a:
+    keys: ['{hash_of("key-a")}']
+    models: [chat]
+    class: batch
+    quota: {{requests: 1}}
+  b: {{keys: ['{hash_of("key-b")}'], metrics: true}}
+"""
+
+
+def test_a_key_says_whose_a_request_is_and_what_it_may(tmp_path: Path) -> None:
+    async def test() -> None:
+        keys = tmp_path / "keys.yaml"
+        keys.write_text(KEYS)
+        async with line(tmp_path, keys=keys) as to:
+            a, b = {"authorization": "Bearer key-a"}, {"authorization": "Bearer key-b"}
+            for headers in ({}, {"authorization": "Bearer no"}, {"x-tenant-id": "a"}):
+                for method, path in (("GET", "/v1/models"), ("GET", "/metrics"), ("POST", COMPLETIONS), ("GET", "/x")):
+                    answer = await to.http.request(method, path, headers=headers, content=b"{")
+                    assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+            assert [m["id"] for m in (await to.http.get("/v1/models", headers=a)).json()["data"]] == ["chat"]
+            for model in ("legal", "nothing", None, 5):
+                answer = await to.complete(model=model, headers=a)  # type: ignore[arg-type]
+                assert answer.status_code == 404 and "there are chat" in answer.json()["error"]["message"]
+            assert (await to.http.get("/v1/models/legal", headers=a)).status_code == 404
+            assert (await to.http.get("/metrics", headers=a)).status_code == 404
+            assert "key-" not in (await to.http.get("/metrics", headers=b)).text
+            await to.complete(headers=b | {"x-tenant-id": "someone else"})
+            assert to.first.came[-1]["x-tenant-id"] == "b"
+            to.first.room = 0
+            await until(lambda: to.served.gateway.parts.instances.by_name["node-a/0"].room == 0)
+            held = asyncio.create_task(to.complete(headers=a))
+            await until(lambda: len(to.served.gateway.parts.hold) == 1)
+            answer = await to.complete(headers=a)
+            assert answer.status_code == 429 and "1 of 1 requests of yours" in answer.json()["error"]["message"]
+            to.first.room = 5
+            assert (await held).status_code == 200
+
+    run(test)
+
+
+def test_a_class_is_held_to_that_of_the_key_however_it_is_stated(tmp_path: Path) -> None:
+    async def test() -> None:
+        keys = tmp_path / "keys.yaml"
+        keys.write_text(KEYS)
+        async with line(tmp_path, keys=keys) as to:
+            a, b = {"authorization": "Bearer key-a"}, {"authorization": "Bearer key-b"}
+            ways: list[dict[str, Any]] = [
+                {"headers": {"x-slo-class": "interactive", "x-slo-ttft-ms": "1"}},
+                {"headers": {"x-slo-objective": "x"}, "slo": {"class": "interactive", "ttft_ms": 1, "report": True}},
+                {"vllm_xargs": {"slo_class": "interactive", "slo_ttft_ms": 1, "other": 5}},
+                {"service_tier": "priority"},
+                {},
+            ]
+            for way in ways:
+                given = dict(way)
+                headers = given.pop("headers", {})
+                answer = await to.complete(headers=headers | a, **given)
+                assert answer.status_code == 200, answer.text
+                came, body = to.first.came[-1], json.loads(to.first.bodies[-1])
+                assert came["x-slo-class"] == "batch" and float(came.get("x-slo-ttft-ms", 1e9)) > 500.0, (way, came)
+                assert "slo" not in body or body["slo"] == {"report": True}
+                assert body.get("vllm_xargs", {}).get("slo_class", "batch") == "batch"
+                if "vllm_xargs" in way:
+                    assert body["vllm_xargs"]["other"] == 5
+            await to.complete(headers=ways[0]["headers"] | b)
+            assert to.first.came[-1]["x-slo-class"] == "interactive" and to.first.came[-1]["x-slo-ttft-ms"] == "1"
+            for urgent in ({"priority": -1}, {"priority": "-1"}):
+                assert (await to.complete(headers=a, **urgent)).status_code == 400
+            assert (await to.complete(headers=a | {"x-vllm-priority": "-1"})).status_code == 400
+            assert (await to.complete(headers=b | {"x-slo-ttf-ms": "5"})).status_code == 400
+
+    run(test)
+
+
+def test_routes_are_an_allow_list_and_bodies_are_bounded(tmp_path: Path) -> None:
+    async def test() -> None:
+        text = FLEET.replace("{policy: edf}", "{policy: edf, max_body_bytes: 1000}")
+        async with line(tmp_path, text=text) as to:
+            stateful = await to.http.post("/v1/responses", json={"model": "chat", "input": "x"})
+            assert stateful.status_code == 400 and "/v1/chat/completions" in stateful.json()["error"]["message"]
+            for method, path in (
+                ("GET", "/v1/responses/resp_1"),
+                ("POST", "/collective_rpc"),
+                ("POST", "/v1/load_lora_adapter"),
+                ("POST", "/sloserve/park"),
+                ("POST", "/v1/completions/"),
+                ("GET", "/v1/files"),
+                ("GET", COMPLETIONS),
+                ("GET", "/docs"),
+            ):
+                answer = await to.http.request(method, path)
+                assert answer.status_code in (400, 404, 405) and "error" in answer.json(), path
+
+            async def parts() -> AsyncIterator[bytes]:
+                for _ in range(3):
+                    yield b" " * 400
+
+            for content in (b" " * 1_001, parts()):
+                answer = await to.http.post(COMPLETIONS, content=content)
+                assert answer.status_code == 413 and "more than 1000 bytes" in answer.json()["error"]["message"]
+            for content in (b"", b"[]", b"{", b'"x"', b"\xff"):
+                answer = await to.http.post(COMPLETIONS, content=content)
+                assert answer.status_code in (400, 404) and "error" in answer.json()
+            too_long = {"x-request-id": "x" * 500}
+            assert (await to.complete(headers=too_long)).status_code == 400
+            assert to.first.came == [] and to.served.gateway.parts.in_flight.bytes == 0
+
+    run(test)

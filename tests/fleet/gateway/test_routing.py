@@ -1,0 +1,192 @@
+"""Where a request goes, and in which order those go that have to wait: no sockets."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloserve.core.clock import ManualClock
+from sloserve.estimator.completion.group_time import Serving
+from sloserve.estimator.completion.queue_backlog import EngineSize
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.fleet.contract.plan import Plan, PlannedGroup
+from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
+from sloserve.fleet.gateway.hold import HeldTooLong, Hold, HoldFull, Wanted
+from sloserve.fleet.gateway.instances import FRESH_S, Instances
+from sloserve.fleet.gateway.prediction import Pace, Work
+from sloserve.fleet.gateway.prefixes import MOST, PrefixTable, beginnings, part
+from sloserve.scheduler.qlm.contract import ModelState, RunningSums
+
+PROFILE = load_profile("h100-llama3-8b")
+PACES = {("m", "h100"): Pace(Serving(PROFILE, EngineSize(256, 8192, PROFILE.kv_capacity_tokens)))}
+ACTIVE = {"m": ModelState.ACTIVE, "n": ModelState.WARM}
+
+
+def report(name: str, room: int = 10, *, phase: Phase = Phase.SERVING, **given: Any) -> InstanceReport:
+    return InstanceReport(name, "h100", phase, given.pop("models", ACTIVE), room=room, **given)
+
+
+def fleet(*reports: InstanceReport, affinity: bool = True) -> Instances:
+    made = Instances(PACES, affinity)
+    made.reported(AgentReport("a", "unix:a", reports), "unix:a", {}, 0.0)
+    return made
+
+
+def conversation(*texts: str) -> Any:
+    raw = json.dumps([{"role": "user", "content": text} for text in texts]).encode()
+    return beginnings("m", part(msgspec.Raw(raw)), part(None))
+
+
+def chosen(instances: Instances, prompt: Any = (), slo_class: str = "c") -> str | None:
+    found = instances.choose("m", slo_class, Work(1, 3_000, 10), prompt, 0.0)
+    return None if found is None else found.name
+
+
+def test_the_least_loaded_of_the_instances_with_room_is_chosen() -> None:
+    busy = RunningSums(20, 20_000.0, 50_000.0, 4_000.0, 1e6, 300.0)
+    instances = fleet(
+        report("busy", running=busy), report("full", 0), report("idle"), report("new", phase=Phase.SWAPPING)
+    )
+    assert chosen(instances) == "idle"
+    for _ in range(10):  # as much work as the busy one has, all of it sent since the report
+        instances.by_name["idle"].send(Work(1, 5_000, 400), ())
+    assert chosen(instances) == "busy" and instances.by_name["idle"].room == 0
+    assert instances.choose("n", "c", Work(), (), 0.0) is None
+    assert instances.choose("m", "c", Work(), (), FRESH_S) is None, "what an agent said long ago does not count"
+
+
+def test_the_plans_instances_come_first_while_they_have_room() -> None:
+    instances = fleet(
+        report("a"), report("b", running=RunningSums(9, 9_000.0, 9_000.0, 900.0, 1e5, 100.0)), report("c")
+    )
+    queues = {"b": (PlannedGroup(-1, "m", "c"),), "c": (PlannedGroup(-2, "m", "other"),)}
+    instances.plan = Plan(0.0, queues)
+    assert (chosen(instances), chosen(instances, slo_class="other"), chosen(instances, slo_class="x")) == (
+        "b",
+        "c",
+        "a",
+    )
+    instances.by_name["b"].refused()
+    assert chosen(instances) in ("a", "c")
+
+
+def test_the_next_round_of_a_conversation_goes_where_the_last_one_went() -> None:
+    for affinity, instance in ((True, "b"), (False, "a")):
+        instances = fleet(report("a"), report("b"), affinity=affinity)
+        instances.by_name["b"].send(Work(1, 100, 1), conversation("system " * 2_000, "hello"))
+        instances.reported(AgentReport("a", "unix:a", (report("a"), report("b"))), "unix:a", instances.sent(), 0.0)
+        assert chosen(instances, conversation("system " * 2_000, "hello", "answer", "and?")) == instance
+        assert chosen(instances, conversation("another " * 2_000, "hello")) == "a"
+    instances = fleet(report("a"), report("b"))
+    instances.by_name["b"].send(Work(1, 100, 1), conversation("system " * 2_000))
+    asleep = report("b", phase=Phase.DRAINING)
+    for one in (asleep, report("b")):
+        instances.reported(AgentReport("a", "unix:a", (one,)), "unix:a", instances.sent(), 0.0)
+    assert chosen(instances, conversation("system " * 2_000)) == "a", "its cache left with its model"
+
+
+def test_beginnings_are_cut_after_messages_and_bounded() -> None:
+    first, second = conversation("a", "b"), conversation("a", "b", "c")
+    assert first == second[:2] and first[0].digest != conversation("b")[0].digest
+    assert len(conversation(*["x"] * 500)) == 64
+    assert beginnings("m", part(msgspec.Raw(b"5")), part(None)) == () == beginnings("m", part([]), part(msgspec.Raw()))
+    text = json.dumps("word " * 2_000).encode()
+    cuts = beginnings("m", part(None), memoryview(text))
+    assert len(cuts) == 5 and cuts[-1].tokens == len(text) // 4
+    assert beginnings("m", part(None), memoryview(text + b"more"))[:4] == cuts[:4]
+    table = PrefixTable()
+    for i in range(2 * MOST):
+        table.sent(conversation(str(i)))
+    assert len(table) == MOST and table.cached_tokens(conversation("0")) == 0
+    assert table.cached_tokens(conversation(str(2 * MOST - 1))) > 0
+
+
+@given(st.lists(st.sampled_from(["send", "end", "ask", "told", "refused"]), max_size=40))
+def test_room_is_never_more_than_there_is(steps: list[str]) -> None:
+    """Against an engine that knows what it has: the gateway may think it fuller, never emptier, but for refusals."""
+    seats = 5
+    instances = fleet(report("a", seats))
+    instance, flights = instances.by_name["a"], []
+    asked: tuple[dict[str, int], int] | None = None
+    for step in steps:
+        if step == "send" and instance.room > 0:
+            assert len(flights) < seats
+            flights.append(instance.send(Work(), ()))
+        elif step == "end" and flights:
+            flights.pop(0).end()
+        elif step == "ask" and asked is None:
+            asked = instances.sent(), seats - len(flights)
+        elif step == "told" and asked is not None and asked[1] <= seats - len(flights):
+            told, room = asked[0], min(asked[1], seats - len(flights))
+            instances.reported(AgentReport("a", "unix:a", (report("a", room),)), "unix:a", told, 0.0)
+            asked = None
+        elif step == "refused" and flights:
+            flights.pop().end(refused=True)
+            assert instance.room == 0
+
+
+def waiting(name: str, due_s: float, **given: Any) -> Wanted:
+    return Wanted("m", name, 0.0, due_s, **given)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+def test_the_earliest_deadline_goes_first_and_others_models_do_not_wait() -> None:
+    async def test() -> None:
+        models = {"m": ModelState.WARM, "n": ModelState.ACTIVE}
+        instances = fleet(report("full", 0), report("n", models=models))
+        hold = Hold(instances, ManualClock(0.0), most=3)
+        went: list[str] = []
+
+        async def go(wanted: Wanted) -> None:
+            flight = await hold.flight(wanted)
+            went.append(wanted.slo_class)
+            flight.end()
+            hold.let_go()
+
+        tasks = [asyncio.create_task(go(w)) for w in (waiting("late", 9.0), waiting("soon", 1.0), waiting("gone", 0.5))]
+        await asyncio.sleep(0)
+        assert len(hold) == 3 and hold.waits.is_set() and [w.slo_class for w in hold.held] == ["late", "soon", "gone"]
+        with pytest.raises(HoldFull):
+            await hold.flight(waiting("more", 0.0))
+        (await hold.flight(Wanted("n", "other", 0.0))).end()
+        tasks[2].cancel()
+        await asyncio.gather(tasks[2], return_exceptions=True)
+        instances.reported(AgentReport("a", "u", (report("full", 1),)), "u", instances.sent(), 0.0)
+        hold.let_go()
+        await asyncio.gather(*tasks[:2])
+        assert went == ["soon", "late"] and len(hold) == 0 and not hold.waits.is_set()
+        assert instances.by_name["full"].room == 1
+
+    run(test)
+
+
+def test_a_wait_has_an_end_and_one_who_leaves_gives_the_place_back() -> None:
+    async def test() -> None:
+        instances = fleet(report("a", 0))
+        hold = Hold(instances, ManualClock(0.0), most=10)
+        with pytest.raises(HeldTooLong):
+            await hold.flight(waiting("x", 1.0, until_s=0.0))
+        leaving = asyncio.create_task(hold.flight(waiting("x", 1.0)))
+        await asyncio.sleep(0)
+        instances.reported(AgentReport("a", "u", (report("a", 1),)), "u", instances.sent(), 0.0)
+        hold.let_go()
+        assert instances.by_name["a"].room == 0
+        leaving.cancel()  # after it was let go, before it ran on
+        await asyncio.gather(leaving, return_exceptions=True)
+        assert leaving.cancelled() and instances.by_name["a"].room == 1
+        for _ in range(200):  # behind one that stays
+            one = asyncio.create_task(hold.flight(waiting("y", 2.0)))
+            await asyncio.sleep(0)
+            one.cancel()
+            await asyncio.gather(one, return_exceptions=True)
+        assert sum(map(len, hold._queues.values())) <= 3
+
+    run(test)
