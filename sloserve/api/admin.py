@@ -1,4 +1,4 @@
-"""Admin routes: what the scheduler is doing, which policy it follows, and parking; all without a restart.
+"""Admin routes: what the scheduler does, which policy it follows, parking, other weights; all without a restart.
 
 They exist only where the operator set a key of their own (the API key of users opens nothing here). The key is looked
 at before anything else: without it no byte of a body is read, and no route told from another.
@@ -18,14 +18,14 @@ from starlette.types import Receive, Scope, Send
 
 from sloserve.core.errors import ConfigError, EngineError
 from sloserve.files.model import Allowed, check_model, dotted
-from sloserve.vllm_plugin.server import engine_control, parking
+from sloserve.vllm_plugin.server import engine_control, parking, reloading
 from sloserve.wire import errors
 from sloserve.wire.asgi import CLOSE, BodyTooLarge, ClientLeft, declares_more, read_body, refuse
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "/sloserve/"
-ROUTES = {"status": "GET", "policy": "PUT", "park": "POST", "unpark": "POST"}
+ROUTES = {"status": "GET", "policy": "PUT", "park": "POST", "unpark": "POST", "reload": "POST"}
 
 MAX_POLICY_CHARS = 500
 MAX_BODY_BYTES = 16384
@@ -33,6 +33,9 @@ MAX_BODY_BYTES = 16384
 
 _PolicyText = Annotated[str | None, Field(strict=True, max_length=MAX_POLICY_CHARS)]
 _POLICY = Allowed(f"the text of a policy, as for --policy, of at most {MAX_POLICY_CHARS} characters")
+
+_Path = Annotated[str, Field(strict=True, min_length=1, max_length=4096)]
+_PATH = Allowed("text of 1 to 4096 characters")
 
 _LEVEL = Allowed("0 or 1; what a sleep of level 2 forgets cannot be parked")
 
@@ -55,6 +58,15 @@ class Parking(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     level: Annotated[int, Field(strict=True, ge=0, le=1), _LEVEL] = 1
+
+
+class Reload(BaseModel):
+    """Other weights to read, and the name that the model has from then on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    weights_path: Annotated[_Path, _PATH]
+    model: Annotated[_Path, _PATH]
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -123,6 +135,12 @@ class AdminApp:
             wanted = await _read(Parking, scope, receive, default=b"{}")
             async with self._changing:
                 return await parking.park(engine, wanted.level)
+        if route == "reload":
+            weights = await _read(Reload, scope, receive)
+            models = getattr(scope["app"].state, "openai_serving_models", None)
+            async with self._changing:
+                await reloading.reload(engine, models, weights.weights_path, weights.model)
+            return {"model": weights.model}
         async with self._changing:
             await parking.unpark(engine)
         return await engine_control.status(engine)

@@ -18,7 +18,7 @@ from tests.equality.service import Service, as_server
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 
 PROMPTS = {f"r{i}": f"Request {i}: " + "tell me about the sea. " * (i % 4) for i in range(8)}
-WORKER = "tests.equality.sleeping_worker.SleepingCPUWorker"
+WORKER = "sloserve.vllm_plugin.sleeping_worker.SleepingCPUWorker"
 LOADS, TOKENS = 8, 40
 
 

@@ -6,12 +6,12 @@ import pytest
 import schemathesis
 from hypothesis import settings
 
-from sloserve.api.admin import PREFIX, ROUTES, Parking, PolicyChange
+from sloserve.api.admin import PREFIX, ROUTES, Parking, PolicyChange, Reload
 from tests.api.test_admin import BEARER, Ranks, ServerApp
 
 pytestmark = pytest.mark.slow
 
-MODELS = {"policy": PolicyChange, "park": Parking}
+MODELS = {"policy": PolicyChange, "park": Parking, "reload": Reload}
 
 
 def body(route: str) -> dict[str, Any]:

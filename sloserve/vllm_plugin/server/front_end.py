@@ -19,6 +19,7 @@ from typing import Any
 
 from sloserve.admission.prediction import NewRequest
 from sloserve.admission.queue_view import SWEEP_INTERVAL_S, Place
+from sloserve.core import process_death
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import DeadlinePassed, InvalidRequest, QueueFull, Rejected, ShuttingDown
 from sloserve.core.outcome import Outcome
@@ -48,7 +49,8 @@ LEAST_PRIORITY, MOST_PRIORITY = -(2**63), 2**63 - 1
 
 
 def install() -> None:
-    """Wraps ``AsyncLLM`` once; a second call changes nothing."""
+    """Wraps ``AsyncLLM`` once; a second call changes nothing. Where an agent started the engine, it dies with it."""
+    process_death.die_with_named_parent()
     from vllm.v1.engine.async_llm import AsyncLLM
 
     if hasattr(AsyncLLM.generate, "__wrapped__"):

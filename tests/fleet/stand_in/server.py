@@ -140,9 +140,11 @@ class Routes:
 
     async def reload(self, request: Request) -> Response:
         wanted = await request.json()
+        if not wanted["weights_path"]:
+            return error(400, "BadRequestError", "weights_path: there is nothing")
         await self._engine.pause("wait")
         self._engine.reload(wanted["weights_path"])
-        self._engine.name = wanted["name"]
+        self._engine.name = wanted["model"]
         await self._engine.resume()
         return JSONResponse({"model": self._engine.name})
 
@@ -174,10 +176,12 @@ class Call:
     async def whole(self) -> Response:
         text = "".join([made async for made in self._generate()])
         content = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-        ids = {"token_ids": list(map(ord, text)), "prompt_token_ids": list(map(ord, self._prompt))} if self._ids else {}
-        choice = {"index": 0, **content, "finish_reason": self._reason(len(text)), **ids}
+        ids = {"token_ids": list(map(ord, text))} if self._ids else {}
+        prompt = {"prompt_token_ids": list(map(ord, self._prompt))} if self._ids else {}
+        in_choice, beside = ({}, prompt) if self._chat else (prompt, {})
+        choice = {"index": 0, **content, "finish_reason": self._reason(len(text)), **ids, **in_choice}
         kind = "chat.completion" if self._chat else "text_completion"
-        answer = {**self._head, "object": kind, "model": self.model, "choices": [choice]}
+        answer = {**self._head, "object": kind, "model": self.model, "choices": [choice], **beside}
         return JSONResponse({**answer, "usage": self._used(len(text))})
 
     async def stream(self) -> AsyncIterator[bytes]:

@@ -1,5 +1,6 @@
 """What the parts of a fleet rely on in an engine: the same tests for the stand-in and for vLLM's server with ours."""
 
+import shutil
 import signal
 import threading
 import time
@@ -10,13 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.fleet.stand_in.engine import StandIn, reply
 from tests.fleet.stand_in.server import server
 
 KEY, MODEL = "admin-secret", "chat"
 ADMIN = {"Authorization": f"Bearer {KEY}"}
-WORKER = "tests.equality.sleeping_worker.SleepingCPUWorker"
+WORKER = "sloserve.vllm_plugin.sleeping_worker.SleepingCPUWorker"
 PROMPT = "The sea, the sea."
 LIMIT_S = 120.0
 
@@ -179,6 +181,26 @@ def test_a_parked_stream_goes_on(engine: Client) -> None:
     engine.done("/sloserve/unpark")
     running.ended.result(LIMIT_S)
     assert running.tokens == expected
+
+
+def test_other_weights_come_in_place_with_their_name(engine: Client, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    home = engine.get("/v1/models").json()["data"][0]["root"]
+    if (Path(home) / "model.safetensors").exists():
+        shutil.copytree(home, other)
+        tensors = load_file(other / "model.safetensors")
+        save_file({name: tensor[::-1].copy() for name, tensor in tensors.items()}, other / "model.safetensors")
+    before = engine.complete(PROMPT)
+    assert engine.post("/sloserve/reload", json={"weights_path": "", "model": "a"}, headers=ADMIN).status_code == 400
+    assert engine.complete(PROMPT) == before, "a path that has no weights changes nothing"
+    assert engine.done("/sloserve/reload", {"weights_path": str(other), "model": "other"}) == {"model": "other"}
+    assert [card["id"] for card in engine.get("/v1/models").json()["data"]] == ["other"]
+    assert engine.post("/v1/completions", json={"model": MODEL, "prompt": "a"}).status_code == 404
+    body = {"model": "other", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    changed = engine.done("/v1/completions", body)
+    assert changed["model"] == "other" and changed["choices"][0]["text"] != before["text"]
+    engine.done("/sloserve/reload", {"weights_path": home, "model": MODEL})
+    assert engine.complete(PROMPT) == before
 
 
 def test_what_the_stand_in_says_follows_from_weights_and_text(engine: Client) -> None:

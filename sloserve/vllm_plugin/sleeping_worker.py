@@ -1,11 +1,11 @@
-"""vLLM's CPU worker with a sleep that gives memory back: what a GPU's sleep mode does, for tests without a GPU.
+"""vLLM's CPU worker with a sleep that gives memory back: what a GPU's sleep mode does, for fleets on CPUs.
 
 The CPU worker of vLLM answers to sleep and frees nothing. This one gives the pages of weights and KV cache back to the
 operating system, and their addresses stay valid, as on a GPU: whoever reads them finds zeros. As there, level 1 wakes
 with the weights that it had and with an empty KV cache. After level 2 the weights are to be reloaded by the caller;
 an engine that serves without that fails at its next step, since kernels that packed weights for themselves are gone.
 
-Give it to vLLM as ``--worker-cls tests.equality.sleeping_worker.SleepingCPUWorker``.
+Give it to vLLM as ``--worker-cls sloserve.vllm_plugin.sleeping_worker.SleepingCPUWorker``.
 """
 
 import ctypes
@@ -13,7 +13,6 @@ import mmap
 from typing import Any
 
 import torch
-from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -43,7 +42,7 @@ class SleepingCPUWorker(CPUWorker):
         for name, buffer in model.named_buffers():
             buffer.copy_(self._saved_buffers[name])
         if self.level == 1:
-            reload_weights(self.vllm_config, model, None, None, is_checkpoint_format=True)
+            self.model_runner.reload_weights()
         self.level = 0
 
     def discard(self, tags: tuple[str, ...]) -> None:
