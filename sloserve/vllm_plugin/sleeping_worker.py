@@ -1,7 +1,7 @@
 """vLLM's CPU worker with a sleep that gives memory back: what a GPU's sleep mode does, for fleets on CPUs.
 
 The CPU worker of vLLM answers to sleep and frees nothing. This one gives the pages of weights and KV cache back to the
-operating system, and their addresses stay valid, as on a GPU: whoever reads them finds zeros. As there, level 1 wakes
+operating system, and their addresses stay valid, as on a GPU: what reads them finds zeros. As there, level 1 wakes
 with the weights that it had and with an empty KV cache. After level 2 the weights are to be reloaded by the caller;
 an engine that serves without that fails at its next step, since kernels that packed weights for themselves are gone.
 

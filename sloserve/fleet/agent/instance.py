@@ -199,7 +199,7 @@ class Instance:
     def _died(self, engine: Engine) -> None:
         logger.warning("%s: the engine of model %s has died", self._name, engine.model.name)
         if engine is not self._engines.active or self._phase is Phase.SWAPPING:
-            return  # one that sleeps; or whoever waits for it is told
+            return  # one that sleeps; and the call that waits for one is told
         self._durable.died(self._name)
         engine.flights.settle()
         if self._phase is Phase.SERVING and self._active is not None:
