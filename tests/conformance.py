@@ -51,6 +51,10 @@ FORMS: dict[str, Forms] = {
         golden=":preempt_margin_s=1",
         conserves=(":inside=edf:delta=0.1:preempt_margin_s=0:max_preemptions=9:replan_s=0", ":step_budget=true"),
     ),
+    "auto": Forms(
+        golden=":hysteresis=0.01",
+        conserves=(":hysteresis=0:max_preemptions=9:sigmas=0:reserve=0", ":step_budget=false:preempt=false"),
+    ),
     "econo-parts": Forms(
         golden=":order=fcfs:length=oracle:length_error=0.5",
         conserves=(":order=fcfs:length=oracle:length_error=0.5", ":foresee=false:pause=true"),

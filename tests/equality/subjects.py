@@ -70,6 +70,7 @@ _CHOSEN = (
     Subject("sa", {"policy": "sa"}, waits=False),
     Subject("andes", {"policy": "andes"}, pauses=None),
     Subject("econo", {"policy": "econo:reserve=0:sigmas=0"}, pauses=None),
+    Subject("auto", {"policy": "auto:hysteresis=0:sigmas=0:reserve=0"}, preempts=None, waits=False),
     Subject("qlm", {"policy": "qlm:preempt_margin_s=0:delta=0.5"}, preempts=True),
     Subject("econo-blind", {"policy": "econo-parts:foresee=false:reserve=0:pause=true"}, pauses=None),
     Subject("andes-restless", {"policy": f"andes-parts:{_RESTLESS}"}, preempts=True, pauses=None),

@@ -15,7 +15,7 @@ from sloserve.scheduler.registry import make_policy, policy_names
 Make = Callable[..., Snapshot]
 NOW_S = 1000.0
 
-FIRST_BY_CLASS = ("andes", "econo", "edf", "priority", "qlm", "sa", "sjf")
+FIRST_BY_CLASS = ("andes", "auto", "econo", "edf", "priority", "qlm", "sa", "sjf")
 AS_PUBLISHED = {"econo-paper", "fastserve", "fcfs", "multires", "orca", "rr", "sarathi", "srtf", "sync-coupled"}
 """vLLM's own order, and baselines in the form of their papers."""
 VARIANTS = {"andes-parts", "econo-parts", "sa-batches"}

@@ -43,7 +43,7 @@ def test_policies_are_listed_with_what_they_do(
     assert run_main(monkeypatch, "policies") == 0
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("For experiments, to reproduce papers:")
-    assert [line.split()[0] for line in lines[: at - 1]] == "andes econo edf fcfs priority qlm sa sjf".split()
+    assert [line.split()[0] for line in lines[: at - 1]] == "andes auto econo edf fcfs priority qlm sa sjf".split()
     names = "andes-parts econo-paper econo-parts fastserve multires orca rr sa-batches sarathi srtf sync-coupled"
     assert [line.split()[0] for line in lines[at + 2 :]] == names.split()
     assert all(len(line.split()) > 3 and "cannot be loaded" not in line for line in lines if line)

@@ -1,0 +1,185 @@
+"""One policy for all: serves what gains most by being served now, per unit of what is short.
+
+Each request has one number, its gain (``value.py``) over its cost (``prices.py``), times the weight of its class.
+Deadlines, readers and best effort are parts of the same gain, so that no kind of target switches the rule of another.
+Admission keeps the KV cache from being promised twice (``forecast``), and a running request gives way where the
+waiting one gains clearly more than it loses, and what its KV costs to compute again or to swap.
+
+A request for which no targets decide is served before every request of a less urgent class, as under all policies here.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.rows import Rows
+from sloserve.estimator.length.choice import check_lengths
+from sloserve.lso.blocks import blocks_of
+from sloserve.lso.decode_first import service_order, uncomputed_tokens
+from sloserve.lso.forecast import how_many_fit, occupancy
+from sloserve.lso.lengths import Lengths
+from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, first_places, without_targets, woven_places
+from sloserve.lso.preemption import Candidate, Head, freed_blocks, select_victims
+from sloserve.lso.swapping import preemption_price
+from sloserve.scheduler.auto.prices import costs, pace_of
+from sloserve.scheduler.auto.value import VALUE_COLUMNS, Worth
+from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
+
+MOST_ADMITTED: Final = 64
+"""In one step; more prompts than a step's budget computes."""
+WAIT_SHARE: Final = 0.2
+"""A request that is not served now is served, on average, once this share of what waits and has a chance has been."""
+CLASS_WEIGHT: Final = 0.5
+"""Weight of a class relative to the next more urgent one, where targets decide for both."""
+
+
+class Auto(Policy):
+    """Serves what gains most per unit of what is short, whatever it was promised."""
+
+    needs = PREEMPTION_COLUMNS | VALUE_COLUMNS
+
+    @dataclass(frozen=True)
+    class Settings(Policy.Settings):
+        """step_budget: on unless it is turned off.
+
+        sigmas: standard deviations of the foreseen occupancy kept free; 0 trusts the mean. reserve: share of KV blocks
+        kept free beside. preempt: whether to preempt at all. hysteresis: by how much the gain of the one must exceed
+        the loss by a preemption, in requests. max_preemptions: a request that was preempted so often is left alone.
+        length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
+        length_error: relative error of the oracle's lengths.
+        """
+
+        step_budget: bool = True
+        sigmas: float = 1.0
+        reserve: float = 0.01
+        preempt: bool = True
+        hysteresis: float = 0.25
+        max_preemptions: int = 2
+        length: str = "predicted"
+        length_error: float = 0.0
+
+        def __post_init__(self) -> None:
+            check_lengths(self.length, self.length_error)
+            if not 0.0 <= self.reserve <= 0.5:
+                raise ValueError(f"reserve: {self.reserve} is not within 0..0.5")
+            for name in ("sigmas", "hysteresis", "max_preemptions"):
+                if not 0.0 <= getattr(self, name) < math.inf:
+                    raise ValueError(f"{name}: {getattr(self, name)} is not 0 or more, and finite")
+
+    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
+
+    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
+        self._lengths.observe(rows, slot)
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        rows, engine = snapshot.rows, snapshot.engine
+        queued = snapshot.waiting.size
+        if not queued and engine.free_blocks >= snapshot.running.size:
+            return Plan.IDENTITY
+        slots = np.concatenate((snapshot.waiting, snapshot.running))
+        context = rows.prompt_tokens[slots] + rows.output_tokens[slots]
+        prefill = uncomputed_tokens(rows, slots)
+        left = self._lengths.left(rows, slots)
+        pace = pace_of(engine, snapshot.running.size, int(context[queued:].sum()), float(prefill.sum()))
+        cost = costs(engine, pace, context, prefill, left)
+        prefill_s = prefill.astype(np.float64) * pace.prompt_token_s
+        worth = Worth.of(rows, slots, self._lengths, left, prefill_s, pace, now_s)
+        good = worth.good()
+        hopeful = np.where(worth.promised, good, 1.0)[:queued]
+        wait_s = max(float(cost[:queued] @ hopeful) * WAIT_SHARE, pace.full_s)
+        weight = CLASS_WEIGHT ** np.minimum(rows.class_rank[slots], 30)
+        again_s = np.zeros(slots.size)
+        price = preemption_price(rows, snapshot.running, engine)
+        again_s[queued:] = context[queued:] * pace.prompt_token_s * price
+        gain = weight * worth.gain(good, wait_s, again_s)
+        key = -gain / cost
+        rank, seq = rows.class_rank[slots], rows.seq[slots]
+        lowered = by_class(key, rank, without_targets(rows, slots))
+        waiting = first_places(
+            key[:queued], lowered[:queued], rank[:queued], seq[:queued], min(queued, engine.max_num_seqs)
+        )
+        running = queued + first_places(
+            key[queued:], lowered[queued:], rank[queued:], seq[queued:], snapshot.running.size
+        )
+        order = woven_places(snapshot, waiting)
+        stay, victims, most = slots[running], NO_SLOTS, None
+        if queued:
+            fit = self._fit(rows, engine, stay, slots[order])
+            if self.settings.preempt and fit < order.size:
+                of_all = float(gain[:queued].sum()) / max(float(cost[:queued].sum()), 1e-9)
+                heads = self._heads(order, waiting, prefill, engine, fit)
+                victims, more = self._make_room(snapshot, slots, heads, gain, running, gain + of_all * again_s, fit)
+                fit += more
+            if victims.size:
+                stay = stay[~np.isin(stay, victims)]
+            most = max(stay.size + fit, 1)
+        return Plan(running=service_order(rows, stay, engine), waiting=slots[order], preempt=victims, max_running=most)
+
+    def _fit(self, rows: Rows, engine: EngineFacts, running: IntArray, waiting: IntArray) -> int:
+        """How many of ``waiting`` the KV cache will hold beside ``running``, to the end of all."""
+        most = min(engine.free_slots, MOST_ADMITTED)
+        if not most:
+            return 0
+        mean, variance = (one.sum(axis=0) for one in occupancy(self._lengths, rows, running, engine.block_size))
+        capacity = engine.total_blocks * (1.0 - self.settings.reserve)
+        first = occupancy(self._lengths, rows, waiting[:1], engine.block_size)
+        # Most often the first does not fit, and the others need not be asked.
+        if not how_many_fit((mean, variance), first, capacity, self.settings.sigmas):
+            return 0
+        asked = occupancy(self._lengths, rows, waiting[:most], engine.block_size)
+        return how_many_fit((mean, variance), asked, capacity, self.settings.sigmas)
+
+    def _heads(
+        self, order: IntArray, ranked: IntArray, prefill: IntArray, engine: EngineFacts, fit: int
+    ) -> list[tuple[int, int]]:
+        """Who comes after those that fit, and whose gain counts for it: as many as a step can begin with."""
+        begun = 1 + int(np.searchsorted(np.cumsum(prefill[order]), engine.token_budget))
+        last = max(begun, fit + 1)
+        return list(zip(order[fit:last].tolist(), ranked[fit:last].tolist(), strict=True))
+
+    def _make_room(
+        self,
+        snapshot: Snapshot,
+        slots: IntArray,
+        heads: list[tuple[int, int]],
+        gain: FloatArray,
+        running: IntArray,
+        loss: FloatArray,
+        fit: int,
+    ) -> tuple[IntArray, int]:
+        """Slots to preempt, and how many of ``heads`` are then admitted though the forecast has no room for them.
+
+        A running request will have to give way for each of them, now or later: it is admitted where its gain clearly
+        exceeds the loss of those that lose least for the blocks that they free.
+        """
+        rows, engine = snapshot.rows, snapshot.engine
+        may = rows.preemptable[slots[running]] & (rows.num_preemptions[slots[running]] < self.settings.max_preemptions)
+        able = running[may]
+        able = able[np.argsort(loss[able] / np.maximum(rows.kv_blocks[slots[able]], 1), kind="stable")]
+        worth_it = []
+        for (place, ranked), least in zip(heads, loss[able].tolist(), strict=False):
+            if not gain[ranked] - least > self.settings.hysteresis:
+                break
+            worth_it.append((place, float(gain[ranked])))
+        if not worth_it:
+            return NO_SLOTS, 0
+        places = np.array([place for place, _ in worth_it])
+        needed = blocks_of(rows.prompt_tokens[slots[places]] + rows.output_tokens[slots[places]] + 1, engine.block_size)
+        free_slots = engine.free_slots - fit
+        free_blocks = engine.free_blocks - math.ceil(self.settings.reserve * engine.total_blocks)
+        victims = select_victims(
+            [Head(-value, blocks) for (_, value), blocks in zip(worth_it, needed.tolist(), strict=True)],
+            map(Candidate, slots[able].tolist(), (-loss[able]).tolist()),
+            snapshot.holding,
+            free_slots=free_slots,
+            free_blocks=free_blocks,
+            margin=self.settings.hysteresis,
+        )
+        room = free_blocks + sum(freed_blocks(map(snapshot.holding, victims)))
+        admitted = min(int(np.searchsorted(np.cumsum(needed), room, side="right")), max(free_slots, 0) + len(victims))
+        return (np.array(victims, np.int64) if victims else NO_SLOTS), admitted

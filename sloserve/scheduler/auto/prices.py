@@ -1,0 +1,73 @@
+"""What serving a request takes of the engine, in engine seconds at prices that follow from what is short.
+
+A step's time, the KV cache and the seats (``max_num_seqs``) are machines that all requests share. Each request occupies
+each of them for so many seconds, as if it had the machine for itself: its prompt at the rate of full steps, and what
+its tokens add to the steps; its KV tokens x seconds over those of the cache; its seconds over the number of seats. The
+machine that all requests together need longest is what is short, and its price is 1; the others are priced by the
+square of how close they come, so that no price jumps when another machine becomes the one that is short.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.lso.plan import EngineFacts
+
+_MORE_SEQS: Final = 16
+"""Decodes by which a step is made larger to see what one more takes."""
+PENDING_STEPS: Final = 16.0
+"""Full steps of prompts ahead from which on all steps are taken to be full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast the engine is now, in seconds.
+
+    step_s: of a step, between one of decodes alone and a full one, by how many prompts there are to compute. full_s:
+    of a full one. prompt_token_s: of a prompt token, at the rate of full steps. token_s: what one more decode adds to
+    a step.
+    """
+
+    step_s: float
+    full_s: float
+    prompt_token_s: float
+    token_s: float
+
+
+def pace_of(engine: EngineFacts, decodes: int, context_tokens: int, pending_tokens: float) -> Pace:
+    """The engine with these running.
+
+    decodes, context_tokens: running requests, and the tokens in their KV. pending_tokens: of prompts, to be computed.
+    """
+    latency = engine.step_latency
+    mean = context_tokens // max(decodes, 1)
+    alone = StepLoad(decode_seqs=max(decodes, 1), decode_context_tokens=context_tokens)
+    more = StepLoad(
+        decode_seqs=alone.decode_seqs + _MORE_SEQS, decode_context_tokens=context_tokens + _MORE_SEQS * mean
+    )
+    room = max(engine.token_budget - decodes * engine.decode_tokens, 1)
+    full = StepLoad(room, 1, decodes, context_tokens, room * room)
+    alone_s, more_s, full_s = latency.step_s(alone), latency.step_s(more), latency.step_s(full)
+    full_s = max(full_s, alone_s)
+    share = min(pending_tokens / (PENDING_STEPS * room), 1.0)
+    return Pace(alone_s + share * (full_s - alone_s), full_s, full_s / room, max((more_s - alone_s) / _MORE_SEQS, 1e-9))
+
+
+def costs(
+    engine: EngineFacts, pace: Pace, context_tokens: IntArray, prefill_tokens: IntArray, left_tokens: FloatArray
+) -> FloatArray:
+    """Engine seconds that each request takes until it ends, ``[n]``; of all requests together, for their prices."""
+    seconds = left_tokens * pace.step_s
+    taken = np.stack(
+        (
+            prefill_tokens * pace.prompt_token_s + left_tokens * pace.token_s,
+            (context_tokens + left_tokens / 2.0) * seconds / (engine.total_blocks * engine.block_size),
+            seconds / engine.max_num_seqs,
+        )
+    )
+    needed = taken.sum(axis=1)
+    found: FloatArray = (needed / max(float(needed.max()), 1e-12)) ** 2 @ taken
+    return np.maximum(found, 1e-9)

@@ -1,0 +1,91 @@
+"""auto: known rules where they are optimal, prices that do not jump, room where the gain exceeds the loss."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloserve.scheduler.auto.policy import Auto
+from sloserve.scheduler.auto.prices import Pace, costs
+from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
+from tests.snapshots import make_snapshot
+
+Make = Callable[..., Snapshot]
+NOW_S = 1000.0
+CHAT = {"arrival_s": NOW_S - 0.5, "ttft_s": 1.0, "tds": 5.0, "prompt_tokens": 200}
+JOB = {"arrival_s": NOW_S - 5.0, "e2e_s": 60.0, "prompt_tokens": 200}
+
+
+def planned(at: Snapshot, **settings: Any) -> Plan:
+    made = Auto(Auto.Settings(**settings)).plan(at, NOW_S)
+    check_plan(made, at)
+    return made
+
+
+def order(plan: Plan) -> list[int]:
+    assert plan.waiting is not None
+    return plan.waiting.tolist()
+
+
+@given(st.lists(st.integers(2, 400), min_size=2, max_size=8, unique=True))
+def test_with_first_token_targets_alone_the_least_slack_goes_first(tenths: list[int]) -> None:
+    at = make_snapshot([{"arrival_s": NOW_S, "ttft_s": tenth / 10.0, "prompt_tokens": 20} for tenth in tenths])
+    assert order(planned(at)) == np.argsort(tenths).tolist()
+
+
+@given(st.lists(st.integers(1, 3000), min_size=2, max_size=8, unique=True))
+def test_without_targets_the_least_work_goes_first(prompts: list[int]) -> None:
+    at = make_snapshot([{"arrival_s": NOW_S, "prompt_tokens": tokens} for tokens in prompts])
+    assert order(planned(at)) == np.argsort(prompts).tolist()
+
+
+def test_what_can_be_in_time_goes_before_what_is_late_and_that_is_not_dropped(snapshot: Make) -> None:
+    late = {**CHAT, "arrival_s": NOW_S - 20.0}
+    assert order(planned(snapshot([late, CHAT, {**JOB, "e2e_s": 1.0}, JOB])))[0] == 1
+    assert sorted(order(planned(snapshot([late, CHAT, JOB])))) == [0, 1, 2]
+
+
+def test_a_reply_that_may_not_be_long_can_be_in_time(snapshot: Make) -> None:
+    """The chance to end in time counts ``max_tokens``: where these fit it is 1."""
+    tight = {**JOB, "arrival_s": NOW_S, "e2e_s": 1.0}
+    assert order(planned(snapshot([{**tight, "max_tokens": 100_000}, {**tight, "max_tokens": 4}])))[0] == 1
+
+
+def test_the_weight_of_a_class_counts_where_targets_decide(snapshot: Make) -> None:
+    assert order(planned(snapshot([{**CHAT, "class_rank": 1}, CHAT, {**CHAT, "class_rank": 2}]))) == [1, 0, 2]
+
+
+@pytest.mark.parametrize("full", [{"max_num_seqs": 2}, {"free_blocks": 1, "total_blocks": 64}])
+def test_a_reader_far_ahead_gives_way_and_one_without_lead_does_not(full: dict[str, Any], snapshot: Make) -> None:
+    ahead = {"arrival_s": NOW_S - 30.0, "first_token_s": NOW_S - 29.0, "ttft_s": 2.0, "tds": 5.0, "prompt_tokens": 200}
+    ahead |= {"computed_tokens": 800, "kv_blocks": 50, "output_tokens": 600, "max_tokens": 700}
+    spent = {**ahead, "output_tokens": 146, "max_tokens": 150}
+    made = planned(snapshot([CHAT], running=[spent, ahead], **full))
+    assert made.preempt.tolist() == [1]
+    assert not planned(snapshot([CHAT], running=[spent, spent], **full)).preempt.size
+    assert not planned(snapshot([CHAT], running=[spent, ahead], **full), preempt=False).preempt.size
+
+
+def test_what_is_short_has_the_highest_price_and_no_price_jumps() -> None:
+    pace = Pace(step_s=0.02, full_s=0.1, prompt_token_s=5e-5, token_s=1e-4)
+    context, prefill, left = np.array([4000, 10]), np.array([0, 0]), np.array([500.0, 500.0])
+
+    def cost(blocks: int) -> list[float]:
+        engine = EngineFacts(0, blocks, 16, 256, 2048, 1)
+        return costs(engine, pace, context, prefill, left).tolist()
+
+    ample, scarce = cost(1_000_000), cost(300)
+    assert ample[0] == pytest.approx(ample[1], rel=0.01)
+    assert scarce[0] > 5 * scarce[1]
+    at = [cost(blocks)[0] for blocks in range(2000, 2400, 5)]
+    assert max(abs(b / a - 1.0) for a, b in zip(at, at[1:], strict=False)) < 0.01
+
+
+def test_equal_requests_go_as_they_came_and_plans_repeat(snapshot: Make) -> None:
+    at = snapshot([CHAT, JOB] * 6)
+    first = order(planned(at))
+    assert [slot for slot in first if slot % 2 == 0] == [0, 2, 4, 6, 8, 10]
+    assert first == order(planned(at))
