@@ -126,7 +126,7 @@ class GatewayApp:
             await exchange.run(scope, receive, request_id)
             return
         except (ClientLeft, Broken):
-            return  # there is nobody to tell, or no way to tell it any more: the server closes the connection
+            return  # the client is gone, or cannot be told any more: the server closes the connection
         except BodyTooLarge:
             status, param = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, None
             message = f"request body: more than {self._parts.settings.max_body_bytes} bytes; send less"

@@ -86,7 +86,7 @@ class Asked:
         self.messages = self.prompt = memoryview(b"")
 
     def to_model(self, model: str) -> None:
-        """Asks for another model, as whoever chooses one for it does."""
+        """Asks for another model, as a chooser of models does."""
         values = json.loads(self.body)
         self.model = values["model"] = model
         self.body = json.dumps(values).encode()

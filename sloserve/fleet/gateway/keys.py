@@ -79,7 +79,7 @@ class Keys:
     def __init__(self, tenants: Mapping[bytes, Tenant]) -> None:
         """tenants: by the SHA-256 of a key."""
         self._secret = secrets.token_bytes(32)
-        # Found by a hash whose key nobody outside knows, and only then compared.
+        # Found by a hash whose key is known nowhere else, and only then compared.
         self._tenants = {self._place(digest): (digest, tenant) for digest, tenant in tenants.items()}
 
     def __iter__(self) -> Iterator[Tenant]:

@@ -45,7 +45,7 @@ class Batches:
             return [_file(row) for row in session.rows(f"{_FILES} WHERE expires_s <= store_now() ORDER BY seq")]
 
     def is_file(self, id: str) -> bool:
-        """Whether there is a file of this id, whoever's it is."""
+        """Whether there is a file of this id, of any tenant."""
         with self._database.reading() as session:
             return bool(session.rows("SELECT 1 FROM file WHERE id = :id", id=id))
 
