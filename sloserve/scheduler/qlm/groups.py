@@ -14,7 +14,7 @@ paper halves a group that has grown too large; sizes keep to the same bound, and
 import math
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,7 +36,8 @@ _NO_DEADLINE_S: Final = 2.0**20
 class Member:
     """A request, as far as planning goes.
 
-    slo_s: from arrival to due_s, inf where there is none. output_tokens, output_sd: expected to come.
+    slo_s: from arrival to due_s, inf where there is none. output_tokens, output_sd: expected to come. cached_tokens:
+    of the prompt, those whose KV an instance is expected to have, by its name.
     """
 
     request: Hashable
@@ -47,6 +48,7 @@ class Member:
     arrival_s: float
     slo_s: float
     until_first_token: bool = False
+    cached_tokens: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def due_s(self) -> float:
@@ -71,11 +73,14 @@ class _Group:
     output: float = 0.0
     output2: float = 0.0
     taken: int = 0
+    cached: dict[str, float] = field(default_factory=dict)
 
     def count(self, member: Member, sign: float) -> None:
         self.prompt += sign * member.prompt_tokens
         self.output += sign * member.output_tokens
         self.output2 += sign * (member.output_tokens**2 + member.output_sd**2)
+        for name, tokens in member.cached_tokens.items():
+            self.cached[name] = max(self.cached.get(name, 0.0) + sign * tokens, 0.0)
 
     def sums(self) -> GroupSums:
         members = self.members
@@ -91,6 +96,7 @@ class _Group:
             last_due_s=last.due_s,
             first_arrival_s=first.arrival_s,
             until_first_token=first.until_first_token,
+            cached_tokens={name: tokens for name, tokens in self.cached.items() if tokens},
         )
 
 

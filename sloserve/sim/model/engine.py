@@ -4,6 +4,7 @@ The same requests go in and the same log comes out; runs are deterministic but f
 tokens is one array a step, taken apart by request at the end.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -224,9 +225,9 @@ class ModelEngine(EventLoop):
 
     def _keep(self, request_id: str) -> Sequence[Sequence[int]]:
         index, scheduler = self._index_of.get(request_id), self.scheduler
-        assert self._planned is not None and scheduler.swap is not None
+        assert scheduler.swap is not None
         if index is not None and scheduler.requests.state[index] == RUNNING:
-            self._planned.keep(index)
+            scheduler.swap.keep(index, math.inf)
         stores, loads = scheduler.swap.take()
         assert not loads
         return stores

@@ -79,13 +79,9 @@ class PlannedScheduler(ModelScheduler):
             self._port.requests[request.request_id] = request
             self.planner.arrived(request, stated, self._clock.now_s())
 
-    def keep(self, index: int) -> None:
-        """A running request is about to lose its KV, which goes to the swap space if it is worth it."""
+    def preempt(self, index: int) -> None:
         if self.swap is not None:
             self.swap.before_preempt(index, self._port.facts(int(self.running.size), ()))
-
-    def preempt(self, index: int) -> None:
-        self.keep(index)
         super().preempt(index)
         if self.planner is not None:
             self.planner.preempted(self.requests.handles[index])

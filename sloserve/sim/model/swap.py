@@ -49,6 +49,11 @@ class ModelSwap:
         if worth_s is None:
             self.control.store.counters["swap_refused_cost"] += 1
             return
+        self.keep(index, worth_s)
+
+    def keep(self, index: int, worth_s: float) -> None:
+        """The KV of a running request goes to the pool, if there is room."""
+        request_id, tokens = self._requests.handles[index].request_id, int(self._requests.computed[index])
         host_ids = self.control.store.store(request_id, tokens, worth_s)
         if host_ids is not None:
             self.control.stores(len(host_ids))

@@ -233,12 +233,14 @@ class SLOScheduler(AsyncScheduler):
             self._planning(None, self._planner.arrived, request, stated, self._clock.now_s())
 
     def keep_kv(self, request: Request) -> None:
-        """A running request is about to lose its KV: it goes to the swap space if there is one and it is worth it."""
-        if self._swapping is not None and self._booking(False, self._swapping.preempting, request):
-            self._booking(None, self._ledger.swapped, request.request_id)
+        """A running request is about to be aborted: its KV goes to the swap space, if there is one and room."""
+        if self._swapping is not None:
+            self._booking(False, self._swapping.keep, request)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        self.keep_kv(request)
+        if self._swapping is not None:
+            if self._booking(False, self._swapping.preempting, request):
+                self._booking(None, self._ledger.swapped, request.request_id)
         super()._preempt_request(request, *args, **kwargs)
         if self._counts:
             self._booking(None, self._ledger.preempted, request)

@@ -123,6 +123,10 @@ class Swapping:
             return False
         return self._store(request, worth_s)
 
+    def keep(self, request: Request) -> bool:
+        """Keeps the KV of a running request, whatever that is worth. Returns: whether there is room for it."""
+        return self._reason_against(request) is None and self._store(request, math.inf)
+
     def _store(self, request: Request, worth_s: float) -> bool:
         tokens = request.num_computed_tokens
         blocks = compat.block_ids(self._scheduler, request)

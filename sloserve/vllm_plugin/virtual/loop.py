@@ -150,7 +150,7 @@ class EventLoop(ABC):
 
     def park(self, request_id: str, kept_as: str, now_s: float) -> float:
         """Takes a request out as :meth:`abort` does; its KV is kept under the id ``kept_as``, if there is swap space
-        and the engine's rule says that it is worth it. Returns: when the copies to the host have ended.
+        and room. Returns: when the copies to the host have ended.
         """
         store = self._kept
         if store is None or self._swap_worker is None:

@@ -40,6 +40,15 @@ def test_a_group_is_cut_at_delta_batches_and_serves_first_come_first() -> None:
     assert (first.first_due_s, first.last_due_s, last.first_arrival_s) == (10.0, 15.0, 12.0)
 
 
+def test_sums_know_what_instances_have_of_the_prompts() -> None:
+    groups = Groups()
+    for i in range(3):
+        groups.add(Member(i, "chat", 100.0, 50.0, 20.0, 0.0, 10.0, cached_tokens={"n/0": 64.0} if i else {"n/1": 16.0}))
+    assert groups.sums()[0].cached_tokens == {"n/0": 128.0, "n/1": 16.0}
+    groups.remove(0)
+    assert groups.sums()[0].cached_tokens == {"n/0": 128.0}
+
+
 def test_one_that_is_served_from_its_head_closes_all_the_same() -> None:
     """Else a steady stream would stay one group, and its references would never age."""
     groups = Groups(delta=1, batch=5)

@@ -24,6 +24,13 @@ pytestmark = pytest.mark.slow  # each runs whole fleets
 PROFILE = load_profile("h100-llama3-8b")
 
 
+ABLATIONS = [
+    "qlm:pull=false:preempt=false/stock",
+    "qlm:swap=false:balance=false",
+    "qlm:warm=false:park=true",
+]
+
+
 def mixed(n: int, rps: float, seed: int, models: str = "abc") -> list:  # type: ignore[type-arg]
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(1.0 / rps, n))
@@ -147,10 +154,10 @@ def test_weights_are_read_into_host_memory_beside_what_runs() -> None:
     assert instance.swap_s("b") == pytest.approx(swap.sleep_s + swap.reload_s)
 
 
-@pytest.mark.parametrize("name", [*(f"{name}/stock" for name in DISPATCHERS), "edf:lengths=oracle"])
+@pytest.mark.parametrize("name", [*(f"{name}/stock" for name in DISPATCHERS), "edf:lengths=oracle", *ABLATIONS])
 def test_every_request_ends_once_with_its_tokens(name: str) -> None:
     """With more models than instances, host memory for one of them, and drains that are cut short."""
-    fleet = fleet_of("abc", devices=2, memory_gib=20, drain_max_s=0.5, min_active_s=1.0)
+    fleet = fleet_of("abc", devices=2, memory_gib=20, drain_max_s=0.5, min_active_s=1.0, swap_gib=4)
     requests = mixed(14 if name.endswith("oracle") else 30, 6.0, 1)
     log = run(fleet, name, requests)
     placed = {span.model for span in log.spans}
@@ -164,6 +171,29 @@ def test_every_request_ends_once_with_its_tokens(name: str) -> None:
         spans = [span for span in log.spans if span.instance == instance]
         assert all(a.end_s == b.start_s for a, b in zip(spans, spans[1:], strict=False))
     assert any(span.phase is Phase.SWAPPING for span in log.spans) is not name.startswith("static")
+
+
+def test_long_jobs_give_way_when_an_urgent_group_comes_to_the_head() -> None:
+    """All places are taken; without the operation the urgent requests wait for the end of a job. KV is kept, if so."""
+    jobs = [request(f"j{i}", "a", 0.01 * i, output_tokens=1500, cls="batch", prompt_tokens=600) for i in range(32)]
+    urgent = [request(f"u{i}", "a", 6.0 + 0.01 * i) for i in range(4)]
+    first_s, jobs_of = {}, {}
+    for name in ("qlm", "qlm:swap=false", "qlm:preempt=false"):
+        log = run(fleet_of(["a"], swap_gib=8), f"{name}/fcfs", [*jobs, *urgent])
+        first_s[name] = max(r.latency.ttft_s for r in log.run.requests[32:] if r.latency is not None)
+        jobs_of[name] = log.run.requests[:32]
+        assert log.run.counters.get("preempted_for_others", 0) == (0 if name == "qlm:preempt=false" else 4)
+    assert max(first_s["qlm"], first_s["qlm:swap=false"]) < 0.5 < 5.0 < first_s["qlm:preempt=false"]
+    assert sum(job.num_swaps for job in jobs_of["qlm"]) == 4
+    assert max(job.recomputed_tokens for job in jobs_of["qlm"]) < 10
+    assert sum(job.recomputed_tokens > 1000 for job in jobs_of["qlm:swap=false"]) == 4
+
+
+def test_without_warm_starts_every_model_comes_from_disk() -> None:
+    requests = [request("x", "b", 0.0), request("y", "a", 9.0)]
+    for name, warm in (("qlm", True), ("qlm:warm=false", False)):
+        swaps = [s for s in run(fleet_of(), name, requests).spans if s.phase is Phase.SWAPPING]
+        assert [s.warm for s in swaps] == [warm, warm]
 
 
 def test_the_same_run_twice_is_the_same() -> None:
@@ -227,6 +257,7 @@ def test_swaps_that_cost_three_times_as_much_take_three_times_as_long() -> None:
         ("collate:max_wait=3", "option 'max_wait' is unknown; known here: max_wait_s, lengths; did you mean"),
         ("collate:max_wait_s=x", "max_wait_s: 'x' is not a number from 0"),
         ("edf:lengths=true", "lengths: 'true' is not oracle"),
+        ("qlm:warm=no", "warm: 'no' is neither true nor false"),
         ("edf/edg", "unknown policy 'edg'"),
     ],
 )

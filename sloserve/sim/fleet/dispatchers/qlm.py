@@ -1,24 +1,23 @@
 """QLM: request groups in virtual queues, one for each instance; a planner orders them, and instances carry that out.
 
-An instance pulls from its head group while the group's model is active, then from the next of the same model, and
-switches when the head group is of another. Plans are made anew when a group or a model comes or goes, and every few
-seconds; what streams is never aborted for one.
+Plans are made anew when a group or a model comes or goes, and every few seconds; what an instance does for its queue is
+in ``qlm_queue.py``.
 
 Source: QLM, Sec. 4 to 7.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.queue_backlog import EngineSize
-from sloserve.lso.fleet_operations import Queued, fleet_operations
-from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, InstanceState, RunningSums
+from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, GroupSums, InstanceState
 from sloserve.scheduler.qlm.groups import Groups, Member
 from sloserve.scheduler.qlm.planner import QLMPlanner
 from sloserve.scheduler.qlm.problem import PlanSettings
 from sloserve.scheduler.qlm.swaps import swap_table
-from sloserve.sim.fleet.contract import Dispatcher, FleetView, Give, Held, InstanceView, Operation, Switch
-from sloserve.sim.fleet.dispatchers.room import Room
+from sloserve.sim.fleet.contract import Dispatcher, FleetView, Held, InstanceView, Operation, Switch
+from sloserve.sim.fleet.dispatchers.qlm_queue import Operations, Streams, Taken, VirtualQueue
 
 _REPLAN_S = 1.0
 """A plan is looked at again after so long, whatever happens."""
@@ -27,15 +26,16 @@ _BATCH_MEMORY = 0.9
 
 
 class QLM(Dispatcher):
-    """seed: of the planner's search."""
+    """operations: that there are. seed: of the planner's search."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
+    def __init__(self, operations: Operations | None = None, seed: int = 0) -> None:
+        self._operations, self._seed = operations or Operations(), seed
         self._groups = Groups()
         self._plan: FleetPlan | None = None
         self._planned: tuple[object, ...] = ()
         self._planned_s = 0.0
         self._batch: dict[str, float] = {}
+        self._taken: dict[str, Taken] = {}
 
     def begin(self, view: FleetView) -> Sequence[Switch]:
         settings = PlanSettings(
@@ -55,22 +55,31 @@ class QLM(Dispatcher):
         }
         self._planner = QLMPlanner(serving, settings, seed=self._seed)
         self._swap_s = swap_table(view.swaps)
+        self._queues = {
+            instance.name: VirtualQueue(self._operations, self._groups, self._taken, serving)
+            for instance in view.instances
+        }
         return ()
 
     def arrived(self, request: Held, view: FleetView) -> None:
         mean, deviation = view.expected_output(request)
-        self._groups.add(
-            Member(
-                request.request_id,
-                request.model,
-                request.prompt_tokens,
-                mean,
-                deviation,
-                request.arrival_s,
-                request.due_s - request.arrival_s,
-                request.until_first_token,
-            )
+        member = Member(
+            request.request_id,
+            request.model,
+            request.prompt_tokens,
+            mean,
+            deviation,
+            request.arrival_s,
+            request.due_s - request.arrival_s,
+            request.until_first_token,
+            {} if request.kept_on is None else {request.kept_on: float(request.kept_tokens)},
         )
+        before = self._taken.get(request.request_id)
+        if before is None:
+            self._groups.add(member)
+        else:
+            before.preempted += 1
+            self._groups.put_back(member, before.ref)
 
     def tick(self, view: FleetView) -> Sequence[Operation]:
         self._groups.tidy()
@@ -81,35 +90,28 @@ class QLM(Dispatcher):
         )
         if self._plan is None or there != self._planned or view.now_s >= self._planned_s + _REPLAN_S:
             self._note_batches(view)
-            instances = tuple(_state_of(instance, view) for instance in view.instances)
-            state = FleetState(view.now_s, sums, instances, self._swap_s, self._plan)
-            self._plan = self._planner.plan(state)
+            self._forget_ended(view)
+            self._plan = self._new_plan(view, sums)
             self._planned, self._planned_s = there, view.now_s
-        queued = {group.ref: Queued(group.ref, group.model, group.first_due_s) for group in sums}
+        of_ref = {group.ref: group for group in sums}
         operations: list[Operation] = []
         for instance in view.instances:
             if instance.serving:
                 refs = self._plan.queues.get(instance.name, ())
-                operations += self._serve(instance, [queued[ref] for ref in refs if ref in queued])
+                queue = [of_ref[ref] for ref in refs if ref in of_ref]
+                operations += self._queues[instance.name].serve(instance, view, queue)
         return operations
 
-    def _serve(self, instance: InstanceView, queue: Sequence[Queued]) -> list[Operation]:
-        """What the instance pulls now, or the model that it switches to. Engines preempt by their own policy."""
-        asked = fleet_operations(
-            queue, active=instance.active, last_head=None, running=(), warm=(), weights_bytes={}, host_bytes=0
-        )
-        if asked.activate is not None:
-            return [Switch(instance.name, asked.activate)]
-        operations: list[Operation] = []
-        room = Room(instance)
-        for ref in asked.pull:
-            while members := self._groups.head(ref, 1):
-                (member,) = members
-                if not room.takes(int(member.prompt_tokens)):
-                    return operations
-                self._groups.remove(member.request)
-                operations.append(Give(str(member.request), instance.name))
-        return operations
+    def _new_plan(self, view: FleetView, sums: tuple[GroupSums, ...]) -> FleetPlan:
+        instances = tuple(_state_of(instance, view, park=self._operations.park) for instance in view.instances)
+        state = FleetState(view.now_s, sums, instances, self._swap_s, self._plan)
+        if self._operations.balance:
+            return self._planner.plan(state)
+        queues: dict[str, tuple[int, ...]] = {}
+        for place, instance in enumerate(instances):
+            own = tuple(group for group in sums if _anywhere(group, instances) == place)
+            queues |= self._planner.plan(replace(state, groups=own, instances=(instance,))).queues
+        return FleetPlan(queues)
 
     def _note_batches(self, view: FleetView) -> None:
         """Groups are cut at multiples of the batch that their model was seen to have."""
@@ -119,21 +121,24 @@ class QLM(Dispatcher):
                 self._batch[model] = _BATCH_MEMORY * self._batch.get(model, now) + (1.0 - _BATCH_MEMORY) * now
                 self._groups.set_batch(model, self._batch[model])
 
+    def _forget_ended(self, view: FleetView) -> None:
+        there = {request.request_id for instance in view.instances for request in instance.in_flight}
+        for request_id in [i for i in self._taken if i not in there and self._groups.ref_of(i) is None]:
+            del self._taken[request_id]
 
-def _state_of(instance: InstanceView, view: FleetView) -> InstanceState:
-    requests, prefill, context, output, output2, longest = 0, 0.0, 0.0, 0.0, 0.0, 0.0
-    for request in instance.in_flight:
-        generated = instance.generated(request.request_id)
-        mean, deviation = view.expected_output(request, generated)
-        requests += 1
-        if generated > request.generated_tokens:
-            context += request.prompt_tokens + generated - request.generated_tokens
-        else:
-            prefill += request.prompt_tokens
-        output += mean
-        output2 += mean**2 + deviation**2
-        longest = max(longest, mean)
-    running = RunningSums(requests, prefill, context, output, output2, longest)
+
+def _state_of(instance: InstanceView, view: FleetView, *, park: bool) -> InstanceState:
     return InstanceState(
-        instance.name, instance.device, instance.models, instance.activated_s, instance.ready_s, running
+        instance.name,
+        instance.device,
+        instance.models,
+        instance.activated_s,
+        instance.ready_s,
+        Streams.of(instance, view).sums(instance, view, park=park),
     )
+
+
+def _anywhere(group: GroupSums, instances: Sequence[InstanceState]) -> int:
+    """Place of the instance that a group is assigned to where none is better than another."""
+    can = [place for place, instance in enumerate(instances) if group.model in instance.models]
+    return can[group.ref % len(can)]

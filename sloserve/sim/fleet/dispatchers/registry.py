@@ -6,7 +6,8 @@ the others the policy of the fleet's file. ``lengths=oracle`` lets any of them k
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from sloserve.core.errors import ConfigError
 from sloserve.files.model import unknown
@@ -15,18 +16,39 @@ from sloserve.sim.fleet.contract import Dispatcher
 from sloserve.sim.fleet.dispatchers.assigned import LeastLoaded, Random, Static
 from sloserve.sim.fleet.dispatchers.pulling import Collate, EarliestDeadline, OnDemand
 from sloserve.sim.fleet.dispatchers.qlm import QLM
+from sloserve.sim.fleet.dispatchers.qlm_queue import Operations
 
 STOCK = "stock"
 """As a policy of engines: vLLM's own scheduler."""
 
 
+def _number(text: str) -> float:
+    """Raises: ValueError that says what is wrong."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < float("inf"):
+        raise ValueError(f"{text!r} is not a number from 0")
+    return value
+
+
+def _flag(text: str) -> bool:
+    """Raises: ValueError that says what is wrong."""
+    if text not in ("true", "false"):
+        raise ValueError(f"{text!r} is neither true nor false")
+    return text == "true"
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """make: from options and seed. question: what it stands for, for a reader. stock: whether engines are stock's."""
+    """make: from options and seed. question: what it stands for, for a reader. options: how each is read. stock:
+    whether engines are stock's.
+    """
 
-    make: Callable[[Mapping[str, float], int], Dispatcher]
+    make: Callable[[Mapping[str, Any], int], Dispatcher]
     question: str
-    options: tuple[str, ...] = ()
+    options: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
     stock: bool = False
 
 
@@ -34,12 +56,16 @@ DISPATCHERS: dict[str, Entry] = {
     "static": Entry(lambda options, seed: Static(), "each instance keeps one model", stock=True),
     "on-demand": Entry(lambda options, seed: OnDemand(), "swap on demand, first come, first served", stock=True),
     "collate": Entry(
-        lambda options, seed: Collate(**options), "one model after another, within a bound of the wait", ("max_wait_s",)
+        lambda options, seed: Collate(**options),
+        "one model after another, within a bound of the wait",
+        {"max_wait_s": _number},
     ),
     "edf": Entry(lambda options, seed: EarliestDeadline(), "earliest deadline first, with affinity"),
     "least-loaded": Entry(lambda options, seed: LeastLoaded(), "assigned on arrival to who has the fewest"),
     "qlm": Entry(
-        lambda options, seed: QLM(seed), "request groups in virtual queues, re-planned where one would be late"
+        lambda options, seed: QLM(Operations(**options), seed),
+        "request groups in virtual queues, re-planned where one would be late",
+        dict.fromkeys(("pull", "preempt", "swap", "warm", "balance", "park"), _flag),
     ),
     "random": Entry(lambda options, seed: Random(seed), "assigned on arrival to any"),
 }
@@ -50,7 +76,7 @@ class FleetRunName:
     """A run's name in its parts. policy: of the engines, ``None`` for the default. oracle: lengths are known."""
 
     dispatcher: str
-    options: Mapping[str, float]
+    options: Mapping[str, Any]
     policy: str | None
     oracle: bool
 
@@ -74,11 +100,9 @@ class FleetRunName:
                 oracle = True
                 continue
             try:
-                options[key] = float(value)
-            except ValueError:
-                options[key] = -1.0
-            if not 0.0 <= options[key] < float("inf"):
-                raise ConfigError(f"dispatcher {text!r}: {key}: {value!r} is not a number from 0")
+                options[key] = DISPATCHERS[name].options[key](value)
+            except ValueError as error:
+                raise ConfigError(f"dispatcher {text!r}: {key}: {error}") from None
         if policy and policy != STOCK:
             make_policy(*parse_policy(policy))
         return cls(name, options, policy or None, oracle)
