@@ -11,6 +11,9 @@
       policy: edf
       classes: {interactive: {rank: 1, e2e_ms: 20000}, batch: {rank: 2, e2e_ms: 300000}}
 
+A fleet that is to be run, not simulated, says more: ``model`` of each model, what engines are started with, and where
+gateway and store are (``live.py``).
+
 A host's devices form instances of ``width`` devices each, named ``node-a/0``, ``node-a/1``. An instance has one engine
 for each model that it can serve, of which one is active. Every fault is one line that names file, line, column, key,
 value and what is allowed.
@@ -19,72 +22,49 @@ value and what is allowed.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, TypeVar
 
 from sloserve.core.errors import ConfigError
-from sloserve.estimator.step_time.profile import Profile, load_profile
+from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
 from sloserve.files.marked_yaml import Node, load_yaml, parse_yaml
-from sloserve.files.model import Allowed, Problem, at_place, check_model, unknown
+from sloserve.files.model import Problem, at_place, check_model, unknown
+from sloserve.fleet.file_sections import (
+    BatchSection,
+    EngineFlags,
+    GatewaySection,
+    HostEntry,
+    ModelEntry,
+    Section,
+    Switching,
+)
 from sloserve.lso.model_swap import ModelSwap, model_swap
 from sloserve.settings import PluginSettings, file_problems, policy_problems, read_settings
 
 GIB = 2**30
-MAX_DEVICES = 1024
-SECTIONS = ("models", "hosts", "switching", "settings")
+SET_BY_FLEET = ("--uds", "--host", "--port", "--served-model-name", "--slo-config", "--enable-lora", "--admin-key")
+"""Flags of ``sloserve serve`` that an engine of a fleet is given anyway."""
+SECTIONS = ("models", "hosts", "switching", "settings", "gateway", "batches", "store", "state")
 
-Count = Annotated[int, Field(strict=True, ge=1)]
-Seconds = Annotated[float, Field(strict=True, ge=0.0, le=86_400.0), Allowed("a number of seconds from 0 to 86400")]
-GiB = Annotated[float, Field(strict=True, ge=0.0, le=1e6), Allowed("a number of GiB from 0")]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+_Entry = TypeVar("_Entry", bound=Section)
 
 
-_Entry = TypeVar("_Entry", bound=_Section)
+@dataclass(frozen=True, slots=True)
+class EngineStart:
+    """How a model's engine is started, where the fleet is run.
 
-
-class EngineFlags(_Section):
-    """Flags of vLLM's that an engine is started with; the profile's own values where they are not given."""
-
-    max_num_seqs: Annotated[Count | None, Allowed("a whole number from 1")] = None
-    max_num_batched_tokens: Annotated[Count | None, Allowed("a whole number from 1")] = None
-    max_model_len: Annotated[Count | None, Allowed("a whole number from 1")] = None
-
-
-class _ModelEntry(_Section):
-    profile: Annotated[str | dict[str, str], Allowed("the name or file of a profile, or a mapping of device to one")]
-    share: Annotated[
-        Annotated[float, Field(strict=True, gt=0.0, le=1e6)] | None, Allowed("a number above 0, up to 1e6")
-    ] = None
-    tail: Annotated[bool, Allowed("true or false")] = False
-    active_on: Annotated[list[str], Allowed("a list of instances, as [node-a/0]")] = []
-    flags: Annotated[EngineFlags, Allowed("a mapping of vLLM's flags")] = EngineFlags()
-
-
-class _HostEntry(_Section):
-    device: Annotated[str, Field(min_length=1), Allowed("the kind of its devices, as text")]
-    devices: Annotated[
-        int, Field(strict=True, ge=1, le=MAX_DEVICES), Allowed(f"a whole number from 1 to {MAX_DEVICES}")
-    ]
-    width: Annotated[Count, Allowed("a whole number from 1: devices of one instance")] = 1
-    host_memory_gib: GiB = 0.0
-    swap_space_gib: GiB = 0.0
-
-
-class Switching(_Section):
-    """When an instance may change its model.
-
-    min_active_s: a model stays at least so long once it is active. max_wait_s: a request of a model that is active
-    nowhere waits at most so long before an instance turns to it. drain_max_s: longest time that streams may take to
-    end before the switch; those that would take longer are parked.
+    Args:
+        model: as ``sloserve serve`` is given it.
+        arguments: further flags of that.
+        environment: of the engine.
+        adapter_of: the model that it is a LoRA adapter of.
+        settings: name or path of its profile, by kind of device, as the file has it.
     """
 
-    min_active_s: Seconds = 10.0
-    max_wait_s: Seconds = 60.0
-    drain_max_s: Seconds = 60.0
+    model: str | None = None
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    adapter_of: str | None = None
+    profiles: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +76,7 @@ class FleetModel:
     share: float | None = None
     tail: bool = False
     flags: EngineFlags = field(default_factory=EngineFlags)
+    start: EngineStart = field(default_factory=EngineStart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +89,8 @@ class Host:
     width: int
     host_memory_bytes: int
     swap_space_bytes: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    door: str | None = None
 
     @property
     def instances(self) -> tuple[str, ...]:
@@ -118,7 +101,7 @@ class Host:
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """What the file says. active: the model that each instance starts with, where that is said. section: of settings,
-    as written. swap_cost: multiple of what swaps of models are known or assumed to take.
+    as written. swap_cost: multiple of what swaps of models are known or assumed to take. store, state: as written.
     """
 
     source: str
@@ -129,6 +112,10 @@ class Fleet:
     settings: PluginSettings
     section: Mapping[str, Any]
     swap_cost: float = 1.0
+    gateway: GatewaySection = GatewaySection()
+    batches: BatchSection = BatchSection()
+    store: str | None = None
+    state: str | None = None
 
     @property
     def instances(self) -> tuple[tuple[str, Host], ...]:
@@ -157,31 +144,29 @@ class Fleet:
         }
 
 
-def read_fleet(path: str | Path) -> Fleet:
-    """The fleet in the file at ``path``.
+def read_fleet(path: str | Path, *, to_run: bool = False) -> Fleet:
+    """The fleet in the file at ``path``. to_run: rather than to simulate, for which it says more.
 
     Raises: ConfigError that lists every fault, one line each.
     """
-    return _fleet(load_yaml(Path(path)), str(path))
+    return _fleet(load_yaml(Path(path)), str(path), to_run)
 
 
-def parse_fleet(text: str, source: str = "fleet") -> Fleet:
+def parse_fleet(text: str, source: str = "fleet", *, to_run: bool = False) -> Fleet:
     """The fleet in ``text``; ``source`` stands for the file in messages. Raises: as :func:`read_fleet`."""
-    return _fleet(parse_yaml(text, source), source)
+    return _fleet(parse_yaml(text, source), source, to_run)
 
 
-def _fleet(root: Node, source: str) -> Fleet:
+def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
     top = root.mapping(SECTIONS)
     for name, what in (("models", "a name, and its profile"), ("hosts", "a name, its device and how many it has")):
         if name not in top or not top[name].mapping():
             raise top.get(name, root).fail(f"no {name}; a fleet has at least one, under {name}: {what}")
     problems: list[Problem] = []
-    entries = _entries(_ModelEntry, top["models"], "models", problems)
-    hosts = {
-        name: _host(name, entry, problems) for name, entry in _entries(_HostEntry, top["hosts"], "hosts", problems)
-    }
+    entries = _entries(ModelEntry, top["models"], "models", problems)
+    hosts = {name: _host(name, entry, problems) for name, entry in _entries(HostEntry, top["hosts"], "hosts", problems)}
     devices = dict.fromkeys(host.device for host in hosts.values())
-    models = {name: _model(name, entry, tuple(devices), problems) for name, entry in entries}
+    models = {name: _model(name, entry, tuple(devices), Path(source).parent, problems) for name, entry in entries}
     section = top["settings"].plain() if "settings" in top else {}
     settings, wrong = read_settings(section)
     wrong += policy_problems(section) if isinstance(section, dict) else []
@@ -189,10 +174,31 @@ def _fleet(root: Node, source: str) -> Fleet:
     problems += [Problem(("settings", *path), text) for path, text in wrong]
     switching, wrong = check_model(Switching, top["switching"].plain() if "switching" in top else {}, ("switching",))
     problems += wrong
+    gateway, wrong = check_model(GatewaySection, top["gateway"].plain() if "gateway" in top else {}, ("gateway",))
+    problems += wrong
+    batches, wrong = check_model(BatchSection, top["batches"].plain() if "batches" in top else {}, ("batches",))
+    problems += wrong
+    paths = {name: top[name].plain() if name in top else None for name in ("store", "state")}
+    for name, what in (("store", "sqlite:PATH or postgresql://..."), ("state", "the path of a folder")):
+        if paths[name] is not None and not (isinstance(paths[name], str) and paths[name]):
+            problems.append(Problem((name,), f"{paths[name]!r} is not {what}"))
     active: dict[str, str] = {}
     if not problems:
-        fleet = Fleet(source, models, hosts, active, switching or Switching(), settings or PluginSettings(), section)
-        problems = [*_served(fleet), *_placed(fleet, dict(entries), active)]
+        fleet = Fleet(
+            source,
+            models,
+            hosts,
+            active,
+            switching or Switching(),
+            settings or PluginSettings(),
+            section,
+            gateway=gateway or GatewaySection(),
+            batches=batches or BatchSection(),
+            store=paths["store"],
+            state=paths["state"],
+        )
+        problems = [*_served(fleet), *_placed(fleet, dict(entries), active), *_adapted(fleet)]
+        problems += _startable(fleet) if to_run else []
     if problems:
         raise ConfigError("\n".join(at_place(root, problem) for problem in problems))
     return fleet
@@ -208,16 +214,19 @@ def _entries(kind: type[_Entry], section: Node, name: str, problems: list[Proble
     return made
 
 
-def _host(name: str, entry: _HostEntry, problems: list[Problem]) -> Host:
+def _host(name: str, entry: HostEntry, problems: list[Problem]) -> Host:
     if entry.devices % entry.width:
         text = f"{entry.devices} devices do not form instances of {entry.width}; give a multiple of width"
         problems.append(Problem(("hosts", name, "devices"), text))
     memory, swap = int(entry.host_memory_gib * GIB), int(entry.swap_space_gib * GIB)
-    return Host(name, entry.device, entry.devices, entry.width, memory, swap)
+    return Host(name, entry.device, entry.devices, entry.width, memory, swap, entry.environment, entry.door)
 
 
-def _model(name: str, entry: _ModelEntry, devices: tuple[str, ...], problems: list[Problem]) -> FleetModel:
-    given = entry.profile if isinstance(entry.profile, dict) else dict.fromkeys(devices, entry.profile)
+def _model(
+    name: str, entry: ModelEntry, devices: tuple[str, ...], folder: Path, problems: list[Problem]
+) -> FleetModel:
+    stated = entry.profile if isinstance(entry.profile, dict) else dict.fromkeys(devices, entry.profile)
+    given = {device: _beside(profile, folder) for device, profile in stated.items()}
     profiles = {}
     for device, profile in given.items():
         at = ("models", name, "profile", *([device] if isinstance(entry.profile, dict) else []))
@@ -229,7 +238,15 @@ def _model(name: str, entry: _ModelEntry, devices: tuple[str, ...], problems: li
         except ConfigError as error:
             problem = Problem(at, str(error))
             problems += [] if problem in problems else [problem]
-    return FleetModel(name, profiles, entry.share, entry.tail, entry.flags)
+    start = EngineStart(entry.model, entry.arguments, entry.environment, entry.adapter_of, given)
+    return FleetModel(name, profiles, entry.share, entry.tail, entry.flags, start)
+
+
+def _beside(profile: str, folder: Path) -> str:
+    """A profile's file may lie beside the fleet's."""
+    beside = folder / profile
+    is_there = profile not in profile_names() and not Path(profile).is_file() and beside.is_file()
+    return str(beside) if is_there else profile
 
 
 def _served(fleet: Fleet) -> list[Problem]:
@@ -249,7 +266,31 @@ def _served(fleet: Fleet) -> list[Problem]:
     return problems
 
 
-def _placed(fleet: Fleet, entries: Mapping[str, _ModelEntry], active: dict[str, str]) -> list[Problem]:
+def _startable(fleet: Fleet) -> list[Problem]:
+    """What engines cannot be started from."""
+    problems = []
+    for name, model in fleet.models.items():
+        if model.start.model is None:
+            text = "is missing; a fleet that is run needs the folder or name that sloserve serve is given"
+            problems.append(Problem(("models", name, "model"), text))
+        for i, flag in enumerate(model.start.arguments):
+            if flag.partition("=")[0] in SET_BY_FLEET:
+                text = f"{flag!r} is set by the fleet itself; leave it out"
+                problems.append(Problem(("models", name, "arguments", i), text))
+    return problems
+
+
+def _adapted(fleet: Fleet) -> list[Problem]:
+    """Adapters of what is not there, or is an adapter itself."""
+    own = tuple(name for name, model in fleet.models.items() if model.start.adapter_of is None)
+    return [
+        Problem(("models", name, "adapter_of"), f"model {base!r} {unknown(base, own)}")
+        for name, base in ((name, model.start.adapter_of) for name, model in fleet.models.items())
+        if base is not None and base not in own
+    ]
+
+
+def _placed(fleet: Fleet, entries: Mapping[str, ModelEntry], active: dict[str, str]) -> list[Problem]:
     problems = []
     host_of = dict(fleet.instances)
     for name, entry in entries.items():

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.fleet.file import Switching
+from sloserve.fleet.file_sections import Switching
 from sloserve.lso.model_swap import ModelSwap
 from sloserve.scheduler.qlm.contract import ModelState
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings

@@ -15,7 +15,7 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO
 from sloserve.core.spans import Phase, Span
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.fleet.file import Switching
+from sloserve.fleet.file_sections import Switching
 from sloserve.lso.model_swap import ModelSwap
 from sloserve.scheduler.qlm.contract import ModelState
 from sloserve.sim.fleet.contract import Held, held

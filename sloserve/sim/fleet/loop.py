@@ -17,7 +17,8 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.fleet.file import GIB, Fleet, FleetModel, Switching
+from sloserve.fleet.file import GIB, Fleet, FleetModel
+from sloserve.fleet.file_sections import Switching
 from sloserve.settings import KEY
 from sloserve.sim.fleet.contract import Dispatcher, Drop, Give, Held, Operation, Preempt, Refuse, Switch, Warm, held
 from sloserve.sim.fleet.host_memory import HostMemory

@@ -1,0 +1,83 @@
+"""The sections of a fleet's file: names, values and what is allowed."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sloserve.files.model import Allowed
+from sloserve.fleet.gateway.settings import GatewaySettings
+
+MAX_DEVICES = 1024
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+Seconds = Annotated[float, Field(strict=True, ge=0.0, le=86_400.0), Allowed("a number of seconds from 0 to 86400")]
+Text = Annotated[str, Field(min_length=1)]
+Door = Annotated[str, Field(pattern=r"^http://[^/\s]+:\d{1,5}$")]
+GiB = Annotated[float, Field(strict=True, ge=0.0, le=1e6), Allowed("a number of GiB from 0")]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineFlags(Section):
+    """Flags of vLLM's that an engine is started with; the profile's own values where they are not given."""
+
+    max_num_seqs: Annotated[Count | None, Allowed("a whole number from 1")] = None
+    max_num_batched_tokens: Annotated[Count | None, Allowed("a whole number from 1")] = None
+    max_model_len: Annotated[Count | None, Allowed("a whole number from 1")] = None
+
+
+class ModelEntry(Section):
+    profile: Annotated[str | dict[str, str], Allowed("the name or file of a profile, or a mapping of device to one")]
+    share: Annotated[
+        Annotated[float, Field(strict=True, gt=0.0, le=1e6)] | None, Allowed("a number above 0, up to 1e6")
+    ] = None
+    tail: Annotated[bool, Allowed("true or false")] = False
+    active_on: Annotated[list[str], Allowed("a list of instances, as [node-a/0]")] = []
+    flags: Annotated[EngineFlags, Allowed("a mapping of vLLM's flags")] = EngineFlags()
+    model: Annotated[Text | None, Allowed("a folder or name, as sloserve serve is given it")] = None
+    arguments: Annotated[tuple[Text, ...], Allowed("a list of further flags of sloserve serve, as text")] = ()
+    environment: Annotated[dict[str, str], Allowed("a mapping of variables to text")] = {}
+    adapter_of: Annotated[Text | None, Allowed("the model that it is a LoRA adapter of")] = None
+
+
+class HostEntry(Section):
+    device: Annotated[str, Field(min_length=1), Allowed("the kind of its devices, as text")]
+    devices: Annotated[
+        int, Field(strict=True, ge=1, le=MAX_DEVICES), Allowed(f"a whole number from 1 to {MAX_DEVICES}")
+    ]
+    width: Annotated[Count, Allowed("a whole number from 1: devices of one instance")] = 1
+    host_memory_gib: GiB = 0.0
+    swap_space_gib: GiB = 0.0
+    environment: Annotated[dict[str, str], Allowed("a mapping of variables to text")] = {}
+    door: Annotated[Door | None, Allowed("http://HOST:PORT, for an agent that others reach over the network")] = None
+
+
+class Switching(Section):
+    """When an instance may change its model.
+
+    min_active_s: a model stays at least so long once it is active. max_wait_s: a request of a model that is active
+    nowhere waits at most so long before an instance turns to it. drain_max_s: longest time that streams may take to
+    end before the switch; those that would take longer are parked.
+    """
+
+    min_active_s: Seconds = 10.0
+    max_wait_s: Seconds = 60.0
+    drain_max_s: Seconds = 60.0
+
+
+class GatewaySection(GatewaySettings):
+    """Where the gateway listens, the file of keys, and the gateway's limits."""
+
+    host: Annotated[Text, Allowed("an address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Field(strict=True, ge=0, le=65535), Allowed("a port, 0 for any that is free")] = 8000
+    keys: Annotated[Text | None, Allowed("the path of a file of keys")] = None
+
+
+class BatchSection(Section):
+    """How large one input file of a batch may be."""
+
+    file_mb: Annotated[Count, Allowed("a whole number from 1, of 1e6 bytes")] = 200
+    lines: Annotated[Count, Allowed("a whole number from 1")] = 50_000
+    line_mb: Annotated[Count, Allowed("a whole number from 1, of 1e6 bytes")] = 4

@@ -1,0 +1,153 @@
+"""From a fleet's file to what its processes are started with."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.profile import profile_names
+from sloserve.fleet.agent.agent import AgentSettings
+from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.batch_api.lines import Limits
+from sloserve.fleet.file import GIB, Fleet, FleetModel, Host
+from sloserve.settings import PROFILE
+
+STORE: Final = "SLOSERVE_FLEET_STORE"
+"""Environment variable: the store's address, in place of the file's; a password belongs here."""
+
+CPU: Final = "cpu"
+"""The kind of device that is the host itself."""
+
+_SLEEPING_CPU: Final = ("--worker-cls", "sloserve.vllm_plugin.sleeping_worker.SleepingCPUWorker")
+_SQLITE: Final = "sqlite:"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a fleet keeps what outlives its processes.
+
+    folder: its state: logs, files of batches, measured costs, settings of engines. store: the store's address.
+    """
+
+    folder: Path
+    store: str
+
+    @property
+    def files(self) -> Path:
+        """Bytes of the files of batches."""
+        return self.folder / "files"
+
+    @property
+    def logs(self) -> Path:
+        """Of engines and agents."""
+        return self.folder / "logs"
+
+
+def place_of(fleet: Fleet, state: Path | None = None, environ: Mapping[str, str] = os.environ) -> Place:
+    """Beside the fleet's file, unless that says otherwise. state: a folder to use instead.
+
+    Raises: ConfigError for a folder that cannot be made.
+    """
+    source = Path(fleet.source)
+    beside = source.parent
+    folder = state or (beside / fleet.state if fleet.state else source.with_suffix(".state"))
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: the folder of the fleet's state cannot be made: {error.strerror}; give another with state in "
+            f"{fleet.source}, or with --state"
+        ) from None
+    address = environ.get(STORE) or fleet.store or f"{_SQLITE}{folder.resolve() / 'store.sqlite'}"
+    if address.startswith(_SQLITE):
+        address = f"{_SQLITE}{beside.resolve() / address.removeprefix(_SQLITE)}"
+    return Place(folder.resolve(), address)
+
+
+def file_limits(fleet: Fleet) -> Limits:
+    """Of one input file of a batch."""
+    section = fleet.batches
+    return Limits(section.file_mb * 1_000_000, section.lines, section.line_mb * 1_000_000)
+
+
+def host_named(fleet: Fleet, name: str | None) -> Host:
+    """Raises: ConfigError for a host that the file does not have; ``None`` means the only one."""
+    known = ", ".join(fleet.hosts)
+    if name is None:
+        if len(fleet.hosts) > 1:
+            raise ConfigError(f"{fleet.source} has several hosts; say with --host which this is: {known}")
+        return next(iter(fleet.hosts.values()))
+    if name not in fleet.hosts:
+        raise ConfigError(f"--host {name}: is unknown; {fleet.source} has {known}")
+    return fleet.hosts[name]
+
+
+def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:
+    """What the agent of a host is started with; writes the settings of its engines into the state folder."""
+    served = {name: _served(fleet, fleet.models[name], host, place) for name in fleet.models_on(host)}
+    return AgentSettings(
+        host=host.name,
+        device=host.device,
+        instances={instance: served for instance in host.instances},
+        state_folder=place.folder,
+        environments={name: _environment(host, k) for k, name in enumerate(host.instances)},
+        door=host.door,
+        host_memory_bytes=host.host_memory_bytes,
+        drain_max_s=fleet.switching.drain_max_s,
+    )
+
+
+def _environment(host: Host, number: int) -> dict[str, str]:
+    if host.device == CPU:
+        return dict(host.environment)
+    devices = range(number * host.width, (number + 1) * host.width)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)), **host.environment}
+
+
+def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> ServedModel:
+    profile, start, flags = model.profiles[host.device], model.start, model.flags
+    if start.model is None:
+        raise ConfigError(f"{fleet.source}: models.{model.name}.model is missing, and with it what is to be served")
+    max_num_seqs = flags.max_num_seqs or profile.max_num_seqs
+    values: dict[str, str] = {
+        "--slo-config": str(_settings_file(fleet, model, host, place)),
+        "--max-num-seqs": str(max_num_seqs),
+        "--max-num-batched-tokens": str(flags.max_num_batched_tokens or profile.max_num_batched_tokens),
+        "--max-model-len": str(flags.max_model_len or profile.max_model_len),
+    }
+    if host.width > 1:
+        values["--tensor-parallel-size"] = str(host.width)
+    sharing = len(host.instances) * max(len(fleet.models_on(host)), 1)
+    if host.swap_space_bytes:
+        values["--swap-space-gib"] = f"{host.swap_space_bytes / sharing / GIB:.3f}"
+    given = {one.partition("=")[0] for one in start.arguments}
+    arguments = [part for flag, value in values.items() if flag not in given for part in (flag, value)]
+    if not given & {"--worker-cls", "--enable-sleep-mode"}:
+        arguments += _SLEEPING_CPU if host.device == CPU else ("--enable-sleep-mode",)
+    size = profile.weights_bytes or 0
+    return ServedModel(
+        name=model.name,
+        model=start.model,
+        flags=(*arguments, *start.arguments),
+        environment=start.environment,
+        weights_bytes=size,
+        max_num_seqs=max_num_seqs,
+        adapter_of=start.adapter_of,
+    )
+
+
+def _settings_file(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Path:
+    """What ``--slo-config`` of the model's engines names: the fleet's settings, and the model's profile."""
+    source = model.start.profiles[host.device]
+    profile = source if source in profile_names() else str(Path(source).resolve())
+    section: dict[str, Any] = {PROFILE: profile, **fleet.section}
+    folder = place.folder / "settings"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{model.name.replace('/', '%2F')}@{host.device}.yaml"
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_text(json.dumps(section, indent=1))  # YAML, too
+    scratch.replace(path)
+    return path
