@@ -13,7 +13,6 @@ from sloserve.fleet.agent.agent import AgentSettings
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.file import GIB, Fleet, FleetModel, Host
-from sloserve.settings import PROFILE
 
 STORE: Final = "SLOSERVE_FLEET_STORE"
 """Environment variable: the store's address, in place of the file's; a password belongs here."""
@@ -143,7 +142,7 @@ def _settings_file(fleet: Fleet, model: FleetModel, host: Host, place: Place) ->
     """What ``--slo-config`` of the model's engines names: the fleet's settings, and the model's profile."""
     source = model.start.profiles[host.device]
     profile = source if source in profile_names() else str(Path(source).resolve())
-    section: dict[str, Any] = {PROFILE: profile, **fleet.section}
+    section: dict[str, Any] = {"profile": profile, **fleet.section}
     folder = place.folder / "settings"
     folder.mkdir(exist_ok=True)
     path = folder / f"{model.name.replace('/', '%2F')}@{host.device}.yaml"

@@ -1,0 +1,59 @@
+"""The process of an agent: its instances, who pulls for them, and who follows the plan."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from sloserve.core.clock import SystemClock
+from sloserve.fleet.agent.agent import Agent
+from sloserve.fleet.agent.engine_spec import Launcher
+from sloserve.fleet.agent.following import Following
+from sloserve.fleet.agent.pulling import LEASE_S, Pulling
+from sloserve.fleet.file import Fleet, Host
+from sloserve.fleet.run.live import Place, agent_settings
+from sloserve.fleet.store.store import open_store
+
+logger = logging.getLogger(__name__)
+
+STOP_S: Final = 5.0
+"""For lines that run when the agent stops, to end or to go back with their tokens."""
+_STORE_THREADS: Final = 4
+
+
+async def run_agent(
+    fleet: Fleet,
+    host: Host,
+    place: Place,
+    launcher: Launcher,
+    until: Callable[[], Awaitable[None]],
+    *,
+    lease_s: float = LEASE_S,
+) -> None:
+    """Serves until ``until`` returns. Then lines go back into the queue, and all engines end.
+
+    lease_s: of claims. Raises: ConfigError for a store that cannot be opened.
+    """
+    clock, store = SystemClock(), open_store(place.store)
+    try:
+        with ThreadPoolExecutor(_STORE_THREADS, "sloserve-agent-store") as executor:
+            # New in each process: what an agent before this one had claimed is not this one's.
+            holder = f"{host.name}:{secrets.token_hex(8)}"
+            pulling = Pulling(store.requests, holder, clock, executor, lease_s=lease_s)
+            async with Agent(agent_settings(fleet, host, place), launcher, store.members, pulling, clock) as agent:
+                doors = list(agent.instances.values())
+                pulling.start(doors)
+                following = Following(fleet, doors, pulling, store, clock, executor)
+                agent.plan = lambda: following.plan
+                looking = asyncio.create_task(following.run())
+                try:
+                    await until()
+                finally:
+                    looking.cancel()
+                    await asyncio.gather(looking, return_exceptions=True)
+                    await following.stop()
+                    await pulling.stop(STOP_S)
+    finally:
+        store.close()

@@ -1,0 +1,29 @@
+"""How a process of a fleet learns that it shall end."""
+
+import asyncio
+import signal
+from typing import Final
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopping:
+    """Set by SIGINT or SIGTERM, in the event loop in which it was made."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._event.set)
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        """Returns once the process shall end."""
+        await self._event.wait()
+
+    def set(self) -> None:
+        """From within."""
+        self._event.set()
