@@ -3,7 +3,23 @@
 Heavy libraries are imported by the command that needs them, so that ``--help`` and a mistyped policy answer at once.
 """
 
-from sloserve.cli import advise_command, bench_command, estimator_commands, serve_commands, simulate_command
+from sloserve.cli import (
+    advise_command,
+    bench_command,
+    estimator_commands,
+    fleet_commands,
+    serve_commands,
+    simulate_command,
+)
 from sloserve.cli.root import app, main
 
-__all__ = ["advise_command", "app", "bench_command", "estimator_commands", "main", "serve_commands", "simulate_command"]
+__all__ = [
+    "advise_command",
+    "app",
+    "bench_command",
+    "estimator_commands",
+    "fleet_commands",
+    "main",
+    "serve_commands",
+    "simulate_command",
+]

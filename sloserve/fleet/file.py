@@ -222,9 +222,7 @@ def _host(name: str, entry: HostEntry, problems: list[Problem]) -> Host:
     return Host(name, entry.device, entry.devices, entry.width, memory, swap, entry.environment, entry.door)
 
 
-def _model(
-    name: str, entry: ModelEntry, devices: tuple[str, ...], folder: Path, problems: list[Problem]
-) -> FleetModel:
+def _model(name: str, entry: ModelEntry, devices: tuple[str, ...], folder: Path, problems: list[Problem]) -> FleetModel:
     stated = entry.profile if isinstance(entry.profile, dict) else dict.fromkeys(devices, entry.profile)
     given = {device: _beside(profile, folder) for device, profile in stated.items()}
     profiles = {}

@@ -1,30 +1,31 @@
-"""The process, or the task, of a planner."""
+"""The task of a planner, in a process of its own or beside a gateway."""
 
 import asyncio
-import logging
 import secrets
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from sloserve.core.clock import SystemClock
 from sloserve.fleet.file import Fleet
-from sloserve.fleet.planning.planner import Planning
-from sloserve.fleet.store.store import Store
+from sloserve.fleet.planning.planner import LEASE_S, Planning
+from sloserve.fleet.run.live import Place
+from sloserve.fleet.run.signals import Stopping
+from sloserve.fleet.store.store import Store, open_store
 
-logger = logging.getLogger(__name__)
 
-
-async def run_planner(fleet: Fleet, store: Store, executor: Executor, *, lease_s: float | None = None) -> None:
+async def run_planner(fleet: Fleet, store: Store, executor: Executor, *, lease_s: float = LEASE_S) -> None:
     """Plans, whenever it leads, until it is cancelled."""
-    options = {} if lease_s is None else {"lease_s": lease_s}
-    planning = Planning(fleet, store, f"planner:{secrets.token_hex(8)}", SystemClock(), **options)
+    planning = Planning(fleet, store, f"planner:{secrets.token_hex(8)}", SystemClock(), lease_s=lease_s)
     await planning.run(executor)
 
 
-async def planner_until(fleet: Fleet, store: Store, executor: Executor, until: asyncio.Future[None]) -> None:
-    """Plans until the future is done."""
-    task = asyncio.create_task(run_planner(fleet, store, executor))
+async def serve_planner(fleet: Fleet, place: Place, lease_s: float) -> None:
+    """A process that does nothing else, until SIGINT or SIGTERM. Raises: ConfigError."""
+    stopping, store = Stopping(), open_store(place.store)
     try:
-        await until
+        with ThreadPoolExecutor(1, "sloserve-planner") as executor:
+            planning = asyncio.create_task(run_planner(fleet, store, executor, lease_s=lease_s))
+            await stopping.wait()
+            planning.cancel()
+            await asyncio.gather(planning, return_exceptions=True)
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        store.close()

@@ -24,6 +24,6 @@ class Stopping:
         """Returns once the process shall end."""
         await self._event.wait()
 
-    def set(self) -> None:
-        """From within."""
-        self._event.set()
+    def again(self) -> None:
+        """The next signal counts as the first."""
+        self._event.clear()

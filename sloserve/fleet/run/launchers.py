@@ -1,0 +1,16 @@
+"""Who starts the engines of a host."""
+
+from sloserve.fleet.agent.engine_spec import Launcher
+from sloserve.fleet.file import Host
+from sloserve.fleet.launcher.forking import ForkingLauncher
+from sloserve.fleet.launcher.plain import PlainLauncher
+from sloserve.fleet.run.live import Place
+
+
+def launcher_for(place: Place, host: Host, engine_module: str | None = None) -> Launcher:
+    """Begins to import vLLM. engine_module: a module to be run in place of ``sloserve serve``, for tests."""
+    if engine_module is not None:
+        return PlainLauncher((engine_module,))
+    launcher = ForkingLauncher(place.logs / f"launcher-{host.name}.log")
+    launcher.begin()
+    return launcher

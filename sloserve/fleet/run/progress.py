@@ -1,0 +1,41 @@
+"""What a starting fleet tells its operator: one line for each thing that happens."""
+
+from collections.abc import Callable, Sequence
+
+from sloserve.fleet.contract.reports import InstanceReport, Phase, agent_report
+from sloserve.fleet.file import Fleet
+from sloserve.fleet.store.records import Agent
+
+_WORDS = {
+    Phase.EMPTY: "is empty",
+    Phase.SERVING: "serves {}",
+    Phase.DRAINING: "turns to {}: what runs ends",
+    Phase.SWAPPING: "loads {}",
+    Phase.FAILED: "has lost the engine of {}, and starts another",
+}
+
+
+class Progress:
+    """say: prints a line."""
+
+    def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._awaited = dict(fleet.active)
+        self._instances = {name for name, _ in fleet.instances}
+        self._seen: dict[str, tuple[Phase, str | None]] = {}
+
+    def look(self, members: Sequence[Agent]) -> bool:
+        """Tells what is new. Returns: whether all instances are there, and those that begin with a model serve."""
+        reports = [report for row in members if (report := agent_report(row.state)) is not None]
+        for instance in (one for report in reports for one in report.instances):
+            self._tell(instance)
+        there = self._instances <= self._seen.keys()
+        return there and all(self._seen[name][0] is Phase.SERVING for name in self._awaited)
+
+    def _tell(self, instance: InstanceReport) -> None:
+        now = instance.phase, instance.active
+        if self._seen.get(instance.name) == now:
+            return
+        self._seen[instance.name] = now
+        if instance.phase is not Phase.EMPTY or not self._awaited:
+            self._say(f"{instance.name} {_WORDS[instance.phase].format(instance.active)}")

@@ -1,0 +1,92 @@
+"""From a fleet's file to what its processes are started with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.file import parse_fleet, read_fleet
+from sloserve.fleet.run.live import STORE, agent_settings, file_limits, host_named, place_of
+from sloserve.settings import read_settings
+from tests.fleet.test_file import CONFIGS
+
+FILE = """
+models:
+  chat: {model: meta/llama, profile: big, arguments: [--kv-cache-dtype=fp8], flags: {max_num_seqs: 7}}
+  tuned: {model: /adapters/tuned, profile: big, adapter_of: chat}
+hosts:
+  a: {device: h100, devices: 4, width: 2, host_memory_gib: 10, swap_space_gib: 8, environment: {X: y}}
+  b: {device: h100, devices: 2, width: 2, door: "http://10.0.0.2:7000"}
+gateway: {port: 9000, keys: keys.yaml, hold_max_s: 5.0}
+batches: {lines: 10, file_mb: 1}
+store: sqlite:db/fleet.sqlite
+settings: {policy: sjf}
+"""
+
+
+def test_a_model_says_how_its_engine_is_started(tmp_path: Path) -> None:
+    fleet = _fleet(tmp_path)
+    settings = agent_settings(fleet, fleet.hosts["a"], place_of(fleet, environ={}))
+    assert settings.environments["a/1"] == {"CUDA_VISIBLE_DEVICES": "2,3", "X": "y"}
+    chat, tuned = settings.instances["a/1"]["chat"], settings.instances["a/1"]["tuned"]
+    assert (chat.model, chat.max_num_seqs, tuned.adapter_of) == ("meta/llama", 7, "chat")
+    flags = dict(zip(chat.flags[:-1:2], chat.flags[1:-1:2], strict=False))
+    assert flags["--max-num-seqs"] == "7" and flags["--tensor-parallel-size"] == "2"
+    assert flags["--swap-space-gib"] == "2.000"  # two instances, two models
+    assert chat.flags[-2:] == ("--enable-sleep-mode", "--kv-cache-dtype=fp8")
+    section = json.loads(Path(flags["--slo-config"]).read_text())
+    assert section == {"profile": str(tmp_path / "big.yaml"), "policy": "sjf"}
+    assert read_settings(section)[1] == []
+
+
+def test_state_and_store_stand_beside_the_file_unless_it_says_otherwise(tmp_path: Path) -> None:
+    fleet = _fleet(tmp_path)
+    place = place_of(fleet, environ={})
+    assert place.folder == tmp_path / "fleet.state" and place.files == place.folder / "files"
+    assert place.store == f"sqlite:{tmp_path}/db/fleet.sqlite"
+    address = "postgresql://u:secret@db/fleet"
+    assert place_of(fleet, tmp_path / "elsewhere", {STORE: address}).store == address
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o700
+    limits = file_limits(fleet)
+    assert (limits.file_bytes, limits.lines, fleet.gateway.port, fleet.gateway.hold_max_s) == (10**6, 10, 9000, 5.0)
+
+
+def test_a_host_is_named_where_there_are_several(tmp_path: Path) -> None:
+    fleet = _fleet(tmp_path)
+    assert host_named(fleet, "b").door == "http://10.0.0.2:7000"
+    for name, message in ((None, "say with --host which this is: a, b"), ("c", "--host c: is unknown; .* has a, b")):
+        with pytest.raises(ConfigError, match=message):
+            host_named(fleet, name)
+
+
+def test_the_tiny_fleet_can_be_run() -> None:
+    fleet = read_fleet(CONFIGS / "fleet-tiny.yaml", to_run=True)
+    assert len(fleet.models) == 3 and len(fleet.instances) == 1
+
+
+FAULTS = {
+    "models: {a: {profile: h100-llama3-8b}}": "fleet:1:10: models.a.model: is missing; a fleet that is run needs",
+    "models: {a: {profile: h100-llama3-8b, model: m, arguments: [--port=1]}}": "arguments.0: '--port=1' is set by",
+    "models: {a: {profile: h100-llama3-8b, model: m, adapter_of: b}}": "adapter_of: model 'b' is unknown; known here: ",
+    "models: {a: {profile: h100-llama3-8b, model: m}}\ngateway: {port: 70000}": "gateway.port: 70000 is not a port",
+    "models: {a: {profile: h100-llama3-8b, model: m}}\nbatches: {line: 1}": "batches.line: is unknown; known here: ",
+    "models: {a: {profile: h100-llama3-8b, model: m}}\nstore: 5": "store: 5 is not sqlite:PATH or postgresql://...",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), FAULTS.items())
+def test_what_cannot_be_run_is_named_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_fleet(f"{text}\nhosts: {{n: {{device: h100, devices: 1}}}}", to_run=True)
+    assert message in str(error.value)
+
+
+def _fleet(folder: Path):  # type: ignore[no-untyped-def]
+    from sloserve.estimator.step_time import profile
+
+    shipped = Path(profile.__file__).parents[1] / "profiles" / "h100-llama3-8b.yaml"
+    (folder / "big.yaml").write_text(shipped.read_text().replace("tensor_parallel: 1", "tensor_parallel: 2"))
+    (folder / "fleet.yaml").write_text(FILE.replace("profile: big", "profile: big.yaml"))
+    (folder / "db").mkdir()
+    return read_fleet(folder / "fleet.yaml", to_run=True)
