@@ -31,10 +31,23 @@ def are_alike(one: ServedModel, other: ServedModel) -> bool:
     """Whether an engine of one can go on as an engine of the other: flags, configuration, dtypes, quantisation,
     tokenizer, template, generation config, and the name, shape and dtype of each tensor. Only folders can be compared.
     """
-    if (one.flags, one.environment, one.adapter_of) != (other.flags, other.environment, None) or other.adapter_of:
+    if one.adapter_of or other.adapter_of or one.environment != other.environment:
+        return False
+    if _contents(one.flags) != _contents(other.flags):
         return False
     build = fingerprint(Path(one.model))
     return build is not None and build == fingerprint(Path(other.model))
+
+
+def _contents(flags: tuple[str, ...]) -> list[str | bytes]:
+    """The flags, with what files hold in place of their names: each model has a file of settings of its own."""
+    found: list[str | bytes] = []
+    for flag in flags:
+        try:
+            found.append(Path(flag).read_bytes() if flag.startswith("/") and Path(flag).is_file() else flag)
+        except (OSError, ValueError):
+            found.append(flag)
+    return found
 
 
 def fingerprint(folder: Path) -> str | None:

@@ -66,7 +66,8 @@ class EngineClient:
 
         Raises: Refused with ``DIED`` where the engine breaks off before its answer begins.
         """
-        kept = {name: value for name, value in headers.items() if name.lower() not in _LEFT_OUT}
+        kept = {"content-type": "application/json"} if body else {}
+        kept |= {name.lower(): value for name, value in headers.items() if name.lower() not in _LEFT_OUT}
         try:
             answer = await self._open().request(method, _URL + path, data=body, headers=kept)
         except _BROKEN:

@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ def test_what_is_built_alike_differs_in_the_values_of_weights_alone(tmp_path: Pa
     one, other = (ServedModel(name, str(model_folder(tmp_path / name))) for name in "ab")
     assert are_alike(one, other)
     assert not are_alike(one, ServedModel("b", other.model, ("--dtype", "float32")))
+    configured = []
+    for model, policy in ((one, "edf"), (other, "edf"), (other, "sjf")):
+        settings = tmp_path / f"settings-{len(configured)}"
+        settings.write_text(policy)
+        configured.append(replace(model, flags=("--slo-config", str(settings))))
+    assert are_alike(*configured[:2]) and not are_alike(*configured[1:])
     assert not are_alike(one, ServedModel("wide", str(model_folder(tmp_path / "wide", hidden_size=16))))
     for file in ("generation_config.json", "chat_template.jinja", "tokenizer.json"):
         changed = model_folder(tmp_path / file)

@@ -1,0 +1,80 @@
+"""An agent with real engines, forked: whichever of their processes is killed, nothing of the engine is left."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.launcher.test_forking import gone, group
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+
+AGENT = """
+import asyncio, json, sys
+from pathlib import Path
+from sloserve.fleet.agent.agent import Agent, AgentSettings
+from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.contract.reports import Phase
+from sloserve.fleet.launcher.forking import ForkingLauncher
+
+folder = Path(sys.argv[1])
+environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+model = ServedModel("chat", "builtin:tiny", ("--max-num-seqs", "4"), environment)
+
+async def ask(instance):
+    body = json.dumps({"model": "chat", "prompt": "The sea", "max_tokens": 8, "temperature": 0, "ignore_eos": True})
+    answer = await instance.send("POST", "/v1/completions", {"x-request-id": "r-1"}, body.encode(), model="chat")
+    said = json.loads(b"".join([part async for part in answer.body]))
+    return said["choices"][0]["text"], answer.headers["x-request-id"]
+
+async def main():
+    launcher = ForkingLauncher(folder / "launcher.log")
+    settings = AgentSettings("node", "cpu", {f"node/{i}": {"chat": model} for i in range(2)}, folder)
+    async with Agent(settings, launcher) as agent:
+        one, other = agent.instances.values()
+        assert all(await asyncio.gather(one.activate("chat"), other.activate("chat")))
+        while True:
+            said = [await ask(instance) for instance in (one, other)]
+            engines = [instance._engines.active for instance in (one, other)]
+            processes = [engine.process for engine in engines]
+            forked = [process.is_forked for process in processes]
+            print(json.dumps([launcher.pid, [process.pid for process in processes], forked, said]), flush=True)
+            before = engines
+            await asyncio.to_thread(sys.stdin.readline)
+            while any(i._engines.active in before or i.report().phase is not Phase.SERVING for i in (one, other)):
+                await asyncio.sleep(0.05)
+
+asyncio.run(main())
+"""
+
+
+def part_of(pids: list[int], name: str) -> int:
+    """The process of an engine that has this in its title."""
+    (found,) = [pid for pid in pids if name in Path(f"/proc/{pid}/cmdline").read_text()]
+    return found
+
+
+def test_nothing_is_left_of_an_engine_and_it_is_replaced(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", AGENT, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdin is not None and agent.stdout is not None
+        try:
+            _, engines, forked, said = json.loads(agent.stdout.readline())
+            assert forked == [True, True] and said[0] == said[1] and said[0][1] == "r-1"
+            for engine, name in zip(engines, ("EngineCore", "Worker"), strict=True):
+                pids = group(engine)
+                os.kill(part_of(pids, name), signal.SIGKILL)
+                assert asyncio.run(gone(pids)), f"killed: {name}"
+            agent.stdin.write("\n")
+            agent.stdin.flush()
+            launcher, replaced, _, again = json.loads(agent.stdout.readline())
+            assert again == said and not set(replaced) & set(engines)
+            left = [launcher, *(pid for engine in replaced for pid in group(engine))]
+        finally:
+            agent.kill()
+        assert len(left) == 7 and asyncio.run(gone(left)), "killed: the agent"
