@@ -1,4 +1,4 @@
-// Built with sanitizers by test_kv_sanitized.py: the CPU's copy against each layout's definition, one byte at a time.
+// Built with sanitizers by test_sanitized.py: the CPU's copy against each layout's definition, one byte at a time.
 #include <array>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Built with sanitizers by test_kv_sanitized.py: the GPU's copies, on a GPU whose streams run in any order that events allow.
+// Built with sanitizers by test_sanitized.py: the GPU's copies, on a GPU whose streams run in any order that events allow.
 #include <cstdio>
 #include <cstdlib>
 #include <map>

@@ -14,6 +14,7 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.fleet.contract import Dispatcher, FleetView, Give, Held, Operation, Switch
 from sloserve.sim.fleet.dispatchers.registry import DISPATCHERS, FleetRunName
+from sloserve.sim.fleet.dispatchers.shepherd import shares
 from sloserve.sim.fleet.host_memory import HostMemory
 from sloserve.sim.fleet.loop import FleetRun, engine_settings
 from sloserve.sim.model.engine import ModelEngine
@@ -194,6 +195,15 @@ def test_without_warm_starts_every_model_comes_from_disk() -> None:
     for name, warm in (("qlm", True), ("qlm:warm=false", False)):
         swaps = [s for s in run(fleet_of(), name, requests).spans if s.phase is Phase.SWAPPING]
         assert [s.warm for s in swaps] == [warm, warm]
+
+
+def test_a_static_batch_ends_before_the_next_begins_and_the_program_shares_batches() -> None:
+    requests = [request(f"r{i}", "a", 0.0, output_tokens=10 + 30 * (i % 3)) for i in range(8)]
+    log = run(fleet_of(["a"]), "shepherd:batch=4", requests)
+    first, second = log.run.requests[:4], log.run.requests[4:]
+    assert min(r.first_token_s for r in second if r.first_token_s) > max(r.token_times_s[-1] for r in first)
+    assert shares(np.array([[4.0, 9.0], [9.0, 4.0], [math.inf, 2.0]])).round(6).tolist()[2] == [0.0, 1.0]
+    assert shares(np.full((2, 2), 3.0)).max(axis=1).tolist() == [1.0, 1.0]
 
 
 def test_the_same_run_twice_is_the_same() -> None:

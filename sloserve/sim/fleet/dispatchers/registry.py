@@ -17,6 +17,7 @@ from sloserve.sim.fleet.dispatchers.assigned import LeastLoaded, Random, Static
 from sloserve.sim.fleet.dispatchers.pulling import Collate, EarliestDeadline, OnDemand
 from sloserve.sim.fleet.dispatchers.qlm import QLM
 from sloserve.sim.fleet.dispatchers.qlm_queue import Operations
+from sloserve.sim.fleet.dispatchers.shepherd import Shepherd
 
 STOCK = "stock"
 """As a policy of engines: vLLM's own scheduler."""
@@ -68,6 +69,12 @@ DISPATCHERS: dict[str, Entry] = {
         dict.fromkeys(("pull", "preempt", "swap", "warm", "balance", "park"), _flag),
     ),
     "random": Entry(lambda options, seed: Random(seed), "assigned on arrival to any"),
+    "shepherd": Entry(
+        lambda options, seed: Shepherd(**options),
+        "static batches, shared among instances by a linear program",
+        {"batch": _number},
+        stock=True,
+    ),
 }
 
 

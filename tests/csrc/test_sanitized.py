@@ -1,4 +1,4 @@
-"""The C++ of KV copies, built with sanitizers for addresses and undefined behaviour; the GPU's part runs on a host."""
+"""C++ built with sanitizers for addresses and undefined behaviour: KV copies, the GPU's on a host, and fleet plans."""
 
 import os
 import shutil
@@ -35,3 +35,8 @@ def test_copies_on_the_cpu(tmp_path: Path) -> None:
 def test_copies_on_a_gpu_in_any_order_that_its_streams_allow(tmp_path: Path) -> None:
     """Fails with any one of the waits between streams left out of kv_transfer.h."""
     assert run("kv_transfer_check.cpp", tmp_path, "200") == "200 runs, many loads\n"
+
+
+def test_plans_of_fleets(tmp_path: Path) -> None:
+    """Each group once, and never dearer than the start."""
+    assert run("fleet_search_check.cpp", tmp_path, "40") == "40 fleets\n"

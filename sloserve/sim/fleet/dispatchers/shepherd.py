@@ -1,0 +1,107 @@
+"""``shepherd``: static batches, assigned to instances by a linear program, as where a batch takes a known time.
+
+Requests of a model that came one after another form a batch, which an instance runs to its end before it takes the
+next: no request joins or leaves it. Whenever an instance is idle, a linear program shares the batches among all
+instances so that the busiest ends first, swaps counted; each serves what is most its own by deadline.
+
+Source: SHEPHERD (NSDI 2023), as QLM, Sec. 8, compares with it. Differs: its preemption of whole batches is left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+
+from sloserve.core.arrays import FloatArray
+from sloserve.sim.fleet.contract import Dispatcher, FleetView, Give, Held, InstanceView, Operation, Switch
+from sloserve.sim.fleet.dispatchers.service import reply_s
+
+_MOST = 48
+"""Batches that are shared at once, those that are due first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    model: str
+    requests: tuple[Held, ...]
+
+    @property
+    def due_s(self) -> float:
+        return min(request.due_s for request in self.requests)
+
+
+class Shepherd(Dispatcher):
+    """batch: requests in a full one; what is left when an instance is idle goes in a smaller one."""
+
+    def __init__(self, batch: float = 32) -> None:
+        self._size = max(int(batch), 1)
+        self._waiting: dict[str, list[Held]] = {}
+
+    def begin(self, view: FleetView) -> Sequence[Switch]:
+        return ()
+
+    def arrived(self, request: Held, view: FleetView) -> None:
+        self._waiting.setdefault(request.model, []).append(request)
+
+    def tick(self, view: FleetView) -> Sequence[Operation]:
+        idle = [i for i in view.instances if i.serving and not i.num_in_flight]
+        batches = self._batches() if idle else []
+        if not batches:
+            return []
+        share = shares(np.array([[_takes_s(b, i, view) for i in view.instances] for b in batches]))
+        operations: list[Operation] = []
+        for place, instance in enumerate(view.instances):
+            own = [b for b, of in zip(batches, share, strict=True) if of[place] > 0.0 and of[place] == of.max()]
+            if instance not in idle or not own:
+                continue
+            batch = own[0]  # in the order of deadlines
+            if batch.model != instance.active:
+                if instance.can_switch():
+                    operations.append(Switch(instance.name, batch.model))
+                continue
+            operations += [Give(request.request_id, instance.name) for request in batch.requests]
+            rest = self._waiting[batch.model]
+            self._waiting[batch.model] = [request for request in rest if request not in batch.requests]
+            share[batches.index(batch)] = 0.0
+        return operations
+
+    def _batches(self) -> list[_Batch]:
+        found = [
+            _Batch(model, tuple(waiting[k : k + self._size]))
+            for model, waiting in self._waiting.items()
+            for k in range(0, len(waiting), self._size)
+        ]
+        return sorted(found, key=lambda batch: batch.due_s)[:_MOST]
+
+
+def shares(takes_s: FloatArray) -> FloatArray:
+    """The part of each batch that goes to each instance, ``[batches, instances]``, so that the busiest ends first.
+
+    takes_s: how long the batch takes there; inf where it cannot run.
+    """
+    batches, instances = takes_s.shape
+    can = np.isfinite(takes_s)
+    cost = np.where(can, takes_s, 0.0)
+    # Variables: the parts, batch after batch, then the time by which all have ended. Among equals, the least work.
+    objective = np.append(cost.ravel() * 1e-3, 1.0)
+    ends = np.zeros((instances, batches * instances + 1))
+    whole = np.zeros((batches, batches * instances + 1))
+    for b in range(batches):
+        whole[b, b * instances : (b + 1) * instances] = 1.0
+        ends[range(instances), range(b * instances, (b + 1) * instances)] = cost[b]
+    ends[:, -1] = -1.0
+    bounds = [(0.0, 1.0 if one else 0.0) for one in can.ravel()] + [(0.0, None)]
+    found = linprog(objective, ends, np.zeros(instances), whole, np.ones(batches), bounds, method="highs")
+    parts: FloatArray = found.x[:-1].reshape(batches, instances)
+    return parts
+
+
+def _takes_s(batch: _Batch, instance: InstanceView, view: FleetView) -> float:
+    """Until the last of the batch has ended, if it begins now; the time until the instance is idle counts with it."""
+    if batch.model not in instance.models:
+        return float("inf")
+    prompt = sum(request.prompt_tokens for request in batch.requests) / len(batch.requests)
+    longest = max(view.expected_output(request)[0] for request in batch.requests)
+    swap_s = 0.0 if batch.model == instance.active else instance.swap_s(batch.model)
+    return swap_s + reply_s(instance, batch.model, prompt, longest, len(batch.requests) - 1)
