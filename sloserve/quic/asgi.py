@@ -9,18 +9,15 @@ import asyncio
 import logging
 import urllib.parse
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from sloserve.quic.priority import Priority, parse_priority
 from sloserve.quic.service import ReplyDeadline, Service
+from sloserve.wire.asgi import Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 

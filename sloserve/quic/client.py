@@ -91,7 +91,7 @@ class ClientSettings:
 class Reply:
     """One answer, as it arrives. status, headers: of its head, once :meth:`head` has returned."""
 
-    def __init__(self, connection: "H3Client", stream_id: int) -> None:
+    def __init__(self, connection: "H3Client", stream_id: int, body_follows: bool) -> None:
         self.status = 0
         self.headers: Headers = []
         self._connection = connection
@@ -99,6 +99,7 @@ class Reply:
         self._parts: deque[bytes] = deque()
         self._unread_bytes = 0
         self._ended = False
+        self._sent = not body_follows
         self._error: ConnectionError | None = None
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
@@ -139,14 +140,15 @@ class Reply:
         if self.over:
             return  # the server has answered already, or never will
         self._connection.send_body(self._stream_id, data, end)
+        self._sent = end
         limit = self._connection.settings.buffer_bytes
         while not self.over and self._connection.quic.unsent_bytes(self._stream_id) > limit:
             self._drained.clear()
             await self._drained.wait()
 
     def cancel(self) -> None:
-        """Wants no more of it; the server stops to work on it."""
-        if not self._ended:
+        """Wants no more of it: the server stops to work on it. To be called at the end of each reply too."""
+        if not (self._ended and self._sent):
             self._connection.cancel(self._stream_id)
         self._connection.forget(self._stream_id)
 
@@ -189,6 +191,7 @@ class H3Client(QuicConnectionProtocol):
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._sending = False
         self._going = False
+        self._unusable = asyncio.Event()
 
     @property
     def usable(self) -> bool:
@@ -199,6 +202,10 @@ class H3Client(QuicConnectionProtocol):
     def in_flight(self) -> int:
         """Requests whose answers are not over."""
         return sum(not reply.over for reply in self._replies.values())
+
+    async def wait_unusable(self) -> None:
+        """Returns once no new request may be begun any more."""
+        await self._unusable.wait()
 
     async def ready(self) -> None:
         """Waits for the end of the handshake. Raises: Lost."""
@@ -221,7 +228,7 @@ class H3Client(QuicConnectionProtocol):
         if self._h3 is None or self.lost is not None or self._going:
             raise self.lost or Lost("the server takes no more requests on this connection")
         stream_id = self.quic.get_next_available_stream_id()
-        reply = self._replies[stream_id] = Reply(self, stream_id)
+        reply = self._replies[stream_id] = Reply(self, stream_id, body_follows)
         self._h3.send_headers(stream_id, headers, end_stream=not body_follows)
         self.quic.set_stream(stream_id, deadline_s=deadline_s, urgency=urgency, incremental=incremental, tenant=tenant)
         self.transmit_soon()
@@ -269,12 +276,14 @@ class H3Client(QuicConnectionProtocol):
 
     def quic_event_received(self, event: QuicEvent) -> None:
         if isinstance(event, HandshakeCompleted):
-            self._h3 = BoundedH3(self.quic, MAX_HEADER_BYTES)
+            self._h3 = BoundedH3(self.quic, MAX_HEADER_BYTES, on_goaway=self._goaway)
             if not self._ready.done():
                 self._ready.set_result(None)
             self._keep_alive()
         elif isinstance(event, ConnectionTerminated):
             self._fail(Lost(f"connection ended: {event.reason_phrase or hex(event.error_code)}"))
+            if self._transport is not None:
+                self._transport.close()
         if self._h3 is None:
             return
         for h3_event in self._h3.handle_event(event):
@@ -315,9 +324,15 @@ class H3Client(QuicConnectionProtocol):
             self.transmit_soon()
             self._loop.call_later(self.settings.keep_alive_s, self._keep_alive)
 
+    def _goaway(self) -> None:
+        """The server is stopping: what it has begun it ends, and takes no more."""
+        self._going = True
+        self._unusable.set()
+
     def _fail(self, error: Lost) -> None:
         if self.lost is None:
             self.lost = error
+            self._unusable.set()
             if not self._ready.done():
                 self._ready.set_exception(error)
                 self._ready.exception()  # seen, also where no one waits any more

@@ -9,7 +9,7 @@ Windows grow as the application reads, so that what a peer may leave unread in m
 as data arrives.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +43,7 @@ class ScheduledConnection(QuicConnection):
         request_certificate: bool = False,
         **others: Any,
     ) -> None:
-        self._scheduled: list[QuicStream] = []
+        self._scheduled = _ServiceQueue([], self._service_key)
         self._order = StreamOrder(scheduler)
         self._unread: dict[int, int] = {}
         self._caps = limits or Limits()
@@ -119,6 +119,8 @@ class ScheduledConnection(QuicConnection):
 
     def _service_key(self, stream: QuicStream) -> tuple[float, ...]:
         stream_id, sender = _id(stream), stream.sender
+        if sender.buffer_is_empty:
+            return (2,)
         if stream_is_unidirectional(stream_id):
             return (0,)  # HTTP/3's own streams: without them nothing else can be understood
         return (1, *self._order.key(stream_id, sender.next_offset, sender._buffer_start))
@@ -127,13 +129,12 @@ class ScheduledConnection(QuicConnection):
 
     @property
     def _streams_queue(self) -> list[QuicStream]:
-        self._order.forget(self._streams)
-        self._scheduled.sort(key=self._service_key)
         return self._scheduled
 
     @_streams_queue.setter
     def _streams_queue(self, streams: list[QuicStream]) -> None:
-        self._scheduled = streams
+        self._order.forget(self._streams)
+        self._scheduled = _ServiceQueue(streams, self._service_key)
 
     def _write_stream_frame(
         self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream, max_offset: int
@@ -174,6 +175,21 @@ class ScheduledConnection(QuicConnection):
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         self.tls._request_client_certificate = self._request_certificate
+
+
+class _ServiceQueue(list[QuicStream]):
+    """A list that puts itself in order when it is first gone through; aioquic makes a new one for each packet."""
+
+    def __init__(self, streams: list[QuicStream], key: Callable[[QuicStream], tuple[float, ...]]) -> None:
+        super().__init__(streams)
+        self._key = key
+        self._in_order = False
+
+    def __iter__(self) -> Iterator[QuicStream]:
+        if not self._in_order:
+            self._in_order = True
+            self.sort(key=self._key)
+        return super().__iter__()
 
 
 def _id(stream: QuicStream) -> int:

@@ -36,14 +36,20 @@ class TooMuch(ProtocolError):
 class BoundedH3(H3Connection):
     """HTTP/3 on one connection.
 
-    max_header_bytes: of a header section as it is sent. on_priority: is told of PRIORITY_UPDATEs of the peer.
+    max_header_bytes: of a header section as it is sent. on_priority: is told of PRIORITY_UPDATEs of the peer;
+    on_goaway: that it takes no more requests.
     """
 
     def __init__(
-        self, quic: QuicConnection, max_header_bytes: int, on_priority: Callable[[int, Priority], None] | None = None
+        self,
+        quic: QuicConnection,
+        max_header_bytes: int,
+        on_priority: Callable[[int, Priority], None] | None = None,
+        on_goaway: Callable[[], None] | None = None,
     ) -> None:
         self._max_header_bytes = max_header_bytes
         self._on_priority = on_priority
+        self._on_goaway = on_goaway
         self._control_frames: dict[int, ControlFrames] = {}
         super().__init__(quic)
 
@@ -89,6 +95,8 @@ class BoundedH3(H3Connection):
             if frame_type == FrameType.SETTINGS and length > MAX_SETTINGS_BYTES:
                 raise TooMuch(f"settings of {length} bytes; send at most {MAX_SETTINGS_BYTES}")
             updates += [] if payload is None else [parse_update(payload)]
+            if frame_type == FrameType.GOAWAY and self._on_goaway is not None:
+                self._on_goaway()
         if stream_ended:
             self._control_frames.pop(stream.stream_id, None)
         events = super()._receive_stream_data_uni(stream, data, stream_ended)

@@ -143,6 +143,7 @@ class Listener(asyncio.DatagramProtocol):
         self._loop = asyncio.get_running_loop()
         self._refreshed_s = self._loop.time()
         self._transport: asyncio.DatagramTransport | None = None
+        self._closed: asyncio.Future[None] = self._loop.create_future()
         self._stopping = False
 
     @property
@@ -157,11 +158,16 @@ class Listener(asyncio.DatagramProtocol):
             protocol.silence()
         if self._transport is not None:
             self._transport.close()
+            await self._closed
 
     # asyncio.DatagramProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
         try:

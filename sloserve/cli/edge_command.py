@@ -1,0 +1,98 @@
+"""``sloserve edge``."""
+
+import urllib.parse
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sloserve.cli.root import app
+from sloserve.core.errors import ConfigError
+
+
+@app.command()
+def edge(
+    upstream: Annotated[str, typer.Option(help="The engine host, e.g. https://engine:8000; HTTP/3 is spoken to it.")],
+    host: Annotated[str, typer.Option(help="Where ordinary HTTP clients come in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Its TCP port.")] = 8080,
+    ca: Annotated[
+        Path | None, typer.Option(help="PEM file of who may have signed the engine host's certificate.")
+    ] = None,
+    certfile: Annotated[Path | None, typer.Option(help="PEM certificate that the edge shows the engine host.")] = None,
+    keyfile: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    quic_scheduler: Annotated[str, typer.Option(help="Order of what is sent: edf, ml, abs, rr or fcfs.")] = "edf",
+    quic_congestion: Annotated[
+        str, typer.Option(help="cubic, reno, or constant, for private links of known bandwidth alone.")
+    ] = "cubic",
+    window_bytes: Annotated[int, typer.Option(min=2400, help="Of a constant window: bandwidth x round trip.")] = 75_000,
+    max_requests: Annotated[
+        int, typer.Option(min=1, help="On the connection at once; at most http3.streams of the engine host.")
+    ] = 128,
+    max_waiting: Annotated[int, typer.Option(min=0, help="That wait for a place; more are answered with 503.")] = 1024,
+    ssl_certfile: Annotated[
+        Path | None, typer.Option(help="PEM certificate for clients; plain HTTP if not given.")
+    ] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+) -> None:
+    """Forward ordinary HTTP clients to an engine host over one QUIC connection.
+
+    The engine host is `sloserve serve --http3`; with `--ssl-cert-reqs 2 --ssl-ca-certs FILE` it asks for --certfile.
+    Keys and request ids are forwarded; /ready says whether there is a connection. See docs/edge.md.
+    """
+    try:
+        import uvicorn
+
+        from sloserve.quic import self_check
+        from sloserve.quic.client import ClientSettings
+        from sloserve.quic.edge import Edge, EdgeSettings
+        from sloserve.quic.schedulers import scheduler
+    except ImportError as error:
+        raise ConfigError(
+            f"sloserve edge needs {error.name}, which is not installed: pip install 'sloserve[http3]'"
+        ) from error
+
+    scheduler(quic_scheduler)
+    self_check.check(quic_scheduler)
+    if quic_congestion not in ("cubic", "reno", "constant"):
+        raise ConfigError(f"--quic-congestion: {quic_congestion!r} is not one of cubic, reno, constant")
+    for one, other, names in ((certfile, keyfile, "--certfile"), (ssl_certfile, ssl_keyfile, "--ssl-certfile")):
+        if (one is None) != (other is None):
+            raise ConfigError(f"{names} needs its key beside it, and the key its certificate")
+    address = address_of(upstream)
+    client = ClientSettings(
+        scheduler=quic_scheduler,
+        congestion=quic_congestion,
+        window_bytes=window_bytes,
+        ca_file=_text(ca),
+        certfile=_text(certfile),
+        keyfile=_text(keyfile),
+        keep_alive_s=15.0,
+    )
+    client.configuration(address[0])  # says now which file cannot be read
+    settings = EdgeSettings(*address, client, max_requests, max_waiting)
+    print(f"sloserve edge on http{'s' if ssl_certfile else ''}://{host}:{port}, forwarding to {upstream}", flush=True)
+    uvicorn.run(
+        Edge(settings),
+        host=host,
+        port=port,
+        log_level="warning",
+        ssl_certfile=_text(ssl_certfile),
+        ssl_keyfile=_text(ssl_keyfile),
+        timeout_graceful_shutdown=5,
+    )
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Host and port of the engine host. Raises: ConfigError."""
+    try:
+        found = urllib.parse.urlsplit(url)
+        port = found.port or 443
+    except ValueError:
+        found, port = urllib.parse.urlsplit(""), 0
+    if found.scheme != "https" or not found.hostname or found.path not in ("", "/") or found.query:
+        raise ConfigError(f"--upstream: {url!r} is not of the form https://HOST:PORT")
+    return found.hostname, port
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

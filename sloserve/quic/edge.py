@@ -1,0 +1,196 @@
+"""The edge: ordinary HTTP clients in, one QUIC connection to the engine host out (Fig. 2 of the paper).
+
+An ASGI application. A request waits for one of the connection's streams, by class and within a class by tenant in turn;
+then it is forwarded as it comes, with the client's key and a request id, and what of its targets the wait has used up
+taken off. A client that leaves ends its request at the engine; a connection that is lost ends its requests with an
+error, and another is made.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from aioquic.h3.connection import ProtocolError, validate_request_headers
+
+from sloserve.core.errors import InvalidRequest
+from sloserve.core.slo import DUE_NOW_S
+from sloserve.quic.asgi import HOP_BY_HOP
+from sloserve.quic.client import Broken, ClientSettings, Headers, Lost, Reply
+from sloserve.quic.httpx_transport import head
+from sloserve.quic.service import DEFAULT_CLASSIFY, EVENT_STREAM, Classify
+from sloserve.quic.turns import NoRoom, Turns
+from sloserve.quic.upstream import Upstream
+from sloserve.wire import errors
+from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, answer_json, identified, refuse, repeating
+from sloserve.wire.headers import RETRY_AFTER
+
+READY_PATH = "/ready"
+RETRY_FULL_S = 1
+REMAINING = (b"x-slo-ttft-ms", b"x-slo-e2e-ms", b"x-llm-d-slo-ttft-ms")
+"""Targets that count from the client's request, in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSettings:
+    """host, port: of the engine host. client: the edge's side of the connection, its certificate included.
+
+    requests: on the connection at once, at most as many as the engine host's ``http3.streams``. max_waiting: for a
+    place among them; more is answered with 503.
+    """
+
+    host: str
+    port: int
+    client: ClientSettings
+    requests: int = 128
+    max_waiting: int = 1024
+
+
+class Edge:
+    """Forwards what it is asked. classify: what a request's headers say of its class and tenant."""
+
+    def __init__(self, settings: EdgeSettings, classify: Classify = DEFAULT_CLASSIFY) -> None:
+        self.upstream = Upstream(settings.host, settings.port, settings.client)
+        self.turns = Turns(settings.requests, settings.max_waiting)
+        self._classify = classify
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._serve(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while (message := await receive())["type"] != "lifespan.shutdown":
+            if message["type"] == "lifespan.startup":
+                self.upstream.start()
+                await send({"type": "lifespan.startup.complete"})
+        await self.upstream.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == READY_PATH:
+            connected = self.upstream.connected
+            status = HTTPStatus.OK if connected else HTTPStatus.SERVICE_UNAVAILABLE
+            await answer_json(send, status, {"status": "ready" if connected else "disconnected"})
+            return
+        try:
+            scope, request_id = identified(scope)
+            send = repeating(request_id, send)
+            self._check(scope)
+        except InvalidRequest as error:
+            await refuse(send, errors.status(error), str(error), error.param, [CLOSE])
+            return
+        service = self._classify(scope["headers"])
+        loop = asyncio.get_running_loop()
+        arrived_s = loop.time()
+        try:
+            await self.turns.take(service.urgency, service.tenant or "")
+        except NoRoom:
+            message = f"the edge has as many requests waiting as it may; retry in {RETRY_FULL_S} s"
+            retry = (RETRY_AFTER, str(RETRY_FULL_S))
+            await refuse(send, HTTPStatus.SERVICE_UNAVAILABLE, message, headers=[CLOSE, retry])
+            return
+        try:
+            await self._forward(scope, receive, send, arrived_s)
+        finally:
+            self.turns.give_back()
+
+    def _check(self, scope: Scope) -> None:
+        """Raises: InvalidRequest for what HTTP/3 cannot carry: a malformed request ends the connection of all."""
+        try:
+            validate_request_headers(self._head(scope, 0.0))
+        except ProtocolError as error:
+            raise InvalidRequest("request", error.reason_phrase, "a request that HTTP/3 can carry") from error
+
+    def _head(self, scope: Scope, waited_s: float) -> Headers:
+        path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        client = scope.get("client")
+        headers = [(name.lower(), value.strip(b" \t")) for name, value in remaining(scope["headers"], waited_s)]
+        forwarded = [value for name, value in headers if name == b"x-forwarded-for"]
+        forwarded += [] if client is None else [str(client[0]).encode()]
+        headers = [(name, value) for name, value in headers if name not in (b"x-forwarded-for", b"te")]
+        headers.append((b"x-forwarded-for", b", ".join(forwarded)))
+        return head(scope["method"].encode(), self.upstream.authority, path, headers)
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send, arrived_s: float) -> None:
+        service = self._classify(scope["headers"])
+        loop = asyncio.get_running_loop()
+        targets = service.targets
+        first_s = targets.ttft_s if targets.ttft_s is not None else targets.e2e_s
+        try:
+            client = self.upstream.client()
+            reply = client.request(
+                self._head(scope, loop.time() - arrived_s),
+                body_follows=True,
+                deadline_s=None if first_s is None else arrived_s + first_s,
+                urgency=service.urgency,
+                tenant=service.tenant,
+            )
+        except Lost as error:
+            retry = (RETRY_AFTER, str(self.upstream.retry_after_s))
+            await refuse(send, HTTPStatus.SERVICE_UNAVAILABLE, str(error), headers=[CLOSE, retry])
+            return
+        upload = asyncio.create_task(upload_body(reply, receive))
+        try:
+            await answer(reply, send)
+        finally:
+            upload.cancel()
+            reply.cancel()
+            with suppress(asyncio.CancelledError):
+                await upload
+
+
+class Left(Broken):
+    """The client of the edge is gone."""
+
+
+def remaining(headers: Headers, waited_s: float) -> Iterator[tuple[bytes, bytes]]:
+    """The headers, with targets that count from the client's request less what it waited here."""
+    for name, value in headers:
+        if name in REMAINING and waited_s >= 1e-3:
+            with suppress(ValueError):  # what is no number is the engine's to refuse
+                value = f"{max(float(value) - waited_s * 1e3, DUE_NOW_S * 1e3):.0f}".encode()
+        yield name, value
+
+
+async def upload_body(reply: Reply, receive: Receive) -> None:
+    """Passes the request's body on; then watches for the client to leave, which cancels the request."""
+    more = True
+    while (message := await receive())["type"] == "http.request":
+        if more:
+            more = message.get("more_body", False)
+            await reply.send(message.get("body", b""), end=not more)
+    reply.cancel()
+    reply.fail(Left("the client has left"))
+
+
+async def answer(reply: Reply, send: Send) -> None:
+    """Passes the answer on. One that breaks off before its head is a 502; a stream of events ends with an error.
+
+    Raises: Broken or Lost where all that is left is to break off the client's answer as well.
+    """
+    try:
+        await reply.head()
+    except Left:
+        return
+    except (Lost, Broken) as error:
+        message = f"the engine host did not answer: {error}; retry"
+        await refuse(send, HTTPStatus.BAD_GATEWAY, message, headers=[CLOSE])
+        return
+    headers = [(name, value) for name, value in reply.headers if name not in HOP_BY_HOP]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    try:
+        async for part in reply.body():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    except Left:
+        return
+    except (Lost, Broken) as error:
+        if not any(name == b"content-type" and value.startswith(EVENT_STREAM) for name, value in headers):
+            raise
+        said = errors.body(HTTPStatus.BAD_GATEWAY, f"the engine host broke off: {error}; retry")
+        await send({"type": "http.response.body", "body": b"data: " + json.dumps(said).encode() + b"\n\n"})
+        return
+    await send({"type": "http.response.body"})

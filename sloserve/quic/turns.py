@@ -1,0 +1,59 @@
+"""Places for so many requests at once: by class, and within a class to tenants in turn."""
+
+import asyncio
+from collections import OrderedDict, deque
+
+
+class NoRoom(Exception):
+    """As many wait already as may."""
+
+
+class Turns:
+    """places: that are had at once. max_waiting: for one, over all classes and tenants."""
+
+    def __init__(self, places: int, max_waiting: int) -> None:
+        self._free = places
+        self._max_waiting = max_waiting
+        self._waiting: dict[int, OrderedDict[str, deque[asyncio.Future[None]]]] = {}
+        self.waiting = 0
+
+    async def take(self, rank: int, tenant: str) -> None:
+        """Waits for a place. rank: of the class, lower first. Raises: NoRoom."""
+        if self._free and not self.waiting:
+            self._free -= 1
+            return
+        if self.waiting >= self._max_waiting:
+            raise NoRoom
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(rank, OrderedDict()).setdefault(tenant, deque()).append(place)
+        self.waiting += 1
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self.give_back()  # it came at the same moment
+            else:
+                self._forget(rank, tenant, place)
+            raise
+
+    def give_back(self) -> None:
+        """One place is free; the next who waits has it."""
+        if not self._waiting:
+            self._free += 1
+            return
+        rank = min(self._waiting)
+        tenants = self._waiting[rank]
+        tenant, places = next(iter(tenants.items()))
+        place = places[0]
+        tenants.move_to_end(tenant)
+        self._forget(rank, tenant, place)
+        place.set_result(None)
+
+    def _forget(self, rank: int, tenant: str, place: "asyncio.Future[None]") -> None:
+        tenants = self._waiting[rank]
+        tenants[tenant].remove(place)
+        self.waiting -= 1
+        if not tenants[tenant]:
+            del tenants[tenant]
+        if not tenants:
+            del self._waiting[rank]

@@ -1,0 +1,225 @@
+"""The edge: ordinary HTTP in, one QUIC connection out."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sloserve.cli.edge_command import address_of
+from sloserve.core.errors import ConfigError
+from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
+from sloserve.quic.edge import Edge, EdgeSettings, remaining
+from sloserve.quic.listener import listen
+from sloserve.quic.settings import Http3Settings
+from sloserve.quic.turns import NoRoom, Turns
+from tests.quic.serving import answer, certificate_files, listening, read, run, trusting
+
+
+@asynccontextmanager
+async def edge_to(port: int, max_waiting: int = 8, requests: int = 128, **client: Any) -> AsyncIterator[Edge]:
+    made = Edge(EdgeSettings("127.0.0.1", port, trusting(**client), requests, max_waiting))
+    made.upstream.start()
+    while not made.upstream.connected:
+        await asyncio.sleep(0.001)
+    try:
+        yield made
+    finally:
+        await made.upstream.stop()
+
+
+def http(edge: Edge) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(edge), base_url="http://edge")
+
+
+class Visitor:
+    """A client of the edge that sees what it is sent at once, and may leave."""
+
+    def __init__(self, edge: Edge, **headers: str) -> None:
+        self.sent: asyncio.Queue[Any] = asyncio.Queue()
+        self._leaving = asyncio.Event()
+        self._asked = False
+        given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": "POST", "path": "/", "raw_path": b"/", "query_string": b"", "headers": given}
+        self.task = asyncio.create_task(edge({**scope, "client": ("192.0.2.9", 1)}, self._receive, self.sent.put))
+
+    async def _receive(self) -> Any:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": b"{}"}
+        await self._leaving.wait()
+        return {"type": "http.disconnect"}
+
+    def leave(self) -> None:
+        self._leaving.set()
+
+
+def test_requests_are_forwarded_with_key_and_request_id_over_one_connection(tmp_path: Path) -> None:
+    authority = make_certificate(("authority",))
+    ca_file, _ = write_certificate(tmp_path, authority, "authority")
+    own = write_certificate(tmp_path, make_certificate(("edge",), authority), "edge")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        said = {"path": scope["path"], "query": scope["query_string"].decode(), "headers": headers}
+        body = json.dumps({**said, "body": (await read(receive)).decode()}).encode()
+        await answer(send, body, 201, [(b"x-own", b"1"), (b"connection", b"close")])
+
+    async def test() -> None:
+        async with (
+            listening(app, client_ca=str(ca_file)) as listener,
+            edge_to(listener.port, certfile=str(own[0]), keyfile=str(own[1])) as edge,
+            http(edge) as client,
+        ):
+            asked = {"authorization": "Bearer key", "x-request-id": "mine", "x-tenant-id": "acme", "connection": "x"}
+            told = await client.post("/v1/a?b=c", content=b"hello", headers=asked)
+            assert (told.status_code, told.headers["x-own"], told.headers["x-request-id"]) == (201, "1", "mine")
+            seen = told.json()
+            assert (seen["path"], seen["query"], seen["body"]) == ("/v1/a", "b=c", "hello")
+            assert seen["headers"].items() >= {"authorization": "Bearer key", "x-request-id": "mine"}.items()
+            assert seen["headers"]["x-forwarded-for"] == "127.0.0.1" and "connection" not in seen["headers"]
+            others = await asyncio.gather(*(client.get("/") for _ in range(5)))
+            assert len({one.headers["x-request-id"] for one in others}) == 5
+            assert (await client.get("/ready")).json() == {"status": "ready"}
+            malformed = await client.get("/", headers=[(b"bad name", b"x")])
+            assert malformed.status_code == 400 and "contains invalid characters" in malformed.text
+            assert len(listener.protocols) == 1  # and the connection has survived that
+
+    run(test())
+
+
+def test_a_client_that_leaves_ends_its_request_at_the_engine() -> None:
+    async def test() -> None:
+        ended = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await read(receive)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"one", "more_body": True})
+            assert (await receive())["type"] == "http.disconnect"
+            ended.set()
+
+        async with listening(app) as listener, edge_to(listener.port) as edge:
+            visitor = Visitor(edge)
+            assert (await visitor.sent.get())["status"] == 200
+            assert (await visitor.sent.get())["body"] == b"one"
+            visitor.leave()
+            await ended.wait()
+            await visitor.task
+            assert edge.turns._free == 128
+
+    run(test())
+
+
+def test_a_lost_connection_is_an_error_and_is_made_again() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        if scope["path"] == "/":
+            await asyncio.Event().wait()
+        await send({"type": "http.response.body"})
+
+    async def test() -> None:
+        certificates = CertificateFiles(*certificate_files())
+        async with listening(app) as listener, edge_to(listener.port) as edge, http(edge) as client:
+            visitor = Visitor(edge, x_request_id="mine")
+            await visitor.sent.get()
+            assert (await visitor.sent.get())["body"] == b"data: 1\n\n"
+            await listener.stop(0.0)
+            last = (await visitor.sent.get())["body"]
+            assert b"the engine host broke off" in last and last.startswith(b'data: {"error": ')
+            refused = await client.get("/")
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+            assert "no connection to 127.0.0.1" in refused.json()["error"]["message"]
+            assert (await client.get("/ready")).status_code == 503
+            again = await listen(app, Http3Settings(), certificates, ("127.0.0.1", listener.port))
+            while not edge.upstream.connected:
+                await asyncio.sleep(0.01)
+            assert (await client.get("/short")).status_code == 200
+            await again.stop(0.0)
+
+    run(test())
+
+
+def test_places_go_by_class_and_to_tenants_in_turn() -> None:
+    async def test() -> None:
+        turns, order = Turns(1, max_waiting=6), []
+        await turns.take(0, "")
+
+        async def one(rank: int, tenant: str) -> None:
+            await turns.take(rank, tenant)
+            order.append(f"{rank}{tenant}")
+            turns.give_back()
+
+        waiting = [
+            asyncio.create_task(one(*who)) for who in ((5, "a"), (3, "a"), (3, "a"), (3, "a"), (3, "b"), (3, "b"))
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(NoRoom):
+            await turns.take(0, "c")
+        waiting[2].cancel()
+        await asyncio.sleep(0)
+        turns.give_back()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert order == ["3a", "3b", "3a", "3b", "5a"]
+        assert (turns._free, turns.waiting, turns._waiting) == (1, 0, {})
+
+    run(test())
+
+
+def test_what_a_request_waited_is_taken_off_its_targets() -> None:
+    headers = [(b"x-slo-ttft-ms", b"500"), (b"x-slo-e2e-ms", b"100"), (b"x-slo-tds", b"9"), (b"x-slo-class", b"batch")]
+    assert list(remaining(headers, 0.0)) == headers
+    kept = [(b"x-slo-ttft-ms", b"300"), (b"x-slo-e2e-ms", b"1"), *headers[2:]]
+    assert list(remaining(headers, 0.2)) == kept
+    assert list(remaining([(b"x-slo-ttft-ms", b"soon")], 0.2)) == [(b"x-slo-ttft-ms", b"soon")]
+
+
+@pytest.mark.parametrize("url", ["http://a:1", "https://", "https://a:port", "https://a/path", "a:8000"])
+def test_an_upstream_is_an_https_origin(url: str) -> None:
+    with pytest.raises(ConfigError, match="is not of the form https://HOST:PORT"):
+        address_of(url)
+    assert address_of("https://engine:8000") == ("engine", 8000)
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_stopped() -> None:
+    async def test() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await answer(send, await read(receive))
+
+        async with listening(app) as listener:
+            command = [sys.executable, "-m", "sloserve.cli", "edge", "--upstream", f"https://localhost:{listener.port}"]
+            command += ["--ca", certificate_files()[0], "--port", "0", "--host", "127.0.0.1"]
+            process = subprocess.Popen(
+                [*command, "--port", str(port := free_port())], stdout=subprocess.PIPE, text=True
+            )
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                while True:
+                    try:
+                        if (await client.get("/ready")).status_code == 200:
+                            break
+                    except httpx.ConnectError:
+                        await asyncio.sleep(0.05)
+                assert (await client.post("/", content=b"x" * 300_000)).content == b"x" * 300_000
+            process.send_signal(signal.SIGTERM)
+            said, _ = await asyncio.to_thread(process.communicate, timeout=20)
+            assert process.returncode in (0, -signal.SIGTERM) and "sloserve edge on http://127.0.0.1" in said
+
+    run(test())
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
