@@ -192,6 +192,7 @@ class H3Client(QuicConnectionProtocol):
         self._sending = False
         self._going = False
         self._unusable = asyncio.Event()
+        self._closed_socket: asyncio.Future[None] = self._loop.create_future()
 
     @property
     def usable(self) -> bool:
@@ -271,6 +272,7 @@ class H3Client(QuicConnectionProtocol):
             self._timer.cancel()
         if self._transport is not None:
             self._transport.close()
+            await self._closed_socket
 
     # What asyncio and aioquic call
 
@@ -307,6 +309,10 @@ class H3Client(QuicConnectionProtocol):
         for stream_id, reply in self._replies.items():
             if self.quic.unsent_bytes(stream_id) <= limit:
                 reply.drained()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed_socket.done():
+            self._closed_socket.set_result(None)
 
     def error_received(self, exc: Exception) -> None:
         """Nothing listens there: said at once, rather than when the handshake has timed out."""
