@@ -1,4 +1,4 @@
-"""What predictions are made from: ``sloserve profile`` and ``train-length``."""
+"""What predictions and choices are made from: ``sloserve profile``, ``train-length`` and ``train-router``."""
 
 import os
 from pathlib import Path
@@ -32,6 +32,33 @@ def train_length(
     from sloserve.estimator.length.train_command import train_and_report
 
     train_and_report(data, out, text=text, seeds=seeds, share=held_out, seed=seed)
+
+
+@app.command("train-router")
+def train_router(
+    file: Annotated[
+        Path, typer.Argument(metavar="ROUTER.yaml", help="Models, quality table and system.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="File of the policy.")] = Path("router.safetensors"),
+    steps: Annotated[int, typer.Option(help="Requests to learn from.")] = 1_200_000,
+    seed: Annotated[int, typer.Option(help="Of the weights, the arrivals and the exploration.")] = 0,
+    evaluate: Annotated[
+        Path | None, typer.Option(help="Judge this policy and train none.", metavar="POLICY", show_default=False)
+    ] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for figures; none if not given.")] = None,
+    masked: Annotated[bool, typer.Option(help="Learn among models that should be in time, or among all.")] = True,
+) -> None:
+    """Learn which model should serve which request, in a simulation of the system that ROUTER.yaml describes.
+
+    The policy is judged beside each model alone and beside greedy, which needs no training: the best model for the task
+    that should be in time. It is written after each tenth of the training. Serving it needs numpy alone.
+    """
+    # Threads of numpy and torch that wait for each other take many times longer than such small products do.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    from sloserve.fleet.router.train_command import train_and_report
+
+    train_and_report(file, out, steps=steps, seed=seed, evaluate=evaluate, plots=plots, masked=masked)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

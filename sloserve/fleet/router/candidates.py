@@ -1,0 +1,93 @@
+"""What is known of a request and of the models that might serve it; which of them can."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sloserve.core.slo import Targets
+
+_FOREVER_S = 1e12
+"""A model that can serve a request has a time, however long."""
+
+
+class Barred(StrEnum):
+    """Why a model cannot serve a request, whatever its load."""
+
+    NOT_ALLOWED = "not_allowed"
+    """The key may not use it."""
+    TOO_LONG = "too_long"
+    """Prompt and output are longer than its context."""
+    UNSUPPORTED = "unsupported"
+    """It lacks something that the request needs: tools, a grammar, images."""
+    ASLEEP = "asleep"
+    """It serves nowhere, and nothing says when it will."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """One request that names no model.
+
+    task: as its header states. output_tokens: expected, or the client's cap where nothing better is known. needs:
+    features that a model must support, as ``tools``. conversation: the same for all requests of one conversation, and
+    for no two tenants; ``None`` for a request of its own. elapsed_s: since its arrival. network_s: that the way to the
+    client and back takes of its time.
+    """
+
+    slo_class: str
+    targets: Targets
+    prompt_tokens: int
+    output_tokens: float
+    task: str | None = None
+    needs: frozenset[str] = frozenset()
+    conversation: str | None = None
+    elapsed_s: float = 0.0
+    network_s: float = 0.0
+
+    def limit_s(self, token_s: float) -> float:
+        """From arrival to the last token, as its targets say; ``token_s`` a token where they say nothing."""
+        tokens, targets = max(self.output_tokens, 1.0), self.targets
+        limits = [] if targets.e2e_s is None else [targets.e2e_s]
+        if targets.pace_s is not None:
+            limits.append(targets.pace_s * tokens + (targets.ttft_s or 0.0))
+        return min(limits) if limits else max(token_s * tokens, targets.ttft_s or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model, and what its instances would do with the request now.
+
+    batches: requests at each instance that serves it. ready_in_s: until one serves it: 0, the predicted end of a
+    switch, or infinite. first_s, completion_s: predicted time from then to the first and the last token at the best
+    instance. error: relative standard deviation of that prediction; ``None`` for the settings' own.
+    """
+
+    model: str
+    max_model_len: int
+    completion_s: float
+    first_s: float = 0.0
+    batches: Sequence[int] = ()
+    ready_in_s: float = 0.0
+    error: float | None = None
+    supports: frozenset[str] = field(default_factory=frozenset)
+    allowed: bool = True
+
+    def barred(self, facts: RequestFacts) -> Barred | None:
+        """Why it cannot serve the request; ``None`` if it can."""
+        if not self.allowed:
+            return Barred.NOT_ALLOWED
+        if facts.prompt_tokens + 1 > self.max_model_len:
+            return Barred.TOO_LONG
+        if not facts.needs <= self.supports:
+            return Barred.UNSUPPORTED
+        return None if math.isfinite(self.ready_in_s) else Barred.ASLEEP
+
+    def predicted_s(self, facts: RequestFacts, limit_s: float) -> float:
+        """Time until the last token; where the first token is the tighter target, as long as is as late of ``limit_s``
+        as that one is of its own limit.
+        """
+        predicted_s = self.ready_in_s + self.completion_s
+        if facts.targets.ttft_s is not None:
+            late = (self.ready_in_s + self.first_s) / max(facts.targets.ttft_s - facts.elapsed_s, 1e-9)
+            predicted_s = max(predicted_s, late * limit_s)
+        return min(predicted_s, _FOREVER_S)

@@ -1,0 +1,177 @@
+"""Chooses the model of a request that names none. No clock, no I/O, no chance: nothing is tried out on live requests.
+
+Models that cannot serve the request are left out, then those that would hardly be in time. Of the rest a conversation
+stays with its model; else the policy decides: masked greedy, or a trained net over the same models. A shadow policy
+only says what it would have chosen.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from sloserve.core.arrays import BoolArray, FloatArray
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
+from sloserve.fleet.router.conversations import Conversations
+from sloserve.fleet.router.environment import RATE_MEMORY
+from sloserve.fleet.router.features import Schema, features
+from sloserve.fleet.router.greedy import greedy
+from sloserve.fleet.router.masks import feasible, in_time
+from sloserve.fleet.router.network import Network, load_network
+from sloserve.fleet.router.settings import RouterSettings
+
+GREEDY, SHIPPED = "greedy", "shipped"
+SHIPPED_FILE = "opt-a100x4.safetensors"
+
+
+class Why(StrEnum):
+    """Why a request went to its model; short, for a header and a metric's label."""
+
+    ONLY = "only"
+    """No other model can serve it."""
+    CONVERSATION = "conversation"
+    """The earlier requests of its conversation went there, and it should be in time there."""
+    BEST = "best"
+    """The best for its task of those that should be in time."""
+    POLICY = "policy"
+    """Of those that should be in time, what the trained policy values most."""
+    SOONEST = "soonest"
+    """None should be in time; this one is least late."""
+    NONE = "none"
+    """No model can serve it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """model: ``None`` if none can serve the request. barred: the models that cannot, and why. shadow: what the shadow
+    policy would have chosen; ``None`` without one, or where there was nothing to choose.
+    """
+
+    model: str | None
+    why: Why
+    barred: Mapping[str, Barred]
+    shadow: str | None = None
+
+
+class ModelChooser:
+    """Args:
+    settings: of the router.
+    network: the trained policy; ``None`` for masked greedy.
+    shadow: a policy that is only asked; ``None`` for masked greedy where ``settings.shadow`` is set.
+    """
+
+    def __init__(self, settings: RouterSettings, network: Network | None = None, shadow: Network | None = None) -> None:
+        self._settings, self._network, self._shadow = settings, network, shadow
+        self._models = tuple(settings.models)
+        self._table = settings.table
+        self._conversations = Conversations(settings.conversations)
+        self._gap_s: float | None = None
+        self._last_s: float | None = None
+
+    @classmethod
+    def of(cls, settings: RouterSettings, folder: Path = Path()) -> "ModelChooser":
+        """With the policies that ``settings`` name; their files are relative to ``folder``.
+
+        Raises: ConfigError for a file that is no policy, or one for other models or features.
+        """
+        network = load_policy(settings, settings.policy, folder)
+        return cls(
+            settings, network, None if settings.shadow is None else load_policy(settings, settings.shadow, folder)
+        )
+
+    def choose(
+        self, facts: RequestFacts, candidates: Sequence[Candidate], now_s: float, asked: Sequence[str] | None = None
+    ) -> Choice:
+        """The model for a request that arrives at ``now_s``, in seconds, never less than before.
+
+        asked: the models of the set that it names, ``None`` for all. A candidate that the settings do not list is
+        passed over.
+        """
+        self._arrived(now_s)
+        listed = [c for c in candidates if c.model in self._models and (asked is None or c.model in asked)]
+        barred = {c.model: reason for c in listed if (reason := c.barred(facts)) is not None}
+        able = {c.model: c for c in listed if c.model not in barred}
+        if not able:
+            return Choice(None, Why.NONE, barred)
+        limit_s = max(facts.limit_s(self._settings.token_ms / 1e3) - facts.elapsed_s, 1e-9)
+        left_s = limit_s - facts.network_s
+        predicted_s = np.array(
+            [[able[m].predicted_s(facts, left_s) if m in able else np.inf for m in self._models]], np.float64
+        )
+        errors = [None if m not in able else able[m].error for m in self._models]
+        error = np.array([[self._settings.error if e is None else e for e in errors]])
+        allowed = feasible(predicted_s, np.array([left_s]), error)
+        quality = self._table.of(self._table.task(facts.task, facts.slo_class), self._models)[None, :]
+        seen = _Seen(facts, able, predicted_s, quality, allowed, limit_s)
+        model = self._decide(seen, self._network)
+        shadow = None if self._settings.shadow is None else self._decide(seen, self._shadow)
+        why = Why.BEST if self._network is None else Why.POLICY
+        if len(able) == 1:
+            why = Why.ONLY
+        elif not in_time(predicted_s, np.array([left_s]), error).any():
+            why = Why.SOONEST
+        stays_on = None if facts.conversation is None else self._conversations.model_of(facts.conversation)
+        if stays_on in able and allowed[0, self._models.index(stays_on)]:
+            model, why = stays_on, Why.CONVERSATION
+        if facts.conversation is not None:
+            self._conversations.went_to(facts.conversation, model)
+        return Choice(model, why, barred, shadow)
+
+    def _decide(self, seen: "_Seen", network: Network | None) -> str:
+        values = None if network is None else network.values(self._features(seen))
+        if values is None or not np.isfinite(values).all():
+            return self._models[int(greedy(seen.quality, seen.predicted_s, seen.allowed)[0])]
+        return self._models[int(np.where(seen.allowed, values, -np.inf).argmax())]
+
+    def _features(self, seen: "_Seen") -> FloatArray:
+        batches = [seen.able[m].batches if m in seen.able else () for m in self._models]
+        return features(
+            np.array([[min(batch, default=0) for batch in batches]], np.float64),
+            np.array([[sum(batch) / max(len(batch), 1) for batch in batches]], np.float64),
+            seen.predicted_s,
+            seen.quality,
+            rate_per_s=np.array([1.0 / max(self._gap_s or np.inf, 1e-9)]),
+            replicas=np.array([max(1, *map(len, batches))]),
+            limit_s=np.array([seen.limit_s]),
+            network_s=np.array([seen.facts.network_s]),
+            weight=np.array([self._settings.weights.get(seen.facts.slo_class, 1.0)]),
+        )
+
+    def _arrived(self, now_s: float) -> None:
+        """Estimates the rate as the environment of the training does."""
+        if self._last_s is not None:
+            gap_s = max(now_s - self._last_s, 0.0)
+            self._gap_s = gap_s if self._gap_s is None else self._gap_s + (gap_s - self._gap_s) / RATE_MEMORY
+        self._last_s = now_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    facts: RequestFacts
+    able: Mapping[str, Candidate]
+    predicted_s: FloatArray
+    quality: FloatArray
+    allowed: BoolArray
+    limit_s: float
+
+
+def load_policy(settings: RouterSettings, name: str, folder: Path = Path()) -> Network | None:
+    """The policy called ``name``: ``None`` for ``greedy``, the one that comes with the package for ``shipped``, else a
+    file.
+
+    Raises: ConfigError for a file that is no policy, or one for other models or features.
+    """
+    if name == GREEDY:
+        return None
+    schema = Schema(len(settings.models)).as_text()
+    if name != SHIPPED:
+        return load_network(folder / name, schema, settings.models)
+    with resources.as_file(resources.files("sloserve.fleet.router") / "data" / SHIPPED_FILE) as path:
+        try:
+            return load_network(path, schema, settings.models)
+        except ConfigError as error:
+            raise ConfigError(f"policy shipped: {error}") from None

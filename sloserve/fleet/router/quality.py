@@ -1,0 +1,35 @@
+"""The quality table: how good each model is at each task, and which task a request is.
+
+A request's task is what its header says, else what its class stands for, else unknown; the quality for an unknown task
+is the mean over tasks.
+
+Source: Quality-of-Service Aware LLM Serving, Table 1, where qualities are parts of the largest model's accuracy.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sloserve.core.arrays import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class QualityTable:
+    """quality: by task, then by model, from 0 to 1. task_by_class: of requests whose header names no task."""
+
+    quality: Mapping[str, Mapping[str, float]]
+    task_by_class: Mapping[str, str]
+
+    def task(self, stated: str | None, slo_class: str | None) -> str | None:
+        """The request's task: what it ``stated`` if the table has that, else its class's; ``None`` for unknown."""
+        if stated is not None and stated in self.quality:
+            return stated
+        return None if slo_class is None else self.task_by_class.get(slo_class)
+
+    def of(self, task: str | None, models: Sequence[str]) -> FloatArray:
+        """Quality of ``models`` for ``task``, ``[models]``; 0 for a model that the table does not have."""
+        if task is None:
+            rows = [[row.get(model, 0.0) for model in models] for row in self.quality.values()]
+            return np.asarray(np.mean(rows, axis=0), np.float64)
+        return np.array([self.quality[task].get(model, 0.0) for model in models], np.float64)

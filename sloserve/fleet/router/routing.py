@@ -1,0 +1,58 @@
+"""Rules that choose models for many requests at once, for training and judging; what serves is ``choose.py``."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+from sloserve.fleet.router.environment import Observation, System
+from sloserve.fleet.router.features import features
+from sloserve.fleet.router.greedy import greedy
+from sloserve.fleet.router.masks import feasible
+from sloserve.fleet.router.network import Network
+
+Rule = Callable[[Observation], IntArray]
+"""The index of each request's model, ``[n]``."""
+
+
+def allowed_by(system: System, seen: Observation) -> BoolArray:
+    """Models that are feasible for each request, ``[n, models]``."""
+    return feasible(seen.predicted_s, system.limit_s[seen.task] - seen.network_s, system.error)
+
+
+def features_of(system: System, seen: Observation) -> FloatArray:
+    """Features of each request, ``[n, features]``."""
+    every = np.ones(seen.task.size)
+    return features(
+        seen.least,
+        seen.mean,
+        seen.predicted_s,
+        seen.quality,
+        rate_per_s=seen.rate_per_s,
+        replicas=system.devices * every,
+        limit_s=system.limit_s[seen.task],
+        network_s=seen.network_s,
+        weight=seen.weight,
+    )
+
+
+def always(model: int) -> Rule:
+    """One model for all."""
+    return lambda seen: np.full(seen.task.size, model)
+
+
+def masked_greedy(system: System) -> Rule:
+    """See :mod:`sloserve.fleet.router.greedy`."""
+    return lambda seen: greedy(seen.quality, seen.predicted_s, allowed_by(system, seen))
+
+
+def learned(system: System, network: Network, *, masked: bool = True) -> Rule:
+    """What ``network`` values most, of the feasible models or of all."""
+
+    def rule(seen: Observation) -> IntArray:
+        values = network.values(features_of(system, seen))
+        if masked:
+            values = np.where(allowed_by(system, seen), values, -np.inf)
+        return np.asarray(values.argmax(axis=1), np.int64)
+
+    return rule

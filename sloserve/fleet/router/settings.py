@@ -1,0 +1,209 @@
+"""The router's file: models, what they are good at, and how a model is chosen for a request that names none.
+
+    models: [opt-125m, opt-1.3b, opt-6.7b]
+    quality:
+      hellaswag: {opt-125m: 0.45, opt-1.3b: 0.78, opt-6.7b: 1.0}
+      piqa: {opt-125m: 0.82, opt-1.3b: 0.96, opt-6.7b: 1.0}
+    task_by_class: {interactive: piqa}
+    sets: {small: [opt-125m, opt-1.3b]}
+    token_ms: 40
+    policy: greedy
+    system: {speed: {opt-125m: {profile: a100-opt-125m}, ...}, devices: 4}
+
+``system`` is what ``sloserve train-router`` trains on; serving does not read it. Every fault is one line that names
+file, line, column, key, value and what is allowed.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.profile import Profile, load_profile
+from sloserve.files.marked_yaml import Node, load_yaml, parse_yaml
+from sloserve.files.model import Allowed, Problem, at_place, check_model, unknown
+from sloserve.fleet.router.arrivals import Phases
+from sloserve.fleet.router.environment import Speed, System
+from sloserve.fleet.router.quality import QualityTable
+
+AUTO = "auto"
+"""What a request calls the set of all models."""
+MAX_MODELS, MAX_TASKS, MAX_SETS = 64, 256, 64
+_USUAL_BATCH = 64
+"""Beside so many decoding requests the cost of a prompt token is taken."""
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0), Allowed("a number from 0 to 1")]
+Weight = Annotated[float, Field(strict=True, gt=0.0, le=100.0), Allowed("a number above 0, up to 100")]
+Ms = Annotated[float, Field(strict=True, gt=0.0, le=1e7), Allowed("a number of milliseconds above 0")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SpeedEntry(_Section):
+    """A replica's speed: of a profile, or as step = base_ms + seq_ms * batch."""
+
+    profile: Annotated[str | None, Allowed("the name or file of a profile")] = None
+    base_ms: Annotated[Ms | None, Allowed("a number of milliseconds above 0")] = None
+    seq_ms: Annotated[Ms | None, Allowed("a number of milliseconds above 0")] = None
+
+
+class SystemSection(_Section):
+    """What training simulates. prompt_tokens: of every request, or by task. network_ms: least and greatest. rates:
+    least and greatest rate of requests per second. task_weights: 1 where a task has none. task_token_ms: guarantee of a
+    task, ``token_ms`` where it has none.
+    """
+
+    speed: Annotated[
+        dict[Name, SpeedEntry], Allowed("a mapping of model to {profile: NAME} or {base_ms: A, seq_ms: B}")
+    ]
+    devices: Annotated[int, Field(strict=True, ge=1, le=64), Allowed("a whole number from 1 to 64")] = 4
+    interference: Share = 0.1
+    prompt_tokens: Annotated[
+        Annotated[int, Field(strict=True, ge=0, le=10**6)] | dict[Name, Annotated[int, Field(strict=True, ge=0)]],
+        Allowed("a number of tokens, or a mapping of task to one"),
+    ] = 0
+    output_tokens: Annotated[int, Field(strict=True, ge=1, le=10**5), Allowed("a whole number from 1 to 100000")] = 128
+    network_ms: Annotated[tuple[float, float], Allowed("two numbers of milliseconds, as [20, 2000]")] = (0.0, 0.0)
+    rates: Annotated[tuple[float, float], Allowed("two rates per second, as [0.25, 64]")] = (0.25, 64.0)
+    task_weights: Annotated[dict[Name, Weight], Allowed("a mapping of task to a number above 0")] = {}
+    task_token_ms: Annotated[dict[Name, Ms], Allowed("a mapping of task to milliseconds above 0")] = {}
+
+
+class RouterSettings(_Section):
+    """The file. models: smallest first. weights: by class, 1 for others; a class of more weight counts more in training
+    and is one of the features. token_ms: guarantee of a request without targets, mean time per output token. error:
+    relative standard deviation of predicted times, until measured. policy, shadow: ``greedy``, ``shipped`` or a file of
+    ``sloserve train-router``; the shadow only says what it would have chosen. conversations: remembered at most.
+    """
+
+    models: Annotated[list[Name], Field(min_length=1, max_length=MAX_MODELS), Allowed("a list of models")]
+    quality: Annotated[
+        dict[Name, dict[Name, Share]],
+        Field(min_length=1, max_length=MAX_TASKS),
+        Allowed("a mapping of task to a mapping of model to a number from 0 to 1"),
+    ]
+    task_by_class: Annotated[dict[Name, Name], Allowed("a mapping of class to task")] = {}
+    sets: Annotated[dict[Name, list[Name]], Field(max_length=MAX_SETS), Allowed("a mapping of name to models")] = {}
+    weights: Annotated[dict[Name, Weight], Allowed("a mapping of class to a number above 0")] = {}
+    token_ms: Ms = 40.0
+    error: Share = 0.05
+    policy: Name = "greedy"
+    shadow: Annotated[Name | None, Allowed("greedy, shipped or a file")] = None
+    conversations: Annotated[int, Field(strict=True, ge=0, le=10**7), Allowed("a whole number from 0")] = 100_000
+    system: Annotated[SystemSection | None, Allowed("a mapping: what train-router simulates")] = None
+
+    @property
+    def table(self) -> QualityTable:
+        return QualityTable(self.quality, self.task_by_class)
+
+    def set_of(self, name: str) -> tuple[str, ...] | None:
+        """The models that ``model: name`` of a request lets choose among; ``None`` where that is no set."""
+        if name == AUTO:
+            return tuple(self.models)
+        return tuple(self.sets[name]) if name in self.sets else None
+
+
+def read_router(path: Path) -> RouterSettings:
+    """The settings in the file at ``path``. Raises: ConfigError that lists every fault, one line each."""
+    return _router(load_yaml(path))
+
+
+def parse_router(text: str, source: str = "router") -> RouterSettings:
+    """The settings in ``text``; ``source`` stands for the file in messages. Raises: as :func:`read_router`."""
+    return _router(parse_yaml(text, source))
+
+
+def _router(root: Node) -> RouterSettings:
+    if not isinstance(root.value, dict):
+        raise root.not_allowed("a mapping of fields to values")
+    settings, problems = check_model(RouterSettings, root.plain())
+    problems = problems if settings is None else router_problems(settings)
+    if settings is None or problems:
+        raise ConfigError("\n".join(at_place(root, problem) for problem in problems))
+    return settings
+
+
+def router_problems(settings: RouterSettings) -> list[Problem]:
+    """What is wrong between fields: names that stand for nothing, models without a quality."""
+    models, tasks = tuple(settings.models), tuple(settings.quality)
+    named: list[tuple[tuple[str | int, ...], str, tuple[str, ...]]]
+    named = [(("quality", task, m), m, models) for task, row in settings.quality.items() for m in row]
+    named += [(("task_by_class", c), task, tasks) for c, task in settings.task_by_class.items()]
+    named += [(("sets", name, i), m, models) for name, of in settings.sets.items() for i, m in enumerate(of)]
+    if settings.system is not None:
+        of = settings.system
+        named += [(("system", "speed", m), m, models) for m in of.speed]
+        named += [(("system", "task_weights", t), t, tasks) for t in of.task_weights]
+        named += [(("system", "task_token_ms", t), t, tasks) for t in of.task_token_ms]
+        if isinstance(of.prompt_tokens, dict):
+            named += [(("system", "prompt_tokens", t), t, tasks) for t in of.prompt_tokens]
+    found = [Problem(path, f"{name!r} {unknown(name, known)}") for path, name, known in named if name not in known]
+    for name in (AUTO, *models):
+        if name in settings.sets:
+            found.append(Problem(("sets", name), f"{name!r} is taken; give the set another name"))
+    for task, row in settings.quality.items():
+        missing = [model for model in models if model not in row]
+        if missing:
+            found.append(Problem(("quality", task), f"no quality of {', '.join(missing)}; give a number from 0 to 1"))
+    return found
+
+
+def system_of(settings: RouterSettings) -> tuple[System, Phases]:
+    """What ``system`` says to simulate. Raises: ConfigError for a section that is missing or says too little."""
+    of = settings.system
+    if of is None:
+        raise ConfigError("system: is missing; training needs to know what it simulates (docs/router.md)")
+    tasks = tuple(settings.quality)
+    prompts = of.prompt_tokens if isinstance(of.prompt_tokens, dict) else dict.fromkeys(tasks, of.prompt_tokens)
+    prompt_tokens = np.array([prompts.get(task, 0) for task in tasks], np.float64)
+    low, high = of.network_ms
+    if not (0.0 < low <= high < np.inf or low == high == 0.0):
+        raise ConfigError(f"system.network_ms: {low:g}, {high:g} are not two ascending numbers above 0, or 0 and 0")
+    if not 0.0 < of.rates[0] <= of.rates[1] < np.inf:
+        raise ConfigError(f"system.rates: {of.rates[0]:g}, {of.rates[1]:g} are not two ascending numbers above 0")
+    system = System(
+        models=tuple(settings.models),
+        speeds=tuple(_speed(settings, model, float(prompt_tokens.mean())) for model in settings.models),
+        tasks=tasks,
+        quality=np.array([settings.table.of(task, settings.models) for task in tasks]),
+        weights=np.array([of.task_weights.get(task, 1.0) for task in tasks]),
+        prompt_tokens=prompt_tokens,
+        devices=of.devices,
+        output_tokens=of.output_tokens,
+        token_s=np.array([of.task_token_ms.get(task, settings.token_ms) / 1e3 for task in tasks]),
+        interference=of.interference,
+        network_s=(low / 1e3, high / 1e3),
+        error=settings.error,
+    )
+    return system, Phases.between(of.rates, float(system.limit_s.mean()))
+
+
+def _speed(settings: RouterSettings, model: str, prompt_tokens: float) -> Speed:
+    assert settings.system is not None
+    entry = settings.system.speed.get(model)
+    if entry is None:
+        raise ConfigError(f"system.speed.{model}: is missing; give {{profile: NAME}} or {{base_ms: A, seq_ms: B}}")
+    if entry.profile is not None:
+        return profile_speed(load_profile(entry.profile), prompt_tokens, settings.system.output_tokens)
+    if entry.base_ms is None or entry.seq_ms is None:
+        raise ConfigError(f"system.speed.{model}: give profile, or base_ms and seq_ms")
+    return Speed(entry.base_ms / 1e3, entry.seq_ms / 1e3)
+
+
+def profile_speed(profile: Profile, prompt_tokens: float, output_tokens: int) -> Speed:
+    """A profile as a line in the batch size: contexts are those of requests halfway through their output, and prompt
+    tokens cost what they add to a step of a usual batch.
+    """
+    context = max(round(prompt_tokens + output_tokens / 2), 1)
+    one, many = (profile.step_s(StepLoad.of([], [context] * n)) for n in (1, profile.max_num_seqs))
+    seq_s = max(many - one, 0.0) / max(profile.max_num_seqs - 1, 1)
+    prompt = max(round(prompt_tokens), 1)
+    usual = [context] * _USUAL_BATCH
+    beside = profile.step_s(StepLoad.of([(prompt, 0)], usual)) - profile.step_s(StepLoad.of([], usual))
+    return Speed(one - seq_s, seq_s, max(beside, 0.0) / prompt, profile.max_num_seqs)

@@ -1,0 +1,43 @@
+"""A short training: deterministic, written where it was asked, judged beside simpler rules."""
+
+from pathlib import Path
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.router.train_command import train_and_report
+
+ROUTER = """
+models: [small, large]
+quality: {hard: {small: 0.5, large: 1.0}, easy: {small: 0.9, large: 1.0}}
+token_ms: 40
+system:
+  speed: {small: {base_ms: 5, seq_ms: 1}, large: {base_ms: 25, seq_ms: 5}}
+  devices: 2
+  output_tokens: 32
+  rates: [0.5, 16]
+"""
+
+
+@pytest.mark.slow
+def test_a_short_training_beats_either_model_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out, plots = tmp_path / "router.yaml", tmp_path / "p.safetensors", tmp_path / "plots"
+    file.write_text(ROUTER)
+    train_and_report(file, out, steps=12_000, seed=0, evaluate=None, plots=plots)
+    first = out.read_bytes()
+    printed = capsys.readouterr().out
+    changing = {cells[0]: cells[-1] for line in printed.splitlines() if len(cells := line.split()) == 10}
+    assert float(changing["policy"]) > max(float(changing["small"]), float(changing["large"])) + 0.02
+    assert (plots / "rates.png").stat().st_size > 10_000 and (plots / "changing.png").stat().st_size > 10_000
+    train_and_report(file, out, steps=12_000, seed=0, evaluate=None, plots=None)
+    assert out.read_bytes() == first
+    again = capsys.readouterr().out
+    train_and_report(file, tmp_path / "none", steps=1, seed=0, evaluate=out, plots=None)
+    assert capsys.readouterr().out in again and not (tmp_path / "none").exists()
+
+
+def test_a_folder_that_is_not_there_is_said_before_the_training(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text(ROUTER)
+    with pytest.raises(ConfigError, match="--out: no folder"):
+        train_and_report(file, tmp_path / "no" / "p", steps=10, seed=0, evaluate=None, plots=None)
