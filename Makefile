@@ -6,6 +6,7 @@
 #   make clients the tests of the TypeScript client, where npm is installed
 #   make check   format, lint, types, import contracts, fast tests
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version
+#   make demo-fleet   three tiny models on one device, streams, a batch, one engine killed; ends by itself
 #   make clean   removes what the above made, but for the package cache
 
 PYTHON ?= python3
@@ -32,7 +33,7 @@ export CUDACXX ?= $(NVCC)
 # Compiled modules are kept, whatever the environment says: compiling them takes the fast tests a fifth of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: env serve test clients check static fast compat clean
+.PHONY: env serve demo-fleet test clients check static fast compat clean
 
 env: $(VENV)/.installed-$(ENGINE)
 
@@ -47,6 +48,9 @@ $(VENV)/.installed-$(ENGINE): $(BUILD_INPUTS)
 
 serve: env
 	$(BIN)/sloserve serve builtin:tiny --policy edf --host 127.0.0.1 --port $(PORT)
+
+demo-fleet: env
+	$(BIN)/python examples/demo_fleet.py
 
 test: env
 	$(RUN_FAST)

@@ -127,14 +127,15 @@ class EngineSet:
     async def _come(self, model: ServedModel, rung: Rung) -> None:
         host, base = self._host, self._base(model)
         if rung not in (Rung.ADAPTER, Rung.IN_PLACE) and self.active is not None:
-            await self._leave(self.active)
+            await self._leave(self.active, base)
         begun_s = host.clock.monotonic_s()
         engine = self.active if rung in (Rung.ADAPTER, Rung.IN_PLACE) else self._holder(base)
         if rung is Rung.IN_PLACE:
             assert engine is not None
             await engine.become(base)
         elif rung in (Rung.WAKE, Rung.RELOAD):
-            assert engine is not None
+            if engine is None:
+                raise EngineError("its engine has ended")
             await engine.wake()
             host.memory.free(self._instance, base.name)
         elif rung is not Rung.ADAPTER:
@@ -184,8 +185,11 @@ class EngineSet:
 
     # Leaving.
 
-    async def _leave(self, engine: Engine) -> None:
-        """What still runs is parked where there is room for the weights, and else aborted. Never raises."""
+    async def _leave(self, engine: Engine, coming: ServedModel) -> None:
+        """What still runs is parked where there is room for the weights, and else aborted. Never raises.
+
+        coming: in whose favour it leaves.
+        """
         begun_s, name = self._host.clock.monotonic_s(), engine.model.name
         self.active = None
         try:
@@ -199,7 +203,7 @@ class EngineSet:
                 await engine.sleep(1 if keeps else 2)
             if keeps:
                 self._host.memory.hold(self._instance, name, engine.model.weights_bytes)
-            await self._limit_empty()
+            await self._limit_empty(coming)
         except EngineError as error:
             logger.warning("%s: model %s does not sleep, and its engine is killed: %s", self._instance, name, error)
             await self._remove(engine)
@@ -222,8 +226,9 @@ class EngineSet:
                 await self._remove(other)
         return memory.has_room(weights_bytes)
 
-    async def _limit_empty(self) -> None:
-        for engine in [e for e in self._engines if e.level == 2][:-_MOST_EMPTY]:
+    async def _limit_empty(self, coming: ServedModel) -> None:
+        others = [engine for engine in self._engines if engine.level == 2 and engine.model.name != coming.name]
+        for engine in others[:-_MOST_EMPTY]:
             await self._remove(engine)
 
     async def _remove(self, engine: Engine | None) -> None:

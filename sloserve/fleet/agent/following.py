@@ -122,7 +122,7 @@ class Following:
         if report.phase is Phase.EMPTY and not queue:
             first = self._fleet.active.get(door.name)
             if first is not None:
-                self._switch(door, first)
+                self._switch(door, first, (first,))
             return
         asked = fleet_operations(
             queue,
@@ -133,25 +133,30 @@ class Following:
             weights_bytes=self._weights[door.name],
             host_bytes=self._host_bytes[door.name],
         )
-        pulled = set(asked.pull)
+        pulled, warm = set(asked.pull), asked.warm
         if asked.activate is not None:
+            warm = (asked.activate, *warm)  # which is not to be dropped just before it comes
             if self._may_switch(report):
                 self._pulling.follow(door.name, [])
-                self._switch(door, asked.activate)
+                self._switch(door, asked.activate, warm)
                 return
             # Until then it serves what it has.
             pulled = {one.ref for one in queue if one.model == report.active}
         self._pulling.follow(door.name, [Pull(q.ref, q.model) for q in queue if q.ref in pulled and q.ref >= 0])
-        self._keep_warm(door, asked.warm)
+        self._keep_warm(door, warm)
 
     def _may_switch(self, report: InstanceReport) -> bool:
         if report.phase is Phase.SERVING:
             return report.active_for_s is None or report.active_for_s >= self._fleet.switching.min_active_s
         return report.phase in (Phase.EMPTY, Phase.FAILED)
 
-    def _switch(self, door: Door, model: str) -> None:
+    def _switch(self, door: Door, model: str, warm: tuple[str, ...]) -> None:
+        """warm: models to have in host memory until the switch is over."""
+
         async def switch() -> None:
             try:
+                self._warming.pop(door.name, None)
+                await door.keep_warm(warm)
                 if not await door.activate(model):
                     logger.warning("%s: model %s did not come", door.name, model)
             except Exception:  # the agent's fault must not end following

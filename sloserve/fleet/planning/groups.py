@@ -12,8 +12,11 @@ from sloserve.scheduler.qlm.contract import GroupSums
 
 HORIZON_S: Final = 10.0
 """Streams that are expected within so long count as waiting, so that their model keeps its instance."""
-_LEAST_EXPECTED: Final = 0.5
+_LEAST_EXPECTED: Final = 2.0
 """A model of which fewer streams are expected, and none is held, keeps no instance for them."""
+_REACTION_S: Final = 2.5
+"""Until demand is reported, planned with and followed: streams count as due so much earlier, where their target is
+longer than four times that."""
 _PART: Final = 16
 """Streams of one model and class form one group for each so many, as far as there are instances to spread them over."""
 
@@ -82,8 +85,10 @@ def _sums(now_s: float, demand: Demand, age_s: float) -> GroupSums:
     if not demand.held and expected < _LEAST_EXPECTED:
         expected = 0.0
     target_s = math.inf if demand.target_s is None else demand.target_s
-    dues = [now_s - age_s + due_s for due_s in (demand.first_due_in_s, demand.last_due_in_s) if due_s is not None]
-    come = [now_s + target_s, now_s + HORIZON_S + target_s] if expected else []
+    early_s = min(_REACTION_S, 0.25 * target_s)
+    stated = (due_s for due_s in (demand.first_due_in_s, demand.last_due_in_s) if due_s is not None)
+    dues = [now_s - age_s + due_s - early_s for due_s in stated]
+    come = [now_s + target_s - early_s, now_s + HORIZON_S + target_s - early_s] if expected else []
     return GroupSums(
         ref=0,
         model=demand.model,

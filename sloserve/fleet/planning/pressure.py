@@ -16,29 +16,31 @@ MOST: Final = 100.0
 
 
 def slo_pressure(foreseen: Foreseen, plan: FleetPlan, groups: Mapping[int, Group]) -> dict[str, float]:
-    """Of each class that has requests waiting: the largest of its groups' expected times until the last reply, over the
-    time that the last deadline leaves. 1 is full; above it deadlines are missed.
+    """Of each class that has requests waiting: the largest of its groups' expected times until the first and the last
+    reply, over the time that its deadline leaves. 1 is full; above it deadlines are missed.
     """
     if foreseen.problem is None:
         return {}
     at = {group.ref: k for k, group in enumerate(foreseen.groups)}
     queues = [[at[ref] for ref in plan.queues.get(i.name, ()) if ref in at] for i in foreseen.state.instances]
-    ends_s = expected_ends_s(foreseen.problem, queues)
-    left_s = foreseen.problem.last_due_s
+    problem = foreseen.problem
+    first_s, last_s = expected_ends_s(problem, queues)
     found: dict[str, float] = {}
     for k, group in enumerate(foreseen.groups):
-        full = MOST if left_s[k] <= 0.0 else min(float(ends_s[k] / left_s[k]), MOST)
+        pairs = (first_s[k], problem.first_due_s[k]), (last_s[k], problem.last_due_s[k])
+        full = max(MOST if left_s <= 0.0 else min(float(end_s / left_s), MOST) for end_s, left_s in pairs)
         slo_class = groups[group.ref].slo_class
         found[slo_class] = max(found.get(slo_class, 0.0), round(full, 4))
     return found
 
 
-def expected_ends_s(problem: FleetProblem, queues: Sequence[Sequence[int]]) -> FloatArray:
-    """Seconds until the deadline's token of each group's last request, ``[n]``; 0 for groups in no queue.
+def expected_ends_s(problem: FleetProblem, queues: Sequence[Sequence[int]]) -> tuple[FloatArray, FloatArray]:
+    """Seconds until the token that the deadline is about, of each group's first and last request, ``[n]``; 0 for groups
+    in no queue.
 
     queues: of each instance, indices of groups.
     """
-    ends_s = np.zeros(problem.model.size)
+    first_s, last_s = np.zeros(problem.model.size), np.zeros(problem.model.size)
     for i, queue in enumerate(queues):
         kind, active, time_s = problem.kind[i], int(problem.active[i]), float(problem.ready_s[i])
         leaves_s = max(float(problem.drained_s[i]), time_s)
@@ -47,7 +49,8 @@ def expected_ends_s(problem: FleetProblem, queues: Sequence[Sequence[int]]) -> F
             if model != active:
                 time_s = max(time_s, leaves_s) + float(problem.swap_s[i, active, model])
                 active, leaves_s = model, time_s + problem.min_active_s
+            first_s[g] = time_s + float(problem.judged_s[kind, g])
             time_s += float(problem.work_s[kind, g])
             leaves_s = max(leaves_s, time_s + float(problem.own_s[kind, g]))
-            ends_s[g] = time_s + float(problem.judged_s[kind, g])
-    return ends_s
+            last_s[g] = time_s + float(problem.judged_s[kind, g])
+    return first_s, last_s

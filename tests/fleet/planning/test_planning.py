@@ -164,11 +164,13 @@ def test_streams_that_are_expected_keep_an_instance_and_many_spread_over_several
     (group,) = streamed_groups(50.0, [(steady, 1.0)], {"m": 4})
     sums = group.sums
     assert (sums.requests, sums.prompt_tokens, sums.weight) == (2, 200.0, 3.0)
-    assert (sums.first_due_s, sums.last_due_s) == (51.0, 51.0 + HORIZON_S)
-    held = Demand("m", "interactive", held=40, prompt_tokens=4_000.0, first_due_in_s=-1.0, last_due_in_s=9.0)
+    assert (sums.first_due_s, sums.last_due_s) == (50.75, 50.75 + HORIZON_S)
+    held = Demand(
+        "m", "interactive", held=40, prompt_tokens=4_000.0, first_due_in_s=-1.0, last_due_in_s=9.0, target_s=20.0
+    )
     groups = streamed_groups(50.0, [(held, 1.0), (quiet, 0.0)], {"m": 2})
     assert [group.sums.requests for group in groups] == [20, 20]
     assert {group.sums.ref for group in groups} == {stream_ref("m", "interactive", k) for k in range(2)}
-    assert groups[0].sums.first_due_s == 48.0 and sum(group.sums.prompt_tokens for group in groups) == 4_000.0
+    assert groups[0].sums.first_due_s == 45.5 and sum(group.sums.prompt_tokens for group in groups) == 4_000.0
     (late,) = streamed_groups(0.0, [(replace(held, held=1, first_due_in_s=None, last_due_in_s=None), 0.0)], {})
     assert late.sums.first_due_s == math.inf
