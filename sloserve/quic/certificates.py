@@ -23,10 +23,13 @@ VALID_DAYS = 30
 Signer = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 
 
-def make_certificate(names: tuple[str, ...] = LOCAL_NAMES, signer: Signer | None = None) -> Signer:
+def make_certificate(
+    names: tuple[str, ...] = LOCAL_NAMES, signer: Signer | None = None, authority: bool = False
+) -> Signer:
     """A certificate for ``names`` (host names and addresses) and its key, valid for 30 days.
 
-    signer: what signs it; ``None``: its own key, and it may sign others.
+    signer: what signs it; ``None``: its own key. authority: whether it may sign others; some clients then take it for
+    no server's.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
@@ -40,7 +43,7 @@ def make_certificate(names: tuple[str, ...] = LOCAL_NAMES, signer: Signer | None
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
         .add_extension(x509.SubjectAlternativeName([_name(name) for name in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=signer is None, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
     )
     return builder.sign(key if signer is None else signer[1], hashes.SHA256()), key
 

@@ -59,6 +59,7 @@ class ServerProtocol(QuicConnectionProtocol):
         self._h3: BoundedH3 | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._early: OrderedDict[int, Priority] = OrderedDict()
+        self._drops: dict[int, asyncio.TimerHandle] = {}
         self._next_stream_id = 0
         self._resets = self._answered = 0
         self._stopping = False
@@ -76,6 +77,8 @@ class ServerProtocol(QuicConnectionProtocol):
         elif isinstance(event, ConnectionTerminated):
             for exchange in self.exchanges.values():
                 exchange.disconnect()
+            for drop in self._drops.values():
+                drop.cancel()
             self.on_end()
         if self._h3 is not None:
             for h3_event in self._h3.handle_event(event):
@@ -155,6 +158,8 @@ class ServerProtocol(QuicConnectionProtocol):
         self.exchanges[stream_id] = exchange
         if complete:
             exchange.feed(b"", True)
+        if settings.late == "drop" and service.targets.e2e_s is not None:
+            self._drops[stream_id] = self._loop.call_later(service.targets.e2e_s, self._drop, stream_id)
         task = self._loop.create_task(exchange.run(self._front.app))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._ended(stream_id, done))
@@ -163,7 +168,20 @@ class ServerProtocol(QuicConnectionProtocol):
         self._tasks.discard(task)
         self.exchanges.pop(stream_id, None)
         self._answered += 1
+        if stream_id in self._drops and not self.quic.unsent_bytes(stream_id):
+            self._drops.pop(stream_id).cancel()
         self.transmit_soon()
+
+    def _drop(self, stream_id: int) -> None:
+        """The answer is past its e2e target; where not all of it has arrived, the rest is of no use."""
+        del self._drops[stream_id]
+        exchange = self.exchanges.get(stream_id)
+        if exchange is not None or self.quic.unsent_bytes(stream_id):
+            self.quic.reset_stream(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+            self.quic.stop_reading(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+            self.transmit_soon()
+        if exchange is not None:
+            exchange.disconnect()
 
     def _reset(self, stream_id: int) -> None:
         exchange = self.exchanges.get(stream_id)

@@ -17,6 +17,7 @@ class Http3Settings(BaseModel):
     enabled: whether there is one. scheduler: of streams, see :mod:`sloserve.quic.schedulers`. port: UDP, ``None`` for
     the number of the TCP port. self_signed: makes a certificate for localhost at start. deadlines: ``renewed`` gives
     each chunk of an event stream the moment when its reader runs dry, ``fixed`` one deadline for the whole answer.
+    late: ``send`` goes on with an answer that is past its e2e target, ``drop`` resets its stream then.
     congestion: ``cubic``, ``reno``, or ``constant``, a window of ``window_bytes`` whatever is lost: for private links
     of known bandwidth alone.
 
@@ -35,6 +36,7 @@ class Http3Settings(BaseModel):
     ] = None
     self_signed: Annotated[bool, Allowed("true or false")] = False
     deadlines: Annotated[Literal["renewed", "fixed"], Allowed("one of renewed, fixed")] = "renewed"
+    late: Annotated[Literal["send", "drop"], Allowed("one of send, drop")] = "send"
     congestion: Annotated[Literal["cubic", "reno", "constant"], Allowed("one of cubic, reno, constant")] = "cubic"
     window_bytes: Positive = 75_000
     connections: Positive = 256

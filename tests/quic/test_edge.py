@@ -62,7 +62,7 @@ class Visitor:
 
 
 def test_requests_are_forwarded_with_key_and_request_id_over_one_connection(tmp_path: Path) -> None:
-    authority = make_certificate(("authority",))
+    authority = make_certificate(("authority",), authority=True)
     ca_file, _ = write_certificate(tmp_path, authority, "authority")
     own = write_certificate(tmp_path, make_certificate(("edge",), authority), "edge")
 

@@ -118,6 +118,28 @@ def test_no_datagram_is_discarded_in_eight_uploads_of_200_kb() -> None:
     run(test())
 
 
+def test_a_late_answer_is_dropped_where_that_is_asked_for() -> None:
+    async def test() -> None:
+        told = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            if scope["path"] == "/late":
+                assert (await receive())["type"] == "http.disconnect"
+                told.set()
+            await send({"type": "http.response.body", "body": b"in time"})
+
+        async with listening(app, late="drop") as listener, connected(listener) as client:
+            late = ask(client, "/late", x_slo_e2e_ms="20")
+            with pytest.raises(Broken, match="0x10c"):
+                await whole(late)
+            await told.wait()
+            assert await whole(ask(client, "/", x_slo_e2e_ms="60000")) == b"in time"
+
+    run(test())
+
+
 def test_a_peer_that_does_not_read_holds_a_bounded_part_of_an_answer() -> None:
     async def test() -> None:
         sent = 0
@@ -145,8 +167,9 @@ def test_a_peer_that_does_not_read_holds_a_bounded_part_of_an_answer() -> None:
     run(test())
 
 
-def test_a_client_has_as_many_requests_at_once_as_it_may() -> None:
-    """The others of a thousand wait at the client, for whom they are not open yet."""
+@pytest.mark.parametrize("requests", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_client_has_as_many_requests_at_once_as_it_may(requests: int) -> None:
+    """The others wait at the client, where they are not open yet."""
 
     async def test() -> None:
         running = most = 0
@@ -161,7 +184,7 @@ def test_a_client_has_as_many_requests_at_once_as_it_may() -> None:
             await answer(send, b"")
 
         async with listening(app, streams=32) as listener, connected(listener) as client:
-            replies = [ask(client) for _ in range(200)]
+            replies = [ask(client) for _ in range(requests)]
             while running < 32:
                 await asyncio.sleep(0.001)
             (protocol,) = listener.protocols
@@ -248,7 +271,7 @@ def test_a_stopping_listener_ends_what_it_began_and_takes_no_more() -> None:
 
 
 def test_a_client_needs_the_certificate_that_is_asked_for(tmp_path: Path) -> None:
-    authority = make_certificate(("authority",))
+    authority = make_certificate(("authority",), authority=True)
     ca_file, _ = write_certificate(tmp_path, authority, "authority")
     good = write_certificate(tmp_path, make_certificate(("edge",), authority), "edge")
     other = write_certificate(tmp_path, make_certificate(("stranger",)), "other")
