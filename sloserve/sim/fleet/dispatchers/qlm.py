@@ -19,6 +19,8 @@ from sloserve.scheduler.qlm.swaps import swap_table
 from sloserve.sim.fleet.contract import Dispatcher, FleetView, Held, InstanceView, Operation, Switch
 from sloserve.sim.fleet.dispatchers.qlm_queue import Operations, Streams, Taken, VirtualQueue
 
+_LEAST_MOVES = 20_000
+"""Of a plan that goes on from the last one, a second ago: four times as many make it 0.02 % cheaper."""
 _REPLAN_S = 1.0
 """A plan is looked at again after so long, whatever happens."""
 _BATCH_MEMORY = 0.9
@@ -26,11 +28,11 @@ _BATCH_MEMORY = 0.9
 
 
 class QLM(Dispatcher):
-    """operations: that there are. seed: of the planner's search."""
+    """operations: that there are. seed: of the planner's search. delta: largest size of a group, in mean batches."""
 
-    def __init__(self, operations: Operations | None = None, seed: int = 0) -> None:
+    def __init__(self, operations: Operations | None = None, seed: int = 0, delta: float = 4.0) -> None:
         self._operations, self._seed = operations or Operations(), seed
-        self._groups = Groups()
+        self._groups = Groups(delta)
         self._plan: FleetPlan | None = None
         self._planned: tuple[object, ...] = ()
         self._planned_s = 0.0
@@ -39,7 +41,9 @@ class QLM(Dispatcher):
 
     def begin(self, view: FleetView) -> Sequence[Switch]:
         settings = PlanSettings(
-            min_active_s=view.switching.min_active_s, tail_max_wait_s=max(view.switching.max_wait_s, 1.0)
+            min_active_s=view.switching.min_active_s,
+            tail_max_wait_s=max(view.switching.max_wait_s, 1.0),
+            least_moves=_LEAST_MOVES,
         )
         serving = {
             (model, instance.device): Serving(

@@ -34,11 +34,23 @@ def _number(text: str) -> float:
     return value
 
 
+def _positive(text: str) -> float:
+    """Raises: ValueError that says what is wrong."""
+    if not (value := _number(text)):
+        raise ValueError(f"{text!r} is not a number above 0")
+    return value
+
+
 def _flag(text: str) -> bool:
     """Raises: ValueError that says what is wrong."""
     if text not in ("true", "false"):
         raise ValueError(f"{text!r} is neither true nor false")
     return text == "true"
+
+
+def _qlm(options: Mapping[str, Any], seed: int) -> QLM:
+    operations = {name: on for name, on in options.items() if name != "delta"}
+    return QLM(Operations(**operations), seed, **{name: options[name] for name in options.keys() - operations})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +76,9 @@ DISPATCHERS: dict[str, Entry] = {
     "edf": Entry(lambda options, seed: EarliestDeadline(), "earliest deadline first, with affinity"),
     "least-loaded": Entry(lambda options, seed: LeastLoaded(), "assigned on arrival to who has the fewest"),
     "qlm": Entry(
-        lambda options, seed: QLM(Operations(**options), seed),
+        _qlm,
         "request groups in virtual queues, re-planned where one would be late",
-        dict.fromkeys(("pull", "preempt", "swap", "warm", "balance", "park"), _flag),
+        {"delta": _positive, **dict.fromkeys(("pull", "preempt", "swap", "warm", "balance", "park"), _flag)},
     ),
     "random": Entry(lambda options, seed: Random(seed), "assigned on arrival to any"),
     "shepherd": Entry(
