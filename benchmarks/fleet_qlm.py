@@ -1,106 +1,225 @@
-"""What do QLM's virtual queues gain over simple dispatchers, as load, latency-sensitive and tail requests grow?
+"""What do QLM's virtual queues gain over simple dispatchers of a fleet, in virtual time? A section for each figure.
 
-QLM's workload W_A on configs/fleet.yaml, in virtual time, with stock's scheduler in every engine. Writes
-results/fleet-qlm/: runs.csv and table.txt. ``--seconds`` shortens the runs.
+    python benchmarks/fleet_qlm.py --section throughput [--out FOLDER]
+
+Every engine has stock's scheduler, so that dispatchers alone differ. All dispatchers see the same requests of a seed.
+The bound of ``collate`` is the best of BOUNDS at the section's first cell, on a seed that is not shown; ``static`` is
+the best of all placements, on the seeds shown. Writes runs.csv, table.txt and a plot to results/fleet-qlm-SECTION/.
 """
 
 import argparse
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from sloserve.fleet.file import read_fleet
-from sloserve.report.load_capacity import load_capacity
+from fleet_cells import STATIC, Cell, Plant, Row, at, ladder, tuned_bound
+from fleet_tables import figure, table
+
 from sloserve.report.runs_csv import write_runs
-from sloserve.report.statistics import mean_interval
-from sloserve.sim.fleet.experiment import FleetExperiment, FleetResult, run_one
-from sloserve.sim.fleet.simulate import IN_TIME, record
-from sloserve.workloads.multi_model import FleetWorkload
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "fleet-qlm"
-DISPATCHERS = ("on-demand", "collate:max_wait_s=10/stock", "edf/stock", "qlm/stock")
-SEEDS = (0, 1, 2)
-SECONDS = 60.0
-RPS = (20.0, 40.0, 60.0, 80.0)
-RPS_OF_SHARES = 40.0
-LATENCY_SHARES = (0.1, 0.6)
-TAIL_SHARES = (0.05, 0.5)
-KEPT = (
-    "slo_attainment",
-    "slo_attainment_by_class",
-    "request_throughput",
-    "swaps",
-    "cold_swaps",
-    "swapping_share",
-    "draining_share",
-    "evicted_on_switch",
-    "lost",
+RESULTS = Path(__file__).parent / "results"
+SEEDS, TUNING_SEED = (0, 1, 2), 100
+BOUNDS = (2.0, 5.0, 10.0, 20.0)
+COLLATE = "collate:max_wait_s={}/stock"
+
+H100, A100 = "h100-llama3-8b", "a100-llama2-7b"
+SWITCHING = {"min_active_s": 2.0, "max_wait_s": 30.0, "drain_max_s": 20.0}
+SIX = Plant(
+    {
+        "chat": {"profile": H100, "share": 0.5},
+        "code": {"profile": H100, "share": 0.3},
+        "legal": {"profile": "h100-llama2-7b", "share": 0.05, "tail": True},
+        "medical": {"profile": "h100-llama2-7b", "share": 0.05, "tail": True},
+        "poems": {"profile": "h100-llama2-7b", "share": 0.05, "tail": True},
+        "translate": {"profile": H100, "share": 0.05, "tail": True},
+    },
+    {"h100": 4},
+    SWITCHING | {"min_active_s": 5.0},
 )
+"""The models of configs/fleet.yaml."""
+EIGHT = Plant(
+    {name: {"profile": H100, "share": share} for name, share in (("chat", 0.3), ("code", 0.2), ("search", 0.1))}
+    | {
+        name: {"profile": H100, "share": 0.08, "tail": True}
+        for name in ("legal", "medical", "poems", "tickets", "translate")
+    },
+    {"h100": 2},
+    SWITCHING,
+)
+ONE = Plant({"chat": {"profile": A100, "share": 1.0}}, {"a100": 2}, SWITCHING)
+MIXED = {
+    name: {"profile": {"h100": "h100-llama2-7b", "a100": A100}, "share": share, "tail": share < 0.2}
+    for name, share in (("chat", 0.4), ("code", 0.3), ("legal", 0.1), ("medical", 0.1), ("poems", 0.1))
+}
+MANY_REQUESTS = Cell(SIX, "req/s", 120.0, rps=120.0, seconds=90.0)
+MANY_MODELS = Cell(EIGHT, "req/s", 20.0, rps=20.0, seconds=180.0)
+SHORTER = replace(MANY_MODELS, seconds=120.0)
+ONE_MODEL = Cell(ONE, "req/s", 20.0, workload="w-b", rps=20.0, seconds=120.0)
+
+RIVALS = ("on-demand", COLLATE, "edf/stock")
+QLM = "qlm/stock"
+ALL = (STATIC, *RIVALS, "least-loaded/stock", QLM)
+W_A_ONLY = ("random/stock", "shepherd/stock", "qlm:lengths=oracle/stock")
+ROUTERS = ("least-loaded/stock", "edf/stock", QLM)
+OPERATIONS = ("pull", "preempt", "swap", "warm", "balance")
 
 
-def points() -> Iterator[tuple[str, float, str, float]]:
-    """Axis, its value, the workload and the rate."""
-    for rps in RPS:
-        yield "rps", rps, "w-a", rps
-    for share in LATENCY_SHARES:
-        yield "latency_share", share, f"w-a:latency_share={share}", RPS_OF_SHARES
-    for share in TAIL_SHARES:
-        yield "tail_share", share, f"w-a:tail_share={share}", RPS_OF_SHARES
+@dataclass(frozen=True)
+class Section:
+    """A figure. names: COLLATE among them stands for the tuned one. rates: a ladder; cells stand at a rate without."""
+
+    question: str
+    cells: tuple[Cell, ...]
+    names: tuple[str, ...] = (*RIVALS, QLM)
+    rates: tuple[float, ...] = ()
+    shows: tuple[str, ...] = ("in_time", "interactive", "swaps")
+
+    def rows(self) -> Iterator[Row]:
+        """Every run's."""
+        names = self.names
+        if COLLATE in names:
+            tuned = tuned_bound(self.cells[0], BOUNDS, TUNING_SEED, COLLATE)
+            names = tuple(tuned if name == COLLATE else name for name in names)
+        for cell in self.cells:
+            yield from ladder(cell, self.rates, names, SEEDS) if self.rates else at(cell, names, SEEDS)
 
 
-def runs(seconds: float) -> Iterator[dict[str, Any]]:
-    """Every run's record; the dispatchers see the same requests."""
-    fleet = read_fleet(ROOT / "configs" / "fleet.yaml")
-    for axis, value, workload, rps in points():
-        experiment = FleetExperiment(
-            fleet, FleetWorkload.parse(workload), DISPATCHERS, (rps,), SEEDS, max_requests=int(rps * seconds)
-        )
-        for seed in SEEDS:
-            for name in DISPATCHERS:
-                made = record(FleetResult(name, seed, rps, run_one(experiment, name, seed, rps)))
-                yield {
-                    "policy": name,
-                    "rps": rps,
-                    "seed": seed,
-                    "axis": axis,
-                    "value": value,
-                    **{key: made[key] for key in KEPT},
-                }
-                print(f"{axis} {value:g}, seed {seed}, {name}: {made['slo_attainment']:.1%}", flush=True)
+def vary(cell: Cell, axis: str, values: Sequence[float], change: Callable[[Cell, float], Cell]) -> tuple[Cell, ...]:
+    """The cell at each value of ``axis``."""
+    return tuple(replace(change(cell, value), axis=axis, value=value) for value in values)
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    """Attainment of all and of the latency-sensitive class, in percent, by point and dispatcher; then throughput."""
-    lines = [f"{'':24}" + "".join(f"{name.removesuffix('/stock'):>24}" for name in DISPATCHERS)]
-    for axis, value in dict.fromkeys((run["axis"], run["value"]) for run in found):
-        cells = []
-        for name in DISPATCHERS:
-            of = [run for run in found if (run["axis"], run["value"], run["policy"]) == (axis, value, name)]
-            mean = mean_interval([100.0 * run["slo_attainment"] for run in of])
-            urgent = mean_interval([100.0 * run["slo_attainment_by_class"]["interactive"] for run in of])
-            swaps = sum(run["swaps"] for run in of) / len(of)
-            assert mean is not None and urgent is not None
-            cells.append(f"{mean.value:5.1f} ({urgent.value:5.1f}) {swaps:5.1f} sw")
-        lines.append(f"{axis + ' ' + format(value, 'g'):24}" + "".join(f"{cell:>24}" for cell in cells))
-    ladder = [run for run in found if run["axis"] == "rps"]
-    for capacity in load_capacity(ladder, "slo_attainment", IN_TIME, baseline=DISPATCHERS[0]):
-        shown = "none" if capacity.load is None else f"{capacity.load.bound} {capacity.load.value:.1f}"
-        lines.append(f"requests/s with {IN_TIME:.0%} in time, {capacity.policy}: {shown}")
-    return "\n".join(lines) + "\n"
+def option(cell: Cell, name: str, values: Sequence[float]) -> tuple[Cell, ...]:
+    """The cell with each value of an option of its workload."""
+    return vary(cell, name, values, lambda c, v: replace(c, workload=f"{c.workload}:{name}={v:g}"))
+
+
+def at_rates(cell: Cell, values: Sequence[float]) -> tuple[Cell, ...]:
+    """The cell at each rate."""
+    return vary(cell, "req/s", values, lambda c, v: replace(c, rps=v))
+
+
+def at_slo_scale(cell: Cell, values: Sequence[float]) -> tuple[Cell, ...]:
+    """The cell with deadlines of so many times their length."""
+    return vary(cell, "slo scale", values, lambda c, v: replace(c, plant=replace(c.plant, slo_scale=v)))
+
+
+def at_swap_cost(cell: Cell, values: Sequence[float]) -> tuple[Cell, ...]:
+    """The cell with swaps that take so many times as long."""
+    return vary(cell, "swap cost", values, lambda c, v: replace(c, plant=replace(c.plant, swap_cost_factor=v)))
+
+
+def mixes(total: int) -> tuple[Cell, ...]:
+    """From A100s alone to H100s alone."""
+    base = Cell(Plant(MIXED, {}, SWITCHING), "H100s", 0.0, rps=0.0, seconds=120.0)
+    return vary(
+        base,
+        "H100s of 4",
+        (0, 2, 4),
+        lambda c, v: replace(
+            c, rps=8.0 * total + 8.0 * v, plant=replace(c.plant, devices={"h100": int(v), "a100": total - int(v)})
+        ),
+    )
+
+
+WAITS = ("hol_s", "interactive", "draining")
+SECTIONS = {
+    "throughput": Section(
+        "Fig. 8: the rate at which 90 % are in time, 8 models on 2 instances, by the share of tail models",
+        option(MANY_MODELS, "tail_share", (0.1, 0.6)),
+        (*ALL, *W_A_ONLY),
+        (4.0, 8.0, 16.0, 32.0),
+        ("in_time",),
+    ),
+    "rates": Section("W_A above 80 req/s, 6 models on 4 instances", at_rates(MANY_REQUESTS, (120.0, 160.0))),
+    "shares": Section(
+        "Fig. 9: attainment by the share of latency-sensitive requests, 6 models on 4 instances, 120 req/s",
+        option(MANY_REQUESTS, "latency_share", (0.05, 0.5)),
+    ),
+    "w-b": Section("Fig. 11, 12: one model on 2 instances", at_rates(ONE_MODEL, (16.0, 22.0)), ROUTERS),
+    "w-c": Section(
+        "Fig. 15: mega prompts, 6 models on 4 instances, 40 req/s",
+        option(replace(MANY_REQUESTS, workload="w-c", rps=40.0), "mega_share", (0.01, 0.03)),
+    ),
+    "devices": Section(
+        "Fig. 14: A100s and H100s, 5 models on 4 instances, as many req/s more as H100s are faster",
+        mixes(4),
+        ("random/stock", "least-loaded/stock", *RIVALS, QLM),
+    ),
+    "bursts": Section(
+        "Fig. 16: one model on 2 instances, 18 req/s, by the burstiness of arrivals",
+        option(replace(ONE_MODEL, rps=18.0), "cv", (1.0, 8.0)),
+        ROUTERS,
+    ),
+    "queue": Section(
+        "Fig. 16: one model on 2 instances, 14 req/s, behind a queue at the start",
+        vary(replace(ONE_MODEL, rps=14.0), "queued", (0, 400), lambda c, v: replace(c, queued=int(v))),
+        ROUTERS,
+    ),
+    "slo-scale": Section(
+        "Fig. 20: deadlines of 20 and 120 s times a factor, 8 models on 2 instances, 20 req/s",
+        at_slo_scale(SHORTER, (0.5, 1.0, 2.0)),
+    ),
+    "memory": Section(
+        "Fig. 21, W_A: KV blocks in use over all time, 8 models on 2 instances, 20 req/s",
+        (MANY_MODELS,),
+        (*RIVALS, QLM),
+        shows=("kv_used", "serving", "draining"),
+    ),
+    "hol": Section(
+        "Fig. 1: mean wait of a latency-sensitive request for its first token, 8 models on 2 instances",
+        (MANY_MODELS,),
+        shows=WAITS,
+    ),
+    "drain": Section(
+        "Fig. 5: time to drain 400 requests that are there at once, 8 models on 2 instances",
+        (replace(MANY_MODELS, axis="queued", value=400, rps=0.0, queued=400),),
+        (*RIVALS, QLM, "qlm:pull=false/stock", "qlm:warm=false/stock", "qlm:pull=false:warm=false/stock"),
+        shows=("done_s", "in_time", "swaps"),
+    ),
+    "operations": Section(
+        "Fig. 10: qlm without each of its operations, 8 models on 2 instances, 20 req/s",
+        (MANY_MODELS,),
+        (QLM, *(f"qlm:{name}=false/stock" for name in OPERATIONS), "qlm:park=true/stock"),
+        shows=("in_time", "interactive", "served_per_s", "hol_s"),
+    ),
+    "operations-w-b": Section(
+        "Fig. 13: the same with one model on 2 instances, 20 req/s",
+        (ONE_MODEL,),
+        (QLM, *(f"qlm:{name}=false/stock" for name in OPERATIONS)),
+        shows=("in_time", "interactive", "served_per_s", "hol_s"),
+    ),
+    "delta": Section(
+        "Fig. 18: size of request groups in mean batches, 8 models on 2 instances, 20 req/s",
+        (SHORTER,),
+        tuple(f"qlm:delta={delta:g}/stock" for delta in (0.5, 4, 16)),
+        shows=("in_time", "interactive", "cpu_s"),
+    ),
+    "swap-cost": Section(
+        "Swaps at a third and at three times what is assumed, 8 models on 2 instances, 20 req/s",
+        at_swap_cost(SHORTER, (1 / 3, 3.0)),
+    ),
+}
 
 
 def main() -> None:
-    """Runs, prints and writes everything."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of arrivals in each run")
-    arguments = parser.parse_args()
-    found = list(runs(arguments.seconds))
-    text = table(found)
-    print(text)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    write_runs(RESULTS / "runs.csv", found)
-    (RESULTS / "table.txt").write_text(text)
+    """Runs a section, prints and writes it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--section", required=True, choices=SECTIONS)
+    parser.add_argument("--out", type=Path, help="a folder; results/fleet-qlm-SECTION if not given")
+    given = parser.parse_args()
+    section, began_s = SECTIONS[given.section], time.process_time()
+    out = given.out or RESULTS / f"fleet-qlm-{given.section}"
+    rows = []
+    for row in section.rows():
+        rows.append(row)
+        print({key: row[key] for key in ("policy", "value", "rps", "seed", "in_time", "interactive")}, flush=True)
+    text = table(section.question, rows, section.shows, ladder=bool(section.rates))
+    print(text, f"{(time.process_time() - began_s) / 60.0:.1f} minutes of CPU time", sep="")
+    write_runs(out / "runs.csv", rows)
+    (out / "table.txt").write_text(text)
+    figure(out / "attainment.png", rows, section.question)
 
 
 if __name__ == "__main__":
