@@ -77,7 +77,7 @@ def by_class(key: FloatArray, rank: IntArray, undecided: BoolArray | None = None
     if not rank.size or rank.min() == rank.max():
         return key
     lowered, least = key.copy(), np.inf
-    for one in np.unique(rank)[::-1].tolist():
+    for one in sorted(set(rank.tolist()), reverse=True):  # of few values: many times as fast as np.unique
         of_class = rank == one
         free = of_class if undecided is None else of_class & undecided
         lowered[free] = np.minimum(key[free], least)

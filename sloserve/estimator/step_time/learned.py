@@ -15,6 +15,7 @@ microseconds; equal observations give an equal fit.
 """
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,7 +70,7 @@ class Learned:
         """Seconds the engine takes for the step, as far as observed; 0 for a step without tokens."""
         if not load.tokens:
             return 0.0
-        return float(sum(theta * part for theta, part in zip(self._theta.tolist(), _parts_s(load), strict=True)))
+        return float(sum(map(operator.mul, self._theta.tolist(), _parts_s(load))))
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
         """Most tokens of one more chunk in a step of ``seconds``; see StepLatency."""

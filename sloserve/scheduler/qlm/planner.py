@@ -14,7 +14,7 @@ import numpy as np
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.kernels.fleet import FleetProblem, FleetQueues, fleet_search
 from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, GroupSums
-from sloserve.scheduler.qlm.problem import PlanSettings, ProblemMaker
+from sloserve.scheduler.qlm.problem import PlanSettings, ProblemMaker, Times
 
 _TRIALS = 5
 """Sizes of the fleet that are tried for a scale-up signal."""
@@ -58,10 +58,15 @@ class QLMPlanner:
         """As the protocol says. Times are foreseen anew in each call; the order changes where that saves lateness."""
         return self.search(self.foresee(state))
 
-    def foresee(self, state: FleetState) -> "Foreseen":
-        """The first half of :meth:`plan`, for callers with little time at once: what the groups take, and where."""
+    def times(self, state: FleetState) -> Times:
+        """The first part of :meth:`foresee`, for callers with little time at once: how long groups take."""
+        groups, _ = servable(state, self._maker)
+        return self._maker.times(state, groups)
+
+    def foresee(self, state: FleetState, times: Times | None = None) -> "Foreseen":
+        """The first half of :meth:`plan`: what a plan is judged by. times: of the same state, if they are known."""
         groups, unserved = servable(state, self._maker)
-        return Foreseen(state, groups, unserved, self._maker.problem(state, groups) if groups else None)
+        return Foreseen(state, groups, unserved, self._maker.problem(state, groups, times) if groups else None)
 
     def search(self, foreseen: "Foreseen") -> FleetPlan:
         """The second half: the order."""

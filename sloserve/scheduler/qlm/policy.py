@@ -112,8 +112,9 @@ class QLM(Policy):
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows = snapshot.rows
         self._follow(snapshot)
-        self._groups.tidy()
         running_key = deadlines_s(rows, snapshot.running)
+        if self._replanning is None:
+            self._groups.tidy()
         if not snapshot.waiting.size:
             return plan_by_key(snapshot, np.empty(0), running_key, class_rank=ClassRank.UNDECIDED)
         if self._replanning is None and now_s - self._planned_s >= self.settings.replan_s:
@@ -173,7 +174,10 @@ class QLM(Policy):
         engine = InstanceState(_ENGINE, _ENGINE, {_ENGINE: ModelState.ACTIVE}, running=running)
         planner = self._planner_of(snapshot.engine)
         yield
-        foreseen = planner.foresee(FleetState(now_s, groups, (engine,), {}, self._plan))
+        state = FleetState(now_s, groups, (engine,), {}, self._plan)
+        times = planner.times(state)
+        yield
+        foreseen = planner.foresee(state, times)
         yield
         self._plan = planner.search(foreseen)
         by_ref = {group.ref: group for group in groups}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtri
 
-from sloserve.core.arrays import FloatArray
+from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.completion.group_time import Serving, group_times, running_time
 from sloserve.kernels.fleet import FleetProblem
 from sloserve.scheduler.qlm.contract import FleetState, GroupSums, InstanceState, ModelState, Swap
@@ -59,6 +59,15 @@ ServingOf = Mapping[tuple[str, str], Serving]
 """By model and kind of device."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """models: as a problem orders them. kind: of each instance. seconds: ``[kinds, 3, groups]``, work, judged, own."""
+
+    models: tuple[str, ...]
+    kind: IntArray
+    seconds: FloatArray
+
+
 class ProblemMaker:
     """Builds problems; keeps no more than what follows from its own arguments."""
 
@@ -74,15 +83,27 @@ class ProblemMaker:
         """Whether it is known how long the model takes on that kind of device."""
         return (model, device) in self._serving
 
-    def problem(self, state: FleetState, groups: list[GroupSums]) -> FleetProblem:
-        """Of these groups of the state, each of which some instance serves."""
+    def times(self, state: FleetState, groups: list[GroupSums]) -> Times:
+        """How long the groups take on each kind of instance: the dearer half of :meth:`problem`."""
         models = tuple(sorted({model for instance in state.instances for model in instance.models}))
-        at = {model: k for k, model in enumerate(models)}
         # A group whose prompts are in the cache of an instance takes less time there than elsewhere.
         cached = {name for group in groups for name in group.cached_tokens}
         kinds: dict[tuple[str, str | None], int] = {}
         kind = [kinds.setdefault((i.device, i.name if i.name in cached else None), len(kinds)) for i in state.instances]
-        times = [self._times(device, name, models, groups) for device, name in kinds]
+        return Times(
+            models,
+            np.array(kind, np.int64),
+            np.array([self._times(device, name, models, groups) for device, name in kinds]).reshape(
+                len(kinds), 3, len(groups)
+            ),
+        )
+
+    def problem(self, state: FleetState, groups: list[GroupSums], times: Times | None = None) -> FleetProblem:
+        """Of these groups of the state, each of which some instance serves. times: of the same state and groups."""
+        found = self.times(state, groups) if times is None else times
+        models = found.models
+        at = {model: k for k, model in enumerate(models)}
+        work_s, judged_s, own_s = np.ascontiguousarray(found.seconds.swapaxes(0, 1))
         settings, now_s = self.settings, state.now_s
         wait_s = [group.first_arrival_s + settings.tail_max_wait_s for group in groups]
         dues = np.array([(group.first_due_s, group.last_due_s) for group in groups]).reshape(-1, 2)
@@ -93,10 +114,10 @@ class ProblemMaker:
             first_due_s=dues[:, 0],
             last_due_s=dues[:, 1],
             weight=np.array([group.requests * group.weight for group in groups]),
-            work_s=np.array([work for work, _, _ in times]).reshape(len(kinds), -1),
-            judged_s=np.array([judged for _, judged, _ in times]).reshape(len(kinds), -1),
-            own_s=np.array([own for _, _, own in times]).reshape(len(kinds), -1),
-            kind=np.array(kind, np.int64),
+            work_s=work_s,
+            judged_s=judged_s,
+            own_s=own_s,
+            kind=found.kind,
             active=np.array([-1 if (m := i.active) is None else at[m] for i in state.instances], np.int64),
             ready_s=busy[:, 0],
             drained_s=busy[:, 1],
