@@ -86,8 +86,8 @@ class Observation:
     ``[n, models]``.
 
     least, mean: requests at the least loaded replica of each model, and at its replicas in the mean. predicted_s: time
-    until its last token if it went to the least loaded replica and nothing came after it, without the network, by a
-    predictor that is wrong by ``System.error``. rate_per_s: estimated. quality, weight: of its task.
+    until its last token if it went to the least loaded replica, without the network, by a predictor that is wrong by
+    ``System.error``. rate_per_s: estimated. quality, weight: of its task.
     """
 
     least: FloatArray
@@ -277,10 +277,15 @@ class Environment:
         return others
 
     def _predicted_s(self, systems: IntArray) -> FloatArray:
-        """Time until the request's last token if it went to each replica, ``[n, replicas]``, exactly."""
+        """Time until the request's last token if it went to each replica, ``[n, replicas]``.
+
+        What comes after it is taken to be like what is there: while it runs, each of the others ends and another takes
+        its place, whose prompt it waits for.
+        """
         count, tokens = self._count[systems], self.system.output_tokens
         step_s = self._alone_s(count + 1) + self.system.interference * self._beside(self._alone_s(count))
         rounds = 1.0 + np.maximum(count + 1 - self._most, 0) / self._most
         prompt_s = self._prompt_s * self.system.prompt_tokens[self._task[systems], None]
-        predicted_s: FloatArray = step_s * tokens * rounds + self._stall_s[systems] + prompt_s
+        others_s = count * self._prompt_s * self.system.prompt_tokens.mean()
+        predicted_s: FloatArray = step_s * tokens * rounds + self._stall_s[systems] + prompt_s + others_s
         return predicted_s

@@ -24,7 +24,8 @@ THRESHOLDS = (1.0, 0.99, 0.98, 0.96, 0.94)
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
     """Requests in the order of their arrival in each system, ``[n]`` each. rate_per_s: at which they arrived. reward:
-    without the weight. latency_s: without the network, infinite for one that was refused.
+    without the weight. latency_s: without the network, infinite for one that was refused. network_s: of the
+    network.
     """
 
     system: IntArray
@@ -35,6 +36,7 @@ class Served:
     arrival_s: FloatArray
     device: IntArray
     latency_s: FloatArray
+    network_s: FloatArray
 
     def where(self, chosen: FloatArray | IntArray) -> "Served":
         return Served(*(getattr(self, name)[chosen] for name in self.__slots__))
@@ -55,15 +57,15 @@ def serve_all(system: System, rule: Rule, arrivals: Arrivals, systems: int, rng:
         seen, rates = world.observe(at), arrivals.rate_per_s.copy()
         models, arrival_s = rule(seen), world.now_s[at]
         device = world.serve(at, models, np.arange(served, served + at.size))
-        rows.append((at, seen.task, models, rates[at], arrival_s, device))
+        rows.append((at, seen.task, models, rates[at], arrival_s, device, seen.network_s))
         served += at.size
     tickets, rewards, ended_s = world.finished.take()
-    of, task, model, rate, arrival_s, device = (np.concatenate(column) for column in zip(*rows, strict=True))
+    of, task, model, rate, arrival_s, device, network_s = (np.concatenate(column) for column in zip(*rows, strict=True))
     reward, latency_s = np.zeros(served), np.zeros(served)
     reward[tickets] = rewards / system.weights[task[tickets]]
     latency_s[tickets] = ended_s - arrival_s[tickets]
     order = np.lexsort((arrival_s, of))
-    columns = (of, task, model, reward, rate, arrival_s, device, latency_s)
+    columns = (of, task, model, reward, rate, arrival_s, device, latency_s, network_s)
     return Served(*(column[order] for column in columns))
 
 

@@ -9,7 +9,7 @@ import pytest
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import Targets
 from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
-from sloserve.fleet.router.choose import ModelChooser, Why
+from sloserve.fleet.router.choose import SHIPPED, ModelChooser, Why, load_policy
 from sloserve.fleet.router.conversations import Conversations
 from sloserve.fleet.router.features import Schema, features
 from sloserve.fleet.router.network import Network, load_network
@@ -135,6 +135,19 @@ def test_a_policy_is_read_as_written_and_only_for_the_same_features_and_models(t
         path.write_bytes(wrong)
         with pytest.raises(ConfigError, match="make one with `sloserve train-router`"):
             load_network(path, schema)
+
+
+def test_the_shipped_policy_is_for_the_example_and_refused_for_others() -> None:
+    assert load_policy(SETTINGS, SHIPPED) is not None
+    chooser = ModelChooser.of(SETTINGS.model_copy(update={"policy": SHIPPED}))
+    idle = tuple(replace(c, completion_s=s, batches=(0,) * 4) for c, s in zip(IDLE, (0.25, 0.54, 1.51), strict=True))
+    plain = replace(FACTS, targets=Targets())
+    assert [chooser.choose(plain, idle, time_s).model for time_s in (0.0, 0.2, 0.4)] == [LARGE] * 3
+    full = tuple(replace(c, batches=(40,) * 4, completion_s=1.0 + c.completion_s) for c in idle)
+    assert chooser.choose(plain, full, 0.6).model in (SMALL, MIDDLE)
+    others = SETTINGS.model_copy(update={"models": [SMALL, LARGE], "policy": SHIPPED})
+    with pytest.raises(ConfigError, match="policy shipped: .*use the policy greedy"):
+        ModelChooser.of(others)
 
 
 def test_features_have_the_names_of_their_schema() -> None:
