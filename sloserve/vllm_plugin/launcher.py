@@ -60,12 +60,13 @@ def main(preload: Callable[[], None] | None = None, engine: Callable[[], None] |
 
 
 def _preload() -> None:
-    for module in _PRELOADED:
-        importlib.import_module(module)
     from vllm.platforms import current_platform
 
-    for module in _OF_PLATFORM.get(current_platform.device_type, ()):
-        importlib.import_module(module)
+    for module in (*_PRELOADED, *_OF_PLATFORM.get(current_platform.device_type, ())):
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:  # another version of vLLM has it elsewhere, and engines import it then
+            print(f"not imported ahead: {error}", file=sys.stderr)
     gc.collect()
     gc.freeze()  # pages of what is imported stay shared with what is forked
 

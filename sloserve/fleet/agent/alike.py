@@ -1,5 +1,6 @@
 """Whether one model's weights can be read in place of another's: everything but the weights' values is the same."""
 
+import functools
 import hashlib
 import json
 import struct
@@ -52,6 +53,16 @@ def _contents(flags: tuple[str, ...]) -> list[str | bytes]:
 
 def fingerprint(folder: Path) -> str | None:
     """Of all but the values of the weights. Reads no weights; ``None`` where it is no folder of safetensors."""
+    try:
+        stamps = [(path.name, (found := path.stat()).st_size, found.st_mtime_ns) for path in sorted(folder.iterdir())]
+    except OSError:
+        return None
+    return _fingerprint(folder, tuple(stamps))
+
+
+@functools.lru_cache(64)
+def _fingerprint(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> str | None:
+    """stamps: of its files, so that it is made anew when one of them changes."""
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         parts = [json.dumps({k: v for k, v in config.items() if k not in _IGNORED}, sort_keys=True).encode()]

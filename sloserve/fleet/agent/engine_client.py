@@ -31,7 +31,7 @@ class EngineClient:
     """
 
     def __init__(self, socket: Path, admin_key: str) -> None:
-        self._socket, self._admin = socket, {"authorization": f"Bearer {admin_key}"}
+        self.socket, self._admin = socket, {"authorization": f"Bearer {admin_key}"}
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -81,7 +81,7 @@ class EngineClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(str(self._socket), limit=0, force_close=True),
+                connector=aiohttp.UnixConnector(str(self.socket), limit=0, force_close=True),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
                 auto_decompress=False,
                 read_bufsize=1 << 18,

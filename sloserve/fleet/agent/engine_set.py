@@ -130,18 +130,16 @@ class EngineSet:
             await self._leave(self.active, base)
         begun_s = host.clock.monotonic_s()
         engine = self.active if rung in (Rung.ADAPTER, Rung.IN_PLACE) else self._holder(base)
-        if rung is Rung.IN_PLACE:
-            assert engine is not None
-            await engine.become(base)
-        elif rung in (Rung.WAKE, Rung.RELOAD):
-            if engine is None:
-                raise EngineError("its engine has ended")
-            await engine.wake()
-            host.memory.free(self._instance, base.name)
-        elif rung is not Rung.ADAPTER:
+        if rung in (Rung.FORKED, Rung.COLD):
             engine = await self._start(base)
             rung = Rung.FORKED if engine.process.is_forked else Rung.COLD
-        assert engine is not None
+        elif engine is None:
+            raise EngineError("its engine has died meanwhile")
+        elif rung is Rung.IN_PLACE:
+            await engine.become(base)
+        elif rung in (Rung.WAKE, Rung.RELOAD):
+            await engine.wake()
+            host.memory.free(self._instance, base.name)
         self.active = engine
         try:
             if rung is not Rung.ADAPTER:
@@ -239,6 +237,7 @@ class EngineSet:
     def _forget(self, engine: Engine) -> None:
         self._engines.remove(engine)
         self._host.memory.free(self._instance, engine.model.name)
+        engine.client.socket.unlink(missing_ok=True)
         if self.active is engine:
             self.active = None
 

@@ -9,11 +9,11 @@ silence. An adapter of the active model comes without a transition.
 """
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from sloserve.core.errors import EngineError
 from sloserve.fleet.agent.engine import Engine
@@ -26,6 +26,7 @@ from sloserve.fleet.contract.reports import InstanceReport, Phase
 from sloserve.scheduler.qlm.contract import ModelState, RunningSums
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 HEALTH_EVERY_S: Final = 1.0
 _RETRY_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -72,7 +73,8 @@ class Instance:
         self._active: str | None = None
         self._since_s = self._ready_s = 0.0
         self._switching = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_switching = False
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._spawn(self._watch_health())
 
     @property
@@ -125,16 +127,20 @@ class Instance:
         return Answer(flight.answer.status, flight.answer.headers, flight.answer)
 
     async def activate(self, model: str) -> bool:
-        if self._switching.locked() or model not in self._models:
+        if self._is_switching or model not in self._models:
             return False
-        async with self._switching:
-            if self._phase is Phase.SERVING and self._active == model:
+        if self._phase is Phase.SERVING:
+            if self._active == model:
                 return True
-            return await self._switch(self._models[model])
+            if self._engines.expected(self._models[model])[0] is not Rung.ADAPTER:
+                self._phase = Phase.DRAINING  # from this call on everything is refused
+        self._is_switching = True
+        # A task of its own: who asked may stop waiting, and the transition comes to its end.
+        return await asyncio.shield(self._spawn(self._activate(self._models[model])))
 
     async def keep_warm(self, models: tuple[str, ...]) -> None:
         self._engines.wish = models
-        if not self._switching.locked():
+        if not self._is_switching:
             async with self._switching:
                 await self._engines.keep(models)
 
@@ -147,21 +153,40 @@ class Instance:
 
     # Transitions.
 
+    async def _activate(self, model: ServedModel) -> bool:
+        try:
+            async with self._switching:
+                return await self._switch(model)
+        finally:
+            self._is_switching = False
+
     async def _switch(self, model: ServedModel) -> bool:
+        if self._phase is Phase.SERVING and self._active == model.name:
+            return True
         rung, seconds = self._engines.expected(model)
         if rung is not Rung.ADAPTER:
             await self._drain(model.name, seconds)
+        if await self._bring(model):
+            return True
+        if self._phase is Phase.SERVING and self._engines.active is not None:
+            return False  # an adapter that cannot be loaded: its base goes on
+        self._phase, self._active = Phase.FAILED, model.name
+        self._spawn(self._recover(model))
+        return False
+
+    async def _bring(self, model: ServedModel) -> bool:
+        """Whether it serves now."""
         try:
             await self._engines.bring(model)
         except EngineError as error:
             logger.error("%s: %s", self._name, error)
-            if self._engines.active is not None:  # an adapter that cannot be loaded
-                return False
-            self._phase, self._active = Phase.FAILED, model.name
-            self._spawn(self._recover(model))
+            return False
+        except Exception:  # a fault of ours: what state the engines are in is not known
+            logger.exception("%s: model %s does not come", self._name, model.name)
+            await self._engines.close()
             return False
         self._phase, self._active, self._since_s = Phase.SERVING, model.name, self._clock.monotonic_s()
-        self._durable.came(self._name)
+        self._tell(self._durable.came)
         return True
 
     async def _drain(self, coming: str, swap_s: float) -> None:
@@ -170,27 +195,24 @@ class Instance:
         if engine is not None:
             self._phase, drain_s = Phase.DRAINING, min(engine.flights.drain_s, self._drain_max_s)
             self._ready_s = begun_s + drain_s + swap_s
-            leaving = asyncio.ensure_future(self._durable.leave(self._name, self._drain_max_s))
+            leaving = self._spawn(self._durable.leave(self._name, self._drain_max_s))
             await engine.flights.empty(self._drain_max_s)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(
-                    leaving, max(begun_s + self._drain_max_s - self._clock.monotonic_s(), 0.0) + _LEAVING_S
-                )
+            left_s = max(begun_s + self._drain_max_s - self._clock.monotonic_s(), 0.0)
+            await asyncio.wait({leaving}, timeout=left_s + _LEAVING_S)
+            if leaving.done() and not leaving.cancelled() and leaving.exception():
+                logger.error("%s: durable work does not leave in order", self._name, exc_info=leaving.exception())
             engine.flights.abort(durable_only=True)
         self._phase, self._active = Phase.SWAPPING, coming
         self._ready_s = self._clock.monotonic_s() + swap_s
 
     async def _recover(self, model: ServedModel) -> None:
         """Starts an engine for the model again and again, until it serves or another does."""
-        for attempt in range(1_000_000):
+        for attempt in itertools.count():
             async with self._switching:
                 if self._phase is not Phase.FAILED:
                     return
                 self._ready_s = self._clock.monotonic_s() + self._engines.expected(model)[1]
-                with suppress(EngineError):
-                    await self._engines.bring(model)
-                    self._phase, self._since_s = Phase.SERVING, self._clock.monotonic_s()
-                    self._durable.came(self._name)
+                if await self._bring(model):
                     return
             await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
 
@@ -200,7 +222,7 @@ class Instance:
         logger.warning("%s: the engine of model %s has died", self._name, engine.model.name)
         if engine is not self._engines.active or self._phase is Phase.SWAPPING:
             return  # one that sleeps; and the call that waits for one is told
-        self._durable.died(self._name)
+        self._tell(self._durable.died)
         engine.flights.settle()
         if self._phase is Phase.SERVING and self._active is not None:
             self._phase = Phase.FAILED
@@ -220,6 +242,12 @@ class Instance:
         elif engine is self._engines.active and self._phase in (Phase.SERVING, Phase.DRAINING):
             engine.kill()
 
+    def _tell(self, call: Callable[[str], None]) -> None:
+        try:
+            call(self._name)
+        except Exception:  # theirs: engines go on
+            logger.exception("%s: durable work was told, and failed", self._name)
+
     def _engine_for(self, model: str) -> Engine:
         engine = self._engines.active
         if self._phase in (Phase.DRAINING, Phase.SWAPPING):
@@ -236,7 +264,8 @@ class Instance:
     def _limit(engine: Engine | None) -> int:
         return 0 if engine is None else round(_QUEUED * engine.model.max_num_seqs)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -270,3 +270,54 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
             assert (died.status, died.headers[REFUSED_HEADER]) == (502, "died")
 
     run(tmp_path, test)
+
+
+def test_no_request_waits_for_a_transition(tmp_path: Path) -> None:
+    """Across 30 transitions each request is answered by its model or refused, and no engine saw what was refused."""
+    answered, refused = list[str](), list[Refusal]()
+    stopping = asyncio.Event()
+
+    async def client(instance: Instance, model: str) -> None:
+        while not stopping.is_set():
+            try:
+                assert await ask(instance, model, 3) == reply(model, "a", 3)
+                answered.append(model)
+            except Refused as error:
+                refused.append(error.reason)
+                await asyncio.sleep(0.002)
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        clients = [asyncio.ensure_future(client(instance, model)) for model in ("chat", "code") * 2]
+        for turn in range(30):
+            so_far = len(answered)
+            await until(lambda: len(answered) > so_far)  # noqa: B023
+            assert await instance.activate(("code", "chat")[turn % 2])
+        stopping.set()
+        await asyncio.gather(*clients)
+        canaries = 2 + 29  # a record for each model, and a check after each wake
+        assert sum(len(one.engine.seen) for one in launcher.started) == len(answered) + canaries
+        assert len(launcher.started) == 2
+        assert set(refused) == {Refusal.SWITCHING, Refusal.OTHER_MODEL}
+
+    run(tmp_path, test)
+
+
+def test_what_pulls_may_fail_and_the_engines_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        def fail(*_: Any) -> None:
+            raise RuntimeError("no store")
+
+        async def fail_later(*_: Any) -> None:
+            fail()
+
+        for name, failing in (("leave", fail_later), ("came", fail), ("died", fail)):
+            monkeypatch.setattr(Durable, name, failing)
+        assert await instance.activate("chat") and await instance.activate("code")
+        with pytest.raises(Refused):
+            await ask(instance, "code", prompt=POISON, stream=False)
+        await until(lambda: instance.report().phase is Phase.FAILED)
+        await until(lambda: instance.report().phase is Phase.SERVING)
+        assert await ask(instance, "code") == reply("code", "a", 4)
+
+    run(tmp_path, test)

@@ -77,4 +77,4 @@ def test_nothing_is_left_of_an_engine_and_it_is_replaced(tmp_path: Path) -> None
             left = [launcher, *(pid for engine in replaced for pid in group(engine))]
         finally:
             agent.kill()
-        assert len(left) == 7 and asyncio.run(gone(left)), "killed: the agent"
+        assert len(left) >= 7 and asyncio.run(gone(left)), "killed: the agent"
