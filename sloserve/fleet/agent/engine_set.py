@@ -163,6 +163,7 @@ class EngineSet:
         environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if has_adapters else {}
         socket = host.run_folder / f"{next(host.sockets)}.sock"
         arguments = [model.model, "--uds", str(socket), "--served-model-name", model.name]
+        arguments += ["--disable-access-log-for-endpoints", "/health"]  # asked each second
         arguments += [*(["--enable-lora"] if has_adapters else []), *model.flags]
         log = log_path(host.log_folder, self._instance, model.name)
         try:

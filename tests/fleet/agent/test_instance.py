@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from sloserve.core.errors import StoreAway
+from sloserve.fleet.agent import agent as agent_module
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_spec import ServedModel
@@ -273,7 +275,7 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
 
 
 def test_no_request_waits_for_a_transition(tmp_path: Path) -> None:
-    """Across 30 transitions each request is answered by its model or refused, and no engine saw what was refused."""
+    """Across 12 transitions each request is answered by its model or refused, and no engine saw what was refused."""
     answered, refused = list[str](), list[Refusal]()
     stopping = asyncio.Event()
 
@@ -289,18 +291,51 @@ def test_no_request_waits_for_a_transition(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.activate("chat")
         clients = [asyncio.ensure_future(client(instance, model)) for model in ("chat", "code") * 2]
-        for turn in range(30):
+        for turn in range(12):
             so_far = len(answered)
             await until(lambda: len(answered) > so_far)  # noqa: B023
             assert await instance.activate(("code", "chat")[turn % 2])
         stopping.set()
         await asyncio.gather(*clients)
-        canaries = 2 + 29  # a record for each model, and a check after each wake
+        canaries = 2 + 11  # a record for each model, and a check after each wake
         assert sum(len(one.engine.seen) for one in launcher.started) == len(answered) + canaries
         assert len(launcher.started) == 2
         assert set(refused) == {Refusal.SWITCHING, Refusal.OTHER_MODEL}
 
     run(tmp_path, test)
+
+
+class Members:
+    """A store that is away for the first sign of life."""
+
+    def __init__(self) -> None:
+        self.beats = list[tuple[str, Any]]()
+        self.away = 0
+
+    def beat(self, agent: str, state: Any) -> None:
+        if not self.away:
+            self.away += 1
+            raise StoreAway("no route")
+        self.beats.append((agent, state))
+
+    def leave(self, agent: str) -> None:
+        self.beats.append((agent, None))
+
+
+def test_signs_of_life_go_on_when_the_store_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "BEAT_S", 0.01)
+    members: Any = Members()
+
+    async def within() -> None:
+        settings = AgentSettings("node", "cpu", {"node/0": MODELS}, tmp_path)
+        async with Agent(settings, InLoopLauncher(), members):
+            await until(lambda: bool(members.beats))
+
+    asyncio.run(within())
+    (agent, state), *_, last = members.beats
+    report = agent_report(json.loads(json.dumps(state)))
+    assert report is not None and report.instances[0].name == "node/0"
+    assert members.away == 1 and last == (agent, None) and agent == "agent:node"
 
 
 def test_what_pulls_may_fail_and_the_engines_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
