@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sloserve.core.errors import EngineError
-from sloserve.fleet.agent.engine_client import EngineClient
+from sloserve.fleet.agent.engine_client import EngineClient, EngineLate
 from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
 from sloserve.fleet.agent.flights import Flights
 
@@ -76,8 +76,10 @@ class Engine:
         """Whether it says so: a sleeping engine, or one that computes garbage, says so too."""
         try:
             await self.client.call("GET", "/health", limit_s=_HEALTH_S)
-        except EngineError as error:
-            return "no answer" in str(error)  # a busy one is late
+        except EngineLate:
+            return True
+        except EngineError:
+            return False
         return True
 
     async def sleep(self, level: int) -> None:

@@ -23,6 +23,10 @@ _LEFT_OUT: Final = frozenset(
 _BROKEN: Final = (aiohttp.ClientError, OSError, EOFError, asyncio.TimeoutError)
 
 
+class EngineLate(EngineError):
+    """No answer in time, from an engine that may only be busy."""
+
+
 class EngineClient:
     """Of the engine at ``socket``, whose admin routes ``admin_key`` opens. To be closed.
 
@@ -55,7 +59,7 @@ class EngineClient:
                         raise EngineError(f"{shown}: status {answer.status}: {text[:_SHOWN_BYTES]}")
                     return json.loads(text) if text and answer.content_type == "application/json" else None
         except TimeoutError:
-            raise EngineError(f"{shown}: no answer within {limit_s:g} s") from None
+            raise EngineLate(f"{shown}: no answer within {limit_s:g} s") from None
         except (*_BROKEN, ValueError) as error:
             raise EngineError(f"{shown}: {str(error) or type(error).__name__}") from error
 

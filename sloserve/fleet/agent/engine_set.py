@@ -104,7 +104,7 @@ class EngineSet:
             if rung in (Rung.ADAPTER, Rung.FORKED, Rung.COLD):
                 raise
             logger.warning("%s: model %s does not come by rung %s: %s", self._instance, model.name, rung, error)
-            await self._remove(self._holder(model) or self.active)
+            await self._remove(self.active if rung is Rung.IN_PLACE else self._holder(model))
             rung = Rung.FORKED
             await self._come(model, rung)
         return rung
@@ -112,8 +112,9 @@ class EngineSet:
     async def keep(self, names: tuple[str, ...]) -> None:
         """Ends engines that sleep with weights of other models. Such as keep requests stay."""
         self.wish = names
+        wanted = self._wanted()
         for engine in [e for e in self._engines if e is not self.active and e.level == 1]:
-            if engine.model.name not in names and not len(engine.flights):
+            if engine.model.name not in wanted and not len(engine.flights):
                 await self._remove(engine)
 
     async def close(self) -> None:
@@ -145,8 +146,9 @@ class EngineSet:
             if rung is not Rung.ADAPTER:
                 check = host.canaries.record if rung in (Rung.FORKED, Rung.COLD) else host.canaries.check
                 await check(engine, base.name)
-            if model is not base and model.name not in engine.adapters:
-                await engine.load_adapter(model)
+            if model is not base:
+                if model.name not in engine.adapters:
+                    await engine.load_adapter(model)
                 await host.canaries.check(engine, model.name)
         except EngineError:
             if rung in (Rung.FORKED, Rung.COLD):
@@ -192,7 +194,7 @@ class EngineSet:
         begun_s, name = self._host.clock.monotonic_s(), engine.model.name
         self.active = None
         try:
-            keeps = await self._make_room(engine)
+            keeps = await self._make_room(engine, coming)
             if len(engine.flights) and keeps:
                 parked = await engine.park()
                 logger.info("%s: %d requests of model %s are parked", self._instance, parked, name)
@@ -208,22 +210,29 @@ class EngineSet:
             await self._remove(engine)
         self._host.costs.note_sleep(name, self._host.clock.monotonic_s() - begun_s)
 
-    async def _make_room(self, engine: Engine) -> bool:
-        """Whether the weights stay in host memory; sleeping models that are wanted less give way."""
-        memory, weights_bytes = self._host.memory, engine.model.weights_bytes
-        names = self.wish if self.wish is not None else tuple(self._models)
-        if engine.model.name not in names and not len(engine.flights):
+    async def _make_room(self, engine: Engine, coming: ServedModel) -> bool:
+        """Whether the weights stay in host memory; sleeping models that are wanted less give way.
+
+        coming: leaves host memory as it wakes, and its room is free.
+        """
+        memory, weights_bytes, names = self._host.memory, engine.model.weights_bytes, self._wanted()
+        order = {name: place for place, name in enumerate(names)}
+        own = order.get(engine.model.name, len(names))
+        if own == len(names) and not len(engine.flights):
             return False
-        later = names[names.index(engine.model.name) + 1 :] if engine.model.name in names else names
-        asleep = [e for e in self._engines if e.level == 1 and not len(e.flights)]
-        for other in sorted(asleep, key=lambda e: names.index(e.model.name) if e.model.name in names else len(names))[
-            ::-1
-        ]:
-            if memory.has_room(weights_bytes):
+        memory.free(self._instance, coming.name)
+        asleep = [(order.get(e.model.name, len(names) + 1), e) for e in self._engines if e.level == 1]
+        for place, other in sorted(asleep, key=lambda found: found[0], reverse=True):
+            if memory.has_room(weights_bytes) or place <= own:
                 break
-            if other.model.name in later or other.model.name not in names:
+            if other.model is not coming and not len(other.flights):
                 await self._remove(other)
         return memory.has_room(weights_bytes)
+
+    def _wanted(self) -> tuple[str, ...]:
+        """Models whose weights are to be kept, the most needed first; an adapter needs its base's."""
+        names = tuple(self._models) if self.wish is None else self.wish
+        return tuple(dict.fromkeys(self._base(self._models[name]).name for name in names if name in self._models))
 
     async def _limit_empty(self, coming: ServedModel) -> None:
         others = [engine for engine in self._engines if engine.level == 2 and engine.model.name != coming.name]
@@ -267,6 +276,7 @@ class EngineSet:
             is_alike=active is not None
             and not len(active.flights)
             and base is model
+            and holder is None
             and not active.adapters
             and are_alike(active.model, model),
             sleeps_at=None if holder is None or holder is active else holder.level,

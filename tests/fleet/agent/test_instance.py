@@ -11,6 +11,7 @@ import pytest
 
 from sloserve.core.errors import StoreAway
 from sloserve.fleet.agent import agent as agent_module
+from sloserve.fleet.agent import engine_set
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_spec import ServedModel
@@ -141,6 +142,35 @@ def test_memory_decides_how_deep_models_sleep(tmp_path: Path) -> None:
         assert await ask(instance, "legal") == reply("legal", "a", 4)
 
     run(tmp_path, test, memory=10)
+
+
+def test_two_models_take_turns_in_the_memory_of_one(tmp_path: Path) -> None:
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        for model in ("chat", "code", "chat", "code"):
+            assert await instance.activate(model)
+        await instance.keep_warm(("polite",))  # an adapter needs the weights of its base
+        assert states(instance)[:2] == [WARM, ACTIVE] and len(launcher.started) == 2
+        assert agent.report().held_bytes == {"chat": 10}
+
+    run(tmp_path, test, memory=10)
+
+
+def test_a_model_that_is_built_alike_comes_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_set, "are_alike", lambda one, other: {one.name, other.name} == {"chat", "code"})
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        assert await instance.activate("code") and len(launcher.started) == 1
+        assert await ask(instance, "code") == reply("code", "a", 4)
+        assert states(instance)[:2] == [COLD, ACTIVE]
+        assert await instance.activate("legal"), "what is in place now sleeps"
+        assert states(instance)[:3] == [COLD, WARM, ACTIVE]
+        assert await instance.activate("code")
+        launcher.started[0].engine.faults.refuse = ["/sloserve/reload"]
+        assert await instance.activate("chat") and len(launcher.started) == 3
+        assert await ask(instance, "chat") == reply("chat", "a", 4)
+
+    run(tmp_path, test)
 
 
 def test_requests_are_refused_from_the_begin_of_a_transition_and_streams_end_before(tmp_path: Path) -> None:
