@@ -107,23 +107,24 @@ class GatewayApp:
         except InvalidRequest as error:
             await refuse(send, errors.status(error), str(error), error.param, [CLOSE])
             return
-        send = repeating(request_id, send)
         tenant = self._keys.tenant_of(first(scope["headers"], b"authorization"))
+        if tenant is not None and path in FORWARDED and scope["method"] == "POST":
+            await self._forward(scope, receive, send, tenant, request_id)
+            return
+        send = repeating(request_id, send)
         if tenant is None:
             asks = ("www-authenticate", "Bearer")
             await refuse(send, HTTPStatus.UNAUTHORIZED, _NO_KEY, headers=[asks, CLOSE])
-        elif path in FORWARDED and scope["method"] == "POST":
-            await self._forward(scope, receive, send, tenant, request_id)
         elif path.startswith(BATCHES) and self._batches is not None:
             await self._batches({**scope, TENANT: tenant}, receive, send)
         else:
             await self._answer_other(scope, send, tenant)
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send, tenant: Tenant, request_id: str) -> None:
-        exchange = Exchange(self._parts, tenant, send)
+        exchange = Exchange(self._parts, tenant, request_id, send)
         headers = []
         try:
-            await exchange.run(scope, receive, request_id)
+            await exchange.run(scope, receive)
             return
         except (ClientLeft, Broken):
             return  # the client is gone, or cannot be told any more: the server closes the connection
@@ -139,7 +140,8 @@ class GatewayApp:
             if exchange.begun:
                 raise
             status, message, param = HTTPStatus.INTERNAL_SERVER_ERROR, "the gateway failed; its log says why", None
-        await refuse(send, status, message, param, [*headers, *([] if exchange.has_read else [CLOSE])])
+        headers += [] if exchange.has_read else [CLOSE]
+        await refuse(repeating(request_id, send), status, message, param, headers)
 
     async def _answer_other(self, scope: Scope, send: Send, tenant: Tenant) -> None:
         method, path = scope["method"], scope["path"]

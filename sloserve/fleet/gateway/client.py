@@ -28,6 +28,11 @@ class WhileClientWaits:
         if self._left and kind is asyncio.CancelledError and self._task.uncancel() == 0:
             raise ClientLeft from None
 
+    def give_up(self) -> None:
+        """Ends the block as if the client had left: it does not read."""
+        self._left = True
+        self._task.cancel()
+
     def answered(self) -> None:
         """The answer is complete but for its last message: servers tell that as the client's leaving."""
         self._watch.cancel()
@@ -35,5 +40,4 @@ class WhileClientWaits:
     async def _watching(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._left = True
-        self._task.cancel()
+        self.give_up()

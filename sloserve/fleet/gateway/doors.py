@@ -46,6 +46,7 @@ class Upstream:
             for name, value in response.raw_headers
             if (lower := name.lower()) not in _HOP_BY_HOP and lower not in _OWN
         ]
+        self._length = response.content_length
         self.is_stream = response.content_type == "text/event-stream"
         self._content = response.content
 
@@ -55,6 +56,10 @@ class Upstream:
             return await self._content.readany()
         except _BROKEN as error:
             raise Broken(str(error) or type(error).__name__) from error
+
+    def is_whole(self, first: bytes) -> bool:
+        """Whether nothing comes after its first part."""
+        return len(first) == self._length
 
     def close(self) -> None:
         """Lets go of the connection; an answer that has not ended is aborted in the engine."""

@@ -36,7 +36,7 @@ from sloserve.fleet.gateway.settings import GatewaySettings
 from sloserve.settings import PluginSettings
 from sloserve.wire import errors
 from sloserve.wire.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, declares_more, read_body
-from sloserve.wire.headers import TTL
+from sloserve.wire.headers import REQUEST_ID, TTL
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ MOST_LOST: Final = 2
 MAX_RETRY_AFTER_S: Final = 30
 _BODY_S: Final = 60.0
 """Longest time that a client may take to send its body."""
+_REQUEST_ID: Final = REQUEST_ID.encode()
 _END: Final = {"type": "http.response.body", "body": b"", "more_body": False}
 _COMPLETION: Final = re.compile(rb'"completion_tokens":\s*([0-9]{1,9})')
 _TAIL_BYTES: Final = 1024
@@ -83,6 +84,8 @@ class Parts:
     reader: Reader = field(init=False)
     in_flight: InFlight = field(init=False)
     admissions: dict[str, Admission] = field(init=False, default_factory=dict)
+    passing_on: dict["Exchange", None] = field(init=False, default_factory=dict)
+    """Those whose answer has begun."""
 
     def __post_init__(self) -> None:
         self.reader = Reader(self.settings)
@@ -101,8 +104,9 @@ class Parts:
 class Exchange:
     """One request and its answer."""
 
-    def __init__(self, parts: Parts, tenant: Tenant, send: Send) -> None:
+    def __init__(self, parts: Parts, tenant: Tenant, request_id: str, send: Send) -> None:
         self._parts, self._tenant, self._send = parts, tenant, send
+        self._request_id = request_id.encode()
         self._arrival_s = parts.clock.monotonic_s()
         self._model, self._slo_class = NO_MODEL, ""
         self._output_tokens = 0
@@ -110,19 +114,32 @@ class Exchange:
         self._status = 0
         self.has_read = False
         """Whether the body was read to its end."""
+        self._client: WhileClientWaits | None = None
+        self._passed = self._passed_before = 0
+        """Parts of the answer, now and when :meth:`check` last saw that it went on."""
+        self._went_on_s = self._arrival_s
 
     @property
     def begun(self) -> bool:
         """Whether the first byte of the answer has come."""
         return self._first_s is not None
 
-    async def run(self, scope: Scope, receive: Receive, request_id: str) -> None:
+    def check(self, now_s: float) -> None:
+        """Ends it where neither engine nor client has done anything for so long as may be."""
+        if self._passed != self._passed_before:
+            self._passed_before, self._went_on_s = self._passed, now_s
+        elif now_s - self._went_on_s > self._parts.limits.silent_max_s and self._client is not None:
+            logger.warning("a stream of model %s is ended: nothing was passed on for too long", self._model)
+            self._client.give_up()
+
+    async def run(self, scope: Scope, receive: Receive) -> None:
         """Serves it. Raises: SloServeError, BodyTooLarge where nothing of an answer was sent; ClientLeft."""
         outcome = Outcome.FAILED
         try:
             with self._parts.in_flight.place(self._tenant) as place:
-                asked = await self._read(scope, receive, request_id, place)
+                asked = await self._read(scope, receive, place)
                 async with WhileClientWaits(receive) as client:
+                    self._client = client
                     outcome = await self._serve(scope["path"], asked, place, client)
         except (InvalidRequest, UnknownModel, Rejected, BodyTooLarge):
             outcome = Outcome.REJECTED
@@ -136,7 +153,7 @@ class Exchange:
         finally:
             self._parts.metrics.ended(self._model, self._slo_class, outcome)
 
-    async def _read(self, scope: Scope, receive: Receive, request_id: str, place: Place) -> Asked:
+    async def _read(self, scope: Scope, receive: Receive, place: Place) -> Asked:
         most = self._parts.settings.max_body_bytes
         if declares_more(scope["headers"], most):
             raise BodyTooLarge
@@ -146,7 +163,7 @@ class Exchange:
         except TimeoutError:
             raise InvalidRequest("request body", "", f"whole after {_BODY_S:g} s") from None
         self.has_read = True
-        asked = self._parts.reader.read(scope["headers"], body, self._tenant, request_id)
+        asked = self._parts.reader.read(scope["headers"], body, self._tenant, self._request_id.decode())
         models = [model for model in self._parts.models if self._tenant.may_use(model)]
         if asked.model == AUTO and AUTO not in models and self._parts.chooser is not None:
             asked.to_model(await self._parts.chooser.choose(asked, models))
@@ -271,7 +288,8 @@ class Exchange:
     # To the client.
 
     def _begin(self, asked: Asked, ticket: Ticket) -> None:
-        now_s = self._first_s = self._parts.clock.monotonic_s()
+        now_s = self._first_s = self._went_on_s = self._parts.clock.monotonic_s()
+        self._parts.passing_on[self] = None
         if self._status == HTTPStatus.OK and asked.streamed:
             ticket.started(now_s)
             self._parts.metrics.first_byte(self._model, self._slo_class, now_s - self._arrival_s)
@@ -279,13 +297,20 @@ class Exchange:
     async def _pass_on(self, upstream: Upstream, first: bytes, client: WhileClientWaits) -> bool:
         """Whether the answer has come to its end."""
         send, read = self._send, upstream.read
-        await send({"type": "http.response.start", "status": upstream.status, "headers": upstream.headers})
+        headers = [*upstream.headers, (_REQUEST_ID, self._request_id)]
+        await send({"type": "http.response.start", "status": upstream.status, "headers": headers})
+        if upstream.is_whole(first):
+            client.answered()
+            await send({"type": "http.response.body", "body": first})
+            self._note_tokens(first, 0)
+            return True
         part, last, events = first, b"", 0
         try:
             while part:
                 events += part.count(b"data:")
                 last = part
                 await send({"type": "http.response.body", "body": part, "more_body": True})
+                self._passed += 1
                 part = await read()
         except Broken as error:
             logger.warning("a stream of model %s broke off: %s", self._model, error)
@@ -295,13 +320,18 @@ class Exchange:
             await send({"type": "http.response.body", "body": _error_event(last), "more_body": True})
             await send(_END)
             return False
-        usage = _COMPLETION.search(last[-_TAIL_BYTES:])
-        self._output_tokens = int(usage[1]) if usage else max(events - 1, 0)
+        self._note_tokens(last, events)
         client.answered()
         await send(_END)
         return True
 
+    def _note_tokens(self, last: bytes, events: int) -> None:
+        """How long the reply is: as the engine says at its end, else about a token an event."""
+        usage = _COMPLETION.search(last[-_TAIL_BYTES:])
+        self._output_tokens = int(usage[1]) if usage else max(events - 1, 0)
+
     def _end(self, ticket: Ticket, completed: bool) -> None:
+        self._parts.passing_on.pop(self, None)
         now_s = self._parts.clock.monotonic_s()
         latency = None
         if completed and self._status == HTTPStatus.OK and self._output_tokens and self._first_s is not None:

@@ -37,6 +37,8 @@ from sloserve.fleet.planning.snapshot import serving_of
 from sloserve.fleet.store.store import Store
 from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, refuse
 
+CHECK_S = 10.0
+"""How often streams are looked at that do not go on."""
 BATCH_CLASS = "batch"
 """Class of a batch's lines where the fleet has one of this name; else the least urgent one."""
 
@@ -108,17 +110,25 @@ class Gateway:
     async def start(self) -> None:
         """Begins to ask agents and to bring batches on. The app does it where its server knows lifespans."""
         self.watch.start()
+        self._checking = asyncio.create_task(self._check_streams())
         if self._work is not None:
             self._work.start()
 
     async def stop(self) -> None:
         """Ends that; requests should have ended before."""
+        self._checking.cancel()
         try:
             await self.watch.stop()
             if self._work is not None:
                 await asyncio.to_thread(self._work.stop)
         finally:
             await self._doors.close()
+
+    async def _check_streams(self) -> None:
+        while True:
+            await asyncio.sleep(min(self.parts.limits.silent_max_s / 4, CHECK_S))
+            for exchange in list(self.parts.passing_on):
+                exchange.check(self.parts.clock.monotonic_s())
 
     def _batches(self, around: Surroundings, clock: Clock) -> tuple[Router | None, BatchWork | None]:
         if around.store is None or around.files is None:

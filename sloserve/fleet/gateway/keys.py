@@ -14,6 +14,10 @@
 
 The file holds hashes, so that who reads it cannot use them. A key has 256 random bits, which is why a plain hash of it
 is as good as a slow one. A tenant may have several, to replace one while another is in use.
+
+    python -m sloserve.fleet.gateway.keys
+
+prints a new key, and what stands in the file for it.
 """
 
 import hashlib
@@ -152,10 +156,16 @@ def _add(found: dict[bytes, Tenant], tenant: Tenant, text: str, at: tuple[str | 
     match = _HASH.fullmatch(text)
     if match is None:
         # What stands there may be the key itself: it is not repeated.
-        yield Problem(at, "is not sha256: and 64 hexadecimal digits; `sloserve fleet key` makes a key and its hash")
+        yield Problem(
+            at, "is not sha256: and 64 hexadecimal digits; `python -m sloserve.fleet.gateway.keys` makes both"
+        )
         return
     digest = bytes.fromhex(match[1])
     if digest in found:
         yield Problem(at, f"is the hash of a key of {found[digest].name!r} already; a key has one tenant")
         return
     found[digest] = tenant
+
+
+if __name__ == "__main__":
+    print("key:  {}\nhash: {}".format(*new_key()))

@@ -21,6 +21,8 @@ def server(gateway: Gateway, host: str, port: int, keys: Path | None) -> uvicorn
         lifespan="on",
         ws="none",
         access_log=False,
+        proxy_headers=False,
+        server_header=False,
         log_level="warning",
         timeout_graceful_shutdown=LINGER_S,
     )

@@ -144,6 +144,22 @@ def test_a_stream_whose_engine_dies_ends_with_an_error_event(tmp_path: Path) -> 
     run(test)
 
 
+def test_a_client_that_does_not_read_is_ended(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path, limits=GatewaySettings(silent_max_s=0.4)) as to:
+            body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 200_000, "stream": True}).encode()
+            host, port = to.served.url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port), limit=1)
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            await until(lambda: to.first.in_flight)
+            await until(lambda: not to.first.in_flight)
+            assert to.first.engines["chat"].aborted == 1 and not to.served.gateway.parts.passing_on
+            writer.transport.abort()
+
+    run(test)
+
+
 def test_those_that_wait_go_in_the_order_of_their_deadlines(tmp_path: Path) -> None:
     async def test() -> None:
         async with line(tmp_path) as to:

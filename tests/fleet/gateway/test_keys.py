@@ -9,7 +9,7 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.fleet.gateway.key_file import KeyFile
-from sloserve.fleet.gateway.keys import Keys, hash_of, new_key, parse_keys
+from sloserve.fleet.gateway.keys import Keys, hash_of, new_key, parse_keys, read_keys
 
 MODELS = ("chat", "legal")
 
@@ -74,6 +74,12 @@ def test_a_changed_file_counts_and_a_faulty_one_does_not(tmp_path: Path) -> None
     for odd in (b"", b"two", b"Basic two", b"Bearer"):
         assert file.tenant_of(odd) is None
     assert file.named("a").name == "a" and file.named("gone").quota.requests == 256
+
+
+def test_the_example_is_a_file_of_keys() -> None:
+    example = Path(__file__).parents[3] / "configs" / "keys.yaml"
+    found = {tenant.name: tenant for tenant in read_keys(example, DEFAULT_CLASSES, MODELS)}
+    assert found["acme"].slo_class == "interactive" and found["monitoring"].metrics
 
 
 def test_without_a_file_all_requests_are_one_tenants() -> None:
