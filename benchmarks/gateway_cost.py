@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import uvicorn
 from provenance import provenance
 
 EVENTS, STREAMS, ROUNDS, SINGLE, TURNS = 200, 64, 2, 300, 3
@@ -98,10 +99,10 @@ def engine(uds: str) -> None:
 def gateway(uds: str, port: int) -> None:
     from sloserve.fleet.file import parse_fleet
     from sloserve.fleet.gateway.gateway import Gateway, Surroundings
-    from sloserve.fleet.gateway.serve import server
+    from sloserve.fleet.gateway.serve import config, run
 
     made = Gateway(parse_fleet(FLEET), Surroundings(doors=[f"unix:{uds}"]))
-    server(made, "127.0.0.1", port, None).run()
+    run(uvicorn.Server(config(made.app, host="127.0.0.1", port=port)).serve())
 
 
 class Proxy:

@@ -1,4 +1,4 @@
-"""``sloserve fleet FILE``, and its parts as processes of their own: ``agent``, ``gateway``, ``planner``, ``logs``."""
+"""``sloserve fleet FILE``, its parts as processes of their own, and what is asked beside it: ``logs``, ``key``."""
 
 import asyncio
 import logging
@@ -61,6 +61,7 @@ def run(
     engine_module: EngineFlag = None,
 ) -> None:
     """Start gateway, planner and an agent for each host, and serve until Ctrl-C. `sloserve fleet FILE` is the same."""
+    from sloserve.fleet.gateway import serve
     from sloserve.fleet.run.all_in_one import run_fleet
     from sloserve.fleet.run.live import place_of
 
@@ -68,7 +69,7 @@ def run(
     fleet = _read(file, host, port, keys)
     options = ["--lease-s", str(lease_s), *(["--engine-module", engine_module] if engine_module else [])]
     planner_s = min(lease_s, 5.0)
-    asyncio.run(run_fleet(fleet, place_of(fleet, state), _say, agent_options=options, lease_s=planner_s))
+    serve.run(run_fleet(fleet, place_of(fleet, state), _say, agent_options=options, lease_s=planner_s))
 
 
 @fleet_app.command()
@@ -107,12 +108,13 @@ def gateway(
     state: StateFlag = None,
 ) -> None:
     """Start one gateway; any number may share a store."""
+    from sloserve.fleet.gateway import serve
     from sloserve.fleet.run.gateway_process import serve_gateway
     from sloserve.fleet.run.live import place_of
 
     _log()
     fleet = _read(file, host, port, keys)
-    asyncio.run(serve_gateway(fleet, place_of(fleet, state), _say))
+    serve.run(serve_gateway(fleet, place_of(fleet, state), _say))
 
 
 @fleet_app.command()
@@ -124,6 +126,15 @@ def planner(file: FileArgument, state: StateFlag = None, lease_s: LeaseFlag = 5.
     _log()
     fleet = _read(file)
     asyncio.run(serve_planner(fleet, place_of(fleet, state), lease_s))
+
+
+@fleet_app.command()
+def key() -> None:
+    """Print a new key, and its hash, which stands in the file of keys for it (--keys)."""
+    from sloserve.fleet.gateway.keys import new_key
+
+    made, digest = new_key()
+    print(f"key:  {made}\nhash: {digest}")
 
 
 @fleet_app.command()

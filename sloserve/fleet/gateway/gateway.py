@@ -102,6 +102,7 @@ class Gateway:
             client=self._doors,
             clock=clock,
         )
+        self._checking: asyncio.Task[None] | None = None
         batches, self._work = self._batches(around, clock)
         self.app = GatewayApp(
             self.parts, self.keys, batches, start=self.start, stop=self.stop, is_ready=lambda: bool(self.watch.answered)
@@ -115,8 +116,11 @@ class Gateway:
             self._work.start()
 
     async def stop(self) -> None:
-        """Ends that; requests should have ended before."""
+        """Ends that; requests should have ended before. Once is enough."""
+        if self._checking is None:
+            return
         self._checking.cancel()
+        self._checking = None
         try:
             await self.watch.stop()
             if self._work is not None:

@@ -4,7 +4,7 @@
       acme:
         keys:
           - sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
-        class: standard
+        class: interactive
         models: [chat]
         quota: {requests: 64, lines: 100000, tokens: 50000000}
       monitoring:
@@ -13,11 +13,8 @@
         metrics: true
 
 The file holds hashes, so that who reads it cannot use them. A key has 256 random bits, which is why a plain hash of it
-is as good as a slow one. A tenant may have several, to replace one while another is in use.
-
-    python -m sloserve.fleet.gateway.keys
-
-prints a new key, and what stands in the file for it.
+is as good as a slow one. A tenant may have several, to replace one while another is in use. `sloserve fleet key`
+prints a new one, and what stands in the file for it.
 """
 
 import hashlib
@@ -156,16 +153,10 @@ def _add(found: dict[bytes, Tenant], tenant: Tenant, text: str, at: tuple[str | 
     match = _HASH.fullmatch(text)
     if match is None:
         # What stands there may be the key itself: it is not repeated.
-        yield Problem(
-            at, "is not sha256: and 64 hexadecimal digits; `python -m sloserve.fleet.gateway.keys` makes both"
-        )
+        yield Problem(at, "is not sha256: and 64 hexadecimal digits; `sloserve fleet key` makes both")
         return
     digest = bytes.fromhex(match[1])
     if digest in found:
         yield Problem(at, f"is the hash of a key of {found[digest].name!r} already; a key has one tenant")
         return
     found[digest] = tenant
-
-
-if __name__ == "__main__":
-    print("key:  {}\nhash: {}".format(*new_key()))

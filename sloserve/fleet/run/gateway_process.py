@@ -12,6 +12,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.fleet.file import Fleet
 from sloserve.fleet.file_sections import GatewaySection
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings, check_address
+from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway.settings import GatewaySettings
 from sloserve.fleet.planning.metrics import PlanCollector
 from sloserve.fleet.run.live import Place, file_limits
@@ -45,15 +46,8 @@ class GatewayServer:
         host, port = self._listening.getsockname()[:2]
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         """Where clients reach it."""
-        config = uvicorn.Config(
-            gateway.app,
-            lifespan="on",
-            ws="none",
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=max(int(drain_s), 1),
-        )
-        self._server = _Server(config)
+        self._gateway = gateway
+        self._server = _Server(config(gateway.app, timeout_graceful_shutdown=max(int(drain_s), 1)))
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -66,6 +60,7 @@ class GatewayServer:
         self._server.force_exit |= at_once
         if self._serving is not None:
             await asyncio.gather(self._serving, return_exceptions=True)
+        await self._gateway.stop()  # a server that is forced to end does not tell its app
 
 
 def _listening(section: GatewaySection) -> socket.socket:
