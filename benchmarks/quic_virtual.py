@@ -65,7 +65,7 @@ class LinkLoop(asyncio.SelectorEventLoop):
         self.up, self.down = Direction(shape, 0), Direction(shape, 1)
         self._sockets: dict[tuple[str, int], _Socket] = {}
         self._listening: set[tuple[str, int]] = set()
-        self._next_port = 40_000
+        self._next_port = 1000  # below those that a kernel gives to listeners which ask for any
 
     def time(self) -> float:
         return self._virtual.now_s
