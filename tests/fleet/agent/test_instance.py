@@ -51,7 +51,7 @@ def run(
     memory: int = 20,
     step_s: float = 0.0,
     drain_max_s: float = 5.0,
-    control_s: float = 5.0,
+    late_s: float = 60.0,
 ) -> Durable:
     durable, launcher = Durable(), InLoopLauncher(step_s)
 
@@ -63,9 +63,9 @@ def run(
             folder,
             host_memory_bytes=memory,
             drain_max_s=drain_max_s,
-            limits=EngineLimits(start_s=5.0, control_s=control_s, canary_s=0.3),
+            limits=EngineLimits(start_s=60.0, control_s=late_s, canary_s=late_s),
         )
-        async with Agent(settings, launcher, durable=durable) as agent, asyncio.timeout(20.0):
+        async with Agent(settings, launcher, durable=durable) as agent, asyncio.timeout(120.0):
             await test(agent, agent.instances["node/0"], launcher)
 
     asyncio.run(within())
@@ -246,7 +246,7 @@ def test_an_engine_that_wakes_wrong_or_late_is_killed_and_started(tmp_path: Path
         assert len(launcher.started) == 3
         assert await ask(instance, "chat") == reply("chat", "a", 4)
 
-    run(tmp_path, test, control_s=0.4 if "hang" in fault else 5.0)
+    run(tmp_path, test, late_s=0.8 if fault.keys() & {"hang", "step_s"} else 60.0)
 
 
 def test_an_engine_that_dies_is_replaced(tmp_path: Path) -> None:
