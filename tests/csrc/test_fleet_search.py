@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.kernels.fleet import FleetProblem, FleetQueues, fleet_search
+from sloserve.scheduler.qlm.spans import group_spans
 
 
 def problem(seed: int, groups: int, instances: int, models: int, tightness: float = 1.0) -> FleetProblem:
@@ -159,3 +160,15 @@ def test_what_does_not_fit_together_is_refused(
     p = replace(problem(0, groups=2, instances=2, models=2), swap_s=swap, active=np.array([0, 1]))
     with pytest.raises(ValueError, match=message):
         fleet_search(replace(p, **change), last, moves=moves)
+
+
+def test_spans_of_groups_are_those_that_the_search_judges_by() -> None:
+    for seed in range(8):
+        p = problem(seed, groups=12, instances=3, models=3, tightness=2.0)
+        found = fleet_search(p, moves=500)
+        spans = group_spans(p, found.queues)
+        judged = p.judged_s[p.kind[spans.instance], range(12)]
+        late = np.maximum(spans.start_s + judged - p.first_due_s, 0) + np.maximum(
+            spans.end_s + judged - p.last_due_s, 0
+        )
+        assert float((p.weight * late).sum()) / 2 == pytest.approx(found.late)

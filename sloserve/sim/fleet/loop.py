@@ -113,6 +113,11 @@ class FleetRun:
 
     # The run.
 
+    def learn(self, workload: Sequence[WorkloadRequest]) -> None:
+        """Replies to these have ended before it begins: how long they were is known."""
+        for request in workload:
+            self._lengths.ended(request.model, request.output_tokens)
+
     def run(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None = None) -> FleetLog:
         """Serves ``workload`` (ascending arrivals) to its end. on_progress is told how many requests have ended."""
         if self._oracle:

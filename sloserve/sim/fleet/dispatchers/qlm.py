@@ -57,6 +57,7 @@ class QLM(Dispatcher):
             for instance in view.instances
             for model in instance.models
         }
+        self._serving = serving
         self._planner = QLMPlanner(serving, settings, seed=self._seed)
         self._swap_s = swap_table(view.swaps)
         self._queues = {
@@ -107,8 +108,8 @@ class QLM(Dispatcher):
         return operations
 
     def _new_plan(self, view: FleetView, sums: tuple[GroupSums, ...]) -> FleetPlan:
-        instances = tuple(_state_of(instance, view, park=self._operations.park) for instance in view.instances)
-        state = FleetState(view.now_s, sums, instances, self._swap_s, self._plan)
+        state = self._state(view, sums)
+        instances = state.instances
         if self._operations.balance:
             return self._planner.plan(state)
         queues: dict[str, tuple[int, ...]] = {}
@@ -116,6 +117,10 @@ class QLM(Dispatcher):
             own = tuple(group for group in sums if _anywhere(group, instances) == place)
             queues |= self._planner.plan(replace(state, groups=own, instances=(instance,))).queues
         return FleetPlan(queues)
+
+    def _state(self, view: FleetView, sums: tuple[GroupSums, ...]) -> FleetState:
+        instances = tuple(_state_of(instance, view, park=self._operations.park) for instance in view.instances)
+        return FleetState(view.now_s, sums, instances, self._swap_s, self._plan)
 
     def _note_batches(self, view: FleetView) -> None:
         """Groups are cut at multiples of the batch that their model was seen to have."""
