@@ -10,6 +10,7 @@ from typing import BinaryIO, Final
 from sloserve.core.errors import ConfigError, StoreFull
 
 _ID: Final = re.compile(r"file-[0-9a-f]{32}")
+_HALF: Final = ".part"
 _NO_SPACE: Final = (28, 122)  # ENOSPC, EDQUOT
 
 
@@ -23,13 +24,11 @@ class Folder:
         except OSError as error:
             raise ConfigError(f"the folder of files {path} cannot be made: {error.strerror}") from None
         self._path = path
-        for left in path.glob("*.part"):
-            left.unlink()
 
     @contextmanager
     def writing(self, id: str) -> Iterator[BinaryIO]:
         """A new file, in place of any of this id. Raises: StoreFull where the disk is; the file is not there then."""
-        part = self._file(id).with_suffix(".part")
+        part = self._file(id).with_suffix(_HALF)
         try:
             with part.open("wb") as file:
                 yield file
@@ -55,10 +54,15 @@ class Folder:
         self._file(id).unlink(missing_ok=True)
 
     def keep_only(self, is_known: Callable[[str], bool], before_s: float) -> None:
-        """Deletes files that a crash left between the folder and the store: those written before, epoch seconds."""
+        """Deletes what crashes left: half files, and files between the folder and the store.
+
+        before_s: those that were last written to before, epoch seconds; another gateway may be writing the others.
+        """
         for file in self._path.iterdir():
-            if _ID.fullmatch(file.name) and file.stat().st_mtime < before_s and not is_known(file.name):
-                file.unlink(missing_ok=True)
+            is_half = file.suffix == _HALF and _ID.fullmatch(file.stem)
+            if (is_half or _ID.fullmatch(file.name)) and _written_s(file) < before_s:
+                if is_half or not is_known(file.name):
+                    file.unlink(missing_ok=True)
 
     def _file(self, id: str) -> Path:
         if not _ID.fullmatch(id):
@@ -71,3 +75,10 @@ class Folder:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _written_s(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:  # another gateway has just ended with it
+        return float("inf")
