@@ -18,7 +18,8 @@ import numpy as np
 
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.quic.certificates import CertificateFiles
-from sloserve.quic.client import ClientSettings, H3Client, connect
+from sloserve.quic.client import H3Client, connect
+from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.httpx_transport import head
 from sloserve.quic.listener import Listener, listen
 from sloserve.quic.schedulers import SCHEDULERS

@@ -33,7 +33,8 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
-from sloserve.quic.client import ClientSettings, connect
+from sloserve.quic.client import connect
+from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.httpx_transport import head
 from sloserve.quic.listener import listen
 from sloserve.quic.service import by_class

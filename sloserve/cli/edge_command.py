@@ -43,7 +43,7 @@ def edge(
         import uvicorn
 
         from sloserve.quic import self_check
-        from sloserve.quic.client import ClientSettings
+        from sloserve.quic.client_settings import ClientSettings
         from sloserve.quic.edge import Edge, EdgeSettings
         from sloserve.quic.schedulers import scheduler
     except ImportError as error:

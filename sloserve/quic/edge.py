@@ -18,7 +18,8 @@ from aioquic.h3.connection import ProtocolError, validate_request_headers
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import DUE_NOW_S
 from sloserve.quic.asgi import HOP_BY_HOP
-from sloserve.quic.client import Broken, ClientSettings, Headers, Lost, Reply
+from sloserve.quic.client import Broken, Headers, Lost, Reply
+from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.httpx_transport import head
 from sloserve.quic.service import DEFAULT_CLASSIFY, EVENT_STREAM, Classify
 from sloserve.quic.turns import NoRoom, Turns

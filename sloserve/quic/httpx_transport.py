@@ -16,7 +16,8 @@ from types import TracebackType
 import httpx
 
 from sloserve.quic.asgi import HOP_BY_HOP
-from sloserve.quic.client import Broken, ClientSettings, H3Client, Headers, Lost, Refused, Reply, connect
+from sloserve.quic.client import Broken, H3Client, Headers, Lost, Refused, Reply, connect
+from sloserve.quic.client_settings import ClientSettings
 
 
 class _Stream(httpx.AsyncByteStream):

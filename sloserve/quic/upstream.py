@@ -4,7 +4,8 @@ import asyncio
 import logging
 import math
 
-from sloserve.quic.client import ClientSettings, H3Client, Lost, connect
+from sloserve.quic.client import H3Client, Lost, connect
+from sloserve.quic.client_settings import ClientSettings
 
 logger = logging.getLogger(__name__)
 

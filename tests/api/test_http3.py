@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from sloserve.api.http3 import Http3Front
 from sloserve.api.middleware import SLOMiddleware
-from sloserve.quic.client import ClientSettings
+from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.httpx_transport import H3Transport
 from sloserve.settings import PluginSettings
 from tests.quic.serving import run

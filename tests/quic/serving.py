@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
-from sloserve.quic.client import ClientSettings, H3Client, Reply, connect
+from sloserve.quic.client import H3Client, Reply, connect
+from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.httpx_transport import head
 from sloserve.quic.listener import Listener, listen
 from sloserve.quic.settings import Http3Settings

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, AuthenticationError
 
-from sloserve.quic.client import ClientSettings
+from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.httpx_transport import H3Transport
 from tests.vllm.server import MODEL, USER_KEY, Server
 

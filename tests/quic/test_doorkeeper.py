@@ -1,0 +1,53 @@
+"""Which new connections are let in."""
+
+import asyncio
+
+import pytest
+
+from sloserve.quic.doorkeeper import Doorkeeper, network
+from sloserve.quic.settings import Http3Settings
+from tests.quic.serving import ask, connected, echo, listening, run
+
+
+def test_an_ipv6_host_cannot_choose_itself_more_addresses() -> None:
+    hosts = ("192.0.2.1", "::ffff:192.0.2.1", "2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1", "fe80::1%eth0")
+    assert list(map(network, hosts)) == [
+        "192.0.2.1",
+        "192.0.2.1",
+        "2001:db8::/64",
+        "2001:db8::/64",
+        "2001:db8:0:1::/64",
+        "fe80::/64",
+    ]
+
+
+def test_handshakes_come_at_a_rate_and_unfinished_ones_ask_for_a_proof() -> None:
+    door = Doorkeeper(Http3Settings(handshakes_per_s=2, retry_above=3, connections=6, connections_per_address=4))
+    assert [door.ask("192.0.2.1", False, 0.0) for _ in range(5)] == ["admit"] * 4 + ["refuse"]  # a burst of two seconds
+    assert door.ask("192.0.2.1", False, 0.5) == "admit"
+    for host in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
+        door.entered(host)
+    assert (door.ask("192.0.2.9", False, 9.0), door.ask("192.0.2.9", True, 9.0)) == ("retry", "admit")
+    door.shook_hands()
+    assert door.ask("192.0.2.9", False, 9.0) == "admit"
+    for _ in range(3):
+        door.entered("192.0.2.1")
+    assert door.ask("192.0.2.9", True, 99.0) == "refuse"  # six in all
+    door.left("192.0.2.3", half_open=True)
+    assert (door.ask("192.0.2.1", True, 99.0), door.ask("192.0.2.9", True, 99.0)) == ("refuse", "admit")
+    assert (door.counts.retried, door.counts.refused) == (1, 3)
+
+
+def test_opening_and_cancelling_requests_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sloserve.quic.protocol.SPARE_RESETS", 20)
+
+    async def test() -> None:
+        async with listening(echo) as listener, connected(listener) as client:
+            with pytest.raises(ConnectionError):
+                for _ in range(200):
+                    reply = ask(client, method="POST", body=True)
+                    await client.ping()
+                    reply.cancel()
+            assert "too many cancelled requests" in str(client.lost)
+
+    run(asyncio.wait_for(test(), 20))
