@@ -90,4 +90,4 @@ class Candidate:
         if facts.targets.ttft_s is not None:
             late = (self.ready_in_s + self.first_s) / max(facts.targets.ttft_s - facts.elapsed_s, 1e-9)
             predicted_s = max(predicted_s, late * limit_s)
-        return min(predicted_s, _FOREVER_S)
+        return predicted_s if predicted_s < _FOREVER_S else _FOREVER_S  # also where it is not a number

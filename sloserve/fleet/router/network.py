@@ -76,7 +76,7 @@ def load_network(path: Path, schema: str, models: Sequence[str] | None = None) -
         network = _read(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the router's policy: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{path}: no policy of a router: {error}; make one with `sloserve train-router`") from None
     if network.about["schema"] != schema:
         raise ConfigError(

@@ -35,6 +35,7 @@ def test_the_best_in_time_then_the_next_then_the_least_late() -> None:
     assert chooser.choose(FACTS, IDLE, 0.0).model == LARGE
     assert chooser.choose(FACTS, busy(LARGE, 2.9), 1.0).model == MIDDLE  # in time only if nothing goes wrong
     assert chooser.choose(FACTS, busy(LARGE, 2.9, error=0.0), 1.0).model == LARGE
+    assert chooser.choose(FACTS, busy(LARGE, float("nan")), 1.0).model == MIDDLE
     hurried = replace(FACTS, targets=Targets(e2e_s=0.1))
     late = chooser.choose(hurried, IDLE, 2.0)
     assert (late.model, late.why) == (SMALL, Why.SOONEST)
@@ -131,7 +132,14 @@ def test_a_policy_is_read_as_written_and_only_for_the_same_features_and_models(t
     with pytest.raises(ConfigError, match="trained for the models opt-125m, opt-1.3b, opt-6.7b, here they are a, b, c"):
         load_network(path, schema, ("a", "b", "c"))
     whole = path.read_bytes()
-    for wrong in (whole[:-2], whole[:50], b"", b"\xff" * 64, whole.replace(b"F16", b"F32")):
+    for wrong in (
+        whole[:-2],
+        whole[:50],
+        b"",
+        b"\xff" * 64,
+        whole.replace(b"F16", b"F32"),
+        whole.replace(b"[0,60]", b"[    ]"),
+    ):
         path.write_bytes(wrong)
         with pytest.raises(ConfigError, match="make one with `sloserve train-router`"):
             load_network(path, schema)
