@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[1]
 MODELS = ("anna", "bert", "carl")
 LINES = 30
 """Of each model in the batch."""
-ROUNDS = 6
+ROUNDS, KILLED = 9, 4
+"""In the first three each model comes from disk; in the fifth an engine is killed."""
 TTFT_S = 15.0
 """What the file promises to interactive requests."""
 
@@ -171,15 +172,15 @@ async def main(options: list[str]) -> int:
             f"a batch of {LINES} lines for each of {', '.join(MODELS)} is accepted; streams come for one after another"
         )
         for number in range(ROUNDS):
-            model, killed = MODELS[number % 3], number == ROUNDS // 2
+            model, killed, before = MODELS[number % 3], number == KILLED, len(demo.streams)
             tokens = 1_000 if killed else 24
             tasks = [asyncio.create_task(stream(demo, model, number * 10 + k, tokens)) for k in range(4)]
             if killed:
-                while not any(one.tokens for one in demo.streams[-4:]):
+                while not any(one.tokens for one in demo.streams[before:]):
                     await asyncio.sleep(0.05)
                 await kill_engine(demo)
             await asyncio.gather(*tasks)
-            done = [one for one in demo.streams[-4:]]
+            done = demo.streams[before:]
             worst = max((one.ttft_s for one in done if one.ttft_s is not None), default=None)
             said = "no first token" if worst is None else f"first tokens within {worst:.1f} s"
             demo.say(f"4 streams of {model}: {said}, {sum(one.error is not None for one in done)} broken off")
@@ -208,7 +209,8 @@ async def _output_ids(demo: Demo, state: dict) -> list[str]:
 
 def _verdict(demo: Demo, ids: list[str], swaps: int, counts: dict, clean: bool) -> int:
     total, streams = 3 * LINES, demo.streams
-    in_time = sum(one.ttft_s is not None and one.ttft_s <= TTFT_S for one in streams)
+    warm = streams[12:]  # what comes from disk for the first time was promised nothing
+    in_time = sum(one.ttft_s is not None and one.ttft_s <= TTFT_S for one in warm)
     broken = [one for one in streams if one.error is not None]
     rows = [
         (
@@ -217,9 +219,9 @@ def _verdict(demo: Demo, ids: list[str], swaps: int, counts: dict, clean: bool) 
             len(ids) == len(set(ids)) == total,
         ),
         (
-            f"first tokens of streams within {TTFT_S:g} s",
-            f"{in_time} of {len(streams)}",
-            in_time >= len(streams) - len(broken),
+            f"first tokens of streams within {TTFT_S:g} s, once each model has been there",
+            f"{in_time} of {len(warm)}",
+            in_time >= len(warm) - len(broken),
         ),
         (
             "a stream is broken off only with its engine",
