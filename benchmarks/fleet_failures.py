@@ -189,7 +189,11 @@ class Watch:
         while True:
             begun_s, model = CLOCK.monotonic_s(), MODELS[number % 2]
             number += 1
-            well = await self.fleet.stream(model)
+            try:
+                well = await self.fleet.stream(model)
+            except Exception as error:  # it must not end the watch
+                print(f"a stream failed in the benchmark itself: {error!r}", flush=True)
+                well = False
             self.result.streams += 1
             self.result.streams_broken += not well
             if well and begun_s >= self.killed_s and self.result.stream_again_s is None:

@@ -105,9 +105,7 @@ class Hold:
             raise
         finally:
             wanted.held_s += self._clock.monotonic_s() - began_s
-            self._held.pop(waiting, None)
-            if not self._held:
-                self.waits.clear()
+            self._no_longer(waiting)
             waiting.flight.cancel()
 
     def let_go(self, models: Iterable[str] | None = None) -> None:
@@ -119,8 +117,13 @@ class Hold:
                 if flight is None:
                     break
                 heapq.heappop(queue)
-                self._held.pop(waiting, None)
+                self._no_longer(waiting)
                 waiting.flight.set_result(flight)
+
+    def _no_longer(self, waiting: _Waiting) -> None:
+        self._held.pop(waiting, None)
+        if not self._held:
+            self.waits.clear()
 
     def _queue(self, model: str) -> list[tuple[float, int, int, _Waiting]]:
         """Those that wait for a model, without any at its head that waits no more."""

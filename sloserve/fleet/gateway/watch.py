@@ -108,7 +108,8 @@ class Watch:
             await self._pause()
 
     async def _pause(self) -> None:
-        if len(self._hold):
+        if self._hold.waits.is_set():
+            # Never at once: a door whose socket is gone is refused without the event loop having its turn.
             await asyncio.sleep(ASK_SOON_S)
             return
         try:

@@ -190,3 +190,20 @@ def test_a_wait_has_an_end_and_one_who_leaves_gives_the_place_back() -> None:
         assert sum(map(len, hold._queues.values())) <= 3
 
     run(test)
+
+
+def test_a_request_that_was_let_go_waits_no_more_even_before_it_has_its_turn() -> None:
+    """Who asks doors looks at this, and would ask them without an end in between."""
+
+    async def scenario() -> None:
+        instances = fleet(report("a", 0))
+        hold = Hold(instances, ManualClock(0.0), most=3)
+        waiting = asyncio.create_task(hold.flight(Wanted("m", "c", 0.0)))
+        await asyncio.sleep(0)
+        assert hold.waits.is_set()
+        instances.reported(AgentReport("a", "unix:a", (report("a", 1),)), "unix:a", instances.sent(), 0.0)
+        hold.let_go()
+        assert not hold.waits.is_set() and len(hold) == 0
+        (await waiting).end()
+
+    asyncio.run(scenario())
