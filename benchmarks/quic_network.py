@@ -228,9 +228,9 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         for one in axis:
             one.tick_params(axis="x", labelrotation=60, labelsize=7)
     figure.axes[0].set_ylabel("in time, %")
-    figure.axes[1].set_ylabel("latency, s (5, 25, 50, 75, 95 %)", fontsize=8)
+    figure.axes[3].set_ylabel("latency, s (5, 25, 50, 75, 95 %)", fontsize=8)
     drawn = BytesIO()
-    figure.savefig(drawn, dpi=60)
+    figure.savefig(drawn, dpi=90)
     Image.open(drawn).convert("RGB").quantize(16).save(path, optimize=True)  # a quarter of the size
 
 
