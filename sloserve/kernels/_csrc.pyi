@@ -21,6 +21,21 @@ def foresee(
 def stand(
     curves: NDArray[np.float64], slots: NDArray[np.int64], replies: NDArray[np.float64], alpha: float
 ) -> NDArray[np.float64]: ...
+def survival(
+    longer: NDArray[np.float64],
+    stride: int,
+    class_id: NDArray[np.int64],
+    output_tokens: NDArray[np.int64],
+    max_tokens: NDArray[np.int64],
+    ahead: NDArray[np.int64],
+) -> NDArray[np.float64]: ...
+def worth(
+    requests: NDArray[np.float64],
+    queued: int,
+    runs: NDArray[np.float64],
+    ahead: NDArray[np.float64],
+    engine: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]: ...
 def top_k(keys: NDArray[np.float64], seqs: NDArray[np.int64], k: int) -> NDArray[np.int64]: ...
 def anneal(
     requests: NDArray[np.float64],

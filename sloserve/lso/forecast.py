@@ -26,7 +26,11 @@ OCCUPANCY_COLUMNS = LENGTH_COLUMNS | {"prompt_tokens"}
 
 def occupancy(lengths: Lengths, rows: Rows, slots: IntArray, block_size: int) -> tuple[FloatArray, FloatArray]:
     """Mean and variance of the blocks that each will hold AHEAD, ``[n, t]``."""
-    runs = lengths.survival(rows, slots, AHEAD)
+    return occupancy_of(lengths.survival(rows, slots, AHEAD), rows, slots, block_size)
+
+
+def occupancy_of(runs: FloatArray, rows: Rows, slots: IntArray, block_size: int) -> tuple[FloatArray, FloatArray]:
+    """As :func:`occupancy`, where the chances that each still runs AHEAD are known, ``[n, t]``."""
     # Half of the last block is empty.
     blocks = ((rows.prompt_tokens[slots] + rows.output_tokens[slots])[:, None] + _GROWN) / block_size + 0.5
     mean = blocks * runs

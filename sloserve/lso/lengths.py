@@ -17,8 +17,6 @@ LENGTH_COLUMNS = frozenset({"class_id", "max_tokens", "oracle_output_tokens", "o
 """Columns that :class:`Lengths` reads."""
 
 _EMPIRICAL = "empirical"
-_FAR = 2.0**31
-"""Tokens that no request has left."""
 
 
 class Lengths:
@@ -65,17 +63,6 @@ class Lengths:
             chances = rest.survival(np.tile(ahead, int(known.sum())))
             runs[known] = chances.reshape(-1, ahead.size)
         return runs
-
-    def within(self, rows: Rows, slots: IntArray, tokens: FloatArray) -> FloatArray:
-        """P(at most ``tokens`` are still to come), ``[n, m]`` each; 1 where ``max_tokens`` allows no more."""
-        ahead = np.clip(np.nan_to_num(tokens, posinf=_FAR, neginf=-1.0), -1.0, _FAR).astype(np.int64)
-        chance = 1.0 - self._of_class.survival_each(
-            rows.class_id[slots], rows.output_tokens[slots], rows.max_tokens[slots], ahead
-        )
-        for known, rest in self._better_known(rows, slots, tokens.shape[1]):
-            chance[known] = 1.0 - rest.survival(np.maximum(ahead[known], 0).ravel()).reshape(-1, tokens.shape[1])
-        chance[ahead < 1] = 0.0  # one token at least is still to come
-        return chance
 
     def _better_known(self, rows: Rows, slots: IntArray, times: int) -> list[tuple[BoolArray, Rest]]:
         """Which of ``slots`` more is known of than their class, the surest last, and what remains of those.

@@ -9,6 +9,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.length.remaining import LengthEstimator, Requests
+from sloserve.kernels.survival import survival
 
 STRIDE_TOKENS: Final = 8
 MOST_TOKENS: Final = 16384
@@ -52,18 +53,8 @@ class SurvivalTable:
         self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray, ahead: IntArray
     ) -> FloatArray:
         """P(more than ``ahead`` tokens are still to come), ``[n, len(ahead)]``."""
-        return self.survival_each(class_id, output_tokens, max_tokens, ahead[None, :])
-
-    def survival_each(
-        self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray, ahead: IntArray
-    ) -> FloatArray:
-        """As :meth:`survival` with each request's own ``ahead``, ``[n, m]``."""
         self._know(class_id)
-        so_far = output_tokens[:, None]
-        of = class_id[:, None]
-        longer: FloatArray = self._longer[of, _place(so_far + ahead)] / self._longer[of, _place(so_far)]
-        longer[np.broadcast_to(ahead >= (max_tokens - output_tokens)[:, None], longer.shape)] = 0.0
-        return longer
+        return survival(self._longer, STRIDE_TOKENS, class_id, output_tokens, max_tokens, ahead)
 
     def _know(self, class_id: IntArray) -> None:
         for new in range(len(self._longer), int(class_id.max(initial=-1)) + 1):

@@ -1,6 +1,6 @@
 """One policy for all: serves what gains most by being served now, per unit of what is short.
 
-Each request has one number, its gain (``value.py``) over its cost (``prices.py``), times the weight of its class.
+Each request has one number, its gain over its cost (``worth.py``).
 Deadlines, readers and best effort are parts of the same gain, so that no kind of target switches the rule of another.
 Admission keeps the KV cache from being promised twice (``forecast``), and a running request gives way where the
 waiting one gains clearly more than it loses, and what its KV costs to compute again or to swap.
@@ -19,27 +19,23 @@ from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.decode_first import service_order, uncomputed_tokens
-from sloserve.lso.forecast import how_many_fit, occupancy
+from sloserve.lso.forecast import AHEAD, how_many_fit, occupancy_of
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, first_places, without_targets, woven_places
 from sloserve.lso.preemption import Candidate, Head, freed_blocks, select_victims
 from sloserve.lso.swapping import preemption_price
-from sloserve.scheduler.auto.prices import costs, pace_of
-from sloserve.scheduler.auto.value import VALUE_COLUMNS, Worth
+from sloserve.scheduler.auto.pace import pace_of
+from sloserve.scheduler.auto.worth import WORTH_COLUMNS, worth_of
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 
 MOST_ADMITTED: Final = 64
 """In one step; more prompts than a step's budget computes."""
-WAIT_SHARE: Final = 0.2
-"""A request that is not served now is served, on average, once this share of what waits and has a chance has been."""
-CLASS_WEIGHT: Final = 0.5
-"""Weight of a class relative to the next more urgent one, where targets decide for both."""
 
 
 class Auto(Policy):
     """Serves what gains most per unit of what is short, whatever it was promised."""
 
-    needs = PREEMPTION_COLUMNS | VALUE_COLUMNS
+    needs = PREEMPTION_COLUMNS | WORTH_COLUMNS
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
@@ -85,18 +81,11 @@ class Auto(Policy):
         context = rows.prompt_tokens[slots] + rows.output_tokens[slots]
         prefill = uncomputed_tokens(rows, slots)
         left = self._lengths.left(rows, slots)
+        runs = self._lengths.survival(rows, slots, AHEAD)
         pace = pace_of(engine, snapshot.running.size, int(context[queued:].sum()), float(prefill.sum()))
-        cost = costs(engine, pace, context, prefill, left)
-        prefill_s = prefill.astype(np.float64) * pace.prompt_token_s
-        worth = Worth.of(rows, slots, self._lengths, left, prefill_s, pace, now_s)
-        good = worth.good()
-        hopeful = np.where(worth.promised, good, 1.0)[:queued]
-        wait_s = max(float(cost[:queued] @ hopeful) * WAIT_SHARE, pace.full_s)
-        weight = CLASS_WEIGHT ** np.minimum(rows.class_rank[slots], 30)
         again_s = np.zeros(slots.size)
-        price = preemption_price(rows, snapshot.running, engine)
-        again_s[queued:] = context[queued:] * pace.prompt_token_s * price
-        gain = weight * worth.gain(good, wait_s, again_s)
+        again_s[queued:] = context[queued:] * pace.prompt_token_s * preemption_price(rows, snapshot.running, engine)
+        gain, cost, _ = worth_of(rows, slots, queued, engine, pace, left, runs, prefill, again_s, now_s)
         key = -gain / cost
         rank, seq = rows.class_rank[slots], rows.seq[slots]
         lowered = by_class(key, rank, without_targets(rows, slots))
@@ -109,7 +98,7 @@ class Auto(Policy):
         order = woven_places(snapshot, waiting)
         stay, victims, most = slots[running], NO_SLOTS, None
         if queued:
-            fit = self._fit(rows, engine, stay, slots[order])
+            fit = self._fit(rows, engine, slots, runs, running, order)
             if self.settings.preempt and fit < order.size:
                 of_all = float(gain[:queued].sum()) / max(float(cost[:queued].sum()), 1e-9)
                 heads = self._heads(order, waiting, prefill, engine, fit)
@@ -120,19 +109,27 @@ class Auto(Policy):
             most = max(stay.size + fit, 1)
         return Plan(running=service_order(rows, stay, engine), waiting=slots[order], preempt=victims, max_running=most)
 
-    def _fit(self, rows: Rows, engine: EngineFacts, running: IntArray, waiting: IntArray) -> int:
-        """How many of ``waiting`` the KV cache will hold beside ``running``, to the end of all."""
+    def _fit(
+        self,
+        rows: Rows,
+        engine: EngineFacts,
+        slots: IntArray,
+        runs: FloatArray,
+        running: IntArray,
+        waiting: IntArray,
+    ) -> int:
+        """How many of ``waiting``, in order, the KV cache will hold beside ``running``, to the end of all."""
         most = min(engine.free_slots, MOST_ADMITTED)
         if not most:
             return 0
-        mean, variance = (one.sum(axis=0) for one in occupancy(self._lengths, rows, running, engine.block_size))
+
+        def held(of: IntArray) -> tuple[FloatArray, FloatArray]:
+            return occupancy_of(runs[of], rows, slots[of], engine.block_size)
+
+        mean, variance = held(running)
+        beside = (mean.sum(axis=0), variance.sum(axis=0))
         capacity = engine.total_blocks * (1.0 - self.settings.reserve)
-        first = occupancy(self._lengths, rows, waiting[:1], engine.block_size)
-        # Most often the first does not fit, and the others need not be asked.
-        if not how_many_fit((mean, variance), first, capacity, self.settings.sigmas):
-            return 0
-        asked = occupancy(self._lengths, rows, waiting[:most], engine.block_size)
-        return how_many_fit((mean, variance), asked, capacity, self.settings.sigmas)
+        return how_many_fit(beside, held(waiting[:most]), capacity, self.settings.sigmas)
 
     def _heads(
         self, order: IntArray, ranked: IntArray, prefill: IntArray, engine: EngineFacts, fit: int

@@ -1,18 +1,8 @@
-"""What serving a request takes of the engine, in engine seconds at prices that follow from what is short.
-
-A step's time, the KV cache and the seats (``max_num_seqs``) are machines that all requests share. Each request occupies
-each of them for so many seconds, as if it had the machine for itself: its prompt at the rate of full steps, and what
-its tokens add to the steps; its KV tokens x seconds over those of the cache; its seconds over the number of seats. The
-machine that all requests together need longest is what is short, and its price is 1; the others are priced by the
-square of how close they come, so that no price jumps when another machine becomes the one that is short.
-"""
+"""How fast the engine is now, by its step times as they are known: what a token, a prompt and a step take."""
 
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.lso.plan import EngineFacts
 
@@ -54,20 +44,3 @@ def pace_of(engine: EngineFacts, decodes: int, context_tokens: int, pending_toke
     full_s = max(full_s, alone_s)
     share = min(pending_tokens / (PENDING_STEPS * room), 1.0)
     return Pace(alone_s + share * (full_s - alone_s), full_s, full_s / room, max((more_s - alone_s) / _MORE_SEQS, 1e-9))
-
-
-def costs(
-    engine: EngineFacts, pace: Pace, context_tokens: IntArray, prefill_tokens: IntArray, left_tokens: FloatArray
-) -> FloatArray:
-    """Engine seconds that each request takes until it ends, ``[n]``; of all requests together, for their prices."""
-    seconds = left_tokens * pace.step_s
-    taken = np.stack(
-        (
-            prefill_tokens * pace.prompt_token_s + left_tokens * pace.token_s,
-            (context_tokens + left_tokens / 2.0) * seconds / (engine.total_blocks * engine.block_size),
-            seconds / engine.max_num_seqs,
-        )
-    )
-    needed = taken.sum(axis=1)
-    found: FloatArray = (needed / max(float(needed.max()), 1e-12)) ** 2 @ taken
-    return np.maximum(found, 1e-9)

@@ -1,0 +1,155 @@
+// What each request gains by being served now rather than later, and what serving it takes of the engine. No Python, no
+// torch: plain arrays in, plain arrays out. The rules and their reasons: sloserve/scheduler/auto/worth.py.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace sloserve {
+
+// Rows of the matrix of requests, [kWorthRows, n]. Seconds and tokens; NaN for a target that is not stated, and for
+// kWorthSinceFirst while there is no token.
+enum WorthRow : std::size_t {
+  kWorthAge,
+  kWorthTtft,
+  kWorthTokenPace,
+  kWorthE2e,
+  kWorthDone,
+  kWorthSinceFirst,
+  kWorthLeft,
+  kWorthMostLeft,
+  kWorthPrefill,
+  kWorthContext,
+  kWorthAgain,
+  kWorthWeight,
+  kWorthRows
+};
+
+// step_s .. token_s: how fast the engine is, see the Python side. kv_tokens: that its cache holds. seats: requests that may
+// run. wait_share: of the cost of what waits, after which a request that is not served now is. reader_ttft_s, reader_tds:
+// of a reader that states only the other.
+struct WorthEngine {
+  double step_s, full_s, prompt_token_s, token_s, kv_tokens, seats, wait_share, reader_ttft_s, reader_tds;
+};
+
+inline constexpr double kWorthGood = 1.0, kWorthExperience = 0.5, kWorthStretch = 0.1, kWorthUnhurried = 600.0;
+// Gauss and Laguerre's rule of three nodes: the mean of f(T), T exponential with mean w, is the sum of weight * f(node * w).
+inline constexpr std::array<double, 3> kWorthNodes = {0.41577455678348, 2.29428036027904, 6.28994508293748};
+inline constexpr std::array<double, 3> kWorthNodeWeights = {0.711093009929173, 0.278517733569241, 0.0103892565015861};
+
+namespace detail {
+
+// The chance that at most `tokens` are still to come: between the steps ahead that are known the survival is a line.
+inline double ends_within(double tokens, double most_left, const double* runs, const double* ahead, std::size_t steps) {
+  if (!(tokens >= 1.0)) return 0.0;
+  if (tokens >= most_left) return 1.0;
+  const std::size_t next = static_cast<std::size_t>(std::upper_bound(ahead, ahead + steps, tokens) - ahead);
+  if (next == steps) return 1.0 - runs[steps - 1];
+  const double part = (tokens - ahead[next - 1]) / (ahead[next] - ahead[next - 1]);
+  return 1.0 - (runs[next - 1] + part * (runs[next] - runs[next - 1]));
+}
+
+struct WorthOf {
+  double slack_s, dry_s, lived_s, target_s, due_s, gen_s, good;
+  bool promised;
+};
+
+inline double ratio2(double span, double late) {
+  const double part = span / (span + late);
+  return part * part;
+}
+
+}  // namespace detail
+
+// gain, cost: [n], of all requests, of which the first `queued` wait. runs: [n, steps], the chance that more than
+// ahead[k] tokens are still to come; ahead ascends from 0. Returns the mean of the delay, in seconds.
+// Throws std::invalid_argument where queued > n, or steps is 0.
+inline double worth(const double* rows, std::size_t n, std::size_t queued, const double* runs, const double* ahead,
+                    std::size_t steps, const WorthEngine& engine, double* gain, double* cost) {
+  if (queued > n) {
+    throw std::invalid_argument("queued: " + std::to_string(queued) + " of " + std::to_string(n) + " requests");
+  }
+  if (steps == 0) throw std::invalid_argument("ahead: there must be one step at least");
+  const auto at = [&](WorthRow row, std::size_t i) { return rows[row * n + i]; };
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+
+  // What each takes of step time, KV cache and seats, and the prices of these.
+  std::array<double, 3> needed = {0.0, 0.0, 0.0};
+  std::vector<std::array<double, 3>> taken(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const double left = at(kWorthLeft, i), seconds = left * engine.step_s;
+    taken[i] = {at(kWorthPrefill, i) * engine.prompt_token_s + left * engine.token_s,
+                (at(kWorthContext, i) + left / 2.0) * seconds / engine.kv_tokens, seconds / engine.seats};
+    for (std::size_t k = 0; k < 3; ++k) needed[k] += taken[i][k];
+  }
+  const double most = std::max({needed[0], needed[1], needed[2], 1e-12});
+  for (std::size_t i = 0; i < n; ++i) {
+    cost[i] = 0.0;
+    for (std::size_t k = 0; k < 3; ++k) cost[i] += (needed[k] / most) * (needed[k] / most) * taken[i][k];
+    cost[i] = std::max(cost[i], 1e-9);
+  }
+
+  std::vector<detail::WorthOf> of(n);
+  double waits = 0.0;
+  for (std::size_t i = 0; i < n; ++i) {
+    auto& one = of[i];
+    const double age = at(kWorthAge, i), ttft = at(kWorthTtft, i), pace = at(kWorthTokenPace, i), e2e = at(kWorthE2e, i);
+    const double done = at(kWorthDone, i), since_first = at(kWorthSinceFirst, i), left = at(kWorthLeft, i);
+    const double prefill_s = at(kWorthPrefill, i) * engine.prompt_token_s;
+    const bool begun = !std::isnan(since_first), reads = !(std::isnan(ttft) && std::isnan(pace));
+    one.gen_s = left * engine.step_s;
+    // Begun, its mean pace must be kept to the end.
+    const double slack = begun ? pace * (done + left) - since_first - prefill_s - one.gen_s : ttft - age - prefill_s;
+    one.slack_s = std::isnan(slack) ? kInf : slack;
+    if (begun && age - since_first > ttft) one.slack_s = -kInf;
+    const double expected = std::isnan(ttft) ? engine.reader_ttft_s : ttft;
+    const double reading = std::isnan(pace) ? 1.0 / engine.reader_tds : pace;
+    one.dry_s = reads ? (begun ? reading * done - since_first : expected - age) - prefill_s : kInf;
+    const double streamed = reads ? expected + (std::isnan(pace) ? 0.0 : pace * (done + left)) : kWorthUnhurried;
+    one.target_s = std::isnan(e2e) ? streamed : e2e;
+    one.lived_s = age + prefill_s;
+    one.due_s = e2e - one.lived_s;
+    one.promised = reads || !std::isnan(e2e);
+    const bool timed = !std::isnan(e2e);
+    const double chance =
+        timed ? detail::ends_within(one.due_s / engine.step_s, at(kWorthMostLeft, i), runs + i * steps, ahead, steps) : 1.0;
+    one.good = one.promised && one.slack_s >= -engine.full_s ? chance : 0.0;
+    if (i < queued) waits += cost[i] * (one.promised ? one.good : 1.0);
+  }
+  const double wait_s = std::max(waits * engine.wait_share, engine.full_s);
+
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto& one = of[i];
+    const double again_s = at(kWorthAgain, i);
+    double in_time = 1.0, experience = 0.0, stretch = 0.0;
+    const double ends_s = one.target_s + one.lived_s + one.gen_s;
+    const bool timed = one.good > 0.0 && !std::isnan(one.due_s);
+    const double span = std::max(one.gen_s, engine.step_s);
+    double later = 0.0;
+    for (std::size_t k = 0; k < 3; ++k) {
+      const double delay = again_s + wait_s * kWorthNodes[k];
+      if (timed) {
+        later += kWorthNodeWeights[k] * detail::ends_within((one.due_s - delay) / engine.step_s, at(kWorthMostLeft, i),
+                                                       runs + i * steps, ahead, steps);
+      }
+      if (one.dry_s < kInf) experience += kWorthNodeWeights[k] * detail::ratio2(span, std::max(delay - one.dry_s, 0.0));
+      stretch += kWorthNodeWeights[k] / (ends_s + delay);
+    }
+    if (timed) in_time = std::min(later / one.good, 1.0);
+    const double kept = -std::expm1(-std::max(one.slack_s - again_s, 0.0) / wait_s);
+    gain[i] = kWorthGood * one.good * (1.0 - in_time * kept);
+    if (one.dry_s < kInf) gain[i] += kWorthExperience * (detail::ratio2(span, std::max(-one.dry_s, 0.0)) - experience);
+    gain[i] += kWorthStretch * one.target_s * (1.0 / ends_s - stretch);
+    gain[i] *= at(kWorthWeight, i);
+  }
+  return wait_s;
+}
+
+}  // namespace sloserve

@@ -1,0 +1,109 @@
+"""What each request gains by being served now, and what serving it takes of the engine, in one unit each.
+
+**Worth** is counted in good requests, in three parts:
+
+- *good*, weight 1: the chance that the request meets all its targets. A first token or a pace leaves a slack; a whole
+  reply ends in time with the chance that what is left is no longer than the time allows, 1 where ``max_tokens`` fits.
+- *experience*, weight 0.5: what its reader has of it, if it has one: Andes' QoE of a reply that is late by so much and
+  comes at the engine's pace, (gen / (gen + late))^2.
+- *stretch*, weight 0.1: target / (target + latency), for every request; one without any target has 600 s.
+
+**Gain.** A request that is not served now is served after a delay T, exponentially distributed. Its worth now less its
+expected worth then, times the weight of its class, is its gain. The mean of T follows from the queue: a share of the
+cost of all that wait and have a chance. A running request that gives way is besides later by what its KV takes to come
+back.
+
+**Cost**, in engine seconds. A step's time, the KV cache and the seats (``max_num_seqs``) are machines that all requests
+share. Each request occupies each of them for so many seconds, as if it had the machine for itself: its prompt at the
+rate of full steps, and what its tokens add to the steps; its KV tokens x seconds over those of the cache; its seconds
+over the number of seats. The machine that all requests together need longest is what is short, and its price is 1; the
+others are priced by the square of how near they come to it, so that no price jumps when another machine becomes the one
+that is short.
+
+Limits that hold exactly, for requests that arrived together: with first-token targets alone and equal costs the order
+by gain is that of least slack, whatever T, since the chance that T exceeds a slack falls with it. Without targets gains
+are equal, and the order by gain / cost is that of least cost, Smith's rule. With readers alone the form is that of
+Andes, QoE served less QoE not served, per unit of what is short.
+
+The arithmetic is compiled (csrc/include/sloserve/worth.h).
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
+from sloserve.core.rows import Rows
+from sloserve.kernels.worth import worth
+from sloserve.lso.forecast import AHEAD
+from sloserve.lso.lengths import LENGTH_COLUMNS
+from sloserve.lso.pace import PACE_COLUMNS, pace_s
+from sloserve.scheduler.auto.pace import Pace
+from sloserve.scheduler.policy import EngineFacts
+
+WAIT_SHARE: Final = 0.2
+"""The mean delay, as a share of the cost of all that wait and have a chance."""
+CLASS_WEIGHT: Final = 0.5
+"""Weight of a class relative to the next more urgent one."""
+WORTH_COLUMNS: Final = (
+    PACE_COLUMNS | LENGTH_COLUMNS | {"arrival_s", "class_rank", "e2e_s", "first_token_s", "prompt_tokens", "ttft_s"}
+)
+"""Columns that :func:`worth_of` reads."""
+_AHEAD: Final = AHEAD.astype(np.float64)
+
+
+class Worth(NamedTuple):
+    """gain, cost: ``[n]``, in good requests and in engine seconds. wait_s: the mean delay."""
+
+    gain: FloatArray
+    cost: FloatArray
+    wait_s: float
+
+
+def worth_of(
+    rows: Rows,
+    slots: IntArray,
+    queued: int,
+    engine: EngineFacts,
+    pace: Pace,
+    left: FloatArray,
+    runs: FloatArray,
+    prefill_tokens: IntArray,
+    again_s: FloatArray,
+    now_s: float,
+) -> Worth:
+    """What requests gain and cost.
+
+    Args:
+        slots: ``[n]``, of which the first ``queued`` wait.
+        pace: of the engine.
+        left: ``[n]``, tokens to come, expected.
+        runs: ``[n, len(AHEAD)]``, chances that more tokens than AHEAD are still to come.
+        prefill_tokens: ``[n]``, to compute before the next token.
+        again_s: ``[n]``, delay beside T if it is not served now; of running requests, to have their KV back.
+        now_s: epoch seconds.
+    """
+    done = rows.output_tokens[slots]
+    requests = np.array(
+        (
+            np.maximum(now_s - rows.arrival_s[slots], 0.0),
+            rows.ttft_s[slots],
+            pace_s(rows, slots),
+            rows.e2e_s[slots],
+            done,
+            now_s - rows.first_token_s[slots],
+            left,
+            rows.max_tokens[slots] - done,
+            prefill_tokens,
+            rows.prompt_tokens[slots] + done,
+            again_s,
+            CLASS_WEIGHT ** np.minimum(rows.class_rank[slots], 30),
+        ),
+        np.float64,
+    )
+    facts = (
+        *(pace.step_s, pace.full_s, pace.prompt_token_s, pace.token_s),
+        *(engine.total_blocks * engine.block_size, engine.max_num_seqs, WAIT_SHARE, DEFAULT_TTFT_S, DEFAULT_TDS),
+    )
+    return Worth(*worth(requests, queued, runs, _AHEAD, np.array(facts, np.float64)))
