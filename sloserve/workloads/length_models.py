@@ -154,3 +154,11 @@ def multiround() -> IndependentLengths:
 def bookcorpus() -> IndependentLengths:
     """Source: EconoServe, Table 2: input 1952.11 / 18 / 461K before, 2048 after chunking, output 681.2 / 32 / 1041."""
     return IndependentLengths(chunks(1952.11, 18, 2048), truncated_lognormal(681.2, 32, 1041))
+
+
+def reasoning() -> IndependentLengths:
+    """Replies that think first: a median of 1,500 tokens, and a tail that is cut at 30,000; questions of 300 tokens.
+
+    No trace of such replies is open with its lengths; median and tail are ours, the spread is that of this module.
+    """
+    return IndependentLengths(truncated_lognormal(300.0, 16, 4000), truncated_lognormal(2440.0, 20, 30_000))

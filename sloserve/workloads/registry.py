@@ -15,7 +15,15 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLOClass, Targets
 from sloserve.workloads.arrivals import ArrivalProcess, Bursts, Gamma, OnOff, Poisson, generate
-from sloserve.workloads.length_models import IndependentLengths, Lengths, alpaca, bookcorpus, multiround, sharegpt
+from sloserve.workloads.length_models import (
+    IndependentLengths,
+    Lengths,
+    alpaca,
+    bookcorpus,
+    multiround,
+    reasoning,
+    sharegpt,
+)
 from sloserve.workloads.named_slos import NAMED_SLOS
 from sloserve.workloads.seeding import stream
 from sloserve.workloads.slo_assignment import DEFAULT_ASSIGNMENT, ClassRule, SLOAssignment
@@ -166,6 +174,9 @@ WORKLOADS: dict[str, Workload] = {
         ),
         _generated("alpaca-poisson", "short instructions, Poisson", Poisson(), alpaca, 36.0),
         _generated("bookcorpus-poisson", "2048-token chunks of books, Poisson", Poisson(), bookcorpus, 1.2),
+        _generated(
+            "reasoning-poisson", "replies of 1,500 tokens and a tail to 30,000, Poisson", Poisson(), reasoning, 4.0
+        ),
         Workload(
             "chat-batch-mix",
             "chats with TTFT 500 ms and TPOT 50 ms; every fifth request a batch job with e2e 120 s, twenty at once",

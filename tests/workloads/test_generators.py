@@ -36,6 +36,14 @@ def test_lengths_have_the_published_statistics(count: TokenCount, mean: float, m
     assert drawn.max() <= maximum
 
 
+def test_replies_that_reason_have_a_median_of_1500_tokens_and_a_long_tail() -> None:
+    replies = length_models.reasoning().output
+    steps = np.cumsum(replies.probability)
+    median, late = (replies.minimum + int(np.searchsorted(steps, level)) for level in (0.5, 0.99))
+    assert 1_450 <= median <= 1_550
+    assert late > 10_000 and replies.maximum == 30_000
+
+
 def test_most_bookcorpus_prompts_are_full_chunks() -> None:
     assert length_models.bookcorpus().prompt.probability[-1] == pytest.approx(0.9055, abs=0.001)
 
