@@ -168,7 +168,7 @@ def run(cell: Cell, name: str, seed: int) -> Row:
         "lost": found["lost"],
         "cpu_s": spent_s,
     }
-    return {"policy": name, "rps": cell.rps, "seed": seed, "axis": cell.axis, "value": cell.value} | {
+    return {"policy": name, "rps": cell.rps, "seed": seed, "value": cell.value} | {
         key: round(float(value), 4) for key, value in figures.items()
     }
 

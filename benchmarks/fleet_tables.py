@@ -23,22 +23,24 @@ NAMES = {
 }
 
 
-def table(question: str, rows: Sequence[Row], shows: Sequence[str], *, ladder: bool) -> str:
-    """A block for each figure in ``shows``: policies by points, means over seeds, shares in percent."""
-    return "\n".join([question, *(_throughput(rows) if ladder else _blocks(rows, shows))]) + "\n"
+def table(question: str, axis: str, rows: Sequence[Row], shows: Sequence[str], *, ladder: bool) -> str:
+    """A block for each figure in ``shows``: policies by points of ``axis``, means over seeds, shares in percent; of a
+    ladder, the rates that are carried.
+    """
+    return "\n".join([question, *(_throughput(axis, rows) if ladder else _blocks(axis, rows, shows))]) + "\n"
 
 
-def _blocks(rows: Sequence[Row], shows: Sequence[str]) -> list[str]:
+def _blocks(axis: str, rows: Sequence[Row], shows: Sequence[str]) -> list[str]:
     points, policies = (list(dict.fromkeys(row[key] for row in rows)) for key in ("value", "policy"))
     lines = []
     for key in shows:
-        lines += ["", f"{NAMES.get(key, key) + (' (%)' if key in SHARES else ''):34}" + _heading(rows, points)]
+        lines += ["", f"{NAMES.get(key, key) + (' (%)' if key in SHARES else ''):34}" + _heading(axis, points)]
         lines += [f"{policy:34}" + "".join(_cell(rows, policy, point, key) for point in points) for policy in policies]
     return lines
 
 
-def _heading(rows: Sequence[Row], points: Sequence[float]) -> str:
-    return "".join(f"{rows[0]['axis'] + ' ' + format(point, '.3g'):>22}" for point in points)
+def _heading(axis: str, points: Sequence[float]) -> str:
+    return "".join(f"{axis + ' ' + format(point, '.3g'):>22}" for point in points)
 
 
 def _cell(rows: Sequence[Row], policy: str, point: float, key: str) -> str:
@@ -50,7 +52,7 @@ def _cell(rows: Sequence[Row], policy: str, point: float, key: str) -> str:
     return f"{format(found.value, '.1f') + spread:>22}"
 
 
-def _throughput(rows: Sequence[Row]) -> list[str]:
+def _throughput(axis: str, rows: Sequence[Row]) -> list[str]:
     """By policy and point, the rate at which so many are in time, and its multiple of on-demand's."""
     points, policies = (list(dict.fromkeys(row[key] for row in rows)) for key in ("value", "policy"))
     found = {
@@ -60,13 +62,17 @@ def _throughput(rows: Sequence[Row]) -> list[str]:
             [row for row in rows if row["value"] == point], "in_time", IN_TIME, baseline="on-demand"
         )
     }
-    lines = ["", f"{f'req/s with {IN_TIME:.0%} in time (x on-demand)':34}" + _heading(rows, points)]
+    lines = ["", f"{f'req/s with {IN_TIME:.0%} in time (x on-demand)':34}" + _heading(axis, points)]
     for policy in policies:
         cells = []
         for point in points:
             capacity = found.get((policy, point))
+            rates = [row["rps"] for row in rows if (row["policy"], row["value"]) == (policy, point)]
             load = capacity.load if capacity else None
-            shown = "" if load is None else f"{'' if load.bound == 'exact' else load.bound + ' '}{load.value:.1f}"
+            if load is not None:
+                shown = f"{'' if load.bound == 'exact' else load.bound + ' '}{load.value:.1f}"
+            else:
+                shown = f"below {min(rates):g}" if rates else ""
             ratio = capacity.ratio if capacity else None
             shown += "" if ratio is None else f" ({ratio.value:.2f})"
             cells.append(f"{shown:>22}")
@@ -74,7 +80,7 @@ def _throughput(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def figure(path: Path, rows: Sequence[Row], question: str) -> None:
+def figure(path: Path, axis: str, rows: Sequence[Row], question: str) -> None:
     """Latency-sensitive requests in time against the axis, a line a policy; nothing where there is one point."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -94,7 +100,7 @@ def figure(path: Path, rows: Sequence[Row], question: str) -> None:
                 if (of := [row["interactive"] for row in rows if (row["policy"], row["value"]) == (policy, point)])
             ]
             axes.plot(points[: len(means)], means, label=policy, **style)
-        axes.set_xlabel(str(rows[0]["axis"]))
+        axes.set_xlabel(axis)
         axes.set_ylim(0.0, 1.02)
         axes.yaxis.set_major_formatter(percent_labels(1.0))
         axes.set_title(question, fontsize=8, wrap=True)

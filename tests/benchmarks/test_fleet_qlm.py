@@ -1,0 +1,23 @@
+"""The published tables of what QLM's virtual queues gain follow from the published runs."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from sloserve.report.runs_csv import read_runs
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_the_tables_follow_from_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    sections, table = import_module("fleet_qlm").SECTIONS, import_module("fleet_tables").table
+    folders = sorted((BENCHMARKS / "results").glob("fleet-qlm-*"))
+    assert len(folders) > 5
+    for folder in folders:
+        name = folder.name.removeprefix("fleet-qlm-")
+        section = sections[name]
+        rows, axis = read_runs(folder / "runs.csv"), section.cells[0].axis
+        made = table(section.question, axis, rows, section.shows, ladder=bool(section.rates))
+        assert made == (folder / "table.txt").read_text(), name
