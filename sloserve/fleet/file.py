@@ -37,13 +37,16 @@ from sloserve.fleet.file_sections import (
     Section,
     Switching,
 )
+from sloserve.fleet.router_section import FleetRouter, read_section
 from sloserve.lso.model_swap import ModelSwap, model_swap
 from sloserve.settings import PluginSettings, file_problems, policy_problems, read_settings
 
 GIB = 2**30
 SET_BY_FLEET = ("--uds", "--host", "--port", "--served-model-name", "--slo-config", "--enable-lora", "--admin-key")
 """Flags of ``sloserve serve`` that an engine of a fleet is given anyway."""
-SECTIONS = ("models", "hosts", "switching", "settings", "gateway", "batches", "store", "state")
+_TOOLS = "--enable-auto-tool-choice"
+"""The flag with which an engine calls tools."""
+SECTIONS = ("models", "hosts", "switching", "settings", "gateway", "batches", "router", "store", "state")
 
 _Entry = TypeVar("_Entry", bound=Section)
 
@@ -69,7 +72,9 @@ class EngineStart:
 
 @dataclass(frozen=True, slots=True)
 class FleetModel:
-    """One model. profiles: by kind of device. share: of the requests, if stated. tail: seldom asked for."""
+    """One model. profiles: by kind of device. share: of the requests, if stated. tail: seldom asked for. supports: what
+    a request may need: tools, grammar, images, audio, video.
+    """
 
     name: str
     profiles: Mapping[str, Profile]
@@ -77,6 +82,12 @@ class FleetModel:
     tail: bool = False
     flags: EngineFlags = field(default_factory=EngineFlags)
     start: EngineStart = field(default_factory=EngineStart)
+    supports: frozenset[str] = frozenset()
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of its context, on whichever device has the smallest."""
+        return self.flags.max_model_len or min(profile.max_model_len for profile in self.profiles.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,8 @@ class Host:
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """What the file says. active: the model that each instance starts with, where that is said. section: of settings,
-    as written. swap_cost: multiple of what swaps of models are known or assumed to take. store, state: as written.
+    as written. swap_cost: multiple of what swaps of models are known or assumed to take. router: for requests that
+    name no model. store, state: as written.
     """
 
     source: str
@@ -114,6 +126,7 @@ class Fleet:
     swap_cost: float = 1.0
     gateway: GatewaySection = GatewaySection()
     batches: BatchSection = BatchSection()
+    router: FleetRouter | None = None
     store: str | None = None
     state: str | None = None
 
@@ -178,6 +191,13 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
     problems += wrong
     batches, wrong = check_model(BatchSection, top["batches"].plain() if "batches" in top else {}, ("batches",))
     problems += wrong
+    router, wrong = read_section(
+        top["router"].plain() if "router" in top else None,
+        Path(source).parent,
+        tuple(name for name, _ in entries),
+        (settings or PluginSettings()).classes.names,
+    )
+    problems += wrong
     paths = {name: top[name].plain() if name in top else None for name in ("store", "state")}
     for name, what in (("store", "sqlite:PATH or postgresql://..."), ("state", "the path of a folder")):
         if paths[name] is not None and not (isinstance(paths[name], str) and paths[name]):
@@ -194,6 +214,7 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
             section,
             gateway=gateway or GatewaySection(),
             batches=batches or BatchSection(),
+            router=router,
             store=paths["store"],
             state=paths["state"],
         )
@@ -237,7 +258,16 @@ def _model(name: str, entry: ModelEntry, devices: tuple[str, ...], folder: Path,
             problem = Problem(at, str(error))
             problems += [] if problem in problems else [problem]
     start = EngineStart(entry.model, entry.arguments, entry.environment, entry.adapter_of, given)
-    return FleetModel(name, profiles, entry.share, entry.tail, entry.flags, start)
+    supports = {"grammar"} | ({"tools"} if _TOOLS in entry.arguments else set())
+    return FleetModel(
+        name,
+        profiles,
+        entry.share,
+        entry.tail,
+        entry.flags,
+        start,
+        frozenset(supports if entry.supports is None else entry.supports),
+    )
 
 
 def _beside(profile: str, folder: Path) -> str:

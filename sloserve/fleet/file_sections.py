@@ -1,6 +1,6 @@
 """The sections of a fleet's file: names, values and what is allowed."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -39,6 +39,10 @@ class ModelEntry(Section):
     model: Annotated[Text | None, Allowed("a folder or name, as sloserve serve is given it")] = None
     arguments: Annotated[tuple[Text, ...], Allowed("a list of further flags of sloserve serve, as text")] = ()
     environment: Annotated[dict[str, str], Allowed("a mapping of variables to text")] = {}
+    supports: Annotated[
+        list[Literal["tools", "grammar", "images", "audio", "video"]] | None,
+        Allowed("a list of tools, grammar, images, audio, video"),
+    ] = None
     adapter_of: Annotated[Text | None, Allowed("the model that it is a LoRA adapter of")] = None
 
 

@@ -28,6 +28,12 @@ FIELDS = {
 """Header to the key of ``vllm_xargs`` that says the same. Source of the aliases: llm-d-router, pkg/epp/metadata."""
 
 REPORT = "x-slo-report"
+TASK = "x-slo-task"
+"""What the request is for: a task of a router's quality table. Read by a fleet's gateway."""
+
+NETWORK = "x-slo-network-ms"
+"""What the way to the server and back takes of the request's time. Read by a fleet's gateway."""
+
 PRIORITY = "x-vllm-priority"
 """vLLM's own, and read by vLLM."""
 
@@ -63,7 +69,7 @@ def _stem(name: str) -> str:
 
 
 _OURS = {key: name for name, key in FIELDS.items() if name.startswith("x-slo-")}
-_KNOWN = {_stem(name): name for name in (*FIELDS, REPORT) if name.startswith("x-slo-")}
+_KNOWN = {_stem(name): name for name in (*FIELDS, REPORT, TASK, NETWORK) if name.startswith("x-slo-")}
 _CLOSE = 0.6
 """Likeness, without prefix and unit, from which on a name is taken for a misspelt one of ours."""
 
@@ -94,7 +100,8 @@ class HeaderRules:
 class HeaderFields:
     """What the headers of one request state. fields: by key of ``vllm_xargs``.
 
-    objective: of a gateway. ttl_s: from arrival to the first token. ignored: ``x-slo-*`` headers that are not ours.
+    objective: of a gateway. ttl_s: from arrival to the first token. task, network_s: for a router of models.
+    ignored: ``x-slo-*`` headers that are not ours.
     """
 
     fields: dict[str, Field] = field(default_factory=dict)
@@ -102,6 +109,8 @@ class HeaderFields:
     report: bool = False
     objective: Field | None = None
     ttl_s: float | None = None
+    task: str | None = None
+    network_s: float = 0.0
     ignored: tuple[str, ...] = ()
 
 
@@ -147,6 +156,10 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
             if found.ttl_s not in (None, ttl_s):
                 raise InvalidRequest(name, text, "what the same header says before; give it once")
             found.ttl_s = ttl_s
+        elif name == TASK:
+            found.task = label(name, raw_value)
+        elif name == NETWORK:
+            found.network_s = _network_s(raw_value.decode("latin-1").strip())
         elif name.startswith("x-slo-") and name not in ANSWERS:
             if len(found.ignored) >= MAX_IGNORED:
                 allowed = f"one of at most {MAX_IGNORED} unknown x-slo-* headers, which are all that is passed over"
@@ -156,7 +169,7 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
                 found.ignored += (name,)
                 continue
             hint = f"; did you mean {_KNOWN[close[0]]}?" if close else ""
-            known = f"a known SLO header: {', '.join((*FIELDS, REPORT))}{hint}"
+            known = f"a known SLO header: {', '.join((*FIELDS, REPORT, TASK, NETWORK))}{hint}"
             raise InvalidRequest(name, raw_value.decode("latin-1"), known)
     return found
 
@@ -181,13 +194,25 @@ def _is_past(text: str) -> bool:
 
 
 def _ttl_s(text: str) -> float:
-    try:
-        ttl_s = float(text) / 1e3 if "_" not in text else math.nan
-    except ValueError:
-        ttl_s = math.nan
+    ttl_s = _seconds(text)
     if not 0.0 < ttl_s <= MAX_TARGET_S:
         raise InvalidRequest(TTL, text, f"a number of milliseconds above 0 and up to {MAX_TARGET_S * 1e3:.0f}")
     return ttl_s
+
+
+def _network_s(text: str) -> float:
+    network_s = _seconds(text)
+    if not 0.0 <= network_s <= MAX_TARGET_S:
+        raise InvalidRequest(NETWORK, text, f"a number of milliseconds from 0 to {MAX_TARGET_S * 1e3:.0f}")
+    return network_s
+
+
+def _seconds(text: str) -> float:
+    """Of a number of milliseconds; nan where it is none."""
+    try:
+        return float(text) / 1e3 if "_" not in text else math.nan
+    except ValueError:
+        return math.nan
 
 
 def predictions(predicted: Iterable[Predicted]) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ Routes are an allow list. A key is asked for before anything of a body is read.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from starlette.routing import Router
 from sloserve.core.errors import EngineError, InvalidRequest, SloServeError, UnknownModel
 from sloserve.fleet.gateway.doors import Broken
 from sloserve.fleet.gateway.forward import Exchange, Parts
+from sloserve.fleet.gateway.instances import STATES
 from sloserve.fleet.gateway.key_file import KeyFile
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.wire import errors
@@ -145,18 +146,20 @@ class GatewayApp:
 
     async def _answer_other(self, scope: Scope, send: Send, tenant: Tenant) -> None:
         method, path = scope["method"], scope["path"]
+        models = [model for model in self._parts.models if tenant.may_use(model)]
+        sets = {} if self._parts.chooser is None else self._parts.chooser.sets(models)
         if path == "/metrics" and method == "GET" and tenant.metrics:
             await _answer_text(send, self._parts.metrics.page())
         elif path == _MODELS and method == "GET":
-            known = [self._model(model) for model in sorted(self._parts.models) if tenant.may_use(model)]
+            known = [*map(self._model, sorted(models)), *(self._set(*one) for one in sets.items())]
             await answer_json(send, HTTPStatus.OK, {"object": "list", "data": known})
         elif path.startswith(f"{_MODELS}/") and method == "GET":
             name = path.removeprefix(f"{_MODELS}/")
-            models = [model for model in self._parts.models if tenant.may_use(model)]
-            if name in models:
-                await answer_json(send, HTTPStatus.OK, self._model(name))
+            if name in models or name in sets:
+                found = self._model(name) if name in models else self._set(name, sets[name])
+                await answer_json(send, HTTPStatus.OK, found)
             else:
-                await refuse(send, HTTPStatus.NOT_FOUND, str(UnknownModel(name, models)), "model")
+                await refuse(send, HTTPStatus.NOT_FOUND, str(UnknownModel(name, (*sets, *models))), "model")
         elif path == "/v1/responses" or path.startswith("/v1/responses/"):
             await refuse(send, HTTPStatus.BAD_REQUEST, _STATEFUL, headers=[CLOSE])
         elif path in FORWARDED:
@@ -165,6 +168,12 @@ class GatewayApp:
         else:
             routes = ", ".join((*FORWARDED, _MODELS, *(BATCHES if self._batches is not None else ())))
             await refuse(send, HTTPStatus.NOT_FOUND, f"there is no such route; there are {routes}", headers=[CLOSE])
+
+    def _set(self, name: str, models: Collection[str]) -> dict[str, Any]:
+        """A name that leaves the choice among these open; its state is that of the readiest."""
+        known = {model: self._model(model) for model in models}
+        best = min((one["state"] for one in known.values()), key=STATES.index)
+        return {**next(iter(known.values())), "id": name, "state": best, "models": list(known)}
 
     def _model(self, name: str) -> dict[str, Any]:
         state = self._parts.instances.state_of(name, self._parts.clock.monotonic_s())

@@ -51,6 +51,7 @@ class Asked:
         ttl_s: from arrival to the first token, ``None`` for no limit.
         prompt_tokens: estimated. max_tokens, output_tokens: as the client states them.
         messages, prompt: as they stand in the body, where they do.
+        task, network_s: as its headers state them.
     """
 
     model: Any
@@ -67,6 +68,13 @@ class Asked:
     output_tokens: int | None
     messages: memoryview
     prompt: memoryview
+    task: str | None = None
+    network_s: float = 0.0
+
+    @property
+    def most_output(self) -> int | None:
+        """Tokens of its reply at most, or as its client expects; ``None`` where nothing says."""
+        return self.max_tokens if self.output_tokens is None else self.output_tokens
 
     def headers_after(self, held_s: float) -> list[tuple[str, str]]:
         """What goes to the engine, for which the request arrives ``held_s`` late: its times are what is left."""
@@ -87,9 +95,12 @@ class Asked:
 
     def to_model(self, model: str) -> None:
         """Asks for another model, as a chooser of models does."""
-        values = json.loads(self.body)
-        self.model = values["model"] = model
-        self.body = json.dumps(values).encode()
+        self.model = model
+        try:
+            values = msgspec.json.decode(self.body, type=dict[str, msgspec.Raw])
+            self.body = msgspec.json.encode({**values, "model": model})
+        except (msgspec.MsgspecError, UnicodeDecodeError):  # more than JSON, which engines read too
+            self.body = json.dumps({**json.loads(self.body), "model": model}).encode()
 
 
 class Reader:
@@ -140,6 +151,8 @@ class Reader:
             output_tokens=stated_output_tokens(resolved.xargs),
             messages=messages,
             prompt=prompt,
+            task=fields.task,
+            network_s=fields.network_s,
         )
 
     def _rules_of(self, tenant: Tenant) -> Rules:

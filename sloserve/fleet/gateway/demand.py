@@ -54,6 +54,11 @@ class DemandMeter:
         expected = _USUAL_OUTPUT_TOKENS if mean is None else max(mean, 1.0)
         return expected if limit is None else min(expected, float(limit))
 
+    def prompts_per_s(self, model: str, now_s: float) -> float:
+        """Tokens of prompts that come for the model, of all classes."""
+        flows = (flow for (of, _), flow in self._flows.items() if of == model)
+        return sum(flow.at(now_s) * (flow.prompt_tokens.value or 0.0) for flow in flows)
+
     def report(self, held: Iterable[Wanted], now_s: float) -> GatewayReport:
         """For the planner. held: those that wait now."""
         waiting: defaultdict[tuple[str, str], list[Wanted]] = defaultdict(list)

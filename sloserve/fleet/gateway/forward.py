@@ -12,7 +12,8 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
+from urllib.parse import quote
 
 from sloserve.admission.admission import Admission, Ticket
 from sloserve.admission.prediction import NewRequest
@@ -40,24 +41,38 @@ from sloserve.wire.headers import REQUEST_ID, TTL
 
 logger = logging.getLogger(__name__)
 
-AUTO: Final = "auto"
-"""The model of a request that leaves the choice to the fleet, where it has a chooser."""
 MOST_LOST: Final = 2
 """Engines that may die with a request before it is answered with an error: it may be what kills them."""
 MAX_RETRY_AFTER_S: Final = 30
 _BODY_S: Final = 60.0
 """Longest time that a client may take to send its body."""
+CHOSEN_MODEL: Final = "x-sloserve-model"
+"""Header of the answer to a request that named a set of models: which of them serves it, and why."""
+_IN_HEADER: Final = "/:@+,"
+"""What stands in a header as it is, beside letters, digits, and ``_.-~``."""
 _REQUEST_ID: Final = REQUEST_ID.encode()
 _END: Final = {"type": "http.response.body", "body": b"", "more_body": False}
 _COMPLETION: Final = re.compile(rb'"completion_tokens":\s*([0-9]{1,9})')
 _TAIL_BYTES: Final = 1024
 
 
-class ModelChooser(Protocol):
-    """Who chooses a model for requests that ask for :data:`AUTO`."""
+class Chosen(NamedTuple):
+    """A model, and why, in a word. shadow: what another policy would have chosen, if that is asked."""
 
-    async def choose(self, asked: Asked, models: Collection[str]) -> str:
-        """One of ``models``, which its tenant may use. Raises: InvalidRequest."""
+    model: str
+    why: str
+    shadow: str | None = None
+
+
+class ModelChooser(Protocol):
+    """Who chooses a model for requests that name a set of them."""
+
+    def sets(self, models: Collection[str]) -> Mapping[str, Collection[str]]:
+        """Of ``models``, which a tenant may use, those in each set: by the names that a request may ask for."""
+        ...
+
+    def choose(self, asked: Asked, among: Collection[str], path: str, tenant: Tenant, arrival_s: float) -> Chosen:
+        """One of a set. path: the route. Raises: InvalidRequest."""
         ...
 
 
@@ -68,7 +83,7 @@ class Parts:
     Args:
         models: of the fleet.
         settings: of its engines and classes. limits: of the gateway.
-        chooser: for requests of model ``auto``, where there is one.
+        chooser: for requests that name no model, where there is one.
     """
 
     models: Collection[str]
@@ -106,7 +121,9 @@ class Exchange:
 
     def __init__(self, parts: Parts, tenant: Tenant, request_id: str, send: Send) -> None:
         self._parts, self._tenant, self._send = parts, tenant, send
-        self._request_id = request_id.encode()
+        self._headers = [(_REQUEST_ID, request_id.encode())]
+        """Of the answer, beside the engine's."""
+        self._request_id = request_id
         self._arrival_s = parts.clock.monotonic_s()
         self._model, self._slo_class = NO_MODEL, ""
         self._output_tokens = 0
@@ -163,14 +180,22 @@ class Exchange:
         except TimeoutError:
             raise InvalidRequest("request body", "", f"whole after {_BODY_S:g} s") from None
         self.has_read = True
-        asked = self._parts.reader.read(scope["headers"], body, self._tenant, self._request_id.decode())
+        asked = self._parts.reader.read(scope["headers"], body, self._tenant, self._request_id)
         models = [model for model in self._parts.models if self._tenant.may_use(model)]
-        if asked.model == AUTO and AUTO not in models and self._parts.chooser is not None:
-            asked.to_model(await self._parts.chooser.choose(asked, models))
+        sets = {} if self._parts.chooser is None else self._parts.chooser.sets(models)
+        if self._parts.chooser is not None and isinstance(asked.model, str) and asked.model in sets:
+            among = sets[asked.model]
+            self._choose(asked, self._parts.chooser.choose(asked, among, scope["path"], self._tenant, self._arrival_s))
         if asked.model not in models:
-            raise UnknownModel(asked.model, models)
+            raise UnknownModel(asked.model, (*sets, *models))
         self._model, self._slo_class = asked.model, asked.slo.slo_class.name
         return asked
+
+    def _choose(self, asked: Asked, chosen: Chosen) -> None:
+        asked.to_model(chosen.model)
+        told = f"{quote(chosen.model, safe=_IN_HEADER)};why={chosen.why}"
+        self._headers.append((CHOSEN_MODEL.encode(), told.encode()))
+        self._parts.metrics.chose(*chosen)
 
     async def _serve(self, path: str, asked: Asked, place: Place, client: WhileClientWaits) -> Outcome:
         parts, now_s = self._parts, self._parts.clock.monotonic_s()
@@ -251,8 +276,7 @@ class Exchange:
         waits_s = (
             self._parts.limits.hold_max_s if asked.ttl_s is None else min(asked.ttl_s, self._parts.limits.hold_max_s)
         )
-        limit = asked.max_tokens if asked.output_tokens is None else asked.output_tokens
-        output = self._parts.demand.output_tokens(self._model, self._slo_class, limit)
+        output = self._parts.demand.output_tokens(self._model, self._slo_class, asked.most_output)
         return Wanted(
             model=self._model,
             slo_class=self._slo_class,
@@ -297,7 +321,7 @@ class Exchange:
     async def _pass_on(self, upstream: Upstream, first: bytes, client: WhileClientWaits) -> bool:
         """Whether the answer has come to its end."""
         send, read = self._send, upstream.read
-        headers = [*upstream.headers, (_REQUEST_ID, self._request_id)]
+        headers = [*upstream.headers, *self._headers]
         await send({"type": "http.response.start", "status": upstream.status, "headers": headers})
         if upstream.is_whole(first):
             client.answered()

@@ -24,12 +24,13 @@ from sloserve.fleet.gateway.app import TENANT, GatewayApp
 from sloserve.fleet.gateway.batch_work import BatchWork
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.doors import Doors
-from sloserve.fleet.gateway.forward import ModelChooser, Parts
+from sloserve.fleet.gateway.forward import Parts
 from sloserve.fleet.gateway.hold import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.key_file import KeyFile
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.metrics import GatewayMetrics, held_gauge
+from sloserve.fleet.gateway.model_sets import ModelSets
 from sloserve.fleet.gateway.prediction import Pace
 from sloserve.fleet.gateway.settings import GatewaySettings
 from sloserve.fleet.gateway.watch import Watch
@@ -52,7 +53,6 @@ class Surroundings:
         files: folder for the bytes of files.
         keys: the file of keys; ``None`` for one tenant, on this machine only.
         doors: of agents that are asked whatever the store says.
-        chooser: for requests of model ``auto``.
         limits: of the gateway. file_limits: of one input file of a batch.
         name: unique among all members, where it is to be a certain one.
     """
@@ -61,7 +61,6 @@ class Surroundings:
     files: Path | None = None
     keys: Path | None = None
     doors: Collection[str] = ()
-    chooser: ModelChooser | None = None
     limits: GatewaySettings = GatewaySettings()
     file_limits: Limits = Limits()
     name: str | None = None
@@ -71,7 +70,9 @@ class Gateway:
     """One gateway of a fleet. app: to be served by any ASGI server with lifespan, over any version of HTTP."""
 
     def __init__(self, fleet: Fleet, around: Surroundings, clock: Clock | None = None) -> None:
-        """Raises: ConfigError for a fault in the file of keys, or a folder that cannot be made."""
+        """Raises: ConfigError for a fault in the file of keys, a policy of the router that cannot be used, or a folder
+        that cannot be made.
+        """
         clock, settings, limits = clock or SystemClock(), fleet.settings, around.limits
         self.keys = KeyFile(around.keys, settings.classes, fleet.models, clock)
         paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
@@ -89,8 +90,9 @@ class Gateway:
             hold,
             DemandMeter(settings.classes),
             self.metrics,
-            around.chooser,
         )
+        if fleet.router is not None:
+            self.parts.chooser = ModelSets(fleet, fleet.router, self.parts)
         self.metrics.watch(self._gauges)
         self.watch = Watch(
             around.name or f"gateway-{secrets.token_hex(8)}",

@@ -6,14 +6,17 @@ from typing import Final
 
 from sloserve.fleet.contract.plan import Plan
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
-from sloserve.fleet.gateway.prediction import Pace, Work
+from sloserve.fleet.gateway.prediction import Pace, Work, total
 from sloserve.fleet.gateway.prefixes import Beginning, PrefixTable
 from sloserve.scheduler.qlm.contract import ModelState
 
 FRESH_S: Final = 3.0
 """An instance whose agent has said nothing for so long gets no requests."""
 
-_UNKNOWN: Final = Pace(None)
+STATES: Final = ("active", "coming", "warm", "cold", "unavailable")
+"""Of a model, the readiest first."""
+
+UNKNOWN: Final = Pace(None)
 _ORDER: Final = {ModelState.ACTIVE: 0, ModelState.WARM: 1, ModelState.COLD: 2}
 
 
@@ -70,9 +73,22 @@ class Instance:
 
     def completion_s(self, pace: Pace, new: Work, prompt: Sequence[Beginning]) -> float:
         """When it should complete a new request, in seconds from now."""
-        since = self._since.values()
-        sent = Work(len(since), sum(w.prompt_tokens for w in since), sum(w.output_tokens for w in since))
+        sent = total(self._since.values())
         return pace.completion_s(self.report.running, sent, new, self.prefixes.cached_tokens(prompt))
+
+    def times_s(
+        self, pace: Pace, new: Work, prompt: Sequence[Beginning], held: Work, prompts_per_s: float
+    ) -> tuple[float, float]:
+        """Its first and its last token, in seconds from now. held: what waits for it in the gateway. prompts_per_s: as
+        for :meth:`Pace.times_s`.
+        """
+        sent = total((*self._since.values(), held))
+        return pace.times_s(self.report.running, sent, new, self.prefixes.cached_tokens(prompt), prompts_per_s)
+
+    @property
+    def requests(self) -> int:
+        """That it has, as far as is known here."""
+        return self.report.running.requests + len(self._since)
 
     def ended(self, number: int) -> None:
         if self._since.pop(number, None) is None:
@@ -143,7 +159,7 @@ class Instances:
         if len(able) < 2:
             return able[0] if able else None
         known = prompt if self.affinity else ()
-        return min(able, key=lambda i: i.completion_s(self.paces.get((model, i.report.device), _UNKNOWN), work, known))
+        return min(able, key=lambda i: i.completion_s(self.paces.get((model, i.report.device), UNKNOWN), work, known))
 
     def state_of(self, model: str, now_s: float) -> str:
         """Where the best copy of a model is: ``active``, ``coming``, ``warm``, ``cold``; ``unavailable``: nowhere."""
@@ -157,6 +173,10 @@ class Instances:
             return "unavailable"
         best = min(states, key=_ORDER.__getitem__)
         return "warm" if best is ModelState.ACTIVE else best.value
+
+    def serving(self, model: str, now_s: float) -> list[Instance]:
+        """Those that serve the model now."""
+        return [instance for instance in self.by_name.values() if instance.serves(model, now_s)]
 
     def ready_in_s(self, model: str, now_s: float) -> float | None:
         """When an instance should serve the model, as far as one is on its way to it."""

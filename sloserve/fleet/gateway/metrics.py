@@ -54,6 +54,18 @@ class GatewayMetrics:
             buckets=_LATENCY_S,
             registry=self.registry,
         )
+        self._auto = prometheus_client.Counter(
+            "sloserve:gateway_auto_total",
+            "Requests that left the model open, by the model that was chosen and why.",
+            ["model", "why"],
+            registry=self.registry,
+        )
+        self._shadow = prometheus_client.Counter(
+            "sloserve:gateway_auto_shadow_total",
+            "The same by what was chosen, and by what the shadow policy would have chosen.",
+            ["model", "shadow"],
+            registry=self.registry,
+        )
         self._child: Callable[..., Any] = functools.cache(lambda metric, *labels: metric.labels(*labels))
 
     def watch(self, gauges: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
@@ -62,6 +74,12 @@ class GatewayMetrics:
 
     def ended(self, model: str, slo_class: str, outcome: Outcome) -> None:
         self._child(self._requests, model, slo_class, outcome.value).inc()
+
+    def chose(self, model: str, why: str, shadow: str | None) -> None:
+        """A model for a request that left it open."""
+        self._child(self._auto, model, why).inc()
+        if shadow is not None:
+            self._child(self._shadow, model, shadow).inc()
 
     def retried(self, reason: str) -> None:
         self._child(self._retries, reason).inc()

@@ -4,6 +4,7 @@ Prompts that wait there are computed first, at the rate of full steps; then each
 who finds all seats taken waits for one. Expected values: good enough to tell instances apart.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,8 @@ from sloserve.scheduler.qlm.contract import RunningSums
 
 _UNKNOWN_S: Final = 1e-4
 """Per token, where nothing says how long steps take: enough to tell a long queue from a short one."""
+_MOST_PROMPTS: Final = 0.9
+"""Share of its time that an instance gives to prompts that come, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,13 @@ class Work:
     requests: int = 1
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
+
+
+def total(works: Iterable[Work]) -> Work:
+    """All of them together."""
+    works = list(works)
+    requests = sum(work.requests for work in works)
+    return Work(requests, sum(work.prompt_tokens for work in works), sum(work.output_tokens for work in works))
 
 
 class Pace:
@@ -37,21 +47,30 @@ class Pace:
             self._prompt_token_s = serving.latency.step_s(load) / budget
 
     def completion_s(self, running: RunningSums, sent: Work, new: Work, cached_tokens: float) -> float:
-        """Seconds until the last token of ``new``, expected.
+        """Seconds until the last token of ``new``, expected; see :meth:`times_s`."""
+        return self.times_s(running, sent, new, cached_tokens)[1]
+
+    def times_s(
+        self, running: RunningSums, sent: Work, new: Work, cached_tokens: float, prompts_per_s: float = 0.0
+    ) -> tuple[float, float]:
+        """Seconds until the first and until the last token of ``new``, expected.
 
         Args:
             running: what the instance last said it has.
             sent: what went there since.
             cached_tokens: of the new prompt, those that should be in the prefix cache.
+            prompts_per_s: tokens of prompts that come while it runs; steps take longer by as much.
         """
         prompt = max(new.prompt_tokens - cached_tokens, 1.0)
         prompts_s = (running.prefill_tokens + sent.prompt_tokens + prompt) * self._prompt_token_s
         others = running.requests + sent.requests
         others_output = running.output_tokens + sent.output_tokens
         if self._serving is None:
-            return prompts_s + (others_output + new.output_tokens) * _UNKNOWN_S
+            return prompts_s, prompts_s + (others_output + new.output_tokens) * _UNKNOWN_S
         seats = self._serving.engine.max_num_seqs
         context = running.context_tokens + sent.prompt_tokens + new.prompt_tokens
         step_s = self._serving.latency.step_s(StepLoad(0, 0, min(others + 1, seats), int(context)))
         waits = max(others + 1 - seats, 0) / seats * (others_output / max(others, 1))
-        return prompts_s + (waits + max(new.output_tokens, 1.0)) * step_s
+        step_s /= 1.0 - min(prompts_per_s * self._prompt_token_s, _MOST_PROMPTS)
+        first_s = prompts_s + (waits + 1.0) * step_s
+        return first_s, first_s + (max(new.output_tokens, 1.0) - 1.0) * step_s

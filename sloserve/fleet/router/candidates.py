@@ -30,7 +30,8 @@ class RequestFacts:
 
     task: as its header states. output_tokens: expected, or the client's cap where nothing better is known. needs:
     features that a model must support, as ``tools``. conversation: the same for all requests of one conversation, and
-    for no two tenants; ``None`` for a request of its own. elapsed_s: since its arrival. network_s: that the way to the
+    for no two tenants; ``None`` for a request of its own. begins: whether it is the first of its conversation. room:
+    tokens that the context must have beside the prompt. elapsed_s: since its arrival. network_s: that the way to the
     client and back takes of its time.
     """
 
@@ -41,6 +42,8 @@ class RequestFacts:
     task: str | None = None
     needs: frozenset[str] = frozenset()
     conversation: str | None = None
+    begins: bool = False
+    room: int = 1
     elapsed_s: float = 0.0
     network_s: float = 0.0
 
@@ -76,7 +79,7 @@ class Candidate:
         """Why it cannot serve the request; ``None`` if it can."""
         if not self.allowed:
             return Barred.NOT_ALLOWED
-        if facts.prompt_tokens + 1 > self.max_model_len:
+        if facts.prompt_tokens + facts.room > self.max_model_len:
             return Barred.TOO_LONG
         if not facts.needs <= self.supports:
             return Barred.UNSUPPORTED

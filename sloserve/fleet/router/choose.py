@@ -114,7 +114,8 @@ class ModelChooser:
             why = Why.ONLY
         elif not in_time(predicted_s, np.array([left_s]), error).any():
             why = Why.SOONEST
-        stays_on = None if facts.conversation is None else self._conversations.model_of(facts.conversation)
+        follows = facts.conversation is not None and not facts.begins
+        stays_on = self._conversations.model_of(facts.conversation or "") if follows else None
         if stays_on in able and allowed[0, self._models.index(stays_on)]:
             model, why = stays_on, Why.CONVERSATION
         if facts.conversation is not None:

@@ -1,0 +1,123 @@
+"""Requests that name a set of models, as ``auto``: what the gateway knows of both, put before the router."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Final
+
+from sloserve.core.errors import ConfigError, InvalidRequest
+from sloserve.fleet.file import Fleet, FleetModel
+from sloserve.fleet.gateway.asked import Asked
+from sloserve.fleet.gateway.forward import Chosen, Parts
+from sloserve.fleet.gateway.instances import UNKNOWN
+from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.gateway.needs import needs_of
+from sloserve.fleet.gateway.prediction import Work, total
+from sloserve.fleet.gateway.prefixes import beginnings
+from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
+from sloserve.fleet.router.choose import ModelChooser
+from sloserve.fleet.router_section import FleetRouter
+from sloserve.scheduler.qlm.contract import RunningSums
+
+_ROUTES: Final = ("/v1/chat/completions", "/v1/completions")
+"""Elsewhere, as for embeddings, the answer of one model is of no use beside that of another."""
+
+
+class ModelSets:
+    """Chooses models by the router of a fleet.
+
+    Raises: ConfigError for a policy that cannot be used.
+    """
+
+    def __init__(self, fleet: Fleet, router: FleetRouter, parts: Parts) -> None:
+        self._models, self._sets, self._parts = fleet.models, router.sets, parts
+        self._wakes_s = min(fleet.switching.max_wait_s, parts.limits.hold_max_s)
+        try:
+            self._chooser = ModelChooser.of(router.settings, router.folder)
+        except ConfigError as error:
+            raise ConfigError(f"{fleet.source}: router: {error}") from None
+
+    def sets(self, models: Collection[str]) -> Mapping[str, Collection[str]]:
+        """Of ``models``, those in each set that has any."""
+        among = {name: [model for model in of if model in models] for name, of in self._sets.items()}
+        return {name: of for name, of in among.items() if of}
+
+    def choose(self, asked: Asked, among: Collection[str], path: str, tenant: Tenant, arrival_s: float) -> Chosen:
+        """Raises: InvalidRequest where no model can serve the request, with what each lacks."""
+        if path not in _ROUTES:
+            raise InvalidRequest("model", asked.model, f"one model; {path} needs its name")
+        now_s = self._parts.clock.monotonic_s()
+        facts = self._facts(asked, among, tenant, now_s - arrival_s)
+        candidates = [self._candidate(self._models[model], asked, facts, now_s) for model in among]
+        if not any(math.isfinite(one.ready_in_s) for one in candidates):
+            candidates = [replace(one, ready_in_s=self._wakes_s) for one in candidates]
+        choice = self._chooser.choose(facts, candidates, now_s, tuple(among))
+        if choice.model is None:
+            raise InvalidRequest(
+                "model", asked.model, f"able to serve this request: {self._why_not(facts, choice.barred)}"
+            )
+        return Chosen(choice.model, choice.why.value, choice.shadow)
+
+    def _facts(self, asked: Asked, among: Collection[str], tenant: Tenant, elapsed_s: float) -> RequestFacts:
+        needs = needs_of(asked)
+        slo_class = asked.slo.slo_class.name
+        expected = [self._parts.demand.output_tokens(model, slo_class, asked.most_output) for model in among]
+        return RequestFacts(
+            slo_class=slo_class,
+            targets=asked.slo.targets,
+            prompt_tokens=needs.prompt_tokens,
+            output_tokens=sum(expected) / len(expected),
+            task=asked.task,
+            needs=needs.features,
+            conversation=None if needs.conversation is None else f"{tenant.name}\n{needs.conversation}",
+            begins=needs.begins,
+            room=asked.max_tokens or 1,
+            elapsed_s=elapsed_s,
+            network_s=asked.network_s,
+        )
+
+    def _candidate(self, model: FleetModel, asked: Asked, facts: RequestFacts, now_s: float) -> Candidate:
+        instances, demand = self._parts.instances, self._parts.demand
+        serving = instances.serving(model.name, now_s)
+        ready_in_s = 0.0 if serving else instances.ready_in_s(model.name, now_s)
+        most_s = self._parts.limits.hold_max_s if asked.ttl_s is None else asked.ttl_s - facts.elapsed_s
+        if ready_in_s is None or ready_in_s > most_s:
+            ready_in_s = math.inf
+        prompt = beginnings(model.name, asked.messages, asked.prompt) if instances.affinity else ()
+        waiting = total(one.work for one in self._parts.hold.held if one.model == model.name)
+        share = 1.0 / max(len(serving), 1)
+        held = Work(math.ceil(waiting.requests * share), waiting.prompt_tokens * share, waiting.output_tokens * share)
+        new = Work(1, facts.prompt_tokens, facts.output_tokens)
+        prompts_per_s = demand.prompts_per_s(model.name, now_s) * share
+        times = []
+        for one in serving:
+            pace = instances.paces.get((model.name, one.report.device), UNKNOWN)
+            times.append(one.times_s(pace, new, prompt, held, prompts_per_s))
+        if not serving:
+            paces = [pace for (name, _), pace in instances.paces.items() if name == model.name] or [UNKNOWN]
+            times = [pace.times_s(RunningSums(), held, new, 0.0, prompts_per_s) for pace in paces]
+        first_s, completion_s = min(times, key=lambda pair: pair[1])
+        return Candidate(
+            model=model.name,
+            max_model_len=model.max_model_len,
+            completion_s=completion_s,
+            first_s=first_s,
+            batches=[one.requests for one in serving],
+            ready_in_s=ready_in_s,
+            supports=model.supports,
+        )
+
+    def _why_not(self, facts: RequestFacts, barred: Mapping[str, Barred]) -> str:
+        told = []
+        for name, reason in barred.items():
+            model = self._models[name]
+            if reason is Barred.TOO_LONG:
+                told.append(
+                    f"{name} has a context of {model.max_model_len} tokens, and about {facts.prompt_tokens} of prompt "
+                    f"and {facts.room} of output are asked for"
+                )
+            elif reason is Barred.UNSUPPORTED:
+                told.append(f"{name} has no {', '.join(sorted(facts.needs - model.supports))}")
+            else:
+                told.append(f"{name} is not awake in time")
+        return "; ".join(told) or "there is none"

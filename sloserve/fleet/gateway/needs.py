@@ -1,0 +1,71 @@
+"""What the body of a request says of the models that can serve it, and of the conversation that it is part of."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sloserve.fleet.gateway.asked import Asked
+from sloserve.fleet.gateway.prefixes import BYTES_PER_TOKEN
+from sloserve.wire.body import Body, parse
+
+TOOLS: Final = "tools"
+GRAMMAR: Final = "grammar"
+MEDIA: Final = {"image": "images", "audio": "audio", "video": "video"}
+"""What a part of a message needs, by a word in its type, as ``image_url``."""
+MEDIA_TOKENS: Final = 1024
+"""Assumed of each such part: its bytes say nothing of its tokens."""
+
+
+class _Read(Body):
+    messages: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """features: that a model must support. prompt_tokens: estimated. conversation: the same for each request of one,
+    ``None`` for a request that has none. begins: whether it is the first of its conversation.
+    """
+
+    features: frozenset[str]
+    prompt_tokens: int
+    conversation: str | None
+    begins: bool
+
+
+def needs_of(asked: Asked) -> Needs:
+    """Raises: InvalidRequest for a body that cannot be read."""
+    read = parse(asked.body, _Read)
+    messages = [one for one in read.messages if isinstance(one, dict)] if isinstance(read.messages, list) else []
+    media = [(kind, part) for one in messages for kind, part in _media(one.get("content"))]
+    features = {kind for kind, _ in media}
+    if read.tools and read.tool_choice != "none":
+        features.add(TOOLS)
+    formats = read.response_format if isinstance(read.response_format, dict) else {}
+    grammars = (read.structured_outputs, read.guided_json, read.guided_regex, read.guided_choice, read.guided_grammar)
+    if formats.get("type", "text") != "text" or any(grammar is not None for grammar in grammars):
+        features.add(GRAMMAR)
+    media_bytes = sum(len(json.dumps(part)) for _, part in media)
+    prompt_tokens = max(asked.prompt_tokens - media_bytes // BYTES_PER_TOKEN, 1) + MEDIA_TOKENS * len(media)
+    roles = [one.get("role") for one in messages]
+    begin = messages[: roles.index("user") + 1] if "user" in roles else messages
+    return Needs(frozenset(features), prompt_tokens, json.dumps(begin) if begin else None, "assistant" not in roles)
+
+
+def _media(content: Any) -> list[tuple[str, Any]]:
+    """Parts of a message that are no text, each with what it needs."""
+    parts = content if isinstance(content, list) else []
+    return [
+        (needed, part)
+        for part in parts
+        if isinstance(part, dict)
+        for word, needed in MEDIA.items()
+        if word in str(part.get("type"))
+    ]

@@ -1,0 +1,153 @@
+"""Requests that ask for ``auto`` or a set of models, through a gateway on a socket."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.contract.reports import Phase
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.gateway.gateway import Gateway, Surroundings
+from sloserve.fleet.gateway.keys import hash_of
+from tests.fleet.gateway.doors import FLEET, until
+from tests.fleet.gateway.test_gateway import line, run
+
+ROUTER = """
+router:
+  models: [chat, legal]
+  quality: {law: {chat: 0.4, legal: 1.0}, talk: {chat: 1.0, legal: 0.8}}
+  task_by_class: {interactive: talk}
+  sets: {court: [legal], nobody: []}
+  shadow: greedy
+  token_ms: 1000
+"""
+TEXT = FLEET + ROUTER
+TWO = ("node-a/0", "node-a/1")
+
+
+@pytest.mark.slow
+def test_auto_is_served_by_the_best_model_for_its_task_that_is_awake(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path, *TWO, text=TEXT) as to:
+            to.door.instances["node-a/1"].active = "legal"
+            await to.complete(model="legal")  # waits until the gateway knows
+            chat = await to.complete(model="auto")
+            assert (chat.headers["x-sloserve-model"], chat.json()["model"]) == ("chat;why=best", "chat")
+            law = await to.complete(model="auto", headers={"x-slo-task": "law"}, stream=True)
+            assert law.headers["x-sloserve-model"] == "legal;why=best" and '"model":"legal"' in law.text.replace(
+                " ", ""
+            )
+            assert json.loads(to.door.instances["node-a/1"].bodies[-1])["model"] == "legal"
+            assert (await to.complete(model="court")).headers["x-sloserve-model"] == "legal;why=only"
+            assert "x-sloserve-model" not in (await to.complete(model="chat")).headers
+            slow = await to.complete(model="auto", headers={"x-slo-task": "law", "x-slo-network-ms": "86400000"})
+            assert slow.headers["x-sloserve-model"].endswith("why=soonest")
+            assert await to.metric('sloserve:gateway_auto_total{model="legal",why="best"}') == 1
+            assert await to.metric('sloserve:gateway_auto_shadow_total{model="chat",shadow="chat"}') >= 1
+
+    run(test)
+
+
+@pytest.mark.slow
+def test_a_conversation_stays_on_its_model(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path, *TWO, text=TEXT) as to:
+            to.door.instances["node-a/1"].active = "legal"
+            await to.complete(model="legal")
+            turns = [{"role": "user", "content": "is this legal?"}]
+
+            async def say(task: str) -> str:
+                body = {"model": "auto", "max_tokens": 3, "messages": turns}
+                answer = await to.http.post("/v1/chat/completions", json=body, headers={"x-slo-task": task})
+                return answer.headers["x-sloserve-model"]
+
+            assert await say("law") == "legal;why=best"
+            assert await say("talk") == "chat;why=best"  # another that begins alike
+            assert await say("law") == "legal;why=best"
+            turns += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "chat with me"}]
+            assert await say("talk") == "legal;why=conversation"
+
+    run(test)
+
+
+@pytest.mark.slow
+def test_what_no_model_can_serve_is_refused_with_what_each_lacks(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path, text=TEXT) as to:
+            image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:" + "A" * 99_000}}]}
+            answer = await to.http.post("/v1/chat/completions", json={"model": "auto", "messages": [image]})
+            assert answer.status_code == 400 and "chat has no images; legal has no images" in answer.text
+            long = await to.complete(model="auto", max_tokens=10**6)
+            assert long.status_code == 400 and "1000000 of output are asked for" in long.text
+            embedded = await to.http.post("/v1/embeddings", json={"model": "auto", "input": "a"})
+            assert embedded.status_code == 400 and "/v1/embeddings needs its name" in embedded.text
+            bad = await to.complete(model="auto", headers={"x-slo-network-ms": "-1"})
+            assert bad.status_code == 400 and "a number of milliseconds from 0" in bad.text
+            named = await to.complete(model="nobody")
+            assert named.status_code == 404 and "there are auto, chat, court, legal" in named.text
+
+    run(test)
+
+
+@pytest.mark.slow
+def test_a_key_sees_the_sets_of_its_models_alone(tmp_path: Path) -> None:
+    async def test() -> None:
+        keys = tmp_path / "keys.yaml"
+        keys.write_text(f"tenants: {{a: {{keys: ['{hash_of('k')}'], models: [chat]}}}}")
+        async with line(tmp_path, text=TEXT, keys=keys) as to:
+            to.http.headers["authorization"] = "Bearer k"
+            listed = {one["id"]: one for one in (await to.http.get("/v1/models")).json()["data"]}
+            assert list(listed) == ["chat", "auto"] and listed["auto"]["models"] == ["chat"]
+            assert listed["auto"]["state"] == "active"
+            assert (await to.http.get("/v1/models/auto")).json() == listed["auto"]
+            assert (await to.complete(model="auto")).headers["x-sloserve-model"] == "chat;why=only"
+            assert (await to.complete(model="court")).status_code == 404
+
+    run(test)
+
+
+@pytest.mark.slow
+def test_where_no_model_is_awake_the_request_waits_for_one(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path, text=TEXT) as to:
+            to.first.active = None
+            to.first.phase = Phase.EMPTY
+            instances, clock = to.served.gateway.parts.instances, to.served.gateway.parts.clock
+            await until(lambda: instances.state_of("chat", clock.monotonic_s()) == "warm")
+            waited = asyncio.create_task(to.complete(model="auto"))
+            await until(lambda: len(to.served.gateway.parts.hold))
+            assert {wanted.model for wanted in to.served.gateway.parts.hold.held} == {"chat"}
+            to.first.active, to.first.phase = "chat", Phase.SERVING
+            assert (await waited).headers["x-sloserve-model"] == "chat;why=soonest"
+
+    run(test)
+
+
+ONE = "models: [chat]\n  quality: {a: {chat: 1}}\n "
+FAULTS = {
+    "models: [legl]\n  quality: {a: {legl: 1}}": "router.models.0: model 'legl' is unknown; known here: chat, legal",
+    "models: [chat]\n  quality: {a: {chat: 2}}": "fleet:10:17: router.quality.a.chat: 2",
+    f"{ONE} sets: {{legal: [chat]}}": "router.sets.legal: 'legal' is a model of the fleet",
+    f"{ONE} weights: {{urgent: 2}}": "router.weights.urgent: class 'urgent' is unknown",
+    "models: [chat]\n  quality: {a: {}}": "router.quality.a: no quality of chat",
+}
+
+
+@pytest.mark.parametrize("section", FAULTS)
+def test_a_fault_of_the_router_is_named(section: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_fleet(f"{FLEET}router:\n  {section}\n")
+    assert FAULTS[section] in str(raised.value)
+
+
+def test_the_router_may_have_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "router.yaml").write_text("models: [chat]\nquality: {a: {chat: 1}}\npolicy: mine.safetensors\n")
+    fleet = parse_fleet(f"{FLEET}router: router.yaml\n", str(tmp_path / "fleet.yaml"))
+    assert fleet.router is not None and fleet.router.sets == {"auto": ("chat",)}
+    with pytest.raises(ConfigError, match=r"router: .*mine\.safetensors"):
+        Gateway(fleet, Surroundings())
+    (tmp_path / "router.yaml").write_text("models: [chat]\nqualities: {}\n")
+    with pytest.raises(ConfigError, match=r"router\.yaml:2:1: qualities: is unknown"):
+        parse_fleet(f"{FLEET}router: router.yaml\n", str(tmp_path / "fleet.yaml"))
