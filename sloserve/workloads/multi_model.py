@@ -17,6 +17,7 @@ from sloserve.core.slo import ClassTable, Targets
 from sloserve.files.model import unknown
 from sloserve.scheduler.registry import parse_policy
 from sloserve.workloads.arrivals import Gamma, generate
+from sloserve.workloads.conversations import conversations
 from sloserve.workloads.length_models import sharegpt
 from sloserve.workloads.seeding import stream
 
@@ -28,7 +29,7 @@ KINDS = {
     "w-b": "the same for one model",
     "w-c": "w-a, and mega prompts",
 }
-OPTIONS = ("latency_share", "tail_share", "mega_share", "cv")
+OPTIONS = ("latency_share", "tail_share", "mega_share", "cv", "rounds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ class FleetWorkload:
     """One of QLM's workloads.
 
     latency_share: part of the requests in the most urgent class. tail_share: part that asks for tail models; ``None``:
-    as their shares say. mega_share: part that are mega prompts. cv: of the gaps between arrivals, 1 for Poisson.
+    as their shares say. mega_share: part that are mega prompts. cv: of the gaps between arrivals, 1 for Poisson; with
+    rounds, of conversations. rounds: mean of a conversation, whose requests have one model and class and carry their
+    earlier rounds; 1 for none.
     """
 
     name: str
@@ -54,6 +57,7 @@ class FleetWorkload:
     tail_share: float | None = None
     mega_share: float = 0.0
     cv: float = 1.0
+    rounds: float = 1.0
 
     @classmethod
     def parse(cls, text: str) -> "FleetWorkload":
@@ -65,13 +69,14 @@ class FleetWorkload:
         for key, value in given.items():
             if key not in OPTIONS:
                 raise ConfigError(f"workload {text!r}: option {key!r} {unknown(key, OPTIONS)}")
-            limit = 20.0 if key == "cv" else 1.0
+            least = 1.0 if key == "rounds" else 0.0
+            limit = 20.0 if key in ("cv", "rounds") else 1.0
             try:
                 options[key] = float(value)
             except ValueError:
                 options[key] = -1.0
-            if not 0.0 <= options[key] <= limit or (key == "cv" and not options[key]):
-                raise ConfigError(f"workload {text!r}: {key}: {value!r} is not a number from 0 to {limit:g}")
+            if not least <= options[key] <= limit or (key == "cv" and not options[key]):
+                raise ConfigError(f"workload {text!r}: {key}: {value!r} is not a number from {least:g} to {limit:g}")
         return cls(name, **options)
 
     def requests(
@@ -81,20 +86,26 @@ class FleetWorkload:
 
         Raises: ConfigError where tail models shall have a share and there is none.
         """
-        trace = generate(self.name, Gamma(self.cv), sharegpt(), n, seed, rps)
+        if self.rounds > 1.0:
+            trace, asks = conversations(self.name, Gamma(self.cv), sharegpt(), n, seed, rps, self.rounds)
+        else:
+            trace, asks = generate(self.name, Gamma(self.cv), sharegpt(), n, seed, rps), np.arange(n)
         shares = self._shares(models)
         names = list(shares)
-        chosen = stream(seed, f"{self.name}/models").choice(len(names), n, p=list(shares.values()))
+        drawn = int(asks.max()) + 1
+        chosen = stream(seed, f"{self.name}/models").choice(len(names), drawn, p=list(shares.values()))
         by_rank = sorted(classes, key=lambda c: c.rank)
         rng = stream(seed, f"{self.name}/classes")
-        urgent, other = rng.random(n) < self.latency_share, rng.integers(0, max(len(by_rank) - 1, 1), n)
+        urgent = rng.random(drawn) < self.latency_share
+        other = rng.integers(0, max(len(by_rank) - 1, 1), drawn)
         mega = stream(seed, f"{self.name}/mega")
         is_mega, low_high = mega.random(n) < self.mega_share, mega.random((n, 2))
         context = {m.name: m.context for m in models}
         requests = []
-        for i in range(n):
-            model = names[int(chosen[i])]
-            of_class = by_rank[0] if urgent[i] or len(by_rank) == 1 else by_rank[1 + int(other[i])]
+        prefixes = trace.prefix_ids or [()] * n
+        for i, ask in enumerate(asks.tolist()):
+            model = names[int(chosen[ask])]
+            of_class = by_rank[0] if urgent[ask] or len(by_rank) == 1 else by_rank[1 + int(other[ask])]
             request = WorkloadRequest(
                 request_id=f"r{i}",
                 arrival_s=float(trace.arrival_s[i]),
@@ -103,6 +114,7 @@ class FleetWorkload:
                 slo=classes.slo(of_class.name, Targets()),
                 priority=of_class.rank,
                 model=model,
+                prefix_ids=prefixes[i],
             )
             requests.append(_mega(request, context[model], low_high[i]) if is_mega[i] else request)
         return requests
@@ -127,4 +139,4 @@ def _mega(request: WorkloadRequest, context: int, at: np.ndarray) -> WorkloadReq
         int(context * (low + (high - low) * x))
         for (low, high), x in zip((_MEGA_PROMPT, _MEGA_REPLY), at.tolist(), strict=True)
     )
-    return replace(request, prompt_tokens=max(prompt, 1), output_tokens=max(reply, 1), task="mega")
+    return replace(request, prompt_tokens=max(prompt, 1), output_tokens=max(reply, 1), task="mega", prefix_ids=())

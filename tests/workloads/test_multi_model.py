@@ -1,6 +1,7 @@
 """QLM's workloads: who asks for what, how often, and the same for every dispatcher."""
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -31,6 +32,23 @@ def drawn(text: str, n: int = 3000, seed: int = 0, rps: float = 10.0) -> list[Wo
 def share(requests: list[WorkloadRequest], key: str) -> dict[str, float]:
     found = Counter(r.model if key == "model" else r.slo.slo_class.name for r in requests)
     return {name: count / len(requests) for name, count in found.items()}
+
+
+def test_rounds_of_a_conversation_carry_the_earlier_ones_and_ask_the_same_model() -> None:
+    """More rounds come at the same rate, and whoever goes on begins as before."""
+    requests = drawn("w-a:rounds=5", n=2000)
+    conversations: dict[int, list[WorkloadRequest]] = {}
+    for request in requests:
+        assert len(request.prefix_ids) == -(-request.prompt_tokens // 512)
+        conversations.setdefault(request.prefix_ids[0], []).append(request)
+    assert 2.0 < len(requests) / len(conversations) < 5.0  # long ones end at their limit, and some go on after the run
+    assert requests[-1].arrival_s == pytest.approx(200.0, rel=0.15)
+    for rounds in conversations.values():
+        assert len({(r.model, r.slo.slo_class.name) for r in rounds}) == 1
+        for earlier, later in pairwise(rounds):
+            assert later.prompt_tokens > earlier.prompt_tokens + earlier.output_tokens
+            assert later.prefix_ids[: len(earlier.prefix_ids)] == earlier.prefix_ids
+    assert share(requests, "model") == pytest.approx({m.name: m.share for m in MODELS}, abs=0.06)
 
 
 def test_models_and_classes_have_their_shares() -> None:

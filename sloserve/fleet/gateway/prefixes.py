@@ -6,7 +6,7 @@ digest of each beginning says all that stands before the cut.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -30,13 +30,24 @@ class Beginning(NamedTuple):
 
 def beginnings(model: str, messages: memoryview, prompt: memoryview) -> tuple[Beginning, ...]:
     """Of a request's prompt, the longest last. messages, prompt: as they stand in the body, where they do."""
+    size = 0
+
+    def sized() -> Iterator[tuple[memoryview, int]]:
+        nonlocal size
+        for piece in _pieces(messages, prompt):
+            size += len(piece)
+            yield piece, size // BYTES_PER_TOKEN
+
+    return chained(model, sized())
+
+
+def chained(model: str, pieces: Iterable[tuple[bytes | memoryview, int]]) -> tuple[Beginning, ...]:
+    """Of a prompt in pieces, the longest last. pieces: each with the tokens of the prompt up to its end."""
     digest = hashlib.blake2b(model.encode(), digest_size=12)
     found: list[Beginning] = []
-    size = 0
-    for part in _pieces(messages, prompt):
-        digest.update(part)
-        size += len(part)
-        found.append(Beginning(digest.digest(), size // BYTES_PER_TOKEN))
+    for piece, tokens in pieces:
+        digest.update(piece)
+        found.append(Beginning(digest.digest(), tokens))
     return tuple(found[-_CUTS:])
 
 

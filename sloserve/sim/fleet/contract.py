@@ -25,7 +25,7 @@ class Held:
 
     prompt_tokens: with what other engines generated. due_s: of the whole reply, or else of its first token;
     inf where nothing is promised. kept_on: the instance that keeps the KV of its first ``kept_tokens`` tokens in host
-    memory, if one does.
+    memory, if one does. prefix_ids: as of :class:`~sloserve.core.request.WorkloadRequest`.
     """
 
     request_id: str
@@ -38,6 +38,7 @@ class Held:
     generated_tokens: int = 0
     kept_on: str | None = None
     kept_tokens: int = 0
+    prefix_ids: tuple[int, ...] = ()
 
 
 def held(request: WorkloadRequest, generated_tokens: int = 0, kept_on: str | None = None, kept_tokens: int = 0) -> Held:
@@ -55,6 +56,7 @@ def held(request: WorkloadRequest, generated_tokens: int = 0, kept_on: str | Non
         generated_tokens=generated_tokens,
         kept_on=kept_on,
         kept_tokens=kept_tokens,
+        prefix_ids=request.prefix_ids,
     )
 
 

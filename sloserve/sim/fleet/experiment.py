@@ -116,5 +116,6 @@ def run_one(
         policy=run.engine_policy(experiment.default_policy),
         seed=seed,
         oracle=run.oracle,
+        prefix_caching=experiment.workload.rounds > 1.0,
     )
     return fleet.run(experiment.requests(seed, rps), on_progress)

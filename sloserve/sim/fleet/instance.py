@@ -355,6 +355,7 @@ class Instance:
         self._warm = self._memory.holds(self.name, self.active)
         leaving = self._leaving
         if leaving is not None:
+            self._engines[leaving].empty_prefix_cache()
             self._memory.keep(self.name, leaving, self._served[leaving].swap.weights_bytes, spare=self.active)
         self._enter(Phase.SWAPPING)
         # Weights leave when the KV has: both go over one link.

@@ -40,6 +40,7 @@ class FleetRun:
         engine_class: of the engines, the virtual engine or the model of it.
         policy: of the engines; ``None`` for stock's scheduler.
         oracle: whether the dispatcher knows how long replies will be.
+        prefix_caching: whether engines have a prefix cache; where no prompts share a prefix it only costs time.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class FleetRun:
         policy: str | None,
         seed: int = 0,
         oracle: bool = False,
+        prefix_caching: bool = False,
     ) -> None:
         self._fleet, self._dispatcher, self._oracle = fleet, dispatcher, oracle
         self._clock = FleetClock()
@@ -76,7 +78,7 @@ class FleetRun:
             swap_space_gib = host.swap_space_bytes / GIB / (len(host.instances) * len(models))
             for model in models:
                 profile = fleet.models[model].profiles[host.device]
-                settings = engine_settings(fleet.models[model], profile, swap_space_gib)
+                settings = engine_settings(fleet.models[model], profile, swap_space_gib, prefix_caching=prefix_caching)
                 make = partial(_make_engine, engine_class, settings, profile, config)
                 served[model] = Served(settings, profile, self.swaps[model, host.device], make)
             instance = Instance(
@@ -244,7 +246,9 @@ def model_shares(fleet: Fleet) -> dict[str, float]:
     return {name: (rest if share is None else share) / total for name, share in given.items()}
 
 
-def engine_settings(model: FleetModel, profile: Profile, swap_space_gib: float = 0.0) -> EngineSettings:
+def engine_settings(
+    model: FleetModel, profile: Profile, swap_space_gib: float = 0.0, *, prefix_caching: bool = False
+) -> EngineSettings:
     """The engine of ``model`` on the machine of ``profile``. swap_space_gib: of this engine alone."""
     flags = model.flags
     room = profile.kv_blocks * profile.block_size
@@ -255,6 +259,7 @@ def engine_settings(model: FleetModel, profile: Profile, swap_space_gib: float =
         max_num_batched_tokens=flags.max_num_batched_tokens or profile.max_num_batched_tokens,
         max_model_len=min(flags.max_model_len or profile.max_model_len, room),
         swap_space_gib=swap_space_gib,
+        enable_prefix_caching=prefix_caching,
     )
 
 

@@ -175,6 +175,7 @@ def _write(
             "tail_share": workload.tail_share,
             "mega_share": workload.mega_share,
             "cv": workload.cv,
+            "rounds": workload.rounds,
             "requests": experiment.max_requests,
         },
         settings={

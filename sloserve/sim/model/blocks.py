@@ -46,6 +46,9 @@ class KVBlocks:
         self.free += int(self._requests.blocks[index])
         self._requests.blocks[index] = 0
 
+    def empty_cache(self) -> None:
+        """What is cached is gone. No request holds a block."""
+
     def ended(self, index: int) -> None:
         """The request will not come back."""
 

@@ -207,6 +207,10 @@ class ModelEngine(EventLoop):
         latency = latency_of(item.arrival_s, self._first_token_s[index], now_s, tokens)
         self._front_end.ended(item.request_id, latency, tokens, self._clock.now_s())
 
+    def empty_prefix_cache(self) -> None:
+        """Its model sleeps. It has no requests."""
+        self.scheduler.kv.empty_cache()
+
     def output_tokens(self, request_id: str) -> int:
         index, counts = self._index_of.get(request_id), self.scheduler.requests
         return 0 if index is None else int(counts.tokens[index] - counts.prompt[index])

@@ -100,6 +100,10 @@ class PrefixCache(KVBlocks):
         self.free += len(unknown) + len(known)
         self._requests.blocks[index] = self._requests.cached[index] = 0
 
+    def empty_cache(self) -> None:
+        self._node_of = [None] * len(self._node_of)
+        self._blocks_with.clear()
+
     def ended(self, index: int) -> None:
         self._nodes_of.pop(index, None)
 

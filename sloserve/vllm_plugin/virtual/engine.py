@@ -268,6 +268,10 @@ class VirtualEngine(EventLoop):
             if live.workload.request_id not in scheduler.requests:
                 self._end(live, Outcome.COMPLETED, count)
 
+    def empty_prefix_cache(self) -> None:
+        """Its model sleeps. It has no requests."""
+        self.scheduler.reset_prefix_cache()
+
     def output_tokens(self, request_id: str) -> int:
         live = self._live.get(request_id)
         return 0 if live is None else len(live.token_times_s)

@@ -35,15 +35,24 @@ def fleet_of(models: Sequence[str] = ("a", "b"), **given: float) -> Fleet:
 
 
 def request(
-    name: str, model: str, arrival_s: float, output_tokens: int = 20, cls: str = "urgent", prompt_tokens: int = 50
+    name: str,
+    model: str,
+    arrival_s: float,
+    output_tokens: int = 20,
+    cls: str = "urgent",
+    prompt_tokens: int = 50,
+    prefix_ids: tuple[int, ...] = (),
 ) -> WorkloadRequest:
     classes: ClassTable = fleet_of().settings.classes
     slo = classes.slo(cls, classes[cls].targets)
-    return WorkloadRequest(name, arrival_s, prompt_tokens, output_tokens, slo, model=model)
+    return WorkloadRequest(name, arrival_s, prompt_tokens, output_tokens, slo, model=model, prefix_ids=prefix_ids)
 
 
 def run(fleet: Fleet, name: str, requests: Sequence[WorkloadRequest], engine_class: Any = ModelEngine) -> FleetLog:
     """One run of the dispatcher ``name``, with the policy of the fleet where engines are not stock's."""
     parsed = FleetRunName.parse(name)
     policy = parsed.engine_policy("edf")
-    return FleetRun(fleet, parsed.make(0), engine_class, policy=policy, oracle=parsed.oracle).run(requests)
+    prefixes = any(request.prefix_ids for request in requests)
+    return FleetRun(
+        fleet, parsed.make(0), engine_class, policy=policy, oracle=parsed.oracle, prefix_caching=prefixes
+    ).run(requests)

@@ -284,13 +284,17 @@ def test_stands_for_stock_where_nothing_is_said() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize(("name", "swap_gib"), [("collate", 4), ("qlm/stock", 0)])
-def test_vllms_own_scheduler_gives_the_same_fleet(name: str, swap_gib: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "swap_gib", "prefixes"), [("collate", 4, False), ("qlm/stock", 0, False), ("qlm/stock", 0, True)]
+)
+def test_vllms_own_scheduler_gives_the_same_fleet(name: str, swap_gib: float, prefixes: bool) -> None:
     """The model of the engine is step by step vLLM's, evictions on switches included, and so is the fleet."""
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     fleet = fleet_of("ab", devices=1, drain_max_s=0.5, min_active_s=1.0, max_wait_s=2.0, swap_gib=swap_gib)
     requests = mixed(40, 8.0, 3, "ab")
+    if prefixes:
+        requests = [replace(r, prompt_tokens=2000, prefix_ids=(i % 3, 10, 11, 12)) for i, r in enumerate(requests)]
     model, real = (run(fleet, name, requests, engine) for engine in (ModelEngine, VirtualEngine))
     assert model.spans == real.spans and model.run.counters["evicted_on_switch"] > 0
     assert model.run.counters["parked"] == real.run.counters["parked"]

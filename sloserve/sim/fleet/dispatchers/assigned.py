@@ -1,8 +1,9 @@
 """Requests are assigned to an instance when they arrive, and each instance serves its own.
 
-``least-loaded`` assigns to the instance that has the fewest, ``random`` to any. An instance serves what it has of the
-active model, first come, first served, and then turns to the model of its oldest request, which waits at most as long
-as the fleet's file allows. ``static`` never switches.
+``least-loaded`` assigns to the instance that has the fewest, or, where one should have the beginning of the prompt in
+its prefix cache, to the one that should complete the request first; ``random`` to any. An instance serves what it has
+of the active model, first come, first served, and then turns to the model of its oldest request, which waits at most as
+long as the fleet's file allows. ``static`` never switches.
 """
 
 from abc import abstractmethod
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sloserve.sim.fleet.contract import Dispatcher, FleetView, Give, Held, InstanceView, Operation, Refuse, Switch
+from sloserve.sim.fleet.dispatchers.prefixes import SentPrefixes, first_to_complete
 from sloserve.sim.fleet.dispatchers.queues import Queues, by_arrival
 from sloserve.sim.fleet.dispatchers.room import Room
 
@@ -22,8 +24,11 @@ class Assigned(Dispatcher):
         self._queues: dict[str, Queues] = {}
 
     @abstractmethod
-    def pick(self, instances: Sequence[InstanceView]) -> InstanceView:
+    def pick(self, request: Held, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
         """One of those that can serve the request."""
+
+    def given(self, request: Held, instance: InstanceView) -> None:
+        """It goes to the instance now."""
 
     def queued(self, instance: InstanceView) -> int:
         """Requests that are assigned to it and not given yet."""
@@ -35,7 +40,7 @@ class Assigned(Dispatcher):
 
     def arrived(self, request: Held, view: FleetView) -> None:
         can = [instance for instance in view.instances if request.model in instance.models]
-        self._queues.setdefault(self.pick(can).name, Queues(by_arrival)).put(request)
+        self._queues.setdefault(self.pick(request, can, view).name, Queues(by_arrival)).put(request)
 
     def tick(self, view: FleetView) -> Sequence[Operation]:
         operations: list[Operation] = []
@@ -53,16 +58,31 @@ class Assigned(Dispatcher):
             room = Room(instance)
             while (own := queues.head(instance.active)) is not None and room.takes(own.prompt_tokens):
                 operations.append(Give(queues.pop(own.model).request_id, instance.name))
+                self.given(own, instance)
             if model != instance.active and not queues.size(instance.active):
                 operations.append(Switch(instance.name, model))
         return operations
 
 
 class LeastLoaded(Assigned):
-    """To the instance with the fewest requests, given or not."""
+    """To the instance with the fewest requests, given or not. prefixes: whether hits in prefix caches count."""
 
-    def pick(self, instances: Sequence[InstanceView]) -> InstanceView:
-        return min(instances, key=lambda i: (i.num_in_flight + self.queued(i), i.name))
+    def __init__(self, prefixes: bool = True) -> None:
+        super().__init__()
+        self._prefixes = SentPrefixes() if prefixes else None
+
+    def pick(self, request: Held, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
+        load = {instance.name: instance.num_in_flight + self.queued(instance) for instance in instances}
+        if self._prefixes is not None:
+            hits = self._prefixes.hits(request, instances)
+            if hits:
+                tokens, _ = view.expected_output(request)
+                return first_to_complete(request, tokens, instances, load, hits)
+        return min(instances, key=lambda i: (load[i.name], i.name))
+
+    def given(self, request: Held, instance: InstanceView) -> None:
+        if self._prefixes is not None:
+            self._prefixes.sent(request, instance)
 
 
 class Random(Assigned):
@@ -72,7 +92,7 @@ class Random(Assigned):
         super().__init__()
         self._rng = np.random.default_rng(seed)
 
-    def pick(self, instances: Sequence[InstanceView]) -> InstanceView:
+    def pick(self, request: Held, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
         return instances[int(self._rng.integers(len(instances)))]
 
 

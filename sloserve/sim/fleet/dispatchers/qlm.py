@@ -9,15 +9,15 @@ Source: QLM, Sec. 4 to 7.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sloserve.estimator.completion.group_time import Serving
-from sloserve.estimator.completion.queue_backlog import EngineSize
 from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, GroupSums, InstanceState
 from sloserve.scheduler.qlm.groups import Groups, Member
 from sloserve.scheduler.qlm.planner import QLMPlanner
 from sloserve.scheduler.qlm.problem import PlanSettings
 from sloserve.scheduler.qlm.swaps import swap_table
 from sloserve.sim.fleet.contract import Dispatcher, FleetView, Held, InstanceView, Operation, Switch
+from sloserve.sim.fleet.dispatchers.prefixes import Router, serving_of
 from sloserve.sim.fleet.dispatchers.qlm_queue import Operations, Streams, Taken, VirtualQueue
+from sloserve.sim.fleet.dispatchers.room import Room
 
 _LEAST_MOVES = 20_000
 """Of a plan that goes on from the last one, a second ago: four times as many make it 0.02 % cheaper."""
@@ -46,28 +46,25 @@ class QLM(Dispatcher):
             least_moves=_LEAST_MOVES,
         )
         serving = {
-            (model, instance.device): Serving(
-                instance.profile(model),
-                EngineSize(
-                    instance.limits(model).max_num_seqs,
-                    instance.limits(model).max_num_batched_tokens,
-                    instance.limits(model).kv_blocks * instance.limits(model).block_size,
-                ),
-            )
+            (model, instance.device): serving_of(instance, model)
             for instance in view.instances
             for model in instance.models
         }
         self._serving = serving
         self._planner = QLMPlanner(serving, settings, seed=self._seed)
         self._swap_s = swap_table(view.swaps)
+        self._router = router = Router() if self._operations.prefixes else None
         self._queues = {
-            instance.name: VirtualQueue(self._operations, self._groups, self._taken, serving)
+            instance.name: VirtualQueue(self._operations, self._groups, self._taken, serving, router)
             for instance in view.instances
         }
         return ()
 
     def arrived(self, request: Held, view: FleetView) -> None:
         mean, deviation = view.expected_output(request)
+        cached = {} if self._router is None else self._router.arrived(request, view.instances)
+        if request.kept_on is not None:
+            cached[request.kept_on] = max(float(request.kept_tokens), cached.get(request.kept_on, 0.0))
         member = Member(
             request.request_id,
             request.model,
@@ -77,7 +74,7 @@ class QLM(Dispatcher):
             request.arrival_s,
             request.due_s - request.arrival_s,
             request.until_first_token,
-            {} if request.kept_on is None else {request.kept_on: float(request.kept_tokens)},
+            cached,
         )
         before = self._taken.get(request.request_id)
         if before is None:
@@ -100,11 +97,20 @@ class QLM(Dispatcher):
             self._planned, self._planned_s = there, view.now_s
         of_ref = {group.ref: group for group in sums}
         operations: list[Operation] = []
-        for instance in view.instances:
-            if instance.serving:
-                refs = self._plan.queues.get(instance.name, ())
-                queue = [of_ref[ref] for ref in refs if ref in of_ref]
-                operations += self._queues[instance.name].serve(instance, view, queue)
+        queues = {
+            instance: [of_ref[ref] for ref in self._plan.queues.get(instance.name, ()) if ref in of_ref]
+            for instance in view.instances
+            if instance.serving
+        }
+        rooms = {instance.name: Room(instance) for instance in queues}
+        if self._router is not None:
+            self._router.rooms = [
+                rooms[instance.name]
+                for instance, queue in queues.items()
+                if queue and queue[0].model == instance.active
+            ]
+        for instance, queue in queues.items():
+            operations += self._queues[instance.name].serve(instance, view, queue, rooms[instance.name])
         return operations
 
     def _new_plan(self, view: FleetView, sums: tuple[GroupSums, ...]) -> FleetPlan:

@@ -30,6 +30,7 @@ from sloserve.sim.fleet.contract import (
     Switch,
     Warm,
 )
+from sloserve.sim.fleet.dispatchers.prefixes import Router
 from sloserve.sim.fleet.dispatchers.room import Room
 
 _PREEMPT_MARGIN_S = 30.0
@@ -45,6 +46,7 @@ class Operations:
     running requests give way to a new head. swap: KV of requests that give way or are parked is kept. warm: weights are
     kept in host memory. balance: the planner assigns groups to instances; else any instance is as good. park: streams
     leave with their model where that costs less than to wait for their ends (lso/draining.py); else they drain.
+    prefixes: expected hits in prefix caches count.
     """
 
     pull: bool = True
@@ -53,6 +55,7 @@ class Operations:
     warm: bool = True
     balance: bool = True
     park: bool = False
+    prefixes: bool = True
 
 
 @dataclass(slots=True)
@@ -72,10 +75,11 @@ class VirtualQueue:
     groups: Groups
     taken: dict[str, Taken]
     serving: Mapping[tuple[str, str], Serving]
+    router: Router | None = None
     last_head: int | None = None
     gives_way: frozenset[int] = frozenset()
 
-    def serve(self, instance: InstanceView, view: FleetView, queue: Sequence[GroupSums]) -> list[Operation]:
+    def serve(self, instance: InstanceView, view: FleetView, queue: Sequence[GroupSums], room: Room) -> list[Operation]:
         """What the instance does now. queue: its groups, the head first."""
         asked = self._asked(instance, view, queue)
         drop = asked.drop if self.operations.warm else _warm(instance)
@@ -83,7 +87,7 @@ class VirtualQueue:
         cold = [model for model in asked.warm if instance.models[model] is ModelState.COLD]
         operations += [Warm(instance.name, model) for model in cold[:1]]
         if asked.activate is None:
-            return operations + self._pull(instance, asked.pull)
+            return operations + self._pull(instance, asked.pull, room)
         if instance.can_switch():
             operations.append(self._switch(instance, view, asked.activate, queue))
         return operations
@@ -111,13 +115,13 @@ class VirtualQueue:
             dues[ref] = max(dues.get(ref, request.due_s), request.due_s)
         return [Queued(ref, str(instance.active), due_s) for ref, due_s in dues.items()]
 
-    def _pull(self, instance: InstanceView, refs: Sequence[int]) -> list[Operation]:
+    def _pull(self, instance: InstanceView, refs: Sequence[int], room: Room) -> list[Operation]:
         operations: list[Operation] = []
-        room = Room(instance)
         for ref in refs:
             while members := self.groups.head(ref, 1):
                 (member,) = members
-                if self.operations.pull and not room.takes(int(member.prompt_tokens)):
+                elsewhere = None if self.router is None else self.router.elsewhere(member, instance)
+                if elsewhere is None and self.operations.pull and not room.takes(int(member.prompt_tokens)):
                     give_way = self._make_room(instance, member, room) if ref == self.last_head else []
                     if not give_way:
                         return operations
@@ -125,7 +129,10 @@ class VirtualQueue:
                 self.groups.remove(member.request)
                 before = self.taken.get(str(member.request))
                 self.taken[str(member.request)] = Taken(ref, member, before.preempted if before else 0)
-                operations.append(Give(str(member.request), instance.name))
+                taker = elsewhere or instance
+                if self.router is not None:
+                    self.router.given(member, taker)
+                operations.append(Give(str(member.request), taker.name))
         return operations
 
     def _make_room(self, instance: InstanceView, member: Member, room: Room) -> list[Operation]:

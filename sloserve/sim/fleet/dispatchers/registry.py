@@ -74,11 +74,16 @@ DISPATCHERS: dict[str, Entry] = {
         {"max_wait_s": _number},
     ),
     "edf": Entry(lambda options, seed: EarliestDeadline(), "earliest deadline first, with affinity"),
-    "least-loaded": Entry(lambda options, seed: LeastLoaded(), "assigned on arrival to who has the fewest"),
+    "least-loaded": Entry(
+        lambda options, seed: LeastLoaded(**options), "assigned on arrival to who has the fewest", {"prefixes": _flag}
+    ),
     "qlm": Entry(
         _qlm,
         "request groups in virtual queues, re-planned where one would be late",
-        {"delta": _positive, **dict.fromkeys(("pull", "preempt", "swap", "warm", "balance", "park"), _flag)},
+        {
+            "delta": _positive,
+            **dict.fromkeys(("pull", "preempt", "swap", "warm", "balance", "park", "prefixes"), _flag),
+        },
     ),
     "random": Entry(lambda options, seed: Random(seed), "assigned on arrival to any"),
     "shepherd": Entry(
