@@ -72,8 +72,8 @@ class Repetition:
 class Fleet:
     """Processes of one fleet in a folder of its own."""
 
-    def __init__(self, folder: Path, real: bool) -> None:
-        self.folder, self.real = folder, real
+    def __init__(self, folder: Path, real: bool, port: int) -> None:
+        self.folder, self.real, self.port = folder, real, port
         self.state = folder / "state"
         self.state.mkdir()
         self.file = folder / "fleet.yaml"
@@ -87,7 +87,7 @@ class Fleet:
         lease = ["--lease-s", str(LEASE_S)]
         host = name.removeprefix("agent-")
         arguments = {
-            "gateway": ["gateway", str(self.file), "--port", "18733"],
+            "gateway": ["gateway", str(self.file), "--port", str(self.port)],
             "planner-1": ["planner", str(self.file), *lease],
             "planner-2": ["planner", str(self.file), *lease],
         }.get(name, ["agent", str(self.file), "--host", host, *lease, *module])
@@ -102,7 +102,7 @@ class Fleet:
     async def begin(self) -> None:
         for name in ("agent-a", "agent-b", "planner-1", "planner-2", "gateway"):
             self.start(name)
-        self.client.base_url = httpx.URL("http://127.0.0.1:18733")
+        self.client.base_url = httpx.URL(f"http://127.0.0.1:{self.port}")
         async with asyncio.timeout(LIMIT_S):
             for model in MODELS:
                 while not await self.stream(model):
@@ -299,11 +299,12 @@ async def main() -> None:
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--engines", choices=("stand-in", "real"), default="stand-in")
     parser.add_argument("--only", default=",".join(KINDS))
+    parser.add_argument("--port", type=int, default=18733)
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="fleet-failures-"))
     results: list[Repetition] = []
     kinds = args.only.split(",")
-    fleet = Fleet(folder, args.engines == "real")
+    fleet = Fleet(folder, args.engines == "real", args.port)
     mounted = "disk full" in kinds and not subprocess.call(
         ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(fleet.state)], stderr=subprocess.DEVNULL
     )

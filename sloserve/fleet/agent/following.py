@@ -108,7 +108,7 @@ class Following:
         self.plan = None if stored is None else (stored.term, stored.version)
         now_s = self._store.now_s()
         if plan is not None and now_s - plan.made_s < STALE_S:
-            return {name: planned(plan, name) for name in self._doors}
+            return {name: planned(plan, name) for name in {*plan.queues, *self._doors}}
         members = Members.of(self._store.members.agents())
         state, _ = fleet_state(now_s, self._queued.sums(), members, {}, None)
         return {name: unplanned(name, plan, state, self._fleet.switching.max_wait_s) for name in self._doors}
@@ -142,7 +142,11 @@ class Following:
                 return
             # Until then it serves what it has.
             pulled = {one.ref for one in queue if one.model == report.active}
-        self._pulling.follow(door.name, [Pull(q.ref, q.model) for q in queue if q.ref in pulled and q.ref >= 0])
+        order = [one for one in queue if one.ref in pulled and one.ref >= 0]
+        # With room left it helps the others of its model: a group may stand behind streams that are only expected.
+        rest = {one.ref: one for name in self._queues for one in self._queues[name] if one.ref >= 0}
+        order += sorted((q for q in rest.values() if q.model == report.active and q not in order), key=_by_due)
+        self._pulling.follow(door.name, [Pull(one.ref, one.model) for one in order])
         self._keep_warm(door, warm)
 
     def _may_switch(self, report: InstanceReport) -> bool:
@@ -215,6 +219,10 @@ def _turns(model: str, state: FleetState) -> str | None:
     if not can:
         return None
     return can[int.from_bytes(hashlib.sha256(model.encode()).digest()[:4], "big") % len(can)]
+
+
+def _by_due(one: Queued) -> tuple[float, int]:
+    return one.due_s, one.ref
 
 
 def _queued(group: GroupSums) -> Queued:

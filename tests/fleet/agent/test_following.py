@@ -1,6 +1,6 @@
 """The plan made true on an agent's instances, and what they do without a planner."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -33,13 +33,15 @@ class Agent:
     door: FakeDoor
     following: Following
 
-    def plan(self, *groups: PlannedGroup, age_s: float = 0.0) -> None:
+    def plan(
+        self, *groups: PlannedGroup, age_s: float = 0.0, others: Mapping[str, tuple[PlannedGroup, ...]] | None = None
+    ) -> None:
         store = self.host.store
         term = store.members.lead("planner", 1e9)
         assert term is not None
         stored = store.members.plan()
         version = 1 if stored is None else stored.version + 1
-        plan = Plan(store.now_s() - age_s, {"a/0": groups})
+        plan = Plan(store.now_s() - age_s, {"a/0": groups, **(others or {})})
         assert store.members.write_plan("planner", StoredPlan(term, version, to_json(plan)))
 
     async def switched(self) -> None:
@@ -76,6 +78,19 @@ def test_the_head_group_is_pulled_and_then_its_model_gives_way_to_the_next(tmp_p
             results = await a.host.until_ended(6)
             assert RequestState.FAILED not in results.values()
             assert a.door.warm == ("m",)
+
+    run(scenario())
+
+
+def test_an_instance_with_room_helps_where_a_group_of_its_model_waits_behind_others(tmp_path: Path) -> None:
+    """A group in another's queue, behind streams that are expected for ever."""
+
+    async def scenario() -> None:
+        async with agent(tmp_path) as a:
+            a.host.accept(3, group=1)
+            a.plan(group(-5, "m"), others={"b/0": (group(-7, "n"), group(1, "m"))})
+            await a.following.step()
+            assert len(await a.host.until_ended(3)) == 3 and a.door.activated == []
 
     run(scenario())
 
