@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs" / "benchmarks").glob("*.md"))]
 MAX_BYTES = 5_000_000
-MAX_FIGURES = 7
+MAX_FIGURES = 8
 
 
 def published() -> list[Path]:
