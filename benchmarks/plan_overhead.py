@@ -28,6 +28,7 @@ from provenance import provenance
 from scipy.optimize import nnls
 
 import sloserve
+from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import policy_class, policy_names
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
@@ -212,6 +213,7 @@ def planning_table(quick: bool) -> dict[str, Any]:
         "step_budget": fitted_line(limits),
         "default": fitted_line(third_party),
         "policies": dict(sorted(lines.items())),
+        "fleet": planning_costs().fleet.model_dump(),  # measured by fleet_planner.py
     }
 
 

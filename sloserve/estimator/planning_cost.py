@@ -56,6 +56,18 @@ class Line(_Section):
         )
 
 
+class GroupLine(_Section):
+    """µs of a plan of a fleet: ``base_us``, and so much for each request group."""
+
+    base_us: NotNegative = 0.0
+    """µs whatever the number of groups"""
+    group_us: NotNegative = 0.0
+    """µs for each group"""
+
+    def seconds(self, groups: int) -> float:
+        return (self.base_us + self.group_us * groups) * _US
+
+
 FREE = Line()
 
 
@@ -81,6 +93,8 @@ class PlanningCosts(_Section):
     """of a fresh plan of a policy that has no row"""
     policies: Mapping[str, Line] = {}
     """of a fresh plan, by policy, with or without options"""
+    fleet: GroupLine = GroupLine()
+    """of a plan of a fleet's virtual queues, by the process that plans"""
 
     def of(self, policy: str) -> PlanningCost:
         """What ``policy``, written as for ``--policy``, costs."""
@@ -101,6 +115,7 @@ class PlanningCosts(_Section):
             step_budget=self.step_budget.times(factor),
             default=self.default.times(factor),
             policies={policy: line.times(factor) for policy, line in self.policies.items()},
+            fleet=GroupLine(base_us=self.fleet.base_us * factor, group_us=self.fleet.group_us * factor),
         )
 
 

@@ -45,6 +45,13 @@ def test_multiples_of_the_table() -> None:
     assert constant_cost(7.0).of("edf").plan.seconds(100, 400) == 7e-6
 
 
+def test_a_plan_of_a_fleet_costs_what_was_measured() -> None:
+    costs = planning_costs()
+    assert costs.fleet.seconds(10) == pytest.approx(9e-3, rel=0.02)
+    assert costs.fleet.seconds(331) == pytest.approx(42e-3, rel=0.02)
+    assert costs.times(2.0).fleet.seconds(10) == pytest.approx(2.0 * costs.fleet.seconds(10))
+
+
 def test_a_table_with_a_negative_cost_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"t\.yaml:8:.*running_us.*-0\.5"):
         read_yaml_model(PlanningCosts, "t.yaml", TEXT.replace(" 0.5", " -0.5"))

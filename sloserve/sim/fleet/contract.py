@@ -223,6 +223,11 @@ class Dispatcher(ABC):
     def begin(self, view: FleetView) -> Sequence[Switch]:
         """The models to begin with, where they are not those of the fleet's file; they cost nothing."""
 
+    @property
+    def wakes_s(self) -> float:
+        """When it has something to do of its own accord, and is asked whatever else happens; inf for never."""
+        return math.inf
+
     @abstractmethod
     def arrived(self, request: Held, view: FleetView) -> None:
         """A request is held from now on."""

@@ -1,7 +1,7 @@
 """A run of a fleet: engines, arrivals and ticks of the dispatcher on one virtual clock, the earliest first.
 
 The dispatcher is asked when a request arrives; when another has ended or a model has come, but then not more often than
-an agent looks (``TICK_S``); and every ``HEARTBEAT_S`` while requests are held.
+an agent looks (``TICK_S``); every ``HEARTBEAT_S`` while requests are held; and when it asked to be.
 """
 
 import math
@@ -148,6 +148,7 @@ class FleetRun:
                 tick_at = max(self._clock.now_s, ticked_s + TICK_S)
             else:
                 tick_at = ticked_s + HEARTBEAT_S if self._held else math.inf
+            tick_at = min(tick_at, max(self._dispatcher.wakes_s, self._clock.now_s))
             if on_progress is not None and self._num_ended >= told + 50:
                 told = self._num_ended
                 on_progress(told)

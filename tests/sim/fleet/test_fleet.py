@@ -10,9 +10,11 @@ import pytest
 from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.spans import Phase
+from sloserve.estimator.planning_cost import GroupLine
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.fleet.contract import Dispatcher, FleetView, Give, Held, Operation, Switch
+from sloserve.sim.fleet.dispatchers.qlm import QLM
 from sloserve.sim.fleet.dispatchers.registry import DISPATCHERS, FleetRunName
 from sloserve.sim.fleet.dispatchers.shepherd import shares
 from sloserve.sim.fleet.host_memory import HostMemory
@@ -188,6 +190,19 @@ def test_long_jobs_give_way_when_an_urgent_group_comes_to_the_head() -> None:
     assert sum(job.num_swaps for job in jobs_of["qlm"]) == 4
     assert max(job.recomputed_tokens for job in jobs_of["qlm"]) < 10
     assert sum(job.recomputed_tokens > 1000 for job in jobs_of["qlm:swap=false"]) == 4
+
+
+def test_a_plan_is_in_force_once_its_time_is_over() -> None:
+    """Not with the next heartbeat or tick: a request that comes to an idle fleet waits for its plan, exactly."""
+    fleet, one = fleet_of("a"), [request("x", "a", 1.0)]
+
+    def first_token_s(cost: GroupLine) -> float:
+        log = FleetRun(fleet, QLM(cost=cost), ModelEngine, policy=None).run(one)
+        return float(log.run.requests[0].token_times_s[0])
+
+    free_s = first_token_s(GroupLine())
+    for cost_s in (0.013, 0.25):
+        assert first_token_s(GroupLine(base_us=cost_s * 1e6)) - free_s == pytest.approx(cost_s, abs=1e-9)
 
 
 def test_without_warm_starts_every_model_comes_from_disk() -> None:

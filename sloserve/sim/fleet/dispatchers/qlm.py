@@ -1,14 +1,16 @@
 """QLM: request groups in virtual queues, one for each instance; a planner orders them, and instances carry that out.
 
-Plans are made anew when a group or a model comes or goes, and every few seconds; what an instance does for its queue is
-in ``qlm_queue.py``.
+Plans are made anew when a group or a model comes or goes, and once a second. A plan is in force once the time that it
+takes is over; until then instances follow the one before. What an instance does for its queue is in ``qlm_queue.py``.
 
 Source: QLM, Sec. 4 to 7.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sloserve.estimator.planning_cost import GroupLine, planning_costs
 from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, GroupSums, InstanceState
 from sloserve.scheduler.qlm.groups import Groups, Member
 from sloserve.scheduler.qlm.planner import QLMPlanner
@@ -28,14 +30,25 @@ _BATCH_MEMORY = 0.9
 
 
 class QLM(Dispatcher):
-    """operations: that there are. seed: of the planner's search. delta: largest size of a group, in mean batches."""
+    """operations: that there are. seed: of the planner's search. delta: largest size of a group, in mean batches. cost:
+    of a plan; ``None`` for the shipped table's.
+    """
 
-    def __init__(self, operations: Operations | None = None, seed: int = 0, delta: float = 4.0) -> None:
+    def __init__(
+        self,
+        operations: Operations | None = None,
+        seed: int = 0,
+        delta: float = 4.0,
+        cost: GroupLine | None = None,
+    ) -> None:
+        self._cost = planning_costs().fleet if cost is None else cost
         self._operations, self._seed = operations or Operations(), seed
         self._groups = Groups(delta)
         self._plan: FleetPlan | None = None
+        self._next: FleetPlan | None = None  # in force from wakes_s on
+        self._wakes_s = math.inf
         self._planned: tuple[object, ...] = ()
-        self._planned_s = 0.0
+        self._planned_s = -math.inf
         self._batch: dict[str, float] = {}
         self._taken: dict[str, Taken] = {}
 
@@ -90,15 +103,19 @@ class QLM(Dispatcher):
             tuple(group.ref for group in sums),
             tuple((instance.active, instance.serving) for instance in view.instances),
         )
-        if self._plan is None or there != self._planned or view.now_s >= self._planned_s + _REPLAN_S:
+        self._take_over(view.now_s)
+        if self._next is None and (there != self._planned or view.now_s >= self._planned_s + _REPLAN_S):
             self._note_batches(view)
             self._forget_ended(view)
-            self._plan = self._new_plan(view, sums)
+            self._next = self._new_plan(view, sums)
+            self._wakes_s = view.now_s + self._cost.seconds(len(sums))
             self._planned, self._planned_s = there, view.now_s
+            self._take_over(view.now_s)
         of_ref = {group.ref: group for group in sums}
         operations: list[Operation] = []
+        planned = {} if self._plan is None else self._plan.queues
         queues = {
-            instance: [of_ref[ref] for ref in self._plan.queues.get(instance.name, ()) if ref in of_ref]
+            instance: [of_ref[ref] for ref in planned.get(instance.name, ()) if ref in of_ref]
             for instance in view.instances
             if instance.serving
         }
@@ -112,6 +129,15 @@ class QLM(Dispatcher):
         for instance, queue in queues.items():
             operations += self._queues[instance.name].serve(instance, view, queue, rooms[instance.name])
         return operations
+
+    @property
+    def wakes_s(self) -> float:
+        return self._wakes_s
+
+    def _take_over(self, now_s: float) -> None:
+        """The plan that was made is in force, if its time has come."""
+        if self._next is not None and now_s >= self._wakes_s:
+            self._plan, self._next, self._wakes_s = self._next, None, math.inf
 
     def _new_plan(self, view: FleetView, sums: tuple[GroupSums, ...]) -> FleetPlan:
         state = self._state(view, sums)
