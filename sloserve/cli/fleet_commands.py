@@ -3,12 +3,20 @@
 import asyncio
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from sloserve.cli.http3_flags import (
+    Http3Flag,
+    Http3PortFlag,
+    Http3SelfSignedFlag,
+    QuicCongestionFlag,
+    QuicSchedulerFlag,
+)
 from sloserve.cli.root import app
 
 FileArgument = Annotated[Path, typer.Argument(help="The fleet's file, see configs/fleet-tiny.yaml.")]
@@ -20,6 +28,20 @@ HostFlag = Annotated[str | None, typer.Option("--host", help="Address to listen 
 PortFlag = Annotated[int | None, typer.Option("--port", help="Port to listen on; that of FILE, or 8000.")]
 KeysFlag = Annotated[
     Path | None, typer.Option("--keys", help="File of keys; that of FILE, or none, for this machine alone.")
+]
+CertfileFlag = Annotated[
+    Path | None, typer.Option("--ssl-certfile", help="PEM certificate, for TCP and HTTP/3; plain HTTP if not given.")
+]
+KeyfileFlag = Annotated[Path | None, typer.Option("--ssl-keyfile", help="Its key.")]
+AuthoritiesFlag = Annotated[
+    Path | None, typer.Option("--ssl-ca-certs", help="PEM file of who may have signed a client's certificate.")
+]
+CertReqsFlag = Annotated[
+    int | None, typer.Option("--ssl-cert-reqs", min=0, max=2, help="2: clients must show a certificate. Default: 0.")
+]
+RefreshFlag = Annotated[
+    bool | None,
+    typer.Option("--enable-ssl-refresh", help="Read certificate files that change, for the next HTTP/3 connection."),
 ]
 LeaseFlag = Annotated[
     float, typer.Option("--lease-s", min=0.5, max=3600.0, help="Seconds that claims hold without a sign of life.")
@@ -56,6 +78,16 @@ def run(
     host: HostFlag = None,
     port: PortFlag = None,
     keys: KeysFlag = None,
+    http3: Http3Flag = None,
+    quic_scheduler: QuicSchedulerFlag = None,
+    quic_congestion: QuicCongestionFlag = None,
+    http3_port: Http3PortFlag = None,
+    http3_self_signed: Http3SelfSignedFlag = None,
+    ssl_certfile: CertfileFlag = None,
+    ssl_keyfile: KeyfileFlag = None,
+    ssl_ca_certs: AuthoritiesFlag = None,
+    ssl_cert_reqs: CertReqsFlag = None,
+    enable_ssl_refresh: RefreshFlag = None,
     state: StateFlag = None,
     lease_s: LeaseFlag = 30.0,
     engine_module: EngineFlag = None,
@@ -66,7 +98,19 @@ def run(
     from sloserve.fleet.run.live import place_of
 
     _log()
-    fleet = _read(file, host, port, keys)
+    given = _gateway_flags(
+        host,
+        port,
+        {"keys": keys, "ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile, "ssl_ca_certs": ssl_ca_certs},
+        ssl_cert_reqs=ssl_cert_reqs,
+        enable_ssl_refresh=enable_ssl_refresh,
+        enabled=http3,
+        scheduler=quic_scheduler,
+        congestion=quic_congestion,
+        http3_port=http3_port,
+        self_signed=http3_self_signed,
+    )
+    fleet = _read(file, given)
     options = ["--lease-s", str(lease_s), *(["--engine-module", engine_module] if engine_module else [])]
     planner_s = min(lease_s, 5.0)
     serve.run(run_fleet(fleet, place_of(fleet, state), _say, agent_options=options, lease_s=planner_s))
@@ -105,6 +149,16 @@ def gateway(
     host: HostFlag = None,
     port: PortFlag = None,
     keys: KeysFlag = None,
+    http3: Http3Flag = None,
+    quic_scheduler: QuicSchedulerFlag = None,
+    quic_congestion: QuicCongestionFlag = None,
+    http3_port: Http3PortFlag = None,
+    http3_self_signed: Http3SelfSignedFlag = None,
+    ssl_certfile: CertfileFlag = None,
+    ssl_keyfile: KeyfileFlag = None,
+    ssl_ca_certs: AuthoritiesFlag = None,
+    ssl_cert_reqs: CertReqsFlag = None,
+    enable_ssl_refresh: RefreshFlag = None,
     state: StateFlag = None,
 ) -> None:
     """Start one gateway; any number may share a store."""
@@ -113,7 +167,19 @@ def gateway(
     from sloserve.fleet.run.live import place_of
 
     _log()
-    fleet = _read(file, host, port, keys)
+    given = _gateway_flags(
+        host,
+        port,
+        {"keys": keys, "ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile, "ssl_ca_certs": ssl_ca_certs},
+        ssl_cert_reqs=ssl_cert_reqs,
+        enable_ssl_refresh=enable_ssl_refresh,
+        enabled=http3,
+        scheduler=quic_scheduler,
+        congestion=quic_congestion,
+        http3_port=http3_port,
+        self_signed=http3_self_signed,
+    )
+    fleet = _read(file, given)
     serve.run(serve_gateway(fleet, place_of(fleet, state), _say))
 
 
@@ -156,14 +222,44 @@ def logs(
         print(line)
 
 
-def _read(file: Path, host: str | None = None, port: int | None = None, keys: Path | None = None) -> Any:
+_HTTP3 = {
+    "enabled": "--http3",
+    "scheduler": "--quic-scheduler",
+    "congestion": "--quic-congestion",
+    "port": "--http3-port",
+    "self_signed": "--http3-self-signed",
+}
+"""Fields of ``gateway.http3``, and their flags."""
+
+
+def _gateway_flags(
+    host: str | None, port: int | None, files: Mapping[str, Path | None], *, http3_port: int | None, **others: Any
+) -> dict[str, Any]:
+    """Fields of the section ``gateway`` that flags set; those of HTTP/3 as a mapping."""
+    http3 = {name: http3_port if name == "port" else others.pop(name) for name in _HTTP3}
+    http3 = {name: value for name, value in http3.items() if value is not None}
+    paths = {name: None if path is None else str(path.resolve()) for name, path in files.items()}
+    given = {"host": host, "port": port, **paths, **others, "http3": http3 or None}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _read(file: Path, given: Mapping[str, Any] | None = None) -> Any:
+    """The fleet. given: fields of its section ``gateway`` that win over the file's. Raises: ConfigError."""
     from dataclasses import replace
 
+    from sloserve.core.errors import ConfigError
+    from sloserve.files.model import check_model
     from sloserve.fleet.file import read_fleet
+    from sloserve.quic.settings import Http3Settings
 
-    fleet = read_fleet(file, to_run=True)
-    given = {"host": host, "port": port, "keys": None if keys is None else str(keys.resolve())}
-    changes = {name: value for name, value in given.items() if value is not None}
+    fleet, changes = read_fleet(file, to_run=True), dict(given or {})
+    if "http3" in changes:
+        http3, wrong = check_model(Http3Settings, {**fleet.gateway.http3.model_dump(), **changes["http3"]})
+        if http3 is None:
+            raise ConfigError("\n".join(f"{_HTTP3[str(problem.path[0])]}: {problem.text}" for problem in wrong))
+        if not http3.enabled and (idle := next((name for name in changes["http3"] if name != "enabled"), None)):
+            raise ConfigError(f"{_HTTP3[idle]} has no effect without HTTP/3; add --http3")
+        changes["http3"] = http3
     return replace(fleet, gateway=fleet.gateway.model_copy(update=changes)) if changes else fleet
 
 
@@ -173,5 +269,5 @@ def _say(line: str) -> None:
 
 def _log() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("httpx", "httpcore", "asyncio"):
+    for chatty in ("httpx", "httpcore", "asyncio", "quic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -10,6 +10,13 @@ from typing import Annotated
 import typer
 
 import sloserve
+from sloserve.cli.http3_flags import (
+    Http3Flag,
+    Http3PortFlag,
+    Http3SelfSignedFlag,
+    QuicCongestionFlag,
+    QuicSchedulerFlag,
+)
 from sloserve.cli.root import VLLMArguments, app, our_flags, vllm_arguments
 from sloserve.core.errors import ConfigError
 
@@ -47,26 +54,6 @@ SwappingFlag = Annotated[
         help="cost: the KV of a preempted request goes to the swap space where that takes less time than computing it "
         "again; always: wherever there is room. Default: cost.",
     ),
-]
-
-Http3Flag = Annotated[
-    bool | None,
-    typer.Option(
-        "--http3", help="Serve HTTP/3 on UDP beside the TCP port, with vLLM's --ssl-* flags. See docs/http3.md."
-    ),
-]
-QuicSchedulerFlag = Annotated[
-    str | None,
-    typer.Option(help="Whose bytes leave an HTTP/3 connection next: edf, ml, abs, rr or fcfs. Default: edf."),
-]
-QuicCongestionFlag = Annotated[
-    str | None,
-    typer.Option(help="Congestion control of HTTP/3: cubic, reno, or constant for private links. Default: cubic."),
-]
-Http3PortFlag = Annotated[int | None, typer.Option(help="UDP port of HTTP/3; the number of the TCP port if not given.")]
-Http3SelfSignedFlag = Annotated[
-    bool | None,
-    typer.Option("--http3-self-signed", help="Make a certificate at start, for HTTP/3 clients on this machine alone."),
 ]
 
 _NO_POOL = ("swap space", "off", "default")

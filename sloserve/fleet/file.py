@@ -185,6 +185,8 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
     wrong += policy_problems(section) if isinstance(section, dict) else []
     wrong += [] if settings is None else file_problems(settings)
     problems += [Problem(("settings", *path), text) for path, text in wrong]
+    if settings is not None and settings.http3.enabled:
+        problems.append(Problem(("settings", "http3"), "engines of a fleet serve no HTTP/3; move it to gateway"))
     switching, wrong = check_model(Switching, top["switching"].plain() if "switching" in top else {}, ("switching",))
     problems += wrong
     gateway, wrong = check_model(GatewaySection, top["gateway"].plain() if "gateway" in top else {}, ("gateway",))

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.files.model import Allowed
 from sloserve.fleet.gateway.settings import GatewaySettings
+from sloserve.quic.settings import Http3Settings
 
 MAX_DEVICES = 1024
 
@@ -72,11 +73,20 @@ class Switching(Section):
 
 
 class GatewaySection(GatewaySettings):
-    """Where the gateway listens, the file of keys, and the gateway's limits."""
+    """Where the gateway listens, with which certificates, the file of keys, and the gateway's limits.
+
+    http3: on UDP beside TCP. ssl_*, enable_ssl_refresh: as vLLM's flags of these names.
+    """
 
     host: Annotated[Text, Allowed("an address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(strict=True, ge=0, le=65535), Allowed("a port, 0 for any that is free")] = 8000
     keys: Annotated[Text | None, Allowed("the path of a file of keys")] = None
+    http3: Annotated[Http3Settings, Allowed("a mapping with enabled, scheduler and limits")] = Http3Settings()
+    ssl_certfile: Annotated[Text | None, Allowed("the path of a PEM file")] = None
+    ssl_keyfile: Annotated[Text | None, Allowed("the path of a PEM file")] = None
+    ssl_ca_certs: Annotated[Text | None, Allowed("the path of a PEM file")] = None
+    ssl_cert_reqs: Annotated[Literal[0, 1, 2], Allowed("0, 1 or 2, where 2 has clients show a certificate")] = 0
+    enable_ssl_refresh: Annotated[bool, Field(strict=True), Allowed("true or false")] = False
 
 
 class BatchSection(Section):

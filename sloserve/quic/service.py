@@ -46,16 +46,19 @@ def by_class(rules: Rules, header_rules: HeaderRules = DEFAULT_RULES) -> Classif
     and may state 6. What cannot be read is the server's to refuse; until then it gets the service of the default class.
     """
 
-    def classify(headers: Headers) -> Service:
-        try:
-            fields = read_headers(headers, header_rules)
-            slo = resolve(rules, None, fields, BodyFields()).slo
-        except InvalidRequest:
-            slo = rules.classes.slo(None, Targets())
-            return Service(*_urgencies(slo.slo_class.rank))
-        return Service(*_urgencies(slo.slo_class.rank), slo.targets, fields.tenant)
+    return lambda headers: service_of(headers, rules, header_rules)
 
-    return classify
+
+def service_of(headers: Headers, rules: Rules, header_rules: HeaderRules, tenant: str | None = None) -> Service:
+    """As :func:`by_class`. tenant: whose request it is, where that is known; else what its headers say."""
+    try:
+        fields = read_headers(headers, header_rules)
+        fields.tenant = tenant or fields.tenant
+        slo = resolve(rules, None, fields, BodyFields()).slo
+    except InvalidRequest:
+        slo = rules.classes.slo(None, Targets())
+        return Service(*_urgencies(slo.slo_class.rank))
+    return Service(*_urgencies(slo.slo_class.rank), slo.targets, fields.tenant)
 
 
 def _urgencies(rank: int) -> tuple[int, int]:

@@ -109,20 +109,20 @@ class Reader:
     def __init__(self, settings: PluginSettings) -> None:
         self._rules = settings.rules
         # The key alone says whose a request is.
-        self._header_rules = HeaderRules((), settings.unknown_headers == "reject")
+        self.header_rules = HeaderRules((), settings.unknown_headers == "reject")
         self._of_class: dict[str, Rules] = {}
 
     def read(self, headers: Iterable[tuple[bytes, bytes]], body: bytes, tenant: Tenant, request_id: str) -> Asked:
         """Raises: InvalidRequest for what cannot be read."""
         headers = list(headers)
-        fields = read_headers(headers, self._header_rules)
+        fields = read_headers(headers, self.header_rules)
         fields.tenant = tenant.name
         read = parse(body, _Read)
         in_body = fields_of(read)
         passed = {name: value.decode("latin-1") for raw, value in headers if (name := raw.decode("latin-1")) in _PASSED}
         priority = _priority(headers, read.priority)
         xargs = read.vllm_xargs if isinstance(read.vllm_xargs, dict) else None
-        rules = self._rules_of(tenant)
+        rules = self.rules_of(tenant)
         resolved = resolve(rules, xargs, fields, in_body, priority or 0)
         is_held = rules.tenants.get(tenant.name, rules.tenant_default) is not None
         in_headers = resolved.xargs
@@ -155,7 +155,7 @@ class Reader:
             network_s=fields.network_s,
         )
 
-    def _rules_of(self, tenant: Tenant) -> Rules:
+    def rules_of(self, tenant: Tenant) -> Rules:
         """The deployment's, with the tenant held to the class that its key has."""
         if tenant.slo_class is None:
             return self._rules

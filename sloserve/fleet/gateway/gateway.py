@@ -1,7 +1,6 @@
 """One gateway put together: from a fleet's file, its store and its keys to an ASGI app."""
 
 import asyncio
-import ipaddress
 import secrets
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Router
 
+from sloserve.core.addresses import is_exposed
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import ClassTable
@@ -36,7 +36,8 @@ from sloserve.fleet.gateway.settings import GatewaySettings
 from sloserve.fleet.gateway.watch import Watch
 from sloserve.fleet.planning.snapshot import serving_of
 from sloserve.fleet.store.store import Store
-from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, refuse
+from sloserve.quic.service import Headers, Service, service_of
+from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, first, refuse
 
 CHECK_S = 10.0
 """How often streams are looked at that do not go on."""
@@ -136,6 +137,14 @@ class Gateway:
             for exchange in list(self.parts.passing_on):
                 exchange.check(self.parts.clock.monotonic_s())
 
+    def service(self, headers: Headers) -> Service:
+        """How an answer is to be sent over QUIC. Without a key the request is refused, and any service will do."""
+        tenant = self.keys.tenant_of(first(headers, b"authorization"))
+        if tenant is None:
+            return Service()
+        reader = self.parts.reader
+        return service_of(headers, reader.rules_of(tenant), reader.header_rules, tenant.name)
+
     def _batches(self, around: Surroundings, clock: Clock) -> tuple[Router | None, BatchWork | None]:
         if around.store is None or around.files is None:
             return None, None
@@ -165,13 +174,7 @@ def batch_class(classes: ClassTable, tenant: Tenant) -> str:
 
 def check_address(host: str, keys: Path | None) -> None:
     """Raises: ConfigError where a gateway that asks for no key could be reached from elsewhere."""
-    if keys is not None or host == "localhost":
-        return
-    try:
-        is_local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = False
-    if not is_local:
+    if keys is None and is_exposed(host):
         raise ConfigError(
             f"--host {host}: without --keys the gateway listens on 127.0.0.1 or ::1 only; give --keys FILE"
         )

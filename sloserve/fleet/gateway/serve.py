@@ -1,18 +1,21 @@
 """How a gateway's app is served over HTTP/1.1. Another server may serve the same app, over another version of HTTP."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import uvicorn
 
-from sloserve.fleet.gateway.app import GatewayApp
+from sloserve.wire.asgi import Receive, Scope, Send
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def config(app: GatewayApp, **given: Any) -> uvicorn.Config:
+def config(app: App, **given: Any) -> uvicorn.Config:
     """For a server of the app. given: where it listens, and how it stops, in uvicorn's words."""
     # Headers of proxies say nothing that the gateway reads; no key, prompt or tenant may reach an access log.
     fixed: dict[str, Any] = {
+        "interface": "asgi3",
         "lifespan": "on",
         "ws": "none",
         "access_log": False,

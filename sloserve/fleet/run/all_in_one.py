@@ -99,7 +99,9 @@ async def run_fleet(
             tasks = [asyncio.create_task(child.keep_running()) for child in children]
             tasks.append(asyncio.create_task(run_planner(fleet, store, executor, lease_s=lease_s)))
             tasks.append(asyncio.create_task(_tell(fleet, store, server, say)))
-            await server.start()
+            also = await server.start()
+            if also is not None:
+                say(also)
             stopped = asyncio.create_task(stopping.wait())
             ended = await _first_failure(stopped, tasks)
             say("stops: no more requests, those that run end; once more to end at once")

@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from sloserve.fleet.planning.metrics import PlanCollector
 from sloserve.fleet.run.live import Place, file_limits
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import Store, open_store
+from sloserve.quic.front import Http3Front, Tls, check
+from sloserve.wire.asgi import Receive, Scope, Send
 
 
 class _Server(uvicorn.Server):
@@ -42,25 +45,65 @@ class GatewayServer:
         around = Surroundings(store, place.files, keys, limits=limits, file_limits=file_limits(fleet))
         gateway = Gateway(fleet, around)
         gateway.metrics.registry.register(PlanCollector(lambda: gateway.parts.instances.plan))
+        self._tls = _tls(section, Path(fleet.source).parent)
         self._listening = _listening(section)
         host, port = self._listening.getsockname()[:2]
-        self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._http3, self._front, self._udp = section.http3, Http3Front(), (section.host, section.http3.port or port)
+        try:
+            if self._http3.enabled:
+                check(self._http3, self._tls, self._udp)
+        except ConfigError:
+            self._listening.close()
+            raise
+        self.address = f"http{'s' if self._tls.certfile else ''}://{f'[{host}]' if ':' in host else host}:{port}"
         """Where clients reach it."""
         self._gateway = gateway
-        self._server = _Server(config(gateway.app, timeout_graceful_shutdown=max(int(drain_s), 1)))
+        self._drain_s = drain_s
+        ssl_flags = {
+            "ssl_certfile": self._tls.certfile,
+            "ssl_keyfile": self._tls.keyfile,
+            "ssl_ca_certs": self._tls.ca_certs,
+            "ssl_cert_reqs": self._tls.cert_reqs,
+        }
+        self._server = _Server(config(self._app, timeout_graceful_shutdown=max(int(drain_s), 1), **ssl_flags))
         self._serving: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Requests are answered soon after."""
+    async def start(self) -> str | None:
+        """Requests are answered soon after. Returns where HTTP/3 is served, if it is. Raises: ConfigError."""
         self._serving = asyncio.create_task(self._server.serve([self._listening]))
+        if not self._http3.enabled:
+            return None
+        return await self._front.listen(self._gateway.app, self._http3, self._tls, self._udp, self._gateway.service)
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The gateway's, which tells clients on TCP of HTTP/3."""
+        send = self._front.advertising(scope, send) if scope["type"] == "http" else send
+        await self._gateway.app(scope, receive, send)
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Takes no more requests, and lets those that run end; or breaks them off ``at_once``."""
         self._server.should_exit = True
         self._server.force_exit |= at_once
-        if self._serving is not None:
-            await asyncio.gather(self._serving, return_exceptions=True)
+        ending: list[Awaitable[None]] = [self._front.stop(0.0 if at_once else self._drain_s)]
+        ending += [] if self._serving is None else [self._serving]
+        await asyncio.gather(*ending, return_exceptions=True)
         await self._gateway.stop()  # a server that is forced to end does not tell its app
+
+
+def _tls(section: GatewaySection, folder: Path) -> Tls:
+    """Raises: ConfigError for files that are no certificate and key."""
+    files = (section.ssl_certfile, section.ssl_keyfile, section.ssl_ca_certs)
+    certfile, keyfile, authorities = (None if name is None else str(folder / name) for name in files)
+    if (certfile is None) != (keyfile is None):
+        raise ConfigError("gateway: --ssl-certfile and --ssl-keyfile belong together; give both")
+    if certfile is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
+        except OSError as error:
+            raise ConfigError(
+                f"--ssl-certfile {certfile}, --ssl-keyfile {keyfile}: no PEM certificate and key: {error}"
+            ) from None
+    return Tls(certfile, keyfile, authorities, section.ssl_cert_reqs, section.enable_ssl_refresh)
 
 
 def _listening(section: GatewaySection) -> socket.socket:
@@ -82,8 +125,8 @@ async def serve_gateway(fleet: Fleet, place: Place, say: Callable[[str], None]) 
     stopping, store = Stopping(), open_store(place.store)
     try:
         server = GatewayServer(fleet, place, store, fleet.switching.drain_max_s)
-        await server.start()
-        say(f"gateway: {server.address}/v1")
+        also = await server.start()
+        say(f"gateway: {server.address}/v1" + (f"; {also}" if also else ""))
         await stopping.wait()
         await server.stop()
     finally:

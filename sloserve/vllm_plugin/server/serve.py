@@ -6,7 +6,6 @@ checked without loading a model is checked first, and fails with one message.
 
 import argparse
 import difflib
-import ipaddress
 import os
 import re
 import socket
@@ -14,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
 from sloserve.settings import ADMIN_KEY, KEY
 from sloserve.vllm_plugin.server import tiny_model
@@ -143,14 +143,6 @@ def exposure(host: str | None, port: int, has_key: bool) -> str:
             "does not guard, such as /invocations; let a proxy pass on only the routes that clients need"
         )
     return f"every client that reaches {host} port {port} may use the model; --api-key or VLLM_API_KEY asks for a key"
-
-
-def is_exposed(host: str | None) -> bool:
-    """Whether other machines may reach a server that listens on ``host``; a name that is not known counts as such."""
-    try:
-        return not ipaddress.ip_address(host or "::").is_loopback
-    except ValueError:
-        return host != "localhost"
 
 
 def check_port_free(host: str, port: int) -> None:

@@ -14,6 +14,7 @@ import typer
 import sloserve
 from sloserve import cli
 from sloserve.cli import root
+from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
 from sloserve.settings import ADMIN_KEY
 from sloserve.vllm_plugin.server import serve
@@ -253,7 +254,7 @@ def test_flags_of_another_scheduler_are_refused(flags: dict[str, object], messag
     ],
 )  # fmt: skip
 def test_hosts_that_other_machines_reach(host: str | None, exposed: bool) -> None:
-    assert serve.is_exposed(host) == exposed
+    assert is_exposed(host) == exposed
 
 
 def test_the_warning_says_what_a_key_does_not_guard() -> None:

@@ -1,0 +1,11 @@
+"""Addresses that a server listens on."""
+
+import ipaddress
+
+
+def is_exposed(host: str | None) -> bool:
+    """Whether other machines may reach a server that listens on ``host``; a name that is not known counts as such."""
+    try:
+        return not ipaddress.ip_address(host or "::").is_loopback
+    except ValueError:
+        return host != "localhost"

@@ -1,0 +1,95 @@
+"""The gateway's server: over TCP and over HTTP/3, with stand-in engines behind it."""
+
+import asyncio
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sloserve.cli.fleet_commands import _read
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.contract.reports import AgentReport, to_json
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.gateway.keys import hash_of
+from sloserve.fleet.run.gateway_process import GatewayServer
+from sloserve.fleet.run.live import place_of
+from sloserve.fleet.store.store import open_store
+from sloserve.quic.httpx_transport import H3Transport
+from tests.fleet.gateway.doors import FLEET, PlayedDoor, until
+from tests.fleet.stand_in.engine import reply
+from tests.quic.serving import certificate_files, trusting
+
+
+@pytest.mark.slow
+def test_a_gateway_serves_http3_beside_tcp(tmp_path: Path) -> None:
+    cert, key = certificate_files()
+    (tmp_path / "keys.yaml").write_text(
+        f"tenants: {{a: {{keys: ['{hash_of('k')}'], class: batch}}, b: {{keys: ['{hash_of('l')}']}}}}"
+    )
+    section = f"{{port: 0, keys: keys.yaml, ssl_certfile: {cert}, ssl_keyfile: {key}, http3: {{enabled: true}}}}"
+    fleet = parse_fleet(f"{FLEET}gateway: {section}\n", str(tmp_path / "fleet.yaml"))
+    place = place_of(fleet, environ={})
+    store = open_store(place.store)
+
+    async def test() -> None:
+        door = PlayedDoor(tmp_path / "door.sock")
+        server = GatewayServer(fleet, place, store, 1.0)
+        store.members.beat("agent", to_json(AgentReport("node-a", door.address, ())))
+        async with door.open():
+            said = await server.start()
+            assert said is not None and said.endswith("streams served by edf")
+            url = f"https://localhost:{said.split()[4].rstrip(',')}"
+            await until(lambda: server._gateway.watch.answered)
+            given: Any = {"base_url": url, "headers": {"authorization": "Bearer k"}, "timeout": 10.0}
+            body = {"model": "chat", "prompt": "abc", "max_tokens": 5, "stream": True}
+            async with httpx.AsyncClient(transport=H3Transport(trusting()), **given) as quic:
+                stream = await quic.post("/v1/completions", json=body)
+                events = [json.loads(x.removeprefix("data: ")) for x in stream.text.split("\n\n")[:-2]]
+                assert "".join(e["choices"][0]["text"] for e in events) == reply("chat", "abc", 5)
+                assert "alt-svc" not in stream.headers and stream.http_version == "HTTP/3"
+                refused = await quic.post("/v1/completions", json=body, headers={"authorization": "Bearer no"})
+                assert refused.status_code == 401
+            tcp_url = f"https://localhost:{server.address.rpartition(':')[2]}"
+            async with httpx.AsyncClient(
+                verify=ssl.create_default_context(cafile=cert), **{**given, "base_url": tcp_url}
+            ) as tcp:
+                models = await tcp.get("/v1/models")
+                assert models.status_code == 200
+                assert models.headers["alt-svc"] == f'h3=":{url.rpartition(":")[2]}"; ma=3600'
+            shown = [(b"authorization", b"Bearer k"), (b"x-tenant-id", b"b"), (b"x-slo-class", b"priority")]
+            service = server._gateway.service(shown)  # the key alone says whose it is, and how urgent it may be
+            assert (service.tenant, service.urgency) == ("a", 5)
+            assert server._gateway.service([(b"authorization", b"Bearer l"), shown[2]]).urgency == 1
+            await server.stop()
+
+    try:
+        asyncio.run(asyncio.wait_for(test(), 60.0))
+    finally:
+        store.close()
+
+
+def test_what_keeps_a_gateway_from_http3_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text((Path(__file__).parents[3] / "configs" / "fleet-tiny.yaml").read_text())
+    (tmp_path / "cpu-tiny.yaml").write_text((Path(__file__).parents[3] / "configs" / "cpu-tiny.yaml").read_text())
+    for given, says in (
+        ({"http3": {"scheduler": "ml"}}, "--quic-scheduler has no effect without HTTP/3; add --http3"),
+        ({"http3": {"enabled": True, "port": 0}}, "--http3-port: 0 is not a port from 1 to 65535"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            _read(path, given)
+    place = place_of(_read(path), tmp_path / "state", {})
+    store = open_store(place.store)
+    for given, says in (
+        ({"port": 0, "http3": {"enabled": True}}, "--http3 needs a certificate: --ssl-certfile and --ssl-keyfile"),
+        ({"port": 0, "ssl_certfile": "x.pem"}, "--ssl-certfile and --ssl-keyfile belong together"),
+        ({"port": 0, "ssl_certfile": "x.pem", "ssl_keyfile": "x.pem"}, "x.pem: no PEM certificate and key"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            GatewayServer(_read(path, given), place, store, 1.0)
+    store.close()
+    with pytest.raises(ConfigError, match=r"settings\.http3: engines of a fleet serve no HTTP/3; move it to gateway"):
+        parse_fleet(FLEET.replace("{policy: edf}", "{http3: {enabled: true, self_signed: true}}"))
