@@ -1,7 +1,7 @@
 """What a request asks for: its model, its SLO as far as its tenant may state one, and what goes on to the engine."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -96,11 +96,7 @@ class Asked:
     def to_model(self, model: str) -> None:
         """Asks for another model, as a chooser of models does."""
         self.model = model
-        try:
-            values = msgspec.json.decode(self.body, type=dict[str, msgspec.Raw])
-            self.body = msgspec.json.encode({**values, "model": model})
-        except (msgspec.MsgspecError, UnicodeDecodeError):  # more than JSON, which engines read too
-            self.body = json.dumps({**json.loads(self.body), "model": model}).encode()
+        self.body = _changed(self.body, lambda values: values.update(model=model))
 
 
 class Reader:
@@ -168,14 +164,29 @@ class Reader:
 
 def _restated(body: bytes, resolved: Resolved) -> bytes:
     """A body that states no more than its tenant may."""
-    values = json.loads(body)
-    slo = values.pop("slo", None)
-    if isinstance(slo, dict) and "report" in slo:
-        values["slo"] = {"report": slo["report"]}
-    values.pop(XARGS, None)
-    if resolved.xargs:
-        values[XARGS] = dict(resolved.xargs)
-    return json.dumps(values).encode()
+
+    def restate(values: dict[str, Any]) -> None:
+        slo = values.pop("slo", None)
+        slo = msgspec.json.decode(slo) if isinstance(slo, msgspec.Raw) else slo
+        if isinstance(slo, dict) and "report" in slo:
+            values["slo"] = {"report": slo["report"]}
+        values.pop(XARGS, None)
+        if resolved.xargs:
+            values[XARGS] = dict(resolved.xargs)
+
+    return _changed(body, restate)
+
+
+def _changed(body: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """A body with some of its fields changed; the others stay as they are written, whatever number that is."""
+    try:
+        raw: dict[str, Any] = {**msgspec.json.decode(body, type=dict[str, msgspec.Raw])}
+        change(raw)
+        return msgspec.json.encode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # more than JSON, which engines read too
+        values = json.loads(body)
+        change(values)
+        return json.dumps(values).encode()
 
 
 def _priority(headers: Iterable[tuple[bytes, bytes]], in_body: object) -> int | None:

@@ -16,11 +16,14 @@ from sloserve.estimator.completion.queue_backlog import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.contract.plan import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
+from sloserve.fleet.gateway.asked import Reader
 from sloserve.fleet.gateway.hold import HeldTooLong, Hold, HoldFull, Wanted
 from sloserve.fleet.gateway.instances import FRESH_S, Instances
+from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.prediction import Pace, Work
 from sloserve.fleet.gateway.prefixes import MOST, PrefixTable, beginnings, part
 from sloserve.scheduler.qlm.contract import ModelState, RunningSums
+from sloserve.settings import PluginSettings
 
 PROFILE = load_profile("h100-llama3-8b")
 PACES = {("m", "h100"): Pace(Serving(PROFILE, EngineSize(256, 8192, PROFILE.kv_capacity_tokens)))}
@@ -207,3 +210,14 @@ def test_a_request_that_was_let_go_waits_no_more_even_before_it_has_its_turn() -
         (await waiting).end()
 
     asyncio.run(scenario())
+
+
+def test_a_body_is_restated_without_reading_what_engines_may_refuse() -> None:
+    digits = "1" * 5000  # more than Python turns into a number
+    body = f'{{"model":"auto","slo":{{"ttft_ms":5,"report":true}},"seed":{digits}}}'.encode()
+    asked = Reader(PluginSettings()).read([], body, Tenant("a", "batch"), "id")
+    asked.to_model("chat")
+    assert asked.body.startswith(b'{"model":"chat","seed":111') and b'"slo":{"report":true}' in asked.body
+    odd = Reader(PluginSettings()).read([], b'{"model":"auto","temperature":NaN}', Tenant("a"), "id")
+    odd.to_model("chat")
+    assert odd.body == b'{"model": "chat", "temperature": NaN}'
