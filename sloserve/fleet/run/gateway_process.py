@@ -20,7 +20,7 @@ from sloserve.fleet.run.live import Place, file_limits
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.quic.front import Http3Front, Tls, check
-from sloserve.wire.asgi import Receive, Scope, Send
+from sloserve.wire.asgi import Message, Receive, Scope, Send
 
 
 class _Server(uvicorn.Server):
@@ -58,7 +58,7 @@ class GatewayServer:
         self.address = f"http{'s' if self._tls.certfile else ''}://{f'[{host}]' if ':' in host else host}:{port}"
         """Where clients reach it."""
         self._gateway = gateway
-        self._drain_s = drain_s
+        self._drain_s, self._http3_ended = drain_s, asyncio.Event()
         ssl_flags = {
             "ssl_certfile": self._tls.certfile,
             "ssl_keyfile": self._tls.keyfile,
@@ -76,15 +76,33 @@ class GatewayServer:
         return await self._front.listen(self._gateway.app, self._http3, self._tls, self._udp, self._gateway.service)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The gateway's, which tells clients on TCP of HTTP/3."""
+        """The gateway's, which tells clients on TCP of HTTP/3, and ends only after what runs over that."""
+        if scope["type"] == "lifespan":
+            await self._gateway.app(scope, self._after_http3(receive), send)
+            return
         send = self._front.advertising(scope, send) if scope["type"] == "http" else send
         await self._gateway.app(scope, receive, send)
+
+    def _after_http3(self, receive: Receive) -> Receive:
+        async def told() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await self._http3_ended.wait()
+            return message
+
+        return told
+
+    async def _stop_http3(self, linger_s: float) -> None:
+        try:
+            await self._front.stop(linger_s)
+        finally:
+            self._http3_ended.set()
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Takes no more requests, and lets those that run end; or breaks them off ``at_once``."""
         self._server.should_exit = True
         self._server.force_exit |= at_once
-        ending: list[Awaitable[None]] = [self._front.stop(0.0 if at_once else self._drain_s)]
+        ending: list[Awaitable[None]] = [self._stop_http3(0.0 if at_once else self._drain_s)]
         ending += [] if self._serving is None else [self._serving]
         await asyncio.gather(*ending, return_exceptions=True)
         await self._gateway.stop()  # a server that is forced to end does not tell its app
