@@ -161,9 +161,15 @@ class InstanceView(Protocol):
         """Whether it serves, and has its model for long enough."""
         ...
 
-    def has_room(self, prompt_tokens: int, *, leaving: int = 0, leaving_tokens: int = 0) -> bool:
-        """Whether a request would be admitted soon, and not wait in the engine's own queue, once ``leaving`` of those
-        in flight have left, which have KV of so many tokens.
+    def has_room(
+        self, prompt_tokens: int, *, given: int = 0, given_tokens: int = 0, leaving: int = 0, leaving_tokens: int = 0
+    ) -> bool:
+        """Whether a request would be admitted soon, and not wait in the engine's own queue.
+
+        Args:
+            prompt_tokens: of the request.
+            given, given_tokens: requests that it was given and does not know of yet, and their prompts.
+            leaving, leaving_tokens: requests in flight that leave before, and the tokens of their KV.
         """
         ...
 

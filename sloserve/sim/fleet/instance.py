@@ -149,15 +149,19 @@ class Instance:
     def host_bytes(self) -> int:
         return self._memory.share_bytes
 
-    def has_room(self, prompt_tokens: int, *, leaving: int = 0, leaving_tokens: int = 0) -> bool:
-        if len(self._parts) <= leaving:
+    def has_room(
+        self, prompt_tokens: int, *, given: int = 0, given_tokens: int = 0, leaving: int = 0, leaving_tokens: int = 0
+    ) -> bool:
+        held = len(self._parts) + given - leaving
+        if held <= 0:
             return True
         settings = self._served[self._serving_model].settings
-        ahead = self._prompts_ahead + prompt_tokens
+        waiting = self._prompts_ahead + given_tokens
+        more = (given_tokens - leaving_tokens) / (settings.kv_blocks * settings.block_size)
         return (
-            len(self._parts) - leaving < settings.max_num_seqs
-            and (not self._prompts_ahead or ahead <= _STEPS_AHEAD * settings.max_num_batched_tokens)
-            and self._engine.kv_used - leaving_tokens / (settings.kv_blocks * settings.block_size) < _KV_ROOM
+            held < settings.max_num_seqs
+            and (not waiting or waiting + prompt_tokens <= _STEPS_AHEAD * settings.max_num_batched_tokens)
+            and self._engine.kv_used + more < _KV_ROOM
         )
 
     def profile(self, model: str) -> Profile:

@@ -176,6 +176,16 @@ def test_every_request_ends_once_with_its_tokens(name: str) -> None:
     assert any(span.phase is Phase.SWAPPING for span in log.spans) is not name.startswith("static")
 
 
+@pytest.mark.parametrize("name", ["on-demand", "collate", "edf", "least-loaded", "qlm/stock"])
+def test_an_instance_that_is_empty_takes_no_more_at_once_than_it_can_run(name: str) -> None:
+    """One tick gave an empty instance all that waited, and the engine beside it nothing."""
+    fleet = fleet_of(["a"], devices=2)
+    requests = [request(f"r{i}", "a", 0.0, output_tokens=50, prompt_tokens=8) for i in range(200)]
+    log = run(fleet, name, requests)
+    assert all(one.outcome is Outcome.COMPLETED for one in log.run.requests)
+    assert log.run.steps.waiting.max() <= 32 and log.run.steps.running.max() <= 32
+
+
 def test_long_jobs_give_way_when_an_urgent_group_comes_to_the_head() -> None:
     """All places are taken; without the operation the urgent requests wait for the end of a job. KV is kept, if so."""
     jobs = [request(f"j{i}", "a", 0.01 * i, output_tokens=1500, cls="batch", prompt_tokens=600) for i in range(32)]

@@ -13,19 +13,22 @@ class Room:
         self.instance = instance
         self.num_requests = instance.num_in_flight
         self.leaving: set[str] = set()
-        self._ahead = 0
+        self._given = self._given_tokens = 0
         self._free_places = self._free_tokens = 0  # of those that leave, not taken again
 
     def takes(self, prompt_tokens: int) -> bool:
         """Whether it takes one more; it then counts as given."""
-        ahead = self._ahead + prompt_tokens
-        if not self.instance.has_room(ahead, leaving=self._free_places, leaving_tokens=self._free_tokens):
+        if not self.instance.has_room(
+            prompt_tokens,
+            given=self._given,
+            given_tokens=self._given_tokens,
+            leaving=self._free_places,
+            leaving_tokens=self._free_tokens,
+        ):
             return False
-        self._ahead = ahead
+        self._given += 1
+        self._given_tokens += prompt_tokens
         self.num_requests += 1
-        if self.leaving:
-            self._free_places -= 1
-            self._free_tokens -= prompt_tokens
         return True
 
     def leaves(self, request_id: str, tokens: int) -> None:
