@@ -220,4 +220,5 @@ def _carried(rows: Sequence[Row]) -> tuple[int, float]:
 
 def tuned_bound(cell: Cell, bounds: Sequence[float], seed: int, form: str) -> str:
     """The name of the run whose bound of the wait has most in time; form: ``collate:max_wait_s={}/stock``."""
-    return max((form.format(f"{bound:g}") for bound in bounds), key=lambda name: run(cell, name, seed)["in_time"])
+    names = [form.format(f"{bound:g}") for bound in bounds]
+    return max(names, key=lambda name: run(cell, name, seed)["in_time"]) if len(names) > 1 else names[0]

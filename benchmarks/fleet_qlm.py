@@ -1,6 +1,6 @@
 """What do QLM's virtual queues gain over simple dispatchers of a fleet, in virtual time? A section for each figure.
 
-    python benchmarks/fleet_qlm.py --section throughput [--seconds 60] [--seeds 3] [--out FOLDER]
+    python benchmarks/fleet_qlm.py --section throughput [--seconds 60] [--seeds 3] [--bound 10] [--out FOLDER]
 
 Every engine has stock's scheduler, so that dispatchers alone differ. All dispatchers see the same requests of a seed.
 The bound of ``collate`` is the best of BOUNDS at the section's first cell, on a seed that is not shown; ``static`` is
@@ -80,11 +80,12 @@ class Section:
         """The section with so many virtual seconds of arrivals in every cell."""
         return replace(self, cells=tuple(replace(cell, seconds=seconds) for cell in self.cells))
 
-    def rows(self, seeds: Sequence[int]) -> Iterator[Row]:
-        """Every run's."""
+    def rows(self, seeds: Sequence[int], bound: float | None = None) -> Iterator[Row]:
+        """Every run's. bound: of the wait under collate, in seconds; tuned here if None."""
         names = self.names
         if COLLATE in names:
-            tuned = tuned_bound(self.cells[0], BOUNDS, TUNING_SEED, COLLATE)
+            tried = BOUNDS if bound is None else (bound,)
+            tuned = tuned_bound(self.cells[0], tried, TUNING_SEED, COLLATE)
             names = tuple(tuned if name == COLLATE else name for name in names)
         for cell in self.cells:
             yield from ladder(cell, self.rates, names, seeds) if self.rates else at(cell, names, seeds)
@@ -191,7 +192,7 @@ SECTIONS = {
     ),
     "operations-w-b": Section(
         "Fig. 13: the same with one model on 2 instances, 26 req/s",
-        (replace(ONE_MODEL, rps=26.0),),
+        at_rates(ONE_MODEL, (26.0,)),
         (QLM, *(f"qlm:{name}=false/stock" for name in OPERATIONS)),
         shows=("in_time", "interactive"),
     ),
@@ -215,13 +216,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a folder; results/fleet-qlm-SECTION if not given")
     parser.add_argument("--seconds", type=float, help="of arrivals, virtual; the section's if not given")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many, from 0 (default: %(default)s)")
+    parser.add_argument("--bound", type=float, help="of the wait under collate, in seconds; tuned if not given")
     given = parser.parse_args()
     section, began_s = SECTIONS[given.section], time.process_time()
     if given.seconds is not None:
         section = section.lasting(given.seconds)
     out = given.out or RESULTS / f"fleet-qlm-{given.section}"
     rows, axis, text = [], section.cells[0].axis, ""
-    for row in section.rows(range(given.seeds)):
+    for row in section.rows(range(given.seeds), given.bound):
         rows.append(row)
         print({key: row[key] for key in ("policy", "value", "rps", "seed", "in_time", "interactive")}, flush=True)
         text = table(section.question, axis, rows, section.shows, ladder=bool(section.rates))
