@@ -10,6 +10,7 @@ at once, as a supervisor would. Leases are 2 s.
 
 Prints and writes benchmarks/results/fleet_failures.json: lines accepted, lost (no result), visible twice; seconds from
 the kill to the first stream and to the first line that ended well after it; processes of killed engines left after 5 s.
+Rows of other kinds stay as they are in the file.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -294,6 +296,18 @@ def _spread(seconds: list[float | None]) -> str:
     return f"{statistics.median(known):.1f} (<= {max(known):.1f})" if known else "none"
 
 
+def keep(results: list[Repetition], engines: str) -> None:
+    """Rows of these runs take the place of those of the same kinds; each says where and when it was measured."""
+    path = ROOT / "benchmarks" / "results" / "fleet_failures.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    rows = known.setdefault(engines, {})
+    for kind in dict.fromkeys(one.kind for one in results):
+        of_kind = [one for one in results if one.kind == kind]
+        run = {"day": time.strftime("%Y-%m-%d"), "leases_s": LEASE_S, **provenance()}
+        rows[kind] = {**run, "table": table(of_kind).splitlines()}
+    path.write_text(json.dumps(known, indent=2) + "\n")
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=20)
@@ -327,14 +341,7 @@ async def main() -> None:
         else:
             shutil.rmtree(folder, ignore_errors=True)
     print(table(results))
-    path = ROOT / "benchmarks" / "results" / "fleet_failures.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    known[args.engines] = {
-        "provenance": provenance(),
-        "leases_s": LEASE_S,
-        "table": table(results).splitlines(),
-    }
-    path.write_text(json.dumps(known, indent=2) + "\n")
+    keep(results, args.engines)
 
 
 if __name__ == "__main__":

@@ -304,8 +304,11 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_no_request_waits_for_a_transition(tmp_path: Path) -> None:
-    """Across 12 transitions each request is answered by its model or refused, and no engine saw what was refused."""
+@pytest.mark.parametrize(
+    ("transitions", "requests"), [(12, 24), pytest.param(50, 1000, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_no_request_waits_for_a_transition(tmp_path: Path, transitions: int, requests: int) -> None:
+    """Each is answered by its model or refused at once, and none comes to an engine that is paused."""
     answered, refused = list[str](), list[Refusal]()
     stopping = asyncio.Event()
 
@@ -321,15 +324,16 @@ def test_no_request_waits_for_a_transition(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.activate("chat")
         clients = [asyncio.ensure_future(client(instance, model)) for model in ("chat", "code") * 2]
-        for turn in range(12):
-            so_far = len(answered)
-            await until(lambda: len(answered) > so_far)  # noqa: B023
+        for turn in range(transitions):
+            wanted = requests * (turn + 1) // transitions
+            await until(lambda: len(answered) >= wanted)  # noqa: B023
             assert await instance.activate(("code", "chat")[turn % 2])
         stopping.set()
         await asyncio.gather(*clients)
-        canaries = 2 + 11  # a record for each model, and a check after each wake
+        canaries = 2 + transitions - 1  # a record for each model, and a check after each wake
         assert sum(len(one.engine.seen) for one in launcher.started) == len(answered) + canaries
-        assert len(launcher.started) == 2
+        assert not any(one.engine.came_paused for one in launcher.started)
+        assert len(answered) >= requests and len(launcher.started) == 2
         assert set(refused) == {Refusal.SWITCHING, Refusal.OTHER_MODEL}
 
     run(tmp_path, test)

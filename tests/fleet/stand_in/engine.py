@@ -74,6 +74,8 @@ class StandIn:
         self.seen: list[str] = []
         """Request ids of all that came."""
         self.aborted = 0
+        self.came_paused = 0
+        """Requests that came while it was paused, and so waited in silence until it was woken."""
         self.asleep: frozenset[str] = frozenset()
         self.accepting = self.flowing = True
         self._changed = asyncio.Condition()
@@ -91,6 +93,7 @@ class StandIn:
         request = Running(request_id)
         self.running.append(request)
         self.seen.append(request_id)
+        self.came_paused += self.is_sleeping
         text, ended = prompt, False
         try:
             async with self._until(lambda: request.aborted or self._has_room()):
