@@ -96,7 +96,8 @@ class Instance:
             phase=self._phase,
             models=models,
             active_for_s=max(now_s - self._since_s, 0.0) if serves else None,
-            ready_in_s=0.0 if serves or self._phase is Phase.EMPTY else max(self._ready_s - now_s, 0.1),
+            # Once it is late it is expected to be as late again: an estimate that stays near would be waited for.
+            ready_in_s=0.0 if serves or self._phase is Phase.EMPTY else max(abs(self._ready_s - now_s), 0.1),
             running=engine.flights.sums() if engine else RunningSums(),
             streams=engine.flights.streams if engine else 0,
             room=max(self._limit(engine) - len(engine.flights), 0) if engine and serves else 0,

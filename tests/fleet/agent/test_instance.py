@@ -1,6 +1,7 @@
 """An agent with stand-in engines: which model serves, what becomes of streams, and what is refused."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -233,6 +234,23 @@ def test_an_adapter_comes_beside_its_base_and_nothing_leaves(tmp_path: Path) -> 
 
     durable = run(tmp_path, test, step_s=0.001)
     assert durable.told[:2] == ["came", "came"]
+
+
+def test_a_model_that_comes_late_is_expected_to_take_as_long_again(tmp_path: Path) -> None:
+    """Else a planner waits for it, moment after moment, beside an instance that is free."""
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        for model in ("chat", "code", "chat", "code"):
+            assert await instance.activate(model)
+        launcher.started[0].engine.faults.hang = ["/wake_up"]
+        coming, said = asyncio.ensure_future(instance.activate("chat")), list[float]()
+        while not coming.done():
+            said.append(instance.report().ready_in_s)
+            await asyncio.sleep(0.01)
+        assert await coming
+        assert any(later > earlier + 0.1 for earlier, later in itertools.combinations(said, 2))
+
+    run(tmp_path, test, late_s=0.4)
 
 
 @pytest.mark.parametrize("fault", [{"refuse": ["/wake_up"]}, {"hang": ["/wake_up"]}, {"wrong": True}, {"step_s": 1.0}])
