@@ -174,3 +174,30 @@ def test_streams_that_are_expected_keep_an_instance_and_many_spread_over_several
     assert groups[0].sums.first_due_s == 45.5 and sum(group.sums.prompt_tokens for group in groups) == 4_000.0
     (late,) = streamed_groups(0.0, [(replace(held, held=1, first_due_in_s=None, last_due_in_s=None), 0.0)], {})
     assert late.sums.first_due_s == math.inf
+
+
+def test_what_waits_for_a_model_that_comes_late_goes_to_an_instance_that_is_free(
+    fleet: Fleet, opened: OpenStore
+) -> None:
+    one = planning(fleet, opened)
+    lines(opened, "chat", 7, 16)
+    for ready_in_s, places in ((0.1, ["a/0"]), (120.0, ["a/1"])):
+        coming = InstanceReport("a/0", "h100", Phase.SWAPPING, {"chat": ACTIVE, "legal": COLD}, ready_in_s=ready_in_s)
+        free = InstanceReport("a/1", "h100", Phase.SERVING, {"chat": WARM, "legal": ACTIVE}, 100.0)
+        opened.members.beat("agent a", to_json(AgentReport("a", "unix:a", (coming, free))))
+        waits = Demand(
+            "chat",
+            "interactive",
+            held=1,
+            output_tokens=10.0,
+            oldest_s=40.0,
+            first_due_in_s=-35.0,
+            last_due_in_s=-35.0,
+            rate_per_s=0.01,
+            mean_output_tokens=10.0,
+            target_s=5.0,
+        )
+        opened.members.beat("gateway", to_json(GatewayReport((waits,))))
+        plan = one.step()
+        assert plan is not None
+        assert [name for name, queue in plan.queues.items() if queue] == places
