@@ -48,22 +48,28 @@ class Plant:
             "interactive": {"rank": 1, "e2e_ms": 1e3 * INTERACTIVE_S * self.slo_scale, "aged_after_s": 60.0},
             "batch": {"rank": 2, "e2e_ms": 1e3 * BATCH_S * self.slo_scale, "aged_after_s": 600.0},
         }
+        models = {
+            name: dict(entry) | {"profile": {d: p for d, p in entry["profile"].items() if self.devices.get(d)}}
+            if isinstance(entry["profile"], Mapping)
+            else dict(entry)
+            for name, entry in self.models.items()
+        }
         host = {"host_memory_gib": self.host_memory_gib, "swap_space_gib": self.swap_space_gib}
         made = parse_fleet(
             yaml.safe_dump(
                 {
-                    "models": {name: dict(entry) for name, entry in self.models.items()},
+                    "models": models,
                     "hosts": {f"node-{d}": {"device": d, "devices": n} | host for d, n in self.devices.items() if n},
                     "switching": dict(self.switching),
                     "settings": {"policy": "edf", "classes": classes},
                 }
             )
         )
-        models = {
+        scaled = {
             name: replace(model, profiles={d: self._dearer(profile) for d, profile in model.profiles.items()})
             for name, model in made.models.items()
         }
-        return replace(made, models=models)
+        return replace(made, models=scaled)
 
     def _dearer(self, profile: Profile) -> Profile:
         cost, factor = model_swap(profile), self.swap_cost_factor
