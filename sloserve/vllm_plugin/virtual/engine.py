@@ -269,8 +269,11 @@ class VirtualEngine(EventLoop):
                 self._end(live, Outcome.COMPLETED, count)
 
     def empty_prefix_cache(self) -> None:
-        """Its model sleeps. It has no requests."""
-        self.scheduler.reset_prefix_cache()
+        """Its model sleeps, and keeps its weights: KV in the swap space stays good, as over a park's own reset.
+
+        It has no requests.
+        """
+        self.scheduler.kv_cache_manager.reset_prefix_cache()
 
     def output_tokens(self, request_id: str) -> int:
         live = self._live.get(request_id)

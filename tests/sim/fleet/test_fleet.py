@@ -321,15 +321,9 @@ def test_vllms_own_scheduler_gives_the_same_fleet(name: str, swap_gib: float, pr
     if prefixes:
         requests = [replace(r, prompt_tokens=2000, prefix_ids=(i % 3, 10, 11, 12)) for i, r in enumerate(requests)]
     model, real = (run(fleet, name, requests, engine) for engine in (ModelEngine, VirtualEngine))
-    assert model.run.counters["evicted_on_switch"] > 0
-    # With KV on the link when a model leaves the two differ by microseconds, and from then on by a step at times.
-    near_s = 0.05 if swap_gib else 0.0
-    for ours, theirs in zip(model.spans, real.spans, strict=True):
-        assert replace(ours, start_s=0.0, end_s=0.0) == replace(theirs, start_s=0.0, end_s=0.0)
-        assert abs(ours.start_s - theirs.start_s) <= near_s and abs(ours.end_s - theirs.end_s) <= near_s
+    assert model.spans == real.spans and model.run.counters["evicted_on_switch"] > 0
     assert model.run.counters["parked"] == real.run.counters["parked"]
     assert (model.run.counters["parked"] > 0) is (swap_gib > 0)
     for ours, theirs in zip(model.run.requests, real.run.requests, strict=True):
-        assert ours.token_times_s.size == theirs.token_times_s.size
-        assert np.abs(ours.token_times_s - theirs.token_times_s).max(initial=0.0) <= near_s
+        assert np.array_equal(ours.token_times_s, theirs.token_times_s)
     assert not math.isnan(model.run.steps.end_s[-1])
