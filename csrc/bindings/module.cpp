@@ -1,0 +1,13 @@
+#include "module.h"
+
+NB_MODULE(_csrc, m) {
+  m.doc() = "Compiled kernels of sloserve; use the typed wrappers in sloserve.kernels.";
+  sloserve::bindings::bind_anneal(m);
+  sloserve::bindings::bind_knapsack(m);
+  sloserve::bindings::bind_digest(m);
+  sloserve::bindings::bind_worth(m);
+  sloserve::bindings::bind_kv_copy(m);
+  sloserve::bindings::bind_kv_reservation(m);
+  sloserve::bindings::bind_kv_hosting(m);
+  sloserve::bindings::bind_fleet(m);
+}

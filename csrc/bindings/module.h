@@ -1,0 +1,17 @@
+// What the files here bind to Python, of csrc/include.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace sloserve::bindings {
+
+void bind_anneal(nanobind::module_& m);
+void bind_knapsack(nanobind::module_& m);
+void bind_digest(nanobind::module_& m);
+void bind_worth(nanobind::module_& m);
+void bind_kv_copy(nanobind::module_& m);
+void bind_kv_reservation(nanobind::module_& m);
+void bind_kv_hosting(nanobind::module_& m);
+void bind_fleet(nanobind::module_& m);
+
+}  // namespace sloserve::bindings
