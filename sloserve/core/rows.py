@@ -53,6 +53,9 @@ COLUMNS: dict[str, tuple[type, float]] = {
     # Prompt tokens found in the prefix cache at first admission. No policy reads it yet: the planner of a fleet needs
     # it to know what a prompt costs on an engine that has its prefix.
     "cached_tokens": (np.int64, 0),
+    # Of a waiting request: tokens that the engine's own prefix cache holds, as of when it was last asked, which is when
+    # the request was queued or preempted, and from time to time while it is near the head of the queue.
+    "hit_tokens": (np.int64, 0),
     "computed_tokens": (np.int64, 0),  # tokens with KV, those in flight included
     # Scheduled, result not yet seen. No policy reads it yet: a budget for each step needs it to know a request's slack.
     "in_flight_tokens": (np.int64, 0),
@@ -115,6 +118,7 @@ class Rows:
     length_p75: FloatArray
     length_p90: FloatArray
     cached_tokens: IntArray
+    hit_tokens: IntArray
     computed_tokens: IntArray
     in_flight_tokens: IntArray
     output_tokens: IntArray

@@ -85,6 +85,7 @@ class Planner:
         self.table = RequestTable(self.needs, port)
         self.held = HeldPlan()
         self.aged = NO_SLOTS
+        self._order_planned = NO_SLOTS  # of the waiting requests, in the last plan
         self._wants_progress = policy.wants_progress or (shadow is not None and shadow.policy.wants_progress)
         self._counters = counters
         self._on_plan = on_plan
@@ -214,6 +215,7 @@ class Planner:
             shadow_s = self._consider(plan, snapshot, now_s, monotonic_s)
             planning_s += self.shadow.charged_s(snapshot) or 0.0
         plan = plan or Plan.IDENTITY
+        self._order_planned = NO_SLOTS if plan.waiting is None else plan.waiting
         self.held = HeldPlan.of(plan, snapshot, monotonic_s)
         plan_s = None
         if self._cost is not None:
@@ -285,6 +287,7 @@ class Planner:
 
     def _snapshot(self, now_s: float) -> Snapshot:
         table = self.table
+        table.look_up(self._order_planned)
         snapshot = table.snapshot(self._facts(), self.port.holding)
         turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s)
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot

@@ -47,6 +47,12 @@ class RequestReader(Protocol):
     def cached_tokens(self, request: Any) -> int | None:
         """Prompt tokens found in the prefix cache at its first admission; ``None`` where that is not known (yet)."""
 
+    def hit_tokens(self, request: Any, before: int) -> int:
+        """Tokens that a waiting request would find in the engine's own prefix cache if it were admitted now.
+
+        before: the last answer, 0 without one; where little has changed since, it makes this one cheap.
+        """
+
     def swapped_tokens(self, request: Any) -> int:
         """Tokens whose KV the host pool keeps, for a preempted request, loading or not; 0 where it keeps nothing."""
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +15,11 @@ from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 
 _PREEMPTED, _RUNNING = int(State.PREEMPTED), int(State.RUNNING)
+
+MOST_HEADS: Final = 64
+"""Requests at the head of the queue whose hits in the prefix cache are kept up to date, more than a step admits."""
+LOOKUPS: Final = 4
+"""Of them, those that are looked up for one plan: a lookup costs some microseconds, a hit lasts for many steps."""
 
 
 class RequestTable:
@@ -37,6 +42,7 @@ class RequestTable:
         self._read = self._columns_to_read()
         self._blocked: dict[int, EngineRequest] = {}
         self._swapped: dict[int, EngineRequest] = {}
+        self._next_head = 0
         self._lora_of: dict[str, int] = {}
         self._loras: Counter[int] = Counter()
         # Two reasons not to touch a request, kept apart: where the one ends, the other still holds.
@@ -59,6 +65,7 @@ class RequestTable:
         if self._reader.is_blocked(request):
             self.rows.state[slot] = State.BLOCKED
             self._blocked[slot] = request
+        self._note_hit(slot, request)
         self._mark(slot)
         return slot
 
@@ -70,6 +77,7 @@ class RequestTable:
                 self.rows.state[slot] = self._reader.state_of(request)
             self._fill(slot, self._reader.live_columns(request, stated, now_s), self.rows.kept)
             self._note_swapped(slot, request)
+            self._note_hit(slot, request)
         return slot
 
     def keep(self, needs: frozenset[str], slo_of: Mapping[str, StatedSLO], now_s: float) -> None:
@@ -84,6 +92,7 @@ class RequestTable:
                 new,
             )
             self._note_swapped(slot, request)
+            self._note_hit(slot, request)
 
     def _note_swapped(self, slot: int, request: EngineRequest) -> None:
         """Notes what the host pool keeps of a request that does not run; it is read anew until the request does."""
@@ -95,6 +104,25 @@ class RequestTable:
             self._swapped[slot] = request
         else:
             self._swapped.pop(slot, None)
+
+    def _note_hit(self, slot: int, request: EngineRequest) -> None:
+        """Notes what the prefix cache holds of a request that waits; of one that runs, nothing."""
+        rows = self.rows
+        if "hit_tokens" in rows.kept:
+            waits = rows.state[slot] != _RUNNING
+            rows.hit_tokens[slot] = self._reader.hit_tokens(request, int(rows.hit_tokens[slot])) if waits else 0
+
+    def look_up(self, order: IntArray) -> None:
+        """Asks the prefix cache anew about some of those who come first in ``order``, slots, each in its turn."""
+        heads = min(order.size, MOST_HEADS)
+        if not heads or "hit_tokens" not in self.rows.kept:
+            return
+        for _ in range(min(LOOKUPS, heads)):
+            slot = int(order[self._next_head % heads])
+            self._next_head = (self._next_head + 1) % heads
+            request = self.request_at[slot]
+            if request is not None:
+                self._note_hit(slot, request)
 
     def _columns_to_read(self) -> frozenset[str]:
         kept = self.rows.kept
@@ -133,6 +161,7 @@ class RequestTable:
         rows = self.rows
         rows.state[slot] = State.PREEMPTED
         self._note_swapped(slot, request)
+        self._note_hit(slot, request)
         for name, value in (
             ("computed_tokens", 0),
             ("kv_blocks", 0),
@@ -165,6 +194,8 @@ class RequestTable:
             for slot in slots:
                 if self._swapped.pop(int(slot), None) is not None:
                     self.rows.swapped_tokens[slot] = 0
+        if "hit_tokens" in self.rows.kept:
+            self.rows.hit_tokens[slots] = 0
         if "cached_tokens" in self.rows.kept:
             for slot in slots:
                 cached_tokens = self._reader.cached_tokens(self.request_at[slot])

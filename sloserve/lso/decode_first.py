@@ -16,24 +16,28 @@ from sloserve.core.rows import Rows
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import NO_SLOTS, EngineFacts
 
-PREFILL_COLUMNS = frozenset({"computed_tokens", "prompt_tokens", "output_tokens", "swapped_tokens"})
+PREFILL_COLUMNS = frozenset({"computed_tokens", "hit_tokens", "prompt_tokens", "output_tokens", "swapped_tokens"})
 """Columns that tell decodes from unfinished prompts."""
 
 
 def tokens_without_kv(rows: Rows, slots: IntArray) -> IntArray:
-    """Tokens of prompt and output that no step has been given yet and the host pool does not keep, ``[len(slots)]``.
+    """Tokens of prompt and output that no step has been given yet, and that neither the prefix cache nor the host pool
+    holds, ``[len(slots)]``.
 
     Below 0 where drafts are in flight.
     """
     known = rows.prompt_tokens[slots] + rows.output_tokens[slots]
-    return known - rows.computed_tokens[slots] - rows.swapped_tokens[slots]
+    # Of what is kept for a request only the part beyond its hit in the prefix cache is loaded.
+    elsewhere = np.maximum(rows.swapped_tokens[slots], rows.hit_tokens[slots])
+    left: IntArray = known - rows.computed_tokens[slots] - elsewhere
+    return left
 
 
 def uncomputed_tokens(rows: Rows, slots: IntArray) -> IntArray:
     """Prefill tokens that no step has been given yet, ``[len(slots)]``: of a waiting request all, of a decode none.
 
-    After a preemption the prompt and the output so far are computed again, both as prefill, but for what the host pool
-    keeps of them.
+    After a preemption the prompt and the output so far are computed again, both as prefill, but for what the prefix
+    cache or the host pool has of them.
     """
     left = tokens_without_kv(rows, slots)
     # The last token of a reply has no KV yet, unless the step that computes it is in flight.

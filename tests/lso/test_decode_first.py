@@ -47,6 +47,11 @@ def test_prefill_that_is_left(computed: int, output: int, left: int) -> None:
     assert unfinished(rows, np.array([0])).tolist() == [left > 0]
 
 
+def test_of_what_the_host_pool_keeps_only_what_the_prefix_cache_lacks_is_loaded() -> None:
+    rows = running({"swapped_tokens": 64}, {"hit_tokens": 48}, {"swapped_tokens": 64, "hit_tokens": 80})
+    assert uncomputed_tokens(rows, np.arange(3)).tolist() == [36, 52, 20]
+
+
 def test_an_unfinished_prompt_does_not_stand_before_decodes() -> None:
     rows = running({"computed_tokens": 64}, {"computed_tokens": 100}, {"computed_tokens": 104, "output_tokens": 5})
     assert decode_first(rows, np.array([0, 2, 1])).tolist() == [2, 1, 0]

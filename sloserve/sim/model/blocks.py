@@ -24,6 +24,10 @@ class KVBlocks:
         """The cached blocks that the request's tokens begin with, all but its last token."""
         return ()
 
+    def hits(self, index: int, before: int) -> int:
+        """How many blocks :meth:`lookup` would find, of which it found ``before`` last time."""
+        return 0
+
     def fits(self, tokens: int, hits: Sequence[int], reserved: int = 0) -> bool:
         """Whether a request of that many tokens can be held, of which ``hits`` are there already, beside ``reserved``
         blocks that stay free.

@@ -61,6 +61,10 @@ class ModelPort:
     def cached_tokens(self, request: ModelRequest) -> int | None:
         return int(self._counts.found[request.index])
 
+    def hit_tokens(self, request: ModelRequest, before: int) -> int:
+        block_size = self._scheduler.settings.block_size
+        return self._scheduler.kv.hits(request.index, before // block_size) * block_size
+
     def swapped_tokens(self, request: ModelRequest) -> int:
         swap = self._scheduler.swap
         return 0 if swap is None else swap.control.store.tokens_of(request.request_id)

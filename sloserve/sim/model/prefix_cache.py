@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
 from sloserve.core.request import PREFIX_BLOCK_TOKENS
+from sloserve.engine.prefix_hit import blocks_hit
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
 from sloserve.sim.model.blocks import KVBlocks
@@ -38,12 +39,19 @@ class PrefixCache(KVBlocks):
 
     def lookup(self, index: int) -> Sequence[int]:
         found = []
-        for i in range((int(self._requests.tokens[index]) - 1) // self._block_size):
+        for i in range(self._full_blocks(index)):
             blocks = self._blocks_with.get(self._node(index, i))
             if blocks is None:
                 break
             found.append(next(iter(blocks)))
         return found
+
+    def hits(self, index: int, before: int) -> int:
+        return blocks_hit(lambda i: self._node(index, i) in self._blocks_with, self._full_blocks(index), before)
+
+    def _full_blocks(self, index: int) -> int:
+        """Of all tokens but the last, which must be computed."""
+        return (int(self._requests.tokens[index]) - 1) // self._block_size
 
     def fits(self, tokens: int, hits: Sequence[int], reserved: int = 0) -> bool:
         # A block in the cache that no request holds counts as free until it is held.

@@ -21,6 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.errors import ConfigError, ShuttingDown
 from sloserve.core.rows import State
+from sloserve.engine.prefix_hit import blocks_hit
 from sloserve.engine.step_clock import StepClock
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts
@@ -47,7 +48,7 @@ SCHEDULER_METHODS = (
 )
 REQUEST_ATTRIBUTES = (
     "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
-    "prefill_stats", "resumable", "skip_reading_prefix_cache", "status", "structured_output_request",
+    "block_hashes", "prefill_stats", "resumable", "skip_reading_prefix_cache", "status", "structured_output_request",
 )  # fmt: skip
 
 _HOLDERS = attrgetter("ref_cnt")
@@ -193,6 +194,22 @@ def holding(scheduler: Any, request: Request) -> Holding:
     if own == len(blocks):
         return Holding(own)
     return Holding(own, {block.block_id: block.ref_cnt for block in blocks if block.ref_cnt > 1})
+
+
+def hit_tokens(scheduler: Any, request: Request, before: int) -> int:
+    """Tokens that a waiting request would find in the prefix cache, see :func:`sloserve.engine.prefix_hit.blocks_hit`.
+
+    (``get_computed_blocks`` of vLLM's looks up every block, and may emit events.)
+    """
+    manager, block_size = scheduler.kv_cache_manager, int(scheduler.block_size)
+    if not manager.enable_caching or request.skip_reading_prefix_cache:
+        return 0
+    pool, hashes = manager.block_pool, request.block_hashes
+    if pool.hash_block_size != block_size:
+        return 0
+    most = min((request.num_tokens - 1) // block_size, len(hashes))
+    found = blocks_hit(lambda i: pool.get_cached_block(hashes[i], [0]), most, before // block_size)
+    return found * block_size
 
 
 def places_taken(scheduler: Any) -> int:

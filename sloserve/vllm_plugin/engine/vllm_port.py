@@ -52,6 +52,9 @@ class VllmReader:
     def cached_tokens(self, request: Request) -> int | None:
         return None if request.prefill_stats is None else int(request.prefill_stats.num_cached_tokens)
 
+    def hit_tokens(self, request: Request, before: int) -> int:
+        return 0  # without a scheduler there is no cache
+
     def swapped_tokens(self, request: Request) -> int:
         return 0 if self._swapping is None else self._swapping.swapped_tokens(request)
 
@@ -106,6 +109,9 @@ class VllmPort(VllmReader):
             return compat.engine_facts(self._scheduler, num_running, others, self._steps, now_s)
         facts = compat.engine_facts(self._scheduler, num_running, others, self._steps, now_s, swapping.promised)
         return replace(facts, swap=swapping.facts())
+
+    def hit_tokens(self, request: Request, before: int) -> int:
+        return compat.hit_tokens(self._scheduler, request, before)
 
     def holding(self, request: Request) -> Holding:
         return compat.holding(self._scheduler, request)

@@ -64,3 +64,36 @@ def test_an_urgent_request_costs_one_that_shares_nothing_not_five_that_do(build:
     log = build("edf:preempt_margin_s=1", enable_prefix_caching=True, **size).run([*jobs, alone, urgent])
     preempted = {r.request.request_id: r.num_preemptions for r in log.requests if r.num_preemptions}
     assert (preempted, log.counters["evictions"]) == ({"alone": 1}, 1)
+
+
+class Looking(Policy):
+    """Serves as vLLM does; notes what rows say that waiting requests find in the prefix cache, and what vLLM finds."""
+
+    needs = frozenset({"hit_tokens"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finds: Callable[[int], int] = int
+        self.told: list[int] = []
+        self.found: list[int] = []
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        self.told += snapshot.rows.hit_tokens[snapshot.waiting].tolist()
+        self.found += map(self.finds, snapshot.waiting.tolist())
+        return Plan(waiting=snapshot.waiting)
+
+
+def test_a_row_says_what_vllm_will_find_in_its_prefix_cache(build: Build, request_of: RequestOf) -> None:
+    """Chats of two rounds on blocks for three requests, so that beginnings are forgotten while requests wait."""
+    policy = Looking()
+    engine = build(policy, enable_prefix_caching=True, max_num_seqs=2, kv_blocks=30, max_num_batched_tokens=64)
+    scheduler = engine.scheduler
+
+    def finds(slot: int) -> int:
+        request = scheduler._planner.table.request_at[slot]
+        return int(scheduler.kv_cache_manager.get_computed_blocks(request)[1])
+
+    policy.finds = finds
+    engine.run([request_of(f"r{i}", 0.02 * i, 100 + 40 * (i % 2), 8, prefix_ids=(i // 2 % 3,)) for i in range(16)])
+    assert policy.told == policy.found
+    assert len(set(policy.found)) > 2 and any(np.diff(policy.found) < 0)
