@@ -1,6 +1,5 @@
 """What comes through one gateway, by model and class: for the planner, and to expect the length of replies."""
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,9 +9,8 @@ from sloserve.core.slo import ClassTable, SLOClass
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.fleet.contract.reports import Demand, GatewayReport
 from sloserve.fleet.gateway.hold import Wanted
+from sloserve.fleet.gateway.rate import Rate
 
-MEMORY_S: Final = 30.0
-"""Time constant of rates: as far back as the planner looks ahead, a few times over."""
 _USUAL_OUTPUT_TOKENS: Final = 256.0
 _LEAST_RATE: Final = 1e-3
 """A model and class that less than this comes of a second is not reported."""
@@ -20,16 +18,9 @@ _LEAST_RATE: Final = 1e-3
 
 @dataclass(slots=True)
 class _Flow:
-    rate_per_s: float = 0.0
-    seen_s: float = float("-inf")
+    rate: Rate = field(default_factory=Rate)
     prompt_tokens: RunningMean = field(default_factory=RunningMean)
     output_tokens: RunningMean = field(default_factory=RunningMean)
-
-    def at(self, now_s: float) -> float:
-        return self.rate_per_s * math.exp(min(self.seen_s - now_s, 0.0) / MEMORY_S)
-
-    def arrived(self, now_s: float) -> None:
-        self.rate_per_s, self.seen_s = self.at(now_s) + 1.0 / MEMORY_S, now_s
 
 
 class DemandMeter:
@@ -41,7 +32,7 @@ class DemandMeter:
 
     def arrived(self, model: str, slo_class: str, prompt_tokens: int, now_s: float) -> None:
         flow = self._flows[model, slo_class]
-        flow.arrived(now_s)
+        flow.rate.add(1.0, now_s)
         flow.prompt_tokens.add(float(prompt_tokens))
 
     def ended(self, model: str, slo_class: str, output_tokens: int) -> None:
@@ -54,11 +45,6 @@ class DemandMeter:
         expected = _USUAL_OUTPUT_TOKENS if mean is None else max(mean, 1.0)
         return expected if limit is None else min(expected, float(limit))
 
-    def prompts_per_s(self, model: str, now_s: float) -> float:
-        """Tokens of prompts that come for the model, of all classes."""
-        flows = (flow for (of, _), flow in self._flows.items() if of == model)
-        return sum(flow.at(now_s) * (flow.prompt_tokens.value or 0.0) for flow in flows)
-
     def report(self, held: Iterable[Wanted], now_s: float) -> GatewayReport:
         """For the planner. held: those that wait now."""
         waiting: defaultdict[tuple[str, str], list[Wanted]] = defaultdict(list)
@@ -67,7 +53,7 @@ class DemandMeter:
         told = [
             self._demand(key, waiting.get(key, []), now_s)
             for key in sorted(self._flows.keys() | waiting.keys())
-            if key in waiting or self._flows[key].at(now_s) >= _LEAST_RATE
+            if key in waiting or self._flows[key].rate.at(now_s) >= _LEAST_RATE
         ]
         return GatewayReport(tuple(told))
 
@@ -86,7 +72,7 @@ class DemandMeter:
             last_due_in_s=max(dues, default=None),
             oldest_s=max((now_s - wanted.arrival_s for wanted in held), default=0.0),
             until_first_token=slo_class.targets.ttft_s is not None,
-            rate_per_s=flow.at(now_s),
+            rate_per_s=flow.rate.at(now_s),
             mean_prompt_tokens=flow.prompt_tokens.value or 0.0,
             mean_output_tokens=flow.output_tokens.value or _USUAL_OUTPUT_TOKENS,
             target_s=target_s(slo_class),

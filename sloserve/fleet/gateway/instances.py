@@ -6,8 +6,9 @@ from typing import Final
 
 from sloserve.fleet.contract.plan import Plan
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
-from sloserve.fleet.gateway.prediction import Pace, Work, total
+from sloserve.fleet.gateway.prediction import NOTHING, Pace, Work, total
 from sloserve.fleet.gateway.prefixes import Beginning, PrefixTable
+from sloserve.fleet.gateway.rate import Rate
 from sloserve.scheduler.qlm.contract import ModelState
 
 FRESH_S: Final = 3.0
@@ -26,6 +27,7 @@ class Instance:
     def __init__(self, report: InstanceReport, door: str) -> None:
         self.report, self.door = report, door
         self.prefixes = PrefixTable()
+        self._prompts = Rate()
         self.seen_s = float("-inf")
         self._sent = 0
         self._ended = 0
@@ -52,6 +54,7 @@ class Instance:
         """What its agent says of it. told: :attr:`sent` when it was asked."""
         if report.active != self.report.active or report.phase is not Phase.SERVING:
             self.prefixes.clear()
+            self._prompts = Rate()
         self.report, self.door, self.seen_s = report, door, now_s
         self._ended = 0
         if self._refused_at is not None and told >= self._refused_at:
@@ -63,27 +66,23 @@ class Instance:
         report = self.report
         return report.phase is Phase.SERVING and report.active == model and now_s - self.seen_s < FRESH_S
 
-    def send(self, work: Work, prompt: Sequence[Beginning]) -> "Flight":
+    def send(self, work: Work, prompt: Sequence[Beginning], now_s: float) -> "Flight":
         """A request goes there."""
         flight = Flight(self, self._sent)
+        self._prompts.add(max(work.prompt_tokens - self.prefixes.cached_tokens(prompt), 0.0), now_s)
         self._since[self._sent] = work
         self._sent += 1
         self.prefixes.sent(prompt)
         return flight
 
-    def completion_s(self, pace: Pace, new: Work, prompt: Sequence[Beginning]) -> float:
-        """When it should complete a new request, in seconds from now."""
-        sent = total(self._since.values())
-        return pace.completion_s(self.report.running, sent, new, self.prefixes.cached_tokens(prompt))
-
     def times_s(
-        self, pace: Pace, new: Work, prompt: Sequence[Beginning], held: Work, prompts_per_s: float
+        self, pace: Pace, new: Work, prompt: Sequence[Beginning], now_s: float, held: Work = NOTHING
     ) -> tuple[float, float]:
-        """Its first and its last token, in seconds from now. held: what waits for it in the gateway. prompts_per_s: as
-        for :meth:`Pace.times_s`.
+        """First and last token of a new request, in seconds from now: prompts are taken to come as they have lately.
+        held: what waits for it in the gateway.
         """
-        sent = total((*self._since.values(), held))
-        return pace.times_s(self.report.running, sent, new, self.prefixes.cached_tokens(prompt), prompts_per_s)
+        sent, cached = total((*self._since.values(), held)), self.prefixes.cached_tokens(prompt)
+        return pace.times_s(self.report.running, sent, new, cached, self._prompts.at(now_s))
 
     @property
     def requests(self) -> int:
@@ -159,7 +158,11 @@ class Instances:
         if len(able) < 2:
             return able[0] if able else None
         known = prompt if self.affinity else ()
-        return min(able, key=lambda i: i.completion_s(self.paces.get((model, i.report.device), UNKNOWN), work, known))
+
+        def completion_s(one: Instance) -> float:
+            return one.times_s(self.paces.get((model, one.report.device), UNKNOWN), work, known, now_s)[1]
+
+        return min(able, key=completion_s)
 
     def state_of(self, model: str, now_s: float) -> str:
         """Where the best copy of a model is: ``active``, ``coming``, ``warm``, ``cold``; ``unavailable``: nowhere."""

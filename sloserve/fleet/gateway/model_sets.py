@@ -77,7 +77,7 @@ class ModelSets:
         )
 
     def _candidate(self, model: FleetModel, asked: Asked, facts: RequestFacts, now_s: float) -> Candidate:
-        instances, demand = self._parts.instances, self._parts.demand
+        instances = self._parts.instances
         serving = instances.serving(model.name, now_s)
         ready_in_s = 0.0 if serving else instances.ready_in_s(model.name, now_s)
         most_s = self._parts.limits.hold_max_s if asked.ttl_s is None else asked.ttl_s - facts.elapsed_s
@@ -88,14 +88,13 @@ class ModelSets:
         share = 1.0 / max(len(serving), 1)
         held = Work(math.ceil(waiting.requests * share), waiting.prompt_tokens * share, waiting.output_tokens * share)
         new = Work(1, facts.prompt_tokens, facts.output_tokens)
-        prompts_per_s = demand.prompts_per_s(model.name, now_s) * share
         times = []
         for one in serving:
             pace = instances.paces.get((model.name, one.report.device), UNKNOWN)
-            times.append(one.times_s(pace, new, prompt, held, prompts_per_s))
+            times.append(one.times_s(pace, new, prompt, now_s, held))
         if not serving:
             paces = [pace for (name, _), pace in instances.paces.items() if name == model.name] or [UNKNOWN]
-            times = [pace.times_s(RunningSums(), held, new, 0.0, prompts_per_s) for pace in paces]
+            times = [pace.times_s(RunningSums(), held, new, 0.0, 0.0) for pace in paces]
         first_s, completion_s = min(times, key=lambda pair: pair[1])
         return Candidate(
             model=model.name,

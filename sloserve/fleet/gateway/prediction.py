@@ -1,7 +1,7 @@
 """When would an instance complete a request that is sent there now?
 
-Prompts that wait there are computed first, at the rate of full steps; then each token takes a step of all that run, and
-who finds all seats taken waits for one. Expected values: good enough to tell instances apart.
+Prompts that wait there are computed first, at the rate of full steps; then each token takes a step of all that run,
+longer by the prompts that come meanwhile, and who finds all seats taken waits for one. Expected values.
 """
 
 from collections.abc import Iterable
@@ -27,6 +27,9 @@ class Work:
     output_tokens: float = 0.0
 
 
+NOTHING: Final = Work(0)
+
+
 def total(works: Iterable[Work]) -> Work:
     """All of them together."""
     works = list(works)
@@ -46,12 +49,8 @@ class Pace:
             load = StepLoad(prefill_tokens=budget, num_prefills=1, prefill_attention_tokens2=budget**2)
             self._prompt_token_s = serving.latency.step_s(load) / budget
 
-    def completion_s(self, running: RunningSums, sent: Work, new: Work, cached_tokens: float) -> float:
-        """Seconds until the last token of ``new``, expected; see :meth:`times_s`."""
-        return self.times_s(running, sent, new, cached_tokens)[1]
-
     def times_s(
-        self, running: RunningSums, sent: Work, new: Work, cached_tokens: float, prompts_per_s: float = 0.0
+        self, running: RunningSums, sent: Work, new: Work, cached_tokens: float, prompts_per_s: float
     ) -> tuple[float, float]:
         """Seconds until the first and until the last token of ``new``, expected.
 
@@ -59,7 +58,8 @@ class Pace:
             running: what the instance last said it has.
             sent: what went there since.
             cached_tokens: of the new prompt, those that should be in the prefix cache.
-            prompts_per_s: tokens of prompts that come while it runs; steps take longer by as much.
+            prompts_per_s: tokens of prompts that come while it runs, without those that are cached; steps take longer
+                by as much.
         """
         prompt = max(new.prompt_tokens - cached_tokens, 1.0)
         prompts_s = (running.prefill_tokens + sent.prompt_tokens + prompt) * self._prompt_token_s

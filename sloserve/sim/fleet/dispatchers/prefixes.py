@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sloserve.core.request import PREFIX_BLOCK_TOKENS
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.queue_backlog import EngineSize
-from sloserve.fleet.gateway.prediction import Pace, Work
+from sloserve.fleet.gateway.prediction import NOTHING, Pace, Work
 from sloserve.fleet.gateway.prefixes import Beginning, PrefixTable, chained
 from sloserve.scheduler.qlm.contract import RunningSums
 from sloserve.scheduler.qlm.groups import Member
@@ -71,7 +71,7 @@ def first_to_complete(
         )
         comes_s = 0.0 if instance.active == request.model else instance.swap_s(request.model)
         pace = Pace(serving_of(instance, request.model))
-        return comes_s + pace.completion_s(running, Work(0), new, hits.get(instance.name, 0.0))
+        return comes_s + pace.times_s(running, NOTHING, new, hits.get(instance.name, 0.0), 0.0)[1]
 
     return min(instances, key=lambda i: (seconds(i), i.name))
 

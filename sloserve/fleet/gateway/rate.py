@@ -1,0 +1,32 @@
+"""How much of something comes a second, lately."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+MEMORY_S: Final = 30.0
+"""Time constant: as far back as the planner looks ahead, a few times over."""
+_LEAST_S: Final = 3.0
+"""What came first is taken to be of so long a time, at least."""
+
+
+@dataclass(slots=True)
+class Rate:
+    """Of amounts that come at times, in seconds of one clock that never goes back."""
+
+    _per_s: float = 0.0
+    _seen_s: float = float("-inf")
+    _first_s: float = float("inf")
+
+    def at(self, now_s: float) -> float:
+        """Amount a second."""
+        known = -math.expm1(-max(now_s - self._first_s, _LEAST_S) / MEMORY_S)  # share of the memory that is filled
+        return self._faded(now_s) / known
+
+    def add(self, amount: float, now_s: float) -> None:
+        """So much has come."""
+        self._per_s, self._seen_s = self._faded(now_s) + amount / MEMORY_S, now_s
+        self._first_s = min(self._first_s, now_s)
+
+    def _faded(self, now_s: float) -> float:
+        return self._per_s * math.exp(min(self._seen_s - now_s, 0.0) / MEMORY_S)

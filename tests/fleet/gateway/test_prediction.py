@@ -1,0 +1,90 @@
+"""When an instance should complete a request, beside when an engine in virtual time does."""
+
+import numpy as np
+import pytest
+
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.estimator.completion.group_time import Serving
+from sloserve.estimator.completion.queue_backlog import EngineSize
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
+from sloserve.fleet.gateway.instances import Instance, Instances
+from sloserve.fleet.gateway.prediction import Pace, Work
+from sloserve.fleet.gateway.prefixes import chained
+from sloserve.scheduler.qlm.contract import ModelState, RunningSums
+from sloserve.sim.model.engine import ModelEngine
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+
+PROFILE = load_profile("a100-opt-2.7b")
+BUDGET, OUTPUT = 2048, 64
+IDLE = RunningSums()
+PACE = Pace(Serving(PROFILE, EngineSize(PROFILE.max_num_seqs, BUDGET, PROFILE.kv_capacity_tokens)))
+
+
+def report(running: RunningSums = IDLE, name: str = "i", **given: ModelState) -> InstanceReport:
+    models = given or {"m": ModelState.ACTIVE}
+    return InstanceReport(name, "a100", Phase.SERVING, models, running=running, room=100)
+
+
+def test_prompts_that_come_meanwhile_count() -> None:
+    """Without them the same requests are foreseen to take a quarter less than they do."""
+    rng = np.random.default_rng(0)
+    arrival_s = np.cumsum(rng.exponential(1 / 16, 200)) + 60.0
+    prompts = rng.choice([512, 512, 512, 1800], 200)
+    slo = DEFAULT_CLASSES.slo(None, Targets())
+    requests = [
+        WorkloadRequest(f"r{i}", float(arrival_s[i]), int(prompts[i]), OUTPUT, slo) for i in range(prompts.size)
+    ]
+    settings = EngineSettings(PROFILE.kv_blocks, max_num_batched_tokens=BUDGET, max_model_len=PROFILE.max_model_len)
+    times = [one.token_times_s for one in ModelEngine(settings, PROFILE, None).run(requests).requests]
+    instance, foreseen, blind = Instance(report(), "unix:a"), [], []
+    for i, at_s in enumerate(arrival_s):
+        running = _running(prompts, times, i, at_s)
+        instance.reported(report(running), "unix:a", instance.sent, at_s)
+        new = Work(1, float(prompts[i]), OUTPUT)
+        foreseen.append(instance.times_s(PACE, new, (), at_s)[1])
+        blind.append(PACE.times_s(running, Work(0), new, 0.0, 0.0)[1])
+        instance.send(new, (), at_s)
+    actual_s = np.array([of[-1] for of in times]) - arrival_s
+    known = slice(60, 160)  # the rate is known by then, and holds while they run
+    assert abs(np.mean(foreseen[known] / actual_s[known]) - 1.0) < 0.15
+    assert np.mean(blind[known] / actual_s[known]) < 0.8
+
+
+def _running(prompts: np.ndarray, times: list[np.ndarray], before: int, at_s: float) -> RunningSums:
+    """What an agent would say that its engine has."""
+    given = [np.searchsorted(of, at_s, side="right") for of in times[:before]]
+    there = [(int(prompts[j]), int(n)) for j, n in enumerate(given) if n < OUTPUT]
+    begun = [prompt + n for prompt, n in there if n]
+    left = sum(OUTPUT - n for _, n in there)
+    return RunningSums(len(there), sum(prompt for prompt, n in there if not n), sum(begun), left)
+
+
+def test_an_instance_that_gets_many_prompts_is_slower_and_one_with_a_new_model_has_none_yet() -> None:
+    instances = Instances({("m", "a100"): PACE})
+    two = report(name="busy"), report(name="quiet")
+    instances.reported(AgentReport("h", "unix:a", two), "unix:a", {}, 0.0)
+    busy = instances.by_name["busy"]
+    for i in range(100):  # all of them have ended since
+        busy.send(Work(1, 2000, 1), (), 0.01 * i).end()
+    instances.reported(AgentReport("h", "unix:a", two), "unix:a", instances.sent(), 1.0)
+    new = Work(1, 100, 100)
+    chosen = instances.choose("m", "c", new, (), 1.0)
+    assert chosen is not None and chosen.name == "quiet"
+    assert busy.times_s(PACE, new, (), 1.0)[1] > 1.2 * chosen.times_s(PACE, new, (), 1.0)[1]
+    assert busy.times_s(PACE, new, (), 900.0) == pytest.approx(chosen.times_s(PACE, new, (), 900.0))  # long ago
+    for models in ({"n": ModelState.ACTIVE}, {"m": ModelState.ACTIVE}):
+        busy.reported(report(name="busy", **models), "unix:a", busy.sent, 1.0)
+    assert busy.times_s(PACE, new, (), 1.0) == chosen.times_s(PACE, new, (), 1.0)
+
+
+def test_what_is_in_the_prefix_cache_is_no_prompt_that_comes() -> None:
+    instance = Instance(report(), "unix:a")
+    prompt = chained("m", ((b"x", 2000),))
+    for i in range(100):
+        instance.send(Work(1, 2000, 1), prompt, 0.01 * i).end()
+    fresh = Instance(report(), "unix:a")
+    fresh.send(Work(1, 2000, 1), (), 0.0).end()
+    new = Work(1, 100, 100)
+    assert abs(instance.times_s(PACE, new, (), 1.0)[1] / fresh.times_s(PACE, new, (), 1.0)[1] - 1.0) < 0.01
