@@ -43,6 +43,18 @@ def test_a_priority_request_without_targets_goes_before_a_background_one_with_a_
     assert planned is not None and int(planned[0]) == 3
 
 
+@pytest.mark.parametrize("full", [{"max_num_seqs": 2}, {"free_blocks": 1, "total_blocks": 64}])
+@pytest.mark.parametrize("name", FIRST_BY_CLASS)
+def test_no_priority_request_without_targets_gives_way_to_a_less_urgent_class(
+    name: str, full: dict[str, int], snapshot: Make
+) -> None:
+    chat = {"arrival_s": NOW_S - 0.5, "ttft_s": 1.0, "tds": 5.0, "prompt_tokens": 200, "class_rank": 1, "priority": 1}
+    plain = {"arrival_s": NOW_S - 30.0, "first_token_s": NOW_S - 29.0, "prompt_tokens": 200, "class_rank": 0}
+    plain |= {"computed_tokens": 300, "kv_blocks": 19, "output_tokens": 101, "max_tokens": 900}
+    policy = make_policy(name, {"hysteresis": 0.0} if name == "auto" else {})
+    assert not policy.plan(snapshot([chat], [plain] * 2, **full), NOW_S).preempt.size
+
+
 def test_sjf_serves_class_after_class_the_shortest_first_in_each(snapshot: Make) -> None:
     tokens_and_rank = [(5, 2), (900, 0), (5, 1), (90, 0), (300, 0)]
     waiting = [{"oracle_output_tokens": n, "class_rank": rank} for n, rank in tokens_and_rank]

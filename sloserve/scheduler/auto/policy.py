@@ -87,8 +87,8 @@ class Auto(Policy):
         again_s[queued:] = context[queued:] * pace.prompt_token_s * preemption_price(rows, snapshot.running, engine)
         gain, cost, _ = worth_of(rows, slots, queued, engine, pace, left, runs, prefill, again_s, now_s)
         key = -gain / cost
-        rank, seq = rows.class_rank[slots], rows.seq[slots]
-        lowered = by_class(key, rank, without_targets(rows, slots))
+        rank, seq, undecided = rows.class_rank[slots], rows.seq[slots], without_targets(rows, slots)
+        lowered = by_class(key, rank, undecided)
         waiting = first_places(
             key[:queued], lowered[:queued], rank[:queued], seq[:queued], min(queued, engine.max_num_seqs)
         )
@@ -102,7 +102,9 @@ class Auto(Policy):
             if self.settings.preempt and fit < order.size:
                 of_all = float(gain[:queued].sum()) / max(float(cost[:queued].sum()), 1e-9)
                 heads = self._heads(order, waiting, prefill, engine, fit)
-                victims, more = self._make_room(snapshot, slots, heads, gain, running, gain + of_all * again_s, fit)
+                # Without targets a running request loses no less than any request of a less urgent class gains.
+                loss = -by_class(-(gain + of_all * again_s), rank, undecided)
+                victims, more = self._make_room(snapshot, slots, heads, gain, running, loss, fit)
                 fit += more
             if victims.size:
                 stay = stay[~np.isin(stay, victims)]
