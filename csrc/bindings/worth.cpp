@@ -43,7 +43,7 @@ void bind_worth(nb::module_& m) {
         std::vector<double> gain(n), cost(n);
         const double wait_s =
             worth(requests.data(), n, queued, runs.data(), ahead.data(), ahead.shape(0),
-                  {e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7], e[8]}, gain.data(), cost.data());
+                  {e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7], e[8], e[9], e[10], e[11], e[12]}, gain.data(), cost.data());
         return std::tuple(to_numpy(std::move(gain)), to_numpy(std::move(cost)), wait_s);
       },
       "requests"_a.noconvert(), "queued"_a, "runs"_a.noconvert(), "ahead"_a.noconvert(), "engine"_a.noconvert());

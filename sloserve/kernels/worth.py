@@ -22,8 +22,10 @@ def worth(
         queued: how many of the first of them wait.
         runs: ``[n, t]``; the chance that more than ``ahead`` tokens are still to come.
         ahead: ``[t]``, ascending from 0.
-        engine: ``[9]``; seconds of a step, of a full one, of a prompt token, of one more decode; tokens of the KV
-            cache; seats; the delay as a share of the waiting cost; TTFT and TDS of a reader that states only the other.
+        engine: ``[13]``; seconds of a step, of a full one, of a prompt token, of one more decode; tokens of the KV
+            cache; seats; the delay as a share of the waiting cost; TTFT and TDS of a reader that states only the other;
+            what experience and stretch count, in good requests; the target of a request without any, in seconds; the
+            power of a share that is a price.
 
     Raises: ValueError where these do not fit together.
     """

@@ -11,9 +11,10 @@ from sloserve.kernels.survival import survival
 from sloserve.kernels.worth import worth
 
 AHEAD = np.array([0.0, 4.0, 10.0, 30.0, 100.0, 400.0, 2000.0])
-STEP_S, FULL_S, PROMPT_TOKEN_S, TOKEN_S, KV_TOKENS, SEATS, SHARE, TTFT_S, TDS = FACTS = (
+STEP_S, FULL_S, PROMPT_TOKEN_S, TOKEN_S, KV_TOKENS, SEATS, SHARE, TTFT_S, TDS, *_ = FACTS = (
     *(0.02, 0.1, 5e-5, 1e-4),
     *(50_000.0, 64.0, 0.2, 1.0, 4.8),
+    *(0.5, 0.1, 600.0, 2.0),
 )
 NODES, WEIGHTS = np.polynomial.laguerre.laggauss(3)
 NAN = math.nan

@@ -34,12 +34,12 @@ enum WorthRow : std::size_t {
 
 // step_s .. token_s: how fast the engine is, see the Python side. kv_tokens: that its cache holds. seats: requests that may
 // run. wait_share: of the cost of what waits, after which a request that is not served now is. reader_ttft_s, reader_tds:
-// of a reader that states only the other.
+// of a reader that states only the other. experience .. price_power: chosen, sloserve/scheduler/auto/constants.py.
 struct WorthEngine {
   double step_s, full_s, prompt_token_s, token_s, kv_tokens, seats, wait_share, reader_ttft_s, reader_tds;
+  double experience, stretch, unhurried_s, price_power;
 };
 
-inline constexpr double kWorthGood = 1.0, kWorthExperience = 0.5, kWorthStretch = 0.1, kWorthUnhurried = 600.0;
 // Gauss and Laguerre's rule of three nodes: the mean of f(T), T exponential with mean w, is the sum of weight * f(node * w).
 inline constexpr std::array<double, 3> kWorthNodes = {0.41577455678348, 2.29428036027904, 6.28994508293748};
 inline constexpr std::array<double, 3> kWorthNodeWeights = {0.711093009929173, 0.278517733569241, 0.0103892565015861};
@@ -90,9 +90,11 @@ inline double worth(const double* rows, std::size_t n, std::size_t queued, const
     for (std::size_t k = 0; k < 3; ++k) needed[k] += taken[i][k];
   }
   const double most = std::max({needed[0], needed[1], needed[2], 1e-12});
+  std::array<double, 3> price;
+  for (std::size_t k = 0; k < 3; ++k) price[k] = std::pow(needed[k] / most, engine.price_power);
   for (std::size_t i = 0; i < n; ++i) {
     cost[i] = 0.0;
-    for (std::size_t k = 0; k < 3; ++k) cost[i] += (needed[k] / most) * (needed[k] / most) * taken[i][k];
+    for (std::size_t k = 0; k < 3; ++k) cost[i] += price[k] * taken[i][k];
     cost[i] = std::max(cost[i], 1e-9);
   }
 
@@ -112,7 +114,7 @@ inline double worth(const double* rows, std::size_t n, std::size_t queued, const
     const double expected = std::isnan(ttft) ? engine.reader_ttft_s : ttft;
     const double reading = std::isnan(pace) ? 1.0 / engine.reader_tds : pace;
     one.dry_s = reads ? (begun ? reading * done - since_first : expected - age) - prefill_s : kInf;
-    const double streamed = reads ? expected + (std::isnan(pace) ? 0.0 : pace * (done + left)) : kWorthUnhurried;
+    const double streamed = reads ? expected + (std::isnan(pace) ? 0.0 : pace * (done + left)) : engine.unhurried_s;
     one.target_s = std::isnan(e2e) ? streamed : e2e;
     one.lived_s = age + prefill_s;
     one.due_s = e2e - one.lived_s;
@@ -144,9 +146,9 @@ inline double worth(const double* rows, std::size_t n, std::size_t queued, const
     }
     if (timed) in_time = std::min(later / one.good, 1.0);
     const double kept = -std::expm1(-std::max(one.slack_s - again_s, 0.0) / wait_s);
-    gain[i] = kWorthGood * one.good * (1.0 - in_time * kept);
-    if (one.dry_s < kInf) gain[i] += kWorthExperience * (detail::ratio2(span, std::max(-one.dry_s, 0.0)) - experience);
-    gain[i] += kWorthStretch * one.target_s * (1.0 / ends_s - stretch);
+    gain[i] = one.good * (1.0 - in_time * kept);
+    if (one.dry_s < kInf) gain[i] += engine.experience * (detail::ratio2(span, std::max(-one.dry_s, 0.0)) - experience);
+    gain[i] += engine.stretch * one.target_s * (1.0 / ends_s - stretch);
     gain[i] *= at(kWorthWeight, i);
   }
   return wait_s;

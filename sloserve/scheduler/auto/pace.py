@@ -5,11 +5,10 @@ from typing import Final
 
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.lso.plan import EngineFacts
+from sloserve.scheduler.auto import constants
 
 _MORE_SEQS: Final = 16
 """Decodes by which a step is made larger to see what one more takes."""
-PENDING_STEPS: Final = 16.0
-"""Full steps of prompts ahead from which on all steps are taken to be full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,5 +41,5 @@ def pace_of(engine: EngineFacts, decodes: int, context_tokens: int, pending_toke
     full = StepLoad(room, 1, decodes, context_tokens, room * room)
     alone_s, more_s, full_s = latency.step_s(alone), latency.step_s(more), latency.step_s(full)
     full_s = max(full_s, alone_s)
-    share = min(pending_tokens / (PENDING_STEPS * room), 1.0)
+    share = min(pending_tokens / (constants.CONSTANTS.pending_steps * room), 1.0)
     return Pace(alone_s + share * (full_s - alone_s), full_s, full_s / room, max((more_s - alone_s) / _MORE_SEQS, 1e-9))

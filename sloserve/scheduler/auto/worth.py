@@ -39,13 +39,10 @@ from sloserve.kernels.worth import worth
 from sloserve.lso.forecast import AHEAD
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.pace import PACE_COLUMNS, pace_s
+from sloserve.scheduler.auto import constants
 from sloserve.scheduler.auto.pace import Pace
 from sloserve.scheduler.policy import EngineFacts
 
-WAIT_SHARE: Final = 0.2
-"""The mean delay, as a share of the cost of all that wait and have a chance."""
-CLASS_WEIGHT: Final = 0.5
-"""Weight of a class relative to the next more urgent one."""
 WORTH_COLUMNS: Final = (
     PACE_COLUMNS | LENGTH_COLUMNS | {"arrival_s", "class_rank", "e2e_s", "first_token_s", "prompt_tokens", "ttft_s"}
 )
@@ -84,6 +81,7 @@ def worth_of(
         again_s: ``[n]``, delay beside T if it is not served now; of running requests, to have their KV back.
         now_s: epoch seconds.
     """
+    chosen = constants.CONSTANTS
     done = rows.output_tokens[slots]
     requests = np.array(
         (
@@ -98,12 +96,14 @@ def worth_of(
             prefill_tokens,
             rows.prompt_tokens[slots] + done,
             again_s,
-            CLASS_WEIGHT ** np.minimum(rows.class_rank[slots], 30),
+            chosen.class_weight ** np.minimum(rows.class_rank[slots], 30),
         ),
         np.float64,
     )
     facts = (
         *(pace.step_s, pace.full_s, pace.prompt_token_s, pace.token_s),
-        *(engine.total_blocks * engine.block_size, engine.max_num_seqs, WAIT_SHARE, DEFAULT_TTFT_S, DEFAULT_TDS),
+        *(engine.total_blocks * engine.block_size, engine.max_num_seqs, chosen.wait_share),
+        *(DEFAULT_TTFT_S, DEFAULT_TDS),
+        *(chosen.experience, chosen.stretch, chosen.unhurried_s, chosen.price_power),
     )
     return Worth(*worth(requests, queued, runs, _AHEAD, np.array(facts, np.float64)))

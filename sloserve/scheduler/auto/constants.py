@@ -1,0 +1,30 @@
+"""The numbers that ``auto`` has chosen, each a ratio but one; docs/policies/auto.md says what each does if it is other.
+
+They are no options: an operator has nothing to gain by them. Benchmarks vary them by replacing :data:`CONSTANTS`, which
+is read at each plan.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """experience: what the perfect experience of a reader counts, in good requests. stretch: what an immediate reply
+    counts, in good requests. unhurried_s: the target by which the stretch of a request without targets is measured.
+
+    wait_share: the mean delay of what is not served now, as a share of the cost of all that wait and have a chance.
+    class_weight: of a class relative to the next more urgent one. price_power: a resource that is needed for the share
+    x of the time for which the scarcest is has the price x to this power. pending_steps: full steps of prompts ahead
+    from which on all steps are taken to be full.
+    """
+
+    experience: float = 0.5
+    stretch: float = 0.1
+    unhurried_s: float = 600.0
+    wait_share: float = 0.2
+    class_weight: float = 0.5
+    price_power: float = 2.0
+    pending_steps: float = 16.0
+
+
+CONSTANTS = Constants()
