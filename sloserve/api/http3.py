@@ -3,6 +3,8 @@
 import logging
 from typing import Any
 
+import prometheus_client
+
 from sloserve.core.errors import ConfigError
 from sloserve.quic import front
 from sloserve.settings import PluginSettings
@@ -26,7 +28,8 @@ class Http3Front(front.Http3Front):
             from sloserve.quic.service import by_class
 
             classify = by_class(settings.rules, settings.header_rules)
-            return await self.listen(app, settings.http3, tls_of(args), udp_address(args, settings.http3), classify)
+            tls, address = tls_of(args), udp_address(args, settings.http3)
+            return await self.listen(app, settings.http3, tls, address, classify, prometheus_client.REGISTRY)
         except ConfigError as error:
             logger.error("HTTP/3 is off, and TCP alone is served: %s", error)
         except Exception:

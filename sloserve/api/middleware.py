@@ -9,6 +9,7 @@ server does.
 """
 
 import asyncio
+import functools
 import os
 from collections.abc import Awaitable, Iterable
 from http import HTTPStatus
@@ -26,7 +27,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.settings import ADMIN_KEY, PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server.front_end import tell_operator
 from sloserve.wire import context, errors
-from sloserve.wire.asgi import CLOSE, BodyTooLarge, declares_more, first, identified, refuse, repeating
+from sloserve.wire.asgi import CLOSE, BodyTooLarge, declares_more, first, identified, refuse, repeating, tell_slo
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import TTL, predictions
 
@@ -68,7 +69,8 @@ class SLOMiddleware:
             if await refused_for_stopping(engine_of(scope), send):
                 return
             send = unless_overtaken(engine_of(scope), send)
-        exchange = Exchange(HTTPContext(self._clock.now_s()), self._settings_of(scope), receive, send)
+        http = HTTPContext(self._clock.now_s(), on_slo=functools.partial(tell_slo, scope))
+        exchange = Exchange(http, self._settings_of(scope), receive, send)
         exchange.begin(scope)
         if exchange.too_large:
             await exchange.refuse_too_large()

@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from sloserve.core.slo import SLO
+from sloserve.quic import access_log
 from sloserve.quic.priority import Priority, parse_priority
 from sloserve.quic.service import ReplyDeadline, Service
-from sloserve.wire.asgi import Message, Receive, Scope, Send
+from sloserve.wire.asgi import SLO_KNOWN, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,8 @@ class Stream(Protocol):
     def send_head(self, headers: Headers, end: bool) -> None: ...
     def send_body(self, data: bytes, end: bool) -> None: ...
     def set_priority(self, deadline_s: float | None, urgency: int | None, incremental: bool | None) -> None: ...
-    def due(self, deadline_s: float) -> None: ...
+    def due(self, deadline_s: float, slo_class: str) -> None: ...
+    def late_from(self, deadline_s: float | None) -> None: ...
     def unsent_bytes(self) -> int: ...
     def hold(self, unread_bytes: int) -> None: ...
     def stop_reading(self) -> None: ...
@@ -78,7 +81,7 @@ class Exchange:
     Args:
         stream: where both pass.
         scope: of the request.
-        service: what its headers say of how to send the answer.
+        service: what its headers say of how to send the answer; the application may know more, see :meth:`known`.
         renewed: whether deadlines are renewed with each chunk.
         buffer_bytes: of the answer that may wait for the client.
     """
@@ -87,7 +90,8 @@ class Exchange:
         self._stream = stream
         self._scope = scope
         self._service = service
-        self._deadline = ReplyDeadline(stream.now_s(), service.targets, renewed)
+        self._arrival_s = stream.now_s()
+        self._deadline = ReplyDeadline(self._arrival_s, service.targets, renewed)
         self._buffer_bytes = buffer_bytes
         self._parts: deque[bytes] = deque()
         self._unread_bytes = 0
@@ -96,20 +100,41 @@ class Exchange:
         self._gone = False
         self._began = False
         self._ended = False
+        self._outcome = "answered"
         self._wakened = asyncio.Event()
         self._drained = asyncio.Event()
         stated = [value for name, value in scope["headers"] if name == b"priority"]
-        self.prioritize(parse_priority(b",".join(stated)))
+        self._stated = parse_priority(b",".join(stated))
+        self._aim()
 
     @property
     def finished(self) -> bool:
         """Whether the whole answer was given to the connection."""
         return self._ended
 
+    @property
+    def outcome(self) -> str:
+        """How it ended: ``answered``, ``failed`` by its application, ``cancelled`` by the client, ``dropped`` late."""
+        return self._outcome
+
     def prioritize(self, priority: Priority) -> None:
         """What the client states of its priority, held to what its class may have."""
+        self._stated = priority
         urgency = priority.clamped(self._service.urgency, self._service.most_urgent)
         self._stream.set_priority(None, urgency, priority.incremental)
+
+    def known(self, slo: SLO) -> None:
+        """The request's SLO, which may stand in its body: it holds from here on."""
+        if self._gone:
+            return
+        self._service = Service.of(slo, self._service.tenant)
+        self._deadline.aim(slo.targets)
+        self._aim()
+
+    def _aim(self) -> None:
+        self.prioritize(self._stated)
+        e2e_s = self._service.targets.e2e_s
+        self._stream.late_from(None if e2e_s is None else self._arrival_s + e2e_s)
 
     def feed(self, data: bytes, end: bool) -> None:
         """A part of the request's body."""
@@ -120,8 +145,10 @@ class Exchange:
             self._stream.hold(self._unread_bytes)
         self._wakened.set()
 
-    def disconnect(self) -> None:
+    def disconnect(self, outcome: str = "cancelled") -> None:
         """The client is gone, or wants no answer any more."""
+        if not self._gone and not self._ended:
+            self._outcome = outcome
         self._gone = True
         self._wakened.set()
         self._drained.set()
@@ -134,7 +161,7 @@ class Exchange:
     async def run(self, app: App) -> None:
         """Has ``app`` answer; whatever it does, the stream comes to an end."""
         try:
-            await app(self._scope, self.receive, self.send)
+            await app({**self._scope, "extensions": {SLO_KNOWN: self.known}}, self.receive, self.send)
         except asyncio.CancelledError:
             self._fail()
             raise
@@ -187,6 +214,7 @@ class Exchange:
         if due_s is not None:
             self._stream.set_priority(due_s, None, None)
         kept = [(name, value) for name, value in given if name not in HOP_BY_HOP]
+        access_log.answered(self._scope, status)
         self._silent = self._scope["method"] == "HEAD" or status in NO_BODY
         self._ended = self._silent
         self._stream.send_head([(b":status", str(status).encode()), *kept], self._silent)
@@ -197,7 +225,7 @@ class Exchange:
         if data or end:
             self._stream.send_body(data, end)
         if due_s is not None:
-            self._stream.due(due_s)
+            self._stream.due(due_s, self._service.slo_class)
         if end:
             self._wakened.set()
 
@@ -206,10 +234,12 @@ class Exchange:
         if self._gone or self._ended:
             return
         self._ended = True
+        self._outcome = "failed"
         if self._began:
             self._stream.abort()
         else:
             self._began = True
+            access_log.answered(self._scope, 500)
             headers = [(b":status", b"500"), (b"content-type", b"text/plain; charset=utf-8")]
             self._stream.send_head(headers, False)
             self._stream.send_body(b"Internal Server Error", True)

@@ -14,11 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import QuicConnection, stream_is_unidirectional
+from aioquic.quic.connection import NetworkAddress, QuicConnection, stream_is_unidirectional
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
+from sloserve.quic.figures import Deadlines, Traffic
 from sloserve.quic.limits import Limits
 from sloserve.quic.order import StreamOrder
 from sloserve.quic.schedulers import Scheduler
@@ -31,6 +32,7 @@ class ScheduledConnection(QuicConnection):
     """A QUIC connection that sends the bytes of its streams in the order of ``scheduler``.
 
     request_certificate: whether, as a server, it asks the client for a certificate; see :attr:`client_certificate`.
+    traffic: counts what it sends and receives.
     others: of :class:`aioquic.quic.connection.QuicConnection`.
     """
 
@@ -41,6 +43,7 @@ class ScheduledConnection(QuicConnection):
         scheduler: Scheduler,
         limits: Limits | None = None,
         request_certificate: bool = False,
+        traffic: Traffic | None = None,
         **others: Any,
     ) -> None:
         self._scheduled = _ServiceQueue([], self._service_key)
@@ -48,6 +51,8 @@ class ScheduledConnection(QuicConnection):
         self._unread: dict[int, int] = {}
         self._caps = limits or Limits()
         self._request_certificate = request_certificate
+        self._traffic = traffic or Traffic()
+        self._sending_s = 0.0
         configuration = replace(
             configuration,
             max_stream_data=self._caps.stream_window_bytes,
@@ -76,11 +81,14 @@ class ScheduledConnection(QuicConnection):
         """
         self._order.set(stream_id, deadline_s, urgency, incremental, tenant)
 
-    def due(self, stream_id: int, deadline_s: float) -> None:
-        """What was written to the stream since the last call is due at ``deadline_s``, on the same clock."""
+    def due(self, stream_id: int, deadline_s: float, tally: Deadlines | None = None) -> None:
+        """What was written to the stream since the last call is due at ``deadline_s``, on the same clock.
+
+        tally: counts whether it leaves by then.
+        """
         stream = self._streams.get(stream_id)
         if stream is not None:
-            self._order.due(stream_id, stream.sender._buffer_stop, deadline_s)
+            self._order.due(stream_id, stream.sender._buffer_stop, deadline_s, tally)
 
     def unsent_bytes(self, stream_id: int) -> int:
         """What was written to the stream and the peer has not acknowledged; 0 for one that is over."""
@@ -125,7 +133,17 @@ class ScheduledConnection(QuicConnection):
             return (0,)  # HTTP/3's own streams: without them nothing else can be understood
         return (1, *self._order.key(stream_id, sender.next_offset, sender._buffer_start))
 
-    # What aioquic calls and reads
+    # What aioquic's users and aioquic call and read
+
+    def receive_datagram(self, data: bytes, addr: NetworkAddress, now: float) -> None:
+        self._traffic.received_bytes += len(data)
+        super().receive_datagram(data, addr, now)
+
+    def datagrams_to_send(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
+        self._sending_s = now
+        datagrams: list[tuple[bytes, NetworkAddress]] = super().datagrams_to_send(now)
+        self._traffic.sent_bytes += sum(len(data) for data, _ in datagrams)
+        return datagrams
 
     @property
     def _streams_queue(self) -> list[QuicStream]:
@@ -139,9 +157,13 @@ class ScheduledConnection(QuicConnection):
     def _write_stream_frame(
         self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream, max_offset: int
     ) -> int:
+        sender = stream.sender
+        start, sent_before = sender.next_offset, sender.highest_offset
         used: int = super()._write_stream_frame(builder, space, stream, max_offset)
         if used > 0:
-            self._order.served(_id(stream), used)
+            self._order.served(_id(stream), used, sender.highest_offset, self._sending_s)
+        elif start < sent_before and sender.next_offset != start:
+            self._traffic.resent_frames += 1
         return used
 
     def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:

@@ -2,12 +2,14 @@
 
 import ipaddress
 from collections import Counter
-from dataclasses import dataclass
 from typing import Literal
 
 from sloserve.quic.settings import Http3Settings
 
 Answer = Literal["admit", "retry", "refuse"]
+
+REFUSALS = ("connections", "address", "rate")
+"""Why a connection is refused: there are too many, too many from its address, or they come too fast."""
 
 BURST = 2
 """Seconds' worth of handshakes that may come at once."""
@@ -21,20 +23,11 @@ def network(host: str) -> str:
     return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
 
 
-@dataclass(slots=True)
-class Counts:
-    """Connections that were let in, told to prove their address, and refused, since the start."""
-
-    admitted: int = 0
-    retried: int = 0
-    refused: int = 0
-
-
 class Doorkeeper:
-    """Counts connections and their handshakes."""
+    """Counts connections, and in ``handshakes`` those that do not begin: by :data:`REFUSALS`, or ``retried``."""
 
-    def __init__(self, settings: Http3Settings) -> None:
-        self.counts = Counts()
+    def __init__(self, settings: Http3Settings, handshakes: Counter[str]) -> None:
+        self._handshakes = handshakes
         self._settings = settings
         self._by_network: Counter[str] = Counter()
         self._half_open = 0
@@ -45,16 +38,22 @@ class Doorkeeper:
         """Whether a client may begin a handshake. proven: whether it has shown that it receives at its address."""
         settings = self._settings
         if not proven and self._half_open >= settings.retry_above:
-            self.counts.retried += 1
+            self._handshakes["retried"] += 1
             return "retry"
-        full = self._by_network.total() >= settings.connections
-        if full or self._by_network[network(host)] >= settings.connections_per_address or not self._token(now_s):
-            self.counts.refused += 1
-            return "refuse"
-        return "admit"
+        refusal = self._refusal(host, now_s)
+        if refusal is None:
+            return "admit"
+        self._handshakes[refusal] += 1
+        return "refuse"
+
+    def _refusal(self, host: str, now_s: float) -> str | None:
+        if self._by_network.total() >= self._settings.connections:
+            return "connections"
+        if self._by_network[network(host)] >= self._settings.connections_per_address:
+            return "address"
+        return None if self._token(now_s) else "rate"
 
     def entered(self, host: str) -> None:
-        self.counts.admitted += 1
         self._by_network[network(host)] += 1
         self._half_open += 1
 

@@ -13,6 +13,8 @@ from sloserve.core.errors import ConfigError
 from sloserve.quic.settings import Http3Settings
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from sloserve.quic.listener import Listener
     from sloserve.quic.service import Classify
 
@@ -83,13 +85,21 @@ class Http3Front:
         self._listener: Listener | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._alt_svc: tuple[bytes, bytes] | None = None
+        self._no_metrics: Callable[[], None] = lambda: None
 
     async def listen(
-        self, app: Any, settings: Http3Settings, tls: Tls, address: tuple[str, int], classify: "Classify"
+        self,
+        app: Any,
+        settings: Http3Settings,
+        tls: Tls,
+        address: tuple[str, int],
+        classify: "Classify",
+        registry: "CollectorRegistry",
     ) -> str:
-        """Listens, and says where, and which certificate to trust. Raises: ConfigError."""
+        """Listens, and says where, and which certificate to trust. registry: of metrics. Raises: ConfigError."""
         from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
         from sloserve.quic.listener import listen
+        from sloserve.quic.metrics import Http3Collector
 
         certfile, keyfile, trust = tls.certfile or "", tls.keyfile or "", ""
         if settings.self_signed:
@@ -99,6 +109,9 @@ class Http3Front:
             trust = f", with the certificate {certfile}"
         files = CertificateFiles(certfile, keyfile, tls.refresh)
         self._listener = await listen(app, settings, files, address, classify, tls.client_authorities)
+        collector = Http3Collector(self._listener)
+        registry.register(collector)
+        self._no_metrics = lambda: registry.unregister(collector)
         port = self._listener.port
         self._alt_svc = (b"alt-svc", f'h3=":{port}"; ma={ALT_SVC_MAX_AGE_S}'.encode())
         return f"HTTP/3 on UDP port {port}, streams served by {settings.scheduler}{trust}"
@@ -106,6 +119,8 @@ class Http3Front:
     async def stop(self, linger_s: float) -> None:
         """Ends the listener once all requests are answered, or after ``linger_s``."""
         self._alt_svc = None
+        self._no_metrics()
+        self._no_metrics = lambda: None
         if self._listener is not None:
             await self._listener.stop(linger_s)
         if self._folder is not None:

@@ -84,6 +84,7 @@ async def listen(
     sock = bound(*address)
     front = Front(app, settings, classify, Authorities(client_ca), cast(tuple[str, int], sock.getsockname()[:2]))
     listener = Listener(front, configuration, certificates, client_ca is not None)
+    listener.inode = os.fstat(sock.fileno()).st_ino
     await asyncio.get_running_loop().create_datagram_endpoint(lambda: listener, sock=sock)
     return listener
 
@@ -132,7 +133,10 @@ class Listener(asyncio.DatagramProtocol):
         self, front: Front, configuration: QuicConfiguration, certificates: CertificateFiles, ask_certificate: bool
     ) -> None:
         self.front = front
-        self.doorkeeper = Doorkeeper(front.settings)
+        self.figures = front.figures
+        self.doorkeeper = Doorkeeper(front.settings, front.figures.handshakes)
+        self.inode = 0
+        """Of its socket: how the kernel's tables name it."""
         self.protocols: set[ServerProtocol] = set()
         self._configuration = configuration
         self._certificates = certificates
@@ -173,10 +177,9 @@ class Listener(asyncio.DatagramProtocol):
         try:
             header = pull_quic_header(Buffer(data=data), host_cid_length=self._configuration.connection_id_length)
         except ValueError:
+            self.figures.discarded["malformed"] += 1
             return
-        protocol = self._by_id.get(header.destination_cid)
-        if protocol is None and header.packet_type != QuicPacketType.VERSION_NEGOTIATION:
-            protocol = self._begin(header, len(data), addr)
+        protocol = self._by_id.get(header.destination_cid) or self._begin(header, len(data), addr)
         if protocol is None:
             return
         try:
@@ -189,19 +192,20 @@ class Listener(asyncio.DatagramProtocol):
 
     def _begin(self, header: QuicHeader, size: int, addr: Any) -> ServerProtocol | None:
         """A new connection where the datagram begins one and may."""
-        if header.version is not None and header.version not in self._configuration.supported_versions:
-            if size >= SMALLEST_MAX_DATAGRAM_SIZE:
-                versions = self._configuration.supported_versions
-                self._send(
-                    encode_quic_version_negotiation(
-                        source_cid=header.destination_cid,
-                        destination_cid=header.source_cid,
-                        supported_versions=versions,
-                    ),
-                    addr,
-                )
+        kind, versions = header.packet_type, self._configuration.supported_versions
+        answered = kind != QuicPacketType.VERSION_NEGOTIATION and size >= SMALLEST_MAX_DATAGRAM_SIZE
+        if answered and header.version is not None and header.version not in versions:
+            self._send(
+                encode_quic_version_negotiation(
+                    source_cid=header.destination_cid,
+                    destination_cid=header.source_cid,
+                    supported_versions=versions,
+                ),
+                addr,
+            )
             return None
-        if header.packet_type != QuicPacketType.INITIAL or size < SMALLEST_MAX_DATAGRAM_SIZE or self._stopping:
+        if not answered or kind != QuicPacketType.INITIAL or self._stopping:
+            self.figures.discarded["unknown"] += 1
             return None
         original, retried = header.destination_cid, None
         now_s = self._loop.time()
@@ -211,6 +215,7 @@ class Listener(asyncio.DatagramProtocol):
                     address=addr, destination_cid=header.destination_cid, token=header.token, now=now_s
                 )
             except ValueError:
+                self.figures.handshakes["token"] += 1
                 self._send(closing(header, QuicErrorCode.INVALID_TOKEN), addr)
                 return None
             retried = header.destination_cid
@@ -251,6 +256,7 @@ class Listener(asyncio.DatagramProtocol):
             scheduler=self._scheduler,
             limits=self.front.settings.limits,
             request_certificate=self._ask_certificate,
+            traffic=self.figures.traffic,
             original_destination_connection_id=original,
             retry_source_connection_id=retried,
         )
@@ -272,11 +278,14 @@ class Listener(asyncio.DatagramProtocol):
 
     def _check_handshake(self, protocol: ServerProtocol) -> None:
         if protocol in self.protocols and not protocol.quic.handshake_complete:
+            protocol.unfinished = "timed-out"
             protocol.close(error_code=QuicErrorCode.CONNECTION_REFUSED, reason_phrase="the handshake took too long")
 
     def _left(self, protocol: ServerProtocol, addr: Any) -> None:
         if protocol in self.protocols:
             self.protocols.remove(protocol)
+            if not protocol.shook_hands:
+                self.figures.handshakes[protocol.unfinished] += 1
             self.doorkeeper.left(addr[0], not protocol.shook_hands)
             for cid in [cid for cid, owner in self._by_id.items() if owner is protocol]:
                 del self._by_id[cid]

@@ -6,10 +6,12 @@ Knows nothing of packets: offsets of a stream's bytes and times go in, a key to 
 import itertools
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from sloserve.quic.figures import Deadlines
 from sloserve.quic.schedulers import Key, Scheduler, StreamState, Tenant
 
 _SPARE = 64
@@ -18,11 +20,15 @@ _SPARE = 64
 
 @dataclass(slots=True)
 class _Due:
-    """Deadlines of parts of a stream: the part that ends at ``ends[i]`` is due at ``times_s[i]``."""
+    """Deadlines of parts of a stream: the part that ends at ``ends[i]`` is due at ``times_s[i]``.
+
+    unsent: end, deadline and tally of those that are to be counted, and have not left.
+    """
 
     ends: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     last_s: float = math.inf
+    unsent: deque[tuple[int, float, Deadlines]] = field(default_factory=deque)
 
     def add(self, end: int, time_s: float) -> None:
         self.ends.append(end)
@@ -36,6 +42,15 @@ class _Due:
             del self.ends[:done], self.times_s[:done]
         i = bisect_right(self.ends, offset)
         return self.times_s[i] if i < len(self.ends) else self.last_s
+
+    def left(self, highest_offset: int, now_s: float) -> None:
+        """All up to this offset has left once."""
+        while self.unsent and self.unsent[0][0] <= highest_offset:
+            _, deadline_s, tally = self.unsent.popleft()
+            if now_s <= deadline_s:
+                tally.met += 1
+            else:
+                tally.missed += 1
 
 
 class StreamOrder:
@@ -71,9 +86,15 @@ class StreamOrder:
             others = (s.tenant.served_bytes for s in self._states.values() if s.tenant is not state.tenant)
             state.tenant.served_bytes = max(state.tenant.served_bytes, min(others, default=0))
 
-    def due(self, stream_id: int, end: int, deadline_s: float) -> None:
-        """The bytes of the stream up to ``end`` that no earlier call named are due at ``deadline_s``."""
-        self._due.setdefault(stream_id, _Due()).add(end, deadline_s)
+    def due(self, stream_id: int, end: int, deadline_s: float, tally: Deadlines | None = None) -> None:
+        """The bytes of the stream up to ``end`` that no earlier call named are due at ``deadline_s``.
+
+        tally: counts whether they leave by then.
+        """
+        due = self._due.setdefault(stream_id, _Due())
+        due.add(end, deadline_s)
+        if tally is not None:
+            due.unsent.append((end, deadline_s, tally))
 
     def key(self, stream_id: int, next_offset: int, acked: int) -> Key:
         """What to sort by; next_offset: of the byte that the stream would send, acked: up to where it has arrived."""
@@ -83,8 +104,11 @@ class StreamOrder:
             state.deadline_s = due.at(next_offset, acked)
         return self._scheduler(state)
 
-    def served(self, stream_id: int, sent_bytes: int) -> None:
-        """The stream sent so many new bytes."""
+    def served(self, stream_id: int, sent_bytes: int, highest_offset: int = 0, now_s: float = 0.0) -> None:
+        """The stream sent so many new bytes, up to ``highest_offset``."""
+        due = self._due.get(stream_id)
+        if due is not None:
+            due.left(highest_offset, now_s)
         state = self._state(stream_id)
         state.turn = next(self._turns)
         state.tenant.served_bytes += sent_bytes

@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aioquic.asyncio.protocol import QuicConnectionProtocol
@@ -19,6 +19,7 @@ from aioquic.quic.events import (
 
 from sloserve.quic.asgi import App, Exchange, Headers, make_scope, split_headers
 from sloserve.quic.connection import ScheduledConnection
+from sloserve.quic.figures import Deadlines, Figures
 from sloserve.quic.h3 import BoundedH3
 from sloserve.quic.priority import Priority
 from sloserve.quic.service import Classify
@@ -35,6 +36,7 @@ class Front:
     """What all connections of a listener share.
 
     authorize: says why the client's certificate is not accepted, ``None`` where it is, or none is asked for.
+    figures: what they have done.
     """
 
     app: App
@@ -42,6 +44,7 @@ class Front:
     classify: Classify
     authorize: Callable[[ScheduledConnection], str | None]
     address: tuple[str, int]
+    figures: Figures = field(default_factory=Figures)
 
 
 class ServerProtocol(QuicConnectionProtocol):
@@ -52,6 +55,8 @@ class ServerProtocol(QuicConnectionProtocol):
         self.quic = quic
         self.exchanges: dict[int, Exchange] = {}
         self.shook_hands = False
+        self.unfinished = "failed"
+        """How its handshake counts if it never ends well."""
         self.on_handshake: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self._front = front
@@ -70,6 +75,7 @@ class ServerProtocol(QuicConnectionProtocol):
             self.shook_hands = True
             self.on_handshake()
             refused = self._front.authorize(self.quic)
+            self._front.figures.handshakes["completed" if refused is None else "certificate"] += 1
             if refused is None:
                 self._h3 = BoundedH3(self.quic, self._front.settings.header_bytes, self._reprioritize)
             else:
@@ -77,8 +83,11 @@ class ServerProtocol(QuicConnectionProtocol):
         elif isinstance(event, ConnectionTerminated):
             for exchange in self.exchanges.values():
                 exchange.disconnect()
-            for drop in self._drops.values():
+            for stream_id, drop in self._drops.items():
                 drop.cancel()
+                if stream_id not in self.exchanges:
+                    self._count("cancelled")
+            self._drops.clear()
             self.on_end()
         if self._h3 is not None:
             for h3_event in self._h3.handle_event(event):
@@ -88,11 +97,11 @@ class ServerProtocol(QuicConnectionProtocol):
 
     def datagram_received(self, data: bytes | str, addr: Any) -> None:
         super().datagram_received(data, addr)
-        self._wake_senders()
+        self._look_at_senders()
 
     def _handle_timer(self) -> None:
         super()._handle_timer()
-        self._wake_senders()
+        self._look_at_senders()
 
     def transmit_soon(self) -> None:
         """Sends what there is to send once the callbacks at hand are done, so that packets are filled."""
@@ -122,9 +131,16 @@ class ServerProtocol(QuicConnectionProtocol):
         if self._timer is not None:
             self._timer.cancel()
 
-    def _wake_senders(self) -> None:
+    def _look_at_senders(self) -> None:
         for exchange in self.exchanges.values():
             exchange.drained()
+        arrived = (s for s in self._drops if s not in self.exchanges and not self.quic.unsent_bytes(s))
+        for stream_id in [*arrived]:
+            self._drops.pop(stream_id).cancel()
+            self._count("answered")
+
+    def _count(self, outcome: str) -> None:
+        self._front.figures.requests[outcome] += 1
 
     def _h3_event(self, event: H3Event) -> None:
         if isinstance(event, HeadersReceived):
@@ -145,6 +161,7 @@ class ServerProtocol(QuicConnectionProtocol):
         settings = self._front.settings
         # Requests whose client is gone may take a while to end: they count, or opening and cancelling would pile up.
         if self._stopping or len(self._tasks) >= 2 * settings.streams or not pseudo.get(b":path", b"").startswith(b"/"):
+            self._count("refused")
             self.quic.reset_stream(stream_id, ErrorCode.H3_REQUEST_REJECTED)
             self.quic.stop_reading(stream_id, ErrorCode.H3_REQUEST_REJECTED)
             return
@@ -158,30 +175,45 @@ class ServerProtocol(QuicConnectionProtocol):
         self.exchanges[stream_id] = exchange
         if complete:
             exchange.feed(b"", True)
-        if settings.late == "drop" and service.targets.e2e_s is not None:
-            self._drops[stream_id] = self._loop.call_later(service.targets.e2e_s, self._drop, stream_id)
         task = self._loop.create_task(exchange.run(self._front.app))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._ended(stream_id, done))
 
+    def deadlines(self, slo_class: str) -> Deadlines:
+        """Where parts of answers of this class are counted."""
+        return self._front.figures.deadlines[slo_class]
+
     def _ended(self, stream_id: int, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        self.exchanges.pop(stream_id, None)
+        exchange = self.exchanges.pop(stream_id)
         self._answered += 1
         if stream_id in self._drops and not self.quic.unsent_bytes(stream_id):
             self._drops.pop(stream_id).cancel()
+        if stream_id not in self._drops:  # else it may be dropped yet
+            self._count(exchange.outcome)
         self.transmit_soon()
+
+    def drop_at(self, stream_id: int, deadline_s: float | None) -> None:
+        """From when on what was not sent of the answer is of no use, if late answers are dropped at all."""
+        drop = self._drops.pop(stream_id, None)
+        if drop is not None:
+            drop.cancel()
+        if self._front.settings.late == "drop" and deadline_s is not None:
+            self._drops[stream_id] = self._loop.call_at(deadline_s, self._drop, stream_id)
 
     def _drop(self, stream_id: int) -> None:
         """The answer is past its e2e target; where not all of it has arrived, the rest is of no use."""
         del self._drops[stream_id]
         exchange = self.exchanges.get(stream_id)
-        if exchange is not None or self.quic.unsent_bytes(stream_id):
+        unsent = self.quic.unsent_bytes(stream_id) > 0
+        if exchange is None:
+            self._count("dropped" if unsent else "answered")
+        if exchange is not None or unsent:
             self.quic.reset_stream(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
             self.quic.stop_reading(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
             self.transmit_soon()
         if exchange is not None:
-            exchange.disconnect()
+            exchange.disconnect("dropped")
 
     def _reset(self, stream_id: int) -> None:
         exchange = self.exchanges.get(stream_id)
@@ -225,8 +257,16 @@ class RequestStream:
     def set_priority(self, deadline_s: float | None, urgency: int | None, incremental: bool | None) -> None:
         self._quic.set_stream(self._id, deadline_s=deadline_s, urgency=urgency, incremental=incremental)
 
-    def due(self, deadline_s: float) -> None:
-        self._quic.due(self._id, deadline_s)
+    def due(self, deadline_s: float, slo_class: str) -> None:
+        tally = self._protocol.deadlines(slo_class)
+        if deadline_s > self.now_s():
+            self._quic.due(self._id, deadline_s, tally)
+        else:
+            tally.overdue += 1
+            self._quic.due(self._id, deadline_s)
+
+    def late_from(self, deadline_s: float | None) -> None:
+        self._protocol.drop_at(self._id, deadline_s)
 
     def unsent_bytes(self) -> int:
         return self._quic.unsent_bytes(self._id)

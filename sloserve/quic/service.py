@@ -1,15 +1,16 @@
-"""What a request's headers say of how its answer is sent: urgency, tenant, and when which part of it is due.
+"""What a request says of how its answer is sent: urgency, tenant, and when which part of it is due.
 
 The class of the request, held to what its tenant may use, decides how urgent a ``priority`` field may make it. SLO
 targets become deadlines of its stream: once, or anew with each chunk of a stream of events, for the moment when its
-reader has digested all that was sent and runs dry.
+reader has digested all that was sent and runs dry. At first all that is known stands in the headers; the application
+says what the body adds (:data:`sloserve.wire.asgi.SLO_KNOWN`).
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
 from sloserve.quic.priority import LEAST_URGENT
 from sloserve.quic.schedulers import DEFAULT_URGENCY
 from sloserve.wire.body import BodyFields
@@ -27,13 +28,20 @@ class Service:
     """How an answer is to be sent.
 
     urgency: of a request that states none. most_urgent: the least number that it may state. targets: with its class's
-    defaults. tenant: whose turn it takes, ``None`` for that of all who name none.
+    defaults. tenant: whose turn it takes, ``None`` for that of all who name none. slo_class: the class's name.
     """
 
     urgency: int = DEFAULT_URGENCY
     most_urgent: int = 0
     targets: Targets = Targets()
     tenant: str | None = None
+    slo_class: str = ""
+
+    @classmethod
+    def of(cls, slo: SLO, tenant: str | None = None) -> "Service":
+        """For a request with this SLO."""
+        most_urgent = min(2 * slo.slo_class.rank, LEAST_URGENT - 1)
+        return cls(most_urgent + 1, most_urgent, slo.targets, tenant, slo.slo_class.name)
 
 
 Classify = Callable[[Headers], Service]
@@ -56,14 +64,8 @@ def service_of(headers: Headers, rules: Rules, header_rules: HeaderRules, tenant
         fields.tenant = tenant or fields.tenant
         slo = resolve(rules, None, fields, BodyFields()).slo
     except InvalidRequest:
-        slo = rules.classes.slo(None, Targets())
-        return Service(*_urgencies(slo.slo_class.rank))
-    return Service(*_urgencies(slo.slo_class.rank), slo.targets, fields.tenant)
-
-
-def _urgencies(rank: int) -> tuple[int, int]:
-    most_urgent = min(2 * rank, LEAST_URGENT - 1)
-    return most_urgent + 1, most_urgent
+        return Service.of(rules.classes.slo(None, Targets()))
+    return Service.of(slo, fields.tenant)
 
 
 DEFAULT_CLASSIFY = by_class(Rules(DEFAULT_CLASSES))
@@ -79,12 +81,18 @@ class ReplyDeadline:
     """
 
     def __init__(self, arrival_s: float, targets: Targets, renewed: bool) -> None:
-        self._pace_s = targets.pace_s if renewed else None
-        ttft_at_s, e2e_at_s = (None if t is None else arrival_s + t for t in (targets.ttft_s, targets.e2e_s))
-        self._begin_s = e2e_at_s if ttft_at_s is None else ttft_at_s
-        self._end_s = ttft_at_s if e2e_at_s is None else e2e_at_s
+        self._arrival_s = arrival_s
+        self._renewed = renewed
         self._dry_s: float | None = None
         self._streams = False
+        self.aim(targets)
+
+    def aim(self, targets: Targets) -> None:
+        """The request has these targets, of which what is yet to be sent is due by."""
+        self._pace_s = targets.pace_s if self._renewed else None
+        ttft_at_s, e2e_at_s = (None if t is None else self._arrival_s + t for t in (targets.ttft_s, targets.e2e_s))
+        self._begin_s = e2e_at_s if ttft_at_s is None else ttft_at_s
+        self._end_s = ttft_at_s if e2e_at_s is None else e2e_at_s
 
     def began(self, headers: Headers) -> float | None:
         """The answer's head is about to be sent; when it is due, ``None`` for never."""

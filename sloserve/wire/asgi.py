@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
+from sloserve.core.slo import SLO
 from sloserve.wire import errors
 from sloserve.wire.headers import REQUEST_ID, label
 
@@ -14,8 +15,21 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+SLO_KNOWN = "sloserve.slo_known"
+"""ASGI extension of a server that sends answers by their SLO: a function that takes the :class:`SLO` of the request.
+
+The application calls it once it has all of the request, hence knows more than its headers say.
+"""
+
 CLOSE = ("connection", "close")
 """Goes with an answer to a request whose body is not read to its end."""
+
+
+def tell_slo(scope: Scope, slo: SLO) -> None:
+    """Tells the server, where it wants to know, what the SLO of a request has turned out to be."""
+    told = (scope.get("extensions") or {}).get(SLO_KNOWN)
+    if told is not None:
+        told(slo)
 
 
 async def refuse(

@@ -4,7 +4,7 @@ A handler may call the engine several times for one HTTP request (several prompt
 its own; all see the same context, because tasks inherit context variables.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,8 +12,10 @@ from typing import Protocol
 from sloserve.core.errors import DeadlinePassed, Evicted, InvalidRequest, Rejected
 from sloserve.core.predicted import Predicted
 from sloserve.core.served import ServedRequest
+from sloserve.core.slo import SLO
 from sloserve.wire.body import BodyFields, read_body
 from sloserve.wire.headers import DEFAULT_RULES, TTL, HeaderFields, HeaderRules, read_headers
+from sloserve.wire.resolve import Resolved
 
 RETRY_UNSEEN_S = 5
 """What a client is told whose request was given up before anything was known of the queue that it would wait in."""
@@ -36,7 +38,7 @@ class HTTPContext:
     arrival_s: when its head arrived. error: why what it states cannot be read; raised where an SLO is asked for, since
     most routes have no use for one. served: the engine's requests that ended, in that order. rejection: why it was
     refused or given up, if it was. predicted: of the engine's requests, at their admission. tier: the ``service_tier``
-    to answer with. calls: of the engine, those that were admitted.
+    to answer with. calls: of the engine, those that were admitted. on_slo: is told its SLO once all of it is read.
     """
 
     arrival_s: float
@@ -48,6 +50,7 @@ class HTTPContext:
     predicted: list[Predicted] = field(default_factory=list)
     tier: str | None = None
     calls: list[Call] = field(default_factory=list)
+    on_slo: Callable[[SLO], None] = lambda slo: None
 
     def read_headers(self, headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DEFAULT_RULES) -> None:
         try:
@@ -60,6 +63,11 @@ class HTTPContext:
             self.body = read_body(body, content_type)
         except InvalidRequest as error:
             self.error = self.error or error.to_keep()
+
+    def resolved(self, resolved: Resolved) -> None:
+        """Takes in what all that it states comes to."""
+        self.tier = resolved.tier
+        self.on_slo(resolved.slo)
 
     @property
     def is_waiting(self) -> bool:

@@ -1,5 +1,6 @@
 """What headers say of how an answer is sent: priority fields, classes, deadlines."""
 
+import logging
 import math
 from typing import Any
 
@@ -8,9 +9,14 @@ from aioquic.buffer import encode_uint_var
 from aioquic.h3.connection import encode_frame
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.quic.figures import Deadlines
+from sloserve.quic.metrics import DISCARDED, Http3Collector
+from sloserve.quic.order import StreamOrder
 from sloserve.quic.priority import PRIORITY_UPDATE_REQUEST, ControlFrames, Priority, parse_priority, parse_update
+from sloserve.quic.schedulers import scheduler
 from sloserve.quic.service import DEFAULT_CLASSIFY, ReplyDeadline, by_class
 from sloserve.wire.resolve import Rules
 from tests.quic.serving import answer, ask, connected, listening, run, whole
@@ -139,3 +145,50 @@ def test_priorities_reach_the_scheduler() -> None:
         return asyncio.get_running_loop().time()
 
     run(test())
+
+
+def test_parts_of_answers_are_counted_by_whether_they_left_in_time() -> None:
+    order, tally = StreamOrder(scheduler("edf")), Deadlines()
+    for end, due_s in ((100, 5.0), (200, 6.0), (300, 6.0)):
+        order.due(0, end, due_s, tally)
+    order.served(0, 150, 150, 5.0)
+    assert (tally.met, tally.missed) == (1, 0)
+    order.key(0, 150, 100)  # what has arrived is forgotten
+    order.served(0, 150, 300, 6.5)
+    order.served(0, 10, 310, 9.0)
+    assert (tally.met, tally.missed) == (1, 2)
+
+
+def test_what_a_listener_did_is_told_and_logged_without_queries(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/fails":
+            raise ValueError
+        await answer(send, b"x" * 3000, 201, headers=STREAM if scope["path"] == "/stream" else [])
+
+    async def test() -> None:
+        registry = CollectorRegistry()
+        async with listening(app) as listener:
+            registry.register(Http3Collector(listener))
+            async with connected(listener) as client:
+                for path in ("/v1/a%0ab?key=secret", "/stream", "/fails"):
+                    await whole(ask(client, path, x_slo_e2e_ms="60000", x_slo_class="batch"))
+                for stray in (b"\x40" + bytes(30), b"\xc0"):  # of no connection; of none that could be
+                    listener.datagram_received(stray, ("192.0.2.1", 9))
+
+                def value(name: str, **labels: str) -> float | None:
+                    return registry.get_sample_value(f"sloserve:http3_{name}", labels)
+
+                assert (value("connections"), value("running_requests")) == (1, 0)
+                assert value("handshakes_total", outcome="completed") == 1
+                assert value("requests_total", outcome="answered") == 2
+                assert value("requests_total", outcome="failed") == 1
+                assert value("bytes_total", direction="out") > 6000
+                assert value("resent_frames_total") == 0
+                assert value("deadlines_total", **{"class": "batch", "outcome": "met"}) == 2
+                discarded = {why: value("discarded_datagrams_total", reason=why) for why in DISCARDED}
+                assert discarded == {"malformed": 1, "unknown": 1, "kernel": 0}
+
+    caplog.set_level(logging.INFO, "uvicorn.access")
+    run(test())
+    lines = [record.getMessage().split(" - ")[1] for record in caplog.records if record.name == "uvicorn.access"]
+    assert lines == ['"GET /v1/a%0Ab HTTP/3" 201', '"GET /stream HTTP/3" 201', '"GET /fails HTTP/3" 500']

@@ -36,7 +36,7 @@ from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.fleet.gateway.settings import GatewaySettings
 from sloserve.settings import PluginSettings
 from sloserve.wire import errors
-from sloserve.wire.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, declares_more, read_body
+from sloserve.wire.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, declares_more, read_body, tell_slo
 from sloserve.wire.headers import REQUEST_ID, TTL
 
 logger = logging.getLogger(__name__)
@@ -181,6 +181,7 @@ class Exchange:
             raise InvalidRequest("request body", "", f"whole after {_BODY_S:g} s") from None
         self.has_read = True
         asked = self._parts.reader.read(scope["headers"], body, self._tenant, self._request_id)
+        tell_slo(scope, asked.slo)
         models = [model for model in self._parts.models if self._tenant.may_use(model)]
         sets = {} if self._parts.chooser is None else self._parts.chooser.sets(models)
         if self._parts.chooser is not None and isinstance(asked.model, str) and asked.model in sets:

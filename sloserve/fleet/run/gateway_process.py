@@ -73,7 +73,10 @@ class GatewayServer:
         self._serving = asyncio.create_task(self._server.serve([self._listening]))
         if not self._http3.enabled:
             return None
-        return await self._front.listen(self._gateway.app, self._http3, self._tls, self._udp, self._gateway.service)
+        gateway = self._gateway
+        return await self._front.listen(
+            gateway.app, self._http3, self._tls, self._udp, gateway.service, gateway.metrics.registry
+        )
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The gateway's, which tells clients on TCP of HTTP/3, and ends only after what runs over that."""

@@ -223,7 +223,7 @@ class FrontEnd:
             raise VLLMValidationError(str(error), parameter=error.param) from error.to_keep()
         sampling_params.extra_args = resolved.xargs
         if http is not None:
-            http.tier = resolved.tier
+            http.resolved(resolved)
         return resolved.slo
 
     def _check_priority(self, priority: int) -> None:

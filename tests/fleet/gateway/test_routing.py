@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.clock import ManualClock
+from sloserve.core.slo import SLO
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.queue_backlog import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.contract.plan import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
 from sloserve.fleet.gateway.asked import Reader
+from sloserve.fleet.gateway.gateway import Gateway, Surroundings
 from sloserve.fleet.gateway.hold import HeldTooLong, Hold, HoldFull, Wanted
 from sloserve.fleet.gateway.instances import FRESH_S, Instances
 from sloserve.fleet.gateway.keys import Tenant
@@ -24,6 +26,8 @@ from sloserve.fleet.gateway.prediction import Pace, Work
 from sloserve.fleet.gateway.prefixes import MOST, PrefixTable, beginnings, part
 from sloserve.scheduler.qlm.contract import ModelState, RunningSums
 from sloserve.settings import PluginSettings
+from sloserve.wire.asgi import SLO_KNOWN
+from tests.fleet.gateway.doors import FLEET, parse_fleet
 
 PROFILE = load_profile("h100-llama3-8b")
 PACES = {("m", "h100"): Pace(Serving(PROFILE, EngineSize(256, 8192, PROFILE.kv_capacity_tokens)))}
@@ -221,3 +225,20 @@ def test_a_body_is_restated_without_reading_what_engines_may_refuse() -> None:
     odd = Reader(PluginSettings()).read([], b'{"model":"auto","temperature":NaN}', Tenant("a"), "id")
     odd.to_model("chat")
     assert odd.body == b'{"model": "chat", "temperature": NaN}'
+
+
+def test_a_server_that_sends_answers_by_their_slo_is_told_what_the_body_states() -> None:
+    """Before a model is looked for: here there is none, and the answer is an error."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"model": "none", "slo": {"class": "batch", "e2e_ms": 9000}}'}
+
+    async def send(message: dict[str, Any]) -> None:
+        pass
+
+    told: list[SLO] = []
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions"}
+    scope |= {"headers": [], "query_string": b"", "extensions": {SLO_KNOWN: told.append}}
+    asyncio.run(Gateway(parse_fleet(FLEET), Surroundings()).app(scope, receive, send))  # type: ignore[arg-type]
+    (slo,) = told
+    assert (slo.slo_class.name, slo.targets.e2e_s) == ("batch", 9.0)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloserve.api.middleware import SLOMiddleware
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ShuttingDown
 from sloserve.core.served import ServedRequest
@@ -19,10 +21,13 @@ from sloserve.estimator.length.examples import make_examples
 from sloserve.estimator.length.training import TrainingSettings, train
 from sloserve.metrics import page_folder
 from sloserve.metrics.collectors import REASONS
+from sloserve.quic.service import by_class
+from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.server.front_end import FrontEnd, prompt_tokens, tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.xargs import LENGTH_KEY, predicted_length
+from tests.quic.serving import ask, connected, listening, read, whole
 
 T0 = 1_000_000.0
 
@@ -131,6 +136,36 @@ def test_what_is_predicted_is_told_and_counted(metrics: Metrics) -> None:
     assert metrics.served[-1].latency is not None and metrics.reasons == []
     server.serve(None)  # plain vLLM has no middleware
     assert metrics.served[-1].predicted is not None
+
+
+def test_targets_in_a_body_become_deadlines_of_its_stream_over_http3(metrics: Metrics) -> None:
+    """As the server's own parser found them, held to what the tenant may use; headers alone say nothing here."""
+    section = {"tenants": {"acme": "batch"}}
+    server, seen = Server(**section), {}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read(receive)
+        server.accept(context.current.get(), {"prompt_token_ids": [0]})
+        (protocol,) = listener.protocols
+        stream_id = max(protocol.exchanges)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        state = protocol.quic._order._states[stream_id]
+        seen[scope["path"]] = state.urgency, state.deadline_s - asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": b""})
+
+    async def test() -> None:
+        nonlocal listener
+        rules = plugin_settings({"sloserve": section}).rules
+        async with listening(SLOMiddleware(app), classify=by_class(rules)) as listener, connected(listener) as client:
+            for path, tenant in (("/free", "any"), ("/held", "acme")):
+                reply = ask(client, path, "POST", body=True, x_tenant_id=tenant, priority="u=0")
+                await reply.send(b'{"slo": {"class": "priority", "e2e_ms": 50000}}', end=True)
+                await whole(reply)
+
+    listener: Any = None
+    asyncio.run(test())
+    assert seen["/free"] == (0, pytest.approx(50, abs=10))
+    assert seen["/held"] == (4, math.inf)
 
 
 def test_a_target_that_cannot_be_met_is_refused_under_predict_alone(metrics: Metrics) -> None:

@@ -19,7 +19,9 @@ SELF_SIGNED = {"self_signed": True}
 def arguments(**given: Any) -> argparse.Namespace:
     stock = {"host": "127.0.0.1", "port": 8000, "uds": None, "headless": False, "api_server_count": None}
     files = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None, "ssl_cert_reqs": int(ssl.CERT_NONE)}
-    return argparse.Namespace(**{**stock, **files, **given})
+    ranks = {"data_parallel_size": 1, "data_parallel_size_local": None, "data_parallel_rank": None}
+    ranks |= {"data_parallel_start_rank": None, "data_parallel_external_lb": False, "data_parallel_hybrid_lb": False}
+    return argparse.Namespace(**{**stock, **files, **ranks, **given})
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,12 @@ def arguments(**given: Any) -> argparse.Namespace:
         ({}, {}, "needs a certificate: --ssl-certfile and --ssl-keyfile, or --http3-self-signed for localhost"),
         ({"uds": "/x"}, SELF_SIGNED, "listens on a port, and --uds leaves none"),
         ({"headless": True}, SELF_SIGNED, "listens on a port, and --headless leaves none"),
-        ({"api_server_count": 2}, SELF_SIGNED, "from one API server, not --api-server-count 2"),
+        (
+            {"api_server_count": 2},
+            SELF_SIGNED,
+            "from one API server, not from --api-server-count 2; give --api-server-c",
+        ),
+        ({"data_parallel_size": 2}, SELF_SIGNED, "from one API server, not from the 2 of --data-parallel-size; give"),
         ({"host": "0.0.0.0"}, SELF_SIGNED, "--http3-self-signed is for localhost, and the server listens on 0.0.0.0"),
         ({"ssl_certfile": "a"}, SELF_SIGNED, "--http3-self-signed beside --ssl-certfile: give one of them"),
         ({"ssl_certfile": "no", "ssl_keyfile": "no"}, {}, "--ssl-certfile no, --ssl-keyfile no: no PEM certificate"),

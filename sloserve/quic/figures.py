@@ -1,0 +1,48 @@
+"""What a listener has done since it began, in counts: nothing of a request's content is in them."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class Traffic:
+    """sent_bytes, received_bytes: of UDP payload. resent_frames: parts of streams that were sent again after a loss."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    resent_frames: int = 0
+
+
+@dataclass(slots=True)
+class Deadlines:
+    """Parts of answers that had a deadline, by when the last byte of each left for the first time.
+
+    met: by its deadline. missed: later. overdue: it was due already when the application wrote it.
+    """
+
+    met: int = 0
+    missed: int = 0
+    overdue: int = 0
+
+
+@dataclass(slots=True)
+class Figures:
+    """handshakes, requests: by how they ended. discarded: datagrams that began or reached no connection, by why.
+    deadlines: by service class.
+    """
+
+    traffic: Traffic = field(default_factory=Traffic)
+    handshakes: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
+    discarded: Counter[str] = field(default_factory=Counter)
+    deadlines: defaultdict[str, Deadlines] = field(default_factory=lambda: defaultdict(Deadlines))
+
+
+def kernel_discards(inode: int) -> int:
+    """Datagrams that the kernel discarded at a UDP socket, since the process was too busy to fetch them."""
+    found = 0
+    for table in (Path("/proc/net/udp"), Path("/proc/net/udp6")):
+        rows = table.read_text().splitlines()[1:] if table.exists() else []
+        found += sum(int(row.split()[12]) for row in rows if row.split()[9] == str(inode))
+    return found
