@@ -97,6 +97,13 @@ class Admission:
         self._predictor.admitted(new, forecast)
         return Ticket(new, forecast, place, self._predictor)
 
+    def is_full(self, class_name: str, now_s: float) -> bool:
+        """Whether a request of the class would find it at its cap."""
+        if self._caps is None:
+            return False
+        self._backlog.sweep(class_name, now_s)
+        return self._backlog.waiting_anywhere(class_name) >= self._caps[class_name]
+
     def promise_place(self, class_name: str, now_s: float) -> int:
         """In how many whole seconds one of the class should find a place, for a client that is sent away."""
         return self._backlog.promise_place(class_name, now_s)

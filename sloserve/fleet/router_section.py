@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
-from sloserve.files.model import Problem, check_model, unknown
-from sloserve.fleet.router.settings import AUTO, RouterSettings, read_router, router_problems
+from sloserve.files.marked_yaml import load_yaml
+from sloserve.files.model import Problem, at_place, check_model, unknown
+from sloserve.fleet.router.settings import AUTO, RouterSettings, router_in, router_problems
 
 _AT: Final = "router"
 
@@ -38,10 +39,12 @@ def read_section(
     if isinstance(section, str):
         path = folder / section
         try:
-            router = FleetRouter(read_router(path), path.parent)
+            root = load_yaml(path)
+            router = FleetRouter(router_in(root), path.parent)
         except ConfigError as error:
             return None, [Problem((_AT,), str(error))]
-        return router, [Problem((_AT,), f"{path}: {text}") for _, text in _misfits(router.settings, models, classes)]
+        found = _misfits(router.settings, models, classes)
+        return router, [Problem((_AT,), at_place(root, problem)) for problem in found]
     if not isinstance(section, dict):
         return None, [Problem((_AT,), f"{section!r} is not a mapping, or the path of a router's file")]
     settings, problems = check_model(RouterSettings, section, (_AT,))

@@ -110,7 +110,7 @@ class HeaderFields:
     objective: Field | None = None
     ttl_s: float | None = None
     task: str | None = None
-    network_s: float = 0.0
+    network_s: float | None = None
     ignored: tuple[str, ...] = ()
 
 
@@ -157,9 +157,16 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
                 raise InvalidRequest(name, text, "what the same header says before; give it once")
             found.ttl_s = ttl_s
         elif name == TASK:
-            found.task = label(name, raw_value)
+            task = label(name, raw_value)
+            if found.task not in (None, task):
+                raise InvalidRequest(name, task, f"{found.task!r}, which the same header says before; give it once")
+            found.task = task
         elif name == NETWORK:
-            found.network_s = _network_s(raw_value.decode("latin-1").strip())
+            text = raw_value.decode("latin-1").strip()
+            network_s = _network_s(text)
+            if found.network_s not in (None, network_s):
+                raise InvalidRequest(name, text, "what the same header says before; give it once")
+            found.network_s = network_s
         elif name.startswith("x-slo-") and name not in ANSWERS:
             if len(found.ignored) >= MAX_IGNORED:
                 allowed = f"one of at most {MAX_IGNORED} unknown x-slo-* headers, which are all that is passed over"

@@ -148,7 +148,7 @@ class Reader:
             messages=messages,
             prompt=prompt,
             task=fields.task,
-            network_s=fields.network_s,
+            network_s=fields.network_s or 0.0,
         )
 
     def rules_of(self, tenant: Tenant) -> Rules:

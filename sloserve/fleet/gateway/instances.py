@@ -14,7 +14,8 @@ from sloserve.scheduler.qlm.contract import ModelState
 FRESH_S: Final = 3.0
 """An instance whose agent has said nothing for so long gets no requests."""
 
-STATES: Final = ("active", "coming", "warm", "cold", "unavailable")
+UNAVAILABLE: Final = "unavailable"
+STATES: Final = ("active", "coming", "warm", "cold", UNAVAILABLE)
 """Of a model, the readiest first."""
 
 UNKNOWN: Final = Pace(None)
@@ -173,7 +174,7 @@ class Instances:
             return "coming"
         states = [i.report.models[model] for i in alive]
         if not states:
-            return "unavailable"
+            return UNAVAILABLE
         best = min(states, key=_ORDER.__getitem__)
         return "warm" if best is ModelState.ACTIVE else best.value
 

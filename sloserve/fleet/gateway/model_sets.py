@@ -1,6 +1,7 @@
 """Requests that name a set of models, as ``auto``: what the gateway knows of both, put before the router."""
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
@@ -9,7 +10,7 @@ from sloserve.core.errors import ConfigError, InvalidRequest
 from sloserve.fleet.file import Fleet, FleetModel
 from sloserve.fleet.gateway.asked import Asked
 from sloserve.fleet.gateway.forward import Chosen, Parts
-from sloserve.fleet.gateway.instances import UNKNOWN
+from sloserve.fleet.gateway.instances import UNAVAILABLE, UNKNOWN
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.needs import needs_of
 from sloserve.fleet.gateway.prediction import Work, total
@@ -48,9 +49,16 @@ class ModelSets:
             raise InvalidRequest("model", asked.model, f"one model; {path} needs its name")
         now_s = self._parts.clock.monotonic_s()
         facts = self._facts(asked, among, tenant, now_s - arrival_s)
-        candidates = [self._candidate(self._models[model], asked, facts, now_s) for model in among]
+        held = defaultdict(list)
+        for one in self._parts.hold.held:
+            held[one.model].append(one.work)
+        candidates = [self._candidate(self._models[m], total(held[m]), asked, facts, now_s) for m in among]
         if not any(math.isfinite(one.ready_in_s) for one in candidates):
-            candidates = [replace(one, ready_in_s=self._wakes_s) for one in candidates]
+            states = {one.model: self._parts.instances.state_of(one.model, now_s) for one in candidates}
+            somewhere = {model for model, state in states.items() if state != UNAVAILABLE} or states.keys()
+            candidates = [
+                replace(one, ready_in_s=self._wakes_s) if one.model in somewhere else one for one in candidates
+            ]
         choice = self._chooser.choose(facts, candidates, now_s, tuple(among))
         if choice.model is None:
             raise InvalidRequest(
@@ -71,20 +79,23 @@ class ModelSets:
             needs=needs.features,
             conversation=None if needs.conversation is None else f"{tenant.name}\n{needs.conversation}",
             begins=needs.begins,
-            room=asked.max_tokens or 1,
+            context_tokens=needs.longest_tokens + (asked.max_tokens or 1),
             elapsed_s=elapsed_s,
             network_s=asked.network_s,
         )
 
-    def _candidate(self, model: FleetModel, asked: Asked, facts: RequestFacts, now_s: float) -> Candidate:
+    def _candidate(
+        self, model: FleetModel, waiting: Work, asked: Asked, facts: RequestFacts, now_s: float
+    ) -> Candidate:
+        """waiting: in the gateway, for this model."""
         instances = self._parts.instances
         serving = instances.serving(model.name, now_s)
         ready_in_s = 0.0 if serving else instances.ready_in_s(model.name, now_s)
         most_s = self._parts.limits.hold_max_s if asked.ttl_s is None else asked.ttl_s - facts.elapsed_s
         if ready_in_s is None or ready_in_s > most_s:
             ready_in_s = math.inf
-        prompt = beginnings(model.name, asked.messages, asked.prompt) if instances.affinity else ()
-        waiting = total(one.work for one in self._parts.hold.held if one.model == model.name)
+        knows = instances.affinity and serving
+        prompt = beginnings(model.name, asked.messages, asked.prompt) if knows else ()
         share = 1.0 / max(len(serving), 1)
         held = Work(math.ceil(waiting.requests * share), waiting.prompt_tokens * share, waiting.output_tokens * share)
         new = Work(1, facts.prompt_tokens, facts.output_tokens)
@@ -104,6 +115,7 @@ class ModelSets:
             batches=[one.requests for one in serving],
             ready_in_s=ready_in_s,
             supports=model.supports,
+            full=self._parts.admission(model.name).is_full(facts.slo_class, now_s),
         )
 
     def _why_not(self, facts: RequestFacts, barred: Mapping[str, Barred]) -> str:
@@ -112,8 +124,8 @@ class ModelSets:
             model = self._models[name]
             if reason is Barred.TOO_LONG:
                 told.append(
-                    f"{name} has a context of {model.max_model_len} tokens, and about {facts.prompt_tokens} of prompt "
-                    f"and {facts.room} of output are asked for"
+                    f"{name} has a context of {model.max_model_len} tokens, and about {facts.context_tokens} of prompt "
+                    "and output are asked for"
                 )
             elif reason is Barred.UNSUPPORTED:
                 told.append(f"{name} has no {', '.join(sorted(facts.needs - model.supports))}")

@@ -1,6 +1,7 @@
 """What the body of a request says of the models that can serve it, and of the conversation that it is part of."""
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ MEDIA_TOKENS: Final = 1024
 
 class _Read(Body):
     messages: Any = None
+    prompt: Any = None
     tools: Any = None
     tool_choice: Any = None
     response_format: Any = None
@@ -30,12 +32,14 @@ class _Read(Body):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """features: that a model must support. prompt_tokens: estimated. conversation: the same for each request of one,
-    ``None`` for a request that has none. begins: whether it is the first of its conversation.
+    """features: that a model must support. prompt_tokens: estimated; longest_tokens: of the longest of several prompts,
+    since each has a context of its own. conversation: the same for each request of one, ``None`` for a request that
+    has none. begins: whether it is the first of its conversation.
     """
 
     features: frozenset[str]
     prompt_tokens: int
+    longest_tokens: int
     conversation: str | None
     begins: bool
 
@@ -56,16 +60,20 @@ def needs_of(asked: Asked) -> Needs:
     prompt_tokens = max(asked.prompt_tokens - media_bytes // BYTES_PER_TOKEN, 1) + MEDIA_TOKENS * len(media)
     roles = [one.get("role") for one in messages]
     begin = messages[: roles.index("user") + 1] if "user" in roles else messages
-    return Needs(frozenset(features), prompt_tokens, json.dumps(begin) if begin else None, "assistant" not in roles)
+    longest = math.ceil(prompt_tokens * _longest_share(read.prompt))
+    return Needs(
+        frozenset(features), prompt_tokens, longest, json.dumps(begin) if begin else None, "assistant" not in roles
+    )
+
+
+def _longest_share(prompt: Any) -> float:
+    """Of several prompts the longest one's part; 1 of one."""
+    sizes = [len(one) for one in prompt if isinstance(one, str | list)] if isinstance(prompt, list) else []
+    return max(sizes) / total if (total := sum(sizes)) else 1.0
 
 
 def _media(content: Any) -> list[tuple[str, Any]]:
-    """Parts of a message that are no text, each with what it needs."""
-    parts = content if isinstance(content, list) else []
-    return [
-        (needed, part)
-        for part in parts
-        if isinstance(part, dict)
-        for word, needed in MEDIA.items()
-        if word in str(part.get("type"))
-    ]
+    """Parts of a message that are no text, each with what it needs. vLLM takes parts without a type, too."""
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    kinds = [(str(part["type"]) if "type" in part else " ".join(part), part) for part in parts]
+    return [(needed, part) for kind, part in kinds for word, needed in MEDIA.items() if word in kind]

@@ -30,8 +30,8 @@ class RequestFacts:
 
     task: as its header states. output_tokens: expected, or the client's cap where nothing better is known. needs:
     features that a model must support, as ``tools``. conversation: the same for all requests of one conversation, and
-    for no two tenants; ``None`` for a request of its own. begins: whether it is the first of its conversation. room:
-    tokens that the context must have beside the prompt. elapsed_s: since its arrival. network_s: that the way to the
+    for no two tenants; ``None`` for a request of its own. begins: whether it is the first of its conversation.
+    context_tokens: that a model's context must have. elapsed_s: since its arrival. network_s: that the way to the
     client and back takes of its time.
     """
 
@@ -43,7 +43,7 @@ class RequestFacts:
     needs: frozenset[str] = frozenset()
     conversation: str | None = None
     begins: bool = False
-    room: int = 1
+    context_tokens: int = 1
     elapsed_s: float = 0.0
     network_s: float = 0.0
 
@@ -62,7 +62,8 @@ class Candidate:
 
     batches: requests at each instance that serves it. ready_in_s: until one serves it: 0, the predicted end of a
     switch, or infinite. first_s, completion_s: predicted time from then to the first and the last token at the best
-    instance. error: relative standard deviation of that prediction; ``None`` for the settings' own.
+    instance. error: relative standard deviation of that prediction; ``None`` for the settings' own. full: it would
+    refuse the request for as long as others wait.
     """
 
     model: str
@@ -74,12 +75,13 @@ class Candidate:
     error: float | None = None
     supports: frozenset[str] = field(default_factory=frozenset)
     allowed: bool = True
+    full: bool = False
 
     def barred(self, facts: RequestFacts) -> Barred | None:
         """Why it cannot serve the request; ``None`` if it can."""
         if not self.allowed:
             return Barred.NOT_ALLOWED
-        if facts.prompt_tokens + facts.room > self.max_model_len:
+        if facts.context_tokens > self.max_model_len:
             return Barred.TOO_LONG
         if not facts.needs <= self.supports:
             return Barred.UNSUPPORTED

@@ -32,7 +32,7 @@ class Why(StrEnum):
     """Why a request went to its model; short, for a header and a metric's label."""
 
     ONLY = "only"
-    """No other model can serve it."""
+    """No other model can serve it, or takes requests of its class."""
     CONVERSATION = "conversation"
     """The earlier requests of its conversation went there, and it should be in time there."""
     BEST = "best"
@@ -78,10 +78,13 @@ class ModelChooser:
 
         Raises: ConfigError for a file that is no policy, or one for other models or features.
         """
-        network = load_policy(settings, settings.policy, folder)
-        return cls(
-            settings, network, None if settings.shadow is None else load_policy(settings, settings.shadow, folder)
-        )
+        loaded: list[Network | None] = []
+        for key, name in (("policy", settings.policy), ("shadow", settings.shadow)):
+            try:
+                loaded.append(None if name is None else load_policy(settings, name, folder))
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from None
+        return cls(settings, *loaded)
 
     def choose(
         self, facts: RequestFacts, candidates: Sequence[Candidate], now_s: float, asked: Sequence[str] | None = None
@@ -97,6 +100,7 @@ class ModelChooser:
         able = {c.model: c for c in listed if c.model not in barred}
         if not able:
             return Choice(None, Why.NONE, barred)
+        able = {model: c for model, c in able.items() if not c.full} or able
         limit_s = max(facts.limit_s(self._settings.token_ms / 1e3) - facts.elapsed_s, 1e-9)
         left_s = limit_s - facts.network_s
         predicted_s = np.array(
@@ -175,4 +179,4 @@ def load_policy(settings: RouterSettings, name: str, folder: Path = Path()) -> N
         try:
             return load_network(path, schema, settings.models)
         except ConfigError as error:
-            raise ConfigError(f"policy shipped: {error}") from None
+            raise ConfigError(f"{SHIPPED}: {error}") from None

@@ -70,10 +70,13 @@ def load_network(path: Path, schema: str, models: Sequence[str] | None = None) -
     Raises: ConfigError when there is no such file, it is malformed, or it was trained for other features or models.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: {size} bytes; a router's policy has at most {MAX_FILE_BYTES}")
-        network = _read(path.read_bytes())
+        if not path.is_file():  # a device or a pipe has no end
+            raise ConfigError(f"{path}: no such file; a router's policy is one that `sloserve train-router` wrote")
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: {path.stat().st_size} bytes; a router's policy has at most {MAX_FILE_BYTES}")
+        network = _read(raw)
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the router's policy: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -116,6 +119,8 @@ def _tensor(entry: Mapping[str, object], numbers: bytes) -> NDArray[np.float32]:
     shape, offsets = entry["shape"], entry["data_offsets"]
     if entry["dtype"] != "F16" or not isinstance(shape, list) or not isinstance(offsets, list):
         raise ValueError(f"tensor {entry!r}: F16 with a shape and offsets is needed")
+    if not all(isinstance(size, int) and size > 0 for size in shape):
+        raise ValueError(f"shape {shape!r}: whole numbers from 1 are needed")
     found = np.frombuffer(numbers[offsets[0] : offsets[1]], "<f2").astype(np.float32).reshape(shape)
     if not np.isfinite(found).all():
         raise ValueError("a number is not finite")

@@ -32,6 +32,7 @@ from sloserve.fleet.router.quality import QualityTable
 AUTO = "auto"
 """What a request calls the set of all models."""
 MAX_MODELS, MAX_TASKS, MAX_SETS = 64, 256, 64
+_MOST_MS, _LEAST_RATE, _MOST_RATE = 1e7, 1e-4, 1e6
 _USUAL_BATCH = 64
 """Beside so many decoding requests the cost of a prompt token is taken."""
 
@@ -111,15 +112,16 @@ class RouterSettings(_Section):
 
 def read_router(path: Path) -> RouterSettings:
     """The settings in the file at ``path``. Raises: ConfigError that lists every fault, one line each."""
-    return _router(load_yaml(path))
+    return router_in(load_yaml(path))
 
 
 def parse_router(text: str, source: str = "router") -> RouterSettings:
     """The settings in ``text``; ``source`` stands for the file in messages. Raises: as :func:`read_router`."""
-    return _router(parse_yaml(text, source))
+    return router_in(parse_yaml(text, source))
 
 
-def _router(root: Node) -> RouterSettings:
+def router_in(root: Node) -> RouterSettings:
+    """The settings in a file that was read. Raises: as :func:`read_router`."""
     if not isinstance(root.value, dict):
         raise root.not_allowed("a mapping of fields to values")
     settings, problems = check_model(RouterSettings, root.plain())
@@ -144,6 +146,11 @@ def router_problems(settings: RouterSettings) -> list[Problem]:
         if isinstance(of.prompt_tokens, dict):
             named += [(("system", "prompt_tokens", t), t, tasks) for t in of.prompt_tokens]
     found = [Problem(path, f"{name!r} {unknown(name, known)}") for path, name, known in named if name not in known]
+    lists: list[tuple[tuple[str | int, ...], list[str]]] = [(("models",), settings.models)]
+    lists += [(("sets", name), of) for name, of in settings.sets.items()]
+    for path, listed in lists:
+        found += [Problem((*path, i), f"{m!r} is there already") for i, m in enumerate(listed) if m in listed[:i]]
+        found += [] if listed else [Problem(path, "no models; name at least one, or leave the set out")]
     for name in (AUTO, *models):
         if name in settings.sets:
             found.append(Problem(("sets", name), f"{name!r} is taken; give the set another name"))
@@ -151,22 +158,39 @@ def router_problems(settings: RouterSettings) -> list[Problem]:
         missing = [model for model in models if model not in row]
         if missing:
             found.append(Problem(("quality", task), f"no quality of {', '.join(missing)}; give a number from 0 to 1"))
+    return found + ([] if settings.system is None else _system_problems(settings.system, models))
+
+
+def _system_problems(system: SystemSection, models: tuple[str, ...]) -> list[Problem]:
+    found = []
+    low, high = system.network_ms
+    if not (0.0 < low <= high <= _MOST_MS or low == high == 0.0):
+        text = f"{low:g}, {high:g} are not two ascending numbers above 0 and up to {_MOST_MS:g}, or 0 and 0"
+        found.append(Problem(("system", "network_ms"), text))
+    low, high = system.rates
+    if not _LEAST_RATE <= low <= high <= _MOST_RATE:
+        text = f"{low:g}, {high:g} are not two ascending numbers from {_LEAST_RATE:g} to {_MOST_RATE:g}"
+        found.append(Problem(("system", "rates"), text))
+    for model, entry in system.speed.items():
+        if (entry.profile is None) == (entry.base_ms is None) or (entry.base_ms is None) != (entry.seq_ms is None):
+            found.append(Problem(("system", "speed", model), "give profile, or base_ms and seq_ms"))
+    for model in models:
+        if model not in system.speed:
+            text = f"no speed of {model}; give {{profile: NAME}} or {{base_ms: A, seq_ms: B}}"
+            found.append(Problem(("system", "speed"), text))
     return found
 
 
 def system_of(settings: RouterSettings) -> tuple[System, Phases]:
-    """What ``system`` says to simulate. Raises: ConfigError for a section that is missing or says too little."""
+    """What ``system`` of settings without fault says to simulate. Raises: ConfigError where it is missing, or names a
+    profile that cannot be read.
+    """
     of = settings.system
     if of is None:
         raise ConfigError("system: is missing; training needs to know what it simulates (docs/router.md)")
     tasks = tuple(settings.quality)
     prompts = of.prompt_tokens if isinstance(of.prompt_tokens, dict) else dict.fromkeys(tasks, of.prompt_tokens)
     prompt_tokens = np.array([prompts.get(task, 0) for task in tasks], np.float64)
-    low, high = of.network_ms
-    if not (0.0 < low <= high < np.inf or low == high == 0.0):
-        raise ConfigError(f"system.network_ms: {low:g}, {high:g} are not two ascending numbers above 0, or 0 and 0")
-    if not 0.0 < of.rates[0] <= of.rates[1] < np.inf:
-        raise ConfigError(f"system.rates: {of.rates[0]:g}, {of.rates[1]:g} are not two ascending numbers above 0")
     system = System(
         models=tuple(settings.models),
         speeds=tuple(_speed(settings, model, float(prompt_tokens.mean())) for model in settings.models),
@@ -178,7 +202,7 @@ def system_of(settings: RouterSettings) -> tuple[System, Phases]:
         output_tokens=of.output_tokens,
         token_s=np.array([of.task_token_ms.get(task, settings.token_ms) / 1e3 for task in tasks]),
         interference=of.interference,
-        network_s=(low / 1e3, high / 1e3),
+        network_s=(of.network_ms[0] / 1e3, of.network_ms[1] / 1e3),
         error=settings.error,
     )
     return system, Phases.between(of.rates, float(system.limit_s.mean()))
@@ -186,13 +210,10 @@ def system_of(settings: RouterSettings) -> tuple[System, Phases]:
 
 def _speed(settings: RouterSettings, model: str, prompt_tokens: float) -> Speed:
     assert settings.system is not None
-    entry = settings.system.speed.get(model)
-    if entry is None:
-        raise ConfigError(f"system.speed.{model}: is missing; give {{profile: NAME}} or {{base_ms: A, seq_ms: B}}")
+    entry = settings.system.speed[model]
     if entry.profile is not None:
         return profile_speed(load_profile(entry.profile), prompt_tokens, settings.system.output_tokens)
-    if entry.base_ms is None or entry.seq_ms is None:
-        raise ConfigError(f"system.speed.{model}: give profile, or base_ms and seq_ms")
+    assert entry.base_ms is not None and entry.seq_ms is not None
     return Speed(entry.base_ms / 1e3, entry.seq_ms / 1e3)
 
 

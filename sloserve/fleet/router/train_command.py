@@ -47,7 +47,10 @@ def train_and_report(
     Raises: ConfigError for a malformed file or impossible settings, without torch, and when ``out`` cannot be written.
     """
     settings = read_router(file)
-    system, phases = system_of(settings)
+    try:
+        system, phases = system_of(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
     console = Console()
     if evaluate is None:
         if not out.resolve().parent.is_dir():  # known before minutes of training

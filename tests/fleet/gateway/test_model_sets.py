@@ -3,14 +3,22 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sloserve.core.errors import ConfigError
-from sloserve.fleet.contract.reports import Phase
+from sloserve.admission.prediction import NewRequest
+from sloserve.core.errors import ConfigError, InvalidRequest
+from sloserve.core.slo import Targets
+from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
 from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.gateway.asked import Asked, Reader
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
-from sloserve.fleet.gateway.keys import hash_of
+from sloserve.fleet.gateway.keys import Tenant, hash_of
+from sloserve.fleet.gateway.needs import needs_of
+from sloserve.scheduler.qlm.contract import ModelState
+from sloserve.settings import PluginSettings
+from sloserve.wire.headers import read_headers
 from tests.fleet.gateway.doors import FLEET, until
 from tests.fleet.gateway.test_gateway import line, run
 
@@ -19,7 +27,7 @@ router:
   models: [chat, legal]
   quality: {law: {chat: 0.4, legal: 1.0}, talk: {chat: 1.0, legal: 0.8}}
   task_by_class: {interactive: talk}
-  sets: {court: [legal], nobody: []}
+  sets: {court: [legal]}
   shadow: greedy
   token_ms: 1000
 """
@@ -80,7 +88,7 @@ def test_what_no_model_can_serve_is_refused_with_what_each_lacks(tmp_path: Path)
             answer = await to.http.post("/v1/chat/completions", json={"model": "auto", "messages": [image]})
             assert answer.status_code == 400 and "chat has no images; legal has no images" in answer.text
             long = await to.complete(model="auto", max_tokens=10**6)
-            assert long.status_code == 400 and "1000000 of output are asked for" in long.text
+            assert long.status_code == 400 and "tokens, and about 100000" in long.text
             embedded = await to.http.post("/v1/embeddings", json={"model": "auto", "input": "a"})
             assert embedded.status_code == 400 and "/v1/embeddings needs its name" in embedded.text
             bad = await to.complete(model="auto", headers={"x-slo-network-ms": "-1"})
@@ -148,6 +156,91 @@ def test_the_router_may_have_a_file_of_its_own(tmp_path: Path) -> None:
     assert fleet.router is not None and fleet.router.sets == {"auto": ("chat",)}
     with pytest.raises(ConfigError, match=r"router: .*mine\.safetensors"):
         Gateway(fleet, Surroundings())
+    (tmp_path / "router.yaml").write_text("models: [chat]\nquality: {a: {chat: 1}}\nweights: {urgent: 2}\n")
+    with pytest.raises(ConfigError, match=r"router\.yaml:3:11: weights\.urgent: class 'urgent' is unknown"):
+        parse_fleet(f"{FLEET}router: router.yaml\n", str(tmp_path / "fleet.yaml"))
     (tmp_path / "router.yaml").write_text("models: [chat]\nqualities: {}\n")
     with pytest.raises(ConfigError, match=r"router\.yaml:2:1: qualities: is unknown"):
         parse_fleet(f"{FLEET}router: router.yaml\n", str(tmp_path / "fleet.yaml"))
+
+
+SAY = [{"role": "user", "content": "hi"}]
+NEEDS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "nothing": ({"messages": SAY, "tools": [], "response_format": {"type": "text"}}, set()),
+    "tools": ({"messages": SAY, "tools": [{}]}, {"tools"}),
+    "tools it does not use": ({"messages": SAY, "tools": [{}], "tool_choice": "none"}, set()),
+    "a schema": ({"messages": SAY, "response_format": {"type": "json_schema"}}, {"grammar"}),
+    "a regex": ({"messages": SAY, "structured_outputs": {"regex": "a"}}, {"grammar"}),
+    "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, {"images"}),
+    "an image without a type": ({"messages": [{"role": "user", "content": [{"image_url": "a"}]}]}, {"images"}),
+    "speech": ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, {"audio"}),
+    "a film": ({"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, {"video"}),
+    "nonsense": ({"messages": [1, None, [{}], {"role": ["user"]}], "response_format": "json"}, set()),
+}
+
+
+def asked(body: dict[str, Any], **headers: str) -> Asked:
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Reader(PluginSettings()).read(raw, json.dumps({"model": "auto", **body}).encode(), Tenant("a"), "id")
+
+
+@pytest.mark.parametrize("what", NEEDS)
+def test_what_a_request_needs_is_in_its_body(what: str) -> None:
+    body, needed = NEEDS[what]
+    assert needs_of(asked(body)).features == needed
+
+
+def test_each_of_several_prompts_has_a_context_of_its_own() -> None:
+    needs = needs_of(asked({"prompt": ["a" * 4000, "b" * 40_000, "c" * 4000]}))
+    assert needs.prompt_tokens == pytest.approx(12_000, rel=0.01)
+    assert needs.longest_tokens == pytest.approx(10_000, rel=0.01)
+    ids = needs_of(asked({"prompt": [65] * 1000}))
+    assert ids.longest_tokens == ids.prompt_tokens
+
+
+def told(gateway: Gateway, *instances: InstanceReport) -> None:
+    now_s = gateway.parts.clock.monotonic_s()
+    gateway.parts.instances.reported(AgentReport("node-a", "unix:a", instances), "unix:a", {}, now_s)
+
+
+def chosen(gateway: Gateway, body: dict[str, Any] | None = None, **headers: str) -> str:
+    chooser, now_s = gateway.parts.chooser, gateway.parts.clock.monotonic_s()
+    assert chooser is not None
+    request = asked(body or {"messages": SAY, "max_tokens": 5}, **headers)
+    return chooser.choose(request, ("chat", "legal"), "/v1/chat/completions", Tenant("a"), now_s).model
+
+
+def test_a_model_that_no_instance_can_bring_is_not_waited_for() -> None:
+    """Of equals the first, it was: the request waited until its time was over."""
+    gateway = Gateway(parse_fleet(TEXT), Surroundings())
+    told(gateway, InstanceReport("node-a/0", "h100", Phase.EMPTY, {"legal": ModelState.COLD}))
+    assert chosen(gateway) == "legal"
+    told(gateway, InstanceReport("node-a/1", "h100", Phase.EMPTY, {"chat": ModelState.WARM}))
+    assert chosen(gateway) == "chat"
+
+
+def test_a_full_queue_of_a_class_sends_its_requests_to_another_model() -> None:
+    caps = "settings: {policy: edf, admission: {mode: cap, max_waiting: {interactive: 1}}}"
+    gateway = Gateway(parse_fleet(TEXT.replace("settings: {policy: edf}", caps)), Surroundings())
+    both = {"chat": ModelState.ACTIVE, "legal": ModelState.WARM}, {"chat": ModelState.WARM, "legal": ModelState.ACTIVE}
+    told(gateway, *(InstanceReport(f"node-a/{i}", "h100", Phase.SERVING, of, room=9) for i, of in enumerate(both)))
+    parts, now_s = gateway.parts, gateway.parts.clock.monotonic_s()
+    law = {"x_slo_task": "law", "x_slo_class": "interactive"}
+    assert chosen(gateway, **law) == "legal"
+    new = NewRequest(PluginSettings().classes.slo("interactive", Targets()), now_s, 5, 5, None, 1, True)
+    admission = parts.admission("legal")
+    admission.admit(new, admission.forecast(new, now_s), Waits(), now_s)
+    assert chosen(gateway, **law) == "chat"
+    assert chosen(gateway, **law | {"x_slo_class": "batch"}) == "legal"
+
+
+class Waits:
+    begun = False
+
+
+def test_a_task_that_is_said_twice_is_refused_if_it_is_not_the_same() -> None:
+    same = [(b"x-slo-task", b"law"), (b"x-slo-task", b"law"), (b"x-slo-network-ms", b"5")]
+    assert read_headers(same).task == "law"
+    for more in ((b"x-slo-task", b"talk"), (b"x-slo-network-ms", b"6")):
+        with pytest.raises(InvalidRequest, match="give it once"):
+            read_headers([*same, more])

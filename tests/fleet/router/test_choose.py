@@ -12,12 +12,12 @@ from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
 from sloserve.fleet.router.choose import SHIPPED, ModelChooser, Why, load_policy
 from sloserve.fleet.router.conversations import Conversations
 from sloserve.fleet.router.features import Schema, features
-from sloserve.fleet.router.network import Network, load_network
+from sloserve.fleet.router.network import MAX_FILE_BYTES, Network, load_network
 from sloserve.fleet.router.settings import RouterSettings, parse_router, read_router, system_of
 
 EXAMPLE = Path(__file__).parents[3] / "configs" / "router.yaml"
 SETTINGS = read_router(EXAMPLE).model_copy(update={"shadow": None})
-FACTS = RequestFacts("interactive", Targets(e2e_s=3.0), prompt_tokens=100, output_tokens=128)
+FACTS = RequestFacts("interactive", Targets(e2e_s=3.0), prompt_tokens=100, output_tokens=128, context_tokens=101)
 SMALL, MIDDLE, LARGE = SETTINGS.models
 IDLE = (
     Candidate(SMALL, 2048, 0.25, batches=(0, 3)),
@@ -57,7 +57,7 @@ def test_each_bar_is_named() -> None:
     chooser = ModelChooser(SETTINGS)
     cases = {
         Barred.NOT_ALLOWED: replace(able[2], allowed=False),
-        Barred.TOO_LONG: replace(able[2], max_model_len=100),
+        Barred.TOO_LONG: replace(able[2], max_model_len=100),  # the output needs room, too
         Barred.UNSUPPORTED: IDLE[2],
         Barred.ASLEEP: replace(able[2], ready_in_s=float("inf")),
     }
@@ -70,6 +70,12 @@ def test_each_bar_is_named() -> None:
     assert (nothing.model, nothing.why, len(nothing.barred)) == (None, Why.NONE, 3)
     only = chooser.choose(tools, able[:1], 0.0)
     assert (only.model, only.why) == (SMALL, Why.ONLY)
+
+
+def test_a_model_that_takes_no_more_of_the_class_is_passed_over_while_another_does() -> None:
+    chooser = ModelChooser(SETTINGS)
+    assert chooser.choose(FACTS, (*IDLE[:2], replace(IDLE[2], full=True)), 0.0).model == MIDDLE
+    assert chooser.choose(FACTS, tuple(replace(c, full=True) for c in IDLE), 1.0).model == LARGE
 
 
 def test_a_set_limits_the_choice_and_a_task_decides_it() -> None:
@@ -145,6 +151,25 @@ def test_a_policy_is_read_as_written_and_only_for_the_same_features_and_models(t
             load_network(path, schema)
 
 
+def test_a_file_that_is_no_policy_is_refused_whatever_it_says(tmp_path: Path) -> None:
+    path, schema = tmp_path / "p.safetensors", Schema(3).as_text()
+    valuing(1.0, float("nan"), 2.0).save(path)
+    with pytest.raises(ConfigError, match="a number is not finite"):
+        load_network(path, schema)
+    valuing(1.0, 3.0, 2.0).save(path)
+    whole = path.read_bytes()
+    for shape in (b"[99999999999,2]", b"[-1,2]", b"[2.5,12]", b'["a",2]', b"[[15],2]", b"[0,2]"):
+        length = int.from_bytes(whole[:8], "little") + len(shape) - len(b"[15,2]")
+        path.write_bytes(length.to_bytes(8, "little") + whole[8:].replace(b"[15,2]", shape))
+        with pytest.raises(ConfigError, match=r"p\.safetensors: (no policy of a router|its net does not have)"):
+            load_network(path, schema)
+    path.write_bytes(b"\0" * (MAX_FILE_BYTES + 1))
+    with pytest.raises(ConfigError, match="has at most 16777216"):
+        load_network(path, schema)
+    with pytest.raises(ConfigError, match="/dev/zero: no such file"):  # which has no end
+        load_network(Path("/dev/zero"), schema)
+
+
 def test_the_shipped_policy_is_for_the_example_and_refused_for_others() -> None:
     assert load_policy(SETTINGS, SHIPPED) is not None
     chooser = ModelChooser.of(SETTINGS.model_copy(update={"policy": SHIPPED}))
@@ -154,7 +179,7 @@ def test_the_shipped_policy_is_for_the_example_and_refused_for_others() -> None:
     full = tuple(replace(c, batches=(40,) * 4, completion_s=1.0 + c.completion_s) for c in idle)
     assert chooser.choose(plain, full, 0.6).model in (SMALL, MIDDLE)
     others = SETTINGS.model_copy(update={"models": [SMALL, LARGE], "policy": SHIPPED})
-    with pytest.raises(ConfigError, match="policy shipped: .*use the policy greedy"):
+    with pytest.raises(ConfigError, match="policy: shipped: .*use the policy greedy"):
         ModelChooser.of(others)
 
 
@@ -177,6 +202,18 @@ FAULTS = {
         "sets.auto: 'auto' is taken",
         "quality.t: no quality of b; give a number from 0 to 1",
     ],
+    "models: [a, a]\nquality: {t: {a: 0.5}}\nsets: {s: []}": [
+        "router:1:13: models.1: 'a' is there already",
+        "router:3:8: sets.s: no models",
+    ],
+    "models: [a]\nquality: {t: {a: 0.5}}\nsystem: {speed: {}, network_ms: [0, 5], rates: [5, 1]}": [
+        "router:3:10: system.speed: no speed of a; give {profile: NAME}",
+        "router:3:21: system.network_ms: 0, 5 are not two ascending numbers",
+        "router:3:41: system.rates: 5, 1 are not two ascending numbers",
+    ],
+    "models: [a]\nquality: {t: {a: 0.5}}\nsystem: {speed: {a: {profile: x, base_ms: 1}}}": [
+        "router:3:18: system.speed.a: give profile, or base_ms and seq_ms"
+    ],
 }
 
 
@@ -197,5 +234,3 @@ def test_what_is_simulated_is_said_or_asked_for() -> None:
     plain = RouterSettings.model_validate({"models": ["a"], "quality": {"t": {"a": 1.0}}})
     with pytest.raises(ConfigError, match="system: is missing"):
         system_of(plain)
-    with pytest.raises(ConfigError, match="system.speed.a: is missing"):
-        system_of(plain.model_copy(update={"system": read_router(EXAMPLE).system}))
