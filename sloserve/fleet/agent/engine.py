@@ -16,6 +16,8 @@ from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
 from sloserve.fleet.agent.flights import Flights
 
 _READY_POLL_S: Final = 0.05
+_STEPS: Final = 10.0
+"""As many of its longest steps an engine may be silent."""
 _HEALTH_S: Final = 5.0
 CANARY: Final[Mapping[str, Any]] = {
     "prompt": "The capital of France is",
@@ -31,11 +33,13 @@ class EngineLimits:
     """How many seconds an engine may take, before it is killed.
 
     start_s: until it answers. control_s: for a sleep, a wake or a reload. canary_s: for the first reply after one.
+    hung_s: while it serves, without an answer of its core or a token of what runs; more where its steps take longer.
     """
 
     start_s: float = 1800.0
     control_s: float = 300.0
     canary_s: float = 60.0
+    hung_s: float = 60.0
 
 
 class Engine:
@@ -81,6 +85,21 @@ class Engine:
         except EngineError:
             return False
         return True
+
+    @property
+    def hung_s(self) -> float:
+        """Silent for longer it has stopped: several of the longest steps that its profile foresees, and not less than
+        what a step may take that compiles.
+        """
+        return max(self._limits.hung_s, _STEPS * self.model.longest_step_s)
+
+    async def status(self, limit_s: float) -> list[tuple[float, float]]:
+        """Of each rank's core, between two of its steps: requests running, and tokens computed so far."""
+        ranks = await self.client.call("GET", "/sloserve/status", limit_s=limit_s)
+        try:
+            return [(float(rank["running"]), float(rank["scheduled_tokens"])) for rank in ranks]
+        except (LookupError, TypeError, ValueError) as error:
+            raise EngineError(f"its status cannot be read: {error!r}") from None
 
     async def sleep(self, level: int) -> None:
         """Requests that run end before; there are to be none that take long."""

@@ -18,6 +18,7 @@ class ServedModel:
         weights_bytes: what it holds in host memory while it sleeps.
         max_num_seqs: requests that its engine runs at once.
         adapter_of: the model that it is a LoRA adapter of; ``None`` for a model of its own.
+        longest_step_s: of its engine, as its profile foresees it; 0 where that is not known.
     """
 
     name: str
@@ -27,6 +28,7 @@ class ServedModel:
     weights_bytes: int = 0
     max_num_seqs: int = 256
     adapter_of: str | None = None
+    longest_step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from sloserve.fleet.agent.engine import Engine
 from sloserve.fleet.agent.engine_set import EngineSet, HostParts
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.flights import flight_of
+from sloserve.fleet.agent.pulse import Pulse
 from sloserve.fleet.agent.rungs import Rung
 from sloserve.fleet.contract.door import Answer, DurableWork, Refusal, Refused
 from sloserve.fleet.contract.reports import InstanceReport, Phase
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HEALTH_EVERY_S: Final = 1.0
+PULSE_EVERY_S: Final = 5.0
+_PULSES: Final = 4
+"""How often the pulse of an engine is felt in the time for which it may stop."""
 _RETRY_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Between starts of an engine that does not start; the last again and again."""
 _QUEUED: Final = 1.25
@@ -74,8 +78,12 @@ class Instance:
         self._since_s = self._ready_s = 0.0
         self._switching = asyncio.Lock()
         self._is_switching = False
+        self._pulse = Pulse(host.clock)
+        self._coming = 0
+        """How often a model has begun to come, or come."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._spawn(self._watch_health())
+        self._spawn(self._watch_pulse(host.limits.hung_s / _PULSES))
 
     @property
     def name(self) -> str:
@@ -177,6 +185,7 @@ class Instance:
 
     async def _bring(self, model: ServedModel) -> bool:
         """Whether it serves now."""
+        self._coming += 1
         try:
             await self._engines.bring(model)
         except EngineError as error:
@@ -186,6 +195,9 @@ class Instance:
             logger.exception("%s: model %s does not come", self._name, model.name)
             await self._engines.close()
             return False
+        finally:
+            self._coming += 1
+            self._pulse.reset()
         self._phase, self._active, self._since_s = Phase.SERVING, model.name, self._clock.monotonic_s()
         self._tell(self._durable.came)
         return True
@@ -235,6 +247,17 @@ class Instance:
             engine = self._engines.active
             if engine is not None and self._phase is Phase.SERVING:
                 await self._check_health(engine)
+
+    async def _watch_pulse(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(min(every_s, PULSE_EVERY_S))
+            engine, coming = self._engines.active, self._coming
+            if engine is None or coming % 2 or self._phase not in (Phase.SERVING, Phase.DRAINING):
+                continue
+            why = await self._pulse.stopped(engine)
+            if why is not None and coming == self._coming and engine is self._engines.active:
+                logger.error("%s: the engine of model %s hangs, and is killed: %s", self._name, engine.model.name, why)
+                engine.kill()
 
     async def _check_health(self, engine: Engine) -> None:
         """An engine whose core is dead may still be there to say so."""

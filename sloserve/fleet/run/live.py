@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
-from sloserve.estimator.step_time.profile import profile_names
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.profile import Profile, profile_names
 from sloserve.fleet.agent.agent import AgentSettings
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.batch_api.lines import Limits
@@ -111,11 +112,13 @@ def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Served
     if start.model is None:
         raise ConfigError(f"{fleet.source}: models.{model.name}.model is missing, and with it what is to be served")
     max_num_seqs = flags.max_num_seqs or profile.max_num_seqs
+    budget = flags.max_num_batched_tokens or profile.max_num_batched_tokens
+    max_model_len = flags.max_model_len or profile.max_model_len
     values: dict[str, str] = {
         "--slo-config": str(_settings_file(fleet, model, host, place)),
         "--max-num-seqs": str(max_num_seqs),
-        "--max-num-batched-tokens": str(flags.max_num_batched_tokens or profile.max_num_batched_tokens),
-        "--max-model-len": str(flags.max_model_len or profile.max_model_len),
+        "--max-num-batched-tokens": str(budget),
+        "--max-model-len": str(max_model_len),
     }
     if host.width > 1:
         values["--tensor-parallel-size"] = str(host.width)
@@ -135,7 +138,16 @@ def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Served
         weights_bytes=size,
         max_num_seqs=max_num_seqs,
         adapter_of=start.adapter_of,
+        longest_step_s=_longest_step_s(profile, budget, max_num_seqs, max_model_len),
     )
+
+
+def _longest_step_s(profile: Profile, budget: int, seqs: int, max_model_len: int) -> float:
+    """Of an engine with these flags: a chunk of its whole budget at the end of the longest prompt, beside a full batch
+    over a full KV cache.
+    """
+    attention = budget * (budget + 2 * max(max_model_len - budget, 0))
+    return profile.step_s(StepLoad(budget, 1, seqs, profile.kv_capacity_tokens, attention))
 
 
 def _settings_file(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Path:

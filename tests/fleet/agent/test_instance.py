@@ -20,7 +20,7 @@ from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused
 from sloserve.fleet.contract.reports import Phase, agent_report
 from sloserve.scheduler.qlm.contract import ModelState
-from tests.fleet.stand_in.engine import POISON, reply
+from tests.fleet.stand_in.engine import LONG, POISON, reply
 from tests.fleet.stand_in.launcher import InLoopLauncher
 
 ACTIVE, WARM, COLD = ModelState.ACTIVE, ModelState.WARM, ModelState.COLD
@@ -53,6 +53,7 @@ def run(
     step_s: float = 0.0,
     drain_max_s: float = 5.0,
     late_s: float = 60.0,
+    hung_s: float = 60.0,
 ) -> Durable:
     durable, launcher = Durable(), InLoopLauncher(step_s)
 
@@ -64,9 +65,9 @@ def run(
             folder,
             host_memory_bytes=memory,
             drain_max_s=drain_max_s,
-            limits=EngineLimits(start_s=60.0, control_s=late_s, canary_s=late_s),
+            limits=EngineLimits(start_s=60.0, control_s=late_s, canary_s=late_s, hung_s=hung_s),
         )
-        async with Agent(settings, launcher, durable=durable) as agent, asyncio.timeout(120.0):
+        async with Agent(settings, launcher, durable=durable) as agent, asyncio.timeout(60.0):
             await test(agent, agent.instances["node/0"], launcher)
 
     asyncio.run(within())
@@ -285,6 +286,34 @@ def test_an_engine_that_dies_is_replaced(tmp_path: Path) -> None:
 
     durable = run(tmp_path, test, step_s=0.001)
     assert durable.told == ["came", "died", "came"]
+
+
+@pytest.mark.parametrize("stuck", ["core", "tokens"])
+def test_an_engine_that_computes_nothing_more_is_killed_and_started(tmp_path: Path, stuck: str) -> None:
+    """Its API process still says that it is healthy."""
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        streaming = asyncio.ensure_future(ask(instance, "chat", 5000))
+        await until(lambda: instance.report().running.context_tokens > 0)
+        launcher.started[0].engine.faults.stuck = stuck
+        with pytest.raises(ConnectionResetError):
+            await streaming
+        await until(lambda: instance.report().phase is Phase.SERVING and len(launcher.started) > 1)
+        assert await ask(instance, "chat") == reply("chat", "a", 4)
+
+    durable = run(tmp_path, test, step_s=0.001, hung_s=0.2)
+    assert durable.told[:3] == ["came", "died", "came"], "its lines become suspects"
+
+
+def test_an_engine_with_a_long_prompt_or_nothing_to_do_does_not_hang(tmp_path: Path) -> None:
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        assert await ask(instance, "chat", 1, LONG) == reply("chat", LONG, 1), "longer than it may hang"
+        await asyncio.sleep(0.3)
+        assert len(launcher.started) == 1
+
+    run(tmp_path, test, step_s=0.003, hung_s=0.25)
 
 
 def test_the_door_on_the_wire(tmp_path: Path) -> None:

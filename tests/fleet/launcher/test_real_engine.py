@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ AGENT = """
 import asyncio, json, sys
 from pathlib import Path
 from sloserve.fleet.agent.agent import Agent, AgentSettings
+from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.contract.reports import Phase
 from sloserve.fleet.launcher.forking import ForkingLauncher
@@ -34,7 +36,8 @@ async def ask(instance):
 
 async def main():
     launcher = ForkingLauncher(folder / "launcher.log")
-    settings = AgentSettings("node", "cpu", {f"node/{i}": {"chat": model} for i in range(2)}, folder)
+    models = {f"node/{i}": {"chat": model} for i in range(2)}
+    settings = AgentSettings("node", "cpu", models, folder, limits=EngineLimits(hung_s=12.0))
     async with Agent(settings, launcher) as agent:
         one, other = agent.instances.values()
         assert all(await asyncio.gather(one.activate("chat"), other.activate("chat")))
@@ -44,8 +47,8 @@ async def main():
             processes = [engine.process for engine in engines]
             forked = [process.is_forked for process in processes]
             print(json.dumps([launcher.pid, [process.pid for process in processes], forked, said]), flush=True)
-            before = engines
-            await asyncio.to_thread(sys.stdin.readline)
+            killed = int(await asyncio.to_thread(sys.stdin.readline))
+            before = engines[:killed]
             while any(i._engines.active in before or i.report().phase is not Phase.SERVING for i in (one, other)):
                 await asyncio.sleep(0.05)
 
@@ -59,6 +62,14 @@ def part_of(pids: list[int], name: str) -> int:
     return found
 
 
+def _replaced(agent: "subprocess.Popen[str]", killed: int) -> Any:
+    """What the agent says once so many engines, the first ones, have others in their place."""
+    assert agent.stdin is not None and agent.stdout is not None
+    agent.stdin.write(f"{killed}\n")
+    agent.stdin.flush()
+    return json.loads(agent.stdout.readline())
+
+
 def test_nothing_is_left_of_an_engine_and_it_is_replaced(tmp_path: Path) -> None:
     command = [sys.executable, "-c", AGENT, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
@@ -70,10 +81,14 @@ def test_nothing_is_left_of_an_engine_and_it_is_replaced(tmp_path: Path) -> None
                 pids = group(engine)
                 os.kill(part_of(pids, name), signal.SIGKILL)
                 assert asyncio.run(gone(pids)), f"killed: {name}"
-            agent.stdin.write("\n")
-            agent.stdin.flush()
-            launcher, replaced, _, again = json.loads(agent.stdout.readline())
+            launcher, replaced, _, again = _replaced(agent, 2)
             assert again == said and not set(replaced) & set(engines)
+            stopped = group(replaced[0])
+            os.kill(part_of(stopped, "EngineCore"), signal.SIGSTOP)
+            _, (first, *other), _, again = _replaced(agent, 1)
+            assert again == said and first != replaced[0] and other == replaced[1:], "hangs, and is replaced"
+            assert asyncio.run(gone(stopped))
+            replaced = [first, *other]
             left = [launcher, *(pid for engine in replaced for pid in group(engine))]
         finally:
             agent.kill()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.fleet.file import parse_fleet, read_fleet
 from sloserve.fleet.run.live import STORE, agent_settings, file_limits, host_named, place_of
 from sloserve.settings import read_settings
@@ -31,6 +32,8 @@ def test_a_model_says_how_its_engine_is_started(tmp_path: Path) -> None:
     assert settings.environments["a/1"] == {"CUDA_VISIBLE_DEVICES": "2,3", "X": "y"}
     chat, tuned = settings.instances["a/1"]["chat"], settings.instances["a/1"]["tuned"]
     assert (chat.model, chat.max_num_seqs, tuned.adapter_of) == ("meta/llama", 7, "chat")
+    big = fleet.models["chat"].profiles["h100"]
+    assert chat.longest_step_s > big.step_s(StepLoad.of([(big.max_num_batched_tokens, 0)])) > 0.01
     flags = dict(zip(chat.flags[:-1:2], chat.flags[1:-1:2], strict=False))
     assert flags["--max-num-seqs"] == "7" and flags["--tensor-parallel-size"] == "2"
     assert flags["--swap-space-gib"] == "2.000"  # two instances, two models

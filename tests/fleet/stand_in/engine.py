@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-POISON, HANG = "[poison]", "[hang]"
-"""In a prompt: the engine dies of it with everything that it runs; it never answers it."""
+POISON, HANG, LONG = "[poison]", "[hang]", "[long]"
+"""In a prompt: the engine dies of it with everything that it runs; it never answers it; it has 100 steps of prefill."""
 
 KILLED = 137
 MEMORY = frozenset({"weights", "kv_cache"})
@@ -45,13 +45,15 @@ class Running:
 class Faults:
     """What a test has go wrong. step_s: seconds for each token of every request.
 
-    wrong: tokens are those of other weights. refuse, hang: paths that are answered with 500, or never.
+    wrong: tokens are those of other weights. refuse, hang: paths that are answered with 500, or never. stuck: the core
+    computes nothing more, and ``core``: answers nothing, or ``tokens``: still answers.
     """
 
     step_s: float = 0.0
     wrong: bool = False
     refuse: list[str] = field(default_factory=list)
     hang: list[str] = field(default_factory=list)
+    stuck: str = ""
 
 
 class StandIn:
@@ -74,6 +76,8 @@ class StandIn:
         self.seen: list[str] = []
         """Request ids of all that came."""
         self.aborted = 0
+        self.computed = 0
+        """Tokens, those of prompts included."""
         self.came_paused = 0
         """Requests that came while it was paused, and so waited in silence until it was woken."""
         self.asleep: frozenset[str] = frozenset()
@@ -102,8 +106,10 @@ class StandIn:
                 self._die()
             if HANG in prompt:
                 await asyncio.Event().wait()
+            for _ in range(100 if LONG in prompt else 0):
+                await self._step()
             for _ in range(tokens):
-                await asyncio.sleep(self.faults.step_s)
+                await self._step()
                 async with self._until(lambda: request.aborted or self.flowing):
                     if request.aborted:
                         break
@@ -155,6 +161,12 @@ class StandIn:
         await self.pause("keep")
         self.asleep = MEMORY
         return sum(request.started for request in self.running)
+
+    async def _step(self) -> None:
+        await asyncio.sleep(self.faults.step_s)
+        if self.faults.stuck:
+            await asyncio.Event().wait()
+        self.computed += 1
 
     def _has_room(self) -> bool:
         return self.accepting and sum(request.started for request in self.running) < self._max_num_seqs

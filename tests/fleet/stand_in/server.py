@@ -149,7 +149,11 @@ class Routes:
         return JSONResponse({"model": self._engine.name})
 
     async def status(self, request: Request) -> Response:
-        return JSONResponse([{"rank": 0, "running_requests": len(self._engine.running)}])
+        engine = self._engine
+        if engine.faults.stuck == "core":
+            await asyncio.Event().wait()
+        running = sum(one.started for one in engine.running)
+        return JSONResponse([{"rank": 0, "running": float(running), "scheduled_tokens": float(engine.computed)}])
 
     async def set_faults(self, request: Request) -> Response:
         self._engine.faults = Faults(**(asdict(self._engine.faults) | await request.json()))

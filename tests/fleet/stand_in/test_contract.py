@@ -117,6 +117,11 @@ def test_it_says_what_it_serves_and_refuses_the_rest(engine: Client) -> None:
     assert "`other`" in answer.json()["error"]["message"]
     assert engine.post("/v1/completions", json={"model": MODEL}).status_code == 400
     assert engine.post("/sloserve/park").status_code == 401
+    (rank,) = engine.get("/sloserve/status", headers=ADMIN).json()
+    before = rank["scheduled_tokens"]
+    assert rank["running"] == 0.0 and len(engine.complete(PROMPT, 3)["text"]) > 0
+    (rank,) = engine.get("/sloserve/status", headers=ADMIN).json()
+    assert rank["scheduled_tokens"] >= before + 3
 
 
 def test_a_reply_is_the_same_in_one_piece_and_streamed_and_goes_on_from_its_half(engine: Client) -> None:

@@ -1,0 +1,51 @@
+"""Whether an engine still computes, while it serves: its health says no more than that its API process is there.
+
+The core is asked what it has done, which it answers between two steps. It has stopped where it does not answer, or
+where it has requests running and no token is computed, for longer than its steps may take.
+"""
+
+from typing import Final
+
+from sloserve.core.clock import Clock
+from sloserve.core.errors import EngineError
+from sloserve.fleet.agent.engine import Engine
+
+_AGAIN_S: Final = 5.0
+"""Who asks may have been stopped itself, and finds his time over before he has read the answer: he asks again."""
+
+
+class Pulse:
+    """Of the engines of one instance, one after another."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.reset()
+
+    def reset(self) -> None:
+        """Another engine serves, or this one did something else meanwhile: it slept, or read weights."""
+        self._silent_s = 0.0
+        """For so long it was asked in vain. Who refuses at once is not silent: it serves as if it were not asked."""
+        self._moved: dict[int, tuple[float, float]] = {}
+        """By rank: tokens computed so far, and when they were last seen to be more."""
+
+    async def stopped(self, engine: Engine) -> str | None:
+        """Why the engine has stopped; ``None`` while it computes. Takes as long as the engine may be silent."""
+        limit_s, asked_s = engine.hung_s, self._clock.monotonic_s()
+        try:
+            ranks = await engine.status(limit_s)
+        except EngineError:
+            self._silent_s += self._clock.monotonic_s() - asked_s
+            if self._silent_s < limit_s:
+                return None
+            try:
+                ranks = await engine.status(min(_AGAIN_S, limit_s))
+            except EngineError as error:
+                return f"its core does not answer: {error}"
+        now_s, self._silent_s = self._clock.monotonic_s(), 0.0
+        for rank, (running, tokens) in enumerate(ranks):
+            known, since_s = self._moved.get(rank, (-1.0, now_s))
+            if not running or tokens != known:
+                self._moved[rank] = tokens, now_s
+            elif now_s - since_s >= limit_s:
+                return f"it has {running:.0f} requests running, and has computed nothing for {now_s - since_s:.0f} s"
+        return None
