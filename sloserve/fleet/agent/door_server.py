@@ -73,7 +73,7 @@ class DoorServer:
         except Refused as refused:
             logger.info("%s refuses request %s: %s", name, request_id, refused.reason)
             status = HTTPStatus.BAD_GATEWAY if refused.reason is Refusal.DIED else HTTPStatus.SERVICE_UNAVAILABLE
-            message = f"instance {name} does not take the request: {refused.reason}"
+            message = f"instance {name} does not serve the request: {refused.reason}"
             await refuse(send, status, message, headers=[(REFUSED_HEADER, refused.reason)])
         except ConnectionResetError:
             # The server ends the connection, since the answer is not complete.
@@ -85,10 +85,16 @@ class DoorServer:
         model = first(scope["headers"], MODEL_HEADER.encode()).decode()
         answer = await door.send(scope["method"], f"{path}?{query}" if query else path, headers, body, model=model)
         try:
+            # The head goes with the first part: until then the request may still be refused.
+            try:
+                part = await anext(answer.body, b"")
+            except ConnectionResetError:
+                raise Refused(Refusal.DIED) from None
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.items()]
             await send({"type": "http.response.start", "status": answer.status, "headers": raw})
-            async for part in answer.body:
+            while part:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
+                part = await anext(answer.body, b"")
             await send({"type": "http.response.body", "body": b""})
         finally:
             await answer.aclose()

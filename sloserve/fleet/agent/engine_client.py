@@ -97,12 +97,14 @@ class EngineClient:
 class EngineAnswer(AsyncIterator[bytes]):
     """What an engine answers: an iterator over the body, to be closed.
 
-    Raises from ``__anext__``: ConnectionResetError where the engine breaks off, or the request was ended.
+    Raises from ``__anext__``: ConnectionResetError where the engine breaks off, or the request was ended; Refused where
+    it was ended for a reason, and nothing of the body had come.
     """
 
     def __init__(self, answer: aiohttp.ClientResponse, ended: Callable[[bool], None]) -> None:
         self._answer, self._ended = answer, ended
         self._over = self._whole = False
+        self._refusal: Refusal | None = None
         self.parts = 0
         self.status = answer.status
         self.headers = {name.lower(): value for name, value in answer.headers.items() if name.lower() not in _LEFT_OUT}
@@ -113,12 +115,12 @@ class EngineAnswer(AsyncIterator[bytes]):
         if self._whole:
             raise StopAsyncIteration
         if self._over:
-            raise ConnectionResetError("the request was ended")
+            raise self._why("the request was ended")
         try:
             part = await self._answer.content.readany()
         except _BROKEN as error:
             self._end(broken=True)
-            raise ConnectionResetError(str(error) or "the engine broke off its answer") from error
+            raise self._why(str(error) or "the engine broke off its answer") from error
         if not part:
             self._whole = True
             self._end(broken=False)
@@ -130,9 +132,13 @@ class EngineAnswer(AsyncIterator[bytes]):
         """Ends the request in the engine, if it has not ended."""
         self.close()
 
-    def close(self) -> None:
-        """As :meth:`aclose`. Who reads the body meanwhile gets ConnectionResetError."""
+    def close(self, refusal: Refusal | None = None) -> None:
+        """As :meth:`aclose`; who reads the body meanwhile is told. refusal: why, where nothing of it has come."""
+        self._refusal = refusal
         self._end(broken=False)
+
+    def _why(self, text: str) -> Exception:
+        return ConnectionResetError(text) if self.parts or self._refusal is None else Refused(self._refusal)
 
     def _end(self, *, broken: bool) -> None:
         if not self._over:

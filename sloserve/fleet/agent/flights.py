@@ -1,13 +1,14 @@
 """The requests that one instance has, as far as a door sees them: how many, how long they will take, and their end."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from sloserve.fleet.agent.engine_client import EngineAnswer
+from sloserve.fleet.contract.door import Refusal
 from sloserve.scheduler.qlm.contract import RunningSums
 
 _BYTES_PER_TOKEN: Final = 4.0
@@ -39,20 +40,21 @@ class Flight:
     answer: EngineAnswer | None = None
     cancel: Callable[[], object] = field(default=lambda: None)
     """Before its answer has begun."""
-    aborted: bool = False
+    aborted: Refusal | None = None
+    """What it is answered with, if nothing of its answer has come."""
 
     @property
     def parts(self) -> int:
         """Of its answer so far; of a stream about as many as tokens."""
         return 0 if self.answer is None else self.answer.parts
 
-    def abort(self) -> None:
+    def abort(self, refusal: Refusal = Refusal.DIED) -> None:
         """Ends it in the engine."""
-        self.aborted = True
+        self.aborted = self.aborted or refusal
         if self.answer is None:
             self.cancel()
         else:
-            self.answer.close()
+            self.answer.close(refusal)
 
 
 def flight_of(model: str, durable: bool, body: bytes, now_s: float) -> Flight:
@@ -103,11 +105,21 @@ class Flights:
             if flight.durable or not durable_only:
                 flight.abort()
 
+    async def send_back(self, limit_s: float) -> None:
+        """Those of which no client has had a byte are to be served elsewhere, or later."""
+        back = {flight for flight in self._flights if not flight.durable and not flight.parts}
+        for flight in back:
+            flight.abort(Refusal.SWITCHING)
+        await self._ended(limit_s, back)
+
     async def empty(self, limit_s: float) -> bool:
         """Whether all have ended within ``limit_s`` seconds."""
+        return await self._ended(limit_s, self._flights)
+
+    async def _ended(self, limit_s: float, some: Collection[Flight]) -> bool:
         try:
             async with asyncio.timeout(limit_s):
-                while self._flights:
+                while not self._flights.isdisjoint(some):
                     self._fewer.clear()
                     await self._fewer.wait()
         except TimeoutError:

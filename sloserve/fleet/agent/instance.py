@@ -38,7 +38,7 @@ _RETRY_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _QUEUED: Final = 1.25
 """An engine is given so many times what it runs at once, so that its scheduler has requests to choose from."""
 _LEAVING_S: Final = 5.0
-"""Durable work that has not left by then, beyond its limit, is aborted."""
+"""Durable work that has not left by then, beyond its limit, is aborted; what is sent back ends within as long."""
 
 
 class NoDurableWork:
@@ -130,8 +130,8 @@ class Instance:
         try:
             flight.answer = await sending
         except asyncio.CancelledError:
-            if flight.aborted:
-                raise Refused(Refusal.DIED) from None
+            if flight.aborted is not None:
+                raise Refused(flight.aborted) from None
             raise
         return Answer(flight.answer.status, flight.answer.headers, flight.answer)
 
@@ -215,6 +215,7 @@ class Instance:
             if leaving.done() and not leaving.cancelled() and leaving.exception():
                 logger.error("%s: durable work does not leave in order", self._name, exc_info=leaving.exception())
             engine.flights.abort(durable_only=True)
+            await engine.flights.send_back(_LEAVING_S)
         self._phase, self._active = Phase.SWAPPING, coming
         self._ready_s = self._clock.monotonic_s() + swap_s
 

@@ -6,8 +6,8 @@ On the wire it is HTTP on a unix socket, or TCP between machines:
 - ``POST /instances/NAME/...`` (``NAME`` percent-encoded, one segment): the rest of the path is a route of vLLM's
   server, and the engine's answer is passed on as it comes. ``x-sloserve-model`` names the model that is meant,
   ``x-request-id`` goes through all hops.
-- A refusal has status 503 and ``x-sloserve-refused`` with one of :class:`Refusal`'s words: no byte went to the engine,
-  so the request may be sent elsewhere, or here later.
+- A refusal has status 503 and ``x-sloserve-refused`` with one of :class:`Refusal`'s words: nothing of an answer has
+  been passed on, so the request may be sent elsewhere, or here later. An answer begins with its first byte.
 - An engine that breaks off before its first byte is answered with 502 and ``x-sloserve-refused: died``; after it the
   connection ends without the end of its body.
 """
@@ -27,7 +27,7 @@ class Refusal(StrEnum):
     """Why an instance does not take a request. All may be tried elsewhere."""
 
     SWITCHING = "switching"
-    """From the begin of a transition to its end."""
+    """From the begin of a transition to its end; also what an engine had, whose model leaves before the first byte."""
     OTHER_MODEL = "other-model"
     FULL = "full"
     FAILED = "failed"
@@ -47,7 +47,7 @@ class Refused(Exception):
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What an engine answers. body: as it comes; closing it aborts the request in the engine. It raises ConnectionError
-    where the engine breaks off.
+    where the engine breaks off, and Refused where the model leaves before the first byte.
     """
 
     status: int

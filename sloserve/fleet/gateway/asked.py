@@ -76,16 +76,16 @@ class Asked:
         """Tokens of its reply at most, or as its client expects; ``None`` where nothing says."""
         return self.max_tokens if self.output_tokens is None else self.output_tokens
 
-    def headers_after(self, held_s: float) -> list[tuple[str, str]]:
-        """What goes to the engine, for which the request arrives ``held_s`` late: its times are what is left."""
+    def headers_after(self, late_s: float) -> list[tuple[str, str]]:
+        """What goes to the engine, for which the request arrives ``late_s`` late: its times are what is left."""
         stated = dict(self.xargs or {})
-        if held_s > 0.0:
+        if late_s > 0.0:
             for key, target_s in (("slo_ttft_ms", self.slo.targets.ttft_s), ("slo_e2e_ms", self.slo.targets.e2e_s)):
                 if target_s is not None:
-                    stated[key] = max((target_s - held_s) * 1e3, _LEAST_MS)
+                    stated[key] = max((target_s - late_s) * 1e3, _LEAST_MS)
         headers = self.headers + stating(stated)
         if self.ttl_s is not None:
-            headers.append((TTL, str(max((self.ttl_s - held_s) * 1e3, _LEAST_MS))))
+            headers.append((TTL, str(max((self.ttl_s - late_s) * 1e3, _LEAST_MS))))
         return headers
 
     def forget_body(self) -> None:

@@ -8,6 +8,7 @@ with an error event.
 import asyncio
 import json
 import logging
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -240,8 +241,9 @@ class Exchange:
             flight = await self._flight(wanted, asked)
             refused: Refusal | None = None
             upstream: Upstream | None = None
+            sent_s = self._parts.clock.monotonic_s()
             try:
-                upstream = await self._sent_to(flight, path, asked, wanted.held_s)
+                upstream = await self._sent_to(flight, path, asked, wanted)
                 first = await upstream.read()
                 return upstream, first, flight
             except Refused as error:
@@ -253,15 +255,16 @@ class Exchange:
                 raise
             self._over(flight, upstream, refused=True)
             self._parts.metrics.retried(refused.value)
+            wanted.sent_back(self._parts.clock.monotonic_s() - sent_s)
             lost += refused is Refusal.DIED
             if lost >= MOST_LOST:
                 logger.warning("%d engines broke off with one request of model %s; it is given up", lost, self._model)
                 raise EngineError(f"{lost} engines broke off with this request before its first token; it is given up")
 
-    async def _sent_to(self, flight: Flight, path: str, asked: Asked, held_s: float) -> Upstream:
-        parts, instance = self._parts, flight.instance
-        parts.metrics.sent(parts.clock.monotonic_s() - self._arrival_s - held_s, self._slo_class, held_s)
-        headers = asked.headers_after(held_s)
+    async def _sent_to(self, flight: Flight, path: str, asked: Asked, wanted: Wanted) -> Upstream:
+        parts, instance, late_s = self._parts, flight.instance, wanted.held_s + wanted.away_s
+        parts.metrics.sent(parts.clock.monotonic_s() - self._arrival_s - late_s, self._slo_class, wanted.held_s)
+        headers = asked.headers_after(late_s)
         return await parts.doors.send(instance.door, instance.name, path, headers, asked.body, self._model)
 
     def _over(self, flight: Flight, upstream: Upstream | None, *, refused: bool = False) -> None:
@@ -274,9 +277,7 @@ class Exchange:
     def _wanted(self, asked: Asked) -> Wanted:
         slo = asked.slo
         target_s = slo.targets.ttft_s if slo.targets.ttft_s is not None else slo.targets.e2e_s
-        waits_s = (
-            self._parts.limits.hold_max_s if asked.ttl_s is None else min(asked.ttl_s, self._parts.limits.hold_max_s)
-        )
+        ends_s = self._arrival_s + (math.inf if asked.ttl_s is None else asked.ttl_s)
         output = self._parts.demand.output_tokens(self._model, self._slo_class, asked.most_output)
         return Wanted(
             model=self._model,
@@ -284,7 +285,8 @@ class Exchange:
             arrival_s=self._arrival_s,
             due_s=self._arrival_s + (slo.slo_class.aged_after_s if target_s is None else target_s),
             rank=slo.slo_class.rank,
-            until_s=self._arrival_s + waits_s,
+            until_s=min(self._arrival_s + self._parts.limits.hold_max_s, ends_s),
+            ends_s=ends_s,
             work=Work(1, asked.prompt_tokens, output * asked.replies),
             prompt=beginnings(self._model, asked.messages, asked.prompt) if self._parts.limits.affinity else (),
         )

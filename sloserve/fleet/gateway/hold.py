@@ -32,7 +32,7 @@ class Wanted:
     Args:
         model, slo_class: what it asks for; of the class its name.
         due_s: deadline by the monotonic clock, inf for none. rank, then arrival, decide between those without one.
-        until_s: until when it may wait, by the same clock.
+        until_s: until when it may wait, by the same clock; instances that send it back move that, up to ends_s.
         work: its size.
         prompt: beginnings of its prompt.
     """
@@ -43,10 +43,18 @@ class Wanted:
     due_s: float = math.inf
     rank: int = 0
     until_s: float = math.inf
+    ends_s: float = math.inf
     work: Work = Work()
     prompt: Sequence[Beginning] = ()
     held_s: float = field(default=0.0, init=False)
     """How long it has waited here so far."""
+    away_s: float = field(default=0.0, init=False)
+    """How long instances had it that sent it back."""
+
+    def sent_back(self, after_s: float) -> None:
+        """It looks for an instance again; while one had it, it has not waited."""
+        self.away_s += after_s
+        self.until_s = min(self.until_s + after_s, self.ends_s)
 
 
 @dataclass(slots=True, eq=False)

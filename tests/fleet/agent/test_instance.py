@@ -206,6 +206,31 @@ def test_streams_that_take_too_long_are_parked_and_go_on_when_their_model_is_bac
     run(tmp_path, test, step_s=0.002, drain_max_s=0.02)
 
 
+@pytest.mark.parametrize("memory", [20, 0], ids=["room for weights", "no room"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_request_without_a_byte_is_sent_back_when_the_time_to_drain_is_over(
+    tmp_path: Path, memory: int, stream: bool
+) -> None:
+    """Nothing has been said to its client: it goes elsewhere, or comes again, and waits for no wake."""
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        engine = launcher.started[0].engine
+        connector = aiohttp.UnixConnector(agent.door.removeprefix("unix:"))
+        async with aiohttp.ClientSession("http://door", connector=connector) as http:
+            body = {"model": "chat", "prompt": LONG, "max_tokens": 9, "stream": stream}
+            path = "/instances/node%2F0/v1/completions"
+            asking = asyncio.ensure_future(http.post(path, json=body, headers={MODEL_HEADER: "chat"}))
+            await until(lambda: bool(engine.running))
+            assert await instance.activate("code")
+            answer = await asking
+            assert (answer.status, answer.headers[REFUSED_HEADER]) == (503, "switching")
+        await until(lambda: engine.aborted == 1)
+        assert instance.report().parked == {} and instance.report().streams == 0
+
+    run(tmp_path, test, memory=memory, step_s=0.01, drain_max_s=0.05)
+
+
 def test_without_memory_streams_that_take_too_long_are_ended(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.activate("chat")
@@ -345,8 +370,11 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
             await leaving.content.readany()
             leaving.close()
             await until(lambda: launcher.started[0].engine.aborted > aborted and not instance.report().streams)
-            died = await post("/v1/completions", prompt=POISON)
-            assert (died.status, died.headers[REFUSED_HEADER]) == (502, "died")
+            for stream in (False, True):  # of which the head has come from the engine
+                died = await post("/v1/completions", prompt=POISON, stream=stream)
+                assert (died.status, died.headers[REFUSED_HEADER]) == (502, "died")
+                await until(lambda: instance.report().phase is Phase.FAILED)
+                await until(lambda: instance.report().phase is Phase.SERVING)
 
     run(tmp_path, test)
 

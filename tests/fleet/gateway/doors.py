@@ -49,6 +49,7 @@ class Played:
     phase: Phase = Phase.SERVING
     refusals: list[str] = field(default_factory=list)
     """Reasons that the next requests are refused for, one each."""
+    refuses_after_s: float = 0.0
     in_flight: int = 0
     came: list[dict[str, str]] = field(default_factory=list)
     """Headers of the requests that came, in lower case."""
@@ -96,6 +97,7 @@ class PlayedDoor:
         if reason is None and instance.in_flight >= instance.room:
             reason = "full"
         if reason is not None:
+            await asyncio.sleep(instance.refuses_after_s)
             await _refuse(send, 502 if reason == "died" else 503, reason)
             return
         instance.came.append(headers)

@@ -114,6 +114,20 @@ def test_what_one_instance_refuses_another_serves(tmp_path: Path, reason: str) -
     run(test)
 
 
+def test_a_request_that_is_sent_back_late_has_waited_for_no_instance(tmp_path: Path) -> None:
+    """Its engine had it until the model left; the next one is told what is left of its target."""
+
+    async def test() -> None:
+        async with line(tmp_path, limits=GatewaySettings(hold_max_s=0.3)) as to:
+            to.first.refusals, to.first.refuses_after_s = ["switching"], 0.4
+            answer = await to.complete("abc", headers={"x-slo-ttft-ms": "5000"})
+            assert answer.status_code == 200, answer.text
+            assert 1_000 < float(to.first.came[0]["x-slo-ttft-ms"]) < 4_600
+            assert await to.metric("sloserve:gateway_added_seconds_sum") < 0.4
+
+    run(test)
+
+
 def test_a_request_whose_engine_dies_is_tried_once_more_and_then_given_up(tmp_path: Path) -> None:
     async def test() -> None:
         async with line(tmp_path, "node-a/0", "node-a/1", "node-a/2") as to:
