@@ -141,8 +141,11 @@ class Flights:
 
     @property
     def drain_s(self) -> float:
-        """Until all streams are expected to have ended; durable requests are aborted sooner."""
-        return max((self._left(f) for f in self._flights if not f.durable), default=0.0) * self._s_per_token
+        """Until all are expected to have ended that are given time to: not durable ones with which another engine can
+        go on, which are aborted sooner.
+        """
+        waited_for = (f for f in self._flights if not (f.durable and f.streams))
+        return max(map(self._left, waited_for), default=0.0) * self._s_per_token
 
     def _left(self, flight: Flight) -> float:
         """Tokens that it is expected to have left: a reply longer than usual is expected to double."""

@@ -49,7 +49,8 @@ class InstanceReport:
         streams: how many of these are streamed to clients.
         room: how many more requests it takes now.
         cached: of each prefix that it is known to have in its cache, by digest, the tokens; bounded, newest last.
-        drain_s: how long its streams are expected to take to end, if its model were to leave now.
+        drain_s: how long what it runs is expected to take until it has ended, or is parked, if its model were to leave
+            now; planners count it as part of the swap.
         parked: streams that wait in engines which sleep, by model; they go on once it is active again.
     """
 

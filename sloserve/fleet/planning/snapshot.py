@@ -101,4 +101,5 @@ def _state(reported_s: float, report: InstanceReport) -> InstanceState:
         float("-inf") if report.active_for_s is None else reported_s - report.active_for_s,
         reported_s + report.ready_in_s if report.ready_in_s else float("-inf"),
         report.running,
+        reported_s + report.drain_s,
     )

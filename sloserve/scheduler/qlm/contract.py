@@ -87,6 +87,8 @@ class InstanceState:
         activated_s: when the active model became active, epoch seconds; -inf where none is, or that is not known.
         ready_s: when a swap in progress is expected to end, epoch seconds; not after now where there is none.
         running: what it has taken.
+        drained_s: when what runs is expected to have ended, or to have been parked, were the active model to leave now,
+            epoch seconds; ``None`` where that follows from ``running`` alone.
     """
 
     name: str
@@ -95,6 +97,7 @@ class InstanceState:
     activated_s: float = float("-inf")
     ready_s: float = float("-inf")
     running: RunningSums = RunningSums()
+    drained_s: float | None = None
 
     @property
     def active(self) -> str | None:

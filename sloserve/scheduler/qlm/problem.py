@@ -175,6 +175,8 @@ class ProblemMaker:
             running.output_tokens,
             running.longest_output_tokens,
         )
+        if instance.drained_s is not None:
+            ends_s = max(instance.drained_s - now_s, 0.0)
         stays_s = max(instance.activated_s + self._settings.min_active_s - now_s, 0.0)
         return swapping_s + delay_s * self._factor, max(swapping_s + ends_s * self._factor, stays_s)
 

@@ -113,7 +113,10 @@ def test_what_a_door_expects_of_its_requests() -> None:
     sums = flights.sums()
     assert (sums.requests, flights.streams) == (2, 1)
     assert sums.longest_output_tokens == 200.0 and sums.output_tokens == 250.0
-    assert flights.drain_s == pytest.approx(1.0), "what is durable is aborted sooner"
+    assert flights.drain_s == pytest.approx(4.0), "a line that is not streamed is given time to end"
+    flights.ended(durable, 1.0, broken=False)
+    flights.begin(flight_of("m", True, body.replace(b"50", b"90"), 0.0))
+    assert flights.drain_s == pytest.approx(1.0), "one that another engine can go on with is aborted sooner"
     flights.ended(flight, 1.0, broken=True)
     assert flights.streams == 1, "until it is known what became of the engine"
     flights.settle()

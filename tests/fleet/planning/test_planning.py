@@ -49,10 +49,14 @@ def planning(fleet: Fleet, opened: OpenStore, holder: str = "one") -> Planning:
     return Planning(fleet, opened, holder, ManualClock())
 
 
-def beat(opened: OpenStore, *actives: str, demand: tuple[Demand, ...] = ()) -> None:
-    """Two instances of host a, each with its active model; the gateway's demand."""
+def beat(
+    opened: OpenStore, *actives: str, demand: tuple[Demand, ...] = (), drain_s: tuple[float, ...] = (0.0, 0.0)
+) -> None:
+    """Two instances of host a, each with its active model; the gateway's demand. drain_s: of their streams."""
     instances = tuple(
-        InstanceReport(f"a/{i}", "h100", Phase.SERVING, {"chat": WARM, "legal": WARM, active: ACTIVE}, 100.0)
+        InstanceReport(
+            f"a/{i}", "h100", Phase.SERVING, {"chat": WARM, "legal": WARM, active: ACTIVE}, 100.0, drain_s=drain_s[i]
+        )
         for i, active in enumerate(actives)
     )
     opened.members.beat("agent a", to_json(AgentReport("a", "unix:a", instances)))
@@ -85,6 +89,18 @@ def test_lines_and_streams_are_planned_where_their_models_are(fleet: Fleet, open
     assert planned.due_in_s == pytest.approx(3_600.0, abs=5.0)
     assert plan.instances_of("chat", "interactive") == ["a/1"]
     assert 0.0 < plan.pressure["batch"] < 0.1 and plan.pressure["interactive"] < 1.0
+
+
+@pytest.mark.parametrize("drain_s", [(50.0, 0.0), (0.0, 50.0)])
+def test_streams_that_take_long_to_end_are_part_of_what_a_swap_costs(
+    fleet: Fleet, opened: OpenStore, drain_s: tuple[float, float]
+) -> None:
+    """The model comes where the other can leave at once."""
+    beat(opened, "chat", "chat", drain_s=drain_s)
+    lines(opened, "legal", 7, n=20, deadline_s=40.0)
+    plan = planning(fleet, opened).step()
+    assert plan is not None and plan.late_s == 0.0
+    assert [name for name, queue in plan.queues.items() if queue] == [f"a/{drain_s.index(0.0)}"]
 
 
 def test_one_planner_leads_and_another_follows_with_the_same_plan(
