@@ -53,6 +53,12 @@ def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
     return next((value for found, value in headers if found == name), b"")
 
 
+def bearer(authorization: bytes) -> bytes:
+    """The key that a header of this value shows; empty where it shows none."""
+    scheme, _, shown = authorization.partition(b" ")
+    return shown.strip() if scheme.lower() == b"bearer" else b""
+
+
 def declares_more(headers: Iterable[tuple[bytes, bytes]], max_bytes: int) -> bool:
     """Whether a request says that its body is longer than ``max_bytes``."""
     declared = first(headers, b"content-length")

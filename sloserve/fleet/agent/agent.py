@@ -47,6 +47,7 @@ class AgentSettings:
         environments: of each instance what the environment of its engines has besides: its devices.
         state_folder: for logs and measured costs; made if it is not there.
         door: where the door is to be, ``unix:PATH`` or ``http://HOST:PORT``; ``None``: on a socket of its own choice.
+        door_key: that the door asks for; one on TCP has one.
         host_memory_bytes: for weights of models that sleep.
         drain_max_s: see :class:`sloserve.fleet.file.Switching`.
     """
@@ -57,6 +58,7 @@ class AgentSettings:
     state_folder: Path
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     door: str | None = None
+    door_key: str | None = field(default=None, repr=False)
     host_memory_bytes: int = 0
     drain_max_s: float = 60.0
     limits: EngineLimits = EngineLimits()
@@ -131,7 +133,7 @@ class Agent:
             self.instances[name] = Instance(
                 name, settings.device, models, parts, self._durable, settings.drain_max_s, devices
             )
-        app = DoorServer(self.instances, self.report)
+        app = DoorServer(self.instances, self.report, settings.door_key)
         config = uvicorn.Config(app, lifespan="off", ws="none", access_log=False, log_config=None)
         self._server = _Server(config)
         listening = _listening(self.door)

@@ -5,6 +5,7 @@ agent alone. Neither prompts nor replies are logged.
 """
 
 import asyncio
+import hmac
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
@@ -23,6 +24,7 @@ from sloserve.wire.asgi import (
     Scope,
     Send,
     answer_json,
+    bearer,
     first,
     identified,
     read_body,
@@ -39,13 +41,19 @@ _KEPT_BACK: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter
 
 
 class DoorServer:
-    """doors: by the name of the instance. report: what ``GET /state`` says."""
+    """doors: by the name of the instance. report: what ``GET /state`` says. key: without which nothing is said."""
 
-    def __init__(self, doors: Mapping[str, Door], report: Callable[[], AgentReport]) -> None:
-        self._doors, self._report = doors, report
+    def __init__(self, doors: Mapping[str, Door], report: Callable[[], AgentReport], key: str | None = None) -> None:
+        self._doors, self._report, self._key = doors, report, None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            return
+        if self._key is not None and not hmac.compare_digest(
+            bearer(first(scope["headers"], b"authorization")), self._key
+        ):
+            headers = [("www-authenticate", "Bearer"), (REFUSED_HEADER, Refusal.FAILED.value), CLOSE]
+            await refuse(send, HTTPStatus.UNAUTHORIZED, "the key of the fleet is needed", headers=headers)
             return
         if scope["path"] == "/state" and scope["method"] == "GET":
             await answer_json(send, HTTPStatus.OK, to_json(self._report()))

@@ -1,6 +1,7 @@
 """The door of an agent: the only way to its engines, and what its parts promise each other.
 
-On the wire it is HTTP on a unix socket, or TCP between machines:
+On the wire it is HTTP on a unix socket, which the agent's user alone may open, or on TCP between machines, where each
+request shows the fleet's key as ``Authorization: Bearer KEY`` and gets 401 and ``x-sloserve-refused: failed`` without:
 
 - ``GET /state``: the agent's report, :class:`~sloserve.fleet.contract.reports.AgentReport` as JSON.
 - ``POST /instances/NAME/...`` (``NAME`` percent-encoded, one segment): the rest of the path is a route of vLLM's

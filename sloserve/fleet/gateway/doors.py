@@ -72,10 +72,12 @@ class Upstream:
 class Doors:
     """Connections to the doors of all agents; to be closed."""
 
-    def __init__(self, silent_max_s: float) -> None:
-        """silent_max_s: an engine that says nothing for so long is given up."""
+    def __init__(self, silent_max_s: float, key: str | None = None) -> None:
+        """silent_max_s: an engine that says nothing for so long is given up. key: shown at doors on TCP."""
+        self._shown = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silent_max_s)
         self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._strange: set[str] = set()
 
     async def close(self) -> None:
         """Ends all connections."""
@@ -97,6 +99,9 @@ class Doors:
                 body = await response.content.read(_STATE_BYTES)
                 while part := await response.content.read(_STATE_BYTES - len(body)):
                     body += part
+                if response.status == 401 and door not in self._strange:
+                    self._strange.add(door)
+                    logger.error("the agent behind %s has another key; both sides need the same", door)
                 if response.status != 200:
                     return None
             state = json.loads(body)
@@ -129,8 +134,10 @@ class Doors:
         session = self._sessions.get(door)
         if session is None:
             path = door.removeprefix(_UNIX)
-            connector = aiohttp.UnixConnector(path, limit=0) if path != door else aiohttp.TCPConnector(limit=0)
+            is_local = path != door
+            connector = aiohttp.UnixConnector(path, limit=0) if is_local else aiohttp.TCPConnector(limit=0)
             settings: Mapping[str, Any] = {
+                "headers": {} if is_local else self._shown,
                 "timeout": self._timeout,
                 "auto_decompress": False,
                 "read_bufsize": _CHUNK_BYTES,

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Surroundings:
         store: shared with agents and planners; ``None`` for a gateway without batches and without a plan.
         files: folder for the bytes of files.
         keys: the file of keys; ``None`` for one tenant, on this machine only.
-        doors: of agents that are asked whatever the store says.
+        doors: of agents that are asked whatever the store says. door_key: that those on TCP ask for.
         limits: of the gateway. file_limits: of one input file of a batch.
         name: unique among all members, where it is to be a certain one.
     """
@@ -62,6 +62,7 @@ class Surroundings:
     files: Path | None = None
     keys: Path | None = None
     doors: Collection[str] = ()
+    door_key: str | None = field(default=None, repr=False)
     limits: GatewaySettings = GatewaySettings()
     file_limits: Limits = Limits()
     name: str | None = None
@@ -78,7 +79,7 @@ class Gateway:
         self.keys = KeyFile(around.keys, settings.classes, fleet.models, clock)
         paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
         instances = Instances(paces, limits.affinity)
-        self._doors = Doors(limits.silent_max_s)
+        self._doors = Doors(limits.silent_max_s, around.door_key)
         hold = Hold(instances, clock, limits.max_held)
         self.metrics = GatewayMetrics()
         self.parts = Parts(

@@ -9,13 +9,13 @@ from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import ClassTable
 from sloserve.fleet.gateway.keys import LOCAL, Tenant, read_keys
+from sloserve.wire.asgi import bearer
 
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
 """How often the file is looked at, at most."""
 
-_BEARER: Final = b"bearer "
 _LOCAL: Final = Tenant(LOCAL, metrics=True)
 
 
@@ -41,9 +41,7 @@ class KeyFile:
         if self._path is None:
             return _LOCAL
         self._look()
-        if self._keys is None or authorization[: len(_BEARER)].lower() != _BEARER:
-            return None
-        return self._keys.tenant_of(authorization[len(_BEARER) :].strip())
+        return None if self._keys is None else self._keys.tenant_of(bearer(authorization))
 
     def named(self, tenant: str) -> Tenant:
         """The tenant of this name. One that is in the file no more has what a new one has: its batches still run."""

@@ -16,7 +16,7 @@ from sloserve.fleet.gateway.gateway import Gateway, Surroundings, check_address
 from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway.settings import GatewaySettings
 from sloserve.fleet.planning.metrics import PlanCollector
-from sloserve.fleet.run.live import Place, file_limits
+from sloserve.fleet.run.live import Place, check_doors, file_limits
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.quic.front import Http3Front, Tls, check
@@ -34,15 +34,18 @@ class _Server(uvicorn.Server):
 class GatewayServer:
     """One gateway and its listening socket.
 
-    Raises: ConfigError for a fault in the file of keys, a port that is taken, or an address that needs keys.
+    Raises: ConfigError for a fault in the file of keys, a port that is taken, an address or a door that needs a key.
     """
 
     def __init__(self, fleet: Fleet, place: Place, store: Store, drain_s: float) -> None:
         section = fleet.gateway
         keys = None if section.keys is None else Path(fleet.source).parent / section.keys
         check_address(section.host, keys)
+        check_doors(fleet, place)
         limits = GatewaySettings(**section.model_dump(include=set(GatewaySettings.model_fields)))
-        around = Surroundings(store, place.files, keys, limits=limits, file_limits=file_limits(fleet))
+        around = Surroundings(
+            store, place.files, keys, door_key=place.door_key, limits=limits, file_limits=file_limits(fleet)
+        )
         gateway = Gateway(fleet, around)
         gateway.metrics.registry.register(PlanCollector(lambda: gateway.parts.instances.plan))
         self._tls = _tls(section, Path(fleet.source).parent)

@@ -1,14 +1,21 @@
 """Who starts the engines of a host."""
 
+import os
+
 from sloserve.fleet.agent.engine_spec import Launcher
 from sloserve.fleet.file import Host
 from sloserve.fleet.launcher.forking import ForkingLauncher
 from sloserve.fleet.launcher.plain import PlainLauncher
-from sloserve.fleet.run.live import Place
+from sloserve.fleet.run.live import DOOR_KEY, STORE, Place
 
 
 def launcher_for(place: Place, host: Host, engine_module: str | None = None) -> Launcher:
-    """Begins to import vLLM. engine_module: a module to be run in place of ``sloserve serve``, for tests."""
+    """Begins to import vLLM. engine_module: a module to be run in place of ``sloserve serve``, for tests.
+
+    Takes out of this process's environment what engines are not to have.
+    """
+    for secret in (STORE, DOOR_KEY):
+        os.environ.pop(secret, None)
     if engine_module is not None:
         return PlainLauncher((engine_module,))
     launcher = ForkingLauncher(place.logs / f"launcher-{host.name}.log")

@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,10 @@ from sloserve.fleet.file import GIB, Fleet, FleetModel, Host
 STORE: Final = "SLOSERVE_FLEET_STORE"
 """Environment variable: the store's address, in place of the file's; a password belongs here."""
 
+DOOR_KEY: Final = "SLOSERVE_FLEET_DOOR_KEY"
+"""Environment variable: what gateways show at doors on TCP, the same for all agents and gateways of a fleet."""
+
+_LEAST_KEY: Final = 16
 CPU: Final = "cpu"
 """The kind of device that is the host itself."""
 
@@ -30,10 +34,12 @@ class Place:
     """Where a fleet keeps what outlives its processes.
 
     folder: its state: logs, files of batches, measured costs, settings of engines. store: the store's address.
+    door_key: that doors on TCP ask for, if there is one.
     """
 
     folder: Path
-    store: str
+    store: str = field(repr=False)
+    door_key: str | None = field(default=None, repr=False)
 
     @property
     def files(self) -> Path:
@@ -64,7 +70,18 @@ def place_of(fleet: Fleet, state: Path | None = None, environ: Mapping[str, str]
     address = environ.get(STORE) or fleet.store or f"{_SQLITE}{folder.resolve() / 'store.sqlite'}"
     if address.startswith(_SQLITE):
         address = f"{_SQLITE}{beside.resolve() / address.removeprefix(_SQLITE)}"
-    return Place(folder.resolve(), address)
+    return Place(folder.resolve(), address, environ.get(DOOR_KEY))
+
+
+def check_doors(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = None) -> None:
+    """hosts: whose doors are used here; all if not given. Raises: ConfigError for one on TCP that has no key."""
+    for host in fleet.hosts.values() if hosts is None else hosts:
+        if host.door is not None and len(place.door_key or "") < _LEAST_KEY:
+            raise ConfigError(
+                f"{fleet.source}: hosts.{host.name}.door: whoever reaches {host.door} reaches its engines; set "
+                f"{DOOR_KEY} to a secret of at least {_LEAST_KEY} characters, the same for all agents and gateways of "
+                "the fleet; sloserve fleet key prints one"
+            )
 
 
 def file_limits(fleet: Fleet) -> Limits:
@@ -86,7 +103,11 @@ def host_named(fleet: Fleet, name: str | None) -> Host:
 
 
 def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:
-    """What the agent of a host is started with; writes the settings of its engines into the state folder."""
+    """What the agent of a host is started with; writes the settings of its engines into the state folder.
+
+    Raises: ConfigError for a door that needs a key.
+    """
+    check_doors(fleet, place, [host])
     served = {name: _served(fleet, fleet.models[name], host, place) for name in fleet.models_on(host)}
     return AgentSettings(
         host=host.name,
@@ -95,6 +116,7 @@ def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:
         state_folder=place.folder,
         environments={name: _environment(host, k) for k, name in enumerate(host.instances)},
         door=host.door,
+        door_key=None if host.door is None else place.door_key,
         host_memory_bytes=host.host_memory_bytes,
         drain_max_s=fleet.switching.drain_max_s,
     )

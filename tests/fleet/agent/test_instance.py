@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused
 from sloserve.fleet.contract.reports import Phase, agent_report
+from sloserve.fleet.gateway.doors import Doors
 from sloserve.scheduler.qlm.contract import ModelState
 from tests.fleet.stand_in.engine import LONG, POISON, reply
 from tests.fleet.stand_in.launcher import InLoopLauncher
@@ -377,6 +379,34 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
                 await until(lambda: instance.report().phase is Phase.SERVING)
 
     run(tmp_path, test)
+
+
+@pytest.mark.parametrize("key", ["key-of-the-fleet", "another-key-of-16", None])
+def test_a_door_on_tcp_opens_to_its_key_alone(tmp_path: Path, key: str | None) -> None:
+    """To gateways that show it; engines never see it."""
+
+    async def within() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            door = f"http://127.0.0.1:{free.getsockname()[1]}"
+        settings = AgentSettings("node", "cpu", {"node/0": MODELS}, tmp_path, door=door, door_key="key-of-the-fleet")
+        gateway = Doors(5.0, key)
+        async with Agent(settings, InLoopLauncher()) as agent:
+            assert await agent.instances["node/0"].activate("chat")
+            body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 4}).encode()
+            sending = gateway.send(
+                door, "node/0", "/v1/completions", [("content-type", "application/json")], body, "chat"
+            )
+            if key == "key-of-the-fleet":
+                assert await gateway.state(door) is not None
+                assert json.loads(await (await sending).read())["choices"][0]["text"] == reply("chat", "a", 4)
+            else:
+                assert await gateway.state(door) is None
+                with pytest.raises(Refused) as refused:
+                    await sending
+                assert refused.value.reason is Refusal.FAILED
+            await gateway.close()
+
+    asyncio.run(within())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """From a fleet's file to what its processes are started with."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.fleet.file import parse_fleet, read_fleet
-from sloserve.fleet.run.live import STORE, agent_settings, file_limits, host_named, place_of
+from sloserve.fleet.run.launchers import launcher_for
+from sloserve.fleet.run.live import DOOR_KEY, STORE, agent_settings, check_doors, file_limits, host_named, place_of
 from sloserve.settings import read_settings
 from tests.fleet.test_file import CONFIGS
 
@@ -53,6 +55,27 @@ def test_state_and_store_stand_beside_the_file_unless_it_says_otherwise(tmp_path
     assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o700
     limits = file_limits(fleet)
     assert (limits.file_bytes, limits.lines, fleet.gateway.port, fleet.gateway.hold_max_s) == (10**6, 10, 9000, 5.0)
+
+
+@pytest.mark.parametrize("environ", [{}, {DOOR_KEY: "short"}])
+def test_a_door_on_tcp_needs_a_key(tmp_path: Path, environ: dict[str, str]) -> None:
+    fleet = _fleet(tmp_path)
+    with pytest.raises(ConfigError, match=r"hosts.b.door: .*set SLOSERVE_FLEET_DOOR_KEY to a secret of at least 16"):
+        agent_settings(fleet, fleet.hosts["b"], place_of(fleet, environ=environ))
+    with pytest.raises(ConfigError, match="hosts.b.door"):
+        check_doors(fleet, place_of(fleet, environ=environ))
+    place = place_of(fleet, environ={DOOR_KEY: "a-key-of-the-fleet"})
+    assert agent_settings(fleet, fleet.hosts["b"], place).door_key == "a-key-of-the-fleet"
+    assert "a-key" not in repr(place) + repr(agent_settings(fleet, fleet.hosts["b"], place))
+    check_doors(fleet, place)
+
+
+def test_engines_inherit_no_password_and_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (STORE, DOOR_KEY):
+        monkeypatch.setenv(name, "secret")
+    fleet = _fleet(tmp_path)
+    launcher_for(place_of(fleet, environ={}), fleet.hosts["a"], "an.engine")
+    assert "secret" not in os.environ.values()
 
 
 def test_a_host_is_named_where_there_are_several(tmp_path: Path) -> None:
