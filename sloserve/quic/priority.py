@@ -12,7 +12,6 @@ from aioquic.buffer import Buffer, BufferReadError
 
 from sloserve.quic.schedulers import DEFAULT_URGENCY
 
-LEAST_URGENT = 7
 PRIORITY_UPDATE_REQUEST = 0xF0700
 PRIORITY_UPDATE_PUSH = 0xF0701
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from sloserve.core.errors import ConfigError
 
-DEFAULT_URGENCY = 3
+DEFAULT_URGENCY, LEAST_URGENT = 3, 7
 """Urgency of a request that states none (RFC 9218, Sec. 4.1); 0 is the most urgent, 7 the least."""
 
 HIGH_URGENCY = 1

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
-from sloserve.quic.priority import LEAST_URGENT
-from sloserve.quic.schedulers import DEFAULT_URGENCY
+from sloserve.quic.schedulers import DEFAULT_URGENCY, LEAST_URGENT
 from sloserve.wire.body import BodyFields
 from sloserve.wire.headers import DEFAULT_RULES, HeaderRules, read_headers
 from sloserve.wire.resolve import Rules, resolve
