@@ -2,14 +2,15 @@
 
 Real processes of `sloserve fleet`: two planners, a gateway, an agent on each of two hosts, their engines stand-ins
 (``--engines real``: builtin:tiny on vLLM). Each repetition accepts a batch of two models beside streams, and kills one
-part with ``kill -9`` after a second: an engine, an agent, the gateway, the planner that leads; fills the store's disk
-for two seconds; or stops an agent for longer than its lease and lets it commit then. What was killed is started again
-at once, as a supervisor would. Leases are 2 s.
+part with ``kill -9`` after a second: an engine, an agent, the gateway, both planners; stops an engine for good, so that
+it hangs; fills the store's disk for two seconds; or stops an agent for longer than its lease and lets it commit then.
+What was killed is started again at once, as a supervisor would. Leases are 2 s.
 
     python benchmarks/fleet_failures.py [--repetitions 20] [--engines real] [--only engine,agent]
 
 Prints and writes benchmarks/results/fleet_failures.json: lines accepted, lost (no result), visible twice; seconds from
-the kill to the first stream and to the first line that ended well after it; processes of killed engines left after 5 s.
+the kill to the first stream and to the first line that ended well after it, and to the end of the batch; processes of
+killed engines left after 5 s.
 Rows of other kinds stay as they are in the file.
 """
 
@@ -39,7 +40,7 @@ CLOCK = SystemClock()
 MODELS = ("anna", "bert")
 LINES, TOKENS, STEP_S, LEASE_S = 60, 10, 0.03, 2.0
 FULL_S, STOPPED_S, KILLED_AFTER_S, LIMIT_S = 2.0, 3.0 * LEASE_S, 1.0, 240.0
-KINDS = ("engine", "agent", "gateway", "planner", "disk full", "zombie")
+KINDS = ("engine", "hang", "agent", "gateway", "planner", "disk full", "zombie")
 FILE = """
 models:
   anna: {model: MODEL, profile: PROFILE, active_on: [a/0], flags: {max_num_seqs: 8}}
@@ -68,6 +69,7 @@ class Repetition:
     streams_broken: int = 0
     stream_again_s: float | None = None
     line_again_s: float | None = None
+    batch_done_s: float | None = None
     left: int = 0
 
 
@@ -82,7 +84,7 @@ class Fleet:
         text = FILE.replace("MODEL", "builtin:tiny").replace("PROFILE", str(ROOT / "configs" / "cpu-tiny.yaml"))
         self.file.write_text(text)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.client = httpx.AsyncClient(timeout=60.0)
+        self.client = httpx.AsyncClient(timeout=120.0)
 
     def start(self, name: str) -> None:
         module = [] if self.real else ["--engine-module", "tests.fleet.stand_in.server"]
@@ -231,6 +233,7 @@ async def repetition(fleet: Fleet, kind: str) -> Repetition:
     async with asyncio.timeout(LIMIT_S):
         while (state := await fleet.batch(id)).get("status") not in ("completed", "failed", "expired"):
             await asyncio.sleep(0.2)
+        result.batch_done_s = CLOCK.monotonic_s() - watch.killed_s
         while result.stream_again_s is None:
             await asyncio.sleep(0.1)
     for task in tasks:
@@ -248,9 +251,9 @@ async def repetition(fleet: Fleet, kind: str) -> Repetition:
 async def fault(fleet: Fleet, kind: str) -> int:
     """Returns: processes of killed engines that are left after 5 s."""
     before = set(fleet.engines())
-    if kind == "engine":
+    if kind in ("engine", "hang"):
         victim = next(pid for pid in sorted(before) if "a%2F0@" in _log_of(pid, fleet.state))
-        os.kill(victim, signal.SIGKILL)
+        os.kill(victim, signal.SIGKILL if kind == "engine" else signal.SIGSTOP)
     elif kind == "agent":
         victims = {pid for pid in before if "a%2F0@" in _log_of(pid, fleet.state)}
         fleet.kill("agent-a")
@@ -282,11 +285,13 @@ async def fault(fleet: Fleet, kind: str) -> int:
 
 def table(results: list[Repetition]) -> str:
     counted = ("accepted", "lost", "twice", "failed", "streams", "streams_broken", "left")
-    lines = [f"{'killed':<10} runs {' '.join(f'{name:>14}' for name in (*counted, 'stream again s', 'line again s'))}"]
+    timed = ("stream_again_s", "line_again_s", "batch_done_s")
+    heads = (*counted, *(name.replace("_", " ") for name in timed))
+    lines = [f"{'killed':<10} runs {' '.join(f'{name:>14}' for name in heads)}"]
     for kind in dict.fromkeys(one.kind for one in results):
         rows = [one for one in results if one.kind == kind]
         cells = [str(sum(getattr(one, name) for one in rows)) for name in counted]
-        cells += [_spread([getattr(one, name) for one in rows]) for name in ("stream_again_s", "line_again_s")]
+        cells += [_spread([getattr(one, name) for one in rows]) for name in timed]
         lines.append(f"{kind:<10} {len(rows):>4} {' '.join(f'{cell:>14}' for cell in cells)}")
     return "\n".join(lines)
 

@@ -78,7 +78,7 @@ def check_doors(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = None)
     for host in fleet.hosts.values() if hosts is None else hosts:
         if host.door is not None and len(place.door_key or "") < _LEAST_KEY:
             raise ConfigError(
-                f"{fleet.source}: hosts.{host.name}.door: whoever reaches {host.door} reaches its engines; set "
+                f"{fleet.source}: hosts.{host.name}.door: a door on TCP, {host.door}, needs a key; set "
                 f"{DOOR_KEY} to a secret of at least {_LEAST_KEY} characters, the same for all agents and gateways of "
                 "the fleet; sloserve fleet key prints one"
             )
