@@ -2,7 +2,7 @@
 #
 #   make env     .venv with the engine and the development tools
 #   make serve   the server with a model made on the spot, on 127.0.0.1:8000; PORT=8001 make serve for another port
-#   make test    all tests, the fast ones first
+#   make test    all tests, the fast ones first; LANES=0 make test for one file at a time, whatever the machine has
 #   make clients the tests of the TypeScript client, where npm is installed
 #   make check   format, lint, types, import contracts, fast tests
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version
@@ -13,6 +13,7 @@ PYTHON ?= python3
 ENGINE ?= cpu
 VENV ?= .venv
 PORT ?= 8000
+LANES ?= auto
 BIN = $(VENV)/bin
 OVERRIDES = overrides.txt
 BUILD_INPUTS = pyproject.toml CMakeLists.txt overrides.txt $(shell find csrc -type f)
@@ -25,6 +26,9 @@ FAST = not slow and not vllm and not gpu
 PYTEST = $(BIN)/python -m pytest -q --durations=10
 # Hypothesis searches briefly here; `make test` has it search in full afterwards.
 RUN_FAST = $(PYTEST) -m "$(FAST)" --hypothesis-profile=fast
+
+# A file of tests runs in one process, which shares its engines and servers. Files start in the order of their names.
+IN_LANES = -p xdist -n $(LANES) --dist loadfile --no-loadscope-reorder
 
 # The nvcc of the environment (pip's), where there is one; CMake looks on PATH besides.
 NVCC = $(abspath $(firstword $(wildcard $(VENV)/lib/python*/site-packages/nvidia/cu*/bin/nvcc)))
@@ -55,7 +59,7 @@ demo-fleet: env
 test: env
 	$(RUN_FAST)
 	$(MAKE) clients
-	$(PYTEST) -m "not ($(FAST)) or hypothesis"
+	$(PYTEST) $(IN_LANES) -m "not ($(FAST)) or hypothesis"
 
 # npm writes the file in node_modules when it is done.
 clients:

@@ -39,6 +39,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return _left_out(collection_path, excluded[0].removeprefix("not ").replace(" and not ", "|")) or None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Of ``-n auto``: two where each has a core, and memory for engines and servers; else the tests run in this one."""
+    kib = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return 2 if len(os.sched_getaffinity(0)) > 1 and kib is not None and int(kib[1]) >= 12 * 2**20 else 0
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What collection builds lives to the end: the garbage collector need not look at it, neither now nor later."""

@@ -1,4 +1,5 @@
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,5 +22,5 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         with sqlite(tmp_path) as opened:
             yield opened
     else:
-        with postgres(request.getfixturevalue("postgres_address"), f"test_{next(_NUMBER)}") as opened:
+        with postgres(request.getfixturevalue("postgres_address"), f"test_{os.getpid()}_{next(_NUMBER)}") as opened:
             yield opened

@@ -85,8 +85,11 @@ class Server:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that connections are given, so that none takes it meanwhile."""
-    for port in range(20_000 + os.getpid() % 8_000, 32_000):
+    """A port that nobody listens on, below those that connections are given, so that none takes it meanwhile.
+
+    Processes that started together look far from each other.
+    """
+    for port in range(20_000 + 97 * os.getpid() % 8_000, 32_000):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -87,7 +87,7 @@ def server(folder: Path) -> Iterator[str]:
         except KeyError:
             pytest.skip("NOT TESTED: PostgreSQL does not run as root, and there is no user postgres")
         os.chown(folder, user.pw_uid, user.pw_gid)
-        for parent in folder.parents[:2]:  # pytest's own, which only root may enter
+        for parent in folder.parents[:3]:  # pytest's own, which only root may enter
             parent.chmod(parent.stat().st_mode | 0o011)
         as_user = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
     with socket.socket() as free:
