@@ -29,6 +29,24 @@ def survival(
     max_tokens: NDArray[np.int64],
     ahead: NDArray[np.int64],
 ) -> NDArray[np.float64]: ...
+def mean_left(
+    longer: NDArray[np.float64],
+    beyond: NDArray[np.float64],
+    stride: int,
+    class_id: NDArray[np.int64],
+    output_tokens: NDArray[np.int64],
+    max_tokens: NDArray[np.int64],
+) -> NDArray[np.float64]: ...
+def how_many_fit(
+    runs: NDArray[np.float64],
+    tokens: NDArray[np.float64],
+    grown: NDArray[np.float64],
+    block_size: float,
+    held: NDArray[np.int64],
+    asked: NDArray[np.int64],
+    capacity: float,
+    sigmas: float,
+) -> int: ...
 def worth(
     requests: NDArray[np.float64],
     queued: int,

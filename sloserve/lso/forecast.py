@@ -13,6 +13,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
+from sloserve.kernels import forecast
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 
 AHEAD: Final[IntArray] = np.unique(np.append(0, np.geomspace(4, 8192, 36).astype(np.int64)))
@@ -26,15 +27,34 @@ OCCUPANCY_COLUMNS = LENGTH_COLUMNS | {"prompt_tokens"}
 
 def occupancy(lengths: Lengths, rows: Rows, slots: IntArray, block_size: int) -> tuple[FloatArray, FloatArray]:
     """Mean and variance of the blocks that each will hold AHEAD, ``[n, t]``."""
-    return occupancy_of(lengths.survival(rows, slots, AHEAD), rows, slots, block_size)
-
-
-def occupancy_of(runs: FloatArray, rows: Rows, slots: IntArray, block_size: int) -> tuple[FloatArray, FloatArray]:
-    """As :func:`occupancy`, where the chances that each still runs AHEAD are known, ``[n, t]``."""
+    runs = lengths.survival(rows, slots, AHEAD)
     # Half of the last block is empty.
     blocks = ((rows.prompt_tokens[slots] + rows.output_tokens[slots])[:, None] + _GROWN) / block_size + 0.5
     mean = blocks * runs
     return mean, mean * (blocks - mean)
+
+
+def how_many_fit_to_the_end(
+    runs: FloatArray,
+    context_tokens: IntArray,
+    block_size: int,
+    held: IntArray,
+    asked: IntArray,
+    capacity_blocks: float,
+    sigmas: float,
+) -> int:
+    """As :func:`how_many_fit` of the :func:`occupancy` of both, where the chances that each still runs are known.
+
+    Args:
+        runs: ``[n, t]``, that each of n requests still runs AHEAD.
+        context_tokens: ``[n]``, of prompt and output.
+        block_size: tokens of a block.
+        held: places of the running requests among the n.
+        asked: places of those that ask, in order.
+        capacity_blocks: blocks that there are.
+        sigmas: standard deviations to keep free.
+    """
+    return forecast.how_many_fit(runs, context_tokens, _GROWN, block_size, held, asked, capacity_blocks, sigmas)
 
 
 def how_many_fit(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.kernels.kv_reservation import KvReservation
-from sloserve.lso.forecast import AHEAD, how_many_fit, occupancy
+from sloserve.lso.forecast import AHEAD, how_many_fit, how_many_fit_to_the_end, occupancy
 from sloserve.lso.lengths import Lengths
 from tests.snapshots import make_snapshot
 
@@ -100,6 +100,32 @@ def test_who_fits_is_who_fits_one_by_one(
         fit = n
     total = held[0].sum(0), held[1].sum(0)
     assert how_many_fit(total, wanted, capacity + 1e-9, sigmas) == fit
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_compiled_sum_lets_in_whom_the_plain_one_does(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = learnt(rng.geometric(1 / 200, 64).tolist())
+
+    def some(n: int) -> list[dict[str, int]]:
+        tokens = rng.integers(1, 900, (n, 2)).tolist()
+        return [{"max_tokens": 4000, "prompt_tokens": p, "output_tokens": out} for p, out in tokens]
+
+    at = make_snapshot(some(20), some(12), max_num_seqs=32)
+    slots = np.concatenate((at.waiting, at.running))
+    runs = lengths.survival(at.rows, slots, AHEAD)
+    context = at.rows.prompt_tokens[slots] + at.rows.output_tokens[slots]
+    asked, held = rng.permutation(20), 20 + rng.permutation(12)
+    beside = occupancy(lengths, at.rows, slots[held], BLOCK)
+    total, wanted = (beside[0].sum(0), beside[1].sum(0)), occupancy(lengths, at.rows, slots[asked], BLOCK)
+    found = {
+        capacity: how_many_fit_to_the_end(runs, context, BLOCK, held, asked, capacity, 1.0)
+        for capacity in range(300, 2100, 150)
+    }
+    assert found == {capacity: how_many_fit(total, wanted, capacity, 1.0) for capacity in found}
+    assert 0 in found.values() and len(set(found.values())) > 5
+    with pytest.raises(ValueError, match="place 32 of 32"):
+        how_many_fit_to_the_end(runs, context, BLOCK, held, asked + 13, 9e9, 1.0)
 
 
 @pytest.mark.parametrize("sigmas", [0.0, 2.0])

@@ -9,7 +9,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.length.remaining import LengthEstimator, Requests
-from sloserve.kernels.survival import survival
+from sloserve.kernels.survival import mean_left, survival
 
 STRIDE_TOKENS: Final = 8
 MOST_TOKENS: Final = 16384
@@ -42,12 +42,7 @@ class SurvivalTable:
         leaves. As :meth:`sloserve.estimator.length.remaining.Rest.mean`, within STRIDE_TOKENS.
         """
         self._know(class_id)
-        at = _place(output_tokens)
-        # What would come beyond the cap does not count; the table ends before most caps, and has nothing to take off.
-        beyond_cap = np.where(max_tokens > MOST_TOKENS, 0.0, self._beyond[class_id, _place(max_tokens)])
-        expected = (self._beyond[class_id, at] - beyond_cap) / self._longer[class_id, at]
-        capped: FloatArray = np.maximum(np.minimum(expected, max_tokens - output_tokens), 1.0)
-        return capped
+        return mean_left(self._longer, self._beyond, STRIDE_TOKENS, class_id, output_tokens, max_tokens)
 
     def survival(
         self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray, ahead: IntArray
@@ -80,7 +75,3 @@ class SurvivalTable:
         between = STRIDE_TOKENS * (longer[:-1] + longer[1:]) / 2.0
         beyond = np.append(np.cumsum(between[::-1])[::-1], 0.0) + longer[-1] * tail.mean()[0]
         return longer, beyond
-
-
-def _place(tokens: IntArray) -> IntArray:
-    return np.minimum(tokens, MOST_TOKENS) // STRIDE_TOKENS

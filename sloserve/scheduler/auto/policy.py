@@ -19,7 +19,7 @@ from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.decode_first import service_order, uncomputed_tokens
-from sloserve.lso.forecast import AHEAD, how_many_fit, occupancy_of
+from sloserve.lso.forecast import AHEAD, how_many_fit_to_the_end
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, first_places, without_targets, woven_places
 from sloserve.lso.preemption import Candidate, Head, freed_blocks, select_victims
@@ -98,7 +98,7 @@ class Auto(Policy):
         order = woven_places(snapshot, waiting)
         stay, victims, most = slots[running], NO_SLOTS, None
         if queued:
-            fit = self._fit(rows, engine, slots, runs, running, order)
+            fit = self._fit(engine, context, runs, running, order)
             if self.settings.preempt and fit < order.size:
                 of_all = float(gain[:queued].sum()) / max(float(cost[:queued].sum()), 1e-9)
                 heads = self._heads(order, waiting, prefill, engine, fit)
@@ -113,9 +113,8 @@ class Auto(Policy):
 
     def _fit(
         self,
-        rows: Rows,
         engine: EngineFacts,
-        slots: IntArray,
+        context: IntArray,
         runs: FloatArray,
         running: IntArray,
         waiting: IntArray,
@@ -124,14 +123,10 @@ class Auto(Policy):
         most = min(engine.free_slots, MOST_ADMITTED)
         if not most:
             return 0
-
-        def held(of: IntArray) -> tuple[FloatArray, FloatArray]:
-            return occupancy_of(runs[of], rows, slots[of], engine.block_size)
-
-        mean, variance = held(running)
-        beside = (mean.sum(axis=0), variance.sum(axis=0))
         capacity = engine.total_blocks * (1.0 - self.settings.reserve)
-        return how_many_fit(beside, held(waiting[:most]), capacity, self.settings.sigmas)
+        return how_many_fit_to_the_end(
+            runs, context, engine.block_size, running, waiting[:most], capacity, self.settings.sigmas
+        )
 
     def _heads(
         self, order: IntArray, ranked: IntArray, prefill: IntArray, engine: EngineFacts, fit: int

@@ -19,7 +19,8 @@ def gathered(requests: Sequence[Request], columns: frozenset[str]) -> Mapping[st
     if "in_flight_tokens" in columns:
         found["in_flight_tokens"] = np.array([r.num_in_flight_tokens for r in requests], np.int64)
     if "output_tokens" in columns:
-        found["output_tokens"] = np.array([r.num_output_tokens for r in requests], np.int64)
+        # As num_output_tokens, a call less for each.
+        found["output_tokens"] = np.array([len(r._output_token_ids) for r in requests], np.int64)
     return found
 
 

@@ -1,0 +1,41 @@
+"""Who fits the KV cache to the end of all, compiled: see :mod:`sloserve.lso.forecast`."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.kernels import _csrc
+
+
+def how_many_fit(
+    runs: NDArray[np.float64],
+    tokens: NDArray[np.int64],
+    grown: NDArray[np.float64],
+    block_size: int,
+    held: NDArray[np.int64],
+    asked: NDArray[np.int64],
+    capacity_blocks: float,
+    sigmas: float,
+) -> int:
+    """How many of ``asked``, in order, fit beside ``held``: none after the first that does not.
+
+    Args:
+        runs: ``[n, t]``; the chance that each request still runs at each of ``t`` steps.
+        tokens: ``[n]``, that each has in its KV, or will when it is admitted.
+        grown: ``[t]``, tokens that come until each step.
+        block_size: tokens of a block.
+        held, asked: rows of ``runs``.
+        capacity_blocks: blocks that there are.
+        sigmas: standard deviations of the sum to keep free.
+
+    Raises: ValueError for rows that there are not, or arrays that do not fit together.
+    """
+    return _csrc.how_many_fit(
+        np.ascontiguousarray(runs),
+        np.ascontiguousarray(tokens, np.float64),
+        grown,
+        block_size,
+        np.ascontiguousarray(held, np.int64),
+        np.ascontiguousarray(asked, np.int64),
+        capacity_blocks,
+        sigmas,
+    )
