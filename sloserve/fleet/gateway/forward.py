@@ -57,12 +57,24 @@ _COMPLETION: Final = re.compile(rb'"completion_tokens":\s*([0-9]{1,9})')
 _TAIL_BYTES: Final = 1024
 
 
+class Foreseen(NamedTuple):
+    """What was predicted of a request, in seconds: from its arrival to its first token, and for each after that."""
+
+    first_s: float
+    token_s: float
+
+    def completion_s(self, output_tokens: int) -> float:
+        """From arrival to the last of so many tokens."""
+        return self.first_s + (output_tokens - 1) * self.token_s
+
+
 class Chosen(NamedTuple):
     """A model, and why, in a word. shadow: what another policy would have chosen, if that is asked."""
 
     model: str
     why: str
     shadow: str | None = None
+    foreseen: Foreseen | None = None
 
 
 class ModelChooser(Protocol):
@@ -128,6 +140,7 @@ class Exchange:
         self._arrival_s = parts.clock.monotonic_s()
         self._model, self._slo_class = NO_MODEL, ""
         self._output_tokens = 0
+        self._foreseen: Foreseen | None = None
         self._first_s: float | None = None
         self._status = 0
         self.has_read = False
@@ -197,7 +210,8 @@ class Exchange:
         asked.to_model(chosen.model)
         told = f"{quote(chosen.model, safe=_IN_HEADER)};why={chosen.why}"
         self._headers.append((CHOSEN_MODEL.encode(), told.encode()))
-        self._parts.metrics.chose(*chosen)
+        self._foreseen = chosen.foreseen
+        self._parts.metrics.chose(chosen.model, chosen.why, chosen.shadow)
 
     async def _serve(self, path: str, asked: Asked, place: Place, client: WhileClientWaits) -> Outcome:
         parts, now_s = self._parts, self._parts.clock.monotonic_s()
@@ -365,6 +379,9 @@ class Exchange:
             self._parts.demand.ended(self._model, self._slo_class, self._output_tokens)
             tpot_s = (now_s - self._first_s) / max(self._output_tokens - 1, 1)
             latency = Latency(self._first_s - self._arrival_s, tpot_s, now_s - self._arrival_s)
+            if self._foreseen is not None:
+                foreseen_s = self._foreseen.completion_s(self._output_tokens)
+                self._parts.metrics.completed(self._model, latency.e2e_s / foreseen_s)
         ticket.ended(latency, self._output_tokens, now_s)
 
     def _outcome(self, completed: bool) -> Outcome:

@@ -13,6 +13,7 @@ from sloserve.core.outcome import Outcome
 
 _LATENCY_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ADDED_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
+_RATIOS: Final = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 4.0)
 NO_MODEL: Final = "unknown"
 """Label of requests that name no model of the fleet."""
 
@@ -66,6 +67,13 @@ class GatewayMetrics:
             ["model", "shadow"],
             registry=self.registry,
         )
+        self._ratio = prometheus_client.Histogram(
+            "sloserve:gateway_auto_completion_ratio",
+            "Time to the last token of requests that left the model open, in parts of what was predicted for as many.",
+            ["model"],
+            buckets=_RATIOS,
+            registry=self.registry,
+        )
         self._child: Callable[..., Any] = functools.cache(lambda metric, *labels: metric.labels(*labels))
 
     def watch(self, gauges: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
@@ -80,6 +88,10 @@ class GatewayMetrics:
         self._child(self._auto, model, why).inc()
         if shadow is not None:
             self._child(self._shadow, model, shadow).inc()
+
+    def completed(self, model: str, ratio: float) -> None:
+        """Such a request is complete. ratio: its time in parts of what was predicted."""
+        self._child(self._ratio, model).observe(ratio)
 
     def retried(self, reason: str) -> None:
         self._child(self._retries, reason).inc()

@@ -2,14 +2,14 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from sloserve.core.errors import ConfigError, InvalidRequest
 from sloserve.fleet.file import Fleet, FleetModel
 from sloserve.fleet.gateway.asked import Asked
-from sloserve.fleet.gateway.forward import Chosen, Parts
+from sloserve.fleet.gateway.forward import Chosen, Foreseen, Parts
 from sloserve.fleet.gateway.instances import UNAVAILABLE, UNKNOWN
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.needs import needs_of
@@ -64,7 +64,7 @@ class ModelSets:
             raise InvalidRequest(
                 "model", asked.model, f"able to serve this request: {self._why_not(facts, choice.barred)}"
             )
-        return Chosen(choice.model, choice.why.value, choice.shadow)
+        return Chosen(choice.model, choice.why.value, choice.shadow, _foreseen(choice.model, candidates, facts))
 
     def _facts(self, asked: Asked, among: Collection[str], tenant: Tenant, elapsed_s: float) -> RequestFacts:
         needs = needs_of(asked)
@@ -132,3 +132,9 @@ class ModelSets:
             else:
                 told.append(f"{name} is not awake in time")
         return "; ".join(told) or "there is none"
+
+
+def _foreseen(model: str, candidates: Iterable[Candidate], facts: RequestFacts) -> Foreseen:
+    one = next(candidate for candidate in candidates if candidate.model == model)
+    token_s = (one.completion_s - one.first_s) / max(facts.output_tokens - 1.0, 1.0)
+    return Foreseen(facts.elapsed_s + one.ready_in_s + one.first_s, token_s)

@@ -53,6 +53,7 @@ def test_auto_is_served_by_the_best_model_for_its_task_that_is_awake(tmp_path: P
             slow = await to.complete(model="auto", headers={"x-slo-task": "law", "x-slo-network-ms": "86400000"})
             assert slow.headers["x-sloserve-model"].endswith("why=soonest")
             assert await to.metric('sloserve:gateway_auto_total{model="legal",why="best"}') == 1
+            assert await to.metric('sloserve:gateway_auto_completion_ratio_count{model="legal"}') == 2
             assert await to.metric('sloserve:gateway_auto_shadow_total{model="chat",shadow="chat"}') >= 1
 
     run(test)
