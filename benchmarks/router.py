@@ -2,13 +2,20 @@
 
 Four systems: constants of the published figures' shape (``paper``), the same with OpenBookQA prioritised
 (``priority``), four A100s with OPT models (``opt``), and two models under priorities, long prompts and network times
-(``network``). ``--train SYSTEM SEED`` trains one policy into ``--policies``; without it all that are there are judged,
-beside masked greedy and single models, on the same requests; writes results/router/.
+(``network``).
+
+    python benchmarks/router.py
+
+trains what is not in ``--policies`` yet, judges every policy beside masked greedy and single models on the same
+requests, holds the figures against the bars, and writes results/router/. What it has trained and judged stays in
+``--policies``, so that it goes on where it was stopped; ``--plots FOLDER`` draws Fig. 4 to 6 of each system. ``--train
+SYSTEM SEED`` trains one policy alone.
 """
 
 import argparse
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +32,19 @@ from sloserve.fleet.router.features import Schema
 from sloserve.fleet.router.network import Network, load_network
 from sloserve.fleet.router.routing import Rule, always, learned, masked_greedy
 from sloserve.fleet.router.settings import parse_router, system_of
+from sloserve.fleet.router.train_command import draw
+from sloserve.fleet.router.train_command import judge as judge_for_plots
+from sloserve.fleet.router.train_command import rules as rules_for_plots
 from sloserve.report.runs_csv import write_runs
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 RESULTS = Path(__file__).parent / "results" / "router"
 SEEDS = (0, 1, 2)
+STEPS = {"paper": 1_200_000, "opt": 1_200_000, "priority": 600_000, "network": 600_000}
+TRAININGS = [("paper", seed, True) for seed in SEEDS] + [("paper", 0, False), ("priority", 0, True)]
+TRAININGS += [(name, seed, True) for name in ("opt", "network") for seed in SEEDS]
+"""System, seed, and whether it is masked; trained one after another."""
 SEED = 1000
 """Of the requests that all are judged on."""
 QUALITY = """
@@ -97,17 +111,18 @@ def system_called(name: str) -> tuple[System, Phases]:
     return system_of(parse_router(SYSTEMS[name], name))
 
 
-def train(name: str, seed: int, folder: Path, *, steps: int, masked: bool) -> None:
-    """One policy, and beside it the processor time that it took."""
+def train(name: str, seed: int, masked: bool, folder: Path, steps: int | None = None) -> None:
+    """One policy, with the processor time that it took."""
     from sloserve.fleet.router.train import Trainer, TrainingSettings
 
     system, phases = system_called(name)
     paper = {} if masked else {"masked": False, "horizon": np.inf, "centre": 0.0, "averaged": 0.0}
+    steps = steps or STEPS[name]
     trainer = Trainer(system, phases, TrainingSettings(steps=steps, seed=seed, **paper))
     began = time.process_time()
     trainer.run()
     found = trainer.network
-    spent = {"cpu_s": f"{time.process_time() - began:.0f}"}
+    spent = {"cpu_s": f"{time.process_time() - began:.0f}", "steps": str(steps)}
     folder.mkdir(parents=True, exist_ok=True)
     Network(found.layers, {**found.about, **spent}).save(folder / f"{policy_name(name, seed, masked)}.safetensors")
     print(name, seed, spent, flush=True)
@@ -119,17 +134,16 @@ def policy_name(name: str, seed: int, masked: bool) -> str:
 
 def rules(name: str, system: System, folder: Path) -> dict[str, Rule]:
     """Single models, masked greedy, and the policies that were trained."""
-    found: dict[str, Rule] = {model: always(i) for i, model in enumerate(system.models)}
+    found: dict[str, Rule] = {}
+    if name != "priority":  # where models alone do as in "paper"
+        found |= {model: always(i) for i, model in enumerate(system.models)}
     found["greedy"] = masked_greedy(system)
     schema = Schema(len(system.models)).as_text()
-    for seed in SEEDS:
-        for masked in (True, False):
-            path = folder / f"{policy_name(name, seed, masked)}.safetensors"
-            if path.is_file():
-                network = load_network(path, schema, system.models)
-                label = f"dqn {seed}" if masked else f"unmasked {seed}"
-                found[label] = learned(system, network, masked=masked)
-                print(f"{name} {label}: trained in {network.about['cpu_s']} s of processor time", flush=True)
+    for of, seed, masked in TRAININGS:
+        if of == name:
+            network = load_network(folder / f"{policy_name(name, seed, masked)}.safetensors", schema, system.models)
+            label = f"dqn {seed}" if masked else f"unmasked {seed}"
+            found[label] = learned(system, network, masked=masked)
     if name == "network":
         found["greedy, network unknown"] = _blind(system)
     return found
@@ -141,38 +155,64 @@ def _blind(system: System) -> Rule:
     return lambda seen: rule(replace(seen, network_s=np.zeros_like(seen.network_s)))
 
 
+def kept(path: Path, make: Callable[[], Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What is in the file at ``path``, made and written if there is none."""
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(list(make())))
+    return list(json.loads(path.read_text()))
+
+
 def judge(name: str, folder: Path) -> Iterator[dict[str, Any]]:
     """A run for each rule and rate, and one for each rule and unpredictable process."""
+    system, _ = system_called(name)
+    for rule_name, rule in rules(name, system, folder).items():
+        path = folder / "judged" / f"{name}, {rule_name}.json"
+        yield from kept(path, lambda rule_name=rule_name, rule=rule: judged(name, rule_name, rule))  # type: ignore[misc]
+
+
+def judged(name: str, rule_name: str, rule: Rule) -> Iterator[dict[str, Any]]:
     system, phases = system_called(name)
     limits, replicas, changing = {"opt": (2.0, 8, 4.0), "network": (4.0, 8, 10.0)}.get(name, (8.0, 16, 20.0))
-    for rule_name, rule in rules(name, system, folder).items():
-        for rate, served in zip(
-            RATES[name], at_rates(system, rule, RATES[name], replicas=replicas, seed=SEED, limits=limits), strict=True
-        ):
-            yield {"system": name, "rule": rule_name, "arrivals": "stable", "rate": rate, **figures(system, served)}
-        for process, timed in (("counted", 0.0), ("timed", 1.0)):
-            served = unpredictable(
-                system,
-                rule,
-                replace(phases, timed=timed),
-                replicas=12,
-                until_s=changing * float(system.limit_s.mean()),
-                seed=SEED,
-            )
-            yield {"system": name, "rule": rule_name, "arrivals": process, "rate": "", **figures(system, served)}
+    for rate, served in zip(
+        RATES[name], at_rates(system, rule, RATES[name], replicas=replicas, seed=SEED, limits=limits), strict=True
+    ):
+        yield {
+            "system": name,
+            "rule": rule_name,
+            "arrivals": "stable",
+            "rate": rate,
+            **figures(system, served, with_windows=False),
+        }
+    for process, timed in (("counted", 0.0), ("timed", 1.0)):
+        served = unpredictable(
+            system,
+            rule,
+            replace(phases, timed=timed),
+            replicas=12,
+            until_s=changing * float(system.limit_s.mean()),
+            seed=SEED,
+        )
+        yield {
+            "system": name,
+            "rule": rule_name,
+            "arrivals": process,
+            "rate": "",
+            **figures(system, served, with_windows=True),
+        }
 
 
-def figures(system: System, served: Served) -> dict[str, Any]:
-    """What a run comes to. reward: unweighted mean; weighted: as in training; large: share of the largest model, of all
-    and by task.
+def figures(system: System, served: Served, *, with_windows: bool) -> dict[str, Any]:
+    """What a run comes to. reward: unweighted mean; weighted: as in training, where tasks have weights; large: share of
+    the largest model, of all and by task.
     """
     weights = system.weights[served.task]
-    of_20 = windows(served)
+    of_20 = windows(served) if with_windows else np.empty(0)
     largest = len(system.models) - 1
     return {
         "requests": served.reward.size,
         "reward": round(float(served.reward.mean()), 4),
-        "weighted": round(float((served.reward * weights).sum() / weights.sum()), 4),
+        "weighted": round(float((served.reward * weights).sum() / weights.sum()), 4) if weights.std() else None,
         "large": round(float((served.model == largest).mean()), 3),
         **{f"large_{task}": _mean(served.model[served.task == i] == largest) for i, task in enumerate(system.tasks)},
         **{f"windows_{t:g}": _mean(of_20 >= t - 1e-9) for t in THRESHOLDS},
@@ -271,63 +311,42 @@ def engine_run(
     }
 
 
-def table(found: list[dict[str, Any]], engines: list[dict[str, Any]]) -> str:
-    lines = []
-    for name in SYSTEMS:
-        of = [run for run in found if run["system"] == name]
-        if not of:
-            continue
-        names = list(dict.fromkeys(run["rule"] for run in of))
-        for key in ("reward", "weighted") if name in ("network", "priority") else ("reward",):
-            heads = "".join(f"{rate:>7g}" for rate in RATES[name]) + f"{'counted':>9}{'timed':>7}"
-            lines.append(f"{name}: {key}, by requests/s; unpredictable arrivals\n{'':26}{heads}")
-            for rule in names:
-                row = [run[key] for run in of if run["rule"] == rule]
-                lines.append(f"{rule:26}" + "".join(f"{x:7.3f}" for x in row[:-2]) + f"{row[-2]:9.3f}{row[-1]:7.3f}")
-        for rule in ("greedy", "dqn 0"):
-            for task in ("", *(key for key in of[0] if key.startswith("large_"))):
-                row = [run[task or "large"] for run in of if run["rule"] == rule and run["arrivals"] == "stable"]
-                if row:
-                    what = f"{rule}, {task.removeprefix('large_') or 'all'}"
-                    lines.append(f"  to largest: {what:28}" + "".join(f"{x:7.2f}" for x in row))
-        lines.append(
-            "windows of 20 under counted arrivals, % with at least " + ", ".join(f"{t:.2f}" for t in THRESHOLDS)
-        )
-        for run in of:
-            if run["arrivals"] == "counted":
-                lines.append(f"{run['rule']:26}" + "".join(f"{100 * run[f'windows_{t:g}']:7.1f}" for t in THRESHOLDS))
-        lines.append("")
-    lines.append("the same requests through the engine model, replicas on devices of their own")
-    lines.append(f"{'system':9}{'rule':14}{'arrivals':10}{'rate':>6}{'reward':>8}{'engines':>9}{'bias':>8}{'error':>8}")
-    for run in engines:
-        lines.append(
-            f"{run['system']:9}{run['rule']:14}{run['arrivals']:10}{run['rate']:>6}{run['reward']:8.3f}"
-            f"{run['engine_reward']:9.3f}{run['latency_bias']:8.1%}{run['latency_error']:8.1%}"
-        )
-    return "\n".join(lines) + "\n"
+def draw_all(name: str, folder: Path, plots: Path) -> None:
+    """Fig. 4, 5 and 6 for seed 0 of a system."""
+    system, phases = system_called(name)
+    schema = Schema(len(system.models)).as_text()
+    network = load_network(folder / f"{policy_name(name, 0, True)}.safetensors", schema, system.models)
+    (plots / name).mkdir(parents=True, exist_ok=True)
+    draw(system, judge_for_plots(system, phases, rules_for_plots(system, network)), plots / name)
 
 
 def main() -> None:
-    """Trains one policy, or judges what was trained."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Trains and judges what is not there yet, and writes the tables."""
+    from router_tables import table  # beside this file
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", nargs=2, metavar=("SYSTEM", "SEED"))
+    parser.add_argument("--unmasked", action="store_true", help="with --train: as in the paper, without masks")
     parser.add_argument("--policies", type=Path, default=Path("router-policies"))
-    parser.add_argument("--steps", type=int, default=1_200_000)
-    parser.add_argument("--unmasked", action="store_true")
+    parser.add_argument("--plots", type=Path, help="folder for figures of seed 0 of each system")
     arguments = parser.parse_args()
     if arguments.train:
         name, seed = arguments.train
-        train(name, int(seed), arguments.policies, steps=arguments.steps, masked=not arguments.unmasked)
+        train(name, int(seed), not arguments.unmasked, arguments.policies)
         return
-    trained = [name for name in SYSTEMS if any(arguments.policies.glob(f"{name}-*"))]
-    engines = list(engine_runs(arguments.policies))
-    found = [run for name in reversed(trained) for run in judge(name, arguments.policies)]
-    text = table(found, engines)
+    for name, seed, masked in TRAININGS:
+        if not (arguments.policies / f"{policy_name(name, seed, masked)}.safetensors").is_file():
+            train(name, seed, masked, arguments.policies)
+    engines = kept(arguments.policies / "judged" / "engines.json", lambda: engine_runs(arguments.policies))
+    found = [run for name in SYSTEMS for run in judge(name, arguments.policies)]
+    text = table(RATES, found, engines)
     print(text)
     RESULTS.mkdir(parents=True, exist_ok=True)
     write_runs(RESULTS / "runs.csv", found)
     write_runs(RESULTS / "engines.csv", engines)
     (RESULTS / "table.txt").write_text(text)
+    for name in SYSTEMS if arguments.plots is not None else ():
+        draw_all(name, arguments.policies, arguments.plots)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,10 @@ class ModelChooser(Protocol):
         """One of a set. path: the route. Raises: InvalidRequest."""
         ...
 
+    def ended(self, model: str, ratio: float) -> None:
+        """A request for which the model was chosen is complete. ratio: its time in parts of what was predicted."""
+        ...
+
 
 @dataclass
 class Parts:
@@ -379,9 +383,10 @@ class Exchange:
             self._parts.demand.ended(self._model, self._slo_class, self._output_tokens)
             tpot_s = (now_s - self._first_s) / max(self._output_tokens - 1, 1)
             latency = Latency(self._first_s - self._arrival_s, tpot_s, now_s - self._arrival_s)
-            if self._foreseen is not None:
-                foreseen_s = self._foreseen.completion_s(self._output_tokens)
-                self._parts.metrics.completed(self._model, latency.e2e_s / foreseen_s)
+            if self._foreseen is not None and self._parts.chooser is not None:
+                ratio = latency.e2e_s / self._foreseen.completion_s(self._output_tokens)
+                self._parts.chooser.ended(self._model, ratio)
+                self._parts.metrics.completed(self._model, ratio)
         ticket.ended(latency, self._output_tokens, now_s)
 
     def _outcome(self, completed: bool) -> Outcome:

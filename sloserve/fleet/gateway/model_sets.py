@@ -9,6 +9,7 @@ from typing import Final
 from sloserve.core.errors import ConfigError, InvalidRequest
 from sloserve.fleet.file import Fleet, FleetModel
 from sloserve.fleet.gateway.asked import Asked
+from sloserve.fleet.gateway.calibration import Calibration
 from sloserve.fleet.gateway.forward import Chosen, Foreseen, Parts
 from sloserve.fleet.gateway.instances import UNAVAILABLE, UNKNOWN
 from sloserve.fleet.gateway.keys import Tenant
@@ -32,6 +33,7 @@ class ModelSets:
 
     def __init__(self, fleet: Fleet, router: FleetRouter, parts: Parts) -> None:
         self._models, self._sets, self._parts = fleet.models, router.sets, parts
+        self._slower: defaultdict[str, Calibration] = defaultdict(Calibration)
         self._wakes_s = min(fleet.switching.max_wait_s, parts.limits.hold_max_s)
         try:
             self._chooser = ModelChooser.of(router.settings, router.folder)
@@ -65,6 +67,9 @@ class ModelSets:
                 "model", asked.model, f"able to serve this request: {self._why_not(facts, choice.barred)}"
             )
         return Chosen(choice.model, choice.why.value, choice.shadow, _foreseen(choice.model, candidates, facts))
+
+    def ended(self, model: str, ratio: float) -> None:
+        self._slower[model].ended(ratio, self._parts.clock.monotonic_s())
 
     def _facts(self, asked: Asked, among: Collection[str], tenant: Tenant, elapsed_s: float) -> RequestFacts:
         needs = needs_of(asked)
@@ -106,7 +111,8 @@ class ModelSets:
         if not serving:
             paces = [pace for (name, _), pace in instances.paces.items() if name == model.name] or [UNKNOWN]
             times = [pace.times_s(RunningSums(), held, new, 0.0, 0.0) for pace in paces]
-        first_s, completion_s = min(times, key=lambda pair: pair[1])
+        slower = self._slower[model.name].factor(now_s)
+        first_s, completion_s = (slower * seconds for seconds in min(times, key=lambda pair: pair[1]))
         return Candidate(
             model=model.name,
             max_model_len=model.max_model_len,

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from sloserve.admission.prediction import NewRequest
+from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError, InvalidRequest
 from sloserve.core.slo import Targets
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.asked import Asked, Reader
+from sloserve.fleet.gateway.calibration import MOST, Calibration
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
 from sloserve.fleet.gateway.keys import Tenant, hash_of
 from sloserve.fleet.gateway.needs import needs_of
@@ -50,10 +52,10 @@ def test_auto_is_served_by_the_best_model_for_its_task_that_is_awake(tmp_path: P
             assert json.loads(to.door.instances["node-a/1"].bodies[-1])["model"] == "legal"
             assert (await to.complete(model="court")).headers["x-sloserve-model"] == "legal;why=only"
             assert "x-sloserve-model" not in (await to.complete(model="chat")).headers
+            assert await to.metric('sloserve:gateway_auto_completion_ratio_count{model="legal"}') == 2
             slow = await to.complete(model="auto", headers={"x-slo-task": "law", "x-slo-network-ms": "86400000"})
             assert slow.headers["x-sloserve-model"].endswith("why=soonest")
             assert await to.metric('sloserve:gateway_auto_total{model="legal",why="best"}') == 1
-            assert await to.metric('sloserve:gateway_auto_completion_ratio_count{model="legal"}') == 2
             assert await to.metric('sloserve:gateway_auto_shadow_total{model="chat",shadow="chat"}') >= 1
 
     run(test)
@@ -245,3 +247,35 @@ def test_a_task_that_is_said_twice_is_refused_if_it_is_not_the_same() -> None:
     for more in ((b"x-slo-task", b"talk"), (b"x-slo-network-ms", b"6")):
         with pytest.raises(InvalidRequest, match="give it once"):
             read_headers([*same, more])
+
+
+def test_an_engine_that_is_slower_than_its_profile_is_not_believed_for_long() -> None:
+    """Every request went to the larger model and was late, for as long as the profile was wrong."""
+    clock = ManualClock(0.0)
+    gateway = Gateway(parse_fleet(TEXT.replace("token_ms: 1000", "token_ms: 10")), Surroundings(), clock)
+    both = {"chat": ModelState.ACTIVE, "legal": ModelState.WARM}, {"chat": ModelState.WARM, "legal": ModelState.ACTIVE}
+    chooser, went = gateway.parts.chooser, []
+    assert chooser is not None
+    request = asked({"messages": SAY, "max_tokens": 100}, x_slo_task="law")
+    for _ in range(60):
+        told(gateway, *(InstanceReport(f"node-a/{i}", "h100", Phase.SERVING, of, room=9) for i, of in enumerate(both)))
+        found = chooser.choose(request, ("chat", "legal"), "/v1/chat/completions", Tenant("a"), clock.monotonic_s())
+        assert found.foreseen is not None
+        went.append(found.model)
+        took_s = {"chat": 0.7, "legal": 1.5}[found.model]
+        chooser.ended(found.model, took_s / found.foreseen.completion_s(100))
+        clock.advance_to(clock.now_s() + 1.0)
+    assert went[:5] == ["legal"] * 5 and went[-40:].count("chat") >= 38
+    clock.advance_to(clock.now_s() + 10_800.0)
+    told(gateway, *(InstanceReport(f"node-a/{i}", "h100", Phase.SERVING, of, room=9) for i, of in enumerate(both)))
+    assert chosen(gateway, x_slo_task="law") == "legal"  # it may be faster by now
+
+
+def test_one_client_that_reads_slowly_says_little() -> None:
+    slower = Calibration()
+    for i in range(200):
+        slower.ended(1e6 if i % 3 == 0 else 1.0 - 1e-3, float(i))
+    assert slower.factor(200.0) < 1.1
+    for _ in range(1000):
+        slower.ended(float("inf"), 200.0)
+    assert slower.factor(200.0) == pytest.approx(MOST)

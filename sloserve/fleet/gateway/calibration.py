@@ -1,0 +1,35 @@
+"""How much longer requests of a model take than its profile says: learnt from those that ended.
+
+The median of measured by predicted time, followed in small steps: one request moves it by 3 %, however late it was, so
+that a few clients that read slowly do not bar a model to the others. It is forgotten within an hour: a model that was
+too slow gets requests again, and shows whether it still is.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+MEMORY_S: Final = 1800.0
+STEP: Final = 0.03
+LEAST, MOST = 0.5, 8.0
+"""Bounds of the factor."""
+
+
+@dataclass(slots=True)
+class Calibration:
+    """Of one model. Times are seconds of one clock that never goes back."""
+
+    _log: float = 0.0
+    _seen_s: float = float("-inf")
+
+    def factor(self, now_s: float) -> float:
+        """What predicted times are to be multiplied by."""
+        return math.exp(self._faded(now_s))
+
+    def ended(self, ratio: float, now_s: float) -> None:
+        """A request took ``ratio`` times what was predicted with the factor of then."""
+        moved = self._faded(now_s) + math.copysign(STEP, ratio - 1.0)
+        self._log, self._seen_s = min(max(moved, math.log(LEAST)), math.log(MOST)), now_s
+
+    def _faded(self, now_s: float) -> float:
+        return self._log * math.exp(min(self._seen_s - now_s, 0.0) / MEMORY_S)
