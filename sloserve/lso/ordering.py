@@ -131,6 +131,7 @@ def plan_by_key(
     preempt: PreemptionRule | None = None,
     may_preempt_for: FloatArray | None = None,
     class_rank: ClassRank = ClassRank.UNREAD,
+    undecided: BoolArray | None = None,
 ) -> Plan:
     """A plan that serves and admits in ascending key where class rank does not decide; ties by ``seq``.
 
@@ -144,12 +145,17 @@ def plan_by_key(
         may_preempt_for: ``[len(snapshot.waiting)]``, zero or not: whether others may be preempted for the request. Its
             rank stays the same. ``None`` for all.
         class_rank: where the class's rank stands in the order.
+        undecided: ``[len(snapshot.waiting)]``, with ``ClassRank.UNDECIDED``: requests whose key orders them within their
+            class alone, whatever it is. ``None`` for those whose key is inf, which always belong to them.
     """
     rows, engine = snapshot.rows, snapshot.engine
     queued = snapshot.waiting.size
     slots, key = np.concatenate((snapshot.waiting, snapshot.running)), np.concatenate((waiting_key, running_key))
     rank = np.zeros_like(slots) if class_rank is ClassRank.UNREAD else rows.class_rank[slots]
-    lowered = by_class(key, rank, np.isinf(key) if class_rank is ClassRank.UNDECIDED else None)
+    no_target = np.isinf(key)
+    if undecided is not None:
+        no_target[:queued] |= undecided
+    lowered = by_class(key, rank, no_target if class_rank is ClassRank.UNDECIDED else None)
     seq = rows.seq[slots]
 
     def places(of: slice, most: int) -> IntArray:

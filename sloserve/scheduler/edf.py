@@ -9,9 +9,10 @@ Without any target the deadline is infinite. Then class rank decides: such a req
 a less urgent class, late or not, and after those with a deadline of its own class or a more urgent one; within a class
 by arrival. Equal deadlines are ordered by class too.
 
-A waiting request that is late already goes behind those that can still be in time (``late_last``): plain EDF breaks
-down under overload, since it serves first the request that it can help least (the domino effect). It stays ahead of
-those of its class without a deadline.
+A waiting request that is late already goes behind those of its class that can still be in time (``late_last``): plain
+EDF breaks down under overload, since it serves first the request that it can help least (the domino effect). It stays
+ahead of those of its class without a deadline, and of every less urgent class: its deadline says nothing any more, so
+that class rank decides, as where there never was one.
 
 Preempts when a waiting request that can still be in time finds no slot or no KV blocks, and running requests whose
 deadlines lie later by ``preempt_margin_s`` can make room (by less where a victim can be swapped, which takes less of
@@ -60,7 +61,7 @@ class EDF(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """late_last: a waiting request whose deadline has passed comes after those that can still be in time.
+        """late_last: a waiting request whose deadline has passed comes after those of its class that can be in time.
 
         preempt: whether to preempt at all. preempt_margin_s: a victim's deadline is later by at least this than the
         deadline of the request that it makes room for. max_preemptions: a request that was preempted so often is left
@@ -98,4 +99,5 @@ class EDF(Policy):
             preempt=self._rule,
             may_preempt_for=~late & np.isfinite(waiting_due),
             class_rank=ClassRank.UNDECIDED,
+            undecided=late if self.settings.late_last else None,
         )

@@ -168,6 +168,17 @@ def test_late_ones_go_behind_those_that_can_be_in_time_and_ahead_of_those_withou
     assert order(made.preempt) == [1]
 
 
+def test_a_late_request_goes_behind_its_own_class_and_not_behind_a_less_urgent_one(snapshot: Make) -> None:
+    """A stream that was late waited until every line of a batch that was due in an hour had been served."""
+    line = {"class_rank": 2, "arrival_s": NOW_S, "e2e_s": 3600.0}
+    late = {"class_rank": 1, "arrival_s": 900.0, "e2e_s": 50.0}
+    stream = {"class_rank": 1, "arrival_s": NOW_S, "e2e_s": 5.0}
+    late_line = {"class_rank": 2, "arrival_s": 900.0, "e2e_s": 50.0}
+    assert order(plan(snapshot([line, late, late_line, stream])).waiting) == [3, 1, 0, 2]
+    # What is late takes no other's place, and what comes behind it would not get that place.
+    assert not plan(snapshot([line, late], [{**line, "e2e_s": 9000.0}], max_num_seqs=1)).preempt.size
+
+
 @pytest.mark.parametrize("queue", ["waiting", "running"])
 def test_without_a_deadline_class_rank_decides(queue: str, snapshot: Make) -> None:
     """A request without one comes before every less urgent class, and after deadlines of its own class or above."""

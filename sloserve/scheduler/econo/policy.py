@@ -64,7 +64,7 @@ class Econo(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """late_last: whether requests whose target has passed come after all others.
+        """late_last: whether requests whose target has passed come after all others of their class.
 
         sigmas: standard deviations of the foreseen occupancy kept free; 0 trusts the mean. reserve: share of KV blocks
         kept free beside. preempt: whether to preempt a long request for those that wait, where that pays for computing
@@ -123,10 +123,13 @@ class Econo(Policy):
         # It holds its context from now on, and what comes half of the time.
         work = (rows.prompt_tokens[slots] + done + left / 2.0) * left
         key = self._key(rows, slots, work, target_s)
+        undecided = without_targets(rows, slots)
         if self.settings.late_last:
-            key[now_s - rows.arrival_s[slots] > target_s] += _LATE
+            late = now_s - rows.arrival_s[slots] > target_s
+            key[late] += _LATE
+            undecided |= late
         rank, seq = rows.class_rank[slots], rows.seq[slots]
-        lowered = by_class(key, rank, without_targets(rows, slots))
+        lowered = by_class(key, rank, undecided)
 
         def first(of: slice, most: int) -> IntArray:
             return first_places(key[of], lowered[of], rank[of], seq[of], most)
