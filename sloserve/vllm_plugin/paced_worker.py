@@ -8,7 +8,7 @@ token is the same one, so that replies are as long as ``max_tokens``.
         --additional-config '{"sloserve": {"profile": "h100-llama3-8b"}}'
 
 MODEL gives tokenizer and context; its weights are not read. Steps are two deep, as on a GPU, whatever vLLM's CPU
-platform would have.
+platform would have. A sleep, a wake and a reload of weights take the profile's time, too.
 """
 
 import time
@@ -59,6 +59,7 @@ class PacedWorker(WorkerBase):
         self._free_s = self._clock.monotonic_s()
         self._tokens: dict[str, int] = {}  # of each request: prompt and reply so far
         self._step: Any = None
+        self._level = 0  # of its sleep
 
     # What an engine needs at its start.
 
@@ -108,14 +109,22 @@ class PacedWorker(WorkerBase):
     def shutdown(self) -> None:
         """Nothing is held."""
 
-    # A swap of models takes its time, too.
+    # A swap of models takes its time, too: the profile's, or what is assumed for it.
 
     def sleep(self, level: int = 1) -> None:
+        self._level = level
         time.sleep(model_swap(self._profile).sleep_s)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
+        """After level 2 the weights are to be reloaded, and that takes the time."""
         if tags is None or "weights" in tags:
-            time.sleep(model_swap(self._profile).wake_s)
+            if self._level == 1:
+                time.sleep(model_swap(self._profile).wake_s)
+            self._level = 0
+
+    def reload_weights(self, **_: Any) -> None:
+        """From disk: its own after a sleep at level 2, or another model's in place of its own."""
+        time.sleep(model_swap(self._profile).reload_s)
 
     def reset_weights(self) -> None:
         """There are none."""

@@ -56,6 +56,26 @@ def test_each_request_gets_its_tokens_whatever_is_preempted(engine: Any) -> None
     assert core.scheduler.slo_counters["evictions"] > 0
 
 
+def test_a_swap_of_models_takes_the_profiles_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sloserve.estimator.step_time.profile import load_profile
+    from sloserve.lso.model_swap import model_swap
+    from sloserve.vllm_plugin import paced_worker
+
+    worker = object.__new__(paced_worker.PacedWorker)
+    worker._profile, worker._level = load_profile("h100-llama3-8b"), 0
+    slept: list[float] = []
+    monkeypatch.setattr(paced_worker.time, "sleep", slept.append)
+    cost = model_swap(worker._profile)
+    worker.sleep(level=1)
+    worker.wake_up()
+    worker.sleep(level=2)
+    worker.wake_up(tags=["weights"])
+    worker.reload_weights()
+    worker.wake_up(tags=["kv_cache"])
+    worker.reload_weights(weights_path="/models/other")  # in place
+    assert slept == [cost.sleep_s, cost.wake_s, cost.sleep_s, cost.reload_s, cost.reload_s]
+
+
 @pytest.mark.parametrize(
     ("section", "ranks", "message"),
     [({}, 1, "the settings name none"), ({"profile": "h100-llama3-8b"}, 2, "PacedWorker is one worker")],
