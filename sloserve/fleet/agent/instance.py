@@ -11,6 +11,7 @@ silence. An adapter of the active model comes without a transition.
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -37,6 +38,9 @@ _RETRY_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Between starts of an engine that does not start; the last again and again."""
 _QUEUED: Final = 1.25
 """An engine is given so many times what it runs at once, so that its scheduler has requests to choose from."""
+_FOR_STREAMS: Final = 0.25
+"""Beside these, so many times as many places are there for streams alone: a batch fills all that it may have, and a
+stream that found no place would wait before the engine, where no policy can put it first."""
 _LEAVING_S: Final = 5.0
 """Durable work that has not left by then, beyond its limit, is aborted; what is sent back ends within as long."""
 
@@ -109,6 +113,7 @@ class Instance:
             running=engine.flights.sums() if engine else RunningSums(),
             streams=engine.flights.streams if engine else 0,
             room=max(self._limit(engine) - len(engine.flights), 0) if engine and serves else 0,
+            room_for_streams=self._for_streams(engine),
             drain_s=min(engine.flights.drain_s, self._drain_max_s) if engine else 0.0,
             parked=self._engines.parked,
         )
@@ -116,7 +121,7 @@ class Instance:
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, model: str, durable: bool = False
     ) -> Answer:
-        engine = self._engine_for(model)
+        engine = self._engine_for(model, durable)
         flight = flight_of(model, durable, body, self._clock.monotonic_s())
 
         def ended(broken: bool) -> None:
@@ -273,7 +278,7 @@ class Instance:
         except Exception:  # theirs: engines go on
             logger.exception("%s: durable work was told, and failed", self._name)
 
-    def _engine_for(self, model: str) -> Engine:
+    def _engine_for(self, model: str, durable: bool) -> Engine:
         engine = self._engines.active
         if self._phase in (Phase.DRAINING, Phase.SWAPPING):
             raise Refused(Refusal.SWITCHING)
@@ -281,13 +286,17 @@ class Instance:
             raise Refused(Refusal.FAILED)
         if engine is None or model not in engine.serves:
             raise Refused(Refusal.OTHER_MODEL)
-        if len(engine.flights) >= self._limit(engine):
+        if len(engine.flights) >= self._limit(engine) - (self._for_streams(engine) if durable else 0):
             raise Refused(Refusal.FULL)
         return engine
 
+    @classmethod
+    def _limit(cls, engine: Engine | None) -> int:
+        return 0 if engine is None else round(_QUEUED * engine.model.max_num_seqs) + cls._for_streams(engine)
+
     @staticmethod
-    def _limit(engine: Engine | None) -> int:
-        return 0 if engine is None else round(_QUEUED * engine.model.max_num_seqs)
+    def _for_streams(engine: Engine | None) -> int:
+        return 0 if engine is None else math.ceil(_FOR_STREAMS * engine.model.max_num_seqs)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

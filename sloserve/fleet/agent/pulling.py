@@ -161,7 +161,7 @@ class Pulling:
             return await self._pull_suspects(work, report.active)
         waiting = [line for line in lines if line.task is None]
         # What is on its way to the engine is not in its report yet.
-        room = report.room - sum(line.task is not None and not line.is_sent for line in lines)
+        room = report.room - report.room_for_streams - sum(line.task is not None and not line.is_sent for line in lines)
         for claim in work.claims.values():
             for line in claim.lines.values():
                 if room > 0 and line.task is None and claim.lease.left_s > 0.0 and line.model == report.active:

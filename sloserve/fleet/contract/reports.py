@@ -48,6 +48,7 @@ class InstanceReport:
         running: what its engine has, streams and durable requests together.
         streams: how many of these are streamed to clients.
         room: how many more requests it takes now.
+        room_for_streams: so many of these places lines of batches leave to streams.
         cached: of each prefix that it is known to have in its cache, by digest, the tokens; bounded, newest last.
         drain_s: how long what it runs is expected to take until it has ended, or is parked, if its model were to leave
             now; planners count it as part of the swap.
@@ -63,6 +64,7 @@ class InstanceReport:
     running: RunningSums = RunningSums()
     streams: int = 0
     room: int = 0
+    room_for_streams: int = 0
     cached: Mapping[str, int] = field(default_factory=dict)
     drain_s: float = 0.0
     parked: Mapping[str, int] = field(default_factory=dict)

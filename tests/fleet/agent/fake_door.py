@@ -18,7 +18,7 @@ class FakeDoor:
     """One instance. work: told of what happens, as an agent tells it. room: requests that its engine takes."""
 
     def __init__(self, name: str, *models: str, room: int = 8, step_s: float = 0.0) -> None:
-        self.name, self.room, self.streams = name, room, 0
+        self.name, self.room, self.streams, self.room_for_streams = name, room, 0, 0
         self.phase, self.active, self.models = Phase.SERVING, models[0], models
         self.work: DurableWork | None = None
         self.asked: list[tuple[str, dict[str, Any], Mapping[str, str]]] = []
@@ -51,7 +51,8 @@ class FakeDoor:
     def report(self) -> InstanceReport:
         state = {model: ModelState.ACTIVE if model == self.active else ModelState.WARM for model in self.models}
         room = self.room - len(self.engine.running)
-        return InstanceReport(self.name, "cpu", self.phase, state, self.active_for_s, streams=self.streams, room=room)
+        given = {"streams": self.streams, "room": room, "room_for_streams": self.room_for_streams}
+        return InstanceReport(self.name, "cpu", self.phase, state, self.active_for_s, **given)
 
     def beat(self) -> dict[str, Any]:
         """What its agent tells the store."""

@@ -129,6 +129,26 @@ def test_models_come_start_sleep_and_wake(tmp_path: Path) -> None:
     assert "wake_s" in (tmp_path / "swap-costs-node.json").read_text()
 
 
+def test_a_batch_that_fills_an_engine_leaves_places_to_streams(tmp_path: Path) -> None:
+    """A stream waited before the engine for as long as lines came: each place that came free was taken by the next."""
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 500, "stream": True}).encode()
+
+        async def send(durable: bool) -> Refusal | None:
+            try:
+                await instance.send("POST", "/v1/completions", {}, body, model="chat", durable=durable)
+            except Refused as refused:
+                return refused.reason
+            return None
+
+        assert [await send(True) for _ in range(6)] == [None] * 5 + [Refusal.FULL]
+        assert [await send(False) for _ in range(2)] == [None, Refusal.FULL]
+
+    run(tmp_path, test, step_s=0.05)
+
+
 def test_memory_decides_how_deep_models_sleep(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         for model in ("chat", "code"):

@@ -100,6 +100,20 @@ def test_lines_are_served_in_the_order_of_the_plan_while_there_is_room(tmp_path:
     run(scenario())
 
 
+def test_lines_leave_places_to_streams(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m", room=6, step_s=0.05)
+        door.room_for_streams = 2
+        async with host(tmp_path, door) as a:
+            a.accept(20)
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await a.until(lambda: len(door.asked) == 4)
+            await asyncio.sleep(0.05)
+            assert len(door.asked) == 4
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
 def test_a_line_that_leaves_goes_on_from_its_tokens(tmp_path: Path, route: str) -> None:
     """Its reply and its usage are those of one that was never interrupted."""
