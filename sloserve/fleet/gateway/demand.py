@@ -11,6 +11,8 @@ from sloserve.fleet.contract.reports import Demand, GatewayReport
 from sloserve.fleet.gateway.hold import Wanted
 from sloserve.fleet.gateway.rate import Rate
 
+_SILENT: Final = 3.0
+"""No more is expected in the time of a silence than so many: of Poisson arrivals 5 % are followed by a longer one."""
 _USUAL_OUTPUT_TOKENS: Final = 256.0
 _LEAST_RATE: Final = 1e-3
 """A model and class that less than this comes of a second is not reported."""
@@ -19,8 +21,17 @@ _LEAST_RATE: Final = 1e-3
 @dataclass(slots=True)
 class _Flow:
     rate: Rate = field(default_factory=Rate)
+    seen_s: float = float("-inf")
     prompt_tokens: RunningMean = field(default_factory=RunningMean)
     output_tokens: RunningMean = field(default_factory=RunningMean)
+
+    def arrived(self, now_s: float) -> None:
+        self.rate.add(1.0, now_s)
+        self.seen_s = now_s
+
+    def rate_per_s(self, now_s: float) -> float:
+        """Requests a second; a silence bounds what is remembered."""
+        return min(self.rate.at(now_s), _SILENT / max(now_s - self.seen_s, 1e-9))
 
 
 class DemandMeter:
@@ -32,7 +43,7 @@ class DemandMeter:
 
     def arrived(self, model: str, slo_class: str, prompt_tokens: int, now_s: float) -> None:
         flow = self._flows[model, slo_class]
-        flow.rate.add(1.0, now_s)
+        flow.arrived(now_s)
         flow.prompt_tokens.add(float(prompt_tokens))
 
     def ended(self, model: str, slo_class: str, output_tokens: int) -> None:
@@ -53,7 +64,7 @@ class DemandMeter:
         told = [
             self._demand(key, waiting.get(key, []), now_s)
             for key in sorted(self._flows.keys() | waiting.keys())
-            if key in waiting or self._flows[key].rate.at(now_s) >= _LEAST_RATE
+            if key in waiting or self._flows[key].rate_per_s(now_s) >= _LEAST_RATE
         ]
         return GatewayReport(tuple(told))
 
@@ -72,7 +83,7 @@ class DemandMeter:
             last_due_in_s=max(dues, default=None),
             oldest_s=max((now_s - wanted.arrival_s for wanted in held), default=0.0),
             until_first_token=slo_class.targets.ttft_s is not None,
-            rate_per_s=flow.rate.at(now_s),
+            rate_per_s=flow.rate_per_s(now_s),
             mean_prompt_tokens=flow.prompt_tokens.value or 0.0,
             mean_output_tokens=flow.output_tokens.value or _USUAL_OUTPUT_TOKENS,
             target_s=target_s(slo_class),

@@ -17,6 +17,7 @@ from sloserve.fleet.contract.reports import (
     to_json,
 )
 from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.planning.groups import HORIZON_S, stream_ref, streamed_groups
 from sloserve.fleet.planning.planner import LEASE_S, Planning
 from sloserve.fleet.planning.snapshot import ALIVE_S, Swaps
@@ -171,6 +172,21 @@ def test_a_swap_that_an_agent_has_measured_replaces_what_profiles_say(fleet: Fle
     assert measured.keys() == profiles.keys()
     swaps.note([report, AgentReport("b", "unix:b", (), swaps=(replace(one, seconds=8.5),))])
     assert swaps.table is measured
+
+
+def test_streams_that_have_ceased_keep_no_instance(fleet: Fleet) -> None:
+    """Of 8 a second some were expected for two minutes after the last one, and held a device against who waited."""
+    meter = DemandMeter(fleet.settings.classes)
+    for k in range(480):
+        meter.arrived("chat", "interactive", 100, k / 8.0)
+
+    def expected(after_s: float) -> int:
+        (demand,) = meter.report((), 60.0 + after_s).demand
+        return sum(group.sums.requests for group in streamed_groups(0.0, [(demand, 0.0)], {}))
+
+    assert expected(0.0) > 60
+    assert expected(5.0) <= 6
+    assert expected(20.0) == 0
 
 
 def test_streams_that_are_expected_keep_an_instance_and_many_spread_over_several() -> None:
