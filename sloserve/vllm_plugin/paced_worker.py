@@ -106,6 +106,15 @@ class PacedWorker(WorkerBase):
     def take_draft_token_ids(self) -> None:
         return None
 
+    def reset_encoder_cache(self) -> None:
+        """There is none; an engine that goes to sleep has it emptied."""
+
+    def synchronize_device(self) -> None:
+        """There is none."""
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        """Nothing is held."""
+
     def shutdown(self) -> None:
         """Nothing is held."""
 
