@@ -37,6 +37,7 @@ from sloserve.fleet.file_sections import (
     Section,
     Switching,
 )
+from sloserve.fleet.planning.rules import QLM, Rule
 from sloserve.fleet.router_section import FleetRouter, read_section
 from sloserve.lso.model_swap import ModelSwap, model_swap
 from sloserve.settings import PluginSettings, file_problems, policy_problems, read_settings
@@ -46,7 +47,7 @@ SET_BY_FLEET = ("--uds", "--host", "--port", "--served-model-name", "--slo-confi
 """Flags of ``sloserve serve`` that an engine of a fleet is given anyway."""
 _TOOLS = "--enable-auto-tool-choice"
 """The flag with which an engine calls tools."""
-SECTIONS = ("models", "hosts", "switching", "settings", "gateway", "batches", "router", "store", "state")
+SECTIONS = ("models", "hosts", "switching", "settings", "gateway", "batches", "router", "planner", "store", "state")
 
 _Entry = TypeVar("_Entry", bound=Section)
 
@@ -113,7 +114,7 @@ class Host:
 class Fleet:
     """What the file says. active: the model that each instance starts with, where that is said. section: of settings,
     as written. swap_cost: multiple of what swaps of models are known or assumed to take. router: for requests that
-    name no model. store, state: as written.
+    name no model. planner: of a fleet that is run, see ``planning/rules.py``. store, state: as written.
     """
 
     source: str
@@ -127,6 +128,7 @@ class Fleet:
     gateway: GatewaySection = GatewaySection()
     batches: BatchSection = BatchSection()
     router: FleetRouter | None = None
+    planner: str = QLM
     store: str | None = None
     state: str | None = None
 
@@ -204,6 +206,11 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
     for name, what in (("store", "sqlite:PATH or postgresql://..."), ("state", "the path of a folder")):
         if paths[name] is not None and not (isinstance(paths[name], str) and paths[name]):
             problems.append(Problem((name,), f"{paths[name]!r} is not {what}"))
+    planner = top["planner"].plain() if "planner" in top else QLM
+    try:
+        Rule.parse(str(planner), 0.0)
+    except ConfigError as error:
+        problems.append(Problem(("planner",), str(error)))
     active: dict[str, str] = {}
     if not problems:
         fleet = Fleet(
@@ -217,6 +224,7 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
             gateway=gateway or GatewaySection(),
             batches=batches or BatchSection(),
             router=router,
+            planner=planner,
             store=paths["store"],
             state=paths["state"],
         )

@@ -145,8 +145,8 @@ def plan_by_key(
         may_preempt_for: ``[len(snapshot.waiting)]``, zero or not: whether others may be preempted for the request. Its
             rank stays the same. ``None`` for all.
         class_rank: where the class's rank stands in the order.
-        undecided: ``[len(snapshot.waiting)]``, with ``ClassRank.UNDECIDED``: requests whose key orders them within their
-            class alone, whatever it is. ``None`` for those whose key is inf, which always belong to them.
+        undecided: ``[len(snapshot.waiting)]``, with ``ClassRank.UNDECIDED``: requests whose key orders them within
+            their class alone, whatever it is. ``None`` for those whose key is inf, which always belong to them.
     """
     rows, engine = snapshot.rows, snapshot.engine
     queued = snapshot.waiting.size

@@ -53,9 +53,12 @@ def durable_groups(found: Iterable[QueuedSums]) -> list[Group]:
 
 
 def streamed_groups(
-    now_s: float, demands: Sequence[tuple[Demand, float]], instances_of: Mapping[str, int]
+    now_s: float,
+    demands: Sequence[tuple[Demand, float]],
+    instances_of: Mapping[str, int],
+    horizon_s: float = HORIZON_S,
 ) -> list[Group]:
-    """What gateways hold, and what they expect within the horizon.
+    """What gateways hold, and what they expect within ``horizon_s`` seconds.
 
     Args:
         now_s: epoch seconds by the store's clock.
@@ -65,7 +68,7 @@ def streamed_groups(
     merged: dict[tuple[str, str], GroupSums] = {}
     for demand, age_s in demands:
         key = demand.model, demand.slo_class
-        sums = _sums(now_s, demand, age_s)
+        sums = _sums(now_s, demand, age_s, horizon_s)
         merged[key] = _both(merged[key], sums) if key in merged else sums
     groups: list[Group] = []
     for (model, slo_class), sums in sorted(merged.items()):
@@ -80,15 +83,15 @@ def stream_ref(model: str, slo_class: str, part: int = 0) -> int:
     return -1 - int.from_bytes(digest[:6], "big")
 
 
-def _sums(now_s: float, demand: Demand, age_s: float) -> GroupSums:
-    expected = demand.rate_per_s * HORIZON_S
+def _sums(now_s: float, demand: Demand, age_s: float, horizon_s: float) -> GroupSums:
+    expected = demand.rate_per_s * horizon_s
     if not demand.held and expected < _LEAST_EXPECTED:
         expected = 0.0
     target_s = math.inf if demand.target_s is None else demand.target_s
     early_s = min(_REACTION_S, 0.25 * target_s)
     stated = (due_s for due_s in (demand.first_due_in_s, demand.last_due_in_s) if due_s is not None)
     dues = [now_s - age_s + due_s - early_s for due_s in stated]
-    come = [now_s + target_s - early_s, now_s + HORIZON_S + target_s - early_s] if expected else []
+    come = [now_s + target_s - early_s, now_s + horizon_s + target_s - early_s] if expected else []
     return GroupSums(
         ref=0,
         model=demand.model,

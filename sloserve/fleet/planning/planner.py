@@ -13,14 +13,14 @@ from sloserve.core.clock import Clock
 from sloserve.core.errors import StoreError
 from sloserve.fleet.contract.plan import Plan, PlannedGroup, plan_of, to_json
 from sloserve.fleet.file import Fleet
-from sloserve.fleet.planning.groups import Group
+from sloserve.fleet.planning.groups import HORIZON_S, Group
 from sloserve.fleet.planning.pressure import slo_pressure
 from sloserve.fleet.planning.queued import Queued
+from sloserve.fleet.planning.rules import expects_streams, planner_of
 from sloserve.fleet.planning.snapshot import Members, Swaps, fleet_state, plan_settings, serving_of
 from sloserve.fleet.store.records import StoredPlan
 from sloserve.fleet.store.store import Store
 from sloserve.scheduler.qlm.contract import FleetPlan, FleetState
-from sloserve.scheduler.qlm.planner import QLMPlanner
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,8 @@ class Planning:
     ) -> None:
         self._fleet, self._store, self._holder = fleet, store, holder
         self._lease_s = lease_s
-        self._planner = QLMPlanner(serving_of(fleet), plan_settings(fleet), seed=seed)
+        self._planner = planner_of(fleet.planner, serving_of(fleet), plan_settings(fleet), seed)
+        self._horizon_s = HORIZON_S if expects_streams(fleet.planner) else 0.0
         self._swaps = Swaps(fleet)
         self._queued = Queued(store.requests, clock)
         self._written: tuple[int, Plan] | None = None
@@ -66,8 +67,9 @@ class Planning:
         members = Members.of(self._store.members.agents())
         self._swaps.note(report for report, _ in members.agents)
         now_s = self._store.now_s()
+        in_force = None if last is None else _fleet_plan(last)
         state, groups = fleet_state(
-            now_s, self._queued.sums(), members, self._swaps.table, None if last is None else _fleet_plan(last)
+            now_s, self._queued.sums(), members, self._swaps.table, in_force, horizon_s=self._horizon_s
         )
         plan = self._plan(state, groups)
         if not self._is_news(term, plan):

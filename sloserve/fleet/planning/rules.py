@@ -1,0 +1,191 @@
+"""Simple rules in place of the planner's search, for a fleet that wants no more, or wants to be compared with it.
+
+An instance serves the model that it has until another takes it. A model that waits takes an instance that is idle:
+nothing runs there, and nothing waits for its model. Rules differ in who comes first, and in when a model may take an
+instance that is busy; they are those of the simulator's dispatchers of these names:
+
+- ``on-demand``: first come, first served. A model that is active nowhere takes one at once.
+- ``collate``: first come, first served. A model takes one when its oldest request has waited for ``max_wait_s``.
+- ``edf``: earliest deadline first. A model takes one when its first request must begin to be in time, and nothing that
+  waits for the instance's model is due sooner.
+
+What does not have its turn yet is in no queue. Streams that are only expected hold nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.completion.group_time import Serving
+from sloserve.files.model import unknown
+from sloserve.scheduler.qlm.contract import FleetPlan, GroupSums, InstanceState
+from sloserve.scheduler.qlm.planner import Foreseen, QLMPlanner
+from sloserve.scheduler.qlm.problem import PlanSettings
+
+QLM: Final = "qlm"
+ON_DEMAND, COLLATE, EDF = "on-demand", "collate", "edf"
+RULES: Final = (ON_DEMAND, COLLATE, EDF)
+_MAX_WAIT: Final = "max_wait_s"
+_SPARE_S: Final = 5.0
+"""EDF turns to a model so long before its first request would be late: what a reply takes is a guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """name: one of RULES. max_wait_s: bound of the wait under ``collate``."""
+
+    name: str
+    max_wait_s: float = math.inf
+
+    @classmethod
+    def parse(cls, text: str, max_wait_s: float) -> "Rule | None":
+        """Of ``collate:max_wait_s=20``; ``None`` for ``qlm``. max_wait_s: where the text does not say it.
+
+        Raises: ConfigError that says what is wrong.
+        """
+        name, _, option = text.partition(":")
+        if name not in (QLM, *RULES):
+            raise ConfigError(f"{name!r} {unknown(name, (QLM, *RULES))}")
+        key, _, value = option.partition("=")
+        if option and (name, key) != (COLLATE, _MAX_WAIT):
+            raise ConfigError(f"option {key!r} is unknown; only {COLLATE} has one, {_MAX_WAIT}")
+        try:
+            bound_s = float(value) if option else max_wait_s
+        except ValueError:
+            bound_s = -1.0
+        if not 0.0 <= bound_s < math.inf:
+            raise ConfigError(f"{_MAX_WAIT}: {value!r} is not a number of seconds from 0")
+        return None if name == QLM else cls(name, bound_s)
+
+    def key(self, group: GroupSums) -> float:
+        """The least is served first."""
+        return group.first_due_s if self.name == EDF else group.first_arrival_s
+
+    def may_take(
+        self, head: GroupSums, theirs: GroupSums | None, now_s: float, served_s: float, *, is_active: bool
+    ) -> bool:
+        """Whether the model of ``head`` may take an instance that is busy.
+
+        Args:
+            theirs: the first that waits for the instance's model.
+            served_s: until a reply of ``head`` would have ended there.
+            is_active: whether its model has an instance already.
+        """
+        if self.name == ON_DEMAND:
+            return not is_active
+        if self.name == COLLATE:
+            return now_s - head.first_arrival_s >= self.max_wait_s
+        if theirs is not None and theirs.first_due_s <= head.first_due_s:
+            return False
+        return now_s + served_s + _SPARE_S >= head.first_due_s
+
+
+class RulePlanner(QLMPlanner):
+    """A planner by a rule: as :class:`QLMPlanner`, without its search."""
+
+    def __init__(self, serving: Mapping[tuple[str, str], Serving], settings: PlanSettings, rule: Rule) -> None:
+        super().__init__(serving, settings)
+        self._rule, self._serving, self._min_active_s = rule, serving, settings.min_active_s
+
+    def search(self, foreseen: Foreseen) -> FleetPlan:
+        return _Turns(self._rule, foreseen, self._serving, self._min_active_s).plan()
+
+
+class _Turns:
+    """Of one plan: who turns to which model."""
+
+    def __init__(
+        self, rule: Rule, foreseen: Foreseen, serving: Mapping[tuple[str, str], Serving], min_active_s: float
+    ) -> None:
+        self._rule, self._foreseen, self._serving = rule, foreseen, serving
+        self._state = state = foreseen.state
+        self._waiting: dict[str, list[int]] = {}
+        groups = foreseen.groups
+        for k in sorted(range(len(groups)), key=lambda k: (rule.key(groups[k]), groups[k].ref)):
+            self._waiting.setdefault(groups[k].model, []).append(k)
+        self._free = [
+            i
+            for i in state.instances
+            if i.ready_s <= state.now_s and state.now_s - i.activated_s >= min_active_s and not self._comes(i)
+        ]
+
+    def plan(self) -> FleetPlan:
+        state, groups = self._state, self._foreseen.groups
+        coming = {i.name: model for i in state.instances if (model := self._comes(i)) is not None}
+        for model in self._waiting:
+            taken = self._taken(model, coming)
+            if taken is not None:
+                self._free.remove(taken)
+                coming[taken.name] = model
+        queues: dict[str, list[int]] = {i.name: [] for i in state.instances}
+        for model, waiting in self._waiting.items():
+            names = [i.name for i in state.instances if coming.get(i.name, i.active) == model]
+            for place, k in enumerate(waiting if names else ()):
+                queues[names[place % len(names)]].append(groups[k].ref)
+        named = {name: tuple(queue) for name, queue in queues.items()}
+        return FleetPlan(named, self._foreseen.unserved, solver=self._rule.name)
+
+    def _comes(self, instance: InstanceState) -> str | None:
+        """The model that the last plan has it turn to, while it is on its way and still waited for."""
+        last = self._state.last
+        head = next(iter(last.queues.get(instance.name, ())), None) if last is not None else None
+        model = next((group.model for group in self._foreseen.groups if group.ref == head), None)
+        return model if model != instance.active else None
+
+    def _taken(self, model: str, coming: Mapping[str, str]) -> InstanceState | None:
+        """The instance that turns to the model now, if one does."""
+        state, head = self._state, self._waiting[model][0]
+        having = [i for i in state.instances if i.active == model and i.name not in coming]
+        if model in coming.values() or any(i.ready_s > state.now_s or self._has_room(i) for i in having):
+            return None
+        can = [i for i in self._free if model in i.models and i.active != model]
+        idle = [i for i in can if not i.running.requests and i.active not in self._waiting]
+        groups = self._foreseen.groups
+        taken = idle or [
+            i
+            for i in can
+            if self._rule.may_take(
+                groups[head], self._first_of(i), state.now_s, self._served_s(i, head), is_active=bool(having)
+            )
+        ]
+        return min(taken, key=lambda i: self._dearness(i, head), default=None)
+
+    def _first_of(self, instance: InstanceState) -> GroupSums | None:
+        waiting = self._waiting.get(instance.active or "")
+        return None if waiting is None else self._foreseen.groups[waiting[0]]
+
+    def _has_room(self, instance: InstanceState) -> bool:
+        serving = self._serving.get((instance.active or "", instance.device))
+        return serving is not None and instance.running.requests < serving.engine.max_num_seqs
+
+    def _served_s(self, instance: InstanceState, group: int) -> float:
+        problem, at = self._foreseen.problem, self._state.instances.index(instance)
+        assert problem is not None
+        return self._swap_s(instance, group) + float(problem.own_s[problem.kind[at], group])
+
+    def _swap_s(self, instance: InstanceState, group: int) -> float:
+        problem, at = self._foreseen.problem, self._state.instances.index(instance)
+        assert problem is not None
+        return float(problem.swap_s[at, problem.active[at], problem.model[group]])
+
+    def _dearness(self, instance: InstanceState, group: int) -> tuple[float, ...]:
+        """Least for the instance that is best given up: soon there, one of several of its model, with little to do."""
+        of_model = sum(i.active == instance.active for i in self._state.instances)
+        groups: Sequence[int] = self._waiting.get(instance.active or "", ())
+        waiting = sum(self._foreseen.groups[k].requests for k in groups)
+        return self._swap_s(instance, group), -of_model, waiting, instance.running.requests
+
+
+def planner_of(
+    text: str, serving: Mapping[tuple[str, str], Serving], settings: PlanSettings, seed: int = 0
+) -> QLMPlanner:
+    """By the name of a fleet's file. Raises: ConfigError."""
+    rule = Rule.parse(text, settings.tail_max_wait_s)
+    return QLMPlanner(serving, settings, seed=seed) if rule is None else RulePlanner(serving, settings, rule)
+
+
+def expects_streams(text: str) -> bool:
+    """Whether the planner of this name plans for streams that have not come yet."""
+    return text.partition(":")[0] == QLM
