@@ -31,6 +31,9 @@ from sloserve.fleet.store.members import Members
 logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
+_KEEP_ALIVE_S: Final = 75
+"""Of an idle connection of a gateway's, which lets go of it after 15 s and is to be the first: a request that meets the
+end of its connection looks like the death of an engine."""
 _UNIX: Final = "unix:"
 _LOGS_EVERY: Final = 10
 """Beats between looks at the sizes of logs."""
@@ -134,7 +137,9 @@ class Agent:
                 name, settings.device, models, parts, self._durable, settings.drain_max_s, devices
             )
         app = DoorServer(self.instances, self.report, settings.door_key)
-        config = uvicorn.Config(app, lifespan="off", ws="none", access_log=False, log_config=None)
+        config = uvicorn.Config(
+            app, lifespan="off", ws="none", access_log=False, log_config=None, timeout_keep_alive=_KEEP_ALIVE_S
+        )
         self._server = _Server(config)
         listening = _listening(self.door)
         self._tasks = [asyncio.create_task(self._server.serve([listening])), asyncio.create_task(self._beat())]
