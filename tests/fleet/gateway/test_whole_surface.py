@@ -15,14 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
 from sloserve.fleet.contract.plan import Plan, PlannedGroup, to_json
 from sloserve.fleet.contract.reports import gateway_report
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings, batch_class, check_address
 from sloserve.fleet.gateway.keys import Tenant, hash_of
+from sloserve.fleet.gateway.settings import GatewaySettings
 from sloserve.fleet.store.records import RequestState, Result, StoredPlan
 from sloserve.fleet.store.store import Store, open_store
-from tests.fleet.gateway.doors import PlayedDoor, Served, fleet, serving, until
+from sloserve.quic.service import Service
+from tests.fleet.gateway.doors import FLEET, PlayedDoor, Served, fleet, serving, until
 from tests.fleet.stand_in.engine import reply
 
 pytestmark = pytest.mark.slow  # OpenAI's client takes a second to load, and servers start and stop
@@ -178,13 +181,27 @@ def test_lines_of_a_batch_are_of_the_batch_class_unless_the_key_is_held_lower() 
 
 
 TENANTS = ("a", "b")
+ROUTER = """
+router:
+  models: [chat, legal]
+  quality: {law: {chat: 0.4, legal: 1.0}}
+  sets: {court: [legal]}
+"""
+KNOWN: dict[str, dict[str, set[str]]] = {
+    "a": {"chat": set(), "auto": {"chat"}},
+    "b": {"chat": set(), "legal": set(), "auto": {"chat", "legal"}, "court": {"legal"}},
+}
+"""What a tenant may ask for, and of sets among which models."""
 
 
 @settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["upload", "create", "get", "content", "batch", "cancel", "delete", "files", "batches"]),
+            st.sampled_from(
+                ["upload", "create", "get", "content", "batch", "cancel", "delete", "files", "batches"]
+                + ["models", "ask", "responses", "http3", "metrics", "new key"]
+            ),
             st.sampled_from(TENANTS),
             st.integers(0, 7),
             st.integers(1, 3),
@@ -200,9 +217,12 @@ def test_no_tenant_sees_or_changes_anything_of_another(steps: list[tuple[str, st
 
 
 def _two_tenants(folder: Path, steps: list[tuple[str, str, int, int]]) -> None:
-    (folder / "keys.yaml").write_text(KEYS)
-    store = open_store(f"sqlite:{folder / 'store.sqlite'}")
-    gateway = Gateway(fleet(), Surroundings(store, folder / "files", folder / "keys.yaml"))
+    shown = {tenant: f"key-{tenant}" for tenant in TENANTS}
+    _write_keys(folder, shown)
+    store, clock = open_store(f"sqlite:{folder / 'store.sqlite'}"), ManualClock()
+    limits = GatewaySettings(hold_max_s=0.001)
+    around = Surroundings(store, folder / "files", folder / "keys.yaml", limits=limits)
+    gateway = Gateway(fleet(FLEET + ROUTER), around, clock)
     owned: dict[str, dict[str, str]] = {"files": {}, "batches": {}}
 
     async def nothing() -> None: ...
@@ -210,7 +230,7 @@ def _two_tenants(folder: Path, steps: list[tuple[str, str, int, int]]) -> None:
     gateway.app._start = gateway.app._stop = nothing  # no agent is asked, and no batch moves by itself
     with TestClient(gateway.app, base_url="http://testserver") as http:
         for action, tenant, which, limit in steps:
-            key = {"authorization": f"Bearer key-{tenant}"}
+            key = {"authorization": f"Bearer {shown[tenant]}"}
             files, batches = list(owned["files"]), list(owned["batches"])
             file = files[which % len(files)] if files else "file-" + "0" * 32
             batch = batches[which % len(batches)] if batches else "batch_" + "0" * 32
@@ -225,6 +245,36 @@ def _two_tenants(folder: Path, steps: list[tuple[str, str, int, int]]) -> None:
                 assert of_file or answer.status_code == 400
                 if answer.status_code == 200:
                     owned["batches"][answer.json()["id"]] = tenant
+            elif action == "new key":  # the old one is nobody's from the next look at the file on
+                shown[tenant] += "+"
+                _write_keys(folder, shown)
+                clock.advance_to(clock.now_s() + 1.1)
+                for path in ("/v1/files", "/v1/models", "/metrics"):
+                    answer = http.get(path, headers=key)
+                    assert answer.status_code == 401
+                assert gateway.service([(b"authorization", key["authorization"].encode())]) == Service()
+            elif action == "models":
+                answer = http.get("/v1/models", headers=key)
+                assert {one["id"]: set(one.get("models", ())) for one in answer.json()["data"]} == KNOWN[tenant]
+            elif action in ("ask", "responses"):
+                name = (*KNOWN["b"], "gpt")[which % 5]
+                body = {"model": name, "messages": [], "input": "x"}
+                path = CHAT if action == "ask" else "/v1/responses"
+                answer = http.post(path, json=body, headers=key)
+                never = http.post(path, json={**body, "model": "none"}, headers=key)
+                if action == "ask" and name in KNOWN[tenant]:
+                    assert answer.status_code == 429, "there is no agent"
+                    assert tenant == "b" or "legal" not in str(answer.headers) + answer.text
+                else:
+                    assert answer.status_code == never.status_code and _shape(answer) == _shape(never)
+            elif action == "http3":
+                other = TENANTS[tenant == "a"]
+                stated = [(b"authorization", key["authorization"].encode()), (b"x-tenant-id", other.encode())]
+                assert gateway.service(stated).tenant == tenant
+            elif action == "metrics":
+                answer = http.get("/metrics", headers=key)
+                assert answer.status_code == (200 if tenant == "a" else 404)
+                assert not any(f'"{name}"' in answer.text for name in TENANTS)
             elif action in ("files", "batches"):
                 after = (batch, file)[action == "files"]
                 whose = (of_batch, of_file)[action == "files"]
@@ -251,16 +301,26 @@ def _two_tenants(folder: Path, steps: list[tuple[str, str, int, int]]) -> None:
                     assert answer.status_code == 200
                     if action == "delete":
                         del owned["files"][file]
-            assert http.get("/v1/models/legal", headers=key).status_code == (404 if tenant == "a" else 200)
-            assert answer.status_code < 500
+            key = {"authorization": f"Bearer {shown[tenant]}"}
+            for name in KNOWN["b"]:
+                known = http.get(f"/v1/models/{name}", headers=key)
+                assert known.status_code == (200 if name in KNOWN[tenant] else 404)
+            assert action in ("metrics", "new key") or answer.status_code < 500
         for tenant in TENANTS:
-            key = {"authorization": f"Bearer key-{tenant}"}
+            key = {"authorization": f"Bearer {shown[tenant]}"}
             for kind, owners in owned.items():
                 listed = http.get(f"/v1/{kind}", headers=key).json()["data"]
                 assert {one["id"] for one in listed} == {id for id, owner in owners.items() if owner == tenant}
                 for foreign in (id for id, owner in owners.items() if owner != tenant):
                     assert http.get(f"/v1/{kind}", params={"after": foreign}, headers=key).json()["data"] == []
     store.close()
+
+
+def _write_keys(folder: Path, shown: dict[str, str]) -> None:
+    text = KEYS
+    for tenant, key in shown.items():
+        text = text.replace(hash_of(f"key-{tenant}"), hash_of(key))
+    (folder / "keys.yaml").write_text(text)
 
 
 def _shape(answer: httpx.Response) -> Any:
