@@ -1,9 +1,11 @@
 """``sloserve fleet FILE``, its parts as processes of their own, and what is asked beside it: ``logs``, ``key``."""
 
 import asyncio
+import functools
+import inspect
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +53,41 @@ EngineFlag = Annotated[
 ]
 
 
+_GATEWAY_FLAGS: Mapping[str, Any] = {
+    "host": HostFlag,
+    "port": PortFlag,
+    "keys": KeysFlag,
+    "http3": Http3Flag,
+    "quic_scheduler": QuicSchedulerFlag,
+    "quic_congestion": QuicCongestionFlag,
+    "http3_port": Http3PortFlag,
+    "http3_self_signed": Http3SelfSignedFlag,
+    "ssl_certfile": CertfileFlag,
+    "ssl_keyfile": KeyfileFlag,
+    "ssl_ca_certs": AuthoritiesFlag,
+    "ssl_cert_reqs": CertReqsFlag,
+    "enable_ssl_refresh": RefreshFlag,
+}
+"""Of each command that starts a gateway; ``None`` where they are not given."""
+
+
+def _with_gateway_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with these flags after its first argument; it gets those that are given as ``gateway``."""
+
+    @functools.wraps(command)
+    def flagged(**values: Any) -> None:
+        flags = {name: values.pop(name) for name in _GATEWAY_FLAGS}
+        command(**values, gateway=_gateway_fields(flags))
+
+    first, *others = (p for p in inspect.signature(command).parameters.values() if p.name != "gateway")
+    kind = inspect.Parameter.KEYWORD_ONLY
+    flags = [inspect.Parameter(name, kind, default=None, annotation=flag) for name, flag in _GATEWAY_FLAGS.items()]
+    parameters = [one.replace(kind=kind) for one in (first, *flags, *others)]
+    flagged.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flagged.__annotations__ = {one.name: one.annotation for one in parameters}
+    return flagged
+
+
 class _FileFirst(TyperGroup):
     """``sloserve fleet FILE`` is ``sloserve fleet run FILE``."""
 
@@ -73,21 +110,10 @@ def _fleet() -> None:
 
 
 @fleet_app.command("run")
+@_with_gateway_flags
 def run(
     file: FileArgument,
-    host: HostFlag = None,
-    port: PortFlag = None,
-    keys: KeysFlag = None,
-    http3: Http3Flag = None,
-    quic_scheduler: QuicSchedulerFlag = None,
-    quic_congestion: QuicCongestionFlag = None,
-    http3_port: Http3PortFlag = None,
-    http3_self_signed: Http3SelfSignedFlag = None,
-    ssl_certfile: CertfileFlag = None,
-    ssl_keyfile: KeyfileFlag = None,
-    ssl_ca_certs: AuthoritiesFlag = None,
-    ssl_cert_reqs: CertReqsFlag = None,
-    enable_ssl_refresh: RefreshFlag = None,
+    gateway: Mapping[str, Any],
     state: StateFlag = None,
     lease_s: LeaseFlag = 30.0,
     engine_module: EngineFlag = None,
@@ -98,19 +124,7 @@ def run(
     from sloserve.fleet.run.live import place_of
 
     _log()
-    given = _gateway_flags(
-        host,
-        port,
-        {"keys": keys, "ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile, "ssl_ca_certs": ssl_ca_certs},
-        ssl_cert_reqs=ssl_cert_reqs,
-        enable_ssl_refresh=enable_ssl_refresh,
-        enabled=http3,
-        scheduler=quic_scheduler,
-        congestion=quic_congestion,
-        http3_port=http3_port,
-        self_signed=http3_self_signed,
-    )
-    fleet = _read(file, given)
+    fleet = _read(file, gateway)
     options = ["--lease-s", str(lease_s), *(["--engine-module", engine_module] if engine_module else [])]
     planner_s = min(lease_s, 5.0)
     serve.run(run_fleet(fleet, place_of(fleet, state), _say, agent_options=options, lease_s=planner_s))
@@ -143,43 +157,16 @@ def agent(
     asyncio.run(serve())
 
 
-@fleet_app.command()
-def gateway(
-    file: FileArgument,
-    host: HostFlag = None,
-    port: PortFlag = None,
-    keys: KeysFlag = None,
-    http3: Http3Flag = None,
-    quic_scheduler: QuicSchedulerFlag = None,
-    quic_congestion: QuicCongestionFlag = None,
-    http3_port: Http3PortFlag = None,
-    http3_self_signed: Http3SelfSignedFlag = None,
-    ssl_certfile: CertfileFlag = None,
-    ssl_keyfile: KeyfileFlag = None,
-    ssl_ca_certs: AuthoritiesFlag = None,
-    ssl_cert_reqs: CertReqsFlag = None,
-    enable_ssl_refresh: RefreshFlag = None,
-    state: StateFlag = None,
-) -> None:
+@fleet_app.command("gateway")
+@_with_gateway_flags
+def start_gateway(file: FileArgument, gateway: Mapping[str, Any], state: StateFlag = None) -> None:
     """Start one gateway; any number may share a store."""
     from sloserve.fleet.gateway import serve
     from sloserve.fleet.run.gateway_process import serve_gateway
     from sloserve.fleet.run.live import place_of
 
     _log()
-    given = _gateway_flags(
-        host,
-        port,
-        {"keys": keys, "ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile, "ssl_ca_certs": ssl_ca_certs},
-        ssl_cert_reqs=ssl_cert_reqs,
-        enable_ssl_refresh=enable_ssl_refresh,
-        enabled=http3,
-        scheduler=quic_scheduler,
-        congestion=quic_congestion,
-        http3_port=http3_port,
-        self_signed=http3_self_signed,
-    )
-    fleet = _read(file, given)
+    fleet = _read(file, gateway)
     serve.run(serve_gateway(fleet, place_of(fleet, state), _say))
 
 
@@ -223,24 +210,28 @@ def logs(
 
 
 _HTTP3 = {
-    "enabled": "--http3",
-    "scheduler": "--quic-scheduler",
-    "congestion": "--quic-congestion",
-    "port": "--http3-port",
-    "self_signed": "--http3-self-signed",
+    "enabled": "http3",
+    "scheduler": "quic_scheduler",
+    "congestion": "quic_congestion",
+    "port": "http3_port",
+    "self_signed": "http3_self_signed",
 }
-"""Fields of ``gateway.http3``, and their flags."""
+"""Fields of ``gateway.http3`` by the flags that set them; all other flags have their fields' names."""
 
 
-def _gateway_flags(
-    host: str | None, port: int | None, files: Mapping[str, Path | None], *, http3_port: int | None, **others: Any
-) -> dict[str, Any]:
+def _gateway_fields(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the section ``gateway`` that flags set; those of HTTP/3 as a mapping."""
-    http3 = {name: http3_port if name == "port" else others.pop(name) for name in _HTTP3}
-    http3 = {name: value for name, value in http3.items() if value is not None}
-    paths = {name: None if path is None else str(path.resolve()) for name, path in files.items()}
-    given = {"host": host, "port": port, **paths, **others, "http3": http3 or None}
-    return {name: value for name, value in given.items() if value is not None}
+    given = {
+        name: str(value.resolve()) if isinstance(value, Path) else value
+        for name, value in flags.items()
+        if value is not None
+    }
+    http3 = {field: given.pop(flag) for field, flag in _HTTP3.items() if flag in given}
+    return {**given, **({"http3": http3} if http3 else {})}
+
+
+def _flag(field: str) -> str:
+    return "--" + _HTTP3[field].replace("_", "-")
 
 
 def _read(file: Path, given: Mapping[str, Any] | None = None) -> Any:
@@ -256,9 +247,9 @@ def _read(file: Path, given: Mapping[str, Any] | None = None) -> Any:
     if "http3" in changes:
         http3, wrong = check_model(Http3Settings, {**fleet.gateway.http3.model_dump(), **changes["http3"]})
         if http3 is None:
-            raise ConfigError("\n".join(f"{_HTTP3[str(problem.path[0])]}: {problem.text}" for problem in wrong))
+            raise ConfigError("\n".join(f"{_flag(str(problem.path[0]))}: {problem.text}" for problem in wrong))
         if not http3.enabled and (idle := next((name for name in changes["http3"] if name != "enabled"), None)):
-            raise ConfigError(f"{_HTTP3[idle]} has no effect without HTTP/3; add --http3")
+            raise ConfigError(f"{_flag(idle)} has no effect without HTTP/3; add --http3")
         changes["http3"] = http3
     return replace(fleet, gateway=fleet.gateway.model_copy(update=changes)) if changes else fleet
 
