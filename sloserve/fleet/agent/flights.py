@@ -3,25 +3,24 @@
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from sloserve.fleet.agent.engine_client import EngineAnswer
 from sloserve.fleet.contract.door import Refusal
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit
 from sloserve.scheduler.qlm.contract import RunningSums
 
-_BYTES_PER_TOKEN: Final = 4.0
-"""Of a prompt in English; a door does not tokenize."""
 _USUAL_TOKENS: Final = 200.0
 """Of a reply, before any has ended."""
 _LEARNING: Final = 0.05
 
 
 class _Stated(msgspec.Struct):
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    stream: bool = False
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    stream: Any = False
 
 
 _DECODER: Final = msgspec.json.Decoder(_Stated)
@@ -63,8 +62,8 @@ def flight_of(model: str, durable: bool, body: bytes, now_s: float) -> Flight:
         stated = _DECODER.decode(body)
     except msgspec.DecodeError:
         stated = _Stated()
-    limit = stated.max_completion_tokens or stated.max_tokens
-    return Flight(model, durable, len(body) / _BYTES_PER_TOKEN, limit, stated.stream, now_s)
+    limit = output_limit(stated.max_tokens, stated.max_completion_tokens)
+    return Flight(model, durable, len(body) / BYTES_PER_TOKEN, limit, stated.stream is True, now_s)
 
 
 class Flights:

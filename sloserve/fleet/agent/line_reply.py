@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from sloserve.fleet.sizes import output_limit
 from sloserve.fleet.store.records import Claimed
 
 CHAT: Final = "/v1/chat/completions"
@@ -105,10 +106,10 @@ class LineReply:
 
     @property
     def _max_tokens(self) -> int | None:
-        limit = self._body.get("max_completion_tokens", self._body.get("max_tokens"))
-        if limit is None and self.claimed.route == COMPLETIONS:
-            return _USUAL_MAX_TOKENS
-        return limit if isinstance(limit, int) else None
+        stated = self._body.get("max_tokens")
+        if self.claimed.route == COMPLETIONS:
+            return output_limit(stated) or _USUAL_MAX_TOKENS
+        return output_limit(stated, self._body.get("max_completion_tokens"))
 
     # What comes back.
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from sloserve.core.errors import shown
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit
 from sloserve.wire.xargs import PREFIX
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 _MAX_CUSTOM_ID: Final = 512
-_CHARS_PER_TOKEN: Final = 4
 _USUAL_OUTPUT_TOKENS: Final = 256
 
 
@@ -117,7 +117,7 @@ def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Li
         raise _Wrong("model_not_found", f"{shown(model)} is not served here; there are {known}", "body.model")
     # In ASCII: half of a surrogate pair, which JSON allows, has no other encoding.
     text = json.dumps(body, separators=(",", ":")).encode()
-    return Line(number, custom_id, model, text, len(raw) // _CHARS_PER_TOKEN, _output_tokens(body, endpoint))
+    return Line(number, custom_id, model, text, len(raw) // BYTES_PER_TOKEN, _output_tokens(body, endpoint))
 
 
 def _check_slo(body: dict[str, Any]) -> None:
@@ -134,8 +134,5 @@ def _check_slo(body: dict[str, Any]) -> None:
 def _output_tokens(body: dict[str, Any], endpoint: str) -> float:
     if endpoint == "/v1/embeddings":
         return 0.0
-    for name in ("max_completion_tokens", "max_tokens"):
-        limit = body.get(name)
-        if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
-            return float(min(limit, _USUAL_OUTPUT_TOKENS))
-    return float(_USUAL_OUTPUT_TOKENS)
+    limit = output_limit(body.get("max_tokens"), body.get("max_completion_tokens"))
+    return float(min(limit or _USUAL_OUTPUT_TOKENS, _USUAL_OUTPUT_TOKENS))

@@ -10,7 +10,8 @@ import msgspec
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO
 from sloserve.fleet.gateway.keys import Tenant
-from sloserve.fleet.gateway.prefixes import BYTES_PER_TOKEN, part
+from sloserve.fleet.gateway.prefixes import part
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit, whole
 from sloserve.settings import PluginSettings
 from sloserve.wire.body import Body, fields_of, parse
 from sloserve.wire.headers import PRIORITY, REPORT, REQUEST_ID, TTL, HeaderRules, read_headers, stating
@@ -140,10 +141,10 @@ class Reader:
             headers=list(passed.items()),
             ttl_s=fields.ttl_s,
             ignored=fields.ignored,
-            replies=_whole(read.n) or 1,
+            replies=whole(read.n) or 1,
             streamed=read.stream is True,
             prompt_tokens=max(size // BYTES_PER_TOKEN, 1),
-            max_tokens=_whole(read.max_completion_tokens) or _whole(read.max_tokens),
+            max_tokens=output_limit(read.max_tokens, read.max_completion_tokens),
             output_tokens=stated_output_tokens(resolved.xargs),
             messages=messages,
             prompt=prompt,
@@ -205,8 +206,3 @@ def _priority(headers: Iterable[tuple[bytes, bytes]], in_body: object) -> int | 
 
 def _int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _whole(value: object) -> int | None:
-    number = _int(value)
-    return number if number is not None and 0 < number < 2**31 else None

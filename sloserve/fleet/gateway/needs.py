@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sloserve.fleet.gateway.asked import Asked
-from sloserve.fleet.gateway.prefixes import BYTES_PER_TOKEN
+from sloserve.fleet.sizes import BYTES_PER_TOKEN
 from sloserve.wire.body import Body, parse
 
 TOOLS: Final = "tools"

@@ -11,12 +11,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from sloserve.fleet.sizes import BYTES_PER_TOKEN
+
 MOST: Final = 4096
 """Beginnings that are remembered of one instance."""
 _CUTS: Final = 64
 """Cuts of one prompt: the last ones, since a longer match is worth more."""
 _TEXT_BYTES: Final = 2048
-BYTES_PER_TOKEN: Final = 4
 
 _parts = msgspec.json.Decoder(list[msgspec.Raw])
 

@@ -17,8 +17,10 @@ from sloserve.fleet.agent.alike import are_alike, fingerprint
 from sloserve.fleet.agent.costs import Costs
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.flights import Flights, flight_of
+from sloserve.fleet.agent.line_reply import CHAT, COMPLETIONS, LineReply
 from sloserve.fleet.agent.rungs import Rung, Situation, choose
 from sloserve.fleet.contract.reports import MeasuredSwap
+from sloserve.fleet.store.records import Claimed
 from sloserve.scheduler.qlm.contract import ModelState
 
 GIB = 2**30
@@ -121,6 +123,24 @@ def test_what_a_door_expects_of_its_requests() -> None:
     assert flights.streams == 1, "until it is known what became of the engine"
     flights.settle()
     assert flights.streams == 0
+
+
+@pytest.mark.parametrize(
+    ("route", "stated", "left"),
+    [
+        (CHAT, {"max_completion_tokens": None, "max_tokens": 20}, 18),
+        (CHAT, {"max_completion_tokens": 9, "max_tokens": 20}, 7),
+        (COMPLETIONS, {"max_completion_tokens": 5, "max_tokens": 20}, 18),  # a field of chat's alone
+        (COMPLETIONS, {}, 14),
+        (CHAT, {}, None),
+    ],
+)
+def test_a_line_that_goes_on_asks_for_what_is_left(route: str, stated: dict[str, Any], left: int | None) -> None:
+    prompt: dict[str, Any] = {"prompt": "a"} if route == COMPLETIONS else {"messages": []}
+    progress = json.dumps({"prompt": [1], "tokens": [2, 3], "text": "x", "id": "i", "created": 1}).encode()
+    body = json.dumps({"model": "m", **prompt, **stated}).encode()
+    reply = LineReply.of(Claimed("l", 2, body, route, "batch", None, progress))
+    assert json.loads(reply.body())["max_tokens"] == left
 
 
 @pytest.mark.slow
