@@ -301,10 +301,12 @@ class Pulling:
         for _, claim in held.values():
             claim.lease.ask()
         renewed = await self._in_thread(self._requests.renew, self._holder, self._lease_s)
+        slow: list[str] = []
         for id, (work, claim) in held.items():
             if id in renewed.claims:
                 claim.lease.granted()
             elif work.claims.pop(id, None) is not None:
+                slow += claim.lines
                 await self._abort([claim])  # others have them by now
                 work.wake.set()
         await self._cancel(renewed.cancelled)
@@ -312,6 +314,8 @@ class Pulling:
             for id in renewed.claims - held.keys() - self._ending:
                 await self._in_thread(self._requests.give_back, id, {})  # an answer that never came back
         await self._in_thread(self._requests.take_back)
+        if slow:
+            await self._in_thread(self._requests.excuse, slow)
         for work in self._work.values():
             if not work.lines:
                 work.has_suspects = True

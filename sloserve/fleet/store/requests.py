@@ -15,7 +15,8 @@ from sloserve.fleet.store.records import Claim, Claimed, NewRequest, QueuedSums,
 
 MOST_LOST: Final = 10
 """Claims of one request that may lapse, or lose their engine, before it counts as failed: something is wrong by then
-that more attempts will not mend, and each one costs an engine's time. What is given back is not lost."""
+that more attempts will not mend, and each one costs an engine's time. What is given back is not lost, nor what an agent
+says that it lost by being slow."""
 
 _POISON: Final = b"the engine died while it served this request and nothing else"
 _GIVEN_UP: Final = b"no engine finished this request, however often it was tried"
@@ -136,6 +137,11 @@ class Requests:
             _requeue(session, [claim for (claim,) in lapsed])
         return len(lapsed)
 
+    def excuse(self, ids: Iterable[str]) -> None:
+        """A claim of each of these has lapsed, and been taken back, though its holder lives: they are not to blame."""
+        with self._database.transaction() as session:
+            session.each(_EXCUSE, [{"id": one} for one in ids])
+
     def expire(self) -> list[str]:
         """Ends queued requests whose deadline has passed; returns their ids."""
         with self._database.transaction() as session:
@@ -251,6 +257,7 @@ _IN_FLIGHT: Final = """
 _REQUEUE: Final = "UPDATE request SET state = 'queued', claim = NULL WHERE claim = :claim AND state = 'claimed'"
 _SUSPECT: Final = "UPDATE request SET suspects = :suspects WHERE claim = :claim AND state = 'claimed'"
 _LOST: Final = "UPDATE request SET lost = lost + 1 WHERE claim = :claim AND state = 'claimed'"
+_EXCUSE: Final = "UPDATE request SET lost = lost - 1 WHERE id = :id AND lost > 0"
 _WORN_OUT: Final = f"SELECT id FROM request WHERE claim = :claim AND state = 'claimed' AND lost >= {MOST_LOST}"
 _FAIL: Final = "UPDATE request SET state = 'failed', finished_s = store_now(), claim = NULL WHERE id = :id"
 _EXPIRE: Final = """

@@ -15,6 +15,7 @@ from sloserve.core.clock import ManualClock, SystemClock
 from sloserve.fleet.agent.claims import Pull
 from sloserve.fleet.agent.pulling import Pulling
 from sloserve.fleet.store.records import NewRequest, RequestState
+from sloserve.fleet.store.requests import MOST_LOST
 from sloserve.fleet.store.store import Store, open_store
 from tests.fleet.agent.fake_door import FakeDoor
 from tests.fleet.stand_in.engine import HANG, POISON, reply
@@ -228,6 +229,23 @@ def test_a_lapsed_claim_of_a_zombie_is_served_by_another_and_its_result_does_not
             await a.until(lambda: not zombie.engine.running and not a.pulling.lines_of("a/0"))
             assert results == a.results() == {f"1.{i:03}": reply("m", f"p{i} ", 20) for i in range(3)}
             assert a.store.requests.results("b") == before
+
+    run(scenario())
+
+
+def test_lines_of_an_agent_that_is_slow_to_renew_are_served_in_the_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m", step_s=10.0)
+        async with host(tmp_path, door) as a:
+            a.accept(1)
+            for lapses in range(MOST_LOST + 1):
+                a.pulling.follow("a/0", [Pull(1, "m")])
+                await a.until(lambda: len(door.asked) > lapses)  # noqa: B023
+                door.engine.faults.step_s = 0.0 if lapses == MOST_LOST else 10.0
+                a.store_clock.advance_to(a.store_clock.now_s() + 3_600.0)
+                await a.pulling._renew_once()
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            assert await a.until_ended(1) == {"1.000": reply("m", "p0 ", 20)}
 
     run(scenario())
 

@@ -128,6 +128,17 @@ def test_one_that_no_attempt_finishes_fails_with_a_reason(requests: Requests, st
     assert row.state == RequestState.FAILED and row.status == 500 and b"no engine finished" in (row.body or b"")
 
 
+def test_claims_that_lapse_while_their_holder_lives_are_no_loss(requests: Requests, store: Store) -> None:
+    """An agent that is slow to renew, or far from its store, does not make its requests fail."""
+    (only,) = add(requests, 1)
+    for _ in range(2 * MOST_LOST):
+        claimed(requests, 1)
+        store.pass_s(LEASE_S + 1.0)
+        requests.take_back()
+        requests.excuse([only])
+    assert requests.finish(done(claimed(requests, 1))) == [True]
+
+
 @pytest.mark.slow
 def test_one_poison_among_many_fails_alone(requests: Requests) -> None:
     """Each engine that serves it dies; the others all get their result."""
