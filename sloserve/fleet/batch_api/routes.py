@@ -20,7 +20,8 @@ from sloserve.core.errors import InvalidRequest, SloServeError, StoreError, show
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits, storable
-from sloserve.fleet.batch_api.upload import Answer, UploadForm
+from sloserve.fleet.batch_api.upload import Answer, UploadForm, in_time, least_file_bytes
+from sloserve.fleet.places import Places
 from sloserve.fleet.quota import Quota
 from sloserve.fleet.store.records import Batch, BatchState, File, RequestState
 from sloserve.fleet.store.store import Store
@@ -32,7 +33,11 @@ _COPIED: Final = 1 << 20
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,4})([mhd])")
 _SECONDS: Final = {"m": 60, "h": 3_600, "d": 86_400}
 _LONGEST_WINDOW_S: Final = 30 * 86_400
+_MOST_KEPT: Final = 100_000
+"""Batches of one tenant, those that have ended too."""
 _MOST_METADATA: Final = 16
+_UPLOADS, _UPLOADS_OF_TENANT = 16, 4
+"""At a time: each may take a file's bytes on the disk before it is kept."""
 _JSON_BYTES: Final = 65_536
 _STAMPS: Final = tuple(state for state in BatchState if state is not BatchState.VALIDATING)
 _CANCELLABLE: Final = (BatchState.VALIDATING, BatchState.IN_PROGRESS)
@@ -57,6 +62,7 @@ class BatchApi:
     limits: Limits = field(default_factory=Limits)
     quota_of: Callable[[str], Quota] = lambda tenant: Quota()
     executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "sloserve-batches"))
+    uploads: Places = field(default_factory=lambda: Places("uploads", _UPLOADS))
 
     def routes(self) -> list[Route]:
         """For a Starlette or FastAPI app."""
@@ -85,7 +91,7 @@ class BatchApi:
             except StoreError as error:
                 return _error(errors.status(error), str(error), headers={"retry-after": str(_RETRY_AFTER_S)})
             except SloServeError as error:
-                return _error(errors.status(error), str(error))
+                return _error(errors.status(error), str(error), headers=dict(errors.headers(error)))
 
         return endpoint
 
@@ -95,7 +101,12 @@ class BatchApi:
     # Files.
 
     async def _upload(self, request: Request, tenant: str) -> Response:
+        with self.uploads.taken(tenant, _UPLOADS_OF_TENANT):
+            return await self._uploaded(request, tenant)
+
+    async def _uploaded(self, request: Request, tenant: str) -> Response:
         limit = self.limits.file_bytes
+        await self._in_thread(self._check_bytes, tenant, least_file_bytes(request))
         async with UploadForm(request, limit) as form:
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile):
@@ -176,7 +187,10 @@ class BatchApi:
         ):
             raise InvalidRequest("input_file_id", input_file, "the id of a file that was uploaded")
         metadata = _metadata(values.get("metadata"))
-        unfinished = await self._in_thread(self.store.batches.count_unfinished, tenant)
+        unfinished, kept = await self._in_thread(self.store.batches.count, tenant)
+        if kept >= _MOST_KEPT:
+            text = f"{kept} batches of yours are kept, each until 30 days after its deadline; wait until one is gone"
+            raise Answer(HTTPStatus.TOO_MANY_REQUESTS, text)
         if unfinished >= (most := self.quota_of(tenant).batches):
             message = f"{unfinished} batches are unfinished, and {most} may be; wait for one of them, or cancel it"
             raise Answer(HTTPStatus.TOO_MANY_REQUESTS, message)
@@ -339,7 +353,7 @@ def _is_note(key: str, value: object) -> bool:
 
 async def _json_object(request: Request) -> dict[str, Any]:
     body = b""
-    async for part in request.stream():
+    async for part in Request(request.scope, in_time(request.receive)).stream():
         body += part
         if len(body) > _JSON_BYTES:
             raise Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"request body: more than {_JSON_BYTES} bytes")

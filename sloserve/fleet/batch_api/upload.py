@@ -1,5 +1,6 @@
 """The form of an upload, read no further than its limit."""
 
+import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
@@ -12,6 +13,8 @@ from starlette.types import Message
 
 _FORM_BYTES: Final = 65_536
 """Room that an upload's form takes beside the file."""
+SILENT_S: Final = 60.0
+"""A client that sends nothing of its body for so long is answered without it."""
 
 
 class Answer(Exception):
@@ -22,12 +25,32 @@ class Answer(Exception):
         super().__init__(message)
 
 
+def least_file_bytes(request: Request) -> int:
+    """Of an upload, by what it declares; 0 where it declares nothing."""
+    declared = request.headers.get("content-length", "0")
+    return max(int(declared[:20]) - _FORM_BYTES, 0) if declared.isdigit() else 0
+
+
+def in_time(receive: Callable[[], Any]) -> Callable[[], Any]:
+    """Ends the reading of a body that does not go on. Raises: Answer."""
+
+    async def received() -> Message:
+        try:
+            async with asyncio.timeout(SILENT_S):
+                message: Message = await receive()
+                return message
+        except TimeoutError:
+            raise Answer(HTTPStatus.REQUEST_TIMEOUT, f"request body: nothing came for {SILENT_S:g} s") from None
+
+    return received
+
+
 class UploadForm:
-    """The form of an upload: its file lies on disk, and what is longer than the limit is not read to its end."""
+    """The form of an upload: its file lies on disk. What is longer than the limit, or stops, is not read to its end."""
 
     def __init__(self, request: Request, file_bytes: int) -> None:
         self._limit = file_bytes + _FORM_BYTES
-        self._request = Request(request.scope, self._bounded(request.receive))
+        self._request = Request(request.scope, self._bounded(in_time(request.receive)))
         self._form: FormData | None = None
         self._read = 0
 

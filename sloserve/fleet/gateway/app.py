@@ -10,12 +10,13 @@ from typing import Any, Final
 
 from starlette.routing import Router
 
-from sloserve.core.errors import EngineError, InvalidRequest, SloServeError, UnknownModel
+from sloserve.core.errors import EngineError, InvalidRequest, QueueFull, SloServeError, UnknownModel
 from sloserve.fleet.gateway.doors import Broken
 from sloserve.fleet.gateway.forward import Exchange, Parts
 from sloserve.fleet.gateway.instances import STATES
 from sloserve.fleet.gateway.key_file import KeyFile
 from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.places import Places
 from sloserve.wire import errors
 from sloserve.wire.asgi import (
     CLOSE,
@@ -42,6 +43,9 @@ FORWARDED: Final = (
 )
 """Routes of engines, all of them POST; which of them a model has, its engine says."""
 BATCHES: Final = ("/v1/files", "/v1/batches")
+MOST_CALLS: Final = 256
+"""Requests for files and batches at a time: they wait for the store and the disk."""
+MOST_CALLS_OF_TENANT: Final = 16
 TENANT: Final = "sloserve.tenant"
 """Where a scope says whose a request is."""
 
@@ -78,6 +82,7 @@ class GatewayApp:
     ) -> None:
         self._parts, self._keys, self._batches = parts, keys, batches
         self._start, self._stop, self._is_ready = start, stop, is_ready
+        self._calls = Places("requests for files and batches", MOST_CALLS)
         self._created = int(parts.clock.now_s())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,9 +122,16 @@ class GatewayApp:
             asks = ("www-authenticate", "Bearer")
             await refuse(send, HTTPStatus.UNAUTHORIZED, _NO_KEY, headers=[asks, CLOSE])
         elif path.startswith(BATCHES) and self._batches is not None:
-            await self._batches({**scope, TENANT: tenant}, receive, send)
+            await self._answer_batches(self._batches, {**scope, TENANT: tenant}, receive, send)
         else:
             await self._answer_other(scope, send, tenant)
+
+    async def _answer_batches(self, batches: Router, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._calls.taken(scope[TENANT].name, MOST_CALLS_OF_TENANT):
+                await batches(scope, receive, send)
+        except QueueFull as error:
+            await refuse(send, errors.status(error), str(error), headers=[*errors.headers(error), CLOSE])
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send, tenant: Tenant, request_id: str) -> None:
         exchange = Exchange(self._parts, tenant, request_id, send)

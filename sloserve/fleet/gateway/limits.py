@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from sloserve.core.errors import QueueFull
-from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.gateway.keys import LOCAL, Tenant
+from sloserve.fleet.places import SOON_S, Places
 
-_SOON_S = 1
-"""When to come again who finds the gateway full: requests end all the time."""
+_SHARE: Final = 2
+"""Bodies of one of several tenants take no more than one part in so many: the others find room."""
 
 
 class InFlight:
@@ -16,51 +18,55 @@ class InFlight:
 
     def __init__(self, most: int, most_bytes: int) -> None:
         """most: of all tenants. most_bytes: of bodies without a first byte of their answer."""
-        self._most, self._most_bytes = most, most_bytes
-        self._of_tenant: Counter[str] = Counter()
-        self.requests = 0
-        self.bytes = 0
+        self._places, self._most_bytes = Places("requests", most), most_bytes
+        self._bytes: Counter[str] = Counter()
+
+    @property
+    def requests(self) -> int:
+        return len(self._places)
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes.total()
 
     @contextmanager
     def place(self, tenant: Tenant) -> Iterator["Place"]:
         """A request's, from before its body is read to the end of its answer. Raises: QueueFull."""
-        if self._of_tenant[tenant.name] >= tenant.quota.requests:
-            most = tenant.quota.requests
-            raise QueueFull(f"{most} of {most} requests of yours are in progress; wait for one of them", _SOON_S, "")
-        if self.requests >= self._most:
-            raise QueueFull(f"{self._most} requests are in progress here; retry in {_SOON_S} s", _SOON_S, "")
-        self._of_tenant[tenant.name] += 1
-        self.requests += 1
-        place = Place(self)
-        try:
-            yield place
-        finally:
-            place.forget_body()
-            self.requests -= 1
-            self._of_tenant[tenant.name] -= 1
-            if not self._of_tenant[tenant.name]:
-                del self._of_tenant[tenant.name]
+        with self._places.taken(tenant.name, tenant.quota.requests):
+            place = Place(self, tenant.name, self._most_bytes // (1 if tenant.name == LOCAL else _SHARE))
+            try:
+                yield place
+            finally:
+                place.forget_body()
 
-    def take(self, size: int) -> None:
-        """Raises: QueueFull where there is no room for so many bytes more."""
+    def take(self, tenant: str, size: int, most: int) -> None:
+        """most: bytes of the tenant's. Raises: QueueFull where there is no room for so many more."""
         if self.bytes + size > self._most_bytes:
-            raise QueueFull(f"requests of {self.bytes} bytes wait here; retry in {_SOON_S} s", _SOON_S, "")
-        self.bytes += size
+            raise QueueFull(f"requests of {self.bytes} bytes wait here; retry in {SOON_S} s", SOON_S, "")
+        if (used := self._bytes[tenant]) + size > most:
+            raise QueueFull(f"requests of yours of {used} bytes wait here; wait for one of them", SOON_S, "")
+        self._bytes[tenant] += size
+
+    def give(self, tenant: str, size: int) -> None:
+        """So many bytes are not kept any more."""
+        self._bytes[tenant] -= size
+        if not self._bytes[tenant]:
+            del self._bytes[tenant]
 
 
 class Place:
     """One request's, and its body's while that is kept."""
 
-    def __init__(self, of: InFlight) -> None:
-        self._of = of
+    def __init__(self, of: InFlight, tenant: str, most: int) -> None:
+        self._of, self._tenant, self._most = of, tenant, most
         self._bytes = 0
 
     def take(self, size: int) -> None:
         """So many bytes of the body are kept. Raises: QueueFull."""
-        self._of.take(size)
+        self._of.take(self._tenant, size, self._most)
         self._bytes += size
 
     def forget_body(self) -> None:
         """The body is not needed any more."""
-        self._of.bytes -= self._bytes
+        self._of.give(self._tenant, self._bytes)
         self._bytes = 0

@@ -7,6 +7,8 @@ from typing import Any, Final
 from sloserve.fleet.store.database import Database
 from sloserve.fleet.store.records import Batch, BatchState, File
 
+LEAST_BYTES: Final = 4_096
+
 
 class Batches:
     """Batches and files of one store. Every method is one transaction; may be called by many threads."""
@@ -50,10 +52,10 @@ class Batches:
             return bool(session.rows("SELECT 1 FROM file WHERE id = :id", id=id))
 
     def bytes_of(self, tenant: str) -> int:
-        """Bytes of all files of a tenant."""
+        """Bytes of all files of a tenant. A small one counts as :data:`LEAST_BYTES`, which its place takes anyway."""
+        sql = f"SELECT coalesce(sum(CASE WHEN bytes < {LEAST_BYTES} THEN {LEAST_BYTES} ELSE bytes END), 0) FROM file"
         with self._database.reading() as session:
-            found = session.rows("SELECT coalesce(sum(bytes), 0) FROM file WHERE tenant = :tenant", tenant=tenant)
-        return int(found[0][0])
+            return int(session.rows(f"{sql} WHERE tenant = :tenant", tenant=tenant)[0][0])
 
     # Batches.
 
@@ -97,11 +99,12 @@ class Batches:
         with self._database.reading() as session:
             return [_batch(row) for row in session.rows(sql, age_s=age_s, most=most)]
 
-    def count_unfinished(self, tenant: str) -> int:
-        """How many batches of a tenant have not ended."""
-        sql = f"SELECT count(*) FROM batch WHERE tenant = :tenant AND state IN ({_OPEN})"
+    def count(self, tenant: str) -> tuple[int, int]:
+        """How many batches of a tenant have not ended, and how many there are."""
+        sql = f"SELECT coalesce(sum(CASE WHEN state IN ({_OPEN}) THEN 1 ELSE 0 END), 0), count(*) FROM batch"
         with self._database.reading() as session:
-            return int(session.rows(sql, tenant=tenant)[0][0])
+            unfinished, kept = session.rows(f"{sql} WHERE tenant = :tenant", tenant=tenant)[0]
+        return int(unfinished), int(kept)
 
     def move(
         self,

@@ -7,6 +7,8 @@ from typing import Any, Final
 from sloserve.fleet.store.database import Database
 from sloserve.fleet.store.records import Agent, StoredPlan
 
+FORGOTTEN_S: Final = 3_600.0
+"""A member that gave no sign of life for so long is forgotten by the next planner that leads."""
 _PLANNER: Final = "planner"
 
 
@@ -22,7 +24,7 @@ class Members:
             session.change(_BEAT, id=agent, state=json.dumps(state))
 
     def agents(self) -> list[Agent]:
-        """All that ever gave a sign of life and did not leave, in order of their ids."""
+        """All that gave a sign of life lately and did not leave, in order of their ids."""
         with self._database.reading() as session:
             found = session.rows("SELECT id, state, store_now() - beat_s FROM agent ORDER BY id")
         return [Agent(id_, json.loads(state), float(age_s)) for id_, state, age_s in found]
@@ -39,6 +41,8 @@ class Members:
         """
         with self._database.transaction() as session:
             found = session.rows(_LEAD, role=_PLANNER, holder=holder, lease_s=lease_s)
+            if found:  # names are new in each process: those that were killed would be kept for ever
+                session.change("DELETE FROM agent WHERE beat_s < store_now() - :gone_s", gone_s=FORGOTTEN_S)
         return int(found[0][0]) if found else None
 
     def write_plan(self, holder: str, plan: StoredPlan) -> bool:

@@ -1,5 +1,6 @@
 """Files and batches through OpenAI's own client, and what hostile ones get."""
 
+import asyncio
 import errno
 import json
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from starlette.testclient import TestClient
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import StoreAway
+from sloserve.fleet.batch_api import routes
+from sloserve.fleet.batch_api import upload as upload_module
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import Limits, Line
 from sloserve.fleet.batch_api.routes import BatchApi
@@ -415,6 +418,48 @@ def test_what_is_too_much_is_refused_before_it_is_kept(fleet: Fleet, tmp_path: P
         create(client, files[0])
     with pytest.raises(openai.RateLimitError, match="3 batches are unfinished"):
         create(client, files[0])
+
+
+def test_empty_files_take_their_place_and_batches_their_row(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fleet.client()
+    for _ in range(12):  # 12 * 4,096 are 49,152
+        file = client.files.create(file=("f", b""), purpose="batch").id
+    with pytest.raises(openai.RateLimitError, match="50000 may be kept"):
+        client.files.create(file=("f", b"x" * 900), purpose="batch")
+    monkeypatch.setattr(routes, "_MOST_KEPT", 2)
+    for _ in range(2):
+        client.batches.cancel(create(client, file).id)
+        fleet.runner.step()
+    with pytest.raises(openai.RateLimitError, match="2 batches of yours are kept"):
+        create(client, file)
+
+
+def test_uploads_that_do_not_go_on_are_few_and_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes room on the disk before it is kept."""
+    monkeypatch.setattr(upload_module, "SILENT_S", 0.1)
+    head = {"authorization": "Bearer t", "content-type": "multipart/form-data; boundary=b"}
+    scope = {"type": "http", "method": "POST", "path": "/v1/files", "query_string": b""}
+    app = Starlette(routes=fleet.api.routes())
+
+    async def answered(tenant: str, **more: str) -> int:
+        headers = {**head, "authorization": f"Bearer {tenant}", **more}
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await app({**scope, "headers": raw}, asyncio.Event().wait, send)
+        return int(sent[0]["status"])
+
+    async def test() -> list[int]:
+        slow = [asyncio.create_task(answered("t")) for _ in range(5)]
+        await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+        refused = [task.result() for task in slow if task.done()]
+        return [*refused, await answered("u"), *await asyncio.gather(*slow)]
+
+    assert asyncio.run(test()) == [429, 408, 408, 408, 408, 408, 429]
+    assert asyncio.run(answered("t", **{"content-length": str(200_000)})) == 429, "beyond the quota"
 
 
 @pytest.mark.parametrize(

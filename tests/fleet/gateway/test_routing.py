@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.clock import ManualClock
+from sloserve.core.errors import QueueFull
 from sloserve.core.slo import SLO
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.queue_backlog import EngineSize
@@ -21,7 +22,8 @@ from sloserve.fleet.gateway.asked import Reader
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
 from sloserve.fleet.gateway.hold import HeldTooLong, Hold, HoldFull, Wanted
 from sloserve.fleet.gateway.instances import FRESH_S, Instances
-from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.gateway.keys import LOCAL, Tenant
+from sloserve.fleet.gateway.limits import InFlight
 from sloserve.fleet.gateway.prediction import Pace, Work
 from sloserve.fleet.gateway.prefixes import MOST, PrefixTable, beginnings, part
 from sloserve.scheduler.qlm.contract import ModelState, RunningSums
@@ -242,3 +244,18 @@ def test_a_server_that_sends_answers_by_their_slo_is_told_what_the_body_states()
     asyncio.run(Gateway(parse_fleet(FLEET), Surroundings()).app(scope, receive, send))  # type: ignore[arg-type]
     (slo,) = told
     assert (slo.slo_class.name, slo.targets.e2e_s) == ("batch", 9.0)
+
+
+def test_one_tenant_takes_no_more_than_half_of_the_room_for_bodies() -> None:
+    within = InFlight(8, 100)
+    with within.place(Tenant("a")) as a, within.place(Tenant("b")) as b, within.place(Tenant(LOCAL)) as alone:
+        a.take(50)
+        with pytest.raises(QueueFull, match="requests of yours of 50 bytes wait"):
+            a.take(1)
+        b.take(20)
+        alone.take(30)
+        with pytest.raises(QueueFull, match="requests of 100 bytes wait here"):
+            alone.take(1)
+        a.forget_body()
+        alone.take(50)
+    assert within.bytes == within.requests == 0

@@ -1,0 +1,38 @@
+"""What runs at a time: so much in all, and so much of each tenant."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sloserve.core.errors import QueueFull
+
+SOON_S: Final = 1
+"""When to come again after all places were taken: requests end all the time."""
+
+
+class Places:
+    """what: that takes places, in the plural. most: of all tenants."""
+
+    def __init__(self, what: str, most: int) -> None:
+        self._what, self._most = what, most
+        self._of_tenant: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._of_tenant.total()
+
+    @contextmanager
+    def taken(self, tenant: str, most: int) -> Iterator[None]:
+        """One of them is the tenant's, which may have ``most``. Raises: QueueFull."""
+        if self._of_tenant[tenant] >= most:
+            text = f"{most} of {most} {self._what} of yours are in progress; wait for one of them"
+            raise QueueFull(text, SOON_S, "")
+        if len(self) >= self._most:
+            raise QueueFull(f"{self._most} {self._what} are in progress here; retry in {SOON_S} s", SOON_S, "")
+        self._of_tenant[tenant] += 1
+        try:
+            yield
+        finally:
+            self._of_tenant[tenant] -= 1
+            if not self._of_tenant[tenant]:
+                del self._of_tenant[tenant]
