@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import httpx
 import pytest
 
 from sloserve.fleet.contract.reports import Phase
+from sloserve.fleet.gateway import protocol
 from sloserve.fleet.gateway.gateway import Surroundings
 from sloserve.fleet.gateway.keys import hash_of
+from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway.settings import GatewaySettings
-from tests.fleet.gateway.doors import FLEET, Played, PlayedDoor, Served, serving, until
+from sloserve.wire.asgi import answer_json, read_body
+from tests.fleet.gateway.doors import FLEET, Played, PlayedDoor, Served, running, serving, until
 from tests.fleet.stand_in.engine import POISON, reply
 
 pytestmark = pytest.mark.slow  # servers start and stop
@@ -110,6 +114,39 @@ def test_what_one_instance_refuses_another_serves(tmp_path: Path, reason: str) -
                 assert answer.status_code == 200, answer.text
             told = reason if "newer" not in reason else "failed"
             assert await to.metric(f'sloserve:gateway_retries_total{{reason="{told}"}}') == 2
+
+    run(test)
+
+
+def test_the_head_of_a_request_is_bounded_in_size_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any key is shown."""
+    monkeypatch.setattr(protocol, "HEAD_S", 0.2)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer_json(send, HTTPStatus.OK, await read_body(receive, 1 << 20) == b"x" * 90_000)
+
+    async def answered(port: int, *parts: bytes, ends: bytes = b"") -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+            found = await (reader.readuntil(ends) if ends else reader.read())
+        writer.close()
+        return found
+
+    async def test() -> None:
+        settings = config(app, lifespan="off", port=0)
+        async with running(settings):
+            head, body = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 90000\r\n", b"x" * 90_000
+            one = head + b"\r\n" + body
+            assert (await answered(settings.port, one, ends=b"true")).startswith(b"HTTP/1.1 200")
+            assert (await answered(settings.port, one + one, ends=b"true")).startswith(b"HTTP/1.1 200")
+            for endless in (b"x: " + body, b"x: y\r\n" * 15_000):
+                refused = await answered(settings.port, head, endless)
+                assert refused.startswith(b"HTTP/1.1 400") and b"more than 65536 bytes" in refused
+            for slow in ((), (head,), (one, head)):
+                assert b"400" not in await answered(settings.port, *slow), "closed"
 
     run(test)
 
