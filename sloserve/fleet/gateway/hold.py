@@ -150,4 +150,4 @@ class Hold:
     def _book(self, wanted: Wanted) -> Flight | None:
         now_s = self._clock.monotonic_s()
         chosen = self._instances.choose(wanted.model, wanted.slo_class, wanted.work, wanted.prompt, now_s)
-        return None if chosen is None else chosen.send(wanted.work, wanted.prompt, now_s)
+        return None if chosen is None else chosen.send(wanted.work, wanted.prompt)

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.fleet.contract.plan import Plan
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
 from sloserve.fleet.gateway.prediction import NOTHING, Pace, Work, total
 from sloserve.fleet.gateway.prefixes import Beginning, PrefixTable
-from sloserve.fleet.gateway.rate import Rate
 from sloserve.scheduler.qlm.contract import ModelState
 
 FRESH_S: Final = 3.0
@@ -28,7 +28,7 @@ class Instance:
     def __init__(self, report: InstanceReport, door: str) -> None:
         self.report, self.door = report, door
         self.prefixes = PrefixTable()
-        self._prompts = Rate()
+        self._computed, self._output = RunningMean(), RunningMean()
         self.seen_s = float("-inf")
         self._sent = 0
         self._ended = 0
@@ -55,7 +55,7 @@ class Instance:
         """What its agent says of it. told: :attr:`sent` when it was asked."""
         if report.active != self.report.active or report.phase is not Phase.SERVING:
             self.prefixes.clear()
-            self._prompts = Rate()
+            self._computed, self._output = RunningMean(), RunningMean()
         self.report, self.door, self.seen_s = report, door, now_s
         self._ended = 0
         if self._refused_at is not None and told >= self._refused_at:
@@ -67,23 +67,21 @@ class Instance:
         report = self.report
         return report.phase is Phase.SERVING and report.active == model and now_s - self.seen_s < FRESH_S
 
-    def send(self, work: Work, prompt: Sequence[Beginning], now_s: float) -> "Flight":
+    def send(self, work: Work, prompt: Sequence[Beginning]) -> "Flight":
         """A request goes there."""
         flight = Flight(self, self._sent)
-        self._prompts.add(max(work.prompt_tokens - self.prefixes.cached_tokens(prompt), 0.0), now_s)
+        self._computed.add(max(work.prompt_tokens - self.prefixes.cached_tokens(prompt), 0.0))
+        self._output.add(work.output_tokens)
         self._since[self._sent] = work
         self._sent += 1
         self.prefixes.sent(prompt)
         return flight
 
-    def times_s(
-        self, pace: Pace, new: Work, prompt: Sequence[Beginning], now_s: float, held: Work = NOTHING
-    ) -> tuple[float, float]:
-        """First and last token of a new request, in seconds from now: prompts are taken to come as they have lately.
-        held: what waits for it in the gateway.
-        """
+    def times_s(self, pace: Pace, new: Work, prompt: Sequence[Beginning], held: Work = NOTHING) -> tuple[float, float]:
+        """First and last token of a new request, in seconds from now. held: what waits for it in the gateway."""
         sent, cached = total((*self._since.values(), held)), self.prefixes.cached_tokens(prompt)
-        return pace.times_s(self.report.running, sent, new, cached, self._prompts.at(now_s))
+        usual = Work(1, self._computed.value or 0.0, self._output.value or 0.0)
+        return pace.times_s(self.report.running, sent, new, cached, usual)
 
     @property
     def requests(self) -> int:
@@ -161,7 +159,7 @@ class Instances:
         known = prompt if self.affinity else ()
 
         def completion_s(one: Instance) -> float:
-            return one.times_s(self.paces.get((model, one.report.device), UNKNOWN), work, known, now_s)[1]
+            return one.times_s(self.paces.get((model, one.report.device), UNKNOWN), work, known)[1]
 
         return min(able, key=completion_s)
 

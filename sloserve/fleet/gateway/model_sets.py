@@ -14,7 +14,7 @@ from sloserve.fleet.gateway.forward import Chosen, Foreseen, Parts
 from sloserve.fleet.gateway.instances import UNAVAILABLE, UNKNOWN
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.needs import needs_of
-from sloserve.fleet.gateway.prediction import Work, total
+from sloserve.fleet.gateway.prediction import NOTHING, Work, total
 from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
 from sloserve.fleet.router.choose import ModelChooser
@@ -107,10 +107,10 @@ class ModelSets:
         times = []
         for one in serving:
             pace = instances.paces.get((model.name, one.report.device), UNKNOWN)
-            times.append(one.times_s(pace, new, prompt, now_s, held))
+            times.append(one.times_s(pace, new, prompt, held))
         if not serving:
             paces = [pace for (name, _), pace in instances.paces.items() if name == model.name] or [UNKNOWN]
-            times = [pace.times_s(RunningSums(), held, new, 0.0, 0.0) for pace in paces]
+            times = [pace.times_s(RunningSums(), held, new, 0.0, NOTHING) for pace in paces]
         slower = self._slower[model.name].factor(now_s)
         first_s, completion_s = (slower * seconds for seconds in min(times, key=lambda pair: pair[1]))
         return Candidate(

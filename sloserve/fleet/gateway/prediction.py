@@ -1,11 +1,12 @@
 """When would an instance complete a request that is sent there now?
 
-Prompts that wait there are computed first, at the rate of full steps; then each token takes a step of all that run,
-longer by the prompts that come meanwhile, and who finds all seats taken waits for one. Expected values.
+Prompts that wait there are computed first, at the rate of full steps; then each token takes a step of all that run, and
+who finds all seats taken waits for one. What comes meanwhile is taken to be like what is there: each of the others ends
+and another takes its place, whose prompt makes a step longer. Expected values.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sloserve.estimator.completion.group_time import Serving
@@ -14,8 +15,6 @@ from sloserve.scheduler.qlm.contract import RunningSums
 
 _UNKNOWN_S: Final = 1e-4
 """Per token, where nothing says how long steps take: enough to tell a long queue from a short one."""
-_MOST_PROMPTS: Final = 0.9
-"""Share of its time that an instance gives to prompts that come, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class Pace:
             self._prompt_token_s = serving.latency.step_s(load) / budget
 
     def times_s(
-        self, running: RunningSums, sent: Work, new: Work, cached_tokens: float, prompts_per_s: float
+        self, running: RunningSums, sent: Work, new: Work, cached_tokens: float, usual: Work
     ) -> tuple[float, float]:
         """Seconds until the first and until the last token of ``new``, expected.
 
@@ -58,8 +57,7 @@ class Pace:
             running: what the instance last said it has.
             sent: what went there since.
             cached_tokens: of the new prompt, those that should be in the prefix cache.
-            prompts_per_s: tokens of prompts that come while it runs, without those that are cached; steps take longer
-                by as much.
+            usual: one request as they come there, its prompt without what is cached.
         """
         prompt = max(new.prompt_tokens - cached_tokens, 1.0)
         prompts_s = (running.prefill_tokens + sent.prompt_tokens + prompt) * self._prompt_token_s
@@ -69,8 +67,19 @@ class Pace:
             return prompts_s, prompts_s + (others_output + new.output_tokens) * _UNKNOWN_S
         seats = self._serving.engine.max_num_seqs
         context = running.context_tokens + sent.prompt_tokens + new.prompt_tokens
-        step_s = self._serving.latency.step_s(StepLoad(0, 0, min(others + 1, seats), int(context)))
+        step = StepLoad(0, 0, min(others + 1, seats), int(context))
+        step_s = self._serving.latency.step_s(step)
         waits = max(others + 1 - seats, 0) / seats * (others_output / max(others, 1))
-        step_s /= 1.0 - min(prompts_per_s * self._prompt_token_s, _MOST_PROMPTS)
         first_s = prompts_s + (waits + 1.0) * step_s
-        return first_s, first_s + (max(new.output_tokens, 1.0) - 1.0) * step_s
+        followed = min(others, seats) * new.output_tokens / max(usual.output_tokens, 1.0)
+        meanwhile_s = followed * self._longer_s(step, usual.prompt_tokens)
+        return first_s, first_s + (max(new.output_tokens, 1.0) - 1.0) * step_s + meanwhile_s
+
+    def _longer_s(self, step: StepLoad, prompt_tokens: float) -> float:
+        """By how much a prompt makes a step longer, or several if it is not computed in one."""
+        assert self._serving is not None
+        latency, part = self._serving.latency, min(int(prompt_tokens), self._serving.engine.token_budget)
+        if part < 1:
+            return 0.0
+        both = replace(step, prefill_tokens=part, num_prefills=1, prefill_attention_tokens2=part**2)
+        return max(latency.step_s(both) - latency.step_s(step), 0.0) * prompt_tokens / part

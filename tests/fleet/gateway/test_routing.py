@@ -63,7 +63,7 @@ def test_the_least_loaded_of_the_instances_with_room_is_chosen() -> None:
     )
     assert chosen(instances) == "idle"
     for _ in range(10):  # as much work as the busy one has, all of it sent since the report
-        instances.by_name["idle"].send(Work(1, 5_000, 400), (), 0.0)
+        instances.by_name["idle"].send(Work(1, 5_000, 400), ())
     assert chosen(instances) == "busy" and instances.by_name["idle"].room == 0
     assert instances.choose("n", "c", Work(), (), 0.0) is None
     assert instances.choose("m", "c", Work(), (), FRESH_S) is None, "what an agent said long ago does not count"
@@ -87,12 +87,12 @@ def test_the_plans_instances_come_first_while_they_have_room() -> None:
 def test_the_next_round_of_a_conversation_goes_where_the_last_one_went() -> None:
     for affinity, instance in ((True, "b"), (False, "a")):
         instances = fleet(report("a"), report("b"), affinity=affinity)
-        instances.by_name["b"].send(Work(1, 100, 1), conversation("system " * 2_000, "hello"), 0.0)
+        instances.by_name["b"].send(Work(1, 100, 1), conversation("system " * 2_000, "hello"))
         instances.reported(AgentReport("a", "unix:a", (report("a"), report("b"))), "unix:a", instances.sent(), 0.0)
         assert chosen(instances, conversation("system " * 2_000, "hello", "answer", "and?")) == instance
         assert chosen(instances, conversation("another " * 2_000, "hello")) == "a"
     instances = fleet(report("a"), report("b"))
-    instances.by_name["b"].send(Work(1, 100, 1), conversation("system " * 2_000), 0.0)
+    instances.by_name["b"].send(Work(1, 100, 1), conversation("system " * 2_000))
     asleep = report("b", phase=Phase.DRAINING)
     for one in (asleep, report("b")):
         instances.reported(AgentReport("a", "unix:a", (one,)), "unix:a", instances.sent(), 0.0)
@@ -125,7 +125,7 @@ def test_room_is_never_more_than_there_is(steps: list[str]) -> None:
     for step in steps:
         if step == "send" and instance.room > 0:
             assert len(flights) < seats
-            flights.append(instance.send(Work(), (), 0.0))
+            flights.append(instance.send(Work(), ()))
         elif step == "end" and flights:
             flights.pop(0).end()
         elif step == "ask" and asked is None:

@@ -71,7 +71,7 @@ def first_to_complete(
         )
         comes_s = 0.0 if instance.active == request.model else instance.swap_s(request.model)
         pace = Pace(serving_of(instance, request.model))
-        return comes_s + pace.times_s(running, NOTHING, new, hits.get(instance.name, 0.0), 0.0)[1]
+        return comes_s + pace.times_s(running, NOTHING, new, hits.get(instance.name, 0.0), NOTHING)[1]
 
     return min(instances, key=lambda i: (seconds(i), i.name))
 
