@@ -1,7 +1,8 @@
 """HTTP/3 of aioquic with bounds on what a peer sends, and with PRIORITY_UPDATE, which aioquic passes over.
 
 Requests are decoded without QPACK's dynamic table: one byte of a header block can refer to an entry of 4 KB there, so
-that a small request could become a large one in memory.
+that a small request could become a large one in memory. One byte is up to 69 of the static table, so what is decoded
+is bounded too. Each frame costs as much time as a KB of data, so that many small ones end the connection.
 """
 
 from collections.abc import Callable
@@ -18,13 +19,19 @@ from aioquic.h3.connection import (
     Setting,
     encode_frame,
 )
-from aioquic.h3.events import H3Event
+from aioquic.h3.events import H3Event, Headers
 from aioquic.quic.connection import QuicConnection
+from aioquic.quic.events import StreamDataReceived
 
 from sloserve.quic.priority import PRIORITY_UPDATE_REQUEST, ControlFrames, Priority, parse_update
 
 MAX_SETTINGS_BYTES = 4096
 MAX_UPDATE_BYTES = 512
+SPARE_FRAMES = 1024
+"""Frames that a client may send whatever their size; beyond, :data:`FRAME_BYTES` a frame in the mean."""
+FRAME_BYTES = 32
+FIELD_OVERHEAD_BYTES = 32
+"""What a field counts beside its name and value (RFC 9114, Sec. 4.2.2)."""
 
 
 class TooMuch(ProtocolError):
@@ -36,8 +43,9 @@ class TooMuch(ProtocolError):
 class BoundedH3(H3Connection):
     """HTTP/3 on one connection.
 
-    max_header_bytes: of a header section as it is sent. on_priority: is told of PRIORITY_UPDATEs of the peer;
-    on_goaway: that it takes no more requests.
+    max_header_bytes: of a header section, as it is sent and as it is decoded. on_priority: is told of PRIORITY_UPDATEs
+    of the peer; on_goaway: that it takes no more requests. A client's frames are counted, a server's are not: it sends
+    one for each token.
     """
 
     def __init__(
@@ -51,6 +59,7 @@ class BoundedH3(H3Connection):
         self._on_priority = on_priority
         self._on_goaway = on_goaway
         self._control_frames: dict[int, ControlFrames] = {}
+        self._frames = self._frame_bytes = 0
         super().__init__(quic)
 
     def send_priority_update(self, stream_id: int, field: str) -> None:
@@ -65,7 +74,24 @@ class BoundedH3(H3Connection):
         frame = encode_frame(FrameType.GOAWAY, encode_uint_var(stream_id))
         self._quic.send_stream_data(self._local_control_stream_id, frame)
 
+    def _count_frame(self) -> None:
+        self._frames += 1
+        if not self._is_client and self._frames > SPARE_FRAMES + self._frame_bytes // FRAME_BYTES:
+            raise TooMuch(f"{self._frames} frames of {self._frame_bytes} bytes in all; send fewer and larger ones")
+
     # What aioquic calls
+
+    def _receive_stream_data(self, event: StreamDataReceived) -> list[H3Event]:
+        self._frame_bytes += len(event.data)
+        events: list[H3Event] = super()._receive_stream_data(event)
+        return events
+
+    def _decode_headers(self, stream_id: int, frame_data: bytes | None) -> Headers:
+        headers = super()._decode_headers(stream_id, frame_data)
+        size = sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in headers)
+        if size > self._max_header_bytes:
+            raise TooMuch(f"a header section of {size} bytes, decoded; send at most {self._max_header_bytes}")
+        return headers
 
     def _init_connection(self) -> None:
         self._max_table_capacity = self._blocked_streams = 0
@@ -81,6 +107,7 @@ class BoundedH3(H3Connection):
 
     def _check_request_or_push_frame_type(self, frame_type: int, stream: H3Stream) -> None:
         super()._check_request_or_push_frame_type(frame_type, stream)
+        self._count_frame()
         if frame_type == FrameType.WEBTRANSPORT_STREAM:
             raise FrameUnexpected("WebTransport was not offered")
         if frame_type == FrameType.HEADERS and (stream.frame_size or 0) > self._max_header_bytes:
@@ -92,6 +119,7 @@ class BoundedH3(H3Connection):
         )
         updates = []
         for frame_type, length, payload in frames.feed(data):
+            self._count_frame()
             if frame_type == FrameType.SETTINGS and length > MAX_SETTINGS_BYTES:
                 raise TooMuch(f"settings of {length} bytes; send at most {MAX_SETTINGS_BYTES}")
             updates += [] if payload is None else [parse_update(payload)]

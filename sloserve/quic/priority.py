@@ -79,27 +79,23 @@ class ControlFrames:
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes | None]]:
         """Type, length and payload of each frame that begins, or with a payload: ends, in ``data``."""
-        self._buffer += data
-        while self._buffer and self._stream_type in (None, 0):
-            skipped = min(self._skip, len(self._buffer))
-            self._buffer, self._skip = self._buffer[skipped:], self._skip - skipped
-            buf = Buffer(data=self._buffer)
+        data = self._buffer + data
+        buf, read, self._buffer = Buffer(data=data), 0, b""
+        while read < len(data) and self._stream_type in (None, 0):
+            skipped = min(self._skip, len(data) - read)
+            self._skip -= skipped
+            buf.seek(read + skipped)
+            read = buf.tell()
             try:
                 if self._stream_type is None:
                     self._stream_type = buf.pull_uint_var()
-                    self._buffer = self._buffer[buf.tell() :]
+                    read = buf.tell()
                     continue
                 frame_type, length = buf.pull_uint_var(), buf.pull_uint_var()
-            except BufferReadError:
+                kept = frame_type in self._payload_types and length <= self._max_payload
+                payload = buf.pull_bytes(length) if kept else None
+            except BufferReadError:  # the rest is yet to come
+                self._buffer = data[read:]
                 return
-            if frame_type in self._payload_types and length <= self._max_payload:
-                if len(self._buffer) < buf.tell() + length:
-                    return
-                payload = buf.pull_bytes(length)
-                self._buffer = self._buffer[buf.tell() :]
-                yield frame_type, length, payload
-            else:
-                self._buffer, self._skip = self._buffer[buf.tell() :], length
-                yield frame_type, length, None
-        if self._stream_type != 0:
-            self._buffer = b""
+            self._skip, read = 0 if kept else length, buf.tell()
+            yield frame_type, length, payload

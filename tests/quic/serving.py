@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from aioquic.buffer import encode_uint_var
+
 from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
 from sloserve.quic.client import H3Client, Reply, connect
 from sloserve.quic.client_settings import ClientSettings
@@ -89,3 +91,28 @@ async def answer(send: Any, body: bytes, status: int = 200, headers: Any = ()) -
 async def echo(scope: Any, receive: Any, send: Any) -> None:
     """Answers with the body that it was sent."""
     await answer(send, await read(receive), headers=[(b"content-type", b"application/octet-stream")])
+
+
+PSEUDO = [(b":method", b"POST"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]
+OWN = {"control": 2, "encoder": 6, "decoder": 10}
+"""The client's streams of one direction, which it has opened already."""
+
+
+def header_block(fields: list[tuple[bytes, bytes]]) -> bytes:
+    """Literal fields without Huffman coding or tables (RFC 9204, Sec. 4.5.6), which any name and value fit."""
+    block = b"\x00\x00"
+    for name, value in fields:
+        block += bytes([0x20 | min(len(name), 7)]) + (bytes([len(name) - 7]) if len(name) >= 7 else b"")
+        block += name + bytes([len(value)]) + value
+    return block
+
+
+def write(client: H3Client, kind: str, data: bytes, end: bool) -> None:
+    """Sends bytes as they are on a stream of its own, or on one of those that HTTP/3 has opened."""
+    if kind in OWN:
+        stream_id, end = OWN[kind], False  # the client itself goes on to write there
+    else:
+        stream_id = client.quic.get_next_available_stream_id(is_unidirectional=kind == "other")
+        data = (encode_uint_var(0x1F) if kind == "other" else b"") + data
+    client.quic.send_stream_data(stream_id, data, end)
+    client.transmit()

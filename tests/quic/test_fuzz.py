@@ -11,9 +11,8 @@ from aioquic.h3.connection import encode_frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloserve.quic.client import H3Client
 from sloserve.quic.listener import Listener
-from tests.quic.serving import ask, connected, echo, listening, run, whole
+from tests.quic.serving import PSEUDO, ask, connected, echo, header_block, listening, run, whole, write
 
 pytestmark = pytest.mark.slow
 
@@ -34,16 +33,6 @@ FIELD = st.one_of(st.sampled_from([name.encode() for name in NAMES]), st.just(b"
 VALUE = st.one_of(st.sampled_from([b"GET", b"CONNECT", b"/", b"*", b"a", b"-1", b"u=9", b"1"]), st.binary(max_size=12))
 
 
-def header_block(fields: list[tuple[bytes, bytes]]) -> bytes:
-    """Literal fields without Huffman coding or tables (RFC 9204, Sec. 4.5.6), which any name and value fit."""
-    block = b"\x00\x00"
-    for name, value in fields:
-        block += bytes([0x20 | min(len(name), 7)]) + (bytes([len(name) - 7]) if len(name) >= 7 else b"")
-        block += name + bytes([len(value)]) + value
-    return block
-
-
-PSEUDO = [(b":method", b"POST"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]
 FIELDS = st.lists(st.tuples(FIELD, VALUE), max_size=3)
 GOOD_HEADERS = encode_frame(1, header_block(PSEUDO))
 HEADERS = st.one_of(
@@ -63,8 +52,6 @@ FRAMES = st.lists(
 KIND = st.sampled_from(["request", "request", "control", "encoder", "decoder", "other"])
 REQUESTS = st.tuples(HEADERS, FRAMES).map(lambda parts: [parts[0], *parts[1]])
 STREAMS = st.lists(st.tuples(KIND, st.one_of(FRAMES, REQUESTS), st.booleans()), max_size=4)
-OWN = {"control": 2, "encoder": 6, "decoder": 10}
-"""The client's streams of one direction, which it has opened already."""
 
 
 def test_frames_of_any_kind(caplog: pytest.LogCaptureFixture) -> None:
@@ -102,16 +89,6 @@ def test_frames_of_any_kind(caplog: pytest.LogCaptureFixture) -> None:
         runner.run(opened.__aexit__(None, None, None))
     assert caplog.records == []
     assert served
-
-
-def write(client: H3Client, kind: str, data: bytes, end: bool) -> None:
-    if kind in OWN:
-        stream_id, end = OWN[kind], False  # the client itself goes on to write there
-    else:
-        stream_id = client.quic.get_next_available_stream_id(is_unidirectional=kind == "other")
-        data = (encode_uint_var(0x1F) if kind == "other" else b"") + data
-    client.quic.send_stream_data(stream_id, data, end)
-    client.transmit()
 
 
 def test_datagrams_of_any_kind(caplog: pytest.LogCaptureFixture) -> None:

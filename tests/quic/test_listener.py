@@ -1,10 +1,12 @@
 """HTTP/3 in front of an ASGI application, over real datagrams on 127.0.0.1."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aioquic.h3.connection import encode_frame as frame
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
@@ -14,7 +16,21 @@ from sloserve.quic.figures import kernel_discards
 from sloserve.quic.listener import listen
 from sloserve.quic.settings import Http3Settings
 from sloserve.wire.asgi import tell_slo
-from tests.quic.serving import answer, ask, certificate_files, connected, echo, listening, read, run, trusting, whole
+from tests.quic.serving import (
+    PSEUDO,
+    answer,
+    ask,
+    certificate_files,
+    connected,
+    echo,
+    header_block,
+    listening,
+    read,
+    run,
+    trusting,
+    whole,
+    write,
+)
 
 
 def test_a_request_reaches_the_application_as_asgi_has_it() -> None:
@@ -201,6 +217,26 @@ def test_headers_beyond_the_limit_end_the_connection_and_say_so() -> None:
         async with listening(echo, header_bytes=1000) as listener, connected(listener) as client:
             with pytest.raises(Lost, match="header section of .* bytes; send at most 1000"):
                 await whole(ask(client, x_long="~" * 2000))
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("kind", "frames", "says"),
+    [
+        ("request", frame(1, b"\x00\x00" + bytes([0xC0 | 58]) * 400), "a header section of .* bytes, decoded; send at"),
+        ("request", frame(1, header_block(PSEUDO)) + 1100 * frame(0, b""), "send fewer and larger ones"),
+        ("request", frame(1, header_block(PSEUDO)) + 1200 * frame(0, b"x"), "send fewer and larger ones"),
+        ("control", 1100 * frame(0x21, b""), "send fewer and larger ones"),
+    ],
+    ids=["fields that grow", "empty data", "little data", "frames without meaning"],
+)
+def test_a_few_bytes_that_are_much_work_end_the_connection(kind: str, frames: bytes, says: str) -> None:
+    async def test() -> None:
+        async with listening(echo) as listener, connected(listener) as client:
+            write(client, kind, frames, False)
+            await client.wait_unusable()
+            assert client.lost is not None and re.search(says, str(client.lost))
 
     run(test())
 
