@@ -44,7 +44,7 @@ def crowded(policy: str) -> Snapshot:
     return make_snapshot([waits] * 2, [long], free_blocks=20, total_blocks=150)
 
 
-@pytest.mark.parametrize("name", ["edf", "andes", "econo"])
+@pytest.mark.parametrize("name", ["edf", "andes", "econo", "auto"])
 @pytest.mark.parametrize(
     ("swap", "preempts"),
     [

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloserve.scheduler.auto.policy import Auto
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
+from sloserve.scheduler.registry import make_policy
 from tests.snapshots import make_snapshot
 
 Make = Callable[..., Snapshot]
@@ -39,6 +40,19 @@ def test_with_first_token_targets_alone_the_least_slack_goes_first(tenths: list[
 def test_without_targets_the_least_work_goes_first(prompts: list[int]) -> None:
     at = make_snapshot([{"arrival_s": NOW_S, "prompt_tokens": tokens} for tokens in prompts])
     assert order(planned(at)) == np.argsort(prompts).tolist()
+
+
+@settings(max_examples=10)
+@given(st.lists(st.integers(1, 3000), min_size=2, max_size=8, unique=True))
+def test_readers_that_came_together_and_read_alike_go_as_andes_has_them(prompts: list[int]) -> None:
+    """Where the KV cache is short, who takes least of it goes first: gains are alike, and so gain per KV decides."""
+    reader = {"arrival_s": NOW_S - 0.1, "tds": 4.8, "oracle_output_tokens": 300, "max_tokens": 300}
+    at = make_snapshot([{**reader, "prompt_tokens": tokens} for tokens in prompts], free_blocks=2, max_num_seqs=256)
+    andes = make_policy("andes", {"length": "oracle"})
+    for slot in at.waiting.tolist():
+        andes.arrived(at.rows, slot, NOW_S)
+    theirs = andes.plan(at, NOW_S).waiting
+    assert theirs is not None and order(planned(at, length="oracle")) == theirs.tolist() == np.argsort(prompts).tolist()
 
 
 def test_what_can_be_in_time_goes_before_what_is_late_and_that_is_not_dropped(snapshot: Make) -> None:

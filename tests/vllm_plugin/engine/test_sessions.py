@@ -38,6 +38,7 @@ def with_idle_session(engine: Any) -> Any:
     [
         "econo",
         "econo:length=oracle:preempt=false",
+        "auto",
         "orca:batch=1",
         "orca:batch=0",
         "srtf:length=oracle",
