@@ -5,8 +5,8 @@
 QUIC and of `tcp-1` stand before, those of `tcp-n` are made for each request.
 
 QUIC runs in virtual time (quic_virtual.py), so that a busy machine changes nothing. TCP is the kernel's: it runs on an
-emulated link (quic_link.py), which needs root and processors that are free; with `--wire` QUIC runs there too. Each row
-has its backend.
+emulated link (quic_link.py), which needs root; with `--wire` QUIC runs there too. Wire and ends have real-time priority
+there. Each row has its backend.
 
     python benchmarks/quic_network.py [--only burst-constant] [--wire] [--out benchmarks/results/quic-network]
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from quic_endpoints import CLASSES, Requests, listen_echo, run_quic
+from quic_endpoints import CLASSES, TCP_CONGESTIONS, Requests, listen_echo, run_quic
 from quic_link import ADDRESSES, Link, Shape, link, why_not
 from quic_virtual import LinkLoop
 from quic_virtual import run as virtual_run
@@ -47,7 +47,9 @@ LATE_MS = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """rate: Poisson arrivals per second, 0 for all at once. ends: schedulers of server and client."""
+    """rate: Poisson arrivals per second, 0 for all at once. ends: schedulers of server and client. closing: scheduler,
+    congestion control and number of connections of runs beside these, in virtual time.
+    """
 
     name: str
     congestion: str
@@ -57,15 +59,24 @@ class Condition:
     seeds: int
     ends: tuple[tuple[str, str], ...] = tuple((name, name) for name in SCHEDULERS)
     tcp: bool = True
+    closing: tuple[tuple[str, str, int], ...] = ()
 
 
 ASYMMETRIC = tuple((a, b) for a in ("edf", "rr", "fcfs") for b in ("edf", "rr", "fcfs") if "edf" in (a, b) and a != b)
 CONDITIONS = (
     Condition("burst-constant", "constant", "bbr", 100, 0.0, 5),
-    Condition("burst-cubic", "cubic", "cubic", 100, 0.0, 3),
+    Condition("burst-cubic", "cubic", "cubic", 100, 0.0, 3, closing=(("edf", "cubic", 2), ("edf", "cubic", 4))),
     Condition("burst-cubic-rtt50", "cubic", "cubic", 50, 0.0, 3),
     Condition("poisson20-constant", "constant", "bbr", 100, 20.0, 3),
-    Condition("poisson12-cubic", "cubic", "cubic", 100, 12.0, 3),
+    Condition(
+        "poisson12-cubic",
+        "cubic",
+        "cubic",
+        100,
+        12.0,
+        3,
+        closing=(("edf", "cubic", 2), ("edf", "cubic", 4), ("edf", "cubic", 8), ("edf", "constant", 1)),
+    ),
     Condition("asymmetric", "constant", "bbr", 100, 0.0, 3, ASYMMETRIC, tcp=False),
 )
 
@@ -83,8 +94,12 @@ def runs_of(condition: Condition) -> Iterator[dict[str, Any]]:
                 "client": client,
                 "congestion": condition.congestion,
             }
+        for name, congestion, connections in condition.closing:
+            ends = {"server": name, "client": name, "congestion": congestion, "connections": connections}
+            yield {**common, "transport": "quic", **ends}
         for transport in ("tcp-n", "tcp-1") if condition.tcp else ():
-            yield {**common, "transport": transport, "server": "", "client": "", "congestion": condition.tcp_congestion}
+            congestion = condition.tcp_congestion if condition.tcp_congestion in TCP_CONGESTIONS else "cubic"
+            yield {**common, "transport": transport, "server": "", "client": "", "congestion": congestion}
 
 
 class Ends:
@@ -143,6 +158,7 @@ def row_of(
     run: dict[str, Any], backend: str, kinds: Any, latency_s: Any, wire: dict[str, Any], late_ms: float, cpu_s: float
 ) -> dict[str, Any]:
     row = {k: v for k, v in run.items() if k != "requests"} | {"backend": backend}
+    row["connections"] = run.get("connections", "")
     latencies = np.array([np.inf if x is None else x for x in latency_s])
     for kind, (_, deadline_s, _, _) in CLASSES.items():
         own = latencies[np.array(kinds) == kind]
@@ -161,7 +177,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
         own = [row for row in rows if row["condition"] == condition]
         first = own[0]
         arrivals = f"Poisson {float(first['rate']):g}/s" if float(first["rate"]) else "all at once"
-        seeds = len({row["seed"] for row in own})
+        seeds = len({str(row["seed"]) for row in own})
         title = f"{condition}: {arrivals}, RTT {first['rtt_ms']} ms, {seeds} seeds"
         table = Table(title=title, box=box.ASCII2, title_justify="left")
         texts = ("server / client", "control", "backend")
@@ -170,6 +186,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
         for key in dict.fromkeys(map(group_of, own)):
             group = [row for row in own if group_of(row) == key]
             name = key[0] if key[0] != "quic" else key[1] if key[1] == key[2] else f"{key[1]} / {key[2]}"
+            name += f" x {key[5]}" if key[5] else ""
             cells = [f"{share(group, [kind]):.1f} ({p95(group, kind):.2f})" for kind in CLASSES]
             cpu_s = np.mean([float(r["cpu_s"]) for r in group])
             table.add_row(name, key[3], key[4], *cells, f"{share(group, list(CLASSES)):.1f}", f"{cpu_s:.1f}")
@@ -177,8 +194,14 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
+def run_of(row: dict[str, Any]) -> tuple[str, ...]:
+    """Which run a row is of."""
+    return *map(str, (row["condition"], row["seed"])), *group_of(row)
+
+
 def group_of(row: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(row[name]) for name in ("transport", "server", "client", "congestion", "backend"))
+    columns = ("transport", "server", "client", "congestion", "backend", "connections")
+    return tuple(str(row.get(name) or "") for name in columns)
 
 
 def share(rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> float:
@@ -257,11 +280,21 @@ def main() -> None:
     parser.add_argument("--no-tcp", action="store_true", help="only what needs no root")
     parser.add_argument("--no-virtual", action="store_true", help="only what needs root; other rows are kept")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--closing", action="store_true", help="only the runs with other windows and connections")
+    parser.add_argument("--late", action="store_true", help="runs on the link during which the machine was busy, again")
     args = parser.parse_args()
     path = args.out / "runs.csv"
     chosen = args.only or [c.name for c in CONDITIONS]
     runs = [run for c in CONDITIONS if c.name in chosen for run in runs_of(c) if run["seed"] <= (args.seeds or c.seeds)]
     rows = read(path) if path.exists() else []
+    if args.late:
+        late = {run_of(row) for row in rows if float(row["late_ms"]) > LATE_MS}
+        rows = [row for row in rows if run_of(row) not in late]
+        again = [{**r, "backend": "tun"} for r in (run for c in CONDITIONS for run in runs_of(c))]
+        runs, chosen, args.wire, args.no_virtual = [r for r in again if run_of(r) in late], [], True, True
+    if args.closing:
+        rows = [row for row in rows if not (row.get("connections") and row["condition"] in chosen)]
+        runs, chosen, args.no_tcp = [run for run in runs if "connections" in run], [], True
     rows = [row for row in rows if row["condition"] not in chosen or (args.no_virtual and row["backend"] == "virtual")]
     with tempfile.TemporaryDirectory() as folder:
         files = write_certificate(Path(folder), make_certificate(("localhost", "127.0.0.1", ADDRESSES[1])))
@@ -269,7 +302,7 @@ def main() -> None:
             if run["transport"] == "quic" and not args.no_virtual:
                 rows.append(told(simulate(run, files)))
         write(args.out, rows)
-        on_wire = [run for run in runs if args.wire or run["transport"] != "quic"]
+        on_wire = [run for run in runs if run["transport"] != "quic" or (args.wire and "connections" not in run)]
         if on_wire and not args.no_tcp:
             rows += wired(on_wire, folder)
     order = [c.name for c in CONDITIONS]
@@ -286,7 +319,7 @@ def wired(runs: Sequence[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """The rows of runs on the emulated link."""
     impossible = why_not()
     if impossible is not None:
-        sys.exit(f"cannot run TCP, see --no-tcp: {impossible}")
+        sys.exit(f"cannot emulate a link: {impossible}; --no-tcp without --wire runs what needs none")
     rows = []
     with link() as line:
         ends = Ends(line, folder)

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -100,3 +102,14 @@ def test_a_run_in_virtual_time_favours_what_is_due_first(monkeypatch: pytest.Mon
     }
     assert rows["edf"]["real-time/met"] == rows["edf"]["real-time/n"] > rows["fcfs"]["real-time/met"]
     assert {row["backend"] for row in rows.values()} == {"virtual"}
+
+
+def test_the_macro_benchmark_serves_requests_as_the_network_delivers_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    macro = module(monkeypatch, "qos_macro")
+    system = replace(macro.system_called("network")[0], devices=1)
+    sent = macro.Sent.draw(system, "unpredictable", 1)
+    took_s = np.array([np.full(macro.REQUESTS, 0.1), np.full(macro.REQUESTS, 60.0)])
+    score, model = macro.scores(system, macro.always(1), sent, took_s, 1)
+    quality = system.quality[sent.task, 1]
+    assert (model == 1).all() and set(np.unique(score[0] / quality)) == {0.0, 1.0}
+    assert not score[1].any()  # whatever the engines do, the network took too long
