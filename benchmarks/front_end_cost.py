@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.core.clock import SystemClock
-from sloserve.vllm_plugin.server.front_end import FrontEnd
+from sloserve.vllm_plugin.server.accept import FrontEnd
 
 RESULTS = Path(__file__).parent / "results" / "front_end_cost.json"
 TOKENS = (1, 201)

@@ -25,7 +25,7 @@ from sloserve.api.time_to_live import TimeToLive
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import InvalidRequest
 from sloserve.settings import ADMIN_KEY, PluginSettings, plugin_settings
-from sloserve.vllm_plugin.server.front_end import tell_operator
+from sloserve.vllm_plugin.server.stated import tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.asgi import CLOSE, BodyTooLarge, declares_more, first, identified, refuse, repeating, tell_slo
 from sloserve.wire.context import HTTPContext

@@ -23,7 +23,8 @@ from sloserve.metrics import page_folder
 from sloserve.metrics.collectors import REASONS
 from sloserve.quic.service import by_class
 from sloserve.settings import plugin_settings
-from sloserve.vllm_plugin.server.front_end import FrontEnd, prompt_tokens, tell_operator
+from sloserve.vllm_plugin.server.accept import FrontEnd
+from sloserve.vllm_plugin.server.stated import prompt_tokens, tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.xargs import LENGTH_KEY, predicted_length
@@ -68,7 +69,7 @@ class Metrics:
 def metrics(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     found = Metrics()
     monkeypatch.setattr("sloserve.metrics.collectors.install", lambda *_: found)
-    monkeypatch.setattr("sloserve.vllm_plugin.server.front_end.remove_pages", lambda: None)
+    monkeypatch.setattr("sloserve.vllm_plugin.server.accept.remove_pages", lambda: None)
     exceptions = SimpleNamespace(GracefulHTTPError=Refused, VLLMValidationError=Malformed)
     monkeypatch.setitem(__import__("sys").modules, "vllm.exceptions", exceptions)
     return found
@@ -358,7 +359,7 @@ def test_what_is_due_already_is_not_refused_for_that(metrics: Metrics) -> None:
 def test_a_priority_is_used_or_refused_with_the_middleware_or_without(
     metrics: Metrics, monkeypatch: pytest.MonkeyPatch, policy: str, priority: int, says: str | None
 ) -> None:
-    monkeypatch.setattr("sloserve.vllm_plugin.server.front_end.find_pages", lambda: [])
+    monkeypatch.setattr("sloserve.vllm_plugin.server.engine_pages.find_pages", lambda: [])
     server = Server(policy=policy)
     for http in (None, server.http()):
         if says is None:

@@ -1,0 +1,251 @@
+"""The requests of one engine client in an API process, from their acceptance to their end.
+
+Of several API processes each has a front end, and what they must know of each other stands on their boards.
+"""
+
+import asyncio
+import atexit
+import functools
+import logging
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from sloserve.admission.prediction import NewRequest
+from sloserve.admission.queue_view import SWEEP_INTERVAL_S, Place
+from sloserve.core.clock import Clock
+from sloserve.core.errors import DeadlinePassed, QueueFull, Rejected, ShuttingDown
+from sloserve.core.outcome import Outcome
+from sloserve.core.served import ServedRequest
+from sloserve.metrics import collectors
+from sloserve.metrics.engine_page import remove_pages
+from sloserve.metrics.process_page import Board, Boards
+from sloserve.settings import PluginSettings, plugin_settings
+from sloserve.vllm_plugin.server.draining import Drain
+from sloserve.vllm_plugin.server.engine_pages import EnginePages
+from sloserve.vllm_plugin.server.observe import Observed
+from sloserve.vllm_plugin.server.stated import StatedSLOs, prompt_text, prompt_tokens, tell_operator
+from sloserve.wire import context, errors
+from sloserve.wire.context import HTTPContext
+from sloserve.wire.xargs import stated_output_tokens, with_length
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request as its HTTP side sees it, see :class:`sloserve.wire.context.Call`."""
+
+    front_end: "FrontEnd"
+    observed: Observed
+
+    def is_waiting(self) -> bool:
+        return self.front_end.is_waiting(self.observed)
+
+    def expire(self) -> int:
+        return self.front_end.expire(self.observed)
+
+
+class FrontEnd:
+    """What the requests of one engine client share in this process."""
+
+    def __init__(self, engine: Any, clock: Clock, rank: int = 0, processes: int = 1) -> None:
+        """rank: of this one among so many API ``processes`` of the server."""
+        settings = plugin_settings(engine.vllm_config.additional_config)
+        self._clock = clock
+        self._boards = Boards(_board(settings, rank, processes), clock)
+        self._metrics = collectors.install(settings, self._boards, clock)
+        self._admission = settings.admission.make(settings.classes.names, self._still_waiting, self._boards)
+        self._lengths = settings.make_lengths()
+        self._sweeping = False
+        self._states = engine.output_processor.request_states
+        self._pages = EnginePages()
+        self._stated = StatedSLOs(settings, self._metrics, self._pages)
+        self.drain = Drain()
+        # An engine that was killed leaves its page behind; vLLM ends this process soon after.
+        atexit.register(remove_pages)
+
+    def accept(self, prompt: Any, sampling_params: Any, priority: int = 0) -> Observed:
+        """Reads the SLO of a request, writes it where the engine finds it, predicts, and books the request's place.
+
+        priority: vLLM's number, whichever way the request stated it.
+        Raises: vLLM's errors, which its server answers with 400 for an SLO that cannot be read, 429 for a full
+        queue or targets that cannot be met, and 503 while it is stopping.
+        """
+        http = context.current.get()
+        slo = self._stated.read(http, sampling_params, priority)
+        observed = Observed(
+            slo,
+            None if http is None else http.headers.tenant,
+            self._clock.now_s() if http is None else http.arrival_s,
+            self._clock,
+            interruptions=self._pages.interruptions,
+            broken_off=self._broken_off,
+            started=self._started,
+            ended=functools.partial(self._ended, http),
+        )
+        length = self._predict_length(observed, prompt, sampling_params)
+        self._admit(http, observed, prompt, sampling_params, length)
+        if http is not None:
+            http.calls.append(_Call(self, observed))
+        self.drain.in_flight += 1
+        return observed
+
+    def check_open(self, observed: Observed | None) -> None:
+        """Of a request that enters the engine; observed: ``None`` for one that did not come through :meth:`accept`.
+
+        Raises: vLLM's error for 503 where the server is stopping.
+        """
+        from sloserve.vllm_plugin.engine import compat
+
+        try:
+            if observed is None:
+                self.drain.check_open()
+            else:
+                self.drain.check_running()
+        except ShuttingDown as error:
+            http = context.current.get()
+            if http is not None:
+                http.rejection = error.to_keep()
+            raise compat.stopped(error) from error
+
+    def watch(self, observed: Observed, replies: Any, output_kind: Any) -> Any:
+        """``replies``, observed on their way."""
+        watched = observed.watch(
+            replies, streamed=_is_streamed(output_kind), cumulative=output_kind.name == "CUMULATIVE"
+        )
+        # A handler may fail between this call and the first reading; what was never begun is never closed either.
+        weakref.finalize(watched, observed.abandoned).atexit = False
+        return watched
+
+    def _predict_length(self, observed: Observed, prompt: Any, sampling_params: Any) -> list[float] | None:
+        """Quantiles of the reply's length, written where the engine finds them; ``None`` without a length model."""
+        quantiles = None
+        if self._lengths is not None:
+            quantiles = self._lengths.quantiles(
+                observed.slo.slo_class.name,
+                arrival_s=observed.arrival_s,
+                prompt_tokens=prompt_tokens(prompt),
+                max_tokens=sampling_params.max_tokens,
+                prompt=prompt_text(prompt),
+            )
+        sampling_params.extra_args = with_length(sampling_params.extra_args, quantiles)
+        return quantiles
+
+    def _admit(
+        self,
+        http: HTTPContext | None,
+        observed: Observed,
+        prompt: Any,
+        sampling_params: Any,
+        length: list[float] | None,
+    ) -> None:
+        from vllm.exceptions import GracefulHTTPError
+
+        now_s = self._clock.now_s()
+        new = NewRequest(
+            observed.slo,
+            observed.arrival_s,
+            prompt_tokens(prompt),
+            sampling_params.max_tokens,
+            stated_output_tokens(sampling_params.extra_args),
+            sampling_params.n or 1,
+            _is_streamed(sampling_params.output_kind),
+            length,
+        )
+        forecast = self._admission.forecast(new, now_s)
+        observed.predicted = forecast.predicted
+        if http is not None and forecast.predicted is not None:
+            http.predicted.append(forecast.predicted)
+        try:
+            self.drain.check_open()
+            observed.ticket = self._admission.admit(new, forecast, observed, now_s)
+        except (Rejected, ShuttingDown) as error:
+            rejected = ServedRequest(observed.slo, Outcome.REJECTED, observed.tenant, predicted=observed.predicted)
+            self._metrics.record(rejected)
+            reason = collectors.SHUTTING_DOWN if isinstance(error, ShuttingDown) else errors.reason(error)
+            self._metrics.rejected(observed.slo.slo_class.name, reason)
+            if isinstance(error, QueueFull):
+                tell_operator(
+                    f"clients of class {error.slo_class!r} get 429, since as many wait as admission.max_waiting allows"
+                )
+            if http is not None:
+                http.rejection = error.to_keep()
+            raise GracefulHTTPError(str(error), errors.status(error)) from error
+
+        self._keep_swept()
+
+    def _keep_swept(self) -> None:
+        """While requests wait here that other processes count, looks every so often whether they do still."""
+        if not self._sweeping and self._boards.others:
+            try:
+                asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
+                self._sweeping = True
+            except RuntimeError:  # called outside of the server's loop
+                pass
+
+    def _sweep(self) -> None:
+        self._sweeping = False
+        if self._admission.sweep(self._clock.now_s()):
+            self._keep_swept()
+
+    def close(self) -> None:
+        """The other API processes count it no more; serving what is in flight goes on."""
+        self._boards.own.close()
+
+    def _still_waiting(self, place: Place) -> bool:
+        engine_request_id = place.request.engine_request_id
+        if engine_request_id is None:
+            return True
+        state = self._states.get(engine_request_id) or self._states.get(f"0_{engine_request_id}")
+        return state is not None and state.is_prefilling
+
+    def is_waiting(self, observed: Observed) -> bool:
+        """Whether a request that was admitted has no token yet, as far as this process can know."""
+        ticket = observed.ticket
+        return not observed.begun and ticket is not None and self._still_waiting(ticket.place)
+
+    def expire(self, observed: Observed) -> int:
+        """Books a request as given up; in how many whole seconds one of its class should find a place."""
+        name = observed.slo.slo_class.name
+        if not observed.expired:
+            observed.expired = True
+            self._metrics.rejected(name, errors.REASON[DeadlinePassed])
+        return self._admission.promise_place(name, self._clock.now_s())
+
+    def _started(self, observed: Observed) -> None:
+        if observed.ticket is not None:
+            observed.ticket.started(self._clock.now_s())
+
+    def _ended(self, http: HTTPContext | None, observed: Observed, served: ServedRequest) -> None:
+        self.drain.in_flight -= 1
+        if observed.ticket is not None:
+            observed.ticket.ended(served.latency, served.output_tokens, self._clock.now_s())
+        self._metrics.record(served)
+        if http is not None:
+            http.served.append(served)
+            if served.outcome is Outcome.EVICTED and self.drain.begun:
+                http.rejection = self.drain.error("gave the request up")
+
+    def _broken_off(self) -> Exception | None:
+        from sloserve.vllm_plugin.engine import compat
+
+        return compat.stopped(self.drain.error("gave the request up")) if self.drain.begun else None
+
+
+def _board(settings: PluginSettings, rank: int, processes: int) -> Board:
+    names, tenants = settings.classes.names, settings.max_tenant_labels
+    if processes > 1:
+        try:
+            return Board.published(names, tenants, rank)
+        except OSError as error:
+            logger.warning(
+                "sloserve cannot publish what API process %d counts: caps, attainment and coverage will lack it: %s",
+                rank,
+                error,
+            )
+    return Board(len(names), tenants)
+
+
+def _is_streamed(output_kind: Any) -> bool:
+    return bool(output_kind.name != "FINAL_ONLY")

@@ -1,0 +1,25 @@
+"""What the engines of this server say of their requests and policy, in memory shared with its API processes."""
+
+from sloserve.core.served import Interruptions
+from sloserve.metrics.engine_page import PageReader, find_pages
+
+
+class EnginePages:
+    """Looked for until there are some."""
+
+    def __init__(self) -> None:
+        self._pages: list[PageReader] = []
+
+    def interruptions(self, engine_request_id: str) -> Interruptions:
+        """Of a request, by the name that the engine gave it."""
+        found = (page.interruptions(engine_request_id) for page in self.found())
+        return next((met for met in found if met is not None), Interruptions())
+
+    def found(self) -> list[PageReader]:
+        """None before an engine has made one, or where none could."""
+        if not self._pages:
+            try:
+                self._pages = find_pages()
+            except OSError:  # the engine could not make one either, and said so
+                return []
+        return self._pages

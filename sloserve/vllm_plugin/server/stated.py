@@ -1,0 +1,91 @@
+"""What a request states: its SLO in headers, body and priority, and its prompt. What no policy can use is told."""
+
+import functools
+import logging
+from typing import Any
+
+from sloserve.core.errors import InvalidRequest
+from sloserve.core.slo import SLO
+from sloserve.metrics import collectors
+from sloserve.scheduler.registry import parse_policy, policy_class
+from sloserve.settings import PluginSettings
+from sloserve.vllm_plugin.server.engine_pages import EnginePages
+from sloserve.wire.body import BodyFields
+from sloserve.wire.context import HTTPContext
+from sloserve.wire.headers import HeaderFields
+from sloserve.wire.resolve import resolve
+
+logger = logging.getLogger(__name__)
+
+LEAST_PRIORITY, MOST_PRIORITY = -(2**63), 2**63 - 1
+"""vLLM's numeric priority, of which the engine keeps 64 bits."""
+
+
+class StatedSLOs:
+    """Reads them by the server's rules."""
+
+    def __init__(self, settings: PluginSettings, metrics: collectors.FrontEndMetrics, pages: EnginePages) -> None:
+        self._rules = settings.rules
+        self._policy = settings.policy
+        self._metrics = metrics
+        self._pages = pages
+
+    def read(self, http: HTTPContext | None, sampling_params: Any, priority: int) -> SLO:
+        """The SLO of a request, which is written where the engine finds it.
+
+        http: ``None`` for a request that did not come through our middleware. priority: vLLM's number.
+        Raises: vLLM's error for 400 where an SLO cannot be read.
+        """
+        from vllm.exceptions import VLLMValidationError
+
+        try:
+            if http is not None and http.error is not None:
+                raise http.error
+            headers, body = (HeaderFields(), BodyFields()) if http is None else (http.headers, http.body)
+            resolved = resolve(self._rules, sampling_params.extra_args, headers, body, priority)
+            if headers.ignored:
+                self._metrics.ignored(headers.ignored)
+            if priority != 0:
+                self._check_priority(priority)
+        except InvalidRequest as error:
+            self._metrics.rejected(None, collectors.INVALID_REQUEST)
+            raise VLLMValidationError(str(error), parameter=error.param) from error.to_keep()
+        sampling_params.extra_args = resolved.xargs
+        if http is not None:
+            http.resolved(resolved)
+        return resolved.slo
+
+    def _check_priority(self, priority: int) -> None:
+        """Raises: InvalidRequest for a priority that the policy at work would ignore, or that is no 64-bit number."""
+        if not LEAST_PRIORITY <= priority <= MOST_PRIORITY:
+            raise InvalidRequest("priority", priority, f"a whole number from {LEAST_PRIORITY} to {MOST_PRIORITY}")
+        for text in {page.snapshot().policy for page in self._pages.found()} or {self._policy}:
+            name, _ = parse_policy(text)
+            if not _uses_priority(name):
+                tell_operator(f"a client states a priority, which policy {name!r} cannot use; --policy priority can")
+                allowed = f"0, all that policy {name!r} can use; state a class or targets"
+                raise InvalidRequest("priority", priority, allowed)
+
+
+@functools.cache
+def _uses_priority(policy: str) -> bool:
+    return "priority" in policy_class(policy).needs
+
+
+@functools.cache
+def tell_operator(message: str) -> None:
+    """Logs it the first time: clients are told what they can do, operators what a setting can."""
+    logger.warning("%s", message)
+
+
+def prompt_tokens(prompt: Any) -> int | None:
+    """Length of what ``AsyncLLM.generate`` was given; ``None`` where it is not known yet, as of text."""
+    get = prompt.get if isinstance(prompt, dict) else functools.partial(getattr, prompt)
+    ids = get("prompt_token_ids", None)
+    return len(ids) if ids else None
+
+
+def prompt_text(prompt: Any) -> str | None:
+    """The text of what ``AsyncLLM.generate`` was given, where it still has one."""
+    text = prompt.get("prompt") if isinstance(prompt, dict) else getattr(prompt, "prompt", None)
+    return text if isinstance(text, str) else None
