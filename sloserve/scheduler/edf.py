@@ -22,6 +22,7 @@ default 30 s, 1.5 times stock's capacity and deadlines of half a minute, preempt
 (docs/benchmarks/deadlines.md).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ from sloserve.core.rows import Rows
 from sloserve.core.slo import MAX_TDS
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, PreemptionRule, plan_by_key
 from sloserve.lso.pace import PACE_COLUMNS, pace_s
+from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 _BEHIND_S = 1e12
@@ -78,8 +80,7 @@ class EDF(Policy):
         def __post_init__(self) -> None:
             if not 0.0 < self.default_tds <= MAX_TDS:
                 raise ValueError(f"default_tds: {self.default_tds} is not within 0..{MAX_TDS:.0f}")
-            if self.preempt_margin_s < 0 or self.max_preemptions < 0:
-                raise ValueError("preempt_margin_s and max_preemptions must not be negative")
+            check_within(self, 0, math.inf, "preempt_margin_s", "max_preemptions")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)

@@ -5,12 +5,14 @@ Differs from vLLM's ``--scheduling-policy priority``: a waiting request of bette
 when all ``max_num_seqs`` slots are taken, not only when KV blocks run out (vLLM #40004).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, PreemptionRule, plan_by_key, ranks
+from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 
@@ -27,8 +29,7 @@ class Priority(Policy):
         max_preemptions: int = 3
 
         def __post_init__(self) -> None:
-            if self.max_preemptions < 0:
-                raise ValueError("max_preemptions must not be negative")
+            check_within(self, 0, math.inf, "max_preemptions")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)

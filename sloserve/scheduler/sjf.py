@@ -18,6 +18,7 @@ from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.decode_first import tokens_without_kv
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, PreemptionRule, plan_by_key
+from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 
@@ -45,8 +46,7 @@ class SJF(Policy):
 
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)
-            if not 0.0 <= self.prompt_weight <= 1.0:
-                raise ValueError(f"prompt_weight: {self.prompt_weight} is not within 0..1")
+            check_within(self, 0, 1, "prompt_weight")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)

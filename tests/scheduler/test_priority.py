@@ -73,7 +73,7 @@ def test_a_better_class_preempts_at_equal_numbers(snapshot: Make) -> None:
 
 
 def test_negative_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_preemptions must not be negative"):
+    with pytest.raises(ValueError, match="max_preemptions: -1 is not 0 or more, and finite"):
         Priority.Settings(max_preemptions=-1)
 
 

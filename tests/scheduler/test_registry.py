@@ -84,7 +84,7 @@ def test_an_unknown_policy_is_answered_with_those_there_are_and_a_guess() -> Non
         ("edf", {"preempt": "maybe"}, "policy 'edf', option 'preempt': 'maybe' is not true or false"),
         ("edf", {"preempt": 2}, "policy 'edf', option 'preempt': 2 is not true or false"),
         ("edf", {"preempt": None}, "policy 'edf', option 'preempt': None is not true or false"),
-        ("edf", {"preempt_margin_s": -1}, "policy 'edf': preempt_margin_s and max_preemptions must not be negative"),
+        ("edf", {"preempt_margin_s": -1}, "policy 'edf': preempt_margin_s: -1.0 is not 0 or more, and finite"),
         (
             "sjf",
             {"length": "guess"},

@@ -42,6 +42,7 @@ from sloserve.lso.preemption import freed_blocks
 from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.andes.outlook import COLUMNS, Foresight, Outlook, reading_tds
 from sloserve.scheduler.andes.room import HeadOfLine, VictimOrder, longest_lead_first, short_of_blocks, victims_for
+from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 
 URGENT_QUALITY = 0.5
@@ -89,11 +90,8 @@ class Andes(Policy):
         length_error: float = 0.0
 
         def __post_init__(self) -> None:
-            if not 0.0 <= self.headroom <= 0.5:
-                raise ValueError(f"headroom: {self.headroom} is not within 0..0.5")
-            for name in ("lead_s", "preemption_cap", "max_preemptions"):
-                if not 0 <= getattr(self, name) < math.inf:
-                    raise ValueError(f"{name}: {getattr(self, name)} is not 0 or more, and finite")
+            check_within(self, 0, 0.5, "headroom")
+            check_within(self, 0, math.inf, "lead_s", "preemption_cap", "max_preemptions")
             check_lengths(self.length, self.length_error)
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:

@@ -32,6 +32,7 @@ from sloserve.lso.ordering import by_class, first_places, without_targets, woven
 from sloserve.lso.pace import pace_s
 from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.econo.victim import TOKENS_PER_STEP, Ranked, victim_worth_preempting
+from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 
 UNHURRIED_S: Final = 600.0
@@ -85,11 +86,8 @@ class Econo(Policy):
 
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)
-            if not 0.0 <= self.reserve <= 0.5:
-                raise ValueError(f"reserve: {self.reserve} is not within 0..0.5")
-            for name in ("sigmas", "max_preemptions"):
-                if not 0.0 <= getattr(self, name) < math.inf:
-                    raise ValueError(f"{name}: {getattr(self, name)} is not 0 or more, and finite")
+            check_within(self, 0, 0.5, "reserve")
+            check_within(self, 0, math.inf, "sigmas", "max_preemptions")
             if not self.tokens_per_step >= 1.0:
                 raise ValueError(f"tokens_per_step: {self.tokens_per_step} is not 1 or more")
 

@@ -17,6 +17,7 @@ from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.andes.outlook import Foresight, Outlook, reading_tds
 from sloserve.scheduler.andes.policy import Andes
 from sloserve.scheduler.andes.room import VictimOrder
+from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot
 
 OBJECTIVES = ("mean", "min", "perfect")
@@ -55,12 +56,8 @@ class AndesParts(Andes):
             for name, allowed in (("objective", OBJECTIVES), ("victims", VICTIMS)):
                 if getattr(self, name) not in allowed:
                     raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(allowed)}")
-            for name in ("alpha", "watermark"):
-                if not 0.0 <= getattr(self, name) <= 1.0:
-                    raise ValueError(f"{name}: {getattr(self, name)} is not within 0..1")
-            for name in ("horizon_s", "urgent_s"):
-                if not 0.0 <= getattr(self, name) < math.inf:
-                    raise ValueError(f"{name}: {getattr(self, name)} is not 0 or more, and finite")
+            check_within(self, 0, 1, "alpha", "watermark")
+            check_within(self, 0, math.inf, "horizon_s", "urgent_s")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)

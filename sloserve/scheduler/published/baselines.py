@@ -7,6 +7,7 @@ and recomputation after a preemption. The costs of the papers' own kernels and c
 Source: EconoServe, Sec. 2.1 and 2.2.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.published.allocation import RESERVATION_COLUMNS, admit, max_blocks, oldest
 from sloserve.scheduler.published.preemptive import RANKED_COLUMNS, plan_ranked
@@ -98,8 +100,7 @@ class SRTF(Policy):
 
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)
-            if self.max_preemptions < 0:
-                raise ValueError(f"max_preemptions: {self.max_preemptions} is negative")
+            check_within(self, 0, math.inf, "max_preemptions")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)

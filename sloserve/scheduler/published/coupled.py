@@ -16,6 +16,7 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.published.allocation import RESERVATION_COLUMNS, admit, capacity_blocks, exact_blocks, oldest
 
@@ -35,8 +36,7 @@ class ExactSettings(Policy.Settings):
 
     def __post_init__(self) -> None:
         check_lengths(self.length, self.length_error)
-        if not 0.0 <= self.padding <= 10.0:
-            raise ValueError(f"padding: {self.padding} of the predicted output is not within 0..10")
+        check_within(self, 0, 10, "padding")
 
 
 class _Exact(Policy):

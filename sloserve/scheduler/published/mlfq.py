@@ -23,6 +23,7 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso.ordering import ranks
+from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.published.preemptive import RANKED_COLUMNS, plan_ranked
 
@@ -51,16 +52,13 @@ class FastServe(Policy):
         promote_s: float = 300.0
 
         def __post_init__(self) -> None:
-            if not 1 <= self.levels <= 32:
-                raise ValueError(f"levels: {self.levels} is not within 1..32")
+            check_within(self, 1, 32, "levels")
             if not 1 <= self.quantum_tokens <= 2**20:
                 raise ValueError(f"quantum_tokens: {self.quantum_tokens} is not within 1..{2**20}")
-            if not 0.0 <= self.prompt_weight <= 1.0:
-                raise ValueError(f"prompt_weight: {self.prompt_weight} is not within 0..1")
+            check_within(self, 0, 1, "prompt_weight")
             if self.batch < 0:
                 raise ValueError(f"batch: {self.batch} requests is negative; 0 is no limit")
-            if not 0.0 <= self.promote_s < np.inf:
-                raise ValueError(f"promote_s: {self.promote_s} s is not a time of 0 or more")
+            check_within(self, 0, np.inf, "promote_s")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)

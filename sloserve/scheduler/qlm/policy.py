@@ -12,6 +12,7 @@ Source: QLM, Sec. 3 to 7. Differs: what serves many models, model swaps and load
 (``contract.py``).
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,6 +28,7 @@ from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, PreemptionRule, plan_by_key
 from sloserve.lso.pace import PACE_COLUMNS
 from sloserve.scheduler.edf import deadlines_s
+from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import EngineFacts, Plan, Policy, Snapshot
 from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, GroupSums, InstanceState, ModelState, RunningSums
 from sloserve.scheduler.qlm.groups import Groups, Member
@@ -79,8 +81,7 @@ class QLM(Policy):
                 raise ValueError(f"inside: {self.inside!r} is neither fcfs nor edf")
             if not 0.0 < self.delta <= 1000.0:
                 raise ValueError(f"delta: {self.delta} is not within 0..1000")
-            if self.preempt_margin_s < 0 or self.max_preemptions < 0 or self.replan_s < 0:
-                raise ValueError("preempt_margin_s, max_preemptions and replan_s must not be negative")
+            check_within(self, 0, math.inf, "preempt_margin_s", "max_preemptions", "replan_s")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)

@@ -27,6 +27,7 @@ from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets
 from sloserve.lso.pace import pace_s
+from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
 from sloserve.scheduler.sa.times import Slots, Times, Work, bilinear_of, slot_times
 
@@ -75,8 +76,7 @@ class SA(Policy):
 
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)
-            if not 0.0 <= self.effort <= 1000.0:
-                raise ValueError(f"effort: {self.effort} is not within 0..1000")
+            check_within(self, 0, 1000, "effort")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)

@@ -108,8 +108,8 @@ def test_a_length_error_is_drawn_anew_for_each_seed(snapshot: Make) -> None:
         ("sarathi", "tokens", 0, "tokens: 0 a step is not at least 1"),
         ("srtf", "length", "guess", "length: 'guess' is not one of predicted, empirical, gaussian, oracle"),
         ("srtf", "length_error", -0.1, "length_error: -0.1 is not 0 or more, and finite"),
-        ("srtf", "max_preemptions", -1, "max_preemptions: -1 is negative"),
-        ("multires", "padding", -0.5, "padding: -0.5 of the predicted output is not within 0..10"),
+        ("srtf", "max_preemptions", -1, "max_preemptions: -1 is not 0 or more, and finite"),
+        ("multires", "padding", -0.5, "padding: -0.5 is not within 0..10"),
         ("multires", "window", 0, "window: 0 waiting requests is not at least 1"),
         ("sync-coupled", "sync_tokens", 0, "sync_tokens: 0 is not at least 1"),
         ("sync-coupled", "length", "", "length: '' is not one of predicted, empirical, gaussian, oracle"),
@@ -117,7 +117,7 @@ def test_a_length_error_is_drawn_anew_for_each_seed(snapshot: Make) -> None:
         ("fastserve", "quantum_tokens", 0, "quantum_tokens: 0 is not within 1..1048576"),
         ("fastserve", "prompt_weight", 1.5, "prompt_weight: 1.5 is not within 0..1"),
         ("fastserve", "batch", -2, "batch: -2 requests is negative; 0 is no limit"),
-        ("fastserve", "promote_s", -1.0, "promote_s: -1.0 s is not a time of 0 or more"),
+        ("fastserve", "promote_s", -1.0, "promote_s: -1.0 is not 0 or more, and finite"),
     ],
 )
 def test_a_bad_setting_is_named_with_its_value_and_what_is_allowed(
