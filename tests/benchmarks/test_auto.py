@@ -1,0 +1,26 @@
+"""The published tables of auto follow from the runs beside them, and the cells are those that the design gives."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module("auto_cells")
+
+
+def test_the_cells_are_those_that_the_design_gives(cells: Any) -> None:
+    assert dict(enumerate(cells.design())) == cells.read_cells()
+
+
+@pytest.mark.parametrize(("folder", "module"), [("auto", "auto_report")])
+def test_the_table_follows_from_the_runs(cells: Any, folder: str, module: str) -> None:
+    made, results = import_module(module), BENCHMARKS / "results" / folder
+    rows = made.read(results / "runs.csv.gz")
+    assert len(rows) > 30 and made.table(rows, cells.read_cells()) == (results / "table.txt").read_text()
