@@ -34,6 +34,9 @@ def test_the_stock_sdk_plain_and_streaming(server: Server, http: httpx.Client) -
             assert plain.http_response.http_version == "HTTP/3"
             assert "alt-svc" not in plain.headers and plain.headers["x-request-id"]
             assert plain.parse().model_extra["slo"]["met"] == {"ttft": True}
+            in_body = {**asked, "extra_headers": {}, "extra_body": {"slo": {"class": "batch", "e2e_ms": 60_000}}}
+            await openai.chat.completions.create(**in_body)  # nothing but the body knows of a deadline
+            assert 'sloserve:http3_deadlines_total{class="batch",outcome="met"} 1.0' in server.metrics()
             streams = [await openai.chat.completions.create(**asked, stream=True) for _ in range(3)]
             outcomes = [[c.model_extra["slo"] async for c in s if "slo" in c.model_extra] for s in streams]
             assert [told["outcome"] for (told,) in outcomes] == ["completed"] * 3
