@@ -15,5 +15,5 @@ def answered(scope: Scope, status: int) -> None:
     """An answer with this status begins."""
     if _logger.hasHandlers():  # as uvicorn finds out whether it is on
         host, port = scope["client"]
-        path, version = quote(scope["path"]), scope["http_version"]
-        _logger.info('%s - "%s %s HTTP/%s" %d', f"{host}:{port}", scope["method"], path, version, status)
+        method, path = quote(scope["method"]), quote(scope["path"])
+        _logger.info('%s - "%s %s HTTP/%s" %d', f"{host}:{port}", method, path, scope["http_version"], status)
