@@ -18,9 +18,9 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     return import_module(name)
 
 
-@pytest.mark.parametrize("name", ["network", "streams"])
+@pytest.mark.parametrize("name", ["quic_network", "quic_streams", "qos_macro"])
 def test_the_tables_follow_from_the_runs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    experiment, folder = module(monkeypatch, f"quic_{name}"), BENCHMARKS / "results" / f"quic-{name}"
+    experiment, folder = module(monkeypatch, name), BENCHMARKS / "results" / name.replace("_", "-")
     assert experiment.table_of(experiment.read(folder / "runs.csv")) == (folder / "table.txt").read_text()
 
 
