@@ -102,6 +102,7 @@ def _sums(now_s: float, demand: Demand, age_s: float, horizon_s: float) -> Group
         first_due_s=min([*dues, *come], default=math.inf),
         last_due_s=max([*dues, *come], default=math.inf),
         first_arrival_s=now_s - age_s - demand.oldest_s,
+        comes_over_s=horizon_s if expected else 0.0,
         until_first_token=demand.until_first_token,
         weight=demand.weight,
     )
@@ -119,6 +120,7 @@ def _both(a: GroupSums, b: GroupSums) -> GroupSums:
         first_due_s=min(a.first_due_s, b.first_due_s),
         last_due_s=max(a.last_due_s, b.last_due_s),
         first_arrival_s=min(a.first_arrival_s, b.first_arrival_s),
+        comes_over_s=max(a.comes_over_s, b.comes_over_s),
     )
 
 

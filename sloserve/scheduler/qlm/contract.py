@@ -43,6 +43,7 @@ class GroupSums:
         until_first_token: the deadlines are those of first tokens, not of whole replies.
         weight: what a second of lateness of one request counts, above 0.
         cached_tokens: of the prompts, those that an instance's prefix cache is expected to hold, by its name.
+        comes_over_s: its requests come over so many seconds from now; an instance is not done with them sooner.
     """
 
     ref: int
@@ -57,6 +58,7 @@ class GroupSums:
     until_first_token: bool = False
     weight: float = 1.0
     cached_tokens: Mapping[str, float] = field(default_factory=dict)
+    comes_over_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

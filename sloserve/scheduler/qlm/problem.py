@@ -155,7 +155,8 @@ class ProblemMaker:
                 ]
             )
             found = group_times(serving, sums[:, 0], sums[:, 1], sums[:, 2], sums[:, 3])
-            work[places] = (found.work_s + self._sd * found.work_sd_s) * self._factor
+            work_s = (found.work_s + self._sd * found.work_sd_s) * self._factor
+            work[places] = np.maximum(work_s, [groups[k].comes_over_s for k in places])
             own[places] = (found.own_s + self._sd * found.own_sd_s) * self._factor
             judged[places] = np.where(sums[:, 4] > 0, found.first_token_s * self._factor, own[places])
         return work, judged, own

@@ -20,10 +20,12 @@ from sloserve.fleet.file import Fleet, parse_fleet
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.planning.groups import HORIZON_S, stream_ref, streamed_groups
 from sloserve.fleet.planning.planner import LEASE_S, Planning
-from sloserve.fleet.planning.snapshot import ALIVE_S, Swaps
+from sloserve.fleet.planning.snapshot import ALIVE_S, Swaps, plan_settings, serving_of
 from sloserve.fleet.store.records import NewRequest, RequestState, Result
 from sloserve.fleet.store.store import Store as OpenStore
-from sloserve.scheduler.qlm.contract import ModelState, Swap
+from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, InstanceState, ModelState, RunningSums, Swap
+from sloserve.scheduler.qlm.planner import QLMPlanner
+from sloserve.scheduler.qlm.swaps import swap_table
 from tests.fleet.store.databases import Store
 
 FLEET = """
@@ -187,6 +189,25 @@ def test_streams_that_have_ceased_keep_no_instance(fleet: Fleet) -> None:
     assert expected(0.0) > 60
     assert expected(5.0) <= 6
     assert expected(20.0) == 0
+
+
+def test_a_held_stream_is_not_planned_behind_streams_that_never_cease(fleet: Fleet) -> None:
+    """Those expected within 10 s counted as done within their work of 1 s, and a held one as in time behind them: at
+    each plan anew, until it was late. As long as they come the instance does not drain.
+    """
+    steady = Demand("chat", "interactive", rate_per_s=2.0, target_s=20.0, mean_prompt_tokens=100.0)
+    held = replace(steady, model="legal", rate_per_s=0.1, held=1, first_due_in_s=11.0, last_due_in_s=11.0, oldest_s=9.0)
+    groups = [one.sums for one in streamed_groups(0.0, [(steady, 0.0), (held, 0.0)], {})]
+    running = RunningSums(8, 0.0, 1_000.0, 1_600.0, 640_000.0, 600.0)
+    one = InstanceState("a/0", "h100", {"chat": ACTIVE, "legal": WARM}, running=running, drained_s=4.0)
+    planner = QLMPlanner(serving_of(fleet), plan_settings(fleet))
+    refs = {group.model: group.ref for group in groups}
+    last = FleetPlan({"a/0": (refs["chat"], refs["legal"])})
+    state = FleetState(0.0, tuple(groups), (one,), swap_table(fleet.swaps()), last)
+    assert planner.plan(state).queues["a/0"] == (refs["legal"], refs["chat"])
+    early = replace(held, first_due_in_s=40.0, last_due_in_s=40.0)  # there is time
+    groups = [one.sums for one in streamed_groups(0.0, [(steady, 0.0), (early, 0.0)], {})]
+    assert planner.plan(replace(state, groups=tuple(groups))).queues == last.queues
 
 
 def test_streams_that_are_expected_keep_an_instance_and_many_spread_over_several() -> None:
