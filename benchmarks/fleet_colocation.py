@@ -34,7 +34,7 @@ from sloserve.core.runlog import RequestLog
 from sloserve.core.slo import SLO
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.fleet.file import Fleet, parse_fleet
-from sloserve.report.runs_csv import write_runs
+from sloserve.report.runs_csv import read_runs, write_runs
 from sloserve.sim.experiment import MODEL, engine_class
 from sloserve.sim.fleet.contract import Dispatcher, FleetView, Held, Operation
 from sloserve.sim.fleet.dispatchers.assigned import Static
@@ -218,14 +218,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--lines", choices=LINES, default="chat")
+    parser.add_argument("--only", help="rows to run again, separated by semicolons; the others stay")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     out = arguments.out or RESULTS / f"fleet-colocation-{arguments.lines}"
-    rows = []
-    for name in VARIANTS:
+    only = list(VARIANTS) if arguments.only is None else arguments.only.split(";")
+    rows = [row for row in read_runs(out / "runs.csv") if row["policy"] not in only] if arguments.only else []
+    for name in only:
         for seed in range(arguments.seeds):
             rows.append(measure(name, seed, arguments.lines))
             print({key: round(v, 3) if isinstance(v, float) else v for key, v in rows[-1].items()}, flush=True)
+            rows.sort(key=lambda row: (list(VARIANTS).index(row["policy"]), int(row["seed"])))
             write_runs(out / "runs.csv", rows)
         (out / "table.txt").write_text(table(rows), encoding="utf-8")
     print(table(rows))

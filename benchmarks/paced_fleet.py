@@ -1,0 +1,295 @@
+"""A fleet of paced engines in real processes, and clients of its gateway, for ``fleet_paced.py``.
+
+Agent, gateway and planner are the commands of `sloserve fleet`, so that a row can change one and leave the engines.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from sloserve.client.prompts import TokenPrompts
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.runlog import RequestLog
+from sloserve.fleet.gateway.keys import new_key
+
+EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+PACED = "sloserve.vllm_plugin.paced_worker.PacedWorker"
+ARGUMENTS = ("--worker-cls", PACED, "--distributed-executor-backend", EXECUTOR, "--block-size", "16", "--enforce-eager")
+ARGUMENTS += ("--stream-interval", "16")
+"""Of each engine. Tokens go out 16 at a time, and the first and the last at once, and the worker has no process of its
+own: else two cores would not do."""
+ENVIRONMENT = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
+PROMPTS = TokenPrompts()
+READY_LIMIT_S = 240.0
+REAL, PREDICTED = "", ", predicted"
+"""After the name of a row."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """What became of a streamed request; seconds from the section's begin. status 0: no answer, or one broken off."""
+
+    request: WorkloadRequest
+    sent_s: float
+    first_s: float = float("inf")
+    last_s: float = float("inf")
+    status: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.request.arrival_s
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.last_s - self.first_s) / max(self.request.output_tokens - 1, 1)
+
+    @property
+    def e2e_s(self) -> float:
+        return self.last_s - self.request.arrival_s
+
+    def tokens_by(self, end_s: float) -> float:
+        """Of its reply, as if they came evenly."""
+        if self.first_s > end_s:
+            return 0.0
+        share = min((end_s - self.first_s) / max(self.last_s - self.first_s, 1e-9), 1.0)
+        return 1.0 + share * (self.request.output_tokens - 1)
+
+
+@dataclass
+class PacedFleet:
+    """``async with`` it: agent, gateway and planner run in ``folder`` by the file ``text``.
+
+    real_time: gives the fleet's processes real-time priority while a row runs.
+    """
+
+    folder: Path
+    text: str
+    port: int = 18741
+    real_time: bool = False
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    warmed: bool = False
+
+    async def __aenter__(self) -> "PacedFleet":
+        self.state = self.folder / "state"
+        self.sockets = self.folder / "run"
+        for made in (self.state, self.sockets):
+            made.mkdir(parents=True)
+        self.write(self.text)
+        key, digest = new_key()
+        tenant = {"keys": [digest], "quota": {"requests": 8192}}
+        (self.folder / "keys.yaml").write_text(json.dumps({"tenants": {"benchmark": tenant}}))
+        self.http = aiohttp.ClientSession(
+            f"http://127.0.0.1:{self.port}",
+            headers={"authorization": f"Bearer {key}"},
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+        )
+        for name in ("agent", "planner", "gateway"):
+            self.start(name)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.http.close()
+        for process in self.processes.values():
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(40)
+            process.kill()
+
+    def write(self, text: str) -> None:
+        """Changes the file; parts that start from now on read it."""
+        self.file = self.folder / "fleet.yaml"
+        self.file.write_text(text)
+
+    def start(self, name: str) -> None:
+        arguments = {"gateway": ["--port", str(self.port), "--keys", str(self.folder / "keys.yaml")]}.get(name, [])
+        self.processes[name] = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "sloserve.cli",
+                "fleet",
+                name,
+                str(self.file),
+                "--state",
+                str(self.state),
+                *arguments,
+            ],
+            stdout=(self.folder / f"{name}.log").open("ab"),
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **ENVIRONMENT, "XDG_RUNTIME_DIR": str(self.sockets)},
+        )
+
+    def stop(self, name: str) -> None:
+        process = self.processes.pop(name, None)
+        if process is not None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+    def restart(self, name: str) -> None:
+        """As a supervisor would after a new file."""
+        self.stop(name)
+        self.start(name)
+
+    async def until_served(self, model: str) -> None:
+        """A request of ``model`` is answered, which brings the model."""
+        async with asyncio.timeout(READY_LIMIT_S):
+            while not await self._asked(model):
+                await asyncio.sleep(0.5)
+
+    async def _asked(self, model: str) -> bool:
+        with suppress(aiohttp.ClientError):
+            body = {"model": model, "prompt": [65] * 8, "max_tokens": 2, "ignore_eos": True}
+            async with self.http.post("/v1/completions", json=body, headers={"x-slo-class": "interactive"}) as answer:
+                return answer.status == 200
+        return False
+
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Within it what other work the machine has waits for the fleet and its clients, as far as it is let."""
+        self._schedule(os.SCHED_RR, 1)
+        try:
+            yield
+        finally:
+            self._schedule(os.SCHED_OTHER, 0)
+
+    def _schedule(self, policy: int, priority: int) -> None:
+        pids = [*_descendants([p.pid for p in self.processes.values()]), os.getpid()] if self.real_time else []
+        for thread in [thread for pid in pids for thread in _threads(pid)]:
+            with suppress(OSError):
+                os.sched_setscheduler(thread, policy, os.sched_param(priority))
+
+    # Clients.
+
+    async def stream(self, request: WorkloadRequest, begun_s: float, seed: int) -> Stream:
+        """Sends it when it is due. begun_s: the section's begin by the event loop's clock."""
+        loop = asyncio.get_running_loop()
+        body = json.dumps(body_of(request, seed) | {"stream": True}).encode()
+        await asyncio.sleep(max(begun_s + request.arrival_s - loop.time(), 0.0))
+        found = Stream(request, loop.time() - begun_s)
+        headers = {"content-type": "application/json", "x-slo-class": request.slo.slo_class.name}
+        with suppress(aiohttp.ClientError, asyncio.TimeoutError):
+            async with self.http.post("/v1/completions", data=body, headers=headers) as answer:
+                status, tail = answer.status, b""
+                async for part in answer.content.iter_any():
+                    if found.first_s == float("inf") and b'"text"' in part:
+                        found.first_s = loop.time() - begun_s
+                    if b'"text"' in part:
+                        found.last_s = loop.time() - begun_s
+                    tail = (tail + part)[-64:]
+                whole = b"data: [DONE]" in tail and found.first_s < float("inf") and b'"error"' not in tail
+                found.status = status if status != 200 or whole else 0
+        return found
+
+    async def batch(self, requests: Sequence[WorkloadRequest], seed: int, window: str = "1h") -> str:
+        """Accepted by the Batch API; its id."""
+        lines = [
+            {"custom_id": r.request_id, "method": "POST", "url": "/v1/completions", "body": body_of(r, seed)}
+            for r in requests
+        ]
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", "\n".join(map(json.dumps, lines)).encode(), filename="lines.jsonl")
+        async with self.http.post("/v1/files", data=form) as answer:
+            file = (await answer.json())["id"]
+        wanted = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": window}
+        async with self.http.post("/v1/batches", json=wanted) as answer:
+            return str((await answer.json())["id"])
+
+    async def batch_state(self, id: str) -> dict[str, Any]:
+        async with self.http.get(f"/v1/batches/{id}") as answer:
+            return dict(await answer.json())
+
+    async def cancel(self, id: str) -> None:
+        async with self.http.post(f"/v1/batches/{id}/cancel") as answer:
+            await answer.read()
+
+    # What there is to see.
+
+    async def reports(self) -> list[dict[str, Any]]:
+        """Of the instances, as the agent says at its door."""
+        doors = list(self.sockets.glob("*/door"))
+        if not doors:
+            return []
+        connector = aiohttp.UnixConnector(str(doors[0]))
+        async with aiohttp.ClientSession(connector=connector) as session, session.get("http://door/state") as answer:
+            return list((await answer.json())["instances"])
+
+    async def counted(self, metric: str) -> dict[str, float]:
+        """A metric of vLLM's engines, by model, summed."""
+        found: dict[str, float] = {}
+        for socket in self.sockets.glob("*/*.sock"):
+            with suppress(aiohttp.ClientError, OSError):
+                connector = aiohttp.UnixConnector(str(socket))
+                async with aiohttp.ClientSession(connector=connector) as session:
+                    async with session.get("http://engine/metrics") as answer:
+                        text = await answer.text()
+                for line in text.splitlines():
+                    if line.startswith(metric + "{"):
+                        model = line.partition('model_name="')[2].partition('"')[0]
+                        found[model] = found.get(model, 0.0) + float(line.rpartition(" ")[2])
+        return found
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all its processes that live."""
+        return sum(_cpu_s(pid) for pid in _descendants([p.pid for p in self.processes.values()]))
+
+
+def of_log(log: RequestLog) -> Stream:
+    """Of a request in virtual time."""
+    times = log.token_times_s
+    if not times.size:
+        return Stream(log.request, log.request.arrival_s)
+    return Stream(log.request, log.request.arrival_s, float(times[0]), float(times[-1]), 200)
+
+
+def body_of(request: WorkloadRequest, seed: int) -> dict[str, Any]:
+    return {
+        "model": request.model,
+        "prompt": PROMPTS.make(request, seed),
+        "max_tokens": request.output_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+
+
+def load() -> float:
+    """Of the machine, over the last minute."""
+    return os.getloadavg()[0]
+
+
+def _descendants(roots: Sequence[int]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(pid))
+    found, left = set(roots), list(roots)
+    while left:
+        new = children.get(left.pop(), [])
+        found |= set(new)
+        left += new
+    return found
+
+
+def _threads(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    return []
+
+
+def _cpu_s(pid: int) -> float:
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
