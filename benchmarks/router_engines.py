@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -108,6 +109,7 @@ def fleet(folder: Path, policy: str) -> str:
         "hosts": {"a": {"device": "a100", "devices": 2, "host_memory_gib": 100}},
         "switching": {"min_active_s": 3600.0},
         "settings": {"policy": "fcfs"},
+        "gateway": {"affinity": False},
         "router": router(folder, policy),
     }
     return json.dumps(made, indent=1)
@@ -199,7 +201,8 @@ def _descendants(roots: Sequence[int]) -> set[int]:
 
 async def ask(http: aiohttp.ClientSession, model: str, task: str, at_s: float, begun_s: float) -> Answer:
     loop = asyncio.get_running_loop()
-    body = {"model": model, "prompt": [65] * PROMPT, "max_tokens": OUTPUT, "ignore_eos": True, "temperature": 0}
+    prompt = np.random.default_rng(round(1e6 * at_s)).integers(16, 99, PROMPT).tolist()
+    body = {"model": model, "prompt": prompt, "max_tokens": OUTPUT, "ignore_eos": True, "temperature": 0}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     await asyncio.sleep(max(begun_s + at_s - loop.time(), 0.0))
     sent_s, served, why, last_s = loop.time(), None, "", float("inf")
@@ -296,13 +299,18 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def main() -> None:
     """Trains if need be, runs all rules, and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", type=Path, default=Path("router-policies/engines.safetensors"))
     parser.add_argument("--train-only", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--port", type=int, default=18763)
     parser.add_argument(
         "--real-time", action="store_true", help="real-time scheduling, once engines are ready, where cores are shared"
     )
@@ -320,7 +328,7 @@ def main() -> None:
         if arguments.train_only:
             return
         (folder / "policy.safetensors").write_bytes(arguments.policy.read_bytes())
-        found = asyncio.run(compare(folder, arguments.seed, arguments.port, real_time=arguments.real_time))
+        found = asyncio.run(compare(folder, arguments.seed, _free_port(), real_time=arguments.real_time))
     RESULTS.mkdir(parents=True, exist_ok=True)
     write_runs(RESULTS / "runs.csv", found)
     (RESULTS / "table.txt").write_text(table(found))

@@ -27,8 +27,9 @@ class Calibration:
         return math.exp(self._faded(now_s))
 
     def ended(self, ratio: float, now_s: float) -> None:
-        """A request took ``ratio`` times what was predicted with the factor of then."""
-        moved = self._faded(now_s) + math.copysign(STEP, ratio - 1.0)
+        """A request took ``ratio`` times what was predicted without a factor: others on their way change nothing."""
+        known = self._faded(now_s)
+        moved = known + math.copysign(STEP, ratio - math.exp(known))
         self._log, self._seen_s = min(max(moved, math.log(LEAST)), math.log(MOST)), now_s
 
     def _faded(self, now_s: float) -> float:

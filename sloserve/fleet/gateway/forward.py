@@ -58,10 +58,13 @@ _TAIL_BYTES: Final = 1024
 
 
 class Foreseen(NamedTuple):
-    """What was predicted of a request, in seconds: from its arrival to its first token, and for each after that."""
+    """What was predicted of a request, in seconds: from its arrival to its first token, and for each after that.
+    slower: factor of what its model was known to take more than its profile says, which is in both.
+    """
 
     first_s: float
     token_s: float
+    slower: float = 1.0
 
     def completion_s(self, output_tokens: int) -> float:
         """From arrival to the last of so many tokens."""
@@ -88,7 +91,7 @@ class ModelChooser(Protocol):
         """One of a set. path: the route. Raises: InvalidRequest."""
         ...
 
-    def ended(self, model: str, ratio: float) -> None:
+    def ended(self, model: str, foreseen: Foreseen, ratio: float) -> None:
         """A request for which the model was chosen is complete. ratio: its time in parts of what was predicted."""
         ...
 
@@ -385,7 +388,7 @@ class Exchange:
             latency = Latency(self._first_s - self._arrival_s, tpot_s, now_s - self._arrival_s)
             if self._foreseen is not None and self._parts.chooser is not None:
                 ratio = latency.e2e_s / self._foreseen.completion_s(self._output_tokens)
-                self._parts.chooser.ended(self._model, ratio)
+                self._parts.chooser.ended(self._model, self._foreseen, ratio)
                 self._parts.metrics.completed(self._model, ratio)
         ticket.ended(latency, self._output_tokens, now_s)
 

@@ -66,10 +66,12 @@ class ModelSets:
             raise InvalidRequest(
                 "model", asked.model, f"able to serve this request: {self._why_not(facts, choice.barred)}"
             )
-        return Chosen(choice.model, choice.why.value, choice.shadow, _foreseen(choice.model, candidates, facts))
+        return Chosen(
+            choice.model, choice.why.value, choice.shadow, self._foreseen(choice.model, candidates, facts, now_s)
+        )
 
-    def ended(self, model: str, ratio: float) -> None:
-        self._slower[model].ended(ratio, self._parts.clock.monotonic_s())
+    def ended(self, model: str, foreseen: Foreseen, ratio: float) -> None:
+        self._slower[model].ended(ratio * foreseen.slower, self._parts.clock.monotonic_s())
 
     def _facts(self, asked: Asked, among: Collection[str], tenant: Tenant, elapsed_s: float) -> RequestFacts:
         needs = needs_of(asked)
@@ -124,6 +126,12 @@ class ModelSets:
             full=self._parts.admission(model.name).is_full(facts.slo_class, now_s),
         )
 
+    def _foreseen(self, model: str, candidates: Iterable[Candidate], facts: RequestFacts, now_s: float) -> Foreseen:
+        one = next(candidate for candidate in candidates if candidate.model == model)
+        token_s = (one.completion_s - one.first_s) / max(facts.output_tokens - 1.0, 1.0)
+        first_s = facts.elapsed_s + one.ready_in_s + one.first_s
+        return Foreseen(first_s, token_s, self._slower[model].factor(now_s))
+
     def _why_not(self, facts: RequestFacts, barred: Mapping[str, Barred]) -> str:
         told = []
         for name, reason in barred.items():
@@ -138,9 +146,3 @@ class ModelSets:
             else:
                 told.append(f"{name} is not awake in time")
         return "; ".join(told) or "there is none"
-
-
-def _foreseen(model: str, candidates: Iterable[Candidate], facts: RequestFacts) -> Foreseen:
-    one = next(candidate for candidate in candidates if candidate.model == model)
-    token_s = (one.completion_s - one.first_s) / max(facts.output_tokens - 1.0, 1.0)
-    return Foreseen(facts.elapsed_s + one.ready_in_s + one.first_s, token_s)

@@ -263,12 +263,20 @@ def test_an_engine_that_is_slower_than_its_profile_is_not_believed_for_long() ->
         assert found.foreseen is not None
         went.append(found.model)
         took_s = {"chat": 0.7, "legal": 1.5}[found.model]
-        chooser.ended(found.model, took_s / found.foreseen.completion_s(100))
+        chooser.ended(found.model, found.foreseen, took_s / found.foreseen.completion_s(100))
         clock.advance_to(clock.now_s() + 1.0)
     assert went[:5] == ["legal"] * 5 and went[-40:].count("chat") >= 38
     clock.advance_to(clock.now_s() + 10_800.0)
     told(gateway, *(InstanceReport(f"node-a/{i}", "h100", Phase.SERVING, of, room=9) for i, of in enumerate(both)))
     assert chosen(gateway, x_slo_task="law") == "legal"  # it may be faster by now
+
+
+def test_what_was_on_its_way_before_more_was_known_moves_it_no_further() -> None:
+    """Steps of 3 % for each of those that were chosen before the first of them ended: 1.2 became 1.6, and then 0.8."""
+    slower = Calibration()
+    for i in range(200):
+        slower.ended(1.2, float(i) / 10)
+    assert slower.factor(20.0) == pytest.approx(1.2, rel=0.03)
 
 
 def test_one_client_that_reads_slowly_says_little() -> None:
