@@ -69,7 +69,7 @@ def run(
             drain_max_s=drain_max_s,
             limits=EngineLimits(start_s=60.0, control_s=late_s, canary_s=late_s, hung_s=hung_s),
         )
-        async with Agent(settings, launcher, durable=durable) as agent, asyncio.timeout(60.0):
+        async with Agent(settings, launcher, durable=durable) as agent, asyncio.timeout(120.0):
             await test(agent, agent.instances["node/0"], launcher)
 
     asyncio.run(within())
