@@ -45,7 +45,7 @@ FORWARDED: Final = (
 BATCHES: Final = ("/v1/files", "/v1/batches")
 MOST_CALLS: Final = 256
 """Requests for files and batches at a time: they wait for the store and the disk."""
-MOST_CALLS_OF_TENANT: Final = 16
+MOST_CALLS_OF_TENANT: Final = 64
 TENANT: Final = "sloserve.tenant"
 """Where a scope says whose a request is."""
 
