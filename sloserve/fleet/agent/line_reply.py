@@ -19,8 +19,8 @@ from sloserve.fleet.store.records import Claimed
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 
-MOST_BYTES: Final = 64_000_000
-"""Longest reply that is kept."""
+MOST_BYTES: Final = 16_000_000
+"""Longest reply that is kept. An agent holds as many as its engines run; 20 log probabilities of 8,000 tokens fit."""
 
 _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "ignore_eos")
 _CONTINUED: Final = frozenset(
@@ -35,6 +35,13 @@ _USUAL_MAX_TOKENS: Final = 16
 
 class Broken(Exception):
     """The engine's answer is no reply, or ended before it was one."""
+
+
+class TooLong(Broken):
+    """The reply is longer than is kept; that of another attempt would be so too."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the reply has more than {MOST_BYTES} bytes; ask for fewer tokens or log probabilities")
 
 
 class _Progress(msgspec.Struct):
@@ -117,7 +124,7 @@ class LineReply:
         """A part of the stream. Raises: Broken for what is no stream of a reply, with the engine's own error."""
         self._size += len(part)
         if self._size > MOST_BYTES:
-            raise Broken(f"the reply has more than {MOST_BYTES} bytes")
+            raise TooLong
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
             if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":

@@ -9,8 +9,9 @@ from typing import Any, Final, cast
 
 from sloserve.core.clock import Clock
 from sloserve.core.slo import MAX_TARGET_S
+from sloserve.fleet.agent import line_reply
 from sloserve.fleet.agent.claims import Line
-from sloserve.fleet.agent.line_reply import MOST_BYTES, Broken, LineReply, was_aborted
+from sloserve.fleet.agent.line_reply import Broken, LineReply, TooLong, was_aborted
 from sloserve.fleet.contract.door import Answer, Door, Refusal, Refused
 from sloserve.fleet.store.records import RequestState, Result
 
@@ -33,7 +34,7 @@ async def attempted(door: Door, line: Line, clock: Clock) -> Result:
                 return result_of(line, RequestState.DONE, status, body)
         except Broken as broken:
             line.is_sent = True
-            if attempt == _TRIES:
+            if attempt == _TRIES or isinstance(broken, TooLong):
                 return result_of(line, RequestState.FAILED, 502, str(broken).encode())
             progress = line.reply.progress() or line.claimed.progress
             line.reply = LineReply.of(replace(line.claimed, progress=progress))
@@ -79,8 +80,8 @@ async def _read(parts: AsyncIterator[bytes]) -> bytes:
     body = bytearray()
     async for part in parts:
         body += part
-        if len(body) > MOST_BYTES:
-            raise Broken(f"the reply has more than {MOST_BYTES} bytes")
+        if len(body) > line_reply.MOST_BYTES:
+            raise TooLong
     return bytes(body)
 
 

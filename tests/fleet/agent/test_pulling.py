@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.clock import ManualClock, SystemClock
+from sloserve.fleet.agent import line_reply
 from sloserve.fleet.agent.claims import Pull
 from sloserve.fleet.agent.pulling import Pulling
 from sloserve.fleet.store.records import NewRequest, RequestState
@@ -246,6 +247,23 @@ def test_lines_of_an_agent_that_is_slow_to_renew_are_served_in_the_end(tmp_path:
                 await a.pulling._renew_once()
             a.pulling.follow("a/0", [Pull(1, "m")])
             assert await a.until_ended(1) == {"1.000": reply("m", "p0 ", 20)}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("n", [1, 2], ids=["streamed", "whole"])
+def test_a_reply_that_is_too_long_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """An agent keeps as many replies in memory as its engines run."""
+    monkeypatch.setattr(line_reply, "MOST_BYTES", 100)
+
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m")
+        async with host(tmp_path, door) as a:
+            a.accept(1, body={"n": n})
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            assert await a.until_ended(1) == {"1.000": RequestState.FAILED}
+            (row,) = a.store.requests.results("b")
+            assert b"more than 100 bytes" in (row.body or b"") and len(door.asked) == 1
 
     run(scenario())
 
