@@ -135,6 +135,8 @@ class Instance:
         try:
             flight.answer = await sending
         except asyncio.CancelledError:
+            if sending.done() and not sending.cancelled() and sending.exception() is None:
+                sending.result().close()  # it came just as this was cancelled
             if flight.aborted is not None:
                 raise Refused(flight.aborted) from None
             raise

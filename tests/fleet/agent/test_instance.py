@@ -16,6 +16,7 @@ from sloserve.fleet.agent import agent as agent_module
 from sloserve.fleet.agent import engine_set
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import EngineLimits
+from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused
@@ -264,6 +265,31 @@ def test_without_memory_streams_that_take_too_long_are_ended(tmp_path: Path) -> 
         await until(lambda: launcher.started[0].engine.aborted == 1)
 
     run(tmp_path, test, memory=0, step_s=0.002, drain_max_s=0.02)
+
+
+def test_a_client_that_leaves_as_its_answer_begins_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = EngineClient.send
+
+    async def send(self: EngineClient, *args: Any) -> Any:
+        answer = await stock(self, *args)
+        asyncio.get_running_loop().call_soon(asking.cancel)  # just before it is told
+        return answer
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        nonlocal asking
+        await instance.activate("chat")
+        room = instance.report().room
+        monkeypatch.setattr(EngineClient, "send", send)
+        asking = asyncio.ensure_future(ask(instance, "chat", 5000))
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await until(lambda: launcher.started[0].engine.aborted == 1)
+        assert instance.report().room == room and instance.report().streams == 0
+
+    asking: asyncio.Future[str]
+    run(tmp_path, test, step_s=0.001)
 
 
 def test_an_adapter_comes_beside_its_base_and_nothing_leaves(tmp_path: Path) -> None:
