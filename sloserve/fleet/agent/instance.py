@@ -140,6 +140,9 @@ class Instance:
             if flight.aborted is not None:
                 raise Refused(flight.aborted) from None
             raise
+        if flight.aborted is not None:  # just as its answer came
+            flight.answer.close()
+            raise Refused(flight.aborted)
         return Answer(flight.answer.status, flight.answer.headers, flight.answer)
 
     async def activate(self, model: str) -> bool:

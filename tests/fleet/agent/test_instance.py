@@ -292,6 +292,29 @@ def test_a_client_that_leaves_as_its_answer_begins_leaves_nothing_behind(
     run(tmp_path, test, step_s=0.001)
 
 
+def test_a_request_that_is_aborted_as_its_answer_begins_does_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = EngineClient.send
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        engine = instance._engines.active
+        assert engine is not None
+
+        async def send(self: EngineClient, *args: Any) -> Any:
+            answer = await stock(self, *args)
+            asyncio.get_running_loop().call_soon(engine.flights.abort)
+            return answer
+
+        monkeypatch.setattr(EngineClient, "send", send)
+        with pytest.raises(Refused):
+            await ask(instance, "chat", 3000)
+        await until(lambda: launcher.started[0].engine.aborted == 1)
+
+    run(tmp_path, test, step_s=0.001)
+
+
 def test_an_adapter_comes_beside_its_base_and_nothing_leaves(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.activate("chat")
