@@ -27,6 +27,7 @@ from sloserve.report.statistics import Mean, mean_interval
 ATTAINMENT, QOE, LATENCY, TOKENS, PREEMPTIONS = FIGURES
 UNITS = {ATTAINMENT: 100.0, QOE: 1.0, LATENCY: 100.0, TOKENS: 100.0, PREEMPTIONS: 1.0}
 """Differences are shown in points, QoE, and % of the rival's."""
+NAMES = {ATTAINMENT: "points", QOE: "QoE", LATENCY: "% of latency", TOKENS: "% of tokens/s"}
 RELATIVE, LESS_IS_BETTER = (LATENCY, TOKENS), (LATENCY, PREEMPTIONS)
 NON_INFERIOR, LEAST_TOKENS, MOST_PREEMPTIONS = -1.0, 0.97, 0.3
 PUBLISHED = [name for name in COLUMNS if name != "rps"]
@@ -83,17 +84,18 @@ def better(difference: Mean | None, figure: str) -> int:
     return -sign if figure in LESS_IS_BETTER else sign
 
 
-def dominates(runs: Runs, theirs: str, ours: str = AUTO) -> bool:
-    """Whether ``theirs`` is better in one figure by more than the interval, and its mean in none worse."""
-    better_in_one = False
+def dominates(runs: Runs, theirs: str, ours: str = AUTO) -> str:
+    """What ``theirs`` is better in by more than the interval, where its mean is in no figure worse; else nothing."""
+    gains = []
     for figure in (ATTAINMENT, QOE, LATENCY, TOKENS):
         difference = mean_interval(pairs(runs, ours, theirs, figure))
         if difference is None:
             continue
         if difference.value * (-1 if figure in LESS_IS_BETTER else 1) > 0:
-            return False
-        better_in_one |= better(difference, figure) < 0
-    return better_in_one
+            return ""
+        if better(difference, figure) < 0:
+            gains.append(f"{abs(difference.value):.{3 if figure == QOE else 1}f} {NAMES[figure]}")
+    return ", ".join(gains)
 
 
 def mean(runs: Runs, name: str, figure: str) -> float:
@@ -122,7 +124,8 @@ def cell_line(number: int, cell: Cell, rival: str, runs: Runs) -> tuple[str, lis
     differences = {figure: mean_interval(pairs(runs, AUTO, rival, figure)) for figure in FIGURES}
     tokens = 1.0 + float(np.mean(pairs(runs, AUTO, STOCK, TOKENS))) / 100.0
     preemptions = mean(runs, AUTO, PREEMPTIONS)
-    missed = [f"dominated by {short(name)}" for name in runs if name not in AUTOS and dominates(runs, name)]
+    stronger = {name: dominates(runs, name) for name in runs if name not in AUTOS}
+    missed = [f"dominated by {short(name)} ({by})" for name, by in stronger.items() if by]
     if better(differences[ATTAINMENT], ATTAINMENT) < 0:
         missed.append("attainment below the rival's")
     if tokens < LEAST_TOKENS:
