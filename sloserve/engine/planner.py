@@ -123,6 +123,8 @@ class Planner:
         slot = self.table.add(request, stated)
         if slot is not None:
             self._tell("arrived", slot, now_s)
+            if self._step_budget is not None:
+                self._step_budget.arrived(self.table.rows, slot, now_s)
 
     def preempted(self, request: EngineRequest) -> None:
         slot = self.table.preempted(request)

@@ -11,11 +11,12 @@ No paper has it: Sarathi-Serve's budget is one number for a deployment, chosen s
 """
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from typing import Final
 
 import numpy as np
 
-from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.lso.blocks import blocks_of
@@ -32,6 +33,8 @@ HEADROOM: Final = 0.95
 """Share of the time that a request can bear which is planned for: step times are predictions."""
 LEAST_SHARE: Final = 0.1
 """Prompts are computed at this share of the full rate at least, whatever decodes: see :class:`StepBudget`."""
+ARRIVALS: Final = 64
+"""The rate at which prompt tokens arrive is that of the last so many requests; below a quarter it is not known."""
 SPREAD_STEPS: Final = 16
 """Where room is short, prompts are computed over so many steps. Half of it gains as much, in virtual time."""
 NEARLY_FREE: Final = 1.03
@@ -123,9 +126,13 @@ class _Prompts:
 class StepBudget:
     """Limits the prompt tokens of each step; keeps the lengths of replies, and what prompts are owed.
 
-    The step's length is that which loses the fewest requests: decodes whose pace such steps would break, and prompts
-    whose first token would come too late at the rate of prefill that it leaves; of equals the longest, since long steps
-    compute most. Requests that are late whatever is done do not count.
+    The step's length is that which loses the fewest requests: decodes whose pace such steps would break; prompts whose
+    first token would come too late at the rate of prefill that it leaves; and of the requests that arrive while the
+    decodes run, as many as these are (Little's law), the share whose prompts that rate does not keep up with. Of equals
+    the longest, since long steps compute most. Requests that are late whatever is done do not count. (Without the third
+    kind a pace that cannot be kept beside the prompts that arrive would hold prompts up until all of them are late, and
+    those count for nothing.) A decode is not lost by prompts that are computed while it has time left; one whose first
+    token came too late is lost already, and is spared long steps only where no other request pays for it.
 
     Where KV blocks or slots decide how many run, and not prefill, prompts need not be ready at once: they are spread
     over the next steps if none of them becomes late. Then every step computes what the reading of the weights leaves
@@ -139,7 +146,7 @@ class StepBudget:
         PACE_COLUMNS
         | LENGTH_COLUMNS
         | PREFILL_COLUMNS
-        | {"arrival_s", "ttft_s", "e2e_s", "first_token_s", "in_flight_tokens", "item_tokens"}
+        | {"arrival_s", "ttft_s", "tds", "e2e_s", "first_token_s", "in_flight_tokens", "item_tokens"}
     )
     """Columns that it reads."""
 
@@ -147,6 +154,16 @@ class StepBudget:
         self._lengths = lengths
         self._owed_tokens = 0.0
         self._last_s: float | None = None
+        self._arrivals: deque[tuple[float, int]] = deque(maxlen=ARRIVALS)
+        self._arrived_tokens = 0
+
+    def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
+        """A request arrived; its row is there."""
+        if len(self._arrivals) == ARRIVALS:
+            self._arrived_tokens -= self._arrivals[0][1]
+        tokens = int(rows.prompt_tokens[slot] - rows.hit_tokens[slot])
+        self._arrivals.append((now_s, tokens))
+        self._arrived_tokens += tokens
 
     def finished(self, rows: Rows, slot: int) -> None:
         """A request ended, in whatever way; its row is still there."""
@@ -201,17 +218,16 @@ class StepBudget:
         alone_s = latency.step_s(prompts.decodes)
         full = prompts.load(min(most, prompts.left))
         full_s = latency.step_s(full)
-        bearable: list[float] = []
+        decoding = None
         if is_promised:
-            found = HEADROOM * self._bearable_s(rows, decodes, pace, end_s, starts_s)
-            found = found[found >= alone_s]
-            found.sort()
-            bearable = found.tolist()
-        is_binding = bool(bearable) and bearable[0] < full_s
+            decoding = self._decoding(rows, decodes, pace, end_s, starts_s, alone_s)
+        is_binding = decoding is not None and bool(decoding.bearable) and decoding.bearable[0] < full_s
         if not (is_binding or no_room):
             return None
         slack = self._due_s(rows, asked, alone_s) - starts_s
-        chosen_s = self._worth_most(prompts, bearable, full, full_s, slack) if is_binding else full_s
+        chosen_s = full_s
+        if is_binding and decoding is not None:
+            chosen_s = _worth_most(prompts, decoding, full, full_s, slack, self._arrival_rate(now_s))
         tokens = full.prefill_tokens if chosen_s >= full_s else prompts.within(chosen_s, most)
         if no_room:
             tokens = min(tokens, prompts.spread(full, full_s, alone_s, slack))
@@ -222,6 +238,13 @@ class StepBudget:
         tokens = max(tokens, min(int(rows.item_tokens[asked[0]]), most))
         self._owed_tokens = max(self._owed_tokens - tokens, 0.0)
         return decodes.size * engine.decode_tokens + tokens
+
+    def _arrival_rate(self, now_s: float) -> float:
+        """Prompt tokens that arrive, per second; 0 where it is not known."""
+        if len(self._arrivals) * 4 < ARRIVALS:
+            return 0.0
+        since_s, first = self._arrivals[0]
+        return (self._arrived_tokens - first) / max(now_s - since_s, 1e-9)
 
     def _owed(self, full_tokens: int, full_s: float, planned: int, now_s: float) -> int:
         """Tokens that prompts must get in this step for their least share.
@@ -234,10 +257,16 @@ class StepBudget:
         self._last_s = now_s
         return int(self._owed_tokens) if self._owed_tokens >= max(LEAST_CHUNK, planned) else 0
 
-    def _bearable_s(
-        self, rows: Rows, decodes: IntArray, pace: FloatArray, end_s: FloatArray, starts_s: float
-    ) -> FloatArray:
-        """The longest steps that each can bear until it ends, ``[n]``; nan for one that was promised no pace.
+    def _decoding(
+        self,
+        rows: Rows,
+        decodes: IntArray,
+        pace: FloatArray,
+        end_s: FloatArray,
+        starts_s: float,
+        alone_s: float,
+    ) -> "_Decoding":
+        """What decodes can bear that were promised a pace and are not late whatever is done.
 
         A lead over the pace is spent over the next tokens, a lag is made up over all that are still to come.
         """
@@ -247,8 +276,13 @@ class StepBudget:
         first_s = np.where(np.isnan(first_s), starts_s, first_s)
         lead_s = first_s + pace * (rows.output_tokens[decodes] + in_flight - 1) - starts_s
         by_pace = pace + lead_s / np.where(lead_s > 0.0, np.minimum(left, SPEND_TOKENS), left)
-        bearable: FloatArray = np.fmin(by_pace, (end_s - starts_s) / left)
-        return bearable
+        bearable = HEADROOM * np.fmin(by_pace, (end_s - starts_s) / left)
+        order = np.argsort(bearable, kind="stable")
+        order = order[bearable[order] >= alone_s]  # nan is in no such comparison
+        kept = decodes[order]
+        # A first token that came too late cannot be made good: the pace is kept where no other request pays for it.
+        counts = ~(first_s[order] - rows.arrival_s[kept] > rows.ttft_s[kept])
+        return _Decoding(bearable[order], left[order], rows.tds[kept] > 0.0, counts, alone_s)
 
     def _due_s(self, rows: Rows, prompts: IntArray, step_s: float) -> FloatArray:
         """When each prompt must be computed, in epoch seconds, ``[n]``; nan where nothing says so."""
@@ -261,31 +295,72 @@ class StepBudget:
             return due
         return np.fmin(due, arrival_s + e2e_s - self._lengths.left(rows, prompts) * step_s)
 
-    @staticmethod
-    def _worth_most(
-        prompts: _Prompts, bearable: list[float], full: StepLoad, full_s: float, slack: FloatArray
-    ) -> float:
-        """The length of step that loses the fewest requests, see the class. bearable: ascending."""
-        full_rate = full.prefill_tokens / full_s
-        in_time = prompts.ends / full_rate <= slack  # the others are late even if all steps are full
-        ends, slack = prompts.ends[in_time], slack[in_time]
-        best_s, fewest = full_s, bisect_left(bearable, full_s)
-        # From the shortest on: where it loses no request, as usual, the others need no look.
-        for place in sorted({int(share * len(bearable)) for share in _SACRIFICED}):
-            step_s = bearable[place]
-            if step_s >= full_s or place > fewest:
-                break
-            late_prompts = 0
-            if ends.size:
-                tokens = prompts.latency.prefill_within(step_s, prompts.decodes, prompts.first_prefix)
-                rate = max(min(tokens, full.prefill_tokens) / step_s, LEAST_SHARE * full_rate)
-                late_prompts = int(np.count_nonzero(ends / rate > slack))
-            lost = late_prompts + bisect_left(bearable, step_s)
-            if lost < fewest or (lost == fewest and best_s < full_s):
-                best_s, fewest = step_s, lost
-            if not late_prompts:
-                break
-        return best_s
+
+class _Decoding:
+    """Running requests that were promised a pace, in order of the longest steps that they can bear until they end.
+
+    Args:
+        bearable: ``[n]``, in seconds, ascending.
+        left: ``[n]``, tokens to come.
+        reads: ``[n]``, whether it has a reader, who feels a lag that is made up later.
+        counts: ``[n]``, whether it can still meet all its targets.
+        alone_s: a step without prompts.
+    """
+
+    def __init__(
+        self, bearable: FloatArray, left: FloatArray, reads: BoolArray, counts: BoolArray, alone_s: float
+    ) -> None:
+        self.bearable: list[float] = bearable.tolist()
+        self._left, self._reads, self._counts, self._alone_s = left, reads, counts, alone_s
+        self._time_s = left * bearable
+
+    def lost(self, step_s: float, rate: float, pending: int, arrival_rate: float) -> int:
+        """How many cannot keep their pace if steps with prompts take ``step_s``.
+
+        One that can bear less is not lost if the prompts will be computed soon: then the other steps are short.
+
+        Args:
+            step_s: of a step with prompts.
+            rate: prompt tokens per second, in such steps.
+            pending: prompt tokens to compute.
+            arrival_rate: prompt tokens that arrive, per second.
+        """
+        below = bisect_left(self.bearable, step_s)
+        if not below:
+            return 0
+        time_s = self._time_s[:below]
+        with_prompts_s = np.minimum((pending + arrival_rate * time_s) / rate, time_s)
+        steps = with_prompts_s / step_s + (time_s - with_prompts_s) / self._alone_s
+        is_lost = (steps < self._left[:below]) | self._reads[:below]
+        return int(np.count_nonzero(is_lost & self._counts[:below]))
+
+
+def _worth_most(
+    prompts: _Prompts, decoding: _Decoding, full: StepLoad, full_s: float, slack: FloatArray, arrival_rate: float
+) -> float:
+    """The length of step that loses the fewest requests, see :class:`StepBudget`."""
+    full_rate = full.prefill_tokens / full_s
+    in_time = prompts.ends / full_rate <= slack  # the others are late even if all steps are full
+    ends, slack = prompts.ends[in_time], slack[in_time]
+    kept_up = min(arrival_rate, full_rate)
+    best_s, fewest = full_s, float(decoding.lost(full_s, full_rate, prompts.left, arrival_rate))
+    bearable = decoding.bearable
+    # From the shortest on: where it loses no request, as usual, the others need no look.
+    for place in sorted({int(share * len(bearable)) for share in _SACRIFICED}):
+        step_s = bearable[place]
+        if step_s >= full_s:
+            break
+        tokens = prompts.latency.prefill_within(step_s, prompts.decodes, prompts.first_prefix)
+        rate = max(min(tokens, full.prefill_tokens) / step_s, LEAST_SHARE * full_rate)
+        held_up = float(np.count_nonzero(ends / rate > slack))
+        if rate < kept_up:
+            held_up += prompts.decodes.decode_seqs * (kept_up - rate) / arrival_rate
+        lost = held_up + decoding.lost(step_s, rate, prompts.left, arrival_rate)
+        if lost < fewest or (lost == fewest and (best_s < full_s or not held_up)):
+            best_s, fewest = step_s, lost
+        if not held_up:
+            break
+    return best_s
 
 
 def _startable(rows: Rows, in_progress: IntArray, waiting: IntArray, engine: EngineFacts) -> IntArray:

@@ -129,10 +129,36 @@ def test_the_fewest_requests_are_lost() -> None:
     """One decode at 20 ms a token against prompts that only long steps can save, and the other way round."""
     urgent = [prompt(300, ttft_s=0.1), prompt(300, ttft_s=0.1), prompt(300, ttft_s=0.1)]
     assert tokens(make_snapshot(urgent, [decode(pace_s=0.02)])) is None
-    four = [decode(pace_s=0.02) for _ in range(4)]
+    four = [decode(pace_s=0.02, oracle_output_tokens=3) for _ in range(4)]
     assert tokens(make_snapshot(urgent, four)) == bearable_tokens(0.02, 4)
     # Of the decodes only some need be lost: a step of 50 ms saves the prompts as well as a full one.
     assert tokens(make_snapshot(urgent[:2], [decode(pace_s=0.011), decode()])) == bearable_tokens(0.05, 2)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},  # far from its end: the prompts are computed soon, then the steps are short
+        {"oracle_output_tokens": 3, "since_s": 1.0, "made": 2, "ttft_s": 0.1, "first_token_s": NOW_S - 0.02},
+    ],
+)
+def test_decodes_that_long_steps_do_not_lose_hold_no_prompt_up(values: dict[str, Any]) -> None:
+    """The second one missed its first token already. Where no prompt pays for it, their pace is kept all the same."""
+    four = [decode(pace_s=0.02, **values) for _ in range(4)]
+    assert tokens(make_snapshot([prompt(300, ttft_s=0.1)] * 3, four)) is None
+    assert tokens(make_snapshot([prompt(300)] * 3, four)) is not None
+
+
+def test_one_pace_does_not_hold_up_the_prompts_that_arrive() -> None:
+    """One decode of four was promised a pace at which half of the prompts that arrive cannot be computed."""
+    others = [decode(pace_s=math.nan) for _ in range(3)]
+    at = make_snapshot([prompt()], [decode(pace_s=0.02, oracle_output_tokens=3), *others])
+    budget = new()
+    assert tokens(at, budget=budget) == bearable_tokens(0.02, 4)
+    arriving = make_snapshot([prompt(1000)], [])
+    for i in range(100):
+        budget.arrived(arriving.rows, int(arriving.waiting[0]), NOW_S - 10.0 + 0.1 * i)
+    assert tokens(at, budget=budget) is None
 
 
 def test_prompts_are_owed_their_least_share_over_time() -> None:
