@@ -22,7 +22,7 @@ from tests.sim.stepping import stepped
 POLICIES = (None, "fcfs", "edf:preempt_margin_s=0.1", "sjf:preempt=true:length=oracle", "chaos", "chaos:pause=0.9")
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 6), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 6), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_every_request_ends_once_with_its_tokens(policy: str | None, seeds: range) -> None:
     for seed in seeds:
