@@ -34,7 +34,7 @@ from sloserve.scheduler.registry import policy_class, policy_names
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import workload
 
-POLICIES = ("stock", "andes", "econo", "econo-paper", "edf", "sjf")
+POLICIES = ("stock", "andes", "auto", "econo", "econo-paper", "edf", "sjf")
 REQUESTS = (100, 500, 2000)
 REPEATS = 3
 STEPS = 300

@@ -26,7 +26,7 @@ from sloserve.scheduler.registry import parse_policy
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import workload
 
-POLICIES = ("fcfs", "edf", "edf:step_budget=true", "sjf", "andes", "econo", "sa")
+POLICIES = ("fcfs", "edf", "edf:step_budget=true", "sjf", "andes", "econo", "sa", "auto")
 MIXES = ((500, 250), (2000, 1000))
 """Requests in all, and how many may run."""
 REPEATS = 2
