@@ -207,7 +207,8 @@ def test_an_address_is_proven_when_many_handshakes_are_unfinished() -> None:
     async def test() -> None:
         async with listening(echo, retry_above=0) as listener, connected(listener) as client:
             assert await whole(ask(client)) == b""
-            assert listener.figures.handshakes == {"retried": 1, "completed": 1}
+            handshakes = listener.figures.handshakes  # on a busy machine the client asks more than once
+            assert handshakes["retried"] >= 1 and handshakes["completed"] == 1
 
     run(test())
 
