@@ -128,11 +128,13 @@ class StepBudget:
 
     The step's length is that which loses the fewest requests: decodes whose pace such steps would break; prompts whose
     first token would come too late at the rate of prefill that it leaves; and of the requests that arrive while the
-    decodes run, as many as these are (Little's law), the share whose prompts that rate does not keep up with. Of equals
-    the longest, since long steps compute most. Requests that are late whatever is done do not count. (Without the third
-    kind a pace that cannot be kept beside the prompts that arrive would hold prompts up until all of them are late, and
-    those count for nothing.) A decode is not lost by prompts that are computed while it has time left; one whose first
-    token came too late is lost already, and is spared long steps only where no other request pays for it.
+    decodes run, as many as these are (Little's law), those whose prompts that rate does not keep up with, and of the
+    others the share that loses its pace as the decodes do. Of equals the longest, since long steps compute most.
+
+    What is lost whatever is done does not count: prompts that are late at the full rate, decodes whose first token came
+    too late; these are spared long steps only where no other request pays for it. And a decode is not lost by prompts
+    that are computed while it has time left. (Else a pace that cannot be kept beside the prompts that arrive holds them
+    up until all of them are late, and late ones count for nothing.)
 
     Where KV blocks or slots decide how many run, and not prefill, prompts need not be ready at once: they are spread
     over the next steps if none of them becomes late. Then every step computes what the reading of the weights leaves
@@ -313,6 +315,7 @@ class _Decoding:
         self.bearable: list[float] = bearable.tolist()
         self._left, self._reads, self._counts, self._alone_s = left, reads, counts, alone_s
         self._time_s = left * bearable
+        self.lost_already = int(counts.size - np.count_nonzero(counts))
 
     def lost(self, step_s: float, rate: float, pending: int, arrival_rate: float) -> int:
         """How many cannot keep their pace if steps with prompts take ``step_s``.
@@ -342,9 +345,18 @@ def _worth_most(
     full_rate = full.prefill_tokens / full_s
     in_time = prompts.ends / full_rate <= slack  # the others are late even if all steps are full
     ends, slack = prompts.ends[in_time], slack[in_time]
-    kept_up = min(arrival_rate, full_rate)
-    best_s, fewest = full_s, float(decoding.lost(full_s, full_rate, prompts.left, arrival_rate))
-    bearable = decoding.bearable
+    num_decodes = prompts.decodes.decode_seqs
+
+    def losses(step_s: float, rate: float) -> tuple[int, float]:
+        """Prompts that come late, and all that is lost, less what arrives meanwhile and is good."""
+        late = int(np.count_nonzero(ends / rate > slack))
+        lost = decoding.lost(step_s, rate, prompts.left, arrival_rate)
+        kept_up = min(rate / arrival_rate, 1.0) if arrival_rate else 1.0
+        good = 1.0 - lost / max(num_decodes - decoding.lost_already, 1)
+        return late, late + lost - num_decodes * kept_up * good
+
+    _, fewest = losses(full_s, full_rate)
+    best_s, bearable = full_s, decoding.bearable
     # From the shortest on: where it loses no request, as usual, the others need no look.
     for place in sorted({int(share * len(bearable)) for share in _SACRIFICED}):
         step_s = bearable[place]
@@ -352,13 +364,12 @@ def _worth_most(
             break
         tokens = prompts.latency.prefill_within(step_s, prompts.decodes, prompts.first_prefix)
         rate = max(min(tokens, full.prefill_tokens) / step_s, LEAST_SHARE * full_rate)
-        held_up = float(np.count_nonzero(ends / rate > slack))
-        if rate < kept_up:
-            held_up += prompts.decodes.decode_seqs * (kept_up - rate) / arrival_rate
-        lost = held_up + decoding.lost(step_s, rate, prompts.left, arrival_rate)
-        if lost < fewest or (lost == fewest and (best_s < full_s or not held_up)):
+        is_enough = rate >= min(arrival_rate, full_rate)
+        late, lost = losses(step_s, rate)
+        holds_up = late > 0 or not is_enough
+        if lost < fewest or (lost == fewest and (best_s < full_s or not holds_up)):
             best_s, fewest = step_s, lost
-        if not held_up:
+        if not holds_up:
             break
     return best_s
 
