@@ -51,7 +51,7 @@ $(VENV)/.installed-$(ENGINE): $(BUILD_INPUTS)
 	touch $@
 
 serve: env
-	$(BIN)/sloserve serve builtin:tiny --policy edf --host 127.0.0.1 --port $(PORT)
+	$(BIN)/sloserve serve builtin:tiny --policy auto --host 127.0.0.1 --port $(PORT)
 
 demo-fleet: env
 	$(BIN)/python examples/demo_fleet.py

@@ -201,4 +201,4 @@ def test_the_commands_of_the_readme_are_targets_of_make() -> None:
     shown = {word for block in blocks_of(ROOT / "README.md") for word in re.findall(r"^make (\w+)", block.code, re.M)}
     targets = dict(re.findall(r"^(\w+):.*\n\t(.+)", (ROOT / "Makefile").read_text(), re.M))
     assert shown == {"serve", "test"} <= set(targets)
-    assert "sloserve serve builtin:tiny --policy edf" in targets["serve"]
+    assert "sloserve serve builtin:tiny --policy auto" in targets["serve"]

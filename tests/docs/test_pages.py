@@ -30,7 +30,7 @@ from tests.docs.pages import (
 
 MOST_NOT_RUN = 10
 MOST_README_LINES = 150
-TO_CHOOSE_FROM = ("fcfs", "priority", "edf", "sjf", "sa", "andes", "econo", "auto", "qlm")
+TO_CHOOSE_FROM = ("auto", "fcfs", "priority", "edf", "sjf", "sa", "andes", "econo", "qlm")
 """The policies that a deployment chooses from, each with a page; the others reproduce what was published."""
 
 POLICY_PAGES = ROOT / "docs" / "policies"
