@@ -19,7 +19,7 @@ def test_the_cells_are_those_that_the_design_gives(cells: Any) -> None:
     assert dict(enumerate(cells.design())) == cells.read_cells()
 
 
-@pytest.mark.parametrize(("folder", "module"), [("auto", "auto_report")])
+@pytest.mark.parametrize(("folder", "module"), [("auto", "auto_report"), ("auto-parts", "auto_parts")])
 def test_the_table_follows_from_the_runs(cells: Any, folder: str, module: str) -> None:
     made, results = import_module(module), BENCHMARKS / "results" / folder
     rows = made.read(results / "runs.csv.gz")
