@@ -51,10 +51,10 @@ _RESTLESS = "watermark=0:lead_s=0.01:urgent_s=1000:max_preemptions=9:preemption_
 """Andes on the time scale of these replies, which end within a second: anybody ahead gives way."""
 
 _PACED = {
-    "classes": {name: {"rank": i, "tpot_ms": 200.0} for i, name in enumerate(CLASSES)},
+    "classes": {name: {"rank": i, "tds": 5.5} for i, name in enumerate(CLASSES)},
     "default_class": "interactive",
 }
-"""A pace that steps keep which compute few prompt tokens beside the decodes, at 10 ms a token."""
+"""Readers, whose pace steps keep that compute few prompt tokens beside the decodes, at 10 ms a token."""
 
 _CHOSEN = (
     Subject("fcfs"),
