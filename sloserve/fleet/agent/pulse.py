@@ -11,7 +11,7 @@ from sloserve.core.errors import EngineError
 from sloserve.fleet.agent.engine import Engine
 
 _AGAIN_S: Final = 5.0
-"""Who asks may have been stopped itself, and finds his time over before he has read the answer: he asks again."""
+"""For a second question: an agent that was stopped itself finds the time over before it has read the answer."""
 
 
 class Pulse:
@@ -24,7 +24,7 @@ class Pulse:
     def reset(self) -> None:
         """Another engine serves, or this one did something else meanwhile: it slept, or read weights."""
         self._silent_s = 0.0
-        """For so long it was asked in vain. Who refuses at once is not silent: it serves as if it were not asked."""
+        """How long it did not answer. An engine that refuses at once is not silent: it serves as before."""
         self._moved: dict[int, tuple[float, float]] = {}
         """By rank: tokens computed so far, and when they were last seen to be more."""
 

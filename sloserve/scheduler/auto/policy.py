@@ -26,6 +26,7 @@ from sloserve.lso.preemption import Candidate, Head, freed_blocks, select_victim
 from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.auto.pace import pace_of
 from sloserve.scheduler.auto.worth import WORTH_COLUMNS, worth_of
+from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 
 MOST_ADMITTED: Final = 64
@@ -59,11 +60,8 @@ class Auto(Policy):
 
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)
-            if not 0.0 <= self.reserve <= 0.5:
-                raise ValueError(f"reserve: {self.reserve} is not within 0..0.5")
-            for name in ("sigmas", "hysteresis", "max_preemptions"):
-                if not 0.0 <= getattr(self, name) < math.inf:
-                    raise ValueError(f"{name}: {getattr(self, name)} is not 0 or more, and finite")
+            check_within(self, 0.0, 0.5, "reserve")
+            check_within(self, 0.0, math.inf, "sigmas", "hysteresis", "max_preemptions")
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
