@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 from urllib.parse import quote
 
 from sloserve.admission.admission import Admission, Ticket
@@ -24,6 +24,7 @@ from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.fleet.contract.door import Refusal, Refused
 from sloserve.fleet.gateway.asked import Asked, Reader
+from sloserve.fleet.gateway.choosing import Chooser, Chosen, PredictedTimes
 from sloserve.fleet.gateway.client import WhileClientWaits
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.doors import Broken, Doors, Upstream
@@ -57,45 +58,6 @@ _COMPLETION: Final = re.compile(rb'"completion_tokens":\s*([0-9]{1,9})')
 _TAIL_BYTES: Final = 1024
 
 
-class Foreseen(NamedTuple):
-    """What was predicted of a request, in seconds: from its arrival to its first token, and for each after that.
-    slower: factor of what its model was known to take more than its profile says, which is in both.
-    """
-
-    first_s: float
-    token_s: float
-    slower: float = 1.0
-
-    def completion_s(self, output_tokens: int) -> float:
-        """From arrival to the last of so many tokens."""
-        return self.first_s + (output_tokens - 1) * self.token_s
-
-
-class Chosen(NamedTuple):
-    """A model, and why, in a word. shadow: what another policy would have chosen, if that is asked."""
-
-    model: str
-    why: str
-    shadow: str | None = None
-    foreseen: Foreseen | None = None
-
-
-class ModelChooser(Protocol):
-    """Who chooses a model for requests that name a set of them."""
-
-    def sets(self, models: Collection[str]) -> Mapping[str, Collection[str]]:
-        """Of ``models``, which a tenant may use, those in each set: by the names that a request may ask for."""
-        ...
-
-    def choose(self, asked: Asked, among: Collection[str], path: str, tenant: Tenant, arrival_s: float) -> Chosen:
-        """One of a set. path: the route. Raises: InvalidRequest."""
-        ...
-
-    def ended(self, model: str, foreseen: Foreseen, ratio: float) -> None:
-        """A request for which the model was chosen is complete. ratio: its time in parts of what was predicted."""
-        ...
-
-
 @dataclass
 class Parts:
     """What all requests of a gateway share.
@@ -115,7 +77,7 @@ class Parts:
     hold: Hold
     demand: DemandMeter
     metrics: GatewayMetrics
-    chooser: ModelChooser | None = None
+    chooser: Chooser | None = None
     reader: Reader = field(init=False)
     in_flight: InFlight = field(init=False)
     admissions: dict[str, Admission] = field(init=False, default_factory=dict)
@@ -147,7 +109,7 @@ class Exchange:
         self._arrival_s = parts.clock.monotonic_s()
         self._model, self._slo_class = NO_MODEL, ""
         self._output_tokens = 0
-        self._foreseen: Foreseen | None = None
+        self._foreseen: PredictedTimes | None = None
         self._first_s: float | None = None
         self._status = 0
         self.has_read = False

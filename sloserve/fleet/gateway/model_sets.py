@@ -10,7 +10,8 @@ from sloserve.core.errors import ConfigError, InvalidRequest
 from sloserve.fleet.file import Fleet, FleetModel
 from sloserve.fleet.gateway.asked import Asked
 from sloserve.fleet.gateway.calibration import Calibration
-from sloserve.fleet.gateway.forward import Chosen, Foreseen, Parts
+from sloserve.fleet.gateway.choosing import Chosen, PredictedTimes
+from sloserve.fleet.gateway.forward import Parts
 from sloserve.fleet.gateway.instances import UNAVAILABLE, UNKNOWN
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.needs import needs_of
@@ -70,7 +71,7 @@ class ModelSets:
             choice.model, choice.why.value, choice.shadow, self._foreseen(choice.model, candidates, facts, now_s)
         )
 
-    def ended(self, model: str, foreseen: Foreseen, ratio: float) -> None:
+    def ended(self, model: str, foreseen: PredictedTimes, ratio: float) -> None:
         self._slower[model].ended(ratio * foreseen.slower, self._parts.clock.monotonic_s())
 
     def _facts(self, asked: Asked, among: Collection[str], tenant: Tenant, elapsed_s: float) -> RequestFacts:
@@ -126,11 +127,13 @@ class ModelSets:
             full=self._parts.admission(model.name).is_full(facts.slo_class, now_s),
         )
 
-    def _foreseen(self, model: str, candidates: Iterable[Candidate], facts: RequestFacts, now_s: float) -> Foreseen:
+    def _foreseen(
+        self, model: str, candidates: Iterable[Candidate], facts: RequestFacts, now_s: float
+    ) -> PredictedTimes:
         one = next(candidate for candidate in candidates if candidate.model == model)
         token_s = (one.completion_s - one.first_s) / max(facts.output_tokens - 1.0, 1.0)
         first_s = facts.elapsed_s + one.ready_in_s + one.first_s
-        return Foreseen(first_s, token_s, self._slower[model].factor(now_s))
+        return PredictedTimes(first_s, token_s, self._slower[model].factor(now_s))
 
     def _why_not(self, facts: RequestFacts, barred: Mapping[str, Barred]) -> str:
         told = []
