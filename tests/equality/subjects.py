@@ -12,7 +12,8 @@ class Subject:
     """A scheduler's settings. plan_every: steps that one plan serves, as if planning were so costly.
 
     pauses, preempts, errs, limits: what the run must show, or must not; None: as it comes. token_s: what a token makes
-    a step longer. waits: whether it leaves those that are to be aborted while they wait waiting at all.
+    a step longer. waits: whether it leaves those that are to be aborted while they wait waiting at all. One that limits
+    is sent requests with no targets but their classes'.
     """
 
     name: str

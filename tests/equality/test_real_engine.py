@@ -16,7 +16,7 @@ from tests.equality.engine import ENGINE_WARNINGS, Engine, EngineConfig, started
 from tests.equality.harness import STEP_S, Served, serve
 from tests.equality.lora import ADAPTERS
 from tests.equality.subjects import LORA_SUBJECTS, MEANS, SUBJECTS, Subject
-from tests.equality.workloads import WORKLOADS, Job
+from tests.equality.workloads import WORKLOADS, Job, without_targets
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 
@@ -55,7 +55,8 @@ class Bench:
         cost_s = (subject.plan_every - 0.5) * STEP_S if subject.plan_every > 1 else 0.0
         costs = constant_cost(cost_s * 1e6)
         self.engine.use_sloserve({**subject.section, "plan_share": 1.0}, clock=clock, planning_costs=costs)
-        return serve(self.engine, WORKLOADS[workload](), clock, self._adapters, token_s=subject.token_s)
+        jobs = [without_targets(j) if subject.limits else j for j in WORKLOADS[workload]()]
+        return serve(self.engine, jobs, clock, self._adapters, token_s=subject.token_s)
 
 
 @pytest.fixture(scope="module")

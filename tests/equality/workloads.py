@@ -34,6 +34,11 @@ def _slo(i: int) -> dict[str, Any]:
     return {"slo_class": CLASSES[i % 4], "slo_e2e_ms": [9000, 30000, 2500, 60000][i % 4], "slo_ttft_ms": 2000.0}
 
 
+def without_targets(job: Job) -> Job:
+    """The same, with the targets of its class and none of its own: of readers no prompt is so late that none waits."""
+    return replace(job, slo={name: value for name, value in job.slo.items() if name == "slo_class"})
+
+
 def _job(i: int, prompt: str, *, kind: str = "text", **changes: Any) -> Job:
     params = {
         "max_tokens": 20 + 9 * (i % 4),

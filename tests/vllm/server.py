@@ -33,6 +33,7 @@ class Server:
         self.log: list[str] = []
         self._ready = threading.Event()
         self._starting = api_servers
+        self._listens = False
         count = ["--api-server-count", str(api_servers)] if api_servers > 1 else []
         self.process = Command(["serve", "builtin:tiny", "--port", str(self.port), *flags, *count], env)
         self._client = httpx.Client(base_url=self.url, timeout=60)  # making one loads all certificates
@@ -43,17 +44,16 @@ class Server:
         for line in self.process.stdout:
             self.log.append(line)
             self._starting -= "Application startup complete" in line
-            if self._starting == 0:
+            self._listens |= line.startswith("sloserve is ready on ")
+            if self._starting == 0 and self._listens:
                 self._ready.set()
         self._ready.set()  # it ended, which :meth:`wait_ready` sees by how many still start
 
     def wait_ready(self) -> None:
         self._ready.wait(STARTUP_LIMIT_S)
-        if self.process.poll() is not None or self._starting > 0:
+        if self.process.poll() is not None or self._starting > 0 or not self._listens:
             pytest.fail("the server did not start:\n" + "".join(self.log[-60:]))
-        # uvicorn says that it has started just before it listens: the first connection may come too early.
-        with httpx.Client(transport=httpx.HTTPTransport(retries=8)) as client:
-            client.get(f"{self.url}/health", timeout=60).raise_for_status()
+        self._client.get("/health").raise_for_status()
 
     def engine_pids(self) -> list[int]:
         """The server's EngineCore processes, by the names that vLLM gives them."""
