@@ -131,10 +131,12 @@ class Planner:
         if slot is not None:
             self.held = self.held.without(slot)
 
-    def loading(self, requests: Iterable[EngineRequest]) -> None:
-        """The engine has begun to load the KV of preempted requests: until it is there, they are in no plan."""
-        for request in requests:
-            self.table.block(request)
+    def loading(self, requests: Iterable[EngineRequest], monotonic_s: float) -> None:
+        """The engine has begun to load the KV of preempted requests: until it is there, they are in no plan.
+
+        It is their admission: from now on they hold KV and a place to run.
+        """
+        self._count_admissions(self.table.loading(requests), monotonic_s)
 
     def finished(self, request: EngineRequest, now_s: float) -> None:
         slot = self.table.finished(request)
@@ -161,12 +163,15 @@ class Planner:
 
     def admitted(self, output: Any, monotonic_s: float) -> None:
         """Records the requests that a step admitted."""
-        slots = self.table.admitted(output)
+        self._count_admissions(self.table.admitted(output), monotonic_s)
+
+    def _count_admissions(self, slots: IntArray, monotonic_s: float) -> None:
+        """Who has aged by its admission is protected from now on."""
         if slots.size and self.ageing.period is not None:
-            admitted = self.ageing.admitted(slots, self.aged)
-            if admitted.size:
-                self.table.protect(admitted)
-                self.aged = self.aged[~np.isin(self.aged, admitted)]
+            aged = self.ageing.admitted(slots, self.aged)
+            if aged.size:
+                self.table.protect(aged)
+                self.aged = self.aged[~np.isin(self.aged, aged)]
         if self.shadow is not None:
             self.shadow.rate.observe(slots.size, monotonic_s)
 

@@ -1,7 +1,7 @@
 """Keeps the request table in step with an engine: which request has which slot, and what its columns say."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -41,6 +41,7 @@ class RequestTable:
         self.request_at: ObjectArray = np.empty(self.rows.capacity, np.object_)
         self._read = self._columns_to_read()
         self._blocked: dict[int, EngineRequest] = {}
+        self._loading: set[int] = set()
         self._swapped: dict[int, EngineRequest] = {}
         self._next_head = 0
         self._lora_of: dict[str, int] = {}
@@ -173,15 +174,19 @@ class RequestTable:
                 getattr(rows, name)[slot] = value
         return slot
 
-    def block(self, request: EngineRequest) -> None:
-        """Notes that a waiting request waits for something that is not the scheduler's to give, as of now."""
-        slot = self.slot_of.get(request.request_id)
-        if slot is not None:
-            self.rows.state[slot] = State.BLOCKED
-            self._blocked[slot] = request
+    def loading(self, requests: Iterable[EngineRequest]) -> IntArray:
+        """Notes whose KV the engine has begun to load: they are blocked until they run. Returns their slots."""
+        found = {self.slot_of[r.request_id]: r for r in requests if r.request_id in self.slot_of}
+        slots = np.array(list(found), np.int64)
+        self.rows.state[slots] = State.BLOCKED
+        self._blocked.update(found)
+        self._loading.update(found)
+        return slots
 
     def admitted(self, output: Any) -> IntArray:
-        """Marks what a scheduled step admitted as running; returns their slots in order of admission."""
+        """Marks what a scheduled step admitted as running; returns their slots in order of admission, without those
+        whose KV was loaded: that began with their admission.
+        """
         ids = self._reader.admitted_ids(output)
         if not ids:
             return NO_SLOTS
@@ -201,6 +206,10 @@ class RequestTable:
                 cached_tokens = self._reader.cached_tokens(self.request_at[slot])
                 if cached_tokens is not None:
                     self.rows.cached_tokens[slot] = cached_tokens
+        if self._loading:
+            loaded = np.isin(slots, list(self._loading))
+            self._loading.difference_update(slots.tolist())
+            slots = slots[~loaded]
         return slots
 
     def note_first_tokens(self, now_s: float) -> None:
@@ -237,6 +246,7 @@ class RequestTable:
             return
         self.request_at[slot] = None
         self._blocked.pop(slot, None)
+        self._loading.discard(slot)
         self._swapped.pop(slot, None)
         self._protected.discard(slot)
         self.rows.free(slot)
@@ -289,6 +299,7 @@ class RequestTable:
         for slot, request in list(self._blocked.items()):
             if not self._reader.is_blocked(request):
                 del self._blocked[slot]
+                self._loading.discard(slot)  # its load failed, or was given up
                 self.rows.state[slot] = self._reader.state_of(request)
         rows = self.rows
         return Snapshot(

@@ -127,7 +127,7 @@ class PlannedScheduler(ModelScheduler):
         batch = self._scheduled(own)
         planner.admitted(batch, monotonic_s)
         if self.swap is not None and self.swap.begun:
-            planner.loading(self.swap.begun)
+            planner.loading(self.swap.begun, monotonic_s)
         self._steps.scheduled(self._load_seen(batch), monotonic_s)
         return batch
 

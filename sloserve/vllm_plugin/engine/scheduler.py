@@ -346,7 +346,7 @@ class SLOScheduler(AsyncScheduler):
         if self._planner is not None:
             self._planning(None, self._planner.admitted, output, monotonic_s)
             if swapping is not None and swapping.begun:
-                self._planning(None, self._planner.loading, swapping.begun)
+                self._planning(None, self._planner.loading, swapping.begun, monotonic_s)
         self._booking(None, self._book, output, paused, now_s)
         # A step whose load cannot be read has an output all the same.
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)
