@@ -257,7 +257,8 @@ class StepBudget:
             self._owed_tokens += LEAST_SHARE * (full_tokens / full_s) * max(now_s - self._last_s, 0.0)
             self._owed_tokens = min(self._owed_tokens, float(full_tokens))
         self._last_s = now_s
-        return int(self._owed_tokens) if self._owed_tokens >= max(LEAST_CHUNK, planned) else 0
+        # Where all that is left is less than a chunk, that is the chunk.
+        return int(self._owed_tokens) if self._owed_tokens >= max(min(LEAST_CHUNK, full_tokens), planned) else 0
 
     def _decoding(
         self,

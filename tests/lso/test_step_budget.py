@@ -174,6 +174,19 @@ def test_prompts_are_owed_their_least_share_over_time() -> None:
     assert given / (now_s - NOW_S) >= 0.98 * LEAST_SHARE * full_rate
 
 
+@pytest.mark.parametrize("left", [1, 20, 63, 64])
+def test_a_prompt_shorter_than_a_chunk_is_owed_its_share_too(left: int) -> None:
+    budget, now_s = new(), NOW_S
+    for _ in range(40):
+        at = make_snapshot([prompt(left)], [decode(pace_s=0.0102 / HEADROOM - 1e-4, first_token_s=now_s)])
+        found = tokens(at, budget=budget, now_s=now_s)
+        if found is None or found == 1 + left:
+            return
+        assert found == 1
+        now_s += Linear().step_s(StepLoad(decode_seqs=1))
+    raise AssertionError("it gets nothing")
+
+
 def test_a_clock_that_jumps_forward_makes_one_step_long() -> None:
     budget = new()
     for now_s, expected in ((NOW_S, False), (NOW_S + 3600.0, True), (NOW_S + 3600.01, False)):
