@@ -46,7 +46,7 @@ class ScheduledConnection(QuicConnection):
         traffic: Traffic | None = None,
         **others: Any,
     ) -> None:
-        self._scheduled = _ServiceQueue([], self._service_key)
+        self._scheduled = _ServiceQueue([], self._arrange)
         self._order = StreamOrder(scheduler)
         self._unread: dict[int, int] = {}
         self._caps = limits or Limits()
@@ -125,8 +125,14 @@ class ScheduledConnection(QuicConnection):
         certificate = self.tls._peer_certificate
         return None if certificate is None else (certificate, self.tls._peer_certificate_chain)
 
+    def _arrange(self, streams: list[QuicStream]) -> None:
+        self._order.waiting(_id(stream) for stream in streams if _may_send(stream))
+        streams.sort(key=self._service_key)
+
     def _service_key(self, stream: QuicStream) -> tuple[float, ...]:
         stream_id, sender = _id(stream), stream.sender
+        if sender.reset_pending or stream.receiver.stop_pending:
+            return (0,)  # a few bytes that end work for nothing; behind data they would wait for all of it
         if sender.buffer_is_empty:
             return (2,)
         if stream_is_unidirectional(stream_id):
@@ -152,7 +158,7 @@ class ScheduledConnection(QuicConnection):
     @_streams_queue.setter
     def _streams_queue(self, streams: list[QuicStream]) -> None:
         self._order.forget(self._streams)
-        self._scheduled = _ServiceQueue(streams, self._service_key)
+        self._scheduled = _ServiceQueue(streams, self._arrange)
 
     def _write_stream_frame(
         self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream, max_offset: int
@@ -161,7 +167,8 @@ class ScheduledConnection(QuicConnection):
         start, sent_before = sender.next_offset, sender.highest_offset
         used: int = super()._write_stream_frame(builder, space, stream, max_offset)
         if used > 0:
-            self._order.served(_id(stream), used, sender.highest_offset, self._sending_s)
+            if not stream_is_unidirectional(_id(stream)):
+                self._order.served(_id(stream), used, sender.highest_offset, self._sending_s)
         elif start < sent_before and sender.next_offset != start:
             self._traffic.resent_frames += 1
         return used
@@ -202,16 +209,23 @@ class ScheduledConnection(QuicConnection):
 class _ServiceQueue(list[QuicStream]):
     """A list that puts itself in order when it is first gone through; aioquic makes a new one for each packet."""
 
-    def __init__(self, streams: list[QuicStream], key: Callable[[QuicStream], tuple[float, ...]]) -> None:
+    def __init__(self, streams: list[QuicStream], arrange: Callable[[list[QuicStream]], None]) -> None:
         super().__init__(streams)
-        self._key = key
+        self._arrange = arrange
         self._in_order = False
 
     def __iter__(self) -> Iterator[QuicStream]:
         if not self._in_order:
             self._in_order = True
-            self.sort(key=self._key)
+            self._arrange(self)
         return super().__iter__()
+
+
+def _may_send(stream: QuicStream) -> bool:
+    """Whether it has data of a request or an answer that its peer has room for."""
+    sender = stream.sender
+    waits = not (sender.buffer_is_empty or stream.is_blocked or stream_is_unidirectional(_id(stream)))
+    return waits and sender.next_offset < stream.max_stream_data_remote
 
 
 def _id(stream: QuicStream) -> int:

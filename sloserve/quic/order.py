@@ -7,7 +7,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -63,6 +63,8 @@ class StreamOrder:
         self._turns = itertools.count(1)
         self._anonymous = Tenant()
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
+        self._waiting: set[Tenant] = set()
+        self._level = 0
 
     def set(
         self,
@@ -83,8 +85,16 @@ class StreamOrder:
             state.incremental = incremental
         if tenant is not None:
             state.tenant = self._tenants.setdefault(tenant, Tenant())
-            others = (s.tenant.served_bytes for s in self._states.values() if s.tenant is not state.tenant)
-            state.tenant.served_bytes = max(state.tenant.served_bytes, min(others, default=0))
+
+    def waiting(self, stream_ids: Iterable[int]) -> None:
+        """These have something to send. A tenant that had nothing starts level with the one that was served least: what
+        it did not use before is no credit, which would shut out all others until they were even.
+        """
+        waiting = {self._state(stream_id).tenant for stream_id in stream_ids}
+        for tenant in waiting - self._waiting:
+            tenant.served_bytes = max(tenant.served_bytes, self._level)
+        self._level = max(self._level, min((tenant.served_bytes for tenant in waiting), default=0))
+        self._waiting = waiting
 
     def due(self, stream_id: int, end: int, deadline_s: float, tally: Deadlines | None = None) -> None:
         """The bytes of the stream up to ``end`` that no earlier call named are due at ``deadline_s``.

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from aioquic.quic.events import StopSendingReceived, StreamReset
 
 from sloserve.core.errors import ConfigError
 from sloserve.quic import self_check
@@ -63,10 +64,43 @@ def test_tenants_share_a_rotation_whatever_the_number_of_their_streams() -> None
 def test_a_tenant_that_comes_late_starts_level_with_the_others() -> None:
     order = StreamOrder(scheduler("rr"))
     order.set(0, None, None, None, "early")
+    order.waiting([0])
     order.served(0, 10**9)
+    order.waiting([0])
     order.set(4, None, None, None, "late")
+    order.waiting([0, 4])
     order.served(4, 1)
     assert order.key(0, 0, 0) < order.key(4, 0, 0)
+
+
+def test_a_tenant_that_was_silent_is_level_too_whatever_else_is_open() -> None:
+    """As a stream of tokens whose tenant was served little, beside HTTP/3's own streams."""
+    joined = Joined("rr")
+    joined.client.send_stream_data(2, b"HTTP/3's own")
+    for number, tenant, size in ((0, "late", 1), (1, "silent", 1), (2, "early", 100_000)):
+        joined.client.send_stream_data(4 * number, bytes(size))
+        joined.client.set_stream(4 * number, tenant=tenant)
+        joined.run()
+    joined.client.served.clear()
+    for number in (0, 2):
+        joined.client.send_stream_data(4 * number, bytes(6000))
+    joined.run()
+    assert sorted(joined.client.served[:6]) == [0, 0, 0, 2, 2, 2]
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_the_end_of_a_stream_does_not_wait_behind_data(name: str) -> None:
+    joined = Joined(name)
+    joined.client.send_stream_data(0, b"unwanted")
+    joined.run()
+    joined.client.send_stream_data(4, bytes(200_000))
+    joined.client.set_stream(4, deadline_s=1.0, urgency=0)
+    joined.client.reset_stream(0, 0x10C)
+    joined.client.stop_stream(0, 0x10C)
+    first, *_ = joined.client.datagrams_to_send(joined.now_s)
+    joined.server.receive_datagram(first[0], self_check._CLIENT, joined.now_s)
+    events = iter(joined.server.next_event, None)
+    assert {StreamReset, StopSendingReceived} <= {type(event) for event in events}
 
 
 def test_absolute_priority_serves_incremental_streams_of_an_urgency_in_rotation() -> None:
