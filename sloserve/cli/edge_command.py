@@ -67,6 +67,7 @@ def edge(
         certfile=_text(certfile),
         keyfile=_text(keyfile),
         keep_alive_s=15.0,
+        requests=max_requests,
     )
     client.configuration(address[0])  # says now which file cannot be read
     settings = EdgeSettings(*address, client, max_requests, max_waiting)

@@ -108,9 +108,9 @@ class Exchange:
         self._aim()
 
     @property
-    def finished(self) -> bool:
-        """Whether the whole answer was given to the connection."""
-        return self._ended
+    def wanted(self) -> bool:
+        """Whether more of the answer is to come, and a client waits for it."""
+        return not (self._ended or self._gone)
 
     @property
     def outcome(self) -> str:

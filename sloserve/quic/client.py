@@ -12,19 +12,22 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aioquic.asyncio.protocol import QuicConnectionProtocol
-from aioquic.h3.connection import ErrorCode
+from aioquic.h3.connection import ErrorCode, FrameUnexpected
 from aioquic.h3.events import DataReceived, HeadersReceived
 from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEvent, StopSendingReceived, StreamReset
 
 from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.connection import ScheduledConnection
-from sloserve.quic.h3 import BoundedH3
+from sloserve.quic.h3 import BoundedH3, Malformed, section_bytes
 from sloserve.quic.limits import Limits
 from sloserve.quic.schedulers import DEFAULT_URGENCY, scheduler
 
 Headers = list[tuple[bytes, bytes]]
 
 MAX_HEADER_BYTES = 64 * 1024
+"""Of an answer."""
+SMALL_BYTES = 1024
+"""Parts of a request's body that are smaller wait for the next: a server bounds how many frames it takes."""
 
 
 class Lost(ConnectionError):
@@ -39,6 +42,10 @@ class Broken(ConnectionError):
     """The server ended the answer before its end."""
 
 
+class HeadersTooLarge(ValueError):
+    """The server takes no request with so many bytes of headers."""
+
+
 class Reply:
     """One answer, as it arrives. status, headers: of its head, once :meth:`head` has returned."""
 
@@ -50,6 +57,7 @@ class Reply:
         self._parts: deque[bytes] = deque()
         self._unread_bytes = 0
         self._ended = False
+        self._small = bytearray()
         self._sent = not body_follows
         self._error: ConnectionError | None = None
         self._changed = asyncio.Event()
@@ -90,7 +98,11 @@ class Reply:
         """A part of the request's body; returns once the connection has room for the next. Raises: Lost."""
         if self.over:
             return  # the server has answered already, or never will
-        self._connection.send_body(self._stream_id, data, end)
+        self._small += data
+        if len(self._small) < SMALL_BYTES and not end:
+            return
+        self._connection.send_body(self._stream_id, bytes(self._small), end)
+        self._small.clear()
         self._sent = end
         limit = self._connection.settings.buffer_bytes
         while not self.over and self._connection.quic.unsent_bytes(self._stream_id) > limit:
@@ -107,7 +119,7 @@ class Reply:
 
     def began(self, headers: Headers) -> None:
         status = int(dict(headers)[b":status"])
-        if status >= 200 and not self.status:
+        if status >= 200:
             self.status, self.headers = status, [h for h in headers if not h[0].startswith(b":")]
             self._changed.set()
 
@@ -143,6 +155,7 @@ class H3Client(QuicConnectionProtocol):
         self._sending = False
         self._going = False
         self._unusable = asyncio.Event()
+        self._settled = asyncio.Event()
         self._closed_socket: asyncio.Future[None] = self._loop.create_future()
 
     @property
@@ -159,9 +172,16 @@ class H3Client(QuicConnectionProtocol):
         """Returns once no new request may be begun any more."""
         await self._unusable.wait()
 
-    async def ready(self) -> None:
-        """Waits for the end of the handshake. Raises: Lost."""
+    async def ready(self, settled: bool = False) -> None:
+        """Waits for the end of the handshake; settled: and for the server's limits, another half of a round trip.
+
+        Raises: Lost.
+        """
         await asyncio.shield(self._ready)
+        if settled:
+            await self._settled.wait()
+            if self.lost is not None:
+                raise self.lost
 
     def request(
         self,
@@ -175,10 +195,13 @@ class H3Client(QuicConnectionProtocol):
     ) -> Reply:
         """Begins a request; headers: pseudo-headers first. The rest is for the scheduler of what is sent.
 
-        Raises: Lost where the connection is no more.
+        Raises: Lost where the connection is no more, HeadersTooLarge.
         """
         if self._h3 is None or self.lost is not None or self._going:
             raise self.lost or Lost("the server takes no more requests on this connection")
+        size, most = section_bytes(headers), self._h3.peer_header_bytes
+        if most is not None and size > most:
+            raise HeadersTooLarge(f"request headers: {size} bytes; send at most {most}")
         stream_id = self.quic.get_next_available_stream_id()
         reply = self._replies[stream_id] = Reply(self, stream_id, body_follows)
         self._h3.send_headers(stream_id, headers, end_stream=not body_follows)
@@ -188,7 +211,7 @@ class H3Client(QuicConnectionProtocol):
 
     def send_body(self, stream_id: int, data: bytes, end: bool) -> None:
         assert self._h3 is not None
-        with contextlib.suppress(RuntimeError):  # the server wanted no more of it
+        with contextlib.suppress(RuntimeError, FrameUnexpected):  # the server wanted no more of it
             self._h3.send_data(stream_id, data, end)
         self.transmit_soon()
 
@@ -199,10 +222,8 @@ class H3Client(QuicConnectionProtocol):
         self.transmit_soon()
 
     def cancel(self, stream_id: int) -> None:
-        if self.lost is None:
-            with contextlib.suppress(ValueError):
-                self.quic.reset_stream(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
-                self.quic.stop_reading(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+        if self.lost is None and self._h3 is not None:
+            self._h3.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
             self.transmit_soon()
 
     def forget(self, stream_id: int) -> None:
@@ -240,14 +261,20 @@ class H3Client(QuicConnectionProtocol):
         if self._h3 is None:
             return
         for h3_event in self._h3.handle_event(event):
-            if isinstance(h3_event, HeadersReceived | DataReceived):
+            if isinstance(h3_event, HeadersReceived | DataReceived | Malformed):
                 reply = self._replies.get(h3_event.stream_id)
-                if reply is not None:
-                    if isinstance(h3_event, HeadersReceived):
+                if reply is None:
+                    continue
+                if isinstance(h3_event, Malformed):
+                    reply.fail(Broken(f"the answer is malformed: {h3_event.reason}"))
+                elif isinstance(h3_event, DataReceived):
+                    reply.feed(h3_event.data, h3_event.stream_ended)
+                else:
+                    if not reply.status:  # else these are trailers, which are of no use here
                         reply.began(h3_event.headers)
-                        reply.feed(b"", h3_event.stream_ended)
-                    else:
-                        reply.feed(h3_event.data, h3_event.stream_ended)
+                    reply.feed(b"", h3_event.stream_ended)
+        if self._h3.received_settings is not None:
+            self._settled.set()
         if isinstance(event, StreamReset) and event.stream_id in self._replies:
             kind = Refused if event.error_code == ErrorCode.H3_REQUEST_REJECTED else Broken
             self._replies[event.stream_id].fail(kind(f"the server reset the stream: {event.error_code:#x}"))
@@ -290,6 +317,7 @@ class H3Client(QuicConnectionProtocol):
         if self.lost is None:
             self.lost = error
             self._unusable.set()
+            self._settled.set()
             if not self._ready.done():
                 self._ready.set_exception(error)
                 self._ready.exception()  # seen, also where no one waits any more
@@ -297,18 +325,24 @@ class H3Client(QuicConnectionProtocol):
                 reply.fail(error)
 
 
-async def connect(host: str, port: int, settings: ClientSettings, timeout_s: float = 10.0) -> H3Client:
-    """A connection that is ready for requests. Raises: Lost where there is none within ``timeout_s``."""
+async def connect(
+    host: str, port: int, settings: ClientSettings, timeout_s: float = 10.0, *, settled: bool = False
+) -> H3Client:
+    """A connection that is ready for requests. settled: the server has told its limits.
+
+    Raises: Lost where there is none within ``timeout_s``.
+    """
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError as error:
         raise Lost(f"{host}: {error.strerror or error}") from error
     family, _, _, _, address = found[0]
+    window_bytes = Limits().stream_window_bytes * settings.requests
     quic = ScheduledConnection(
         configuration=settings.configuration(host),
         scheduler=scheduler(settings.scheduler),
-        limits=Limits(streams=1),
+        limits=Limits(streams=1, connection_window_bytes=window_bytes),
     )
     local = ("::", 0) if family == socket.AF_INET6 else ("0.0.0.0", 0)
     try:
@@ -318,7 +352,7 @@ async def connect(host: str, port: int, settings: ClientSettings, timeout_s: flo
     client.connect(address)
     try:
         async with asyncio.timeout(timeout_s):
-            await client.ready()
+            await client.ready(settled)
     except (TimeoutError, Lost) as error:
         await client.end()
         raise Lost(f"{host} port {port}: {error or f'no answer within {timeout_s:g} s'}") from None

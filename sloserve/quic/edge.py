@@ -8,6 +8,7 @@ error, and another is made.
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,14 +19,26 @@ from aioquic.h3.connection import ProtocolError, validate_request_headers
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import DUE_NOW_S
 from sloserve.quic.asgi import HOP_BY_HOP
-from sloserve.quic.client import Broken, Headers, Lost, Reply
+from sloserve.quic.client import Broken, Headers, HeadersTooLarge, Lost, Reply
 from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.httpx_transport import head
 from sloserve.quic.service import DEFAULT_CLASSIFY, EVENT_STREAM, Classify
 from sloserve.quic.turns import NoRoom, Turns
 from sloserve.quic.upstream import Upstream
 from sloserve.wire import errors
-from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, answer_json, identified, refuse, repeating
+from sloserve.wire.asgi import (
+    CLOSE,
+    ClientLeft,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    answer_json,
+    identified,
+    refuse,
+    repeating,
+)
+from sloserve.wire.client import WhileClientWaits
 from sloserve.wire.headers import RETRY_AFTER
 
 READY_PATH = "/ready"
@@ -87,15 +100,19 @@ class Edge:
         service = self._classify(scope["headers"])
         loop = asyncio.get_running_loop()
         arrived_s = loop.time()
+        client = ReadAhead(receive)
         try:
-            await self.turns.take(service.urgency, service.tenant or "")
+            async with WhileClientWaits(client.until_left):
+                await self.turns.take(service.urgency, service.tenant or "")
+        except ClientLeft:
+            return
         except NoRoom:
             message = f"the edge has as many requests waiting as it may; retry in {RETRY_FULL_S} s"
             retry = (RETRY_AFTER, str(RETRY_FULL_S))
             await refuse(send, HTTPStatus.SERVICE_UNAVAILABLE, message, headers=[CLOSE, retry])
             return
         try:
-            await self._forward(scope, receive, send, arrived_s)
+            await self._forward(scope, client, send, arrived_s)
         finally:
             self.turns.give_back()
 
@@ -134,6 +151,9 @@ class Edge:
             retry = (RETRY_AFTER, str(self.upstream.retry_after_s))
             await refuse(send, HTTPStatus.SERVICE_UNAVAILABLE, str(error), headers=[CLOSE, retry])
             return
+        except HeadersTooLarge as error:
+            await refuse(send, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, str(error), headers=[CLOSE])
+            return
         upload = asyncio.create_task(upload_body(reply, receive))
         try:
             await answer(reply, send)
@@ -142,6 +162,26 @@ class Edge:
             reply.cancel()
             with suppress(asyncio.CancelledError):
                 await upload
+
+
+class ReadAhead:
+    """What the client sends while its request waits: a body in one part, else its first part, and that it leaves."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._messages: deque[Message] = deque()
+
+    async def __call__(self) -> Message:
+        """The next message, as ASGI has it."""
+        return self._messages.popleft() if self._messages else await self._receive()
+
+    async def until_left(self) -> Message:
+        """Returns once the client has left."""
+        while not self._messages or self._messages[-1]["type"] == "http.request":
+            if self._messages and self._messages[-1].get("more_body", False):
+                await asyncio.Event().wait()  # the rest of a long body stays with the client
+            self._messages.append(await self._receive())
+        return self._messages[-1]
 
 
 class Left(Broken):

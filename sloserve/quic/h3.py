@@ -3,9 +3,14 @@
 Requests are decoded without QPACK's dynamic table: one byte of a header block can refer to an entry of 4 KB there, so
 that a small request could become a large one in memory. One byte is up to 69 of the static table, so what is decoded
 is bounded too. Each frame costs as much time as a KB of data, so that many small ones end the connection.
+
+A message that is malformed ends its stream alone (RFC 9114, Sec. 4.1.2), since a connection may carry many clients'.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from weakref import WeakSet
 
 import pylsqpack
 from aioquic.buffer import encode_uint_var
@@ -15,20 +20,24 @@ from aioquic.h3.connection import (
     FrameUnexpected,
     H3Connection,
     H3Stream,
+    HeadersState,
+    MessageError,
     ProtocolError,
     Setting,
     encode_frame,
 )
 from aioquic.h3.events import H3Event, Headers
-from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import StreamDataReceived
 
+from sloserve.quic.connection import ScheduledConnection
 from sloserve.quic.priority import PRIORITY_UPDATE_REQUEST, ControlFrames, Priority, parse_update
 
 MAX_SETTINGS_BYTES = 4096
 MAX_UPDATE_BYTES = 512
 SPARE_FRAMES = 1024
-"""Frames that a client may send whatever their size; beyond, :data:`FRAME_BYTES` a frame in the mean."""
+"""Frames that a client may send whatever their size, beside :data:`REQUEST_FRAMES` of each request; beyond,
+:data:`FRAME_BYTES` a frame in the mean."""
+REQUEST_FRAMES = 4
 FRAME_BYTES = 32
 FIELD_OVERHEAD_BYTES = 32
 """What a field counts beside its name and value (RFC 9114, Sec. 4.2.2)."""
@@ -38,6 +47,19 @@ class TooMuch(ProtocolError):
     """A peer sent more than it may; ends the connection."""
 
     error_code = ErrorCode.H3_EXCESSIVE_LOAD
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed(H3Event):
+    """What the peer sent on this stream is no message of HTTP; the stream is ended both ways."""
+
+    stream_id: int
+    reason: str
+
+
+def section_bytes(headers: Headers) -> int:
+    """What a header section counts (RFC 9114, Sec. 4.2.2)."""
+    return sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in headers)
 
 
 class BoundedH3(H3Connection):
@@ -50,17 +72,36 @@ class BoundedH3(H3Connection):
 
     def __init__(
         self,
-        quic: QuicConnection,
+        quic: ScheduledConnection,
         max_header_bytes: int,
         on_priority: Callable[[int, Priority], None] | None = None,
         on_goaway: Callable[[], None] | None = None,
     ) -> None:
+        self._connection = quic
         self._max_header_bytes = max_header_bytes
         self._on_priority = on_priority
         self._on_goaway = on_goaway
         self._control_frames: dict[int, ControlFrames] = {}
-        self._frames = self._frame_bytes = 0
+        self._frames = self._frame_bytes = self._requests = 0
+        self._malformed: set[int] = set()
+        self._without_body: WeakSet[H3Stream] = WeakSet()
         super().__init__(quic)
+
+    @property
+    def peer_header_bytes(self) -> int | None:
+        """Largest header section that the peer takes; ``None`` where it has not said."""
+        return (self.received_settings or {}).get(Setting.MAX_FIELD_SECTION_SIZE)
+
+    def abort(self, stream_id: int, error_code: int) -> None:
+        """Ends a stream both ways, whatever has passed on it."""
+        with suppress(ValueError):  # it is over
+            self._connection.reset_stream(stream_id, error_code)
+            self._connection.stop_reading(stream_id, error_code)
+        stream = self._stream.get(stream_id)
+        if stream is not None:
+            stream.sending_ended = True
+            if stream.is_ended():
+                del self._stream[stream_id]
 
     def send_priority_update(self, stream_id: int, field: str) -> None:
         """Tells the server, as its client, another priority of a request."""
@@ -76,22 +117,48 @@ class BoundedH3(H3Connection):
 
     def _count_frame(self) -> None:
         self._frames += 1
-        if not self._is_client and self._frames > SPARE_FRAMES + self._frame_bytes // FRAME_BYTES:
+        spare = SPARE_FRAMES + REQUEST_FRAMES * self._requests
+        if not self._is_client and self._frames > spare + self._frame_bytes // FRAME_BYTES:
             raise TooMuch(f"{self._frames} frames of {self._frame_bytes} bytes in all; send fewer and larger ones")
 
     # What aioquic calls
 
     def _receive_stream_data(self, event: StreamDataReceived) -> list[H3Event]:
         self._frame_bytes += len(event.data)
-        events: list[H3Event] = super()._receive_stream_data(event)
+        if event.stream_id in self._malformed:
+            if event.end_stream:
+                self._forget(event.stream_id)
+            return []
+        try:
+            events: list[H3Event] = super()._receive_stream_data(event)
+        except MessageError as error:
+            self.abort(event.stream_id, error.error_code)
+            if not event.end_stream:
+                self._malformed.add(event.stream_id)
+            return [Malformed(event.stream_id, error.reason_phrase)]
         return events
+
+    def _forget(self, stream_id: int) -> None:
+        self._malformed.discard(stream_id)
+        self._stream.pop(stream_id, None)
 
     def _decode_headers(self, stream_id: int, frame_data: bytes | None) -> Headers:
         headers = super()._decode_headers(stream_id, frame_data)
-        size = sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in headers)
+        size = section_bytes(headers)
         if size > self._max_header_bytes:
             raise TooMuch(f"a header section of {size} bytes, decoded; send at most {self._max_header_bytes}")
+        if (b":status", b"304") in headers:
+            self._without_body.add(self._stream[stream_id])
         return headers
+
+    def send_headers(self, stream_id: int, headers: Headers, end_stream: bool = False) -> None:
+        super().send_headers(stream_id, headers, end_stream)
+        if (b":method", b"HEAD") in headers:
+            self._without_body.add(self._stream[stream_id])
+
+    def _check_content_length(self, stream: H3Stream) -> None:
+        if stream.content_length or stream not in self._without_body:
+            super()._check_content_length(stream)
 
     def _init_connection(self) -> None:
         self._max_table_capacity = self._blocked_streams = 0
@@ -107,6 +174,7 @@ class BoundedH3(H3Connection):
 
     def _check_request_or_push_frame_type(self, frame_type: int, stream: H3Stream) -> None:
         super()._check_request_or_push_frame_type(frame_type, stream)
+        self._requests += frame_type == FrameType.HEADERS and stream.headers_recv_state == HeadersState.INITIAL
         self._count_frame()
         if frame_type == FrameType.WEBTRANSPORT_STREAM:
             raise FrameUnexpected("WebTransport was not offered")
@@ -136,3 +204,5 @@ class BoundedH3(H3Connection):
     def _receive_stream_reset(self, stream_id: int) -> None:
         self._control_frames.pop(stream_id, None)
         super()._receive_stream_reset(stream_id)
+        if stream_id in self._malformed:
+            self._forget(stream_id)

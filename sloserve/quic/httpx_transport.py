@@ -16,7 +16,7 @@ from types import TracebackType
 import httpx
 
 from sloserve.quic.asgi import HOP_BY_HOP
-from sloserve.quic.client import Broken, H3Client, Headers, Lost, Refused, Reply, connect
+from sloserve.quic.client import Broken, H3Client, Headers, HeadersTooLarge, Lost, Refused, Reply, connect
 from sloserve.quic.client_settings import ClientSettings
 
 
@@ -55,6 +55,8 @@ class H3Transport(httpx.AsyncBaseTransport):
                     raise httpx.ConnectError(str(error), request=request) from error
             except (Lost, Broken) as error:
                 raise httpx.ReadError(str(error), request=request) from error
+            except HeadersTooLarge as error:
+                raise httpx.LocalProtocolError(str(error), request=request) from error
         headers = [(name, value) for name, value in reply.headers]
         return httpx.Response(
             reply.status, headers=headers, stream=_Stream(reply, request), extensions={"http_version": b"HTTP/3"}

@@ -1,6 +1,7 @@
 """One HTTP/3 connection of a client, in front of an ASGI application."""
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,13 +21,18 @@ from aioquic.quic.events import (
 from sloserve.quic.asgi import App, Exchange, Headers, make_scope, split_headers
 from sloserve.quic.connection import ScheduledConnection
 from sloserve.quic.figures import Deadlines, Figures
-from sloserve.quic.h3 import BoundedH3
+from sloserve.quic.h3 import BoundedH3, Malformed
 from sloserve.quic.priority import Priority
 from sloserve.quic.service import Classify
 from sloserve.quic.settings import Http3Settings
 
 SPARE_RESETS = 256
-"""Requests that a client may cancel beyond those that it lets be answered; more of it is an attack (CVE-2023-44487)."""
+"""Requests that a client may cancel beyond those that it lets be answered; more is an attack (CVE-2023-44487). One that
+shows a certificate, as an edge does, may cancel any number: they are those of its many clients.
+"""
+
+PING_S = 10.0
+"""How often a client that waits for an answer is pinged: a connection ends by silence, and few clients see to that."""
 
 ALERT_BAD_CERTIFICATE = 0x100 + 42
 
@@ -66,7 +72,10 @@ class ServerProtocol(QuicConnectionProtocol):
         self._early: OrderedDict[int, Priority] = OrderedDict()
         self._drops: dict[int, asyncio.TimerHandle] = {}
         self._next_stream_id = 0
+        self._overtaken: set[int] = set()
         self._resets = self._answered = 0
+        self._spare_resets: float = SPARE_RESETS
+        self._pinging: asyncio.TimerHandle | None = None
         self._stopping = False
         self._sending = False
 
@@ -75,6 +84,8 @@ class ServerProtocol(QuicConnectionProtocol):
             self.shook_hands = True
             self.on_handshake()
             refused = self._front.authorize(self.quic)
+            if self.quic.client_certificate is not None:
+                self._spare_resets = math.inf
             self._front.figures.handshakes["completed" if refused is None else "certificate"] += 1
             if refused is None:
                 self._h3 = BoundedH3(self.quic, self._front.settings.header_bytes, self._reprioritize)
@@ -88,6 +99,8 @@ class ServerProtocol(QuicConnectionProtocol):
                 if stream_id not in self.exchanges:
                     self._count("cancelled")
             self._drops.clear()
+            if self._pinging is not None:
+                self._pinging.cancel()
             self.on_end()
         if self._h3 is not None:
             for h3_event in self._h3.handle_event(event):
@@ -153,8 +166,12 @@ class ServerProtocol(QuicConnectionProtocol):
             exchange = self.exchanges.get(event.stream_id)
             if exchange is not None:
                 exchange.feed(event.data, event.stream_ended)
+        elif isinstance(event, Malformed):
+            self._reset(event.stream_id)
 
     def _begin(self, stream_id: int, headers: Headers, complete: bool) -> None:
+        self._overtaken.update(range(self._next_stream_id, stream_id, 4))
+        self._overtaken.discard(stream_id)
         self._next_stream_id = max(self._next_stream_id, stream_id + 4)
         early = self._early.pop(stream_id, None)
         pseudo, rest = split_headers(headers)
@@ -162,8 +179,7 @@ class ServerProtocol(QuicConnectionProtocol):
         # Requests whose client is gone may take a while to end: they count, or opening and cancelling would pile up.
         if self._stopping or len(self._tasks) >= 2 * settings.streams or not pseudo.get(b":path", b"").startswith(b"/"):
             self._count("refused")
-            self.quic.reset_stream(stream_id, ErrorCode.H3_REQUEST_REJECTED)
-            self.quic.stop_reading(stream_id, ErrorCode.H3_REQUEST_REJECTED)
+            self.abort(stream_id, ErrorCode.H3_REQUEST_REJECTED)
             return
         service = self._front.classify(rest)
         self.quic.set_stream(stream_id, tenant=service.tenant)
@@ -178,6 +194,24 @@ class ServerProtocol(QuicConnectionProtocol):
         task = self._loop.create_task(exchange.run(self._front.app))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._ended(stream_id, done))
+        if self._pinging is None:
+            self._ping_later()
+
+    def _ping_later(self) -> None:
+        self._pinging = self._loop.call_later(min(PING_S, self._front.settings.idle_s / 2), self._ping)
+
+    def _ping(self) -> None:
+        self._pinging = None
+        if self._tasks:
+            self.quic.send_ping(0)
+            self.transmit_soon()
+            self._ping_later()
+
+    def abort(self, stream_id: int, error_code: int) -> None:
+        """Ends a stream both ways."""
+        assert self._h3 is not None
+        self._h3.abort(stream_id, error_code)
+        self.transmit_soon()
 
     def deadlines(self, slo_class: str) -> Deadlines:
         """Where parts of answers of this class are counted."""
@@ -186,7 +220,7 @@ class ServerProtocol(QuicConnectionProtocol):
     def _ended(self, stream_id: int, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         exchange = self.exchanges.pop(stream_id)
-        self._answered += 1
+        self._answered += exchange.outcome != "cancelled"
         if stream_id in self._drops and not self.quic.unsent_bytes(stream_id):
             self._drops.pop(stream_id).cancel()
         if stream_id not in self._drops:  # else it may be dropped yet
@@ -209,25 +243,25 @@ class ServerProtocol(QuicConnectionProtocol):
         if exchange is None:
             self._count("dropped" if unsent else "answered")
         if exchange is not None or unsent:
-            self.quic.reset_stream(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
-            self.quic.stop_reading(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
-            self.transmit_soon()
+            self.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
         if exchange is not None:
             exchange.disconnect("dropped")
 
     def _reset(self, stream_id: int) -> None:
+        self._overtaken.discard(stream_id)
         exchange = self.exchanges.get(stream_id)
-        if exchange is not None and not exchange.finished:
+        if exchange is not None and exchange.wanted:
             exchange.disconnect()
+            self.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
             self._resets += 1
-            if self._resets > self._answered + SPARE_RESETS:
+            if self._resets > self._answered + self._spare_resets:
                 self.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="too many cancelled requests")
 
     def _reprioritize(self, stream_id: int, priority: Priority) -> None:
         exchange = self.exchanges.get(stream_id)
         if exchange is not None:
             exchange.prioritize(priority)
-        elif stream_id >= self._next_stream_id:
+        elif stream_id >= self._next_stream_id or stream_id in self._overtaken:
             self._early[stream_id] = priority
             if len(self._early) > self._front.settings.streams:
                 self._early.popitem(last=False)
@@ -281,5 +315,4 @@ class RequestStream:
         self._protocol.transmit_soon()
 
     def abort(self) -> None:
-        self._quic.reset_stream(self._id, ErrorCode.H3_INTERNAL_ERROR)
-        self._protocol.transmit_soon()
+        self._protocol.abort(self._id, ErrorCode.H3_INTERNAL_ERROR)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 
+from sloserve.core.errors import ConfigError
 from sloserve.quic.client import H3Client, Lost, connect
 from sloserve.quic.client_settings import ClientSettings
 
@@ -55,13 +56,13 @@ class Upstream:
     async def _keep(self) -> None:
         while True:
             try:
-                self._client = await connect(self._host, self._port, self._settings)
+                self._client = await connect(self._host, self._port, self._settings, settled=True)
                 logger.info("connected to %s UDP port %d", self._host, self._port)
                 self._delay_s = FIRST_DELAY_S
                 await self._client.wait_unusable()
                 self._why = str(self._client.lost or "the engine host is stopping")
                 logger.warning("the connection to %s is lost: %s", self._host, self._why)
-            except Lost as error:
+            except (Lost, ConfigError) as error:  # a certificate may be half written
                 self._why = str(error)
                 logger.warning("cannot connect, next attempt in %g s: %s", self._delay_s, error)
             await asyncio.sleep(self._delay_s)

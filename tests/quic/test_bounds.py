@@ -2,8 +2,7 @@
 
 import datetime
 from asyncio import sleep
-from collections.abc import Callable, Coroutine, Iterator
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicErrorCode, QuicPacketType, pull_quic_header
 from aioquic.tls import CipherSuite, SessionTicket
 
+from sloserve.quic import protocol
+from sloserve.quic.certificates import make_certificate, write_certificate
 from sloserve.quic.client import connect
 from sloserve.quic.listener import HANDSHAKE_S, Listener
 from tests.quic.serving import answer, ask, listening, read, trusting, whole
@@ -34,14 +35,6 @@ def kinds(datagram: bytes) -> Iterator[QuicPacketType]:
         header = pull_quic_header(buf, host_cid_length=8)
         yield header.packet_type
         buf.seek(start + header.packet_length)
-
-
-@pytest.fixture
-def virtually(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], Coroutine[Any, Any, None]]], None]:
-    """Runs a test in virtual time, over a link that loses nothing."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    shape = import_module("quic_link").Shape(rate_bps=1e9, loss=0.0, delay_s=0.01)
-    return lambda test: import_module("quic_virtual").run(shape, test)  # type: ignore[no-any-return]
 
 
 class Stranger:
@@ -122,6 +115,66 @@ def test_a_silent_connection_ends_and_one_that_is_used_stays(virtually: Any) -> 
             assert len(listener.protocols) == 1 and silent.lost is not None
             assert await whole(ask(used)) == b""
             await used.end()
+
+    virtually(test)
+
+
+def test_a_client_that_waits_in_silence_is_kept_and_one_that_is_gone_is_not(virtually: Any) -> None:
+    ended = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read(receive)
+        waits = scope["path"] == "/slow"
+        if not waits:
+            ended.append((await receive())["type"])
+        await sleep(300.0 if waits else 0.0)
+        await answer(send, b"at last")
+
+    async def test(loop: Any) -> None:
+        async with listening(app) as listener:
+            client = await connect("127.0.0.1", listener.port, trusting())
+            assert await whole(ask(client, "/slow")) == b"at last"
+            ask(client, "/never")
+            await sleep(1.0)
+            client._transport.close()  # it says no more
+            await sleep(90.0)
+            assert ended == ["http.disconnect"] and not listener.protocols
+
+    virtually(test)
+
+
+def test_cancelled_requests_are_bounded_but_for_a_client_with_a_certificate(
+    virtually: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they are cancelled: also one that was sent in whole, so that only its answer is refused."""
+    monkeypatch.setattr(protocol, "SPARE_RESETS", 8)
+    ca_file, _ = write_certificate(tmp_path, authority := make_certificate(("authority",), authority=True), "authority")
+    own = write_certificate(tmp_path, make_certificate(("edge",), authority), "edge")
+    shown = {"certfile": str(own[0]), "keyfile": str(own[1])}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def cancelled(listener: Listener, body: bool, **settings: str) -> int:
+        client = await connect("127.0.0.1", listener.port, trusting(**settings))
+        count = 0
+        while count < 30 and client.lost is None:
+            reply = ask(client, method="POST", body=body)
+            await sleep(0.05)
+            reply.cancel()
+            await sleep(0.05)
+            count += 1
+        for end in (client, *listener.protocols):  # what is over is forgotten
+            assert end._h3 is not None and len(end._h3._stream) <= 6
+        await client.end()
+        return count
+
+    async def test(loop: Any) -> None:
+        async with listening(app) as listener:
+            assert all([8 < await cancelled(listener, body) < 12 for body in (True, False)])
+        async with listening(app, client_ca=str(ca_file)) as listener:
+            assert await cancelled(listener, True, **shown) == 30
 
     virtually(test)
 

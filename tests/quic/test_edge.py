@@ -16,6 +16,7 @@ import pytest
 from sloserve.cli.edge_command import address_of
 from sloserve.core.errors import ConfigError
 from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
+from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.edge import Edge, EdgeSettings, remaining
 from sloserve.quic.listener import listen
 from sloserve.quic.settings import Http3Settings
@@ -37,6 +38,12 @@ async def edge_to(port: int, max_waiting: int = 8, requests: int = 128, **client
 
 def http(edge: Edge) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(edge), base_url="http://edge")
+
+
+async def read_and_echo(scope: Any, receive: Any, send: Any) -> None:
+    body = await read(receive)
+    headers = [(b"content-length", b"5")] if scope["method"] == "HEAD" else []
+    await answer(send, body, headers=headers)
 
 
 class Visitor:
@@ -145,6 +152,69 @@ def test_a_lost_connection_is_an_error_and_is_made_again() -> None:
                 await asyncio.sleep(0.01)
             assert (await client.get("/short")).status_code == 200
             await again.stop(0.0)
+
+    run(test())
+
+
+def test_what_one_client_does_ends_no_connection() -> None:
+    async def drops() -> AsyncIterator[bytes]:
+        for _ in range(1500):
+            yield b"x"
+
+    async def test() -> None:
+        async with listening(read_and_echo) as listener, edge_to(listener.port) as edge, http(edge) as client:
+            large = await client.get("/", headers={"x-long": "~" * 40_000})
+            assert large.status_code == 431 and "bytes; send at most 32768" in large.text
+            assert (await client.post("/", content=drops())).content == b"x" * 1500
+            assert (await client.head("/")).status_code == 200
+            assert listener.figures.handshakes == {"completed": 1}
+
+    run(test())
+
+
+def test_a_client_that_leaves_while_it_waits_gives_up_its_place() -> None:
+    async def test() -> None:
+        go = asyncio.Event()
+        served = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            served.append(dict(scope["headers"]).get(b"x-number"))
+            await go.wait()
+            await answer(send, await read(receive))
+
+        async with listening(app) as listener, edge_to(listener.port, requests=1) as edge:
+            visitors = [Visitor(edge, x_number=str(number)) for number in range(4)]
+            while edge.turns.waiting < 3:
+                await asyncio.sleep(0)
+            visitors[1].leave()
+            await visitors[1].task
+            assert edge.turns.waiting == 2
+            go.set()
+            for visitor in (visitors[0], *visitors[2:]):
+                assert (await visitor.sent.get())["status"] == 200
+                assert (await visitor.sent.get())["body"] == b"{}"
+                visitor.leave()
+                await visitor.task
+            assert served == [b"0", b"2", b"3"]
+
+    run(test())
+
+
+def test_a_certificate_that_is_being_replaced_is_waited_for(tmp_path: Path) -> None:
+    async def test() -> None:
+        ca_file = tmp_path / "ca.pem"
+        ca_file.write_bytes(Path(certificate_files()[0]).read_bytes())
+        async with listening(read_and_echo) as listener:
+            settings = EdgeSettings("127.0.0.1", listener.port, ClientSettings(ca_file=str(ca_file)))
+            edge = Edge(settings)
+            ca_file.rename(tmp_path / "later")
+            edge.upstream.start()
+            while "no PEM certificates" not in edge.upstream._why:
+                await asyncio.sleep(0)
+            (tmp_path / "later").rename(ca_file)
+            while not edge.upstream.connected:
+                await asyncio.sleep(0.001)
+            await edge.upstream.stop()
 
     run(test())
 

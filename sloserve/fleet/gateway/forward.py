@@ -25,7 +25,6 @@ from sloserve.core.outcome import Outcome
 from sloserve.fleet.contract.door import Refusal, Refused
 from sloserve.fleet.gateway.asked import Asked, Reader
 from sloserve.fleet.gateway.choosing import Chooser, Chosen, PredictedTimes
-from sloserve.fleet.gateway.client import WhileClientWaits
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.doors import Broken, Doors, Upstream
 from sloserve.fleet.gateway.hold import HeldTooLong, Hold, HoldFull, Wanted
@@ -39,6 +38,7 @@ from sloserve.fleet.gateway.settings import GatewaySettings
 from sloserve.settings import PluginSettings
 from sloserve.wire import errors
 from sloserve.wire.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, declares_more, read_body, tell_slo
+from sloserve.wire.client import WhileClientWaits
 from sloserve.wire.headers import REQUEST_ID, TTL
 
 logger = logging.getLogger(__name__)
