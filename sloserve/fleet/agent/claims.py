@@ -16,7 +16,7 @@ class Line:
 
     Args:
         due_s: its deadline by this process' monotonic clock, inf for none.
-        reply: of the attempt that runs.
+        reply: of the attempt that runs; ``None`` before the first, since a body that is read takes much memory.
         task: that sends it; ``None`` while it waits for room.
         is_sent: an engine may have seen it.
         has_ended: it has a result, which is committed or about to be.
@@ -25,10 +25,15 @@ class Line:
     claimed: Claimed
     model: str
     due_s: float
-    reply: LineReply
+    reply: LineReply | None = None
     task: "asyncio.Task[None] | None" = None
     is_sent: bool = False
     has_ended: bool = False
+
+    @property
+    def progress(self) -> bytes | None:
+        """What its attempt leaves to go on from, beside what the store has."""
+        return None if self.reply is None else self.reply.progress()
 
 
 @dataclass(eq=False, slots=True)
@@ -46,7 +51,7 @@ class HeldClaim:
         lines = {}
         for one in claim.requests:
             due_s = math.inf if one.left_s is None else asked_s + one.left_s
-            lines[one.id] = Line(one, model, due_s, LineReply.of(one))
+            lines[one.id] = Line(one, model, due_s)
         return cls(claim.id, lease, claim.alone, lines)
 
     @property
@@ -56,7 +61,7 @@ class HeldClaim:
 
     def progress(self) -> dict[str, bytes]:
         """What its lines leave for others to go on from, by id."""
-        found = {id: line.reply.progress() for id, line in self.lines.items()}
+        found = {id: line.progress for id, line in self.lines.items()}
         return {id: progress for id, progress in found.items() if progress is not None}
 
 

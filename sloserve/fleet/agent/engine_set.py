@@ -121,6 +121,8 @@ class EngineSet:
         """Ends all engines."""
         for task in self._watching:
             task.cancel()
+        for engine in self._engines:
+            engine.flights.abort()  # an answer that is held and not read would keep its connection
         await asyncio.gather(*(self._remove(engine) for engine in list(self._engines)))
 
     # Coming.

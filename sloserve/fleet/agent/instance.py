@@ -137,6 +137,8 @@ class Instance:
         except asyncio.CancelledError:
             if sending.done() and not sending.cancelled() and sending.exception() is None:
                 sending.result().close()  # it came just as this was cancelled
+            if sending.cancelled():
+                ended(False)  # before it began, perhaps, and so without a word
             if flight.aborted is not None:
                 raise Refused(flight.aborted) from None
             raise
@@ -164,7 +166,7 @@ class Instance:
                 await self._engines.keep(models)
 
     async def close(self) -> None:
-        """Ends all engines."""
+        """Ends all engines, and what is read of their answers."""
         for task in list(self._tasks):
             task.cancel()
         self._phase = Phase.EMPTY

@@ -29,6 +29,7 @@ _CONTINUED: Final = frozenset(
 )
 """Fields of a body that a continuation keeps to."""
 _ABORTED: Final = "abort"
+_BYTES_OF_ID: Final = 8
 _USUAL_MAX_TOKENS: Final = 16
 """Of completions that state none."""
 
@@ -42,6 +43,30 @@ class TooLong(Broken):
 
     def __init__(self) -> None:
         super().__init__(f"the reply has more than {MOST_BYTES} bytes; ask for fewer tokens or log probabilities")
+
+
+class _Choice(msgspec.Struct):
+    """Of an event of the stream. What an engine says is read into types here, so that nothing else has to doubt it."""
+
+    text: str | None = None
+    delta: dict[str, Any] | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    stop_reason: Any = None
+
+
+class _Event(msgspec.Struct):
+    id: str | None = None
+    created: int | None = None
+    model: str | None = None
+    usage: dict[str, Any] | None = None
+    prompt_token_ids: list[int] | None = None
+    choices: list[_Choice] | None = None
+    error: Any = None
+
+
+_EVENTS: Final = msgspec.json.Decoder(_Event)
 
 
 class _Progress(msgspec.Struct):
@@ -122,41 +147,50 @@ class LineReply:
 
     def add(self, part: bytes) -> None:
         """A part of the stream. Raises: Broken for what is no stream of a reply, with the engine's own error."""
-        self._size += len(part)
-        if self._size > MOST_BYTES:
-            raise TooLong
         *lines, self._rest = (self._rest + part).split(b"\n")
+        self._keep(len(self._rest), 0)
         for line in lines:
             if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
                 self._event(data)
 
     def _event(self, data: bytes) -> None:
         try:
-            event = msgspec.json.decode(data)
-            if "error" in event:
-                raise Broken(str(event["error"].get("message", "the engine's answer ended with an error")))
-            self._head = self._head or {name: event.get(name) for name in ("id", "created", "model")}
-            self._usage = event.get("usage") or self._usage
-            self._prompt = self._prompt or event.get("prompt_token_ids") or []
-            for choice in event.get("choices", ()):
-                self._choice(choice)
-        except (msgspec.DecodeError, TypeError, AttributeError) as error:
+            event = _EVENTS.decode(data)
+        except (msgspec.DecodeError, RecursionError) as error:
             raise Broken("the engine's answer is no stream of a reply") from error
+        if event.error is not None:
+            said = event.error.get("message") if isinstance(event.error, dict) else None
+            raise Broken(str(said or "the engine's answer ended with an error"))
+        self._usage = event.usage or self._usage
+        self._head = self._head or {"id": event.id, "created": event.created, "model": event.model}
+        self._prompt = self._prompt or event.prompt_token_ids or []
+        for choice in event.choices or ():
+            self._choice(choice)
 
-    def _choice(self, choice: dict[str, Any]) -> None:
-        self._prompt = self._prompt or choice.get("prompt_token_ids") or []
-        delta = choice.get("delta") or {}
-        text = choice.get("text") or delta.get("content") or ""
+    def _choice(self, choice: _Choice) -> None:
+        self._prompt = self._prompt or choice.prompt_token_ids or []
+        delta, ids = choice.delta or {}, choice.token_ids or []
+        text = choice.text or delta.get("content") or ""
+        if not isinstance(text, str):
+            raise Broken("the engine's answer is no stream of a reply")
         for name, value in delta.items():
             if name not in ("role", "content") and isinstance(value, str):
+                self._keep(0, len(value))
                 self._other[name] = self._other.get(name, "") + value
-        self._unseen += choice.get("token_ids") or []
+        self._keep(0, len(text) + _BYTES_OF_ID * len(ids))
+        self._unseen += ids
         if text:
             self._tokens += self._unseen
             self._unseen = []
             self._text.append(text)
-        if choice.get("finish_reason") not in (None, _ABORTED):
-            self._finish = {name: choice.get(name) for name in ("finish_reason", "stop_reason")}
+        if choice.finish_reason not in (None, _ABORTED):
+            self._finish = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+
+    def _keep(self, now: int, more: int) -> None:
+        """Bytes in memory, now and for good; what frames tokens on their way is neither. Raises: TooLong."""
+        self._size += more
+        if self._size + now > MOST_BYTES:
+            raise TooLong
 
     def progress(self) -> bytes | None:
         """From where another engine goes on; ``None`` where it begins anew."""
@@ -166,7 +200,7 @@ class LineReply:
         if before is None:
             if not self._prompt:
                 return None
-            before = _Progress(self._prompt, [], "", str(self._head.get("id")), int(self._head.get("created") or 0))
+            before = _Progress(self._prompt, [], "", str(self._head.get("id")), self._head.get("created") or 0)
         tokens, text = before.tokens + self._tokens, before.text + "".join(self._text)
         return msgspec.json.encode(_Progress(before.prompt, tokens, text, before.id, before.created))
 
@@ -189,7 +223,8 @@ class LineReply:
         if before is not None:
             reply |= {"id": before.id, "created": before.created}
             if self._usage is not None:
-                completed = len(before.tokens) + int(self._usage.get("completion_tokens") or 0)
+                made = self._usage.get("completion_tokens")
+                completed = len(before.tokens) + (made if isinstance(made, int) else 0)
                 reply["usage"] = {
                     "prompt_tokens": len(before.prompt),
                     "completion_tokens": completed,

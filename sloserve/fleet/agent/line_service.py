@@ -24,9 +24,10 @@ _BUSY: Final = (429, 503)
 
 async def attempted(door: Door, line: Line, clock: Clock) -> Result:
     """How the line ended. Raises: Refused where it waits for its turn again; TimeoutError at its deadline."""
+    reply = line.reply = line.reply or LineReply.of(line.claimed)
     for attempt in range(1, _TRIES + 1):
         try:
-            status, body = await _asked(door, line, line.due_s - clock.monotonic_s())
+            status, body = await _asked(door, line, reply, line.due_s - clock.monotonic_s())
             if status in _BUSY:
                 await asyncio.sleep(RETRY_S)
                 raise Refused(Refusal.FULL)
@@ -36,15 +37,14 @@ async def attempted(door: Door, line: Line, clock: Clock) -> Result:
             line.is_sent = True
             if attempt == _TRIES or isinstance(broken, TooLong):
                 return result_of(line, RequestState.FAILED, 502, str(broken).encode())
-            progress = line.reply.progress() or line.claimed.progress
-            line.reply = LineReply.of(replace(line.claimed, progress=progress))
+            progress = reply.progress() or line.claimed.progress
+            reply = line.reply = LineReply.of(replace(line.claimed, progress=progress))
         # If it was the engine's death, died() takes the line from here.
         await asyncio.sleep(RETRY_S * 2 ** (attempt - 1))
     raise AssertionError("the last attempt returns")
 
 
-async def _asked(door: Door, line: Line, left_s: float) -> tuple[int, bytes]:
-    reply = line.reply
+async def _asked(door: Door, line: Line, reply: LineReply, left_s: float) -> tuple[int, bytes]:
     headers = _headers(line, left_s)
     try:
         answer = await door.send("POST", reply.path, headers, reply.body(), model=line.model, durable=True)

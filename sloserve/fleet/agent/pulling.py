@@ -162,11 +162,14 @@ class Pulling:
         waiting = [line for line in lines if line.task is None]
         # What is on its way to the engine is not in its report yet.
         room = report.room - report.room_for_streams - sum(line.task is not None and not line.is_sent for line in lines)
+        now_s = self._clock.monotonic_s()
         for claim in work.claims.values():
             for line in claim.lines.values():
-                if room > 0 and line.task is None and claim.lease.left_s > 0.0 and line.model == report.active:
+                is_over = line.due_s <= now_s  # takes no room: it is not sent
+                can_be_sent = room > 0 and claim.lease.left_s > 0.0 and line.model == report.active
+                if line.task is None and (is_over or can_be_sent):
                     line.task = asyncio.create_task(self._serve(door, work, claim, line))
-                    room -= 1
+                    room -= not is_over
         if room <= 0 or len(waiting) >= room + _LEAST_CLAIMED or alone:
             return False
         return await self._claim(work, report.active, min(max(room, _LEAST_CLAIMED), MOST_CLAIMED))
@@ -203,14 +206,19 @@ class Pulling:
 
     async def _serve(self, door: Door, work: Work, claim: HeldClaim, line: Line) -> None:
         left_s = line.due_s - self._clock.monotonic_s()
+        result = result_of(line, RequestState.EXPIRED, 0, b"")
         try:
-            async with asyncio.timeout(None if left_s == math.inf else max(left_s, 0.0)):
-                result = await attempted(door, line, self._clock)
+            if left_s > 0.0:
+                async with asyncio.timeout(None if left_s == math.inf else left_s):
+                    result = await attempted(door, line, self._clock)
         except TimeoutError:
-            result = result_of(line, RequestState.EXPIRED, 0, b"")
+            pass
         except Refused:
             line.task = None  # no byte went: it waits for its turn again
             return
+        except Exception:  # a fault of ours with this line: it must not hold its batch, or its claim, for ever
+            logger.exception("request %s cannot be served", line.claimed.id)
+            result = result_of(line, RequestState.FAILED, 500, b"the request could not be served; send it differently")
         line.has_ended = True
         await self._finish(result)
         claim.lines.pop(line.claimed.id, None)
@@ -234,17 +242,22 @@ class Pulling:
         """All that has no result, with what it has."""
         claims, work.claims = list(work.claims.values()), {}
         self._ending |= {claim.id for claim in claims}
-        await self._abort(claims)
-        for claim in claims:
-            if claim.lines:
-                await self._tell(self._requests.give_back, claim.id, claim.progress())
-            self._ending.discard(claim.id)
+        try:
+            await self._abort(claims)
+            for claim in claims:
+                if claim.lines:
+                    await self._tell(self._requests.give_back, claim.id, claim.progress())
+        finally:
+            self._ending -= {claim.id for claim in claims}  # what could not be told, renewing gives back
 
     async def _bury(self, work: Work, claims: Sequence[HeldClaim], streams: int) -> None:
         """The engine that had these has died. Nothing is pulled until the store knows."""
         try:
             await self._accuse(claims, streams)
+        except Exception:  # a fault of ours; renewing gives the claims back
+            logger.exception("the death of an engine is not told to the store")
         finally:
+            self._ending -= {claim.id for claim in claims}
             work.burials -= 1
             work.has_suspects = True
             work.empty.clear()
@@ -261,7 +274,6 @@ class Pulling:
             failed = await self._tell(self._requests.engine_died, [claim.id for claim in accused])
             for id in failed or ():
                 logger.warning("request %s has failed: the engine died while it served this request alone", id)
-        self._ending -= {claim.id for claim in claims}
 
     async def _abort(self, claims: Iterable[HeldClaim]) -> None:
         """Ends their lines in the engine; results that are there already are committed, or have a moment to be."""
@@ -353,7 +365,7 @@ class Pulling:
 
 def _leaves_well(line: Line) -> bool:
     """Whether nothing is lost of it when it is aborted now."""
-    return not line.is_sent or line.has_ended or line.reply.progress() is not None
+    return not line.is_sent or line.has_ended or line.progress is not None
 
 
 def _is_doubtful(claim: HeldClaim, streams: int) -> bool:

@@ -19,7 +19,7 @@ from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.instance import Instance
-from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused
+from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Answer, Refusal, Refused
 from sloserve.fleet.contract.reports import Phase, agent_report
 from sloserve.fleet.gateway.doors import Doors
 from sloserve.scheduler.qlm.contract import ModelState
@@ -292,6 +292,42 @@ def test_a_client_that_leaves_as_its_answer_begins_leaves_nothing_behind(
     run(tmp_path, test, step_s=0.001)
 
 
+def test_a_request_that_is_cancelled_before_it_is_sent_takes_no_place(tmp_path: Path) -> None:
+    """As a line whose deadline has passed when its turn comes. An instance was full of them, with nothing to do."""
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        for end in ("the client's", "the instance's"):
+            asking = asyncio.ensure_future(ask(instance, "chat"))
+            await asyncio.sleep(0)
+            if end == "the client's":
+                asking.cancel()
+            else:
+                assert instance._engines.active is not None
+                instance._engines.active.flights.abort()
+            with pytest.raises((asyncio.CancelledError, Refused)):
+                await asking
+        assert instance.report().running.requests == 0
+
+    run(tmp_path, test)
+
+
+def test_what_is_not_read_of_answers_is_closed_with_the_instance(tmp_path: Path) -> None:
+    held = list[Answer]()
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 500, "stream": True}).encode()
+        held.append(await instance.send("POST", "/v1/completions", {}, body, model="chat"))
+
+    async def read() -> None:
+        await anext(held[0].body)
+
+    run(tmp_path, test, step_s=0.05)
+    with pytest.raises(Refused):
+        asyncio.run(read())
+
+
 def test_a_request_that_is_aborted_as_its_answer_begins_does_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,7 +442,9 @@ def test_an_engine_with_a_long_prompt_or_nothing_to_do_does_not_hang(tmp_path: P
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.activate("chat")
         assert await ask(instance, "chat", 1, LONG) == reply("chat", LONG, 1), "longer than it may hang"
-        await asyncio.sleep(0.3)
+        engine = launcher.started[0].engine
+        asked = engine.felt
+        await until(lambda: engine.felt >= asked + 6)  # it is asked four times in the time for which it may hang
         assert len(launcher.started) == 1
 
     run(tmp_path, test, step_s=0.003, hung_s=0.25)

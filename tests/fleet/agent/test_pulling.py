@@ -5,18 +5,19 @@ import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sloserve.core.clock import ManualClock, SystemClock
-from sloserve.fleet.agent import line_reply
+from sloserve.fleet.agent import line_reply, line_service
 from sloserve.fleet.agent.claims import Pull
 from sloserve.fleet.agent.pulling import Pulling
+from sloserve.fleet.contract.door import Answer
 from sloserve.fleet.store.records import NewRequest, RequestState
-from sloserve.fleet.store.requests import MOST_LOST
+from sloserve.fleet.store.requests import MOST_LOST, Requests
 from sloserve.fleet.store.store import Store, open_store
 from tests.fleet.agent.fake_door import FakeDoor
 from tests.fleet.stand_in.engine import HANG, POISON, reply
@@ -208,6 +209,100 @@ def test_a_line_that_runs_past_its_deadline_expires(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_lines_at_hand_expire_although_their_engine_has_no_room(tmp_path: Path) -> None:
+    """They were kept, and with them their batch, for as long as streams left no room."""
+
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m", room=1)
+        async with host(tmp_path, door) as a:
+            a.store.requests.accept([a.line("x", HANG)])
+            a.accept(3, deadline_s=0.1)
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            results = await a.until_ended(3)
+            assert set(results.values()) == {RequestState.EXPIRED} and "x" not in results
+            assert len(door.asked) == 1
+
+    run(scenario())
+
+
+GARBAGE = {
+    "text": b'{"choices": [{"text": 5, "finish_reason": "stop"}]}',
+    "content": b'{"choices": [{"delta": {"content": ["a"]}, "finish_reason": "stop"}]}',
+    "tokens": b'{"choices": [{"text": "a", "token_ids": "abc", "finish_reason": "stop"}]}',
+    "created": b'{"created": "now", "choices": [{"text": "a", "prompt_token_ids": [1], "token_ids": [1]}]}',
+    "usage": b'{"usage": [1], "choices": [{"text": "a", "finish_reason": "stop"}]}',
+    "error": b'{"error": ["no"]}',
+    "deep": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("event", GARBAGE.values(), ids=GARBAGE)
+def test_a_line_whose_engine_answers_garbage_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: bytes
+) -> None:
+    """It was kept for ever, or kept all lines beside it from being given back."""
+    monkeypatch.setattr(line_service, "RETRY_S", 0.0)
+
+    class Garbage(FakeDoor):
+        async def send(self, *args: Any, **given: Any) -> Answer:
+            async def parts() -> AsyncIterator[bytes]:
+                yield b"data: " + event + b"\n\ndata: [DONE]\n\n"
+
+            self.asked.append(("", {}, {}))
+            return Answer(200, {}, parts())
+
+    async def scenario() -> None:
+        async with host(tmp_path, Garbage("a/0", "m")) as a:
+            a.accept(1)
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            assert await a.until_ended(1) == {"1.000": RequestState.FAILED}
+            (row,) = a.store.requests.results("b")
+            assert row.status == 502 and b"engine" in (row.body or b"")
+
+    run(scenario())
+
+
+def test_a_line_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
+    """As one so nested that the gateway could read it, and the agent, deeper in its stack, cannot. It blocked its group
+    and all groups after it.
+    """
+
+    async def scenario() -> None:
+        async with host(tmp_path, FakeDoor("a/0", "m")) as a:
+            a.store.requests.accept([replace(a.line("deep", ""), body=b"[" * 5_000 + b"]" * 5_000)])
+            a.accept(1)
+            a.accept(1, group=2)
+            a.pulling.follow("a/0", [Pull(1, "m"), Pull(2, "m")])
+            results = await a.until_ended(3)
+            assert results.pop("deep") is RequestState.FAILED
+            assert set(results.values()) == {reply("m", "p0 ", 20)}
+
+    run(scenario())
+
+
+def test_a_claim_that_cannot_be_given_back_is_so_at_the_next_renewal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was renewed for as long as its agent lived."""
+
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m", step_s=10.0)
+        async with host(tmp_path, door) as a:
+            a.accept(1)
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await a.until(lambda: bool(door.asked))
+            with monkeypatch.context() as patched:
+                patched.setattr(Requests, "give_back", lambda *_: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    await a.pulling.leave("a/0", 0.0)
+            a.pulling.follow("a/0", [])
+            async with asyncio.timeout(3.0):
+                while not a.store.requests.sums():  # not while a claim is on its way
+                    await a.pulling._renew_once()
+
+    run(scenario())
+
+
 def test_a_lapsed_claim_of_a_zombie_is_served_by_another_and_its_result_does_not_count(tmp_path: Path) -> None:
     """The store's clock runs an hour ahead of what the agents' own count."""
 
@@ -287,6 +382,4 @@ def _user(text: str) -> dict[str, str]:
 
 
 def _with(line: NewRequest, body: dict[str, Any]) -> NewRequest:
-    import dataclasses
-
-    return dataclasses.replace(line, body=json.dumps(body).encode())
+    return replace(line, body=json.dumps(body).encode())

@@ -78,6 +78,8 @@ class StandIn:
         self.aborted = 0
         self.computed = 0
         """Tokens, those of prompts included."""
+        self.felt = 0
+        """How often it was asked for its status."""
         self.came_paused = 0
         """Requests that came while it was paused, and so waited in silence until it was woken."""
         self.asleep: frozenset[str] = frozenset()

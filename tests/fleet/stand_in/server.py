@@ -150,6 +150,7 @@ class Routes:
 
     async def status(self, request: Request) -> Response:
         engine = self._engine
+        engine.felt += 1
         if engine.faults.stuck == "core":
             await asyncio.Event().wait()
         running = sum(one.started for one in engine.running)
