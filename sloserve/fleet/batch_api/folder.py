@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,17 @@ from sloserve.core.errors import ConfigError, StoreFull
 _ID: Final = re.compile(r"file-[0-9a-f]{32}")
 _HALF: Final = ".part"
 _NO_SPACE: Final = (28, 122)  # ENOSPC, EDQUOT
+
+
+@contextmanager
+def telling_full(what: str) -> Iterator[None]:
+    """what: the disk that is written to. Raises: StoreFull in place of the system's error where it is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise StoreFull(f"the disk of {what} is full; free some of it") from error
+        raise
 
 
 class Folder:
@@ -28,18 +40,16 @@ class Folder:
     @contextmanager
     def writing(self, id: str) -> Iterator[BinaryIO]:
         """A new file, in place of any of this id. Raises: StoreFull where the disk is; the file is not there then."""
-        part = self._file(id).with_suffix(_HALF)
+        # A name of its own: another gateway may be at the same file.
+        part = self._file(id).with_suffix(f".{secrets.token_hex(4)}{_HALF}")
         try:
-            with part.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self._file(id))
-            self._sync()
-        except OSError as error:
-            if error.errno in _NO_SPACE:
-                raise StoreFull("the disk of the folder of files is full; free some of it") from error
-            raise
+            with telling_full("the folder of files"):
+                with part.open("wb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                part.replace(self._file(id))
+                self._sync()
         finally:
             part.unlink(missing_ok=True)
 
@@ -59,7 +69,7 @@ class Folder:
         before_s: those that were last written to before, epoch seconds; another gateway may be writing the others.
         """
         for file in self._path.iterdir():
-            is_half = file.suffix == _HALF and _ID.fullmatch(file.stem)
+            is_half = file.suffix == _HALF and _ID.fullmatch(file.name.partition(".")[0])
             if (is_half or _ID.fullmatch(file.name)) and _written_s(file) < before_s:
                 if is_half or not is_known(file.name):
                     file.unlink(missing_ok=True)

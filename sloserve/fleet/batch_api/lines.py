@@ -10,6 +10,8 @@ from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit
 from sloserve.wire.xargs import PREFIX
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+MOST_DEPTH: Final = 200
+"""Of values within values: how deep Python reads and writes them depends on who asks, from 1,000 down."""
 _MAX_CUSTOM_ID: Final = 512
 _USUAL_OUTPUT_TOKENS: Final = 256
 
@@ -61,16 +63,19 @@ def read_lines(file: BinaryIO, endpoint: str, models: Collection[str], limits: L
     endpoint: which each line must ask for. models: that the fleet serves.
     """
     seen: set[str] = set()
-    number = 0
+    number, blank = 0, 0
     while raw := file.readline(limits.line_bytes + 1):
         number += 1
         if len(raw) > limits.line_bytes:
             yield LineError(number, "line_too_long", f"the line has more than {limits.line_bytes} bytes")
             return
-        if not raw.strip():
+        is_blank = not raw.strip()
+        blank += is_blank
+        if is_blank and blank <= limits.lines:
             continue
-        if len(seen) >= limits.lines:
-            message = f"the file has more than {limits.lines} requests; split it into several batches"
+        if len(seen) >= limits.lines or is_blank:
+            what = "empty lines" if is_blank else "requests"
+            message = f"the file has more than {limits.lines} {what}; split it into several batches"
             yield LineError(number, "too_many_requests", message)
             return
         try:
@@ -81,7 +86,7 @@ def read_lines(file: BinaryIO, endpoint: str, models: Collection[str], limits: L
             yield line
         except _Wrong as wrong:
             yield LineError(number, wrong.code, str(wrong), wrong.param)
-    if not seen and not number:
+    if number == blank:
         yield LineError(None, "empty_file", "the file has no request")
 
 
@@ -97,6 +102,8 @@ def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Li
         raise _Wrong("invalid_json_line", "the line is not JSON") from None
     if not isinstance(values, dict):
         raise _Wrong("invalid_json_line", "the line is not a JSON object")
+    if raw.count(b"[") + raw.count(b"{") > MOST_DEPTH and _is_deep(values):
+        raise _Wrong("invalid_json_line", f"the line has values within values, more than {MOST_DEPTH} deep")
     custom_id = values.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_CUSTOM_ID or not storable(custom_id):
         allowed = f"a string of 1 to {_MAX_CUSTOM_ID} Unicode characters"
@@ -118,6 +125,16 @@ def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Li
     # In ASCII: half of a surrogate pair, which JSON allows, has no other encoding.
     text = json.dumps(body, separators=(",", ":")).encode()
     return Line(number, custom_id, model, text, len(raw) // BYTES_PER_TOKEN, _output_tokens(body, endpoint))
+
+
+def _is_deep(values: object) -> bool:
+    level = [values]
+    for _ in range(MOST_DEPTH):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [one for part in inner for one in part if isinstance(one, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _check_slo(body: dict[str, Any]) -> None:

@@ -183,6 +183,7 @@ class BatchApi:
         input_file = values.get("input_file_id")
         if (
             not isinstance(input_file, str)
+            or not storable(input_file)
             or await self._in_thread(self.store.batches.file, tenant, input_file) is None
         ):
             raise InvalidRequest("input_file_id", input_file, "the id of a file that was uploaded")
@@ -330,11 +331,12 @@ def _expires_after(form: FormData) -> float | None:
     text = form.get("expires_after[seconds]")
     if text is None:
         return None
-    if not isinstance(text, str) or not text.isascii() or not text.isdigit() or not 3_600 <= int(text[:9]) <= 2_592_000:
+    count = int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10 else 0
+    if not 3_600 <= count <= 2_592_000:
         raise InvalidRequest("expires_after[seconds]", text, "a whole number of 3600 to 2592000")
     if form.get("expires_after[anchor]", "created_at") != "created_at":
         raise InvalidRequest("expires_after[anchor]", form.get("expires_after[anchor]"), "created_at")
-    return float(text)
+    return float(count)
 
 
 def _metadata(values: object) -> dict[str, str] | None:

@@ -15,7 +15,7 @@ from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import Limits, Line, LineError, read_lines
 from sloserve.fleet.quota import Quota
-from sloserve.fleet.store.records import Batch, BatchState, File, NewRequest, RequestState
+from sloserve.fleet.store.records import ENDED_STATES, Batch, BatchState, File, NewRequest, RequestState
 from sloserve.fleet.store.requests import Row
 from sloserve.fleet.store.store import Store
 
@@ -66,12 +66,14 @@ class BatchRunner:
     limits: Limits = field(default_factory=Limits)
     quota_of: Callable[[str], Quota] = lambda tenant: Quota()
     results_kept_s: float = 30 * 86_400.0
+    _left_to_others: set[str] = field(default_factory=set, init=False)
 
     def step(self) -> bool:
         """Brings each unfinished batch as far as it can come now; returns whether one has moved.
 
         A batch that cannot be brought further by an error of ours is logged and left for the next step.
         """
+        self.store.requests.take_back()  # of agents that are gone: there may be no other that would
         self.store.requests.expire()
         moved = False
         for batch in self.store.batches.unfinished():
@@ -112,16 +114,30 @@ class BatchRunner:
     def _validate(self, batch: Batch) -> bool:
         with self._input(batch) as file:
             if file is None:
-                missing = LineError(None, "file_not_found", f"the file {batch.input_file} was deleted", "input_file_id")
-                return self._fail(batch, [missing])
+                return self._without_file(batch)
             errors = self._errors(batch, file)
             if errors:
                 return self._fail(batch, errors)
             file.seek(0)
             lines = self._accept(batch, file)
         # If a cancel has come meanwhile, the batch stays cancelling, and the next step cancels what was just accepted.
-        self._move(batch, BatchState.IN_PROGRESS, lines=lines)
+        if not self._move(batch, BatchState.IN_PROGRESS, lines=lines):
+            now = self.store.batches.get(batch.tenant, batch.id)
+            if now is None or now.state in ENDED_STATES:  # by another gateway
+                self.store.requests.cancel(batch.id)
         return True
+
+    def _without_file(self, batch: Batch) -> bool:
+        """Its bytes may be in the folder of another gateway, which runs the batch then."""
+        known = self.store.batches.file(batch.tenant, batch.input_file) is not None
+        if known and self.store.now_s() < batch.due_s:
+            if batch.id not in self._left_to_others:
+                self._left_to_others.add(batch.id)
+                logger.warning("batch %s is left to a gateway whose folder has its file", batch.id)
+            return False
+        text = "is in no folder of files" if known else "was deleted"
+        missing = LineError(None, "file_not_found", f"the file {batch.input_file} {text}", "input_file_id")
+        return self._fail(batch, [missing])
 
     def _errors(self, batch: Batch, file: BinaryIO) -> list[LineError]:
         """Before the first request is accepted: a batch with an error in it is served not at all, as OpenAI does."""
@@ -189,39 +205,58 @@ class BatchRunner:
     # From results to files.
 
     def _finish(self, batch: Batch) -> bool:
-        output, error = (self._result_file(batch, kind, of) for kind, of in (("output", True), ("error", False)))
+        try:
+            output, error = (self._result_file(batch, kind, of) for kind, of in (("output", True), ("error", False)))
+        except _EndedMeanwhile:
+            return False
         counts = self.store.requests.counts(batch.id)
         if batch.state == BatchState.CANCELLING:
             after = BatchState.CANCELLED
         else:
             after = BatchState.EXPIRED if counts.get(RequestState.EXPIRED) else BatchState.COMPLETED
-        moved = self._move(batch, after, output_file=output, error_file=error)
-        self.store.requests.forget_results(batch.id)
+        moved = self.store.batches.move(
+            batch.id,
+            batch.state,
+            after,
+            output_file=None if output is None else output.id,
+            error_file=None if error is None else error.id,
+            files=[file for file in (output, error) if file is not None],
+            files_kept_s=self.results_kept_s,
+        )
+        if moved:
+            self.store.requests.forget_results(batch.id)
         return moved
 
-    def _result_file(self, batch: Batch, kind: str, successes: bool) -> str | None:
-        """Writes one of a batch's files of results, from its rows; returns its id, ``None`` where it would be empty."""
+    def _result_file(self, batch: Batch, kind: str, successes: bool) -> File | None:
+        """Writes one of a batch's files of results, from its rows; ``None`` where it would be empty.
+
+        Raises: _EndedMeanwhile where another gateway has written it, and deleted the results.
+        """
         id, written, place = ids.result_file_of(batch.id, kind), 0, 0
         with self.folder.writing(id) as file:
             while rows := self.store.requests.results(batch.id, after=place):
                 place = rows[-1].place
                 for row in rows:
+                    if row.status is None and row.state in (RequestState.DONE, RequestState.FAILED):
+                        raise _EndedMeanwhile
                     if _succeeded(row) == successes:
                         written += file.write(result_line(row))
         if not written:
             self.folder.delete(id)
             return None
-        file_row = File(id, batch.tenant, f"{batch.id}_{kind}.jsonl", "batch_output", written, 0.0)
-        self.store.batches.add_file(file_row, self.results_kept_s)
-        return id
+        return File(id, batch.tenant, f"{batch.id}_{kind}.jsonl", "batch_output", written, 0.0)
 
     # What both need.
 
     def _input(self, batch: Batch) -> "_Closing":
         return _Closing(self.folder.open(batch.input_file))
 
-    def _move(self, batch: Batch, after: BatchState, **given: int | str | None) -> bool:
-        return self.store.batches.move(batch.id, batch.state, after, **given)  # type: ignore[arg-type]
+    def _move(self, batch: Batch, after: BatchState, lines: int | None = None) -> bool:
+        return self.store.batches.move(batch.id, batch.state, after, lines=lines)
+
+
+class _EndedMeanwhile(Exception):
+    """Another gateway has brought a batch to its end."""
 
 
 class _Closing:

@@ -11,10 +11,14 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.types import Message
 
+from sloserve.fleet.batch_api.folder import telling_full
+
 _FORM_BYTES: Final = 65_536
 """Room that an upload's form takes beside the file."""
 SILENT_S: Final = 60.0
 """A client that sends nothing of its body for so long is answered without it."""
+LEAST_BYTES_PER_S: Final = 8_192
+"""Of a body on average, after the first :data:`SILENT_S`: one that trickles in keeps its place from others."""
 
 
 class Answer(Exception):
@@ -32,15 +36,21 @@ def least_file_bytes(request: Request) -> int:
 
 
 def in_time(receive: Callable[[], Any]) -> Callable[[], Any]:
-    """Ends the reading of a body that does not go on. Raises: Answer."""
+    """Ends the reading of a body that does not go on, or goes on too slowly. Raises: Answer."""
+    clock, waited_s, read = asyncio.get_running_loop().time, 0.0, 0
 
     async def received() -> Message:
+        nonlocal waited_s, read
+        begun_s, left_s = clock(), SILENT_S + read / LEAST_BYTES_PER_S - waited_s
         try:
-            async with asyncio.timeout(SILENT_S):
+            async with asyncio.timeout(min(SILENT_S, left_s)):
                 message: Message = await receive()
-                return message
         except TimeoutError:
-            raise Answer(HTTPStatus.REQUEST_TIMEOUT, f"request body: nothing came for {SILENT_S:g} s") from None
+            slow = f"less than {LEAST_BYTES_PER_S} bytes came a second"
+            text = f"nothing came for {SILENT_S:g} s" if left_s > SILENT_S else slow
+            raise Answer(HTTPStatus.REQUEST_TIMEOUT, f"request body: {text}") from None
+        waited_s, read = waited_s + clock() - begun_s, read + len(message.get("body", b""))
+        return message
 
     return received
 
@@ -71,7 +81,8 @@ class UploadForm:
             text = f"request body: {declared[:20]} bytes are more than {self._limit}; split the file"
             raise Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, "file")
         try:
-            self._form = await self._request.form(max_files=1, max_fields=8)
+            with telling_full("files that are on their way, TMPDIR,"):
+                self._form = await self._request.form(max_files=1, max_fields=8)
         except (MultiPartException, HTTPException) as error:
             text = error.message if isinstance(error, MultiPartException) else error.detail
             raise Answer(HTTPStatus.BAD_REQUEST, f"request body: {text}") from None

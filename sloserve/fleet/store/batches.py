@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sloserve.fleet.store.database import Database
+from sloserve.fleet.store.database import Database, Session
 from sloserve.fleet.store.records import Batch, BatchState, File
 
 LEAST_BYTES: Final = 4_096
@@ -21,8 +21,7 @@ class Batches:
     def add_file(self, file: File, expires_after_s: float | None = None) -> File:
         """Keeps a file's metadata, once however often it is called; returns it with its times by the store's clock."""
         with self._database.transaction() as session:
-            created = {"id": file.id, "tenant": file.tenant, "name": file.name, "purpose": file.purpose}
-            session.change(_ADD_FILE, **created, bytes=file.bytes, expires_after_s=expires_after_s)
+            _add_file(session, file, expires_after_s)
             return _file(session.rows(f"{_FILES} WHERE id = :id", id=file.id)[0])
 
     def file(self, tenant: str, id: str) -> File | None:
@@ -116,30 +115,32 @@ class Batches:
         output_file: str | None = None,
         error_file: str | None = None,
         errors: Sequence[Mapping[str, Any]] | None = None,
+        files: Sequence[File] = (),
+        files_kept_s: float | None = None,
     ) -> bool:
         """Moves a batch to its next state, and notes when; ``False`` where it was not in state ``before`` any more.
 
-        What is not given stays as it is.
+        What is not given stays as it is. files: that there are from then on, for ``files_kept_s``.
         """
         with self._database.transaction() as session:
             found = session.rows("SELECT stamps, store_now() FROM batch WHERE id = :id", id=id)
             if not found:
                 return False
             stamps = {**json.loads(found[0][0]), after.value: float(found[0][1])}
-            return (
-                session.change(
-                    _MOVE,
-                    id=id,
-                    before=before.value,
-                    after=after.value,
-                    stamps=json.dumps(stamps),
-                    lines=lines,
-                    output_file=output_file,
-                    error_file=error_file,
-                    errors=None if errors is None else json.dumps(list(errors)),
-                )
-                > 0
+            moved = session.change(
+                _MOVE,
+                id=id,
+                before=before.value,
+                after=after.value,
+                stamps=json.dumps(stamps),
+                lines=lines,
+                output_file=output_file,
+                error_file=error_file,
+                errors=None if errors is None else json.dumps(list(errors)),
             )
+            for file in files if moved else ():
+                _add_file(session, file, files_kept_s)
+        return moved > 0
 
     def forget(self, tenant: str, id: str) -> bool:
         """Deletes a batch that has ended; its requests are deleted by :meth:`Requests.forget`."""
@@ -169,6 +170,11 @@ _MOVE: Final = """
         error_file = coalesce(CAST(:error_file AS text), error_file),
         errors = coalesce(CAST(:errors AS text), errors)
     WHERE id = :id AND state = :before"""
+
+
+def _add_file(session: Session, file: File, expires_after_s: float | None) -> None:
+    created = {"id": file.id, "tenant": file.tenant, "name": file.name, "purpose": file.purpose}
+    session.change(_ADD_FILE, **created, bytes=file.bytes, expires_after_s=expires_after_s)
 
 
 def _page(select: str, table: str, after: str | None) -> str:

@@ -143,6 +143,9 @@ class BatchState(StrEnum):
     CANCELLED = "cancelled"
 
 
+ENDED_STATES = (BatchState.FAILED, BatchState.COMPLETED, BatchState.EXPIRED, BatchState.CANCELLED)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch of OpenAI's Batch API.

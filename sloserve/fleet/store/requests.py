@@ -18,6 +18,9 @@ MOST_LOST: Final = 10
 that more attempts will not mend, and each one costs an engine's time. What is given back is not lost, nor what an agent
 says that it lost by being slow."""
 
+MOST_BYTES: Final = 16_000_000
+"""Of results in one answer to :meth:`Requests.results`, and one result more: a page of long ones fills memory."""
+
 _POISON: Final = b"the engine died while it served this request and nothing else"
 _GIVEN_UP: Final = b"no engine finished this request, however often it was tried"
 _SERVER_ERROR: Final = 500
@@ -187,10 +190,13 @@ class Requests:
             lines, tokens = session.rows(_OPEN_OF, tenant=tenant, without=without)[0]
         return int(lines), float(tokens)
 
-    def results(self, batch: str, after: int = 0, most: int = 256) -> list[Row]:
-        """The next ended requests of a batch, in the order of its file."""
+    def results(self, batch: str, after: int = 0, most: int = 256, most_bytes: int = MOST_BYTES) -> list[Row]:
+        """The next ended requests of a batch, in the order of its file.
+
+        most_bytes: after the one with which their results pass this, no more of them.
+        """
         with self._database.reading() as session:
-            found = session.rows(_RESULTS, batch=batch, after=after, most=most)
+            found = session.rows(_RESULTS, batch=batch, after=after, most=most, most_bytes=most_bytes)
         return [Row._make((*row[:4], RequestState(row[4]), *row[5:])) for row in found]
 
     def forget_results(self, batch: str) -> None:
@@ -272,9 +278,13 @@ _SUMS: Final = """
         sum(output_tokens * output_tokens), min(due_s), max(due_s), min(created_s)
     FROM request WHERE state = 'queued' GROUP BY grp, model, class ORDER BY grp, model, class"""
 _RESULTS: Final = """
-    SELECT r.seq, r.id, r.custom_id, r.line, r.state, s.status, s.body FROM request r
-    LEFT JOIN request_result s ON s.id = r.id
-    WHERE r.batch = :batch AND r.seq > :after AND r.state NOT IN ('queued', 'claimed') ORDER BY r.seq LIMIT :most"""
+    WITH page AS (
+        SELECT r.seq, r.id, r.custom_id, r.line, r.state, coalesce(length(s.body), 0) AS size FROM request r
+        LEFT JOIN request_result s ON s.id = r.id
+        WHERE r.batch = :batch AND r.seq > :after AND r.state NOT IN ('queued', 'claimed') ORDER BY r.seq LIMIT :most
+    ), sized AS (SELECT page.*, sum(size) OVER (ORDER BY seq) - size AS before FROM page)
+    SELECT z.seq, z.id, z.custom_id, z.line, z.state, s.status, s.body FROM sized z
+    LEFT JOIN request_result s ON s.id = z.id WHERE z.before < :most_bytes ORDER BY z.seq"""
 _OPEN_OF: Final = """
     SELECT count(*), coalesce(sum(r.prompt_tokens + r.output_tokens), 0.0)
     FROM batch b JOIN request r ON r.batch = b.id AND r.state IN ('queued', 'claimed')

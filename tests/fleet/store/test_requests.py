@@ -73,6 +73,18 @@ def test_results_come_in_the_order_of_the_batch_and_in_pages(requests: Requests)
     assert requests.counts("b") == {RequestState.DONE: 3}
 
 
+def test_a_page_of_long_results_is_short(requests: Requests) -> None:
+    """256 replies of 16 MB would be 4 GB in the memory of a gateway."""
+    add(requests, 5)
+    claim = claimed(requests, 4)
+    requests.finish(done(claim))
+    size, sizes, place = len(b"out r000"), list[int](), 0
+    while page := requests.results("b", after=place, most_bytes=size + 1):
+        place = page[-1].place
+        sizes.append(len(page))
+    assert sizes == [2, 2]
+
+
 def test_a_lapsed_claim_is_claimed_anew_and_its_old_holder_changes_nothing(requests: Requests, store: Store) -> None:
     add(requests, 2)
     old = claimed(requests, 2, agent="old")

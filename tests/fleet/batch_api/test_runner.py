@@ -1,0 +1,258 @@
+"""Batches where several gateways, crashes and hostile files meet: the runner and its folder, without a client."""
+
+import asyncio
+import errno
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.routing import Router
+
+from sloserve.core.clock import ManualClock
+from sloserve.fleet.batch_api import ids, lines, upload
+from sloserve.fleet.batch_api.folder import Folder
+from sloserve.fleet.batch_api.lines import Limits
+from sloserve.fleet.batch_api.routes import BatchApi
+from sloserve.fleet.batch_api.runner import BatchRunner
+from sloserve.fleet.store.records import Batch, BatchState, File, RequestState, Result
+from sloserve.fleet.store.requests import Requests
+from sloserve.fleet.store.sqlite import SqliteDatabase
+from sloserve.fleet.store.store import Store
+
+CHAT = "/v1/chat/completions"
+
+
+class Fleet:
+    """One store and folder, and what brings its batches on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock, self.path = ManualClock(), folder / "files"
+        self.store = Store(SqliteDatabase(folder / "store.sqlite", self.clock))
+        self.runner = self.gateway(self.path)
+
+    def gateway(self, folder: Path) -> BatchRunner:
+        return BatchRunner(
+            self.store, Folder(folder), lambda tenant: {"m"}, lambda batch, line: 0, limits=Limits(line_bytes=100_000)
+        )
+
+    def batch(self, content: bytes) -> str:
+        file, batch = ids.new_file(), ids.new_batch()
+        with self.runner.folder.writing(file) as written:
+            written.write(content)
+        self.store.batches.add_file(File(file, "t", "in", "batch", len(content), 0.0))
+        self.store.batches.add(Batch(batch, "t", CHAT, "1h", file, BatchState.VALIDATING, {}, 0.0), 3_600.0)
+        return batch
+
+    def served(self, n: int) -> str:
+        """A batch of n lines that have results, about to be written to files."""
+        batch = self.batch(b"\n".join(line(str(i)) for i in range(n)))
+        self.runner.step()
+        claim = self.store.requests.claim("agent", 0, n, 30.0)
+        assert claim is not None
+        done = [
+            Result(r.id, r.attempt, RequestState.DONE, 200, b'{"a":"%s"}' % (b"x" * 10_000)) for r in claim.requests
+        ]
+        assert all(self.store.requests.finish(done))
+        self.runner.step()
+        assert self.get(batch).state is BatchState.FINALIZING
+        return batch
+
+    def get(self, batch: str) -> Batch:
+        found = self.store.batches.get("t", batch)
+        assert found is not None
+        return found
+
+    def output(self, batch: str) -> list[str]:
+        known = self.get(batch).output_file
+        assert known is not None
+        row = self.store.batches.file("t", known)
+        text = (self.path / known).read_bytes()
+        assert row is not None and row.bytes == len(text)
+        return [json.loads(one)["custom_id"] for one in text.splitlines()]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path)
+    yield made
+    made.store.close()
+
+
+def line(custom_id: str, **body: Any) -> bytes:
+    asked = {"model": "m", "messages": [], **body}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": asked}).encode()
+
+
+def test_two_gateways_that_end_a_batch_at_once_lose_no_result(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later one emptied the file that the other was writing, and could not fill it: the results were deleted."""
+    batch, late = fleet.served(4), fleet.gateway(fleet.path)
+    results, pages = Requests.results, 0
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    other = threading.Thread(target=late.step)
+
+    def paged(self: Requests, batch: str, after: int = 0) -> Any:
+        nonlocal pages
+        if threading.current_thread() is other:
+            has_begun.set()
+            may_go_on.wait(10.0)
+        else:
+            pages += 1
+            if pages == 2:
+                other.start()
+                has_begun.wait(10.0)
+        return results(self, batch, after, most=2)
+
+    monkeypatch.setattr(Requests, "results", paged)
+    fleet.runner.step()
+    may_go_on.set()
+    other.join()
+    assert fleet.get(batch).state is BatchState.COMPLETED
+    assert fleet.output(batch) == ["0", "1", "2", "3"]
+    assert len(list(fleet.path.iterdir())) == 2, "nothing is left of the other's"
+
+
+def test_a_file_that_was_deleted_does_not_come_back_by_a_gateway_that_is_late(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, other = fleet.served(1), fleet.gateway(fleet.path)
+    move = fleet.store.batches.move
+
+    def late(*args: Any, **given: Any) -> bool:
+        monkeypatch.undo()
+        other.step()
+        assert fleet.store.batches.delete_file("t", fleet.get(batch).output_file or "")
+        return move(*args, **given)
+
+    monkeypatch.setattr(fleet.store.batches, "move", late)
+    fleet.runner.step()
+    assert [file.purpose for file in fleet.store.batches.files("t")] == ["batch"]
+
+
+def test_lines_accepted_after_another_gateway_has_ended_their_batch_are_not_served(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, other = fleet.batch(line("a")), fleet.gateway(fleet.path)
+    accept = Requests.accept
+
+    def late(self: Requests, part: Any) -> int:
+        assert fleet.store.batches.move(batch, BatchState.VALIDATING, BatchState.CANCELLING)
+        other.step()
+        assert fleet.get(batch).state is BatchState.CANCELLED
+        return accept(self, part)
+
+    monkeypatch.setattr(Requests, "accept", late)
+    fleet.runner.step()
+    assert fleet.store.requests.sums() == []
+
+
+def test_a_batch_is_left_to_the_gateway_that_has_its_file(fleet: Fleet, tmp_path: Path) -> None:
+    batch, stranger = fleet.batch(line("a")), fleet.gateway(tmp_path / "elsewhere")
+    stranger.step()
+    assert fleet.get(batch).state is BatchState.VALIDATING
+    fleet.clock.advance_to(fleet.clock.now_s() + 3_601.0)
+    stranger.step()
+    assert fleet.get(batch).state is BatchState.FAILED
+    assert "is in no folder" in fleet.get(batch).errors[0]["message"]
+
+
+def test_a_batch_ends_although_all_agents_are_gone(fleet: Fleet) -> None:
+    """Nobody else would take back what they had."""
+    batch = fleet.batch(line("a"))
+    fleet.runner.step()
+    assert fleet.store.requests.claim("agent", 0, 1, 30.0) is not None
+    assert fleet.store.batches.move(batch, BatchState.IN_PROGRESS, BatchState.CANCELLING)
+    fleet.runner.step()
+    assert fleet.get(batch).state is BatchState.CANCELLING
+    fleet.clock.advance_to(fleet.clock.now_s() + 31.0)
+    fleet.runner.step()
+    assert fleet.get(batch).state is BatchState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (line("a", x=json.loads("[" * 800 + "]" * 800)), "invalid_json_line"),
+        (line("a", x=[[]] * 300), None),
+        (b"\n\n \n", "empty_file"),
+        (b"\n" * 9 + line("a"), "too_many_requests"),
+    ],
+    ids=["deep", "wide", "blank", "mostly blank"],
+)
+def test_what_a_file_may_hold(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, content: bytes, code: str | None) -> None:
+    monkeypatch.setattr(lines, "MOST_DEPTH", 200)
+    fleet.runner = replace(fleet.runner, limits=Limits(lines=8))
+    batch = fleet.batch(content)
+    fleet.runner.step()
+    assert [error["code"] for error in fleet.get(batch).errors] == ([code] if code else [])
+
+
+Answered = Callable[..., tuple[int, dict[str, Any]]]
+FORM = "multipart/form-data; boundary=b"
+HEAD = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+
+
+@pytest.fixture
+def ask(fleet: Fleet) -> Answered:
+    """Sends a request to the routes, its body in parts."""
+    app = Router(BatchApi(fleet.store, fleet.runner.folder, lambda request: "t").routes())
+
+    def asked(path: str, *parts: bytes, content_type: str = "application/json") -> tuple[int, dict[str, Any]]:
+        left, sent = list(parts), list[Any]()
+
+        async def receive() -> Any:
+            await asyncio.sleep(0.005)
+            return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", content_type.encode())]
+        asyncio.run(
+            app(
+                {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}, receive, send
+            )
+        )
+        return sent[0]["status"], json.loads(sent[1]["body"])
+
+    return asked
+
+
+def test_an_id_that_no_database_keeps_is_the_id_of_nothing(ask: Answered) -> None:
+    """It was a fault of the gateway: SQLite takes no half of a surrogate pair, PostgreSQL no NUL."""
+    for text in ("\ud800", "\0"):
+        values = {"endpoint": CHAT, "completion_window": "1h", "input_file_id": text}
+        status, answer = ask("/v1/batches", json.dumps(values).encode())
+        assert (status, answer["error"]["param"]) == (400, "input_file_id")
+
+
+def test_a_disk_that_is_full_while_an_upload_comes_is_answered_507(
+    ask: Answered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr("tempfile.SpooledTemporaryFile.write", full)
+    status, answer = ask("/v1/files", HEAD + b"x" * 100, content_type=FORM)
+    assert status == 507 and "TMPDIR" in answer["error"]["message"]
+
+
+def test_an_upload_that_trickles_in_is_ended(ask: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four tenants that sent a byte now and then kept all others from uploading."""
+    monkeypatch.setattr(upload, "SILENT_S", 0.03)
+    status, answer = ask("/v1/files", HEAD, *[b"x"] * 100, content_type=FORM)
+    assert status == 408 and "8192 bytes came a second" in answer["error"]["message"]
+    monkeypatch.setattr(upload, "LEAST_BYTES_PER_S", 1.0)
+    status, answer = ask("/v1/files", HEAD, *[b"x"] * 30, b"\r\n--b--\r\n", content_type=FORM)
+    assert (status, answer["error"]["param"]) == (400, "purpose"), "it is read to its end"
+
+
+@pytest.mark.parametrize("text", ["3599", "2592001", "0" * 9 + "99999999999", "1h"])
+def test_a_file_expires_within_the_time_that_may_be_asked_for(ask: Answered, text: str) -> None:
+    field = f'\r\n--b\r\nContent-Disposition: form-data; name="expires_after[seconds]"\r\n\r\n{text}'
+    purpose = '\r\n--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch'
+    status, answer = ask("/v1/files", HEAD + b"x" + (purpose + field).encode() + b"\r\n--b--\r\n", content_type=FORM)
+    assert (status, answer["error"]["param"]) == (400, "expires_after[seconds]")
