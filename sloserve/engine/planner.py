@@ -261,6 +261,7 @@ class Planner:
         if tokens is None:
             return step
         self._counters["limited_steps"] += 1
+        tokens += self._untracked_running() * engine.decode_tokens
         if plan.token_budget is not None:
             tokens = min(tokens, plan.token_budget)
         if plan.preempt.size:
@@ -268,6 +269,11 @@ class Planner:
         # Whatever stands behind an unfinished prompt gets nothing of a limited step.
         running = service_order(table.rows, order, replace(engine, token_budget=tokens))
         return replace(step, plan=replace(plan, running=running, token_budget=tokens))
+
+    def _untracked_running(self) -> int:
+        """How many requests without a row run; most of them decode, as sessions do whose input is computed."""
+        table = self.table
+        return 0 if table.has_all(self.port.requests) else len(self.port.running) - table.num_running
 
     def _order(self, first: IntArray | None) -> IntArray:
         """Slots of all running requests in order of service: ``first`` of them, the others as the engine has them."""

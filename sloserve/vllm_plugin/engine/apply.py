@@ -120,7 +120,10 @@ def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits) 
     running = _in_front(running, plan.running, table, all_tracked)
     waiting = _in_front(waiting, plan.waiting, table, all_tracked)
     # At each step, since vLLM appends the requests that it admits and takes its victims from the end.
-    running = _in_front(running, table.protected_running(), table, all_tracked)
+    protected = table.protected_running()
+    running = _in_front(running, protected, table, all_tracked)
+    if not all_tracked and running is not queues[0]:
+        running = _decodes_first(running, table, protected.size)
     try:
         scheduler.running, scheduler.waiting = running, waiting
         limits.narrow(plan, table.num_running)
@@ -163,3 +166,19 @@ def _in_front(present: Any, named: IntArray | None, table: RequestTable, all_tra
     untracked = [r for r in passed if r.request_id not in table.slot_of]
     tracked = [r for r in passed if r.request_id in table.slot_of]
     return type(present)(untracked + wanted + tracked)
+
+
+def _decodes_first(running: list[Request], table: RequestTable, num_protected: int) -> list[Request]:
+    """``running`` with the unfinished prompts that have no row behind the decodes, as a policy has those that it sees.
+
+    They would take a whole step, which a policy may have made short. num_protected: requests of the table that come
+    first among its own, prompts or not: these have their chunks limited.
+    """
+    prompts = [r for r in running if r.is_prefill_chunk and r.request_id not in table.slot_of]
+    if not prompts:
+        return running
+    moved = set(prompts)
+    others = [r for r in running if r not in moved]
+    tracked = [place for place, r in enumerate(others) if r.request_id in table.slot_of]
+    at = next((place for place in tracked[num_protected:] if others[place].is_prefill_chunk), len(others))
+    return others[:at] + prompts + others[at:]

@@ -22,7 +22,7 @@ class Request(SimpleNamespace):
 class Scheduler(SimpleNamespace):
     """What a plan is carried out on, of vLLM's scheduler. a, b, c run, d, e, f wait; slots as letters."""
 
-    def __init__(self, running: str = "abc", waiting: str = "def") -> None:
+    def __init__(self, running: str = "abc", waiting: str = "def", prompts: str = "") -> None:
         from vllm.v1.request import RequestStatus
 
         self.made = {
@@ -30,6 +30,7 @@ class Scheduler(SimpleNamespace):
                 request_id=name,
                 status=RequestStatus.RUNNING if name in running else RequestStatus.WAITING,
                 next_decode_eligible_step=0,
+                is_prefill_chunk=name in prompts,
             )
             for name in running + waiting
         }
@@ -122,6 +123,17 @@ def test_requests_without_a_row_stay_ahead() -> None:
     scheduler = Scheduler()
     apply_plan(scheduler, Plan(running=slots("ca"), waiting=slots("fd")), scheduler.table(without="be"))
     assert scheduler.queues() == ("bca", "efd")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "protected", "expected"),
+    [("b", "", "cadb"), ("bd", "", "cabd"), ("bd", "d", "dcab"), ("bad", "d", "dcba"), ("", "", "bcad")],
+)
+def test_unfinished_prompts_without_a_row_come_behind_the_decodes(prompts: str, protected: str, expected: str) -> None:
+    """A session's prompt would take all of a step that was made short, and decodes nothing."""
+    scheduler = Scheduler(running="abcd", waiting="e", prompts=prompts)
+    apply_plan(scheduler, Plan(running=slots("cad")), scheduler.table(without="b", protected=protected))
+    assert scheduler.queues()[0] == expected
 
 
 @pytest.mark.parametrize("plan", [Plan(), Plan(running=slots("abc"))])

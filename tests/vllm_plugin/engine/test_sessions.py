@@ -66,3 +66,26 @@ def test_an_engine_with_an_idle_session_is_one_of_a_place_and_its_blocks_less(
     assert {r.outcome for r in beside.requests} == {Outcome.COMPLETED}
     for one, other in zip(beside.requests, alone.requests, strict=True):
         assert one.token_times_s.tolist() == other.token_times_s.tolist()
+
+
+def test_a_limited_step_has_a_token_for_each_decode_beside_a_session(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget counts the decodes that have a row; a session that decodes takes one token more."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+    from sloserve.lso.step_budget import StepBudget
+
+    monkeypatch.setattr(StepBudget, "tokens", lambda self, rows, running, *others: max(running.size, 2))
+    scheduler = build("fcfs:step_budget=true", max_num_seqs=4, kv_blocks=60).scheduler
+    for name in ("session", "a", "b"):
+        params = SamplingParams(max_tokens=100, ignore_eos=True)
+        scheduler.add_request(Request(name, [2], params, None, arrival_time=0.0, resumable=name == "session"))
+    for step in range(12):
+        output = scheduler.schedule()
+        ids = list(output.num_scheduled_tokens)
+        assert step < 3 or sorted(ids) == ["a", "b", "session"]
+        index = {request_id: i for i, request_id in enumerate(ids)}
+        scheduler.update_from_output(output, ModelRunnerOutput(ids, index, sampled_token_ids=[[1]] * len(ids)))
