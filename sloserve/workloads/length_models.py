@@ -12,7 +12,8 @@ Datasets are known by their published average, minimum and maximum (EconoServe, 
 Prompt and output are drawn independently; :class:`SampledLengths` keeps the pairs of a real trace together.
 """
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -38,6 +39,11 @@ class TokenCount:
 
     minimum: int
     probability: FloatArray
+    _steps: FloatArray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        steps = np.cumsum(self.probability)
+        object.__setattr__(self, "_steps", steps / steps[-1])
 
     @property
     def maximum(self) -> int:
@@ -50,8 +56,7 @@ class TokenCount:
 
     def draw(self, n: int, rng: np.random.Generator) -> IntArray:
         """``n`` independent lengths, ``[n]``, by inversion: one uniform number each."""
-        steps = np.cumsum(self.probability)
-        return self.minimum + np.searchsorted(steps / steps[-1], rng.random(n), side="right").astype(np.int64)
+        return self.minimum + np.searchsorted(self._steps, rng.random(n), side="right").astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ def uniform(minimum: int, maximum: int) -> TokenCount:
     return TokenCount(minimum, np.full(count, 1.0 / count))
 
 
+@functools.lru_cache(maxsize=64)
 def truncated_lognormal(mean: float, minimum: int, maximum: int, log_std: float = LOG_STD) -> TokenCount:
     """A lognormal of log-standard deviation ``log_std``, cut to ``minimum``..``maximum``, whose mean after the cut is
     ``mean``.
@@ -114,7 +120,8 @@ def truncated_lognormal(mean: float, minimum: int, maximum: int, log_std: float 
         weight = np.exp(log_weight - log_weight.max())
         return np.asarray(weight / weight.sum(), np.float64)
 
-    solved = brentq(lambda tilt: float(probability(tilt) @ tokens) - mean, -1000.0, 1000.0, xtol=1e-12)
+    # Not a dot product: BLAS would compute a long one in threads, and round it as their number has it.
+    solved = brentq(lambda tilt: float((probability(tilt) * tokens).sum()) - mean, -1000.0, 1000.0, xtol=1e-12)
     return TokenCount(minimum, probability(float(solved)))
 
 
