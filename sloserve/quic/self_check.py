@@ -117,6 +117,12 @@ def unread_limit() -> int:
     return sum(joined.received.values())
 
 
+@functools.cache
+def _tried(name: str) -> tuple[str, int]:
+    """The order and the limit that are seen; aioquic stays as it is while the process runs."""
+    return observed_order(name), unread_limit()
+
+
 def check(name: str) -> None:
     """Raises: ConfigError where the scheduler ``name`` would have no effect, or memory no bound."""
     version = importlib.metadata.version("aioquic")
@@ -124,11 +130,11 @@ def check(name: str) -> None:
         raise ConfigError(
             f"aioquic {version} is installed, and the stream schedulers need {AIOQUIC}: pip install 'sloserve[http3]'"
         )
-    order = observed_order(name)
+    order, unread = _tried(name)
     if order != ORDERS[name]:
         raise ConfigError(
             f"aioquic does not serve streams in the order of {name}: {order} instead of {ORDERS[name]}; "
             "reinstall aioquic, or serve without --http3"
         )
-    if unread_limit() > 16384:
+    if unread > 16384:
         raise ConfigError("aioquic does not bound what a peer may send ahead; reinstall aioquic, or drop --http3")

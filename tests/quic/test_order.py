@@ -131,9 +131,11 @@ def test_windows_grow_as_data_is_read() -> None:
 
 def test_the_check_at_start_refuses_an_order_without_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     self_check.check("edf")
+    self_check._tried.cache_clear()
     monkeypatch.setattr(StreamOrder, "key", lambda *_: (0,))
     with pytest.raises(ConfigError, match=r"aioquic does not serve streams in the order of edf: \d+ instead of 3102"):
         self_check.check("edf")
+    self_check._tried.cache_clear()
 
 
 def test_the_check_at_start_refuses_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
