@@ -109,9 +109,9 @@ def test_a_full_class_is_swept_before_anybody_is_refused_and_not_at_every_reques
     assert asked == ["a", "b", "a", "b", "b", "c"]
 
 
-@pytest.mark.parametrize("per_s", [0.2, 1.0, 10.0, 100.0])
-def test_the_refused_are_told_to_come_one_by_one_at_the_rate_the_queue_drains(per_s: float) -> None:
-    admission, _, now_s = drained_at(per_s)
+@pytest.mark.parametrize(("per_s", "for_s"), [(0.2, 120.0), (1.0, 120.0), (10.0, 60.0), (100.0, 20.0)])
+def test_the_refused_are_told_to_come_one_by_one_at_the_rate_the_queue_drains(per_s: float, for_s: float) -> None:
+    admission, _, now_s = drained_at(per_s, for_s=for_s)
     for nth in range(1, 41):
         expected_s = min(max(nth / per_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
         assert refused(admission, now_s).retry_after_s == pytest.approx(expected_s, rel=0.15, abs=1.0)

@@ -203,7 +203,7 @@ def test_promises_are_kept_as_often_as_they_say() -> None:
     """Poisson arrivals at 0.8 of the server's rate, prompts of all lengths; the first hundred teach."""
     rng = np.random.default_rng(1)
     served, now_s = server(), T0
-    for gap_s, tokens in zip(rng.exponential(0.125, 1500), rng.geometric(0.05, 1500), strict=True):
+    for gap_s, tokens in zip(rng.exponential(0.125, 900), rng.geometric(0.05, 900), strict=True):
         now_s += gap_s
         served.offer(request(now_s, prompt_tokens=int(rng.integers(20, 180))), tokens=int(tokens) + 1)
     kept = [

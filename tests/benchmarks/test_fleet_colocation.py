@@ -7,6 +7,7 @@ import pytest
 
 from sloserve.report.runs_csv import read_runs
 
+pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

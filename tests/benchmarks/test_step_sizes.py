@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 

@@ -39,8 +39,8 @@ def covered(scale_of: np.ndarray, seed: int, delay: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("delay", [0, 30])
 def test_coverage_while_the_scores_drift(seed: int, delay: int) -> None:
-    """The true scale doubles and halves again every 2,000 predictions."""
-    kept = covered(np.exp2(np.sin(np.arange(6000) * (2 * math.pi / 2000))), seed, delay)[200:]
+    """The true scale doubles and halves again every 1,000 predictions."""
+    kept = covered(np.exp2(np.sin(np.arange(3000) * (2 * math.pi / 1000))), seed, delay)[200:]
     assert 0.85 <= kept[:, 2].mean() <= 0.95
     assert 0.45 <= kept[:, 1].mean() <= 0.55
 

@@ -101,10 +101,10 @@ def test_predictions_are_judged_by_what_came_of_them() -> None:
 
 
 def test_series_of_known_labels_begin_at_zero() -> None:
-    bench = Bench()
+    value = Bench().scrape()
     for name in DEFAULT_CLASSES.names:
-        assert [bench.value("requests_total", cls=name, outcome=outcome) for outcome in OUTCOMES] == [0.0] * 5
-        assert [bench.value("rejected_requests_total", cls=name, reason=r) for r in REASONS] == [0.0] * len(REASONS)
+        assert [value("requests_total", cls=name, outcome=outcome) for outcome in OUTCOMES] == [0.0] * 5
+        assert [value("rejected_requests_total", cls=name, reason=r) for r in REASONS] == [0.0] * len(REASONS)
 
 
 def test_what_was_not_completed_or_not_streamed_enters_no_histogram() -> None:

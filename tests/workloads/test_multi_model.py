@@ -36,13 +36,13 @@ def share(requests: list[WorkloadRequest], key: str) -> dict[str, float]:
 
 def test_rounds_of_a_conversation_carry_the_earlier_ones_and_ask_the_same_model() -> None:
     """More rounds come at the same rate, and whoever goes on begins as before."""
-    requests = drawn("w-a:rounds=5", n=2000)
+    requests = drawn("w-a:rounds=5", n=1000)
     conversations: dict[int, list[WorkloadRequest]] = {}
     for request in requests:
         assert len(request.prefix_ids) == -(-request.prompt_tokens // 512)
         conversations.setdefault(request.prefix_ids[0], []).append(request)
     assert 2.0 < len(requests) / len(conversations) < 5.0  # long ones end at their limit, and some go on after the run
-    assert requests[-1].arrival_s == pytest.approx(200.0, rel=0.15)
+    assert requests[-1].arrival_s == pytest.approx(100.0, rel=0.15)
     for rounds in conversations.values():
         assert len({(r.model, r.slo.slo_class.name) for r in rounds}) == 1
         for earlier, later in pairwise(rounds):

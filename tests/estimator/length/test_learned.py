@@ -70,14 +70,14 @@ def test_it_learns_from_prompt_and_task_and_is_calibrated(model: LengthModel) ->
 
 
 def test_it_learns_from_words_if_it_may() -> None:
-    data, fresh = examples(600, text=True), examples(200, seed=1, text=True)
+    data, fresh = examples(300, text=True), examples(100, seed=1, text=True)
     assert judge(LearnedLength(train(data, SMALL)), fresh).within_25 > 0.95
     blind = TrainingSettings(levels=SMALL.levels, trees=SMALL.trees, learning_rate=0.15, text=False)
     assert judge(LearnedLength(train(data, blind)), fresh).within_25 < 0.7
 
 
 def test_the_report_compares_with_predictors_that_learn_on_line() -> None:
-    for by_name in held_out(examples(), SMALL, share=0.2, seeds=2):
+    for by_name in held_out(examples(), SMALL, share=0.2, seeds=1):
         assert by_name["learned"].requests == 300
         assert by_name["learned"].pinball_tokens < 0.5 * by_name["empirical"].pinball_tokens
 
@@ -258,7 +258,7 @@ def test_a_malformed_line_is_named(row: str, message: str, tmp_path: Path) -> No
 
 
 def test_the_command_trains_reports_and_saves(tmp_path: Path) -> None:
-    data = examples(300)
+    data = examples(130)
     assert data.requests.prompt_tokens is not None
     rows = [
         json.dumps({"prompt_tokens": int(p), "output_tokens": int(o)})
@@ -267,7 +267,7 @@ def test_the_command_trains_reports_and_saves(tmp_path: Path) -> None:
     path, out = lines(tmp_path, *rows), tmp_path / "model.json"
     done = CliRunner().invoke(app, ["train-length", str(path), "--out", str(out), "--seeds", "1"])
     assert done.exit_code == 0, done.output
-    for expected in ("300 requests", "without text", "learned", "gaussian", "held out: 60"):
+    for expected in ("130 requests", "without text", "learned", "gaussian", "held out: 26"):
         assert expected in done.output
     assert load_length_model(out).levels.size == 8
     failed = CliRunner().invoke(app, ["train-length", str(path), "--out", str(tmp_path / "no" / "x"), "--seeds", "1"])

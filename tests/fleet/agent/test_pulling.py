@@ -164,17 +164,17 @@ def test_what_a_continuation_could_change_is_computed_from_scratch(tmp_path: Pat
     run(scenario())
 
 
-def test_one_poison_among_many_fails_alone(tmp_path: Path) -> None:
-    """The issue's figure: 1 among 200, 199 results."""
+@pytest.mark.parametrize("others", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_one_poison_among_many_fails_alone(tmp_path: Path, others: int) -> None:
 
     async def scenario() -> None:
         door = FakeDoor("a/0", "m", room=32)
         async with host(tmp_path, door) as a:
-            a.accept(199)
+            a.accept(others - 1)
             a.store.requests.accept([a.line("bad", POISON)])
             a.accept(1, group=2)
             a.pulling.follow("a/0", [Pull(1, "m"), Pull(2, "m")])
-            results = await a.until_ended(201)
+            results = await a.until_ended(others + 1)
             failed = [id for id, result in results.items() if result is RequestState.FAILED]
             assert failed == ["bad"]
             (row,) = [row for row in a.store.requests.results("b", most=500) if row.id == "bad"]

@@ -69,19 +69,19 @@ def test_beyond_max_num_seqs_a_request_waits_and_a_prompt_holds_up_all() -> None
 def test_every_request_ends_once_and_equal_seeds_give_equal_runs() -> None:
     system = a_system(error=0.05)
     runs = [
-        unpredictable(system, masked_greedy(system), Phases(), replicas=6, until_s=4.0, seed=seed) for seed in (3, 3, 4)
+        unpredictable(system, masked_greedy(system), Phases(), replicas=4, until_s=3.0, seed=seed) for seed in (3, 3, 4)
     ]
     assert np.isfinite(runs[0].latency_s).all() and (runs[0].latency_s > 0.6).all()
     np.testing.assert_array_equal(runs[0].latency_s, runs[1].latency_s)
     assert runs[0].latency_s.size != runs[2].latency_s.size
-    assert windows(runs[0]).size > 40
+    assert windows(runs[0]).size > 20
 
 
 def test_one_model_alone_breaks_where_its_replicas_are_full_and_greedy_does_not() -> None:
     system = a_system(error=0.05)
-    rates = (0.5, 8.0, 16.0)
+    rates = (0.5, 8.0)
     small, middle, large, mixed = (
-        [float(of.reward.mean()) for of in at_rates(system, rule, rates, replicas=4, seed=0, limits=2.0)]
+        [float(of.reward.mean()) for of in at_rates(system, rule, rates, replicas=1, seed=0, limits=2.0)]
         for rule in (always(0), always(1), always(2), masked_greedy(system))
     )
     assert large[0] > 0.95 and large[1] < 0.2  # not in time

@@ -346,7 +346,7 @@ def test_an_impossible_setting_is_named_with_its_value_and_limit(options: dict[s
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_the_same_events_make_the_same_plans(variant: dict[str, Any]) -> None:
     rng = np.random.default_rng(3)
-    some = [Task(int(rng.integers(1, 60)), int(rng.integers(1, 36)), i // 2, e2e_s=1.0) for i in range(8)]
+    some = [Task(int(rng.integers(1, 60)), int(rng.integers(1, 36)), i // 2, e2e_s=1.0) for i in range(5)]
 
     def plans() -> list[list[list[int] | int | None]]:
         noted = []

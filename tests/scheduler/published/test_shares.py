@@ -59,7 +59,7 @@ def test_it_converges_to_the_quantiles_of_the_errors(sigma: float) -> None:
 
 def test_it_follows_a_shift_within_a_window_and_forgets_what_was() -> None:
     tuning = Tuning(FIRST)
-    before = seen(tuning, lognormal(600, 0.1))
+    before = seen(tuning, lognormal(WINDOW, 0.1))
     halfway = seen(tuning, 1.6 * lognormal(WINDOW // 2, 0.1, seed=2))
     after = seen(tuning, 1.6 * lognormal(WINDOW // 2, 0.1, seed=3))
     assert before.padding < halfway.padding < after.padding
