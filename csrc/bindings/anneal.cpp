@@ -1,4 +1,4 @@
-// Ranks, and orders of batches: annealed and exhaustive.
+// Orders of batches: annealed and exhaustive.
 #include <cstddef>
 #include <cstdint>
 #include <tuple>
@@ -10,7 +10,6 @@
 #include "sloserve/anneal.h"
 #include "sloserve/batch_plan.h"
 #include "sloserve/exhaustive.h"
-#include "sloserve/rank.h"
 
 namespace sloserve::bindings {
 
@@ -28,12 +27,6 @@ auto to_tuple(BatchPlan plan) {
 }  // namespace
 
 void bind_anneal(nb::module_& m) {
-  m.def(
-      "top_k",
-      [](const Column<double>& keys, const Column<std::int64_t>& seqs, std::int64_t k) {
-        return to_numpy(top_k(keys.data(), keys.shape(0), seqs.data(), seqs.shape(0), k));
-      },
-      "keys"_a.noconvert(), "seqs"_a.noconvert(), "k"_a);
   m.def(
       "anneal",
       [](const Matrix<double>& requests, std::int64_t max_batch, std::int64_t fixed, double initial, double final, double tau,

@@ -4,15 +4,20 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "sloserve/request_columns.h"
 
 namespace sloserve::bindings {
 
@@ -34,6 +39,37 @@ void check_shape(const char* name, const Matrix<T>& matrix, std::size_t rows, st
   }
 }
 
+// Columns of the request table, given as a tuple.
+template <typename T, std::size_t kColumns>
+using Columns = std::array<Column<T>, kColumns>;
+
+// Length of the columns, the same for all. Throws std::invalid_argument where it is not.
+template <typename... AllColumns>
+std::size_t capacity_of(const AllColumns&... columns) {
+  std::size_t capacity = 0;
+  bool first = true;
+  const auto check = [&](const auto& of) {
+    for (const auto& one : of) {
+      if (!first && one.shape(0) != capacity) throw std::invalid_argument("columns of several lengths");
+      capacity = one.shape(0);
+      first = false;
+    }
+  };
+  (check(columns), ...);
+  return capacity;
+}
+
+// Throws std::invalid_argument for a slot that the columns do not have.
+inline Slots slots_of(const Column<std::int64_t>& slots, std::size_t capacity) {
+  const Slots found{slots.data(), slots.shape(0)};
+  found.check(capacity);
+  return found;
+}
+
+inline ProgressColumns progress_of(const Columns<std::int64_t, 5>& columns) {
+  return {columns[0].data(), columns[1].data(), columns[2].data(), columns[3].data(), columns[4].data()};
+}
+
 template <typename T>
 using OwnedColumn = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 
@@ -44,6 +80,17 @@ OwnedColumn<T> to_numpy(std::vector<T> values) {
   const std::size_t size = owned->size();
   nb::capsule owner(owned.get(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
   owned.release();
+  return OwnedColumn<T>(data, {size}, owner);
+}
+
+// A new column whose i-th value is of(i).
+template <typename T, typename Of>
+OwnedColumn<T> made(std::size_t size, const Of& of) {
+  auto values = std::make_unique<T[]>(size);
+  for (std::size_t i = 0; i < size; ++i) values[i] = of(i);
+  T* data = values.get();
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  values.release();
   return OwnedColumn<T>(data, {size}, owner);
 }
 

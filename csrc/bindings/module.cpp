@@ -6,6 +6,8 @@ NB_MODULE(_csrc, m) {
   sloserve::bindings::bind_knapsack(m);
   sloserve::bindings::bind_digest(m);
   sloserve::bindings::bind_worth(m);
+  sloserve::bindings::bind_requests(m);
+  sloserve::bindings::bind_step_budget(m);
   sloserve::bindings::bind_kv_copy(m);
   sloserve::bindings::bind_kv_reservation(m);
   sloserve::bindings::bind_kv_hosting(m);

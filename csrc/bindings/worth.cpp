@@ -1,6 +1,7 @@
 // What a request is worth that runs or waits.
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
@@ -14,67 +15,108 @@
 
 namespace sloserve::bindings {
 
+namespace {
+
+LengthColumns lengths_of(const Columns<std::int64_t, 3>& columns) {
+  return {columns[0].data(), columns[1].data(), columns[2].data()};
+}
+
+// Chances, and the arrays that they are looked up in.
+struct ChancesOf {
+  Matrix<double> longer;
+  Columns<std::int64_t, 3> lengths;
+  Column<std::int64_t> slots, ahead;
+  Matrix<double> known;
+  std::optional<Column<std::int64_t>> known_row;
+  std::vector<double> ahead_tokens;
+  std::size_t capacity;
+  Chances chances;
+
+  ChancesOf(Matrix<double> longer_, std::int64_t stride, Columns<std::int64_t, 3> lengths_, Column<std::int64_t> slots_,
+            Column<std::int64_t> ahead_, Matrix<double> known_, std::optional<Column<std::int64_t>> known_row_)
+      : longer(std::move(longer_)),
+        lengths(std::move(lengths_)),
+        slots(std::move(slots_)),
+        ahead(std::move(ahead_)),
+        known(std::move(known_)),
+        known_row(std::move(known_row_)),
+        ahead_tokens(ahead.data(), ahead.data() + ahead.shape(0)),
+        capacity(capacity_of(lengths)),
+        chances({longer.data(), nullptr, longer.shape(0), longer.shape(1), stride}, lengths_of(lengths),
+                slots_of(slots, capacity), ahead.data(), ahead.shape(0), known.data(),
+                known_row ? known_row->data() : nullptr) {
+    if (!known_row) return;
+    if (known_row->shape(0) != slots.shape(0)) throw std::invalid_argument("known_row must be one for each request");
+    check_shape("known", known, known.shape(0), ahead.shape(0));
+    for (std::size_t i = 0; i < known_row->shape(0); ++i) {
+      if (known_row->data()[i] >= static_cast<std::int64_t>(known.shape(0))) {
+        throw std::invalid_argument("known_row: there is no such row of known");
+      }
+    }
+  }
+};
+
+}  // namespace
+
 void bind_worth(nb::module_& m) {
-  m.def(
-      "survival",
-      [](const Matrix<double>& longer, std::int64_t stride, const Column<std::int64_t>& class_id,
-         const Column<std::int64_t>& output_tokens, const Column<std::int64_t>& max_tokens,
-         const Column<std::int64_t>& ahead) {
-        const std::size_t n = class_id.shape(0);
-        if (output_tokens.shape(0) != n || max_tokens.shape(0) != n) {
-          throw std::invalid_argument("class_id, output_tokens and max_tokens must be of one length");
-        }
-        std::vector<double> runs(n * ahead.shape(0));
-        survival(longer.data(), longer.shape(0), longer.shape(1), stride, class_id.data(), output_tokens.data(),
-                 max_tokens.data(), n, ahead.data(), ahead.shape(0), runs.data());
+  nb::class_<ChancesOf>(m, "Chances")
+      .def(nb::init<Matrix<double>, std::int64_t, Columns<std::int64_t, 3>, Column<std::int64_t>, Column<std::int64_t>,
+                    Matrix<double>, std::optional<Column<std::int64_t>>>(),
+           "longer"_a.noconvert(), "stride"_a, "lengths"_a.noconvert(), "slots"_a.noconvert(), "ahead"_a.noconvert(),
+           "known"_a.noconvert(), "known_row"_a.noconvert().none())
+      .def("matrix", [](const ChancesOf& self) {
+        const std::size_t steps = self.chances.steps();
+        std::vector<double> runs(self.chances.size() * steps, 0.0);
+        for (std::size_t i = 0; i < self.chances.size(); ++i) self.chances.row(i, runs.data() + i * steps);
         return to_numpy(std::move(runs));
-      },
-      "longer"_a.noconvert(), "stride"_a, "class_id"_a.noconvert(), "output_tokens"_a.noconvert(),
-      "max_tokens"_a.noconvert(), "ahead"_a.noconvert());
+      });
   m.def(
       "mean_left",
       [](const Matrix<double>& longer, const Matrix<double>& beyond, std::int64_t stride,
-         const Column<std::int64_t>& class_id, const Column<std::int64_t>& output_tokens,
-         const Column<std::int64_t>& max_tokens) {
-        const std::size_t n = class_id.shape(0);
-        if (output_tokens.shape(0) != n || max_tokens.shape(0) != n) {
-          throw std::invalid_argument("class_id, output_tokens and max_tokens must be of one length");
-        }
+         const Columns<std::int64_t, 3>& lengths, const Column<std::int64_t>& slots) {
         check_shape("beyond", beyond, longer.shape(0), longer.shape(1));
-        std::vector<double> mean(n);
-        mean_left(longer.data(), beyond.data(), longer.shape(0), longer.shape(1), stride, class_id.data(),
-                  output_tokens.data(), max_tokens.data(), n, mean.data());
+        const Slots of = slots_of(slots, capacity_of(lengths));
+        std::vector<double> mean(of.size);
+        mean_left({longer.data(), beyond.data(), longer.shape(0), longer.shape(1), stride}, lengths_of(lengths), of,
+                  mean.data());
         return to_numpy(std::move(mean));
       },
-      "longer"_a.noconvert(), "beyond"_a.noconvert(), "stride"_a, "class_id"_a.noconvert(),
-      "output_tokens"_a.noconvert(), "max_tokens"_a.noconvert());
+      "longer"_a.noconvert(), "beyond"_a.noconvert(), "stride"_a, "lengths"_a.noconvert(), "slots"_a.noconvert());
   m.def(
       "how_many_fit",
-      [](const Matrix<double>& runs, const Column<double>& tokens, const Column<double>& grown, double block_size,
+      [](const ChancesOf& runs, const Column<std::int64_t>& tokens, const Column<double>& grown, double block_size,
          const Column<std::int64_t>& held, const Column<std::int64_t>& asked, double capacity, double sigmas) {
-        check_shape("runs", runs, tokens.shape(0), grown.shape(0));
-        return how_many_fit(runs.data(), tokens.shape(0), grown.shape(0), tokens.data(), grown.data(), block_size,
-                            held.data(), held.shape(0), asked.data(), asked.shape(0), capacity, sigmas);
+        if (tokens.shape(0) != runs.chances.size() || grown.shape(0) != runs.chances.steps()) {
+          throw std::invalid_argument("tokens and grown must be as many as requests and steps");
+        }
+        return how_many_fit(runs.chances, tokens.data(), grown.data(), block_size, held.data(), held.shape(0), asked.data(),
+                            asked.shape(0), capacity, sigmas);
       },
-      "runs"_a.noconvert(), "tokens"_a.noconvert(), "grown"_a.noconvert(), "block_size"_a, "held"_a.noconvert(),
-      "asked"_a.noconvert(), "capacity"_a, "sigmas"_a);
+      "runs"_a, "tokens"_a.noconvert(), "grown"_a.noconvert(), "block_size"_a, "held"_a.noconvert(), "asked"_a.noconvert(),
+      "capacity"_a, "sigmas"_a);
   m.def(
       "worth",
-      [](const Matrix<double>& requests, std::size_t queued, const Matrix<double>& runs, const Column<double>& ahead,
-         const Column<double>& engine) {
-        const std::size_t n = requests.shape(1);
-        if (requests.shape(0) != kWorthRows || runs.shape(0) != n || runs.shape(1) != ahead.shape(0) ||
-            engine.shape(0) != sizeof(WorthEngine) / sizeof(double)) {
-          throw std::invalid_argument("requests, runs, ahead and engine do not fit together");
+      [](const ChancesOf& runs, const Columns<double, 6>& stated, const Columns<std::int64_t, 4>& counts, std::size_t queued,
+         const Column<double>& left, const Column<std::int64_t>& prefill, const Column<double>& again_s,
+         const Column<double>& weights, double now_s, const Column<double>& engine) {
+        const std::size_t n = runs.chances.size();
+        if (capacity_of(stated, counts) != runs.capacity || left.shape(0) != n || prefill.shape(0) != n || queued > n ||
+            again_s.shape(0) != n - queued || engine.shape(0) != sizeof(WorthEngine) / sizeof(double)) {
+          throw std::invalid_argument("columns, requests and engine do not fit together");
         }
+        const WorthColumns columns{stated[0].data(), stated[1].data(), stated[2].data(), stated[3].data(), stated[4].data(),
+                                   stated[5].data(), counts[0].data(), counts[1].data(), counts[2].data(), counts[3].data()};
+        const WorthRequests requests{{runs.slots.data(), n}, queued,           left.data(),      prefill.data(),
+                                     again_s.data(),         weights.data(), weights.shape(0), now_s};
         const double* e = engine.data();
         std::vector<double> gain(n), cost(n);
-        const double wait_s =
-            worth(requests.data(), n, queued, runs.data(), ahead.data(), ahead.shape(0),
-                  {e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7], e[8], e[9], e[10], e[11], e[12]}, gain.data(), cost.data());
+        const double wait_s = worth(columns, requests, runs.chances, runs.ahead_tokens.data(),
+                                    {e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7], e[8], e[9], e[10], e[11], e[12]},
+                                    gain.data(), cost.data());
         return std::tuple(to_numpy(std::move(gain)), to_numpy(std::move(cost)), wait_s);
       },
-      "requests"_a.noconvert(), "queued"_a, "runs"_a.noconvert(), "ahead"_a.noconvert(), "engine"_a.noconvert());
+      "runs"_a, "stated"_a.noconvert(), "counts"_a.noconvert(), "queued"_a, "left"_a.noconvert(), "prefill"_a.noconvert(),
+      "again_s"_a.noconvert(), "weights"_a.noconvert(), "now_s"_a, "engine"_a.noconvert());
 }
 
 }  // namespace sloserve::bindings

@@ -1,4 +1,5 @@
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,25 +22,30 @@ def foresee(
 def stand(
     curves: NDArray[np.float64], slots: NDArray[np.int64], replies: NDArray[np.float64], alpha: float
 ) -> NDArray[np.float64]: ...
-def survival(
-    longer: NDArray[np.float64],
-    stride: int,
-    class_id: NDArray[np.int64],
-    output_tokens: NDArray[np.int64],
-    max_tokens: NDArray[np.int64],
-    ahead: NDArray[np.int64],
-) -> NDArray[np.float64]: ...
+
+class Chances:
+    def __init__(
+        self,
+        longer: NDArray[np.float64],
+        stride: int,
+        lengths: tuple[NDArray[np.int64], ...],
+        slots: NDArray[np.int64],
+        ahead: NDArray[np.int64],
+        known: NDArray[np.float64],
+        known_row: NDArray[np.int64] | None,
+    ) -> None: ...
+    def matrix(self) -> NDArray[np.float64]: ...
+
 def mean_left(
     longer: NDArray[np.float64],
     beyond: NDArray[np.float64],
     stride: int,
-    class_id: NDArray[np.int64],
-    output_tokens: NDArray[np.int64],
-    max_tokens: NDArray[np.int64],
+    lengths: tuple[NDArray[np.int64], ...],
+    slots: NDArray[np.int64],
 ) -> NDArray[np.float64]: ...
 def how_many_fit(
-    runs: NDArray[np.float64],
-    tokens: NDArray[np.float64],
+    runs: Chances,
+    tokens: NDArray[np.int64],
     grown: NDArray[np.float64],
     block_size: float,
     held: NDArray[np.int64],
@@ -48,13 +54,84 @@ def how_many_fit(
     sigmas: float,
 ) -> int: ...
 def worth(
-    requests: NDArray[np.float64],
+    runs: Chances,
+    stated: tuple[NDArray[np.float64], ...],
+    counts: tuple[NDArray[np.int64], ...],
     queued: int,
-    runs: NDArray[np.float64],
-    ahead: NDArray[np.float64],
+    left: NDArray[np.float64],
+    prefill: NDArray[np.int64],
+    again_s: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    now_s: float,
     engine: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]: ...
+def counts_of(objects: list[Any], names: tuple[str, ...]) -> list[NDArray[np.int64]]: ...
+def tokens_without_kv(progress: tuple[NDArray[np.int64], ...], slots: NDArray[np.int64]) -> NDArray[np.int64]: ...
+def uncomputed_tokens(progress: tuple[NDArray[np.int64], ...], slots: NDArray[np.int64]) -> NDArray[np.int64]: ...
+def split_running(
+    progress: tuple[NDArray[np.int64], ...], slots: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]: ...
+def token_pace(
+    tpot_s: NDArray[np.float64], tds: NDArray[np.float64], slots: NDArray[np.int64]
+) -> NDArray[np.float64]: ...
+def without_targets(targets: tuple[NDArray[np.float64], ...], slots: NDArray[np.int64]) -> NDArray[np.bool_]: ...
 def top_k(keys: NDArray[np.float64], seqs: NDArray[np.int64], k: int) -> NDArray[np.int64]: ...
+def by_class(
+    key: NDArray[np.float64], rank: NDArray[np.int64], undecided: NDArray[np.bool_] | None
+) -> NDArray[np.float64]: ...
+def first_places(
+    key: NDArray[np.float64], lowered: NDArray[np.float64], rank: NDArray[np.int64], seq: NDArray[np.int64], k: int
+) -> NDArray[np.int64]: ...
+def any_promised(
+    stated: tuple[NDArray[np.float64], ...], tokens: tuple[NDArray[np.int64], ...], slots: NDArray[np.int64]
+) -> bool: ...
+
+class Decoding:
+    def __init__(
+        self,
+        stated: tuple[NDArray[np.float64], ...],
+        tokens: tuple[NDArray[np.int64], ...],
+        slots: NDArray[np.int64],
+        left: NDArray[np.float64],
+        starts_s: float,
+        alone_s: float,
+        headroom: float,
+        spend_tokens: float,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def bearable_s(self, place: int) -> float: ...
+    @property
+    def lost_already(self) -> int: ...
+    def lost(self, step_s: float, rate: float, pending: float, arrival_rate: float) -> int: ...
+
+class StepPrompts:
+    def __init__(
+        self,
+        progress: tuple[NDArray[np.int64], ...],
+        in_progress: NDArray[np.int64],
+        waiting: NDArray[np.int64],
+        block_size: int,
+        free_blocks: int,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def slots(self) -> NDArray[np.int64]: ...
+    @property
+    def startable(self) -> int: ...
+    def end(self, place: int) -> int: ...
+    def prefix(self, place: int) -> int: ...
+    def load(self, tokens: int) -> tuple[int, int, int]: ...
+    def promise(
+        self,
+        stated: tuple[NDArray[np.float64], ...],
+        tokens: tuple[NDArray[np.int64], ...],
+        left: NDArray[np.float64],
+        step_s: float,
+        starts_s: float,
+    ) -> None: ...
+    def late(self, rate: float, full_rate: float) -> int: ...
+    def late_by_token(self, token_s: float, full_token_s: float) -> int: ...
+
 def anneal(
     requests: NDArray[np.float64],
     max_batch: int,

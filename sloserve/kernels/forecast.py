@@ -4,10 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloserve.kernels import _csrc
+from sloserve.kernels.survival import Chances
 
 
 def how_many_fit(
-    runs: NDArray[np.float64],
+    runs: Chances,
     tokens: NDArray[np.int64],
     grown: NDArray[np.float64],
     block_size: int,
@@ -19,19 +20,19 @@ def how_many_fit(
     """How many of ``asked``, in order, fit beside ``held``: none after the first that does not.
 
     Args:
-        runs: ``[n, t]``; the chance that each request still runs at each of ``t`` steps.
+        runs: of ``n`` requests, that each still runs at each of ``t`` steps.
         tokens: ``[n]``, that each has in its KV, or will when it is admitted.
         grown: ``[t]``, tokens that come until each step.
         block_size: tokens of a block.
-        held, asked: rows of ``runs``.
+        held, asked: places among the ``n``.
         capacity_blocks: blocks that there are.
         sigmas: standard deviations of the sum to keep free.
 
-    Raises: ValueError for rows that there are not, or arrays that do not fit together.
+    Raises: ValueError for places that there are not, or arrays that do not fit together.
     """
     return _csrc.how_many_fit(
-        np.ascontiguousarray(runs),
-        np.ascontiguousarray(tokens, np.float64),
+        runs,
+        tokens,
         grown,
         block_size,
         np.ascontiguousarray(held, np.int64),

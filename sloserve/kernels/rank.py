@@ -1,4 +1,4 @@
-"""Ranking of requests: the first few by a policy's key, without sorting them all.
+"""Ranking of requests: the first few by a policy's key, without sorting them all, and where class rank stands in it.
 
 A policy ranks thousands of waiting requests in each plan, of which a step admits at most ``max_num_seqs``.
 """
@@ -12,7 +12,7 @@ from sloserve.kernels import _csrc
 def top_k(keys: ArrayLike, seqs: ArrayLike, k: int) -> NDArray[np.int64]:
     """Indices ``[min(k, n)]`` of the ``k`` smallest of ``n`` requests by (key, seq), ascending.
 
-    Takes O(n + k log k).
+    Takes O(n + k).
 
     Args:
         keys: ``[n]``, any real numbers; infinities rank where they belong, NaN last.
@@ -27,3 +27,30 @@ def top_k(keys: ArrayLike, seqs: ArrayLike, k: int) -> NDArray[np.int64]:
         if column.ndim != 1:
             raise ValueError(f"{name}: shape {column.shape} is not one-dimensional")
     return _csrc.top_k(key_column, seq_column, k)
+
+
+def by_class(
+    key: NDArray[np.float64], rank: NDArray[np.int64], undecided: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
+    """See :func:`sloserve.lso.ordering.by_class`. Raises: ValueError for columns of several lengths."""
+    return _csrc.by_class(np.ascontiguousarray(key, np.float64), np.ascontiguousarray(rank, np.int64), undecided)
+
+
+def first_places(
+    key: NDArray[np.float64],
+    lowered: NDArray[np.float64],
+    rank: NDArray[np.int64],
+    seq: NDArray[np.int64],
+    most: int,
+) -> NDArray[np.int64]:
+    """See :func:`sloserve.lso.ordering.first_places`.
+
+    Raises: ValueError for columns of several lengths, or a negative ``most``.
+    """
+    return _csrc.first_places(
+        np.ascontiguousarray(key, np.float64),
+        np.ascontiguousarray(lowered, np.float64),
+        np.ascontiguousarray(rank, np.int64),
+        np.ascontiguousarray(seq, np.int64),
+        most,
+    )

@@ -1,51 +1,58 @@
 """How likely requests are to go on and for how long, looked up in a table of each class: ten thousands of look-ups in
-each plan.
+each plan, where all are made.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sloserve.kernels import _csrc
+from sloserve.kernels._csrc import Chances
+
+__all__ = ["Chances", "chances", "mean_left"]
+
+LengthColumns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+_NONE_KNOWN = np.empty((0, 0))
 
 
-def survival(
+def chances(
     longer: NDArray[np.float64],
     stride: int,
-    class_id: NDArray[np.int64],
-    output_tokens: NDArray[np.int64],
-    max_tokens: NDArray[np.int64],
+    lengths: LengthColumns,
+    slots: NDArray[np.int64],
     ahead: NDArray[np.int64],
-) -> NDArray[np.float64]:
-    """P(more than ``ahead`` tokens are still to come), ``[n, len(ahead)]``.
+    known: tuple[NDArray[np.float64], NDArray[np.int64]] | None = None,
+) -> Chances:
+    """P(more than ``ahead`` tokens are still to come) of each of ``slots``, looked up when another kernel asks.
+
+    It reads the arrays then: use it before they change. ``matrix()`` has all of them, ``[len(slots) * len(ahead)]``.
 
     Args:
         longer: ``[classes, lengths]``, above 0: P(length > place * stride) of each class.
         stride: tokens between two lengths.
-        class_id, output_tokens, max_tokens: ``[n]``; a class is a row of ``longer``.
-        ahead: tokens, from 0.
+        lengths: the columns ``class_id``, ``output_tokens`` and ``max_tokens``; a class is a row of ``longer``.
+        slots: ``[n]``, of these columns.
+        ahead: tokens, ascending from 0.
+        known: chances that stand instead, ``[rows, len(ahead)]``, and the row of each request, ``[n]``, -1 for none.
 
-    Raises: ValueError for a class without a row, or columns of several lengths.
+    Raises: ValueError for a class without a row, a slot that is none, or arrays that do not fit together.
     """
-    columns = (np.ascontiguousarray(column, np.int64) for column in (class_id, output_tokens, max_tokens, ahead))
-    return _csrc.survival(np.ascontiguousarray(longer), stride, *columns).reshape(-1, ahead.size)
+    table, rows = (_NONE_KNOWN, None) if known is None else (np.ascontiguousarray(known[0]), known[1])
+    return Chances(longer, stride, lengths, np.ascontiguousarray(slots), ahead, table, rows)
 
 
 def mean_left(
     longer: NDArray[np.float64],
     beyond: NDArray[np.float64],
     stride: int,
-    class_id: NDArray[np.int64],
-    output_tokens: NDArray[np.int64],
-    max_tokens: NDArray[np.int64],
+    lengths: LengthColumns,
+    slots: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """Expected tokens still to come, ``[n]``: at least 1, at most what ``max_tokens`` leaves.
+    """Expected tokens still to come, ``[len(slots)]``: at least 1, at most what ``max_tokens`` leaves.
 
     Args:
-        longer: as of :func:`survival`.
+        longer, stride, lengths, slots: as of :func:`chances`.
         beyond: ``[classes, lengths]``, the sum of ``longer`` over all tokens from a length on.
-        stride, class_id, output_tokens, max_tokens: as of :func:`survival`.
 
-    Raises: ValueError for a class without a row, or arrays that do not fit together.
+    Raises: as :func:`chances`.
     """
-    columns = (np.ascontiguousarray(column, np.int64) for column in (class_id, output_tokens, max_tokens))
-    return _csrc.mean_left(np.ascontiguousarray(longer), np.ascontiguousarray(beyond), stride, *columns)
+    return _csrc.mean_left(longer, beyond, stride, lengths, np.ascontiguousarray(slots))

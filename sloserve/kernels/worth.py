@@ -4,24 +4,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloserve.kernels import _csrc
+from sloserve.kernels.survival import Chances
 
 
 def worth(
-    requests: NDArray[np.float64],
+    runs: Chances,
+    stated: tuple[NDArray[np.float64], ...],
+    counts: tuple[NDArray[np.int64], ...],
     queued: int,
-    runs: NDArray[np.float64],
-    ahead: NDArray[np.float64],
+    left: NDArray[np.float64],
+    prefill: NDArray[np.int64],
+    again_s: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    now_s: float,
     engine: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
     """Gain and cost ``[n]`` each, and the mean delay in seconds.
 
     Args:
-        requests: ``[12, n]``; seconds since arrival, TTFT target, seconds a token may take, e2e target, tokens so far,
-            seconds since the first token, tokens left, most tokens left, tokens to compute, tokens of context, seconds
-            until its KV is back, weight. nan where there is none.
-        queued: how many of the first of them wait.
-        runs: ``[n, t]``; the chance that more than ``ahead`` tokens are still to come.
-        ahead: ``[t]``, ascending from 0.
+        runs: of ``n`` slots, the chance that more tokens than it looks ahead are still to come.
+        stated: the columns ``arrival_s``, ``ttft_s``, ``tpot_s``, ``tds``, ``e2e_s`` and ``first_token_s``, by slot.
+        counts: the columns ``class_rank``, ``prompt_tokens``, ``output_tokens`` and ``max_tokens``.
+        queued: how many of the first of the ``n`` wait.
+        left: ``[n]``, tokens to come, expected.
+        prefill: ``[n]``, tokens to compute before the next one.
+        again_s: ``[n - queued]``, of those that run: seconds until the KV is back.
+        weights: of each class rank, the last that of all beyond.
+        now_s: seconds, as ``arrival_s``.
         engine: ``[13]``; seconds of a step, of a full one, of a prompt token, of one more decode; tokens of the KV
             cache; seats; the delay as a share of the waiting cost; TTFT and TDS of a reader that states only the other;
             what experience and stretch count, in good requests; the target of a request without any, in seconds; the
@@ -29,4 +38,4 @@ def worth(
 
     Raises: ValueError where these do not fit together.
     """
-    return _csrc.worth(requests, queued, np.ascontiguousarray(runs), ahead, engine)
+    return _csrc.worth(runs, stated, counts, queued, left, prefill, again_s, weights, now_s, engine)

@@ -13,11 +13,17 @@ import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.core.rows import Rows
+from sloserve.kernels import requests
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import NO_SLOTS, EngineFacts
 
 PREFILL_COLUMNS = frozenset({"computed_tokens", "hit_tokens", "prompt_tokens", "output_tokens", "swapped_tokens"})
 """Columns that tell decodes from unfinished prompts."""
+
+
+def progress_columns(rows: Rows) -> requests.Progress:
+    """PREFILL_COLUMNS as :mod:`sloserve.kernels.requests` takes them."""
+    return rows.prompt_tokens, rows.output_tokens, rows.computed_tokens, rows.swapped_tokens, rows.hit_tokens
 
 
 def tokens_without_kv(rows: Rows, slots: IntArray) -> IntArray:
@@ -26,11 +32,7 @@ def tokens_without_kv(rows: Rows, slots: IntArray) -> IntArray:
 
     Below 0 where drafts are in flight.
     """
-    known = rows.prompt_tokens[slots] + rows.output_tokens[slots]
-    # Of what is kept for a request only the part beyond its hit in the prefix cache is loaded.
-    elsewhere = np.maximum(rows.swapped_tokens[slots], rows.hit_tokens[slots])
-    left: IntArray = known - rows.computed_tokens[slots] - elsewhere
-    return left
+    return requests.tokens_without_kv(progress_columns(rows), slots)
 
 
 def uncomputed_tokens(rows: Rows, slots: IntArray) -> IntArray:
@@ -39,10 +41,7 @@ def uncomputed_tokens(rows: Rows, slots: IntArray) -> IntArray:
     After a preemption the prompt and the output so far are computed again, both as prefill, but for what the prefix
     cache or the host pool has of them.
     """
-    left = tokens_without_kv(rows, slots)
-    # The last token of a reply has no KV yet, unless the step that computes it is in flight.
-    left[left <= (rows.output_tokens[slots] > 0)] = 0
-    return left
+    return requests.uncomputed_tokens(progress_columns(rows), slots)
 
 
 def unfinished(rows: Rows, slots: IntArray) -> BoolArray:

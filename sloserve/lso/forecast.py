@@ -14,6 +14,7 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.kernels import forecast
+from sloserve.kernels.survival import Chances
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 
 AHEAD: Final[IntArray] = np.unique(np.append(0, np.geomspace(4, 8192, 36).astype(np.int64)))
@@ -35,7 +36,7 @@ def occupancy(lengths: Lengths, rows: Rows, slots: IntArray, block_size: int) ->
 
 
 def how_many_fit_to_the_end(
-    runs: FloatArray,
+    runs: Chances,
     context_tokens: IntArray,
     block_size: int,
     held: IntArray,
@@ -46,7 +47,7 @@ def how_many_fit_to_the_end(
     """As :func:`how_many_fit` of the :func:`occupancy` of both, where the chances that each still runs are known.
 
     Args:
-        runs: ``[n, t]``, that each of n requests still runs AHEAD.
+        runs: that each of n requests still runs AHEAD.
         context_tokens: ``[n]``, of prompt and output.
         block_size: tokens of a block.
         held: places of the running requests among the n.

@@ -12,6 +12,7 @@ from sloserve.estimator.length.choice import CLASS_PREDICTORS, ORACLE, PREDICTED
 from sloserve.estimator.length.quantiles import quantile_lengths
 from sloserve.estimator.length.remaining import LengthEstimator, Requests, Rest, rest_of
 from sloserve.estimator.length.survival_table import SurvivalTable
+from sloserve.kernels.survival import Chances, LengthColumns
 
 LENGTH_COLUMNS = frozenset({"class_id", "max_tokens", "oracle_output_tokens", "output_tokens", *LENGTH_QUANTILES})
 """Columns that :class:`Lengths` reads."""
@@ -51,18 +52,25 @@ class Lengths:
 
     def left(self, rows: Rows, slots: IntArray) -> FloatArray:
         """Expected tokens still to come, ``[n]``: at least 1, at most what ``max_tokens`` leaves."""
-        left = self._of_class.mean(rows.class_id[slots], rows.output_tokens[slots], rows.max_tokens[slots])
+        left = self._of_class.mean(_columns(rows), slots)
         for known, rest in self._better_known(rows, slots, 1):
             left[known] = rest.mean()
         return left
 
-    def survival(self, rows: Rows, slots: IntArray, ahead: IntArray) -> FloatArray:
-        """P(more than ``ahead`` tokens are still to come), ``[n, len(ahead)]``."""
-        runs = self._of_class.survival(rows.class_id[slots], rows.output_tokens[slots], rows.max_tokens[slots], ahead)
+    def chances(self, rows: Rows, slots: IntArray, ahead: IntArray) -> Chances:
+        """P(more than ``ahead`` tokens are still to come) of each, looked up when asked for, until the rows change."""
+        tables, row, rows_known = [], np.full(slots.size, -1, np.int64), 0
         for known, rest in self._better_known(rows, slots, ahead.size):
-            chances = rest.survival(np.tile(ahead, int(known.sum())))
-            runs[known] = chances.reshape(-1, ahead.size)
-        return runs
+            some = int(known.sum())
+            tables.append(rest.survival(np.tile(ahead, some)).reshape(-1, ahead.size))
+            row[known] = np.arange(rows_known, rows_known + some)
+            rows_known += some
+        better = (np.concatenate(tables), row) if tables else None
+        return self._of_class.chances(_columns(rows), slots, ahead, better)
+
+    def survival(self, rows: Rows, slots: IntArray, ahead: IntArray) -> FloatArray:
+        """All of :meth:`chances`, ``[n, len(ahead)]``."""
+        return self.chances(rows, slots, ahead).matrix().reshape(-1, ahead.size)
 
     def _better_known(self, rows: Rows, slots: IntArray, times: int) -> list[tuple[BoolArray, Rest]]:
         """Which of ``slots`` more is known of than their class, the surest last, and what remains of those.
@@ -81,6 +89,10 @@ class Lengths:
             if stated.any():
                 found.append((stated, self._oracle.rest(_requests(rows, np.repeat(slots[stated], times)))))
         return found
+
+
+def _columns(rows: Rows) -> LengthColumns:
+    return rows.class_id, rows.output_tokens, rows.max_tokens
 
 
 def _requests(rows: Rows, slots: IntArray) -> Requests:

@@ -16,7 +16,8 @@ import numpy as np
 
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.rows import Rows
-from sloserve.kernels.rank import top_k
+from sloserve.kernels import rank as compiled
+from sloserve.kernels import requests
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
 from sloserve.lso.plan import NO_SLOTS, Plan, Snapshot
@@ -59,9 +60,7 @@ TARGET_COLUMNS = frozenset({"ttft_s", "tpot_s", "e2e_s", "tds"})
 
 def without_targets(rows: Rows, slots: IntArray) -> BoolArray:
     """Which requests ask for nothing, ``[len(slots)]``."""
-    known = [np.isnan(column[slots]) for column in (rows.ttft_s, rows.tpot_s, rows.e2e_s, rows.tds)]
-    nothing: BoolArray = np.logical_and.reduce(known)
-    return nothing
+    return requests.without_targets((rows.ttft_s, rows.tpot_s, rows.e2e_s, rows.tds), slots)
 
 
 def by_class(key: FloatArray, rank: IntArray, undecided: BoolArray | None = None) -> FloatArray:
@@ -74,27 +73,14 @@ def by_class(key: FloatArray, rank: IntArray, undecided: BoolArray | None = None
         rank: of each request's class, 0 the most urgent.
         undecided: which keys no target decides; ``None`` for all, which then are served class after class.
     """
-    if not rank.size or rank.min() == rank.max():
-        return key
-    lowered, least = key.copy(), np.inf
-    for one in sorted(set(rank.tolist()), reverse=True):  # of few values: many times as fast as np.unique
-        of_class = rank == one
-        free = of_class if undecided is None else of_class & undecided
-        lowered[free] = np.minimum(key[free], least)
-        least = min(least, float(lowered[of_class].min()))
-    return lowered
+    return compiled.by_class(key, rank, undecided)
 
 
 def first_places(key: FloatArray, lowered: FloatArray, rank: IntArray, seq: IntArray, most: int) -> IntArray:
-    """Places of the first ``most`` by what :func:`by_class` made of the key, then class, key, and arrival."""
-    if most < 1 or not rank.size or rank.min() == rank.max():
-        return top_k(key, seq, min(key.size, most))
-    # Only those that can be among the first are sorted.
-    last = np.partition(lowered, most - 1)[most - 1] if most < key.size else np.inf
-    within = np.flatnonzero(lowered <= last)
-    order = np.lexsort((seq[within], key[within], rank[within], lowered[within]))
-    places: IntArray = within[order[:most]]
-    return places
+    """Places of the first ``most`` by what :func:`by_class` made of the key, then class, key, and arrival; by key and
+    arrival where all are of one class.
+    """
+    return compiled.first_places(key, lowered, rank, seq, most)
 
 
 def ranks(*keys: IntArray) -> FloatArray:

@@ -6,10 +6,9 @@ the other; every policy asks here.
 
 from typing import Final
 
-import numpy as np
-
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
+from sloserve.kernels.requests import token_pace
 
 PACE_COLUMNS: Final = frozenset({"tpot_s", "tds"})
 """Columns that :func:`pace_s` reads."""
@@ -17,5 +16,4 @@ PACE_COLUMNS: Final = frozenset({"tpot_s", "tds"})
 
 def pace_s(rows: Rows, slots: IntArray) -> FloatArray:
     """Seconds a token may take, ``[len(slots)]``: min(TPOT, 1 / TDS); nan where a request states neither."""
-    pace: FloatArray = np.fmin(rows.tpot_s[slots], 1.0 / rows.tds[slots])
-    return pace
+    return token_pace(rows.tpot_s, rows.tds, slots)

@@ -10,19 +10,20 @@ with its prefix; and the budget is derived anew at each step from the requests t
 No paper has it: Sarathi-Serve's budget is one number for a deployment, chosen so that a full step keeps the TPOT.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from typing import Final
 
 import numpy as np
 
-from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
-from sloserve.lso.blocks import blocks_of
-from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
+from sloserve.kernels.requests import split_running
+from sloserve.kernels.step_budget import Decoding, StepPrompts, any_promised, decoding, step_prompts
+from sloserve.lso.decode_first import PREFILL_COLUMNS, progress_columns
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
-from sloserve.lso.pace import PACE_COLUMNS, pace_s
+from sloserve.lso.pace import PACE_COLUMNS
 from sloserve.lso.plan import EngineFacts
 
 MOST_PROMPTS: Final = 64
@@ -46,81 +47,50 @@ _SACRIFICED: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 
 
 class _Prompts:
-    """Prompts in order of service, beside the decodes of a step.
+    """Prompts in order of service, beside the decodes of a step."""
 
-    ends: ``[n]``, prompt tokens of a step that computes each prompt and those before it.
-
-    Args:
-        prefix: tokens computed, ``[n]``.
-        left: tokens to compute, ``[n]``.
-    """
-
-    def __init__(self, decodes: StepLoad, prefix: IntArray, left: IntArray, latency: StepLatency) -> None:
-        self.decodes, self.latency = decodes, latency
-        self.ends: IntArray = left.cumsum()
-        # Lists, since single numbers are read: the sums of any first part are there, so no step is summed anew.
-        self._ends: list[int] = self.ends.tolist()
-        self._prefix: list[int] = prefix.tolist()
-        self._pairs: list[int] = (left * (left + 2 * prefix)).cumsum().tolist()
-        self._chunks: list[int] = (left > 0).cumsum().tolist()
-
-    @property
-    def first_prefix(self) -> int:
-        """Computed tokens of the first prompt."""
-        return self._prefix[0]
+    def __init__(self, found: StepPrompts, decodes: StepLoad, latency: StepLatency) -> None:
+        self.found, self.decodes, self.latency = found, decodes, latency
 
     @property
     def left(self) -> int:
         """Tokens to compute of all of them."""
-        return self._ends[-1]
+        return self.found.end(len(self.found) - 1)
 
     def load(self, tokens: int) -> StepLoad:
         """The step that computes so many prompt tokens, in order."""
-        whole = bisect_right(self._ends, tokens)
-        done = pairs = chunks = 0
-        if whole:
-            done, pairs, chunks = self._ends[whole - 1], self._pairs[whole - 1], self._chunks[whole - 1]
-        part = tokens - done if whole < len(self._ends) else 0
-        if part:
-            pairs += part * (part + 2 * self._prefix[whole])
-        return StepLoad(
-            prefill_tokens=done + part,
-            num_prefills=chunks + (part > 0),
-            decode_seqs=self.decodes.decode_seqs,
-            decode_context_tokens=self.decodes.decode_context_tokens,
-            prefill_attention_tokens2=pairs,
-        )
+        done, chunks, pairs = self.found.load(tokens)
+        decodes = self.decodes
+        return StepLoad(done, chunks, decodes.decode_seqs, decodes.decode_context_tokens, pairs)
 
     def within(self, seconds: float, most: int) -> int:
         """Prompt tokens of the largest step of at most ``seconds`` and ``most`` prompt tokens."""
         # What the latency promises for one chunk bounds them all: that is where it says how far it can be trusted.
         most = min(most, self.latency.prefill_within(seconds, self.decodes, 0))
-        ends = self._ends
-        low, high = 0, bisect_right(ends, most)
+        found = self.found
+        low, high = 0, bisect_right(range(len(found)), most, key=found.end)
         while low < high:  # how many prompts fit as a whole
             middle = (low + high + 1) // 2
-            if self.latency.step_s(self.load(ends[middle - 1])) <= seconds:
+            if self.latency.step_s(self.load(found.end(middle - 1))) <= seconds:
                 low = middle
             else:
                 high = middle - 1
-        done = ends[low - 1] if low else 0
-        if low == len(ends) or done >= most:
+        done = found.end(low - 1) if low else 0
+        if low == len(found) or done >= most:
             return min(done, most)
-        part = self.latency.prefill_within(seconds, self.load(done), self._prefix[low])
-        return min(done + min(part, ends[low] - done), most)
+        part = self.latency.prefill_within(seconds, self.load(done), found.prefix(low))
+        return min(done + min(part, found.end(low) - done), most)
 
-    def spread(self, full: StepLoad, full_s: float, alone_s: float, slack: FloatArray) -> int:
+    def spread(self, full: StepLoad, full_s: float, alone_s: float) -> int:
         """Prompt tokens of a step if all prompts are computed evenly over the next ones; those of ``full`` if one of
-        them becomes late by that. full: the largest step, of ``full_s``. alone_s: of the decodes alone. slack: of each
-        prompt, in seconds.
+        them becomes late by that. full: the largest step, of ``full_s``. alone_s: of the decodes alone.
         """
         nearly_free = self.latency.prefill_within(NEARLY_FREE * alone_s, self.decodes, 0)
         tokens = max(self.left // SPREAD_STEPS, nearly_free, LEAST_CHUNK)
         if tokens >= full.prefill_tokens:
             return full.prefill_tokens
-        ready_s = self.ends * (self.latency.step_s(self.load(tokens)) / tokens)
-        late = (self.ends * (full_s / full.prefill_tokens) <= slack) & (ready_s > slack)
-        return full.prefill_tokens if late.any() else tokens
+        token_s = self.latency.step_s(self.load(tokens)) / tokens
+        return full.prefill_tokens if self.found.late_by_token(token_s, full_s / full.prefill_tokens) else tokens
 
 
 class StepBudget:
@@ -192,47 +162,55 @@ class StepBudget:
     def _limited(
         self, rows: Rows, running: IntArray, waiting: IntArray, aged: IntArray, engine: EngineFacts, now_s: float
     ) -> int | None:
-        uncomputed = uncomputed_tokens(rows, running)
-        is_prompt = uncomputed > 0
-        decodes, in_progress = running[~is_prompt], running[is_prompt]
+        progress = progress_columns(rows)
+        decodes, in_progress, context_tokens = split_running(progress, running)
         most = engine.token_budget - decodes.size * engine.decode_tokens
         if not (engine.chunked_prefill and decodes.size and most > 0 and (in_progress.size or waiting.size)):
             return None
-        startable = _startable(rows, in_progress, waiting, engine)
-        no_room = startable.size < waiting.size
-        # What the host pool keeps is loaded, not computed.
-        startable = startable[uncomputed_tokens(rows, startable) > 0]
-        asked = np.concatenate((in_progress, startable))
-        if not asked.size or (aged.size and np.isin(asked[: max(in_progress.size, 1)], aged).any()):
+        heads = waiting[: min(engine.free_slots, MOST_PROMPTS)]
+        found = step_prompts(progress, in_progress, heads, block_size=engine.block_size, free_blocks=engine.free_blocks)
+        no_room = found.startable < waiting.size
+        if not len(found):
             return None
-        pace, end_s = pace_s(rows, decodes), rows.arrival_s[decodes] + rows.e2e_s[decodes]
-        is_promised = not np.isnan(np.fmin(pace, end_s)).all()
+        asked = found.slots
+        if aged.size and np.isin(asked[: max(in_progress.size, 1)], aged).any():
+            return None
+        stated = (rows.arrival_s, rows.ttft_s, rows.tpot_s, rows.tds, rows.e2e_s, rows.first_token_s)
+        counted = (rows.output_tokens, rows.in_flight_tokens)
+        is_promised = any_promised(stated, counted, decodes)
         if not (is_promised or no_room):
             return None
         latency, starts_s = engine.step_latency, now_s + engine.busy_s
-        context = rows.prompt_tokens[decodes] + rows.output_tokens[decodes]
-        prompts = _Prompts(
-            StepLoad(decode_seqs=decodes.size, decode_context_tokens=int(context.sum()) + decodes.size),
-            rows.computed_tokens[asked],
-            np.concatenate((uncomputed[is_prompt], uncomputed_tokens(rows, startable))),
-            latency,
-        )
-        alone_s = latency.step_s(prompts.decodes)
+        beside = StepLoad(decode_seqs=decodes.size, decode_context_tokens=context_tokens + decodes.size)
+        prompts = _Prompts(found, beside, latency)
+        alone_s = latency.step_s(beside)
         full = prompts.load(min(most, prompts.left))
         full_s = latency.step_s(full)
-        decoding = None
+        bears = None
         if is_promised:
-            decoding = self._decoding(rows, decodes, pace, end_s, starts_s, alone_s)
-        is_binding = decoding is not None and bool(decoding.bearable) and decoding.bearable[0] < full_s
+            bears = decoding(
+                stated,
+                counted,
+                decodes,
+                self._lengths.left(rows, decodes),
+                starts_s=starts_s,
+                alone_s=alone_s,
+                headroom=HEADROOM,
+                spend_tokens=SPEND_TOKENS,
+            )
+        is_binding = bears is not None and bool(len(bears)) and bears.bearable_s(0) < full_s
         if not (is_binding or no_room):
             return None
-        slack = self._due_s(rows, asked, alone_s) - starts_s
+        # Where none is to end by a time of its own, its length says nothing.
+        has_end = not np.isnan(rows.e2e_s[asked]).all()
+        left = self._lengths.left(rows, asked) if has_end else np.zeros(asked.size)
+        found.promise(stated, counted, left, alone_s, starts_s)
         chosen_s = full_s
-        if is_binding and decoding is not None:
-            chosen_s = _worth_most(prompts, decoding, full, full_s, slack, self._arrival_rate(now_s))
+        if is_binding and bears is not None:
+            chosen_s = _worth_most(prompts, bears, full, full_s, self._arrival_rate(now_s))
         tokens = full.prefill_tokens if chosen_s >= full_s else prompts.within(chosen_s, most)
         if no_room:
-            tokens = min(tokens, prompts.spread(full, full_s, alone_s, slack))
+            tokens = min(tokens, prompts.spread(full, full_s, alone_s))
         if tokens >= full.prefill_tokens:
             return None
         tokens = max(tokens, self._owed(full.prefill_tokens, full_s, tokens, now_s))
@@ -260,110 +238,29 @@ class StepBudget:
         # Where all that is left is less than a chunk, that is the chunk.
         return int(self._owed_tokens) if self._owed_tokens >= max(min(LEAST_CHUNK, full_tokens), planned) else 0
 
-    def _decoding(
-        self,
-        rows: Rows,
-        decodes: IntArray,
-        pace: FloatArray,
-        end_s: FloatArray,
-        starts_s: float,
-        alone_s: float,
-    ) -> "_Decoding":
-        """What decodes can bear that were promised a pace and are not late whatever is done.
 
-        A lead over the pace is spent over the next tokens, a lag is made up over all that are still to come.
-        """
-        in_flight = rows.in_flight_tokens[decodes] > 0
-        left = np.maximum(self._lengths.left(rows, decodes) - in_flight, 1.0)
-        first_s = rows.first_token_s[decodes]
-        first_s = np.where(np.isnan(first_s), starts_s, first_s)
-        lead_s = first_s + pace * (rows.output_tokens[decodes] + in_flight - 1) - starts_s
-        by_pace = pace + lead_s / np.where(lead_s > 0.0, np.minimum(left, SPEND_TOKENS), left)
-        bearable = HEADROOM * np.fmin(by_pace, (end_s - starts_s) / left)
-        order = np.argsort(bearable, kind="stable")
-        order = order[bearable[order] >= alone_s]  # nan is in no such comparison
-        kept = decodes[order]
-        # A first token that came too late cannot be made good: the pace is kept where no other request pays for it.
-        counts = ~(first_s[order] - rows.arrival_s[kept] > rows.ttft_s[kept])
-        return _Decoding(bearable[order], left[order], rows.tds[kept] > 0.0, counts, alone_s)
-
-    def _due_s(self, rows: Rows, prompts: IntArray, step_s: float) -> FloatArray:
-        """When each prompt must be computed, in epoch seconds, ``[n]``; nan where nothing says so."""
-        arrival_s, output, e2e_s = rows.arrival_s[prompts], rows.output_tokens[prompts], rows.e2e_s[prompts]
-        due: FloatArray = arrival_s + rows.ttft_s[prompts]
-        has_output = output > 0
-        if has_output.any():
-            due = np.where(has_output, rows.first_token_s[prompts] + pace_s(rows, prompts) * output, due)
-        if np.isnan(e2e_s).all():
-            return due
-        return np.fmin(due, arrival_s + e2e_s - self._lengths.left(rows, prompts) * step_s)
-
-
-class _Decoding:
-    """Running requests that were promised a pace, in order of the longest steps that they can bear until they end.
-
-    Args:
-        bearable: ``[n]``, in seconds, ascending.
-        left: ``[n]``, tokens to come.
-        reads: ``[n]``, whether it has a reader, who feels a lag that is made up later.
-        counts: ``[n]``, whether it can still meet all its targets.
-        alone_s: a step without prompts.
-    """
-
-    def __init__(
-        self, bearable: FloatArray, left: FloatArray, reads: BoolArray, counts: BoolArray, alone_s: float
-    ) -> None:
-        self.bearable: list[float] = bearable.tolist()
-        self._left, self._reads, self._counts, self._alone_s = left, reads, counts, alone_s
-        self._time_s = left * bearable
-        self.lost_already = int(counts.size - np.count_nonzero(counts))
-
-    def lost(self, step_s: float, rate: float, pending: int, arrival_rate: float) -> int:
-        """How many cannot keep their pace if steps with prompts take ``step_s``.
-
-        One that can bear less is not lost if the prompts will be computed soon: then the other steps are short.
-
-        Args:
-            step_s: of a step with prompts.
-            rate: prompt tokens per second, in such steps.
-            pending: prompt tokens to compute.
-            arrival_rate: prompt tokens that arrive, per second.
-        """
-        below = bisect_left(self.bearable, step_s)
-        if not below:
-            return 0
-        time_s = self._time_s[:below]
-        with_prompts_s = np.minimum((pending + arrival_rate * time_s) / rate, time_s)
-        steps = with_prompts_s / step_s + (time_s - with_prompts_s) / self._alone_s
-        is_lost = (steps < self._left[:below]) | self._reads[:below]
-        return int(np.count_nonzero(is_lost & self._counts[:below]))
-
-
-def _worth_most(
-    prompts: _Prompts, decoding: _Decoding, full: StepLoad, full_s: float, slack: FloatArray, arrival_rate: float
-) -> float:
+def _worth_most(prompts: _Prompts, decoding: Decoding, full: StepLoad, full_s: float, arrival_rate: float) -> float:
     """The length of step that loses the fewest requests, see :class:`StepBudget`."""
     full_rate = full.prefill_tokens / full_s
-    in_time = prompts.ends / full_rate <= slack  # the others are late even if all steps are full
-    ends, slack = prompts.ends[in_time], slack[in_time]
-    num_decodes = prompts.decodes.decode_seqs
+    pending, num_decodes = prompts.left, prompts.decodes.decode_seqs
+    first_prefix = prompts.found.prefix(0)
 
     def losses(step_s: float, rate: float) -> tuple[int, float]:
         """Prompts that come late, and all that is lost, less what arrives meanwhile and is good."""
-        late = int(np.count_nonzero(ends / rate > slack))
-        lost = decoding.lost(step_s, rate, prompts.left, arrival_rate)
+        late = prompts.found.late(rate, full_rate)  # the others are late even if all steps are full
+        lost = decoding.lost(step_s, rate, pending, arrival_rate)
         kept_up = min(rate / arrival_rate, 1.0) if arrival_rate else 1.0
         good = 1.0 - lost / max(num_decodes - decoding.lost_already, 1)
         return late, late + lost - num_decodes * kept_up * good
 
     _, fewest = losses(full_s, full_rate)
-    best_s, bearable = full_s, decoding.bearable
+    best_s = full_s
     # From the shortest on: where it loses no request, as usual, the others need no look.
-    for place in sorted({int(share * len(bearable)) for share in _SACRIFICED}):
-        step_s = bearable[place]
+    for place in sorted({int(share * len(decoding)) for share in _SACRIFICED}):
+        step_s = decoding.bearable_s(place)
         if step_s >= full_s:
             break
-        tokens = prompts.latency.prefill_within(step_s, prompts.decodes, prompts.first_prefix)
+        tokens = prompts.latency.prefill_within(step_s, prompts.decodes, first_prefix)
         rate = max(min(tokens, full.prefill_tokens) / step_s, LEAST_SHARE * full_rate)
         is_enough = rate >= min(arrival_rate, full_rate)
         late, lost = losses(step_s, rate)
@@ -373,15 +270,3 @@ def _worth_most(
         if not holds_up:
             break
     return best_s
-
-
-def _startable(rows: Rows, in_progress: IntArray, waiting: IntArray, engine: EngineFacts) -> IntArray:
-    """The first of ``waiting`` that have a slot and KV blocks, beside what the prompts in progress still need."""
-    waiting = waiting[: min(engine.free_slots, MOST_PROMPTS)]
-    if not waiting.size:
-        return waiting
-    held = blocks_of(rows.computed_tokens[in_progress], engine.block_size)
-    whole = blocks_of(rows.prompt_tokens[in_progress] + rows.output_tokens[in_progress], engine.block_size)
-    free = engine.free_blocks - int((whole - held).sum())
-    needed = np.cumsum(blocks_of(rows.prompt_tokens[waiting] + rows.output_tokens[waiting], engine.block_size))
-    return waiting[: int(np.searchsorted(needed, free, side="right"))]

@@ -1,11 +1,11 @@
-"""The compiled ``top_k`` against numpy's lexsort."""
+"""The compiled ranking against numpy's lexsort, and a plain reading of the rule of class rank."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.rank import top_k
+from sloserve.kernels.rank import by_class, first_places, top_k
 
 
 def reference(keys: list[float], seqs: list[int], k: int) -> list[int]:
@@ -72,3 +72,31 @@ def test_result_outlives_the_arguments() -> None:
 def test_refuses_bad_sizes(keys: list[float], seqs: list[int], k: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         top_k(keys, seqs, k)
+
+
+def lowered_plainly(key: np.ndarray, rank: np.ndarray, undecided: np.ndarray) -> np.ndarray:
+    lowered, least = key.copy(), np.inf
+    for one in sorted(set(rank.tolist()), reverse=True):
+        of_class = rank == one
+        lowered[of_class & undecided] = np.minimum(key[of_class & undecided], least)
+        least = min(least, float(lowered[of_class].min()))
+    return lowered
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 60, 700])
+@pytest.mark.parametrize("seed", range(4))
+def test_class_rank_has_its_place(n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    key = rng.choice([-np.inf, -3.0, -0.0, 0.0, 1.5, 7.0, np.inf], n) if seed % 2 else rng.normal(size=n)
+    rank, seq, undecided = rng.integers(0, 1 + 2 * seed, n), rng.permutation(n), rng.random(n) < 0.3
+    lowered = by_class(key, rank, undecided)
+    expected = lowered_plainly(key, rank, undecided) if len(set(rank.tolist())) > 1 else key
+    assert np.array_equal(lowered, expected)
+    assert np.array_equal(by_class(key, rank), by_class(key, rank, np.ones(n, np.bool_)))
+    order = np.lexsort((seq, key, rank, lowered)).tolist()
+    for most in (0, 1, n // 3, n, n + 1):
+        assert first_places(key, lowered, rank, seq, most).tolist() == order[:most]
+    for wrong in ((key, lowered[1:], rank, seq), (key, lowered, rank, seq[1:])):
+        if n:
+            with pytest.raises(ValueError, match="there must be one for each key"):
+                first_places(*wrong, 1)

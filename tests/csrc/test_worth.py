@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.survival import survival
+from sloserve.kernels.survival import Chances, chances
 from sloserve.kernels.worth import worth
 
-AHEAD = np.array([0.0, 4.0, 10.0, 30.0, 100.0, 400.0, 2000.0])
+AHEAD = np.array([0, 4, 10, 30, 100, 400, 2000])
 STEP_S, FULL_S, PROMPT_TOKEN_S, TOKEN_S, KV_TOKENS, SEATS, SHARE, TTFT_S, TDS, *_ = FACTS = (
     *(0.02, 0.1, 5e-5, 1e-4),
     *(50_000.0, 64.0, 0.2, 1.0, 4.8),
@@ -30,7 +30,8 @@ def row(draw: st.DrawFn) -> list[float]:
     left = draw(st.floats(1.0, 500.0))
     prefill = draw(st.integers(0, 4000))
     values = [age, maybe(0.1, 60.0), maybe(0.01, 0.5), maybe(0.5, 200.0), done, since_first, left]
-    return [*values, left + draw(st.integers(0, 2000)), prefill, prefill + done + 1.0, draw(st.floats(0.0, 1.0)), 0.5]
+    most = math.ceil(left) + draw(st.integers(0, 2000))
+    return [*values, most, prefill, prefill + done + 1.0, draw(st.floats(0.0, 1.0)), 0.5]
 
 
 @st.composite
@@ -41,6 +42,33 @@ def queues(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
         np.array(rows).T.copy(),
         np.cumprod(np.hstack((np.ones((len(rows), 1)), ratios)), axis=1),
         draw(st.integers(0, len(rows))),
+    )
+
+
+def counts(values: object) -> np.ndarray:
+    return np.array(values, np.float64).astype(np.int64)
+
+
+def as_known(runs: np.ndarray, output_tokens: np.ndarray, max_tokens: np.ndarray) -> Chances:
+    """These chances, whatever the class would say."""
+    slots = np.arange(len(runs))
+    columns = (np.zeros_like(slots), output_tokens, max_tokens)
+    return chances(np.ones((1, 1)), 8, columns, slots, AHEAD, (runs, slots))
+
+
+def found_worth(
+    requests: np.ndarray, queued: int, runs: np.ndarray, facts: tuple[float, ...]
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """The kernel, of requests as the rows of :func:`row` have them; at 0 s, and of one class."""
+    age, ttft, pace, e2e, done, since_first, left, most, prefill, context, again_s, _ = requests
+    nothing = np.full_like(age, NAN)
+    stated = (0.0 - age, ttft.copy(), pace.copy(), nothing, e2e.copy(), 0.0 - since_first)
+    output = counts(done)
+    tokens = (np.zeros_like(output), counts(context) - output, output, output + counts(most))
+    return worth(
+        as_known(runs, output, tokens[3]),
+        *(stated, tokens, queued, left.copy(), counts(prefill), again_s[queued:].copy()),
+        *(np.array([0.5]), 0.0, np.array(facts)),
     )
 
 
@@ -69,7 +97,8 @@ def known(of: np.ndarray, runs: np.ndarray, delay_s: float) -> tuple[float, floa
 def test_gain_and_cost_are_those_of_the_rules(queue: tuple[np.ndarray, np.ndarray, int]) -> None:
     requests, runs, queued = queue
     n = requests.shape[1]
-    gain, cost, wait_s = worth(requests, queued, runs, AHEAD, np.array(FACTS))
+    requests[10, :queued] = 0.0  # what waits has no KV to have back
+    gain, cost, wait_s = found_worth(requests, queued, runs, FACTS)
     age, ttft, pace, e2e, done, since_first, left, _, prefill, context, again_s, weight = requests
     seconds = left * STEP_S
     taken = np.array(
@@ -106,7 +135,7 @@ def test_no_price_jumps_when_another_machine_is_short() -> None:
     runs = np.ones((2, AHEAD.size))
 
     def cost(kv_tokens: float) -> np.ndarray:
-        return worth(requests, 2, runs, AHEAD, np.array([*FACTS[:4], kv_tokens, *FACTS[5:]]))[1]
+        return found_worth(requests, 2, runs, (*FACTS[:4], kv_tokens, *FACTS[5:]))[1]
 
     assert cost(1e8)[0] == pytest.approx(cost(1e8)[1], rel=0.01)
     assert cost(5e3)[0] > 5 * cost(5e3)[1]
@@ -119,7 +148,12 @@ def test_survival_is_looked_up(requests: list[tuple[int, int, int]]) -> None:
     longer = np.cumprod(np.full((2, 12), [[0.9], [0.5]]), axis=1)
     ahead = np.array([0, 3, 8, 17, 64])
     class_id, done, most = (np.array([one[k] for one in requests], np.int64) for k in range(3))
-    found = survival(longer, 8, class_id, done, most, ahead)
+    known = np.arange(1.0, 6.0)[None]
+    row = np.where(np.arange(class_id.size) == 2, 0, -1)
+    of = (longer, 8, (class_id, done, most), np.arange(class_id.size), ahead)
+    found = chances(*of).matrix().reshape(-1, ahead.size)
+    better = chances(*of, (known, row)).matrix().reshape(-1, ahead.size)
+    assert np.array_equal(better[row < 0], found[row < 0]) and (better[row == 0] == known).all()
     for i, (of, so_far, limit) in enumerate(requests):
         for k, further in enumerate(ahead.tolist()):
             place, reached = (min(tokens // 8, 11) for tokens in (so_far + further, so_far))
@@ -127,10 +161,17 @@ def test_survival_is_looked_up(requests: list[tuple[int, int, int]]) -> None:
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
-    one, runs, facts = np.zeros((12, 1)), np.ones((1, AHEAD.size)), np.array(FACTS)
-    for wrong in ((one, 2, runs, AHEAD, facts), (one[:5], 1, runs, AHEAD, facts), (one, 1, runs, AHEAD, facts[:3])):
-        with pytest.raises(ValueError):
+    column, real = np.zeros(1, np.int64), np.zeros(1)
+    runs = as_known(np.ones((1, AHEAD.size)), column, column)
+    rest = (real, column, np.empty(0), np.ones(1), 0.0)
+    fits = (runs, (real,) * 6, (column,) * 4, 1, *rest, np.array(FACTS))
+    worth(*fits)
+    longer = (runs, (np.zeros(2),) * 6, *fits[2:])
+    for wrong in (longer, (*fits[:3], 2, *fits[4:]), (*fits[:4], np.zeros(2), *fits[5:]), (*fits[:9], real)):
+        with pytest.raises(ValueError, match="do not fit together|of several lengths"):
             worth(*wrong)
-    column = np.zeros(1, np.int64)
-    with pytest.raises(ValueError, match="class_id"):
-        survival(np.ones((1, 3)), 8, column + 1, column, column, column)
+    for class_id, slots, why in ((column + 1, column, "class_id"), (column, column + 1, "slot 1 of 1")):
+        with pytest.raises(ValueError, match=why):
+            chances(np.ones((1, 3)), 8, (class_id, column, column), slots, column)
+    with pytest.raises(ValueError, match="known_row"):
+        chances(np.ones((1, 3)), 8, (column, column, column), column, column, (np.ones((1, 1)), column + 1))

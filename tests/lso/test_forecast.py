@@ -113,7 +113,7 @@ def test_the_compiled_sum_lets_in_whom_the_plain_one_does(seed: int) -> None:
 
     at = make_snapshot(some(20), some(12), max_num_seqs=32)
     slots = np.concatenate((at.waiting, at.running))
-    runs = lengths.survival(at.rows, slots, AHEAD)
+    runs = lengths.chances(at.rows, slots, AHEAD)
     context = at.rows.prompt_tokens[slots] + at.rows.output_tokens[slots]
     asked, held = rng.permutation(20), 20 + rng.permutation(12)
     beside = occupancy(lengths, at.rows, slots[held], BLOCK)

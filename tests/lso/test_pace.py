@@ -43,4 +43,4 @@ def test_no_policy_makes_a_pace_of_tds_itself() -> None:
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and ".tds" in ast.unparse(node.right):
                 found.add(path.name)
     # Admission judges each target by itself.
-    assert found - {"admission.py"} == {"pace.py"}
+    assert not found - {"admission.py"}  # pace.py has the compiled rule

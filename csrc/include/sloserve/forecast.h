@@ -9,29 +9,33 @@
 #include <string>
 #include <vector>
 
+#include "sloserve/survival.h"
+
 namespace sloserve {
 
 // How many of `asked`, in order, fit beside all of `held`: none after the first that does not.
 //
-// runs: [n, steps]; the chance that each of n requests still runs at a step. tokens: [n]; in its KV now. grown: [steps];
-// tokens that come until a step. held, asked: places of requests, from 0 to n - 1. capacity: blocks that there are.
-// sigmas: standard deviations of the sum that stay free.
+// runs: of n requests, that each still runs at a step. tokens: [n]; in its KV now. grown: [steps]; tokens that come until a
+// step. held, asked: places of requests, from 0 to n - 1. capacity: blocks that there are. sigmas: standard deviations of
+// the sum that stay free.
 // Throws std::invalid_argument for a place that is none, or a block without tokens.
-inline std::size_t how_many_fit(const double* runs, std::size_t n, std::size_t steps, const double* tokens,
-                                const double* grown, double block_size, const std::int64_t* held, std::size_t num_held,
-                                const std::int64_t* asked, std::size_t num_asked, double capacity, double sigmas) {
+inline std::size_t how_many_fit(const Chances& runs, const std::int64_t* tokens, const double* grown, double block_size,
+                                const std::int64_t* held, std::size_t num_held, const std::int64_t* asked,
+                                std::size_t num_asked, double capacity, double sigmas) {
   if (!(block_size > 0.0)) throw std::invalid_argument("block_size must be above 0");
+  const std::size_t n = runs.size(), steps = runs.steps();
   const auto checked = [n](std::int64_t place) {
     if (place < 0 || static_cast<std::size_t>(place) >= n) {
       throw std::invalid_argument("place " + std::to_string(place) + " of " + std::to_string(n));
     }
     return static_cast<std::size_t>(place);
   };
-  std::vector<double> mean(steps, 0.0), variance(steps, 0.0);
+  std::vector<double> mean(steps, 0.0), variance(steps, 0.0), row(steps);
   const auto add = [&](std::size_t i) {
-    const double* row = runs + i * steps;
-    for (std::size_t k = 0; k < steps; ++k) {
-      const double blocks = (tokens[i] + grown[k]) / block_size + 0.5;  // half of the last block is empty
+    const std::size_t most = runs.row(i, row.data());
+    const double now = static_cast<double>(tokens[i]);
+    for (std::size_t k = 0; k < most; ++k) {
+      const double blocks = (now + grown[k]) / block_size + 0.5;  // half of the last block is empty
       const double expected = blocks * row[k];
       mean[k] += expected;
       variance[k] += expected * (blocks - expected);

@@ -12,24 +12,30 @@
 #include <string>
 #include <vector>
 
+#include "sloserve/request_columns.h"
+#include "sloserve/survival.h"
+
 namespace sloserve {
 
-// Rows of the matrix of requests, [kWorthRows, n]. Seconds and tokens; NaN for a target that is not stated, and for
-// kWorthSinceFirst while there is no token.
-enum WorthRow : std::size_t {
-  kWorthAge,
-  kWorthTtft,
-  kWorthTokenPace,
-  kWorthE2e,
-  kWorthDone,
-  kWorthSinceFirst,
-  kWorthLeft,
-  kWorthMostLeft,
-  kWorthPrefill,
-  kWorthContext,
-  kWorthAgain,
-  kWorthWeight,
-  kWorthRows
+// Columns of the request table, by slot: targets, NaN where none is stated; seconds of one clock, first_token_s NaN while
+// there is no token; tokens.
+struct WorthColumns {
+  const double *arrival_s, *ttft_s, *tpot_s, *tds, *e2e_s, *first_token_s;
+  const std::int64_t *class_rank, *prompt_tokens, *output_tokens, *max_tokens;
+};
+
+// Of n requests, of which the first `queued` wait. left: tokens to come, expected. prefill: tokens to compute before the next
+// one. again_s: [n - queued]; of those that run, the delay until their KV is back. weights: [ranks]; of each class rank, the
+// last that of all beyond.
+struct WorthRequests {
+  Slots slots;
+  std::size_t queued;
+  const double* left;
+  const std::int64_t* prefill;
+  const double* again_s;
+  const double* weights;
+  std::size_t ranks;
+  double now_s;
 };
 
 // step_s .. token_s: how fast the engine is, see the Python side. kv_tokens: that its cache holds. seats: requests that may
@@ -46,19 +52,21 @@ inline constexpr std::array<double, 3> kWorthNodeWeights = {0.711093009929173, 0
 
 namespace detail {
 
-// The chance that at most `tokens` are still to come: between the steps ahead that are known the survival is a line.
-inline double ends_within(double tokens, double most_left, const double* runs, const double* ahead, std::size_t steps) {
+// The chance that at most `tokens` are still to come of the i-th request: between the steps ahead that are known the survival
+// is a line.
+inline double ends_within(double tokens, double most_left, const Chances& runs, std::size_t i, const double* ahead) {
   if (!(tokens >= 1.0)) return 0.0;
   if (tokens >= most_left) return 1.0;
+  const std::size_t steps = runs.steps();
   const std::size_t next = static_cast<std::size_t>(std::upper_bound(ahead, ahead + steps, tokens) - ahead);
-  if (next == steps) return 1.0 - runs[steps - 1];
+  if (next == steps) return 1.0 - runs.at(i, steps - 1);
   const double part = (tokens - ahead[next - 1]) / (ahead[next] - ahead[next - 1]);
-  return 1.0 - (runs[next - 1] + part * (runs[next] - runs[next - 1]));
+  const double before = runs.at(i, next - 1);
+  return 1.0 - (before + part * (runs.at(i, next) - before));
 }
 
 struct WorthOf {
-  double slack_s, dry_s, lived_s, target_s, due_s, gen_s, good;
-  bool promised;
+  double slack_s, dry_s, lived_s, target_s, due_s, gen_s, most_left, good;
 };
 
 inline double ratio2(double span, double late) {
@@ -68,25 +76,28 @@ inline double ratio2(double span, double late) {
 
 }  // namespace detail
 
-// gain, cost: [n], of all requests, of which the first `queued` wait. runs: [n, steps], the chance that more than
-// ahead[k] tokens are still to come; ahead ascends from 0. Returns the mean of the delay, in seconds.
-// Throws std::invalid_argument where queued > n, or steps is 0.
-inline double worth(const double* rows, std::size_t n, std::size_t queued, const double* runs, const double* ahead,
-                    std::size_t steps, const WorthEngine& engine, double* gain, double* cost) {
-  if (queued > n) {
-    throw std::invalid_argument("queued: " + std::to_string(queued) + " of " + std::to_string(n) + " requests");
+// gain, cost: [n]. runs: of these requests, that more than `ahead` tokens are still to come. ahead: [steps]; ascends from 0.
+// Returns the mean of the delay, in seconds.
+// Throws std::invalid_argument where queued > n, or steps or ranks is 0.
+inline double worth(const WorthColumns& columns, const WorthRequests& of, const Chances& runs, const double* ahead,
+                    const WorthEngine& engine, double* gain, double* cost) {
+  const std::size_t n = of.slots.size;
+  if (of.queued > n) {
+    throw std::invalid_argument("queued: " + std::to_string(of.queued) + " of " + std::to_string(n) + " requests");
   }
-  if (steps == 0) throw std::invalid_argument("ahead: there must be one step at least");
-  const auto at = [&](WorthRow row, std::size_t i) { return rows[row * n + i]; };
+  if (runs.steps() == 0) throw std::invalid_argument("ahead: there must be one step at least");
+  if (of.ranks == 0) throw std::invalid_argument("weights: there must be one at least");
   constexpr double kInf = std::numeric_limits<double>::infinity();
 
   // What each takes of step time, KV cache and seats, and the prices of these.
   std::array<double, 3> needed = {0.0, 0.0, 0.0};
   std::vector<std::array<double, 3>> taken(n);
   for (std::size_t i = 0; i < n; ++i) {
-    const double left = at(kWorthLeft, i), seconds = left * engine.step_s;
-    taken[i] = {at(kWorthPrefill, i) * engine.prompt_token_s + left * engine.token_s,
-                (at(kWorthContext, i) + left / 2.0) * seconds / engine.kv_tokens, seconds / engine.seats};
+    const std::size_t slot = of.slots[i];
+    const double left = of.left[i], seconds = left * engine.step_s;
+    const double context = static_cast<double>(columns.prompt_tokens[slot] + columns.output_tokens[slot]);
+    taken[i] = {static_cast<double>(of.prefill[i]) * engine.prompt_token_s + left * engine.token_s,
+                (context + left / 2.0) * seconds / engine.kv_tokens, seconds / engine.seats};
     for (std::size_t k = 0; k < 3; ++k) needed[k] += taken[i][k];
   }
   const double most = std::max({needed[0], needed[1], needed[2], 1e-12});
@@ -98,14 +109,18 @@ inline double worth(const double* rows, std::size_t n, std::size_t queued, const
     cost[i] = std::max(cost[i], 1e-9);
   }
 
-  std::vector<detail::WorthOf> of(n);
+  std::vector<detail::WorthOf> all(n);
   double waits = 0.0;
   for (std::size_t i = 0; i < n; ++i) {
-    auto& one = of[i];
-    const double age = at(kWorthAge, i), ttft = at(kWorthTtft, i), pace = at(kWorthTokenPace, i), e2e = at(kWorthE2e, i);
-    const double done = at(kWorthDone, i), since_first = at(kWorthSinceFirst, i), left = at(kWorthLeft, i);
-    const double prefill_s = at(kWorthPrefill, i) * engine.prompt_token_s;
-    const bool begun = !std::isnan(since_first), reads = !(std::isnan(ttft) && std::isnan(pace));
+    auto& one = all[i];
+    const std::size_t slot = of.slots[i];
+    const double age = std::max(of.now_s - columns.arrival_s[slot], 0.0), ttft = columns.ttft_s[slot];
+    const double pace = token_pace_s(columns.tpot_s[slot], columns.tds[slot]), e2e = columns.e2e_s[slot];
+    const double done = static_cast<double>(columns.output_tokens[slot]), left = of.left[i];
+    const double since_first = of.now_s - columns.first_token_s[slot];
+    const double prefill_s = static_cast<double>(of.prefill[i]) * engine.prompt_token_s;
+    const bool begun = !std::isnan(since_first), reads = !(std::isnan(ttft) && std::isnan(pace)), timed = !std::isnan(e2e);
+    one.most_left = static_cast<double>(columns.max_tokens[slot] - columns.output_tokens[slot]);
     one.gen_s = left * engine.step_s;
     // Begun, its mean pace must be kept to the end.
     const double slack = begun ? pace * (done + left) - since_first - prefill_s - one.gen_s : ttft - age - prefill_s;
@@ -115,21 +130,19 @@ inline double worth(const double* rows, std::size_t n, std::size_t queued, const
     const double reading = std::isnan(pace) ? 1.0 / engine.reader_tds : pace;
     one.dry_s = reads ? (begun ? reading * done - since_first : expected - age) - prefill_s : kInf;
     const double streamed = reads ? expected + (std::isnan(pace) ? 0.0 : pace * (done + left)) : engine.unhurried_s;
-    one.target_s = std::isnan(e2e) ? streamed : e2e;
+    one.target_s = timed ? e2e : streamed;
     one.lived_s = age + prefill_s;
     one.due_s = e2e - one.lived_s;
-    one.promised = reads || !std::isnan(e2e);
-    const bool timed = !std::isnan(e2e);
-    const double chance =
-        timed ? detail::ends_within(one.due_s / engine.step_s, at(kWorthMostLeft, i), runs + i * steps, ahead, steps) : 1.0;
-    one.good = one.promised && one.slack_s >= -engine.full_s ? chance : 0.0;
-    if (i < queued) waits += cost[i] * (one.promised ? one.good : 1.0);
+    const bool promised = reads || timed;
+    const double chance = timed ? detail::ends_within(one.due_s / engine.step_s, one.most_left, runs, i, ahead) : 1.0;
+    one.good = promised && one.slack_s >= -engine.full_s ? chance : 0.0;
+    if (i < of.queued) waits += cost[i] * (promised ? one.good : 1.0);
   }
   const double wait_s = std::max(waits * engine.wait_share, engine.full_s);
 
   for (std::size_t i = 0; i < n; ++i) {
-    const auto& one = of[i];
-    const double again_s = at(kWorthAgain, i);
+    const auto& one = all[i];
+    const double again_s = i < of.queued ? 0.0 : of.again_s[i - of.queued];
     double in_time = 1.0, experience = 0.0, stretch = 0.0;
     const double ends_s = one.target_s + one.lived_s + one.gen_s;
     const bool timed = one.good > 0.0 && !std::isnan(one.due_s);
@@ -138,8 +151,8 @@ inline double worth(const double* rows, std::size_t n, std::size_t queued, const
     for (std::size_t k = 0; k < 3; ++k) {
       const double delay = again_s + wait_s * kWorthNodes[k];
       if (timed) {
-        later += kWorthNodeWeights[k] * detail::ends_within((one.due_s - delay) / engine.step_s, at(kWorthMostLeft, i),
-                                                       runs + i * steps, ahead, steps);
+        const double tokens = (one.due_s - delay) / engine.step_s;
+        later += kWorthNodeWeights[k] * detail::ends_within(tokens, one.most_left, runs, i, ahead);
       }
       if (one.dry_s < kInf) experience += kWorthNodeWeights[k] * detail::ratio2(span, std::max(delay - one.dry_s, 0.0));
       stretch += kWorthNodeWeights[k] / (ends_s + delay);
@@ -149,7 +162,8 @@ inline double worth(const double* rows, std::size_t n, std::size_t queued, const
     gain[i] = one.good * (1.0 - in_time * kept);
     if (one.dry_s < kInf) gain[i] += engine.experience * (detail::ratio2(span, std::max(-one.dry_s, 0.0)) - experience);
     gain[i] += engine.stretch * one.target_s * (1.0 / ends_s - stretch);
-    gain[i] *= at(kWorthWeight, i);
+    const std::int64_t rank = std::max<std::int64_t>(columns.class_rank[of.slots[i]], 0);
+    gain[i] *= of.weights[std::min(static_cast<std::size_t>(rank), of.ranks - 1)];
   }
   return wait_s;
 }

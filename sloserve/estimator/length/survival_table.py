@@ -9,7 +9,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.length.remaining import LengthEstimator, Requests
-from sloserve.kernels.survival import mean_left, survival
+from sloserve.kernels.survival import Chances, LengthColumns, chances, mean_left
 
 STRIDE_TOKENS: Final = 8
 MOST_TOKENS: Final = 16384
@@ -37,19 +37,25 @@ class SurvivalTable:
         if class_id < len(self._longer) and (ended % _RENEW == 0 or (ended < _RENEW and ended & (ended - 1) == 0)):
             self._longer[class_id], self._beyond[class_id] = self._row(class_id)
 
-    def mean(self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
-        """Expected tokens still to come, ``[n]``, the cap's effect included: at least 1, at most what ``max_tokens``
-        leaves. As :meth:`sloserve.estimator.length.remaining.Rest.mean`, within STRIDE_TOKENS.
-        """
-        self._know(class_id)
-        return mean_left(self._longer, self._beyond, STRIDE_TOKENS, class_id, output_tokens, max_tokens)
+    def mean(self, lengths: LengthColumns, slots: IntArray) -> FloatArray:
+        """Expected tokens still to come, ``[len(slots)]``, the cap's effect included: at least 1, at most what
+        ``max_tokens`` leaves. As :meth:`sloserve.estimator.length.remaining.Rest.mean`, within STRIDE_TOKENS.
 
-    def survival(
-        self, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray, ahead: IntArray
-    ) -> FloatArray:
-        """P(more than ``ahead`` tokens are still to come), ``[n, len(ahead)]``."""
-        self._know(class_id)
-        return survival(self._longer, STRIDE_TOKENS, class_id, output_tokens, max_tokens, ahead)
+        lengths: the columns ``class_id``, ``output_tokens`` and ``max_tokens``, by slot.
+        """
+        self._know(lengths[0][slots])
+        return mean_left(self._longer, self._beyond, STRIDE_TOKENS, lengths, slots)
+
+    def chances(
+        self,
+        lengths: LengthColumns,
+        slots: IntArray,
+        ahead: IntArray,
+        known: tuple[FloatArray, IntArray] | None = None,
+    ) -> Chances:
+        """P(more than ``ahead`` tokens are still to come), see :func:`sloserve.kernels.survival.chances`."""
+        self._know(lengths[0][slots])
+        return chances(self._longer, STRIDE_TOKENS, lengths, slots, ahead, known)
 
     def _know(self, class_id: IntArray) -> None:
         for new in range(len(self._longer), int(class_id.max(initial=-1)) + 1):

@@ -17,6 +17,7 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
+from sloserve.kernels.survival import Chances
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.decode_first import service_order, uncomputed_tokens
 from sloserve.lso.forecast import AHEAD, how_many_fit_to_the_end
@@ -79,11 +80,10 @@ class Auto(Policy):
         context = rows.prompt_tokens[slots] + rows.output_tokens[slots]
         prefill = uncomputed_tokens(rows, slots)
         left = self._lengths.left(rows, slots)
-        runs = self._lengths.survival(rows, slots, AHEAD)
+        runs = self._lengths.chances(rows, slots, AHEAD)
         pace = pace_of(engine, snapshot.running.size, int(context[queued:].sum()), float(prefill.sum()))
-        again_s = np.zeros(slots.size)
-        again_s[queued:] = context[queued:] * pace.prompt_token_s * preemption_price(rows, snapshot.running, engine)
-        gain, cost, _ = worth_of(rows, slots, queued, engine, pace, left, runs, prefill, again_s, now_s)
+        again_s = context[queued:] * pace.prompt_token_s * preemption_price(rows, snapshot.running, engine)
+        gain, cost, _ = worth_of(rows, queued, engine, pace, left, runs, prefill, again_s, now_s)
         key = -gain / cost
         rank, seq, undecided = rows.class_rank[slots], rows.seq[slots], without_targets(rows, slots)
         lowered = by_class(key, rank, undecided)
@@ -101,7 +101,9 @@ class Auto(Policy):
                 of_all = float(gain[:queued].sum()) / max(float(cost[:queued].sum()), 1e-9)
                 heads = self._heads(order, waiting, prefill, engine, fit)
                 # Without targets a running request loses no less than any request of a less urgent class gains.
-                loss = -by_class(-(gain + of_all * again_s), rank, undecided)
+                at_stake = -gain
+                at_stake[queued:] -= of_all * again_s
+                loss = -by_class(at_stake, rank, undecided)
                 victims, more = self._make_room(snapshot, slots, heads, gain, running, loss, fit)
                 fit += more
             if victims.size:
@@ -113,7 +115,7 @@ class Auto(Policy):
         self,
         engine: EngineFacts,
         context: IntArray,
-        runs: FloatArray,
+        runs: Chances,
         running: IntArray,
         waiting: IntArray,
     ) -> int:
@@ -152,9 +154,15 @@ class Auto(Policy):
         rows, engine = snapshot.rows, snapshot.engine
         may = rows.preemptable[slots[running]] & (rows.num_preemptions[slots[running]] < self.settings.max_preemptions)
         able = running[may]
-        able = able[np.argsort(loss[able] / np.maximum(rows.kv_blocks[slots[able]], 1), kind="stable")]
+        if not (heads and able.size):
+            return NO_SLOTS, 0
+        per_block = loss[able] / np.maximum(rows.kv_blocks[slots[able]], 1)
+        # Most often the first gains less than any preemption loses, and the others need no order.
+        if not gain[heads[0][1]] - loss[able[per_block.argmin()]] > self.settings.hysteresis:
+            return NO_SLOTS, 0
+        able = able[np.argsort(per_block, kind="stable")]
         worth_it = []
-        for (place, ranked), least in zip(heads, loss[able].tolist(), strict=False):
+        for (place, ranked), least in zip(heads, loss[able[: len(heads)]].tolist(), strict=False):
             if not gain[ranked] - least > self.settings.hysteresis:
                 break
             worth_it.append((place, float(gain[ranked])))

@@ -28,6 +28,7 @@ Andes, QoE served less QoE not served, per unit of what is short.
 The arithmetic is compiled (csrc/include/sloserve/worth.h).
 """
 
+import functools
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -35,10 +36,10 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S
 from sloserve.core.rows import Rows
+from sloserve.kernels.survival import Chances
 from sloserve.kernels.worth import worth
-from sloserve.lso.forecast import AHEAD
 from sloserve.lso.lengths import LENGTH_COLUMNS
-from sloserve.lso.pace import PACE_COLUMNS, pace_s
+from sloserve.lso.pace import PACE_COLUMNS
 from sloserve.scheduler.auto import constants
 from sloserve.scheduler.auto.pace import Pace
 from sloserve.scheduler.policy import EngineFacts
@@ -47,7 +48,8 @@ WORTH_COLUMNS: Final = (
     PACE_COLUMNS | LENGTH_COLUMNS | {"arrival_s", "class_rank", "e2e_s", "first_token_s", "prompt_tokens", "ttft_s"}
 )
 """Columns that :func:`worth_of` reads."""
-_AHEAD: Final = AHEAD.astype(np.float64)
+_MOST_RANKS: Final = 31
+"""Class ranks that weigh less each; those beyond weigh like the last."""
 
 
 class Worth(NamedTuple):
@@ -60,50 +62,48 @@ class Worth(NamedTuple):
 
 def worth_of(
     rows: Rows,
-    slots: IntArray,
     queued: int,
     engine: EngineFacts,
     pace: Pace,
     left: FloatArray,
-    runs: FloatArray,
+    runs: Chances,
     prefill_tokens: IntArray,
     again_s: FloatArray,
     now_s: float,
 ) -> Worth:
-    """What requests gain and cost.
+    """What n requests gain and cost, of which the first ``queued`` wait.
 
     Args:
-        slots: ``[n]``, of which the first ``queued`` wait.
         pace: of the engine.
         left: ``[n]``, tokens to come, expected.
-        runs: ``[n, len(AHEAD)]``, chances that more tokens than AHEAD are still to come.
+        runs: of these n, the chances that more tokens than AHEAD are still to come.
         prefill_tokens: ``[n]``, to compute before the next token.
-        again_s: ``[n]``, delay beside T if it is not served now; of running requests, to have their KV back.
+        again_s: ``[n - queued]``, delay beside T of those that run, until they have their KV back.
         now_s: epoch seconds.
     """
     chosen = constants.CONSTANTS
-    done = rows.output_tokens[slots]
-    requests = np.array(
-        (
-            np.maximum(now_s - rows.arrival_s[slots], 0.0),
-            rows.ttft_s[slots],
-            pace_s(rows, slots),
-            rows.e2e_s[slots],
-            done,
-            now_s - rows.first_token_s[slots],
-            left,
-            rows.max_tokens[slots] - done,
-            prefill_tokens,
-            rows.prompt_tokens[slots] + done,
-            again_s,
-            chosen.class_weight ** np.minimum(rows.class_rank[slots], 30),
-        ),
-        np.float64,
-    )
     facts = (
         *(pace.step_s, pace.full_s, pace.prompt_token_s, pace.token_s),
         *(engine.total_blocks * engine.block_size, engine.max_num_seqs, chosen.wait_share),
         *(DEFAULT_TTFT_S, DEFAULT_TDS),
         *(chosen.experience, chosen.stretch, chosen.unhurried_s, chosen.price_power),
     )
-    return Worth(*worth(requests, queued, runs, _AHEAD, np.array(facts, np.float64)))
+    return Worth(
+        *worth(
+            runs,
+            (rows.arrival_s, rows.ttft_s, rows.tpot_s, rows.tds, rows.e2e_s, rows.first_token_s),
+            (rows.class_rank, rows.prompt_tokens, rows.output_tokens, rows.max_tokens),
+            queued,
+            left,
+            prefill_tokens,
+            again_s,
+            _weights(chosen.class_weight),
+            now_s,
+            np.array(facts, np.float64),
+        )
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _weights(class_weight: float) -> FloatArray:
+    return np.array(class_weight ** np.arange(_MOST_RANKS), np.float64)

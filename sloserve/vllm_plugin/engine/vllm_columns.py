@@ -1,27 +1,24 @@
 """The columns of many rows at once, read from vLLM's requests. Those of one row: :mod:`sloserve.engine.columns`."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
-import numpy as np
 from vllm.v1.request import Request
 
 from sloserve.core.arrays import IntArray
+from sloserve.kernels.requests import counts_of
+
+_ATTRIBUTES: Final = {
+    "computed_tokens": "num_computed_tokens",
+    "in_flight_tokens": "num_in_flight_tokens",
+    "output_tokens": "_output_token_ids",  # as num_output_tokens, a call less for each
+}
 
 
 def gathered(requests: Sequence[Request], columns: frozenset[str]) -> Mapping[str, IntArray]:
-    """``columns``, of :data:`~sloserve.core.rows.READ_COLUMNS`, of all ``requests``: ``[len(requests)]`` each.
-
-    Written out, one comprehension for each: three times as fast as by the names of the columns, for any of them.
-    """
-    found: dict[str, IntArray] = {}
-    if "computed_tokens" in columns:
-        found["computed_tokens"] = np.array([r.num_computed_tokens for r in requests], np.int64)
-    if "in_flight_tokens" in columns:
-        found["in_flight_tokens"] = np.array([r.num_in_flight_tokens for r in requests], np.int64)
-    if "output_tokens" in columns:
-        # As num_output_tokens, a call less for each.
-        found["output_tokens"] = np.array([len(r._output_token_ids) for r in requests], np.int64)
-    return found
+    """``columns``, of :data:`~sloserve.core.rows.READ_COLUMNS`, of all ``requests``: ``[len(requests)]`` each."""
+    names = tuple(columns)
+    return dict(zip(names, counts_of(requests, tuple(_ATTRIBUTES[name] for name in names)), strict=True))
 
 
 def item_tokens(request: Request) -> int:

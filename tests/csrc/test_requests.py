@@ -1,0 +1,63 @@
+"""What follows from columns of the request table: the compiled rules against a plain reading of them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloserve.kernels.requests import (
+    counts_of,
+    split_running,
+    token_pace,
+    tokens_without_kv,
+    uncomputed_tokens,
+    without_targets,
+)
+
+TOKENS = st.integers(0, 40)
+
+
+@given(st.lists(st.tuples(TOKENS, TOKENS, TOKENS, TOKENS, TOKENS), min_size=1, max_size=8), st.data())
+def test_what_is_still_to_compute(requests: list[tuple[int, ...]], data: st.DataObject) -> None:
+    progress = tuple(np.array(column, np.int64) for column in zip(*requests, strict=True))
+    slots = np.array(data.draw(st.lists(st.integers(0, len(requests) - 1), max_size=9)), np.int64)
+    without = [p + out - computed - max(swapped, hit) for p, out, computed, swapped, hit in requests]
+    left = [0 if n <= (requests[i][1] > 0) else n for i, n in enumerate(without)]
+    assert tokens_without_kv(progress, slots).tolist() == [without[i] for i in slots]
+    assert uncomputed_tokens(progress, slots[::-1]).tolist() == [left[i] for i in slots[::-1]]
+    decodes, prompts, context = split_running(progress, slots)
+    assert decodes.tolist() == [i for i in slots if not left[i]] and prompts.tolist() == [i for i in slots if left[i]]
+    assert context == sum(requests[i][0] + requests[i][1] for i in decodes)
+
+
+def test_targets() -> None:
+    nan, slots = np.nan, np.array([3, 0, 1, 2])
+    tpot_s, tds, other = (np.array(x) for x in ([0.5, nan, 0.1, nan], [4.0, 4.0, nan, nan], [1.0, nan, nan, nan]))
+    assert token_pace(tpot_s, tds, slots).tolist() == pytest.approx([nan, 0.25, 0.25, 0.1], nan_ok=True)
+    found = without_targets((tpot_s, tds, other, other), slots)
+    assert found.dtype == np.bool_ and found.tolist() == [True, False, False, False]
+
+
+def test_slots_that_there_are_not_are_refused() -> None:
+    column = np.zeros(2, np.int64)
+    for slots in (np.array([2]), np.array([-1])):
+        with pytest.raises(ValueError, match="of 2"):
+            uncomputed_tokens((column,) * 5, slots)
+    with pytest.raises(ValueError, match="several lengths"):
+        uncomputed_tokens((*(column,) * 4, column[1:]), np.array([0]))
+
+
+def test_attributes_are_counted() -> None:
+    class One:
+        def __init__(self, number: Any, held: Any) -> None:
+            self.number, self.held = number, held
+
+    many = [One(3, [1, 2]), One(True, ()), One(-1, {})]
+    numbers, held = counts_of(many, ("number", "held"))
+    assert numbers.tolist() == [3, 1, -1] and held.tolist() == [2, 0, 0] and held.dtype == np.int64
+    assert [column.size for column in counts_of([], ("number",))] == [0]
+    for wrong, error in ((One(None, ()), TypeError), (One(2**70, ()), OverflowError), (object(), AttributeError)):
+        with pytest.raises(error):
+            counts_of([wrong], ("number",))

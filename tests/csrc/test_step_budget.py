@@ -1,0 +1,148 @@
+"""What the requests of a step can bear: the compiled figures against the same in numpy, and prompt by prompt."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloserve.kernels.step_budget import any_promised, decoding, step_prompts
+from tests.snapshots import make_snapshot
+
+NOW_S, ALONE_S, HEADROOM, SPEND, BLOCK = 1000.0, 0.02, 0.95, 64.0, 16
+
+
+def maybe(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.one_of(st.just(math.nan), st.floats(low, high))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[str, Any]:
+    begun = draw(st.booleans())
+    prompt_tokens = draw(st.integers(1, 200))
+    return {
+        "arrival_s": NOW_S - draw(st.floats(0.0, 9.0)),
+        **{"ttft_s": draw(maybe(0.1, 9.0)), "tpot_s": draw(maybe(0.01, 0.5)), "tds": draw(maybe(2.0, 50.0))},
+        **{"e2e_s": draw(maybe(0.5, 60.0)), "prompt_tokens": prompt_tokens},
+        "output_tokens": draw(st.integers(1, 90)) if begun else 0,
+        "first_token_s": NOW_S - draw(st.floats(0.0, 5.0)) if begun else math.nan,
+        "computed_tokens": draw(st.integers(0, prompt_tokens)),
+        "in_flight_tokens": draw(st.integers(0, 2)),
+        "hit_tokens": draw(st.integers(0, prompt_tokens)),
+    }
+
+
+MANY = st.lists(requests(), min_size=1, max_size=7)
+
+
+def columns(rows: Any) -> tuple[Any, Any, Any]:
+    """stated, counted, progress."""
+    return (
+        (rows.arrival_s, rows.ttft_s, rows.tpot_s, rows.tds, rows.e2e_s, rows.first_token_s),
+        (rows.output_tokens, rows.in_flight_tokens),
+        (rows.prompt_tokens, rows.output_tokens, rows.computed_tokens, rows.swapped_tokens, rows.hit_tokens),
+    )
+
+
+@given(MANY, st.data())
+def test_decodes_bear_what_numpy_says(running: list[dict[str, Any]], data: st.DataObject) -> None:
+    at = make_snapshot([], running)
+    rows, slots = at.rows, np.array(data.draw(st.permutations(at.running.tolist())), np.int64)
+    stated, counted, _ = columns(rows)
+    left = np.array(data.draw(st.lists(st.floats(0.0, 300.0), min_size=slots.size, max_size=slots.size)))
+    found = decoding(
+        *(stated, counted, slots, left), starts_s=NOW_S, alone_s=ALONE_S, headroom=HEADROOM, spend_tokens=SPEND
+    )
+
+    pace, end_s = np.fmin(rows.tpot_s[slots], 1.0 / rows.tds[slots]), rows.arrival_s[slots] + rows.e2e_s[slots]
+    assert any_promised(stated, counted, slots) == (not np.isnan(np.fmin(pace, end_s)).all())
+    in_flight = rows.in_flight_tokens[slots] > 0
+    left = np.maximum(left - in_flight, 1.0)
+    first_s = np.where(np.isnan(rows.first_token_s[slots]), NOW_S, rows.first_token_s[slots])
+    lead_s = first_s + pace * (rows.output_tokens[slots] + in_flight - 1) - NOW_S
+    by_pace = pace + lead_s / np.where(lead_s > 0.0, np.minimum(left, SPEND), left)
+    bearable = HEADROOM * np.fmin(by_pace, (end_s - NOW_S) / left)
+    order = np.argsort(bearable, kind="stable")
+    order = order[bearable[order] >= ALONE_S]
+    counts = ~(first_s[order] - rows.arrival_s[slots[order]] > rows.ttft_s[slots[order]])
+    assert [found.bearable_s(i) for i in range(len(found))] == bearable[order].tolist()
+    assert found.lost_already == np.count_nonzero(~counts)
+
+    reads, time_s, left = rows.tds[slots[order]] > 0.0, left[order] * bearable[order], left[order]
+    for step_s in (0.0, 0.1, 1.0, *bearable[order]):
+        rate, pending, arrival_rate = data.draw(st.tuples(st.floats(1.0, 1e4), st.integers(0, 9000), st.floats(0, 1e4)))
+        with_prompts_s = np.minimum((pending + arrival_rate * time_s) / rate, time_s)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            steps = with_prompts_s / step_s + (time_s - with_prompts_s) / ALONE_S
+        is_lost = (bearable[order] < step_s) & ((steps < left) | reads) & counts
+        assert found.lost(step_s, rate, pending, arrival_rate) == np.count_nonzero(is_lost)
+
+
+@given(MANY, st.lists(requests(), max_size=7), st.integers(0, 60), st.data())
+def test_prompts_start_while_there_are_blocks(
+    running: list[dict[str, Any]], waiting: list[dict[str, Any]], free_blocks: int, data: st.DataObject
+) -> None:
+    at = make_snapshot([one | {"computed_tokens": 0} for one in waiting], [one | {"hit_tokens": 0} for one in running])
+    rows = at.rows
+    stated, counted, progress = columns(rows)
+    found = step_prompts(progress, at.running, at.waiting, block_size=BLOCK, free_blocks=free_blocks)
+
+    def left_of(slot: int) -> int:
+        without = (
+            rows.prompt_tokens[slot] + rows.output_tokens[slot] - rows.computed_tokens[slot] - rows.hit_tokens[slot]
+        )
+        return 0 if without <= (rows.output_tokens[slot] > 0) else int(without)
+
+    def blocks(slot: int) -> int:
+        return math.ceil((rows.prompt_tokens[slot] + rows.output_tokens[slot]) / BLOCK)
+
+    room = free_blocks - sum(blocks(i) - math.ceil(rows.computed_tokens[i] / BLOCK) for i in at.running)
+    needed = np.cumsum([blocks(i) for i in at.waiting])
+    startable = at.waiting[: np.count_nonzero(needed <= room)]
+    asked = [*at.running.tolist(), *(i for i in startable.tolist() if left_of(i))]
+    assert (found.startable, found.slots.tolist()) == (startable.size, asked)
+    ends = np.cumsum([left_of(i) for i in asked])
+    assert [found.end(i) for i in range(len(found))] == ends.tolist()
+    assert [found.prefix(i) for i in range(len(found))] == rows.computed_tokens[asked].tolist()
+
+    tokens = data.draw(st.integers(0, int(ends[-1])))
+    chunks = [(min(left_of(i), max(tokens - end + left_of(i), 0)), i) for i, end in zip(asked, ends, strict=True)]
+    pairs = sum(chunk * (chunk + 2 * int(rows.computed_tokens[i])) for chunk, i in chunks)
+    done, num_chunks, found_pairs = found.load(tokens)
+    assert (done, found_pairs) == (tokens, pairs)
+    assert num_chunks >= np.count_nonzero([chunk for chunk, _ in chunks])
+
+    left = np.array(data.draw(st.lists(st.floats(1.0, 300.0), min_size=len(asked), max_size=len(asked))))
+    found.promise(stated, counted, left, ALONE_S, NOW_S)
+    first_due = rows.arrival_s[asked] + rows.ttft_s[asked]
+    pace = np.fmin(rows.tpot_s[asked], 1.0 / rows.tds[asked])
+    next_due = rows.first_token_s[asked] + pace * rows.output_tokens[asked]
+    due_s = np.where(rows.output_tokens[asked] > 0, next_due, first_due)
+    slack = np.fmin(due_s, rows.arrival_s[asked] + rows.e2e_s[asked] - left * ALONE_S) - NOW_S
+    rate, full_rate = data.draw(st.tuples(st.floats(1.0, 1e4), st.floats(1.0, 1e4)))
+    in_time = ends / full_rate <= slack
+    assert found.late(rate, full_rate) == np.count_nonzero(in_time & (ends / rate > slack))
+    in_time = ends * (1.0 / full_rate) <= slack
+    assert found.late_by_token(1.0 / rate, 1.0 / full_rate) == np.count_nonzero(in_time & (ends * (1.0 / rate) > slack))
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    at = make_snapshot([], [{}, {}])
+    stated, counted, progress = columns(at.rows)
+    times = {"starts_s": NOW_S, "alone_s": ALONE_S, "headroom": HEADROOM, "spend_tokens": SPEND}
+    with pytest.raises(ValueError, match="slot 64 of 64"):
+        decoding(stated, counted, np.array([64]), np.ones(1), **times)
+    with pytest.raises(ValueError, match="left must be one for each request"):
+        decoding(stated, counted, at.running, np.ones(1), **times)
+    with pytest.raises(ValueError, match="several lengths"):
+        decoding((*stated[:5], np.ones(1)), counted, at.running, np.ones(2), **times)
+    for slots, block_size, why in ((np.array([-1]), 16, "slot -1 of 64"), (at.running, 0, "block_size")):
+        with pytest.raises(ValueError, match=why):
+            step_prompts(progress, slots, at.waiting, block_size=block_size, free_blocks=9)
+    prompts = step_prompts(progress, at.running, at.waiting, block_size=16, free_blocks=9)
+    with pytest.raises(ValueError, match="left must be one for each request"):
+        prompts.promise(stated, counted, np.ones(3), ALONE_S, NOW_S)
+    with pytest.raises(IndexError):
+        prompts.end(2)
