@@ -160,10 +160,13 @@ class Agent:
         """Signs of life, as long as there is a store to have them. Keeps logs small besides."""
         beats = 0
         while True:
-            if self._members is not None:
-                await self._told(self._members.beat, self.id, to_json(self.report()))
-            if beats % _LOGS_EVERY == 0:
-                await asyncio.to_thread(self._rotate_logs)
+            try:
+                if self._members is not None:
+                    await self._told(self._members.beat, self.id, to_json(self.report()))
+                if beats % _LOGS_EVERY == 0:
+                    await asyncio.to_thread(self._rotate_logs)
+            except Exception:  # a fault of ours must not end signs of life for good: gateways would forget this agent
+                logger.exception("agent %s gives no sign of life", self.id)
             beats += 1
             await asyncio.sleep(BEAT_S)
 

@@ -134,4 +134,8 @@ def _split(scope: Scope) -> tuple[str, str]:
     if not path.startswith(_INSTANCES):
         return "", ""
     name, _, rest = path.removeprefix(_INSTANCES).partition("/")
-    return unquote(name), unquote("/" + rest)
+    route = unquote(rest)
+    # What a client of HTTP would read as another path: the engine's must be the one that is looked at here.
+    if not {"", ".", ".."}.isdisjoint(route.split("/")) or not {"?", "#"}.isdisjoint(route):
+        return "", ""
+    return unquote(name), f"/{route}"

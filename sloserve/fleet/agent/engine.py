@@ -109,7 +109,10 @@ class Engine:
     async def park(self) -> int:
         """Sleeps at level 1 with its requests kept, and their streams open. Returns: how many."""
         parked = await self._call("/sloserve/park", {"level": 1})
-        self.level, self.parked = 1, sum(rank["requests"] for rank in parked)
+        try:
+            self.level, self.parked = 1, sum(int(rank["requests"]) for rank in parked)
+        except (LookupError, TypeError, ValueError) as error:
+            raise EngineError(f"what it parked cannot be read: {error!r}") from None
         return self.parked
 
     async def wake(self) -> None:

@@ -13,6 +13,8 @@ from sloserve.fleet.contract.door import MODEL_HEADER, Refusal, Refused
 
 _URL: Final = "http://engine"
 _CONNECT_S: Final = 5.0
+_CONTROL_BYTES: Final = 1 << 20
+"""Longest answer to a control call."""
 _SHOWN_BYTES: Final = 300
 """Of an engine's error in ours."""
 _LEFT_OUT: Final = frozenset(
@@ -52,15 +54,15 @@ class EngineClient:
         try:
             async with asyncio.timeout(limit_s):
                 async with self._open().request(
-                    method, _URL + path, json=body, params=params, headers=headers
+                    method, _URL + path, json=body, params=params, headers=headers, allow_redirects=False
                 ) as answer:
-                    text = await answer.text()
+                    text = await _text(answer)
                     if answer.status != 200:
                         raise EngineError(f"{shown}: status {answer.status}: {text[:_SHOWN_BYTES]}")
                     return json.loads(text) if text and answer.content_type == "application/json" else None
         except TimeoutError:
             raise EngineLate(f"{shown}: no answer within {limit_s:g} s") from None
-        except (*_BROKEN, ValueError) as error:
+        except (*_BROKEN, ValueError, RecursionError) as error:
             raise EngineError(f"{shown}: {str(error) or type(error).__name__}") from error
 
     async def send(
@@ -73,7 +75,7 @@ class EngineClient:
         kept = {"content-type": "application/json"} if body else {}
         kept |= {name.lower(): value for name, value in headers.items() if name.lower() not in _LEFT_OUT}
         try:
-            answer = await self._open().request(method, _URL + path, data=body, headers=kept)
+            answer = await self._open().request(method, _URL + path, data=body, headers=kept, allow_redirects=False)
         except _BROKEN:
             ended(True)
             raise Refused(Refusal.DIED) from None
@@ -92,6 +94,16 @@ class EngineClient:
                 skip_auto_headers=("user-agent", "accept", "accept-encoding"),
             )
         return self._session
+
+
+async def _text(answer: aiohttp.ClientResponse) -> str:
+    """Raises: ValueError for one that is too long."""
+    body = bytearray()
+    async for part in answer.content.iter_any():
+        body += part
+        if len(body) > _CONTROL_BYTES:
+            raise ValueError(f"an answer of more than {_CONTROL_BYTES} bytes")
+    return body.decode(errors="replace")
 
 
 class EngineAnswer(AsyncIterator[bytes]):

@@ -25,11 +25,17 @@ def rotate(path: Path, most_bytes: int = MOST_BYTES) -> bool:
     """Sets a log aside that has grown beyond ``most_bytes``; whether it had. Its writers append, and go on."""
     if not path.exists() or path.stat().st_size <= most_bytes:
         return False
+    scratch = path.with_name(f"{path.name}.new")
+    try:
+        shutil.copyfile(path, scratch)
+    except OSError:  # the disk is full, perhaps: what was set aside before stays
+        scratch.unlink(missing_ok=True)
+        raise
     for number in range(KEPT - 1, 0, -1):
         older = _aside(path, number)
         if older.exists():
             os.replace(older, _aside(path, number + 1))
-    shutil.copyfile(path, _aside(path, 1))
+    os.replace(scratch, _aside(path, 1))
     os.truncate(path, 0)
     return True
 

@@ -197,6 +197,8 @@ class EngineSet:
         self.active = None
         try:
             keeps = await self._make_room(engine, coming)
+            if keeps:  # before it takes the room, which other instances of the host look for too
+                self._host.memory.hold(self._instance, name, engine.model.weights_bytes)
             if len(engine.flights) and keeps:
                 parked = await engine.park()
                 logger.info("%s: %d requests of model %s are parked", self._instance, parked, name)
@@ -204,8 +206,6 @@ class EngineSet:
                 engine.flights.abort()
                 await engine.flights.empty(_ABORT_S)
                 await engine.sleep(1 if keeps else 2)
-            if keeps:
-                self._host.memory.hold(self._instance, name, engine.model.weights_bytes)
             await self._limit_empty(coming)
         except EngineError as error:
             logger.warning("%s: model %s does not sleep, and its engine is killed: %s", self._instance, name, error)

@@ -60,7 +60,7 @@ def flight_of(model: str, durable: bool, body: bytes, now_s: float) -> Flight:
     """Of a request with this body; one that cannot be read is the engine's to refuse."""
     try:
         stated = _DECODER.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         stated = _Stated()
     limit = output_limit(stated.max_tokens, stated.max_completion_tokens)
     return Flight(model, durable, len(body) / BYTES_PER_TOKEN, limit, stated.stream is True, now_s)

@@ -119,6 +119,8 @@ class Following:
         report = door.report()
         if door.name in self._switches:
             return
+        # A planner that was started with another file may know models that this host does not.
+        queue = [one for one in queue if one.model in report.models]
         if report.phase is Phase.EMPTY and not queue:
             first = self._fleet.active.get(door.name)
             if first is not None:

@@ -86,8 +86,8 @@ class Instance:
         self._coming = 0
         """How often a model has begun to come, or come."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._spawn(self._watch_health())
-        self._spawn(self._watch_pulse(host.limits.hung_s / _PULSES))
+        self._spawn(self._watch(HEALTH_EVERY_S, self._feel_health))
+        self._spawn(self._watch(min(host.limits.hung_s / _PULSES, PULSE_EVERY_S), self._feel_pulse))
 
     @property
     def name(self) -> str:
@@ -178,6 +178,11 @@ class Instance:
         try:
             async with self._switching:
                 return await self._switch(model)
+        except Exception:  # a fault of ours, in the middle of a transition: it is to end all the same
+            logger.exception("%s: the transition to %s failed", self._name, model.name)
+            await self._engines.close()
+            self._fail(model)
+            return False
         finally:
             self._is_switching = False
 
@@ -191,9 +196,12 @@ class Instance:
             return True
         if self._phase is Phase.SERVING and self._engines.active is not None:
             return False  # an adapter that cannot be loaded: its base goes on
+        self._fail(model)
+        return False
+
+    def _fail(self, model: ServedModel) -> None:
         self._phase, self._active = Phase.FAILED, model.name
         self._spawn(self._recover(model))
-        return False
 
     async def _bring(self, model: ServedModel) -> bool:
         """Whether it serves now."""
@@ -251,26 +259,29 @@ class Instance:
         self._tell(self._durable.died)
         engine.flights.settle()
         if self._phase is Phase.SERVING and self._active is not None:
-            self._phase = Phase.FAILED
-            self._spawn(self._recover(self._models[self._active]))
+            self._fail(self._models[self._active])
 
-    async def _watch_health(self) -> None:
+    async def _watch(self, every_s: float, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
-            await asyncio.sleep(HEALTH_EVERY_S)
-            engine = self._engines.active
-            if engine is not None and self._phase is Phase.SERVING:
-                await self._check_health(engine)
+            await asyncio.sleep(every_s)
+            try:
+                await look()
+            except Exception:  # a fault of ours must not leave the engine without a watch
+                logger.exception("%s: a look at the engine failed", self._name)
 
-    async def _watch_pulse(self, every_s: float) -> None:
-        while True:
-            await asyncio.sleep(min(every_s, PULSE_EVERY_S))
-            engine, coming = self._engines.active, self._coming
-            if engine is None or coming % 2 or self._phase not in (Phase.SERVING, Phase.DRAINING):
-                continue
-            why = await self._pulse.stopped(engine)
-            if why is not None and coming == self._coming and engine is self._engines.active:
-                logger.error("%s: the engine of model %s hangs, and is killed: %s", self._name, engine.model.name, why)
-                engine.kill()
+    async def _feel_health(self) -> None:
+        engine = self._engines.active
+        if engine is not None and self._phase is Phase.SERVING:
+            await self._check_health(engine)
+
+    async def _feel_pulse(self) -> None:
+        engine, coming = self._engines.active, self._coming
+        if engine is None or coming % 2 or self._phase not in (Phase.SERVING, Phase.DRAINING):
+            return
+        why = await self._pulse.stopped(engine)
+        if why is not None and coming == self._coming and engine is self._engines.active:
+            logger.error("%s: the engine of model %s hangs, and is killed: %s", self._name, engine.model.name, why)
+            engine.kill()
 
     async def _check_health(self, engine: Engine) -> None:
         """An engine whose core is dead may still be there to say so."""

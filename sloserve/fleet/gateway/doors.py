@@ -117,7 +117,8 @@ class Doors:
         """
         url = _url(door, f"/instances/{quote(instance, safe='')}{path}")
         try:
-            response = await self._session(door).post(url, data=body, headers=[*headers, (MODEL_HEADER, model)])
+            sent = [*headers, (MODEL_HEADER, model)]
+            response = await self._session(door).post(url, data=body, headers=sent, allow_redirects=False)
         except aiohttp.ClientConnectorError as error:
             logger.warning("the door of %s cannot be reached: %s", instance, error)
             raise Refused(Refusal.FAILED) from error

@@ -44,9 +44,13 @@ class KeyFile:
         return None if self._keys is None else self._keys.tenant_of(bearer(authorization))
 
     def named(self, tenant: str) -> Tenant:
-        """The tenant of this name. One that is in the file no more has what a new one has: its batches still run."""
+        """The tenant of this name. One that is not in the file any more may use no model: of its batches, lines that
+        were accepted still run, and no others are.
+        """
+        if self._path is None:
+            return Tenant(tenant)
         found = next((one for one in self._keys or () if one.name == tenant), None)
-        return found or Tenant(tenant)
+        return found or Tenant(tenant, models=frozenset())
 
     def _look(self) -> None:
         now_s = self._clock.monotonic_s()

@@ -18,6 +18,8 @@ MOST: Final = 4096
 _CUTS: Final = 64
 """Cuts of one prompt: the last ones, since a longer match is worth more."""
 _TEXT_BYTES: Final = 2048
+_MOST_COMMAS: Final = 16_384
+"""In messages that are read as such: there may be a message behind each, and one takes a microsecond and 100 bytes."""
 
 _parts = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -58,15 +60,16 @@ def part(raw: object) -> memoryview:
 
 
 def _pieces(messages: memoryview, prompt: memoryview) -> Iterator[memoryview]:
-    if messages:
+    if messages and bytes(messages).count(b",") <= _MOST_COMMAS:
         try:
             for message in _parts.decode(messages):
                 yield memoryview(message)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return
     else:
-        for start in range(0, len(prompt), _TEXT_BYTES):
-            yield prompt[start : start + _TEXT_BYTES]
+        text = messages or prompt
+        for start in range(0, len(text), _TEXT_BYTES):
+            yield text[start : start + _TEXT_BYTES]
 
 
 class PrefixTable:

@@ -29,7 +29,7 @@ ASK_SOON_S: Final = 0.05
 STORE_S: Final = 1.0
 """How often the store is read, and told of demand."""
 GONE_S: Final = 30.0
-"""A member that gave no sign of life for so long is asked no more."""
+"""A member that gave no sign of life for so long, and does not answer, is asked no more."""
 
 
 class Watch:
@@ -94,18 +94,24 @@ class Watch:
 
     async def _keep_asking(self, door: str) -> None:
         while True:
-            told = self._instances.sent()
-            report = await self._client.state(door)
-            if report is None:
-                self._instances.lost(door)
-                if door in self.answered:
-                    logger.warning("the agent behind %s does not answer", door)
-                self.answered.discard(door)
-            else:
-                self._instances.reported(report, door, told, self._clock.monotonic_s())
-                self.answered.add(door)
-                self._hold.let_go()
+            try:
+                await self._asked(door)
+            except Exception:  # nothing that an agent says may end this
+                logger.exception("what the agent behind %s says cannot be read", door)
             await self._pause()
+
+    async def _asked(self, door: str) -> None:
+        told = self._instances.sent()
+        report = await self._client.state(door)
+        if report is None:
+            self._instances.lost(door)
+            if door in self.answered:
+                logger.warning("the agent behind %s does not answer", door)
+            self.answered.discard(door)
+        else:
+            self._instances.reported(report, door, told, self._clock.monotonic_s())
+            self.answered.add(door)
+            self._hold.let_go()
 
     async def _pause(self) -> None:
         if self._hold.waits.is_set():
@@ -123,11 +129,12 @@ class Watch:
     async def _read_store(self, store: Store) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            report = self._demand.report(self._hold.held, self._clock.monotonic_s())
             try:
-                plan, doors = await loop.run_in_executor(self._thread, self._exchange, store, report)
+                report = self._demand.report(self._hold.held, self._clock.monotonic_s())
+                plan, ages = await loop.run_in_executor(self._thread, self._exchange, store, report)
                 self._instances.plan = plan
-                self._ask(self._static | doors)
+                # One that answers is there: after the store was away no agent has told it so yet.
+                self._ask(self._static | {door for door, age_s in ages if age_s < GONE_S or door in self.answered})
                 if self.store_away:
                     logger.info("the store is there again")
                 self.store_away = False
@@ -139,9 +146,10 @@ class Watch:
                 logger.exception("what the store holds of the fleet cannot be read")
             await asyncio.sleep(STORE_S)
 
-    def _exchange(self, store: Store, report: GatewayReport) -> tuple[Plan | None, frozenset[str]]:
+    def _exchange(self, store: Store, report: GatewayReport) -> tuple[Plan | None, list[tuple[str, float]]]:
+        """The plan, and of each agent its door and the age of its last sign of life."""
         store.members.beat(self._name, to_json(report))
         stored = store.members.plan()
-        rows = [row for row in store.members.agents() if row.age_s < GONE_S]
-        agents = [agent for row in rows if (agent := agent_report(row.state)) is not None]
-        return None if stored is None else plan_of(stored.plan), frozenset(agent.door for agent in agents)
+        agents = [(agent_report(row.state), row.age_s) for row in store.members.agents()]
+        ages = [(agent.door, age_s) for agent, age_s in agents if agent is not None]
+        return None if stored is None else plan_of(stored.plan), ages

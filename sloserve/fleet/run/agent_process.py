@@ -14,6 +14,7 @@ from sloserve.fleet.agent.following import Following
 from sloserve.fleet.agent.pulling import LEASE_S, Pulling
 from sloserve.fleet.file import Fleet, Host
 from sloserve.fleet.run.live import Place, agent_settings
+from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.store.store import open_store
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ async def run_agent(
     lease_s: of claims. Raises: ConfigError for a store that cannot be opened.
     """
     clock, store = SystemClock(), open_store(place.store)
+    allow_open_files(fleet.gateway.max_requests)
     try:
         with ThreadPoolExecutor(_STORE_THREADS, "sloserve-agent-store") as executor:
             # New in each process: what an agent before this one had claimed is not this one's.

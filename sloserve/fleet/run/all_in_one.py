@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError, StoreError
 from sloserve.fleet.file import Fleet, Host
 from sloserve.fleet.launcher.plain import kill_group, start
@@ -20,6 +21,7 @@ from sloserve.fleet.planning.planner import LEASE_S
 from sloserve.fleet.run.agent_process import STOP_S
 from sloserve.fleet.run.gateway_process import GatewayServer
 from sloserve.fleet.run.live import Place
+from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.planner_process import run_planner
 from sloserve.fleet.run.progress import Progress
 from sloserve.fleet.run.signals import Stopping
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Between starts of an agent that ends by itself; the last again and again."""
+_LIVED_S: Final = 60.0
+"""An agent that ran for so long is started again as soon as one that ends for the first time."""
 _KILL_S: Final = 15.0
 """An agent that has not ended so long after it was told to is killed, beyond what its lines may take."""
 _CONFIG_ERROR: Final = 2
@@ -45,20 +49,31 @@ class _Child:
 
     async def keep_running(self) -> None:
         """Returns once it is stopped. Raises: ConfigError where the agent says that something is set wrongly."""
-        attempt = 0
+        attempt, is_first, clock = 0, True, SystemClock()
         while not self._stopping:
-            self._process = await start(
-                self._command, self._log, {"XDG_RUNTIME_DIR": str(self._run_folder)}, stdin=None, stdout=None
-            )
-            status = await self._process.wait()
-            kill_group(self._process.pid)
+            begun_s = clock.monotonic_s()
+            try:
+                what = f"has ended with status {await self._run(is_first)}"
+            except OSError as error:  # no memory for another process, or no room for its log
+                what = f"cannot be started: {error}"
             if self._stopping:
                 return
-            if status == _CONFIG_ERROR:
-                raise ConfigError(f"an agent does not start; its log {self._log} ends with\n{_tail(self._log)}")
-            self._say(f"an agent has ended with status {status}, and is started again; its log is {self._log}")
+            self._say(f"an agent {what}, and is started again; its log is {self._log}")
+            attempt = 0 if clock.monotonic_s() - begun_s > _LIVED_S else attempt
             await asyncio.sleep(_AGAIN_S[min(attempt, len(_AGAIN_S) - 1)])
-            attempt += 1
+            attempt, is_first = attempt + 1, False
+
+    async def _run(self, is_first: bool) -> int:
+        """One process, and its exit status. Raises: OSError; ConfigError where the first says so: what a later one
+        meets, as a store that is away, may pass.
+        """
+        environment = {"XDG_RUNTIME_DIR": str(self._run_folder)}
+        self._process = await start(self._command, self._log, environment, stdin=None, stdout=None)
+        status = await self._process.wait()
+        kill_group(self._process.pid)
+        if status == _CONFIG_ERROR and is_first and not self._stopping:
+            raise ConfigError(f"an agent does not start; its log {self._log} ends with\n{_tail(self._log)}")
+        return status
 
     async def stop(self, *, at_once: bool) -> None:
         """Ends it; what it runs goes back into the queue."""
@@ -87,6 +102,7 @@ async def run_fleet(
     Raises: ConfigError for what is set wrongly, here or at an agent.
     """
     stopping = Stopping()
+    allow_open_files(fleet.gateway.max_requests)
     store = open_store(place.store)
     run_folder = Path(tempfile.mkdtemp(prefix="slo-"))  # 0700; short, since a socket's path has at most 107 bytes
     try:

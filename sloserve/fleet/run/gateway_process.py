@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway.settings import GatewaySettings
 from sloserve.fleet.planning.metrics import PlanCollector
 from sloserve.fleet.run.live import Place, check_doors, file_limits
+from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.quic.front import Http3Front, Tls, check
@@ -49,7 +51,7 @@ class GatewayServer:
         gateway = Gateway(fleet, around)
         gateway.metrics.registry.register(PlanCollector(lambda: gateway.parts.instances.plan))
         self._tls = _tls(section, Path(fleet.source).parent)
-        self._listening = _listening(section)
+        self._listening = _listening(section, limits.silent_max_s)
         host, port = self._listening.getsockname()[:2]
         self._http3, self._front, self._udp = section.http3, Http3Front(), (section.host, section.http3.port or port)
         try:
@@ -130,9 +132,13 @@ def _tls(section: GatewaySection, folder: Path) -> Tls:
     return Tls(certfile, keyfile, authorities, section.ssl_cert_reqs, section.enable_ssl_refresh)
 
 
-def _listening(section: GatewaySection) -> socket.socket:
+def _listening(section: GatewaySection, silent_max_s: float) -> socket.socket:
     try:
-        return socket.create_server((section.host, section.port), family=_family(section.host), backlog=2048)
+        made = socket.create_server((section.host, section.port), family=_family(section.host), backlog=2048)
+        if sys.platform == "linux":
+            # Of all its connections: one whose client reads nothing for so long ends, whatever is still to be sent.
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silent_max_s * 1e3))
+        return made
     except OSError as error:
         raise ConfigError(
             f"gateway: cannot listen on {section.host} port {section.port}: {error.strerror or error}; choose another "
@@ -147,6 +153,7 @@ def _family(host: str) -> socket.AddressFamily:
 async def serve_gateway(fleet: Fleet, place: Place, say: Callable[[str], None]) -> None:
     """A process that does nothing else, until SIGINT or SIGTERM. Raises: ConfigError."""
     stopping, store = Stopping(), open_store(place.store)
+    allow_open_files(fleet.gateway.max_requests)
     try:
         server = GatewayServer(fleet, place, store, fleet.switching.drain_max_s)
         also = await server.start()

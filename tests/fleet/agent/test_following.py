@@ -138,6 +138,20 @@ def test_the_last_plan_holds_and_then_what_waits_is_served_all_the_same(tmp_path
     run(scenario())
 
 
+def test_a_model_that_the_host_does_not_know_holds_up_no_other(tmp_path: Path) -> None:
+    """Where a planner has another file already: the instance waited for that model to come, and pulled nothing."""
+
+    async def scenario() -> None:
+        async with agent(tmp_path) as a:
+            a.host.accept(1, group=1)
+            a.plan(group(7, "unknown"), group(1, "m"))
+            await a.following.step()
+            assert len(await a.host.until_ended(1)) == 1
+            assert a.door.activated == []
+
+    run(scenario())
+
+
 def waiting(ref: int, model: str, due_s: float, arrival_s: float = 90.0) -> GroupSums:
     return GroupSums(ref, model, 1, 10.0, 10.0, 100.0, due_s, due_s, arrival_s)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from sloserve.core.errors import StoreAway
 from sloserve.fleet.agent import agent as agent_module
@@ -18,6 +19,7 @@ from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.flights import Flights
 from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Answer, Refusal, Refused
 from sloserve.fleet.contract.reports import Phase, agent_report
@@ -167,6 +169,36 @@ def test_memory_decides_how_deep_models_sleep(tmp_path: Path) -> None:
         assert await ask(instance, "legal") == reply("legal", "a", 4)
 
     run(tmp_path, test, memory=10)
+
+
+def test_two_instances_do_not_take_the_same_host_memory(tmp_path: Path) -> None:
+    """Each found room for its weights while those of the other were on their way there."""
+
+    async def within() -> None:
+        instances = {"node/0": MODELS, "node/1": MODELS}
+        settings = AgentSettings("node", "cpu", instances, tmp_path, host_memory_bytes=10)
+        async with Agent(settings, InLoopLauncher()) as agent, asyncio.timeout(60.0):
+            for model in ("chat", "code"):
+                assert all(await asyncio.gather(*(one.activate(model) for one in agent.instances.values())))
+            assert agent.report().held_bytes == {"chat": 10}
+
+    asyncio.run(within())
+
+
+def test_a_transition_that_fails_in_an_unknown_way_ends_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The instance refused everything from then on."""
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        with monkeypatch.context() as patched:
+            patched.setattr(Flights, "send_back", lambda *_: 1 / 0)
+            assert not await instance.activate("code")
+        await until(lambda: instance.report().phase is Phase.SERVING)
+        assert await ask(instance, "code") == reply("code", "a", 4)
+
+    run(tmp_path, test)
 
 
 def test_two_models_take_turns_in_the_memory_of_one(tmp_path: Path) -> None:
@@ -472,6 +504,12 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
             assert (other.status, other.headers[REFUSED_HEADER]) == (503, "other-model")
             for path in ("/sleep", "/collective_rpc", "/sloserve/park", "/v1/load_lora_adapter", "/v1/../sleep"):
                 assert (await post(path)).status == 404, path
+            for path in ("/v1/%2e%2e/sleep", "/v1/./load_lora_adapter", "/v1/load_lora_adapter/", "/v1/x%3F"):
+                url = URL(f"http://door/instances/node%2F0{path}", encoded=True)
+                async with http.post(url, headers={MODEL_HEADER: "chat"}, json={}) as odd:
+                    assert odd.status == 404 and "routes that clients may use" in await odd.text(), path
+            engine = launcher.started[0].engine
+            assert not engine.is_sleeping and not engine.adapters
             # A client that leaves ends its request in the engine.
             aborted = launcher.started[0].engine.aborted
             launcher.started[0].engine.faults.step_s = 0.005

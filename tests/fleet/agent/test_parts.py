@@ -1,6 +1,7 @@
 """What an agent decides and keeps, each by itself: rungs, what is built alike, costs, logs, processes that die."""
 
 import asyncio
+import errno
 import json
 import os
 import struct
@@ -105,6 +106,25 @@ def test_logs_rotate_and_are_found_by_model(tmp_path: Path) -> None:
     assert list(engine_logs.last_lines(tmp_path, "org/chat", 1))[-1] == "node/0: after"
     assert list(engine_logs.last_lines(tmp_path, "org/chat", 2))[-3:] == ["node/0: 4", "node/0: 4", "node/0: after"]
     assert engine_logs.logs_of(tmp_path, "other") == []
+
+
+def test_logs_that_cannot_be_set_aside_keep_those_that_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk each look replaced an older log by a part of the newest."""
+    path = engine_logs.log_path(tmp_path, "node/0", "chat")
+    for text in ("first", "second"):
+        path.write_text(text)
+        assert engine_logs.rotate(path, most_bytes=1)
+
+    def full(source: Path, target: Path) -> None:
+        Path(target).write_text("par")
+        raise OSError(errno.ENOSPC, "no space")
+
+    path.write_text("third")
+    monkeypatch.setattr("shutil.copyfile", full)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no space"):
+            engine_logs.rotate(path, most_bytes=1)
+    assert sorted(one.read_text() for one in tmp_path.iterdir()) == ["first", "second", "third"]
 
 
 def test_what_a_door_expects_of_its_requests() -> None:

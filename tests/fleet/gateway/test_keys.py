@@ -73,7 +73,7 @@ def test_a_changed_file_counts_and_a_faulty_one_does_not(tmp_path: Path) -> None
     assert file.tenant_of(b"Bearer two") is not None, "a file that is gone changes nothing but for a line in the log"
     for odd in (b"", b"two", b"Basic two", b"Bearer"):
         assert file.tenant_of(odd) is None
-    assert file.named("a").name == "a" and file.named("gone").quota.requests == 256
+    assert file.named("a").may_use("chat") and not file.named("gone").may_use("chat"), "it may not do more than before"
 
 
 def test_the_example_is_a_file_of_keys() -> None:
@@ -86,3 +86,4 @@ def test_without_a_file_all_requests_are_one_tenants() -> None:
     file = KeyFile(None, DEFAULT_CLASSES, MODELS, ManualClock())
     tenant = file.tenant_of(b"Bearer anything")
     assert file.is_open and tenant is not None and tenant.name == "local" and tenant.may_use("legal")
+    assert file.named("of an earlier file").may_use("legal")

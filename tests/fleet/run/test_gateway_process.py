@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def test_a_gateway_serves_http3_beside_tcp(tmp_path: Path) -> None:
             said = await server.start()
             assert said is not None and said.endswith("streams served by edf")
             url = f"https://localhost:{said.split()[4].rstrip(',')}"
+            limit_ms = server._listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert limit_ms == 600_000, "the kernel ends connections whose clients do not read"
             await until(lambda: server._gateway.watch.answered)
             given: Any = {"base_url": url, "headers": {"authorization": "Bearer k"}, "timeout": 10.0}
             body = {"model": "chat", "prompt": "abc", "max_tokens": 5, "stream": True}

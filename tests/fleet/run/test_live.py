@@ -1,7 +1,9 @@
 """From a fleet's file to what its processes are started with."""
 
+import asyncio
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ import pytest
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.fleet.file import parse_fleet, read_fleet
+from sloserve.fleet.run import all_in_one
 from sloserve.fleet.run.launchers import launcher_for
 from sloserve.fleet.run.live import DOOR_KEY, STORE, agent_settings, check_doors, file_limits, host_named, place_of
+from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.settings import read_settings
 from tests.fleet.test_file import CONFIGS
 
@@ -76,6 +80,63 @@ def test_engines_inherit_no_password_and_no_key(tmp_path: Path, monkeypatch: pyt
     fleet = _fleet(tmp_path)
     launcher_for(place_of(fleet, environ={}), fleet.hosts["a"], "an.engine")
     assert "secret" not in os.environ.values()
+
+
+def test_the_limit_of_open_files_is_raised_to_what_requests_need(caplog: pytest.LogCaptureFixture) -> None:
+    """At 1,024, the default of Linux, a gateway came to its end with some 500 streams."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        allow_open_files(10)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (532, hard) and not caplog.records
+        allow_open_files(1)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 532, "it is never lowered"
+        allow_open_files(10**9)
+        assert "LimitNOFILE" in caplog.text and resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Ended:
+    """A process that has ended with a status."""
+
+    pid = 2**30
+
+    def __init__(self, status: int) -> None:
+        self.returncode = status
+
+    async def wait(self) -> int:
+        return self.returncode
+
+
+@pytest.mark.parametrize("first", [2, -9])
+def test_what_an_agent_says_is_set_wrongly_ends_the_fleet_at_its_first_start_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """One that was started again while its store was away ended the gateway too."""
+    statuses, said = [first, 2, None, -15], list[str]()
+    child = all_in_one._Child([], tmp_path / "log", tmp_path, said.append)
+    (tmp_path / "log").touch()
+
+    async def start(*_: object, **__: object) -> Ended:
+        status = statuses.pop(0)
+        if status is None:
+            raise OSError("no memory")
+        child._stopping = not statuses
+        return Ended(status)
+
+    monkeypatch.setattr(all_in_one, "start", start)
+    monkeypatch.setattr(all_in_one, "_AGAIN_S", (0.0,))
+    if first == 2:
+        with pytest.raises(ConfigError, match="an agent does not start"):
+            asyncio.run(child.keep_running())
+    else:
+        asyncio.run(child.keep_running())
+        assert [line.partition(",")[0] for line in said] == [
+            "an agent has ended with status -9",
+            "an agent has ended with status 2",
+            "an agent cannot be started: no memory",
+        ]
 
 
 def test_a_host_is_named_where_there_are_several(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""How many files a process of a fleet may have open: each request that it passes on takes two, one for each side."""
+
+import logging
+import resource
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+_BESIDE: Final = 512
+"""For files and connections that are no requests."""
+
+
+def allow_open_files(requests: int) -> None:
+    """Raises this process's limit, 1,024 by default on Linux, to what so many requests need, or as far as may be.
+
+    Beyond it no client is answered, and instances seem to be gone.
+    """
+    needed = 2 * requests + _BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    except (OSError, ValueError) as error:
+        logger.warning("the limit of open files stays at %d: %s", soft, error)
+        return
+    if allowed < needed:
+        logger.warning(
+            "%d requests at a time need %d open files, and %d are allowed; raise the hard limit (ulimit -Hn, "
+            "LimitNOFILE=), or lower max_requests in the section gateway",
+            requests,
+            needed,
+            allowed,
+        )

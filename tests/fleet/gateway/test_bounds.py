@@ -1,0 +1,77 @@
+"""What a gateway keeps to whatever comes: from clients, from agents, from a store that was away."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sloserve.core.clock import ManualClock, SystemClock
+from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.fleet.contract.reports import AgentReport, to_json
+from sloserve.fleet.gateway import prefixes, watch
+from sloserve.fleet.gateway.demand import DemandMeter
+from sloserve.fleet.gateway.hold import Hold
+from sloserve.fleet.gateway.instances import Instances
+from sloserve.fleet.gateway.prefixes import beginnings
+from sloserve.fleet.gateway.watch import Watch
+from sloserve.fleet.store.sqlite import SqliteDatabase
+from sloserve.fleet.store.store import Store
+from tests.fleet.gateway.doors import until
+
+
+def test_a_body_of_millions_of_messages_is_cut_like_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 MB of them took half a minute, in which no stream went on, and 2 GB."""
+    messages = memoryview(b"[" + b",".join([b"0"] * 20_000) + b"]")
+    read = list[Any]()
+    monkeypatch.setattr(prefixes, "_parts", SimpleNamespace(decode=read.append))
+    cut = beginnings("m", messages, memoryview(b""))
+    assert len(cut) == 20 and not read
+    assert [one.tokens for one in cut[:2]] == [512, 1024]
+
+
+class FakeDoors:
+    """What agents behind doors answer."""
+
+    def __init__(self) -> None:
+        self.reports: dict[str, AgentReport] = {}
+        self.odd = 0
+
+    async def state(self, door: str) -> AgentReport | None:
+        self.odd -= 1
+        if self.odd == 0:
+            raise RecursionError
+        return self.reports.get(door)
+
+
+def test_agents_that_answer_are_asked_on_after_the_store_was_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No agent had told the store that it lives when a gateway read it first, and all of them were forgotten."""
+    monkeypatch.setattr(watch, "STORE_S", 0.005)
+    monkeypatch.setattr(watch, "ASK_S", 0.005)
+    clock, doors = ManualClock(), FakeDoors()
+    store = Store(SqliteDatabase(tmp_path / "store.sqlite", clock))
+    for name in ("unix:a", "unix:b"):
+        store.members.beat(f"agent:{name}", to_json(AgentReport(name, name, ())))
+        doors.reports[name] = AgentReport(name, name, ())
+    instances = Instances()
+    hold, demand = Hold(instances, SystemClock(), 1), DemandMeter(DEFAULT_CLASSES)
+    client: Any = doors
+    watching = Watch(
+        "gateway", store, (), instances=instances, hold=hold, demand=demand, client=client, clock=SystemClock()
+    )
+
+    async def test() -> None:
+        watching.start()
+        await until(lambda: len(watching.answered) == 2)
+        doors.odd = 3  # what one answers cannot be read: it is asked again
+        del doors.reports["unix:b"]
+        await until(lambda: doors.odd < -3 and watching.answered == {"unix:a"})
+        clock.advance_to(clock.now_s() + watch.GONE_S + 1.0)
+        await until(lambda: watching._asking.keys() == {"unix:a"})
+        await watching.stop()
+
+    asyncio.run(asyncio.wait_for(test(), 10.0))
+    store.close()
