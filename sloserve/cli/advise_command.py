@@ -11,21 +11,22 @@ from sloserve.cli.root import app
 @app.command()
 def advise(
     workload: Annotated[str | None, typer.Option(help="A named workload; `sloserve workloads` lists them.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="A trace of your traffic, as for `sloserve simulate`; the later half judges.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="A trace of your traffic, as for `sloserve simulate`.")] = None,
     profile: Annotated[
         str, typer.Option(help="Engine profile, shipped name or path; `sloserve profile` measures yours.")
     ] = "h100-llama3-8b",
     slo: Annotated[
-        str | None, typer.Option(help="SLO file: classes, targets, who gets which; as for `sloserve simulate`.")
+        str | None,
+        typer.Option(
+            help="SLO file (classes, targets, which requests are in which class), as for `sloserve simulate`."
+        ),
     ] = None,
-    rps: Annotated[str | None, typer.Option(help="Requests per second to be ready for, comma-separated.")] = None,
+    rps: Annotated[str | None, typer.Option(help="Load in requests per second, comma-separated.")] = None,
     rate_scale: Annotated[
-        float | None, typer.Option(help="Load in multiples of the workload's rate; 1 if no load is given.")
+        float | None, typer.Option(help="Load as a multiple of the workload's rate. Default: 1, if no load is given.")
     ] = None,
     load: Annotated[
-        str | None, typer.Option(help="Load in multiples of stock's measured capacity, e.g. 0.8,1.2.")
+        str | None, typer.Option(help="Load as multiples of stock's measured capacity, e.g. 0.8,1.2.")
     ] = None,
     policy: Annotated[
         str | None,
@@ -33,42 +34,48 @@ def advise(
     ] = None,
     tune: Annotated[
         list[str] | None,
-        typer.Option(help="A flag of vLLM and the values to try, max_num_seqs=64,128; may be given again."),
+        typer.Option(help="A vLLM flag and the values to try, max_num_seqs=64,128; may be repeated."),
     ] = None,
     admission: Annotated[
         str | None,
         typer.Option(
-            help="Admissions to try, comma-separated, none for none; vllm:... for stock. Default: some of each."
+            help="Admissions to try, comma-separated; vllm:... for stock, none for no admission. Default: several "
+            "of each."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds of each run (window of the trace, classes, draws), 3 or more.")] = 5,
-    max_requests: Annotated[int, typer.Option(help="Requests a run.")] = 500,
+    seeds: Annotated[
+        int, typer.Option(help="Number of seeds (for window of the trace, classes, draws), at least 3.")
+    ] = 5,
+    max_requests: Annotated[int, typer.Option(help="Requests per run.")] = 500,
     budget: Annotated[
-        int, typer.Option(help="Most runs of the search; one for each load, seed and combination that is tried.")
+        int, typer.Option(help="Most runs of the search. Each load, seed and combination is one run.")
     ] = 300,
     window: Annotated[str | None, typer.Option(help="Part of the workload to use, 0:0.5 for the earlier half.")] = None,
-    kv_blocks: Annotated[int | None, typer.Option(help="KV blocks; the profile's if not given.")] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(help="The flag as you run vLLM now; the profile's if not given.")
-    ] = None,
+    kv_blocks: Annotated[int | None, typer.Option(help="Number of KV blocks. Default: the profile's.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Your current vLLM flag. Default: the profile's.")] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="The flag as you run vLLM now; the profile's if not given.")
+        int | None, typer.Option(help="Your current vLLM flag. Default: the profile's.")
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt and reply together, in tokens; the profile's if not given.")
+        int | None, typer.Option(help="Longest prompt and reply together, in tokens. Default: the profile's.")
     ] = None,
-    step_noise: Annotated[float, typer.Option(help="Scatter of step times, as for `sloserve simulate`.")] = 0.1,
+    step_noise: Annotated[
+        float, typer.Option(help="Random variation of step times, as for `sloserve simulate`.")
+    ] = 0.1,
     length_model: Annotated[Path | None, typer.Option(help="File of `sloserve train-length`.")] = None,
     confirm: Annotated[
-        bool, typer.Option(help="Run what is advised, and what it beats, once on vLLM's own scheduler.")
+        bool, typer.Option(help="Run the advised settings, and those they beat, once on vLLM's own scheduler.")
     ] = True,
-    jobs: Annotated[int, typer.Option(help="Processes to run in; the advice does not depend on it.")] = 1,
-    out: Annotated[Path, typer.Option(help="File of settings to write, for --slo-config.")] = Path("advice.yaml"),
+    jobs: Annotated[int, typer.Option(help="Number of processes; the advice does not depend on it.")] = 1,
+    out: Annotated[Path, typer.Option(help="Settings file to write, for `sloserve serve --slo-config`.")] = Path(
+        "advice.yaml"
+    ),
 ) -> None:
-    """Find policy, engine flags and admission for a workload, and write them as settings.
+    """Recommend policy, engine flags and admission for a workload, and write them as settings.
 
     Combinations are tried on the earlier half of the workload, in a fast model of vLLM's scheduler. The best one is
-    judged on the later half beside stock vLLM at the flags that suit it best, and advised only if it is better there.
+    compared with stock vLLM at stock's best flags on the later half, and advised only if it is better there. See
+    docs/advise.md.
     """
     from sloserve.sim.advising import advise as run
     from sloserve.sim.advising import space_for

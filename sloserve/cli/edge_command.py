@@ -12,32 +12,37 @@ from sloserve.core.errors import ConfigError
 
 @app.command()
 def edge(
-    upstream: Annotated[str, typer.Option(help="The engine host, e.g. https://engine:8000; HTTP/3 is spoken to it.")],
-    host: Annotated[str, typer.Option(help="Where ordinary HTTP clients come in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Its TCP port.")] = 8080,
-    ca: Annotated[
-        Path | None, typer.Option(help="PEM file of who may have signed the engine host's certificate.")
-    ] = None,
+    upstream: Annotated[str, typer.Option(help="The engine host, e.g. https://engine:8000, reached over HTTP/3.")],
+    host: Annotated[str, typer.Option(help="Address to listen on for HTTP clients.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="TCP port to listen on.")] = 8080,
+    ca: Annotated[Path | None, typer.Option(help="PEM file of authorities for the engine host's certificate.")] = None,
     certfile: Annotated[Path | None, typer.Option(help="PEM certificate that the edge shows the engine host.")] = None,
-    keyfile: Annotated[Path | None, typer.Option(help="Its key.")] = None,
-    quic_scheduler: Annotated[str, typer.Option(help="Order of what is sent: edf, ml, abs, rr or fcfs.")] = "edf",
+    keyfile: Annotated[Path | None, typer.Option(help="PEM key of --certfile.")] = None,
+    quic_scheduler: Annotated[
+        str, typer.Option(help="Order in which streams are sent: edf, ml, abs, rr or fcfs.")
+    ] = "edf",
     quic_congestion: Annotated[
-        str, typer.Option(help="cubic, reno, or constant, for private links of known bandwidth alone.")
+        str, typer.Option(help="cubic, reno, or constant (only for private links of known bandwidth).")
     ] = "cubic",
-    window_bytes: Annotated[int, typer.Option(min=2400, help="Of a constant window: bandwidth x round trip.")] = 75_000,
+    window_bytes: Annotated[
+        int, typer.Option(min=2400, help="Size of a constant window: bandwidth x round trip time.")
+    ] = 75_000,
     max_requests: Annotated[
-        int, typer.Option(min=1, help="On the connection at once; at most http3.streams of the engine host.")
+        int,
+        typer.Option(min=1, help="Most requests on the connection at once; at most http3.streams of the engine host."),
     ] = 128,
-    max_waiting: Annotated[int, typer.Option(min=0, help="That wait for a place; more are answered with 503.")] = 1024,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Most requests that wait for a stream; further ones get 503.")
+    ] = 1024,
     ssl_certfile: Annotated[
         Path | None, typer.Option(help="PEM certificate for clients; plain HTTP if not given.")
     ] = None,
-    ssl_keyfile: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="PEM key of --ssl-certfile.")] = None,
 ) -> None:
-    """Forward ordinary HTTP clients to an engine host over one QUIC connection.
+    """Forward the requests of HTTP clients to an engine host over one QUIC connection.
 
-    The engine host is `sloserve serve --http3`; with `--ssl-cert-reqs 2 --ssl-ca-certs FILE` it asks for --certfile.
-    Keys and request ids are forwarded; /ready says whether there is a connection. See docs/edge.md.
+    The engine host runs `sloserve serve --http3`; with `--ssl-cert-reqs 2 --ssl-ca-certs FILE` it requires --certfile.
+    Keys and request ids are forwarded. /ready is 200 while there is a connection. See docs/edge.md.
     """
     try:
         import uvicorn

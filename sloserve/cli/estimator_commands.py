@@ -19,15 +19,16 @@ def train_length(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="File of the model.")] = Path("length-model.json"),
-    text: Annotated[bool, typer.Option(help="Learn from the prompts' text, where the file has it.")] = True,
-    seeds: Annotated[int, typer.Option(help="Random splits to report on.")] = 3,
-    held_out: Annotated[float, typer.Option(help="Share of the requests kept apart in each split.")] = 0.2,
+    out: Annotated[Path, typer.Option(help="File for the model.")] = Path("length-model.json"),
+    text: Annotated[bool, typer.Option(help="Learn from the prompts' text, if the file has it.")] = True,
+    seeds: Annotated[int, typer.Option(help="Number of random splits to report on.")] = 3,
+    held_out: Annotated[float, typer.Option(help="Share of the requests held out in each split.")] = 0.2,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
 ) -> None:
-    """Learn to predict output lengths from DATA.jsonl, and report how well on requests kept apart.
+    """Train a model of output lengths on DATA.jsonl, and report its quality on held-out requests.
 
-    The model is then trained on all of DATA. Its file holds numbers only; predicting needs nothing that training does.
+    The final model is trained on all of DATA. Its file holds numbers only; predicting needs only numpy. See
+    docs/profile.md.
     """
     from sloserve.estimator.length.train_command import train_and_report
 
@@ -39,19 +40,21 @@ def train_router(
     file: Annotated[
         Path, typer.Argument(metavar="ROUTER.yaml", help="Models, quality table and system.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option(help="File of the policy.")] = Path("router.safetensors"),
-    steps: Annotated[int, typer.Option(help="Requests to learn from.")] = 1_200_000,
-    seed: Annotated[int, typer.Option(help="Of the weights, the arrivals and the exploration.")] = 0,
+    out: Annotated[Path, typer.Option(help="File for the policy.")] = Path("router.safetensors"),
+    steps: Annotated[int, typer.Option(help="Number of simulated requests to learn from.")] = 1_200_000,
+    seed: Annotated[int, typer.Option(help="Seed of weights, arrivals and exploration.")] = 0,
     evaluate: Annotated[
-        Path | None, typer.Option(help="Judge this policy and train none.", metavar="POLICY", show_default=False)
+        Path | None,
+        typer.Option(help="Judge this policy instead of training one.", metavar="POLICY", show_default=False),
     ] = None,
-    plots: Annotated[Path | None, typer.Option(help="Folder for figures; none if not given.")] = None,
-    masked: Annotated[bool, typer.Option(help="Learn among models that should be in time, or among all.")] = True,
+    plots: Annotated[Path | None, typer.Option(help="Folder for figures. Default: no figures.")] = None,
+    masked: Annotated[bool, typer.Option(help="Choose only among models that should be in time, or among all.")] = True,
 ) -> None:
-    """Learn which model should serve which request, in a simulation of the system that ROUTER.yaml describes.
+    """Train a router, which chooses the model of each request, in a simulation of the system in ROUTER.yaml.
 
-    The policy is judged beside each model alone and beside greedy, which needs no training: the best model for the task
-    that should be in time. It is written after each tenth of the training. Serving it needs numpy alone.
+    The policy is compared with each model alone and with greedy, which needs no training: the best model for the task
+    that should be in time. It is written after each tenth of the training. Serving it needs only numpy. See
+    docs/router.md.
     """
     # Threads of numpy and torch that wait for each other take many times longer than such small products do.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -65,22 +68,27 @@ def train_router(
 def profile(
     context: typer.Context,
     arguments: VLLMArguments = None,
-    out: Annotated[Path, typer.Option(help="The profile to write.")] = Path("profile.yaml"),
+    out: Annotated[Path, typer.Option(help="File for the profile.")] = Path("profile.yaml"),
     raw: Annotated[
-        Path | None, typer.Option(help="Raw measurements, which a run goes on with. Default: beside --out, .jsonl.")
+        Path | None,
+        typer.Option(
+            help="File for raw measurements, from which an interrupted run continues. Default: --out with .jsonl."
+        ),
     ] = None,
-    grid: Annotated[str, typer.Option(help="full, or small: seconds, enough to try out, not to trust.")] = "full",
-    repetitions: Annotated[int, typer.Option(help="How often each scenario is measured; medians count.")] = 3,
+    grid: Annotated[
+        str, typer.Option(help="full, or small for a trial of seconds whose profile should not be used.")
+    ] = "full",
+    repetitions: Annotated[int, typer.Option(help="Number of measurements of each kind of step; medians count.")] = 3,
     max_context_tokens: Annotated[
-        int, typer.Option(help="Most tokens of KV cache that a scenario fills; filling is what takes the time.")
+        int, typer.Option(help="Most KV cache tokens that a measurement fills; filling takes most of the time.")
     ] = 131_072,
     form: Annotated[str, typer.Option(help="Latency form: hinge, distserve or bilinear.")] = "hinge",
 ) -> None:
-    """Measure MODEL's engine on this machine and write a profile for simulations and predictions.
+    """Measure step times of MODEL on this machine, and write a profile for simulations and predictions.
 
-    Steps of many sizes are timed on vLLM's real engine, in repetitions that go through the whole grid in turn, and a
-    latency form is fitted to them; its error is measured on steps that the fit did not see. An interrupted run goes on
-    where it stopped. MODEL may be builtin:tiny.
+    Steps of many sizes are timed on vLLM's real engine, and a latency form is fitted to them; its error is measured on
+    steps that the fit did not see. An interrupted run continues where it stopped. MODEL may be builtin:tiny. See
+    docs/profile.md.
     """
     from sloserve.estimator.step_time.profiling import ProfileSettings
     from sloserve.vllm_plugin.server import serve

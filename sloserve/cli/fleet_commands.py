@@ -24,29 +24,36 @@ from sloserve.cli.root import app
 FileArgument = Annotated[Path, typer.Argument(help="The fleet's file, see configs/fleet-tiny.yaml.")]
 StateFlag = Annotated[
     Path | None,
-    typer.Option(help="Folder for store, files and logs; beside FILE, named like it with .state, if not given."),
+    typer.Option(help="Folder for store, files and logs. Default: FILE with the ending .state."),
 ]
-HostFlag = Annotated[str | None, typer.Option("--host", help="Address to listen on; that of FILE, or 127.0.0.1.")]
-PortFlag = Annotated[int | None, typer.Option("--port", help="Port to listen on; that of FILE, or 8000.")]
+HostFlag = Annotated[str | None, typer.Option("--host", help="Address to listen on. Default: FILE's, or 127.0.0.1.")]
+PortFlag = Annotated[int | None, typer.Option("--port", help="Port to listen on. Default: FILE's, or 8000.")]
 KeysFlag = Annotated[
-    Path | None, typer.Option("--keys", help="File of keys; that of FILE, or none, for this machine alone.")
+    Path | None,
+    typer.Option("--keys", help="File of keys. Default: FILE's; without one, only this machine may connect."),
 ]
 CertfileFlag = Annotated[
-    Path | None, typer.Option("--ssl-certfile", help="PEM certificate, for TCP and HTTP/3; plain HTTP if not given.")
+    Path | None, typer.Option("--ssl-certfile", help="PEM certificate for TCP and HTTP/3; plain HTTP if not given.")
 ]
-KeyfileFlag = Annotated[Path | None, typer.Option("--ssl-keyfile", help="Its key.")]
+KeyfileFlag = Annotated[Path | None, typer.Option("--ssl-keyfile", help="PEM key of --ssl-certfile.")]
 AuthoritiesFlag = Annotated[
-    Path | None, typer.Option("--ssl-ca-certs", help="PEM file of who may have signed a client's certificate.")
+    Path | None, typer.Option("--ssl-ca-certs", help="PEM file of authorities for client certificates.")
 ]
 CertReqsFlag = Annotated[
     int | None, typer.Option("--ssl-cert-reqs", min=0, max=2, help="2: clients must show a certificate. Default: 0.")
 ]
 RefreshFlag = Annotated[
     bool | None,
-    typer.Option("--enable-ssl-refresh", help="Read certificate files that change, for the next HTTP/3 connection."),
+    typer.Option("--enable-ssl-refresh", help="Read changed certificate files again, for new HTTP/3 connections."),
 ]
 LeaseFlag = Annotated[
-    float, typer.Option("--lease-s", min=0.5, max=3600.0, help="Seconds that claims hold without a sign of life.")
+    float,
+    typer.Option(
+        "--lease-s",
+        min=0.5,
+        max=3600.0,
+        help="Seconds without a sign of life after which the claims of a process expire.",
+    ),
 ]
 EngineFlag = Annotated[
     str | None, typer.Option("--engine-module", hidden=True, help="Module that is run as an engine, for tests.")
@@ -103,9 +110,10 @@ app.add_typer(fleet_app, name="fleet")
 
 @fleet_app.callback()
 def _fleet() -> None:
-    """Serve several models on several devices: `sloserve fleet FILE` starts everything that FILE says.
+    """Serve several models on several devices: `sloserve fleet FILE` starts everything that FILE describes.
 
-    The parts can be started one by one, on one machine or on several that share a PostgreSQL store.
+    The parts can also be started one by one, on one machine or on several that share a PostgreSQL store. See
+    docs/fleet-serving.md.
     """
 
 
@@ -133,7 +141,7 @@ def run(
 @fleet_app.command()
 def agent(
     file: FileArgument,
-    host: Annotated[str | None, typer.Option("--host", help="Which host of FILE this is.", show_default=False)] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Name of this host in FILE.", show_default=False)] = None,
     state: StateFlag = None,
     lease_s: LeaseFlag = 30.0,
     engine_module: EngineFlag = None,
@@ -160,7 +168,7 @@ def agent(
 @fleet_app.command("gateway")
 @_with_gateway_flags
 def start_gateway(file: FileArgument, gateway: Mapping[str, Any], state: StateFlag = None) -> None:
-    """Start one gateway; any number may share a store."""
+    """Start one gateway. Any number of gateways may share a store."""
     from sloserve.fleet.gateway import serve
     from sloserve.fleet.run.gateway_process import serve_gateway
     from sloserve.fleet.run.live import place_of
@@ -172,7 +180,7 @@ def start_gateway(file: FileArgument, gateway: Mapping[str, Any], state: StateFl
 
 @fleet_app.command()
 def planner(file: FileArgument, state: StateFlag = None, lease_s: LeaseFlag = 5.0) -> None:
-    """Start one planner; of several that share a store one leads, and another follows when it ends."""
+    """Start one planner. Of several that share a store one leads; when it ends, another takes over."""
     from sloserve.fleet.run.live import place_of
     from sloserve.fleet.run.planner_process import serve_planner
 
@@ -183,7 +191,7 @@ def planner(file: FileArgument, state: StateFlag = None, lease_s: LeaseFlag = 5.
 
 @fleet_app.command()
 def key() -> None:
-    """Print a new key, and its hash, which stands in the file of keys for it (--keys)."""
+    """Print a new key for a client, and its hash for the file of keys (--keys)."""
     from sloserve.fleet.gateway.keys import new_key
 
     made, digest = new_key()
@@ -194,10 +202,10 @@ def key() -> None:
 def logs(
     file: FileArgument,
     model: Annotated[str, typer.Argument(help="A model of FILE.")],
-    lines: Annotated[int, typer.Option(min=1, max=100_000, help="Last lines of each engine.")] = 50,
+    lines: Annotated[int, typer.Option(min=1, max=100_000, help="Number of lines per engine.")] = 50,
     state: StateFlag = None,
 ) -> None:
-    """Print the last lines of the engines of MODEL on this machine."""
+    """Print the last log lines of the engines of MODEL on this machine."""
     from sloserve.core.errors import ConfigError, UnknownModel
     from sloserve.fleet.agent.engine_logs import last_lines
     from sloserve.fleet.run.live import place_of

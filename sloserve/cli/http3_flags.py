@@ -8,19 +8,23 @@ Http3Flag = Annotated[
     bool | None,
     typer.Option(
         "--http3",
-        help="Serve HTTP/3 on UDP beside the TCP port, with the --ssl-* flags' certificates. See docs/http3.md.",
+        help="Serve HTTP/3 on UDP beside the TCP port, with the certificates of the --ssl-* flags. See docs/http3.md.",
     ),
 ]
 QuicSchedulerFlag = Annotated[
     str | None,
-    typer.Option(help="Whose bytes leave an HTTP/3 connection next: edf, ml, abs, rr or fcfs. Default: edf."),
+    typer.Option(
+        help="Order in which streams of an HTTP/3 connection are sent: edf, ml, abs, rr or fcfs. Default: edf."
+    ),
 ]
 QuicCongestionFlag = Annotated[
     str | None,
-    typer.Option(help="Congestion control of HTTP/3: cubic, reno, or constant for private links. Default: cubic."),
+    typer.Option(
+        help="Congestion control of HTTP/3: cubic, reno, or constant (for private links only). Default: cubic."
+    ),
 ]
-Http3PortFlag = Annotated[int | None, typer.Option(help="UDP port of HTTP/3; the number of the TCP port if not given.")]
+Http3PortFlag = Annotated[int | None, typer.Option(help="UDP port of HTTP/3. Default: the number of the TCP port.")]
 Http3SelfSignedFlag = Annotated[
     bool | None,
-    typer.Option("--http3-self-signed", help="Make a certificate at start, for HTTP/3 clients on this machine alone."),
+    typer.Option("--http3-self-signed", help="Make a certificate at start, for HTTP/3 clients on this machine only."),
 ]

@@ -22,37 +22,42 @@ from sloserve.core.errors import ConfigError
 
 PolicyFlag = Annotated[
     str | None,
-    typer.Option("--policy", help="Scheduling policy, as name or name:option=value; fcfs if not given."),
+    typer.Option(
+        "--policy", help="Scheduling policy: name or name:option=value. `sloserve policies` lists them. Default: fcfs."
+    ),
 ]
 PresetFlag = Annotated[
     str | None,
-    typer.Option("--preset", help="Policy and class targets that are shipped; `sloserve presets` lists them."),
+    typer.Option("--preset", help="Named policy with targets for each class; `sloserve presets` lists them."),
 ]
 ShadowPolicyFlag = Annotated[
     str | None,
-    typer.Option("--shadow-policy", help="A policy whose plans are scored in metrics and never carried out."),
+    typer.Option("--shadow-policy", help="A policy whose plans are scored in metrics and never applied."),
 ]
 AdmissionFlag = Annotated[
     str | None,
     typer.Option(
         "--admission",
-        help="none; cap: 429 once --max-waiting of a class wait; predict: also for targets that will be missed. "
-        "Default: none.",
+        help="none; cap: answer 429 once --max-waiting requests of a class wait; predict: answer 429 also to "
+        "targets that will probably be missed. Default: none.",
     ),
 ]
 MaxWaitingFlag = Annotated[
-    int | None, typer.Option("--max-waiting", help="Requests of one class that may wait under cap and predict.")
+    int | None,
+    typer.Option("--max-waiting", help="With --admission cap or predict: most waiting requests of one class."),
 ]
 MinChanceFlag = Annotated[
     float | None,
-    typer.Option("--min-chance", help="Least chance to meet its targets with which predict lets a request in."),
+    typer.Option(
+        "--min-chance", help="With --admission predict: least chance to meet its targets for a request to be admitted."
+    ),
 ]
 SwappingFlag = Annotated[
     str | None,
     typer.Option(
         "--swapping",
-        help="cost: the KV of a preempted request goes to the swap space where that takes less time than computing it "
-        "again; always: wherever there is room. Default: cost.",
+        help="With --swap-space-gib. cost: keep the KV of a preempted request if that takes less time than "
+        "computing it again; always: keep it whenever there is room. Default: cost.",
     ),
 ]
 
@@ -89,7 +94,7 @@ def serve(
     preset: PresetFlag = None,
     slo_config: Annotated[
         Path | None,
-        typer.Option(help="YAML file of settings, see configs/serve.yaml; it wins over --preset, flags win over it."),
+        typer.Option(help="YAML file of settings, see configs/serve.yaml. It overrides --preset; flags override it."),
     ] = None,
     admission: AdmissionFlag = None,
     max_waiting: MaxWaitingFlag = None,
@@ -97,8 +102,8 @@ def serve(
     swap_space_gib: Annotated[
         float,
         typer.Option(
-            help="Host memory, in GiB for all ranks of a host together, that keeps the KV of preempted requests, so "
-            "that it is not computed again. See docs/swap.md. 0, the default, is off.",
+            help="Host memory for the KV of preempted requests, so that it is not computed again; GiB for all "
+            "ranks of a host together. See docs/swap.md. Default: 0, off.",
             show_default=False,
         ),
     ] = 0.0,
@@ -110,14 +115,17 @@ def serve(
     http3_self_signed: Http3SelfSignedFlag = None,
     admin_key: Annotated[
         str | None,
-        typer.Option(help="Turns the admin routes on, for who shows this key. Better in env SLOSERVE_ADMIN_KEY."),
+        typer.Option(
+            help="Key of the admin routes, which are off without it. Safer in the environment: SLOSERVE_ADMIN_KEY."
+        ),
     ] = None,
 ) -> None:
     """Serve MODEL with vLLM's OpenAI server under an SLO-aware policy.
 
-    Every flag of `vllm serve` is accepted and passed on; the host is 127.0.0.1 unless --host says otherwise. MODEL may
-    be builtin:tiny, a model made on the spot. Requests state their SLO in headers x-slo-*, in the field `slo`, in
-    `service_tier`, or in `vllm_xargs`. `sloserve policies` lists the policies, `sloserve check-config` checks a file.
+    Every flag of `vllm serve` is accepted and passed on. The server listens on 127.0.0.1 unless --host says otherwise.
+    MODEL may be builtin:tiny, a model with random weights that needs no download. Requests state SLOs in headers
+    x-slo-*, in the field `slo`, in `service_tier`, or in `vllm_xargs`. `sloserve check-config` checks a settings file.
+    See docs/serve.md.
     """
     from sloserve import config
     from sloserve.vllm_plugin.server import http3 as http3_checks
@@ -162,7 +170,7 @@ def serve(
 @app.command("check-config")
 def check_config(
     file: Annotated[
-        Path | None, typer.Argument(help="The YAML file that --slo-config is to name.", show_default=False)
+        Path | None, typer.Argument(help="YAML file of settings, as for --slo-config.", show_default=False)
     ] = None,
     preset: PresetFlag = None,
     policy: PolicyFlag = None,
@@ -171,11 +179,13 @@ def check_config(
     max_waiting: MaxWaitingFlag = None,
     min_chance: MinChanceFlag = None,
     swapping: SwappingFlag = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Settings and origins, or the mistakes, as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print settings and origins, or the mistakes, as JSON.")
+    ] = False,
 ) -> None:
-    """Say everything that is wrong with FILE, or print the settings that follow from it; start nothing.
+    """Check a settings file without starting a server: print the effective settings, or every mistake.
 
-    Ends with status 0 if `sloserve serve --slo-config FILE` would take it, together with the flags given, else with 2.
+    The exit status is 0 if `sloserve serve --slo-config FILE` with the same flags would accept the file, else 2.
     """
     from sloserve import config
 
@@ -211,9 +221,9 @@ def presets() -> None:
 
 @app.command()
 def policies(
-    name: Annotated[str | None, typer.Argument(help="A policy whose options to show.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the options of this policy.", show_default=False)] = None,
 ) -> None:
-    """List the installed policies, or say what NAME does and which options it has.
+    """List the installed policies, or show what NAME does and its options.
 
     Options follow the policy's name, as in edf:preempt=false:max_preemptions=1.
     """

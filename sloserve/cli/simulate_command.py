@@ -14,107 +14,104 @@ def simulate(
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="A trace to replay: CSV, Azure's CSV or Mooncake's JSONL, may be gzipped; a path, or a file's name in "
-            "the folder that SLOSERVE_DATA names."
+            help="A trace to replay: CSV, Azure's CSV or Mooncake's JSONL, optionally gzipped; a path, or the name "
+            "of a file in the folder SLOSERVE_DATA."
         ),
     ] = None,
     experiment: Annotated[
-        str | None, typer.Option(help="A named set of these flags; `sloserve workloads` lists them. Flags given win.")
+        str | None, typer.Option(help="A named set of these flags; `sloserve workloads` lists them. Flags override it.")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="Engine profile, shipped name or path; h100-llama3-8b if not given.")
+        str | None, typer.Option(help="Engine profile, shipped name or path. Default: h100-llama3-8b.")
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Policies, comma-separated; stock is vLLM's own scheduler. Behind @ a run's own engine flags: "
-            "edf@max_num_batched_tokens=1024:max_num_seqs=128; of swap space edf@swap_space_gib=16:link_gb_per_s=3. "
+            help="Policies, comma-separated; stock is vLLM's own scheduler. Engine flags for one policy follow "
+            "after @: edf@max_num_batched_tokens=1024:max_num_seqs=128, edf@swap_space_gib=16:link_gb_per_s=3. "
             "Default: stock,edf."
         ),
     ] = None,
     admission: Annotated[
         str | None,
         typer.Option(
-            help="Admissions, comma-separated, each for every policy: none, cap:max_waiting=64, "
-            "predict:min_chance=0.5, vllm:max_num_queued_tokens=16000 or max_num_queued_reqs. Default: none."
+            help="Admissions, comma-separated; each is combined with every policy: none, cap:max_waiting=64, "
+            "predict:min_chance=0.5, vllm:max_num_queued_tokens=16000, vllm:max_num_queued_reqs=64. Default: none."
         ),
     ] = None,
     slo: Annotated[
         str | None,
         typer.Option(
-            help="SLO file (classes, targets, who gets which), or the built-in default, reading, voice or "
-            "scaled:prompt_ms=50:token_ms=24 (e2e in proportion to the reply)."
+            help="SLO file (classes, their targets, which requests are in which class), or one of default, "
+            "reading, voice, scaled:prompt_ms=50:token_ms=24 (e2e target in proportion to the reply)."
         ),
     ] = None,
     rps: Annotated[str | None, typer.Option(help="Offered requests per second, comma-separated.")] = None,
-    rate_scale: Annotated[float | None, typer.Option(help="Offered load in multiples of the workload's rate.")] = None,
+    rate_scale: Annotated[float | None, typer.Option(help="Offered load as a multiple of the workload's rate.")] = None,
     load: Annotated[
-        str | None, typer.Option(help="Offered load in multiples of stock's measured capacity, e.g. 0.7,1.5.")
+        str | None, typer.Option(help="Offered load as multiples of stock's measured capacity, e.g. 0.7,1.5.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="How many seeds (window of the trace, classes, draws); 3 if not given.")
+        int | None, typer.Option(help="Number of seeds (for window of the trace, classes, draws). Default: 3.")
     ] = None,
     window: Annotated[
         str | None,
         typer.Option(
-            help="Part of the workload that seeds draw from, 0:0.5 for the earlier half of a trace's requests; of a "
-            "generator, other draws than 0.5:1 has. All of it if not given."
+            help="Part of the workload that seeds draw from: 0:0.5 is the earlier half of a trace's requests; for "
+            "a generator, draws that 0.5:1 does not have. Default: all."
         ),
     ] = None,
-    max_requests: Annotated[int | None, typer.Option(help="Requests a run; 1000 if not given.")] = None,
-    kv_blocks: Annotated[int | None, typer.Option(help="KV blocks; the profile's if not given.")] = None,
+    max_requests: Annotated[int | None, typer.Option(help="Requests per run. Default: 1000.")] = None,
+    kv_blocks: Annotated[int | None, typer.Option(help="Number of KV blocks. Default: the profile's.")] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(help="Requests that may run at once; the profile's if not given.")
+        int | None, typer.Option(help="Most requests that run at once. Default: the profile's.")
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Tokens a step may compute; the profile's if not given.")
+        int | None, typer.Option(help="Most tokens per step. Default: the profile's.")
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt and reply together, in tokens; the profile's if not given.")
+        int | None, typer.Option(help="Longest prompt and reply together, in tokens. Default: the profile's.")
     ] = None,
     swap_space_gib: Annotated[
         float | None,
         typer.Option(
-            help="GiB of host memory for the KV of preempted requests, copied there and back, not computed "
-            "again; none if not given. Stock has none: fcfs is its order with it."
+            help="GiB of host memory for the KV of preempted requests, which is then not computed again. Default: "
+            "none. Stock has no swap space; fcfs is its order with swap space."
         ),
     ] = None,
     link_gb_per_s: Annotated[
         float | None,
-        typer.Option(
-            help="What the link to the host carries in each direction, 1e9 bytes/s; the profile's if not given."
-        ),
+        typer.Option(help="Rate of the link to the host in each direction, in 1e9 bytes/s. Default: the profile's."),
     ] = None,
     swapping: Annotated[
         str | None,
         typer.Option(
-            help="Who is copied: cost, who takes more of the engine's time to be computed again; always, all. "
-            "Default: cost."
+            help="Which preempted requests are copied: cost: those whose recomputation takes more engine time; "
+            "always: all. Default: cost."
         ),
     ] = None,
     aged_share: Annotated[
         float | None,
-        typer.Option(help="Share of admissions for aged requests, 0 for none; as a server ships, 0.1, if not given."),
+        typer.Option(help="Share of admissions for aged requests, 0 for none. Default: 0.1, as on a server."),
     ] = None,
     plan_cost: Annotated[
         float | None,
         typer.Option(
-            help="What planning takes of the engine's time, in multiples of what was measured; 0 charges nothing. "
-            "1 if not given."
+            help="Engine time charged for planning, as a multiple of what was measured; 0 charges nothing. Default: 1."
         ),
     ] = None,
     step_noise: Annotated[
         float | None,
         typer.Option(
-            help="Scatter of step times about the profile's, 0.1 for 10 %, with one step in a thousand five times as "
-            "long; off if not given."
+            help="Random variation of step times: 0.1 is 10 % around the profile's, and one step in a thousand "
+            "takes five times as long. Default: none."
         ),
     ] = None,
     known_profile: Annotated[
         str | None,
         typer.Option(
-            help="Profile that the server's settings name, for what it predicts; --profile is what its steps really "
-            "take. Learnt from the steps if not given."
+            help="Profile that policies know, as from the server's settings; --profile is what steps really take. "
+            "Default: none, step times are learnt from the steps."
         ),
     ] = None,
     length_model: Annotated[
@@ -123,39 +120,40 @@ def simulate(
     tune: Annotated[
         list[str] | None,
         typer.Option(
-            help="An engine flag and the values to try, max_num_batched_tokens=512,1024,2048; may be given again. Each "
-            "policy is tuned on the earlier half of the window and judged on the later, with and without."
+            help="An engine flag and the values to try, max_num_batched_tokens=512,1024,2048; may be repeated. "
+            "Each policy is tuned on the earlier half of the window, and judged on the later half with and without "
+            "the result."
         ),
     ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
-            help="vllm: vLLM's real scheduler. model: a model of it on arrays, for sweeps, many times as fast. It "
-            "needs no vLLM. Default: vllm."
+            help="vllm: vLLM's real scheduler. model: a model of it, many times as fast, which needs no vLLM. "
+            "Default: vllm."
         ),
     ] = None,
     fleet: Annotated[
         Path | None,
         typer.Option(
-            help="A fleet's file (docs/fleet.md): several models on several instances. --workload is then w-a, w-b or "
-            "w-c, w-a:latency_share=0.2:tail_share=0.1, and --policy names dispatchers, as static, on-demand, collate, "
-            "edf, qlm, collate:max_wait_s=20/edf with the engines' policy behind the slash. --engine is model if not "
-            "given."
+            help="File of a fleet, several models on several instances (docs/fleet.md). --workload is then w-a, "
+            "w-b or w-c, as w-a:latency_share=0.2:tail_share=0.1. --policy names dispatchers: static, on-demand, "
+            "collate, edf, qlm; the engines' policy follows after a slash, collate:max_wait_s=20/edf. --engine is "
+            "then model by default."
         ),
     ] = None,
     swap_cost: Annotated[
         float | None,
-        typer.Option(help="Of a fleet: what swaps of models take, in multiples of what profiles say. 1 if not given."),
+        typer.Option(help="With --fleet: time of model swaps as a multiple of the profiles' times. Default: 1."),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Processes to run in; results do not depend on it.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Number of processes; results do not depend on it.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for records, logs and plots.")] = Path("out"),
     token_log: Annotated[bool, typer.Option("--token-log", help="Also write tokens.csv.gz.")] = False,
 ) -> None:
-    """Replay a workload through vLLM's real scheduler, or a model of it, in virtual time, under several policies.
+    """Compare policies on a workload, in virtual time, with vLLM's real scheduler or a model of it.
 
-    Stock (vLLM's AsyncScheduler) and every policy see the same requests and run through the same loop. Without --rps,
+    Stock (vLLM's AsyncScheduler) and every policy get the same requests and run through the same loop. Without --rps,
     --rate-scale or --load a trace is replayed at its recorded rate, and a named workload at 0.7, 1, 1.5 and 2 times
-    stock's capacity.
+    stock's capacity. See docs/simulate.md.
     """
     from sloserve.core.errors import ConfigError
     from sloserve.vllm_plugin.versions import require_vllm
