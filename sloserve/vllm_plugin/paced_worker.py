@@ -160,6 +160,9 @@ class PacedWorker(WorkerBase):
         for new in output.scheduled_new_reqs:
             self._tokens[new.req_id] = len(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
         cached = output.scheduled_cached_reqs
+        for request_id in cached.resumed_req_ids & cached.all_token_ids.keys():
+            # What was in flight at its preemption may have been dropped.
+            self._tokens[request_id] = len(cached.all_token_ids[request_id])
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         sampled: list[list[int]] = []
         for request_id in ids:
