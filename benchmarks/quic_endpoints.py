@@ -56,9 +56,12 @@ def tcp_port(congestion: str) -> int:
     return FIRST_PORT + 100 + TCP_CONGESTIONS.index(congestion)
 
 
-def window_bytes(rtt_ms: int) -> int:
-    """Of a constant window: 5 Mbit/s times the round trip and a fifth more."""
-    return int(5e6 / 8 * rtt_ms / 1e3 * 1.2)
+WINDOW = 1.2
+"""A constant window, in parts of 5 Mbit/s times the round trip."""
+
+
+def window_bytes(rtt_ms: int, window: float = WINDOW) -> int:
+    return int(5e6 / 8 * rtt_ms / 1e3 * window)
 
 
 async def echo_h3(scope: Any, receive: Any, send: Any) -> None:
@@ -96,12 +99,18 @@ async def echo_tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def listen_echo(
-    host: str, port: int, scheduler: str, congestion: str, rtt_ms: int, files: CertificateFiles
+    host: str,
+    port: int,
+    scheduler: str,
+    congestion: str,
+    rtt_ms: int,
+    files: CertificateFiles,
+    window: float = WINDOW,
 ) -> Listener:
     settings = Http3Settings(
         scheduler=scheduler,  # type: ignore[arg-type]
         congestion=congestion,  # type: ignore[arg-type]
-        window_bytes=window_bytes(rtt_ms),
+        window_bytes=window_bytes(rtt_ms, window),
         deadlines="fixed",
     )
     return await listen(echo_h3, settings, files, (host, port), by_class(Rules(DEFAULT_CLASSES)))
@@ -161,9 +170,8 @@ class Requests:
 
 
 async def run_quic(run: dict[str, Any], host: str, ca_file: str, requests: Requests, port: int | None = None) -> None:
-    settings = ClientSettings(
-        scheduler=run["client"], congestion=run["congestion"], window_bytes=window_bytes(run["rtt_ms"]), ca_file=ca_file
-    )
+    size = window_bytes(run["rtt_ms"], run.get("window", WINDOW))
+    settings = ClientSettings(scheduler=run["client"], congestion=run["congestion"], window_bytes=size, ca_file=ca_file)
     port = port or quic_port(run["server"], run["congestion"], run["rtt_ms"])
     clients: list[H3Client] = [await connect(host, port, settings) for _ in range(run.get("connections", 1))]
     loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from quic_endpoints import CLASSES, TCP_CONGESTIONS, Requests, listen_echo, run_quic
+from quic_endpoints import CLASSES, TCP_CONGESTIONS, WINDOW, Requests, listen_echo, run_quic
 from quic_link import ADDRESSES, Link, Shape, link, why_not
 from quic_virtual import LinkLoop
 from quic_virtual import run as virtual_run
@@ -48,7 +48,8 @@ LATE_MS = 25.0
 @dataclass(frozen=True, slots=True)
 class Condition:
     """rate: Poisson arrivals per second, 0 for all at once. ends: schedulers of server and client. closing: scheduler,
-    congestion control and number of connections of runs beside these, in virtual time.
+    congestion control and number of connections of runs beside these, in virtual time. window: where it is constant and
+    not as usual, in parts of what fills the link; then QUIC runs in virtual time alone.
     """
 
     name: str
@@ -60,11 +61,13 @@ class Condition:
     ends: tuple[tuple[str, str], ...] = tuple((name, name) for name in SCHEDULERS)
     tcp: bool = True
     closing: tuple[tuple[str, str, int], ...] = ()
+    window: float | None = None
 
 
 ASYMMETRIC = tuple((a, b) for a in ("edf", "rr", "fcfs") for b in ("edf", "rr", "fcfs") if "edf" in (a, b) and a != b)
 CONDITIONS = (
     Condition("burst-constant", "constant", "bbr", 100, 0.0, 5),
+    Condition("burst-window-1.5", "constant", "", 100, 0.0, 5, (("edf", "edf"), ("ml", "ml")), tcp=False, window=1.5),
     Condition("burst-cubic", "cubic", "cubic", 100, 0.0, 3, closing=(("edf", "cubic", 2), ("edf", "cubic", 4))),
     Condition("burst-cubic-rtt50", "cubic", "cubic", 50, 0.0, 3),
     Condition("poisson20-constant", "constant", "bbr", 100, 20.0, 3),
@@ -85,7 +88,7 @@ def runs_of(condition: Condition) -> Iterator[dict[str, Any]]:
     """Seeds in the outer loop, so that what the machine does meanwhile meets all alike."""
     for seed in range(1, condition.seeds + 1):
         common = {"condition": condition.name, "rtt_ms": condition.rtt_ms, "rate": condition.rate, "seed": seed}
-        common |= {"requests": REQUESTS}
+        common |= {"requests": REQUESTS} | ({} if condition.window is None else {"window": condition.window})
         for server, client in condition.ends:
             yield {
                 **common,
@@ -141,11 +144,13 @@ def measure(line: Link, ends: Ends, run: dict[str, Any]) -> dict[str, Any]:
 
 def simulate(run: dict[str, Any], files: tuple[Path, Path]) -> dict[str, Any]:
     """One run in virtual time, as a row."""
-    requests, begun_s = Requests(run), time.process_time()
+    requests, begun_s, window = Requests(run), time.process_time(), run.get("window", WINDOW)
     certificates = CertificateFiles(str(files[0]), str(files[1]))
 
     async def both(loop: LinkLoop) -> dict[str, Any]:
-        listener = await listen_echo("127.0.0.1", 0, run["server"], run["congestion"], run["rtt_ms"], certificates)
+        listener = await listen_echo(
+            "127.0.0.1", 0, run["server"], run["congestion"], run["rtt_ms"], certificates, window
+        )
         await run_quic(run, "127.0.0.1", str(files[0]), requests, listener.port)
         return {"up": loop.up.counts, "down": loop.down.counts}
 
@@ -157,7 +162,7 @@ def simulate(run: dict[str, Any], files: tuple[Path, Path]) -> dict[str, Any]:
 def row_of(
     run: dict[str, Any], backend: str, kinds: Any, latency_s: Any, wire: dict[str, Any], late_ms: float, cpu_s: float
 ) -> dict[str, Any]:
-    row = {k: v for k, v in run.items() if k != "requests"} | {"backend": backend}
+    row = {k: v for k, v in run.items() if k not in ("requests", "window")} | {"backend": backend}
     row["connections"] = run.get("connections", "")
     latencies = np.array([np.inf if x is None else x for x in latency_s])
     for kind, (_, deadline_s, _, _) in CLASSES.items():
@@ -302,7 +307,8 @@ def main() -> None:
             if run["transport"] == "quic" and not args.no_virtual:
                 rows.append(told(simulate(run, files)))
         write(args.out, rows)
-        on_wire = [run for run in runs if run["transport"] != "quic" or (args.wire and "connections" not in run)]
+        virtual = {"connections", "window"}
+        on_wire = [run for run in runs if run["transport"] != "quic" or (args.wire and not virtual & run.keys())]
         if on_wire and not args.no_tcp:
             rows += wired(on_wire, folder)
     order = [c.name for c in CONDITIONS]
