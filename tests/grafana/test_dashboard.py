@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.metrics.collectors import FrontEndMetrics
 from sloserve.metrics.engine_page import Layout, PageWriter, find_pages
 from sloserve.metrics.process_page import Board, Boards
+from sloserve.quic.figures import Figures
+from sloserve.quic.metrics import Http3Collector
 from tests.grafana.queries import check_dashboard, queries, read_scrape
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "configs" / "grafana" / "sloserve.json").read_text())
@@ -52,6 +55,7 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     latency = Latency(0.1, 0.1, 1.0)
     metrics.record(ServedRequest(slo, Outcome.COMPLETED, "acme", latency, qoe=1.0, output_tokens=10, predicted=told))
     _vllm_metrics(registry)
+    _http3_metrics(registry)
     text = generate_latest(registry).decode()
     page.close()
     return text
@@ -67,6 +71,14 @@ def _vllm_metrics(registry: CollectorRegistry) -> None:
     ):  # fmt: skip
         Counter(f"vllm:{name}", name, labels, registry=registry).labels("tiny", "0")
     Histogram("vllm:inter_token_latency_seconds", "itl", labels, registry=registry).labels("tiny", "0")
+
+
+def _http3_metrics(registry: CollectorRegistry) -> None:
+    """Of a listener that has answered in time."""
+    figures = Figures()
+    figures.deadlines[DEFAULT_CLASSES.default.name].met += 1
+    listener = SimpleNamespace(front=SimpleNamespace(figures=figures), protocols=set(), inode=0)
+    registry.register(Http3Collector(listener))  # type: ignore[arg-type]
 
 
 def test_every_query_can_be_answered(metrics_text: str) -> None:
