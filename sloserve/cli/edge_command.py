@@ -25,7 +25,7 @@ def edge(
         str, typer.Option(help="cubic, reno, or constant (only for private links of known bandwidth).")
     ] = "cubic",
     window_bytes: Annotated[
-        int, typer.Option(min=2400, help="Size of a constant window: bandwidth x round trip time.")
+        int, typer.Option(min=2400, help="Size of a constant window: 1.5 x bandwidth x round trip time.")
     ] = 75_000,
     max_requests: Annotated[
         int,
