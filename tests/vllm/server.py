@@ -1,8 +1,6 @@
 """A real ``sloserve serve`` for tests, in processes of its own."""
 
-import os
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -14,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.forked import Command
+from tests.ports import free_port
 
 STARTUP_LIMIT_S = 300.0
 MODEL = "builtin:tiny"
@@ -31,6 +30,7 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log: list[str] = []
+        self._came = threading.Condition()
         self._ready = threading.Event()
         self._starting = api_servers
         self._listens = False
@@ -42,7 +42,9 @@ class Server:
 
     def _read(self) -> None:
         for line in self.process.stdout:
-            self.log.append(line)
+            with self._came:
+                self.log.append(line)
+                self._came.notify_all()
             self._starting -= "Application startup complete" in line
             self._listens |= line.startswith("sloserve is ready on ")
             if self._starting == 0 and self._listens:
@@ -54,6 +56,11 @@ class Server:
         if self.process.poll() is not None or self._starting > 0 or not self._listens:
             pytest.fail("the server did not start:\n" + "".join(self.log[-60:]))
         self._client.get("/health").raise_for_status()
+
+    def has_said(self, text: str) -> bool:
+        """Whether ``text`` is in the log; waits for it, since an answer may be here before what was printed earlier."""
+        with self._came:
+            return self._came.wait_for(lambda: text in "".join(self.log), 60.0)
 
     def engine_pids(self) -> list[int]:
         """The server's EngineCore processes, by the names that vLLM gives them."""
@@ -82,21 +89,6 @@ class Server:
         self._reader.join()
         self.process.stdout.close()
         return status
-
-
-def free_port() -> int:
-    """A port that nobody listens on, below those that connections are given, so that none takes it meanwhile.
-
-    Processes that started together look far from each other.
-    """
-    for port in range(20_000 + 97 * os.getpid() % 8_000, 32_000):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no port below 32000 is free")
 
 
 def complete(http: httpx.Client, prompt: str, **more: Any) -> str:

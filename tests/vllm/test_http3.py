@@ -16,6 +16,7 @@ pytestmark = pytest.mark.vllm
 
 
 def client(server: Server, key: str = USER_KEY) -> AsyncOpenAI:
+    assert server.has_said("HTTP/3 on UDP port")
     (line,) = [line for line in server.log if "HTTP/3 on UDP port" in line]
     found = re.search(r"with the certificate (\S+)", line)
     assert found and f"port {server.port}, streams served by edf" in line

@@ -318,6 +318,7 @@ def test_different_prompts_have_different_outputs_whatever_their_slo(http: httpx
 
 
 def test_the_command_that_is_printed_at_start_works(server: Server) -> None:
+    assert server.has_said("\n  curl ")
     (line,) = [line for line in server.log if line.startswith("  curl ")]
     printed = shlex.split(line.replace("YOUR_API_KEY", "user-secret"))
     answer = subprocess.run(printed, capture_output=True, text=True, timeout=120, check=True).stdout

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from sloserve.fleet.gateway.doors import Doors
 from sloserve.scheduler.qlm.contract import ModelState
 from tests.fleet.stand_in.engine import LONG, POISON, reply
 from tests.fleet.stand_in.launcher import InLoopLauncher
+from tests.ports import free_port
 
 ACTIVE, WARM, COLD = ModelState.ACTIVE, ModelState.WARM, ModelState.COLD
 MODELS = {name: ServedModel(name, name, weights_bytes=10, max_num_seqs=4) for name in ("chat", "code", "legal")}
@@ -531,8 +531,7 @@ def test_a_door_on_tcp_opens_to_its_key_alone(tmp_path: Path, key: str | None) -
     """To gateways that show it; engines never see it."""
 
     async def within() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            door = f"http://127.0.0.1:{free.getsockname()[1]}"
+        door = f"http://127.0.0.1:{free_port()}"
         settings = AgentSettings("node", "cpu", {"node/0": MODELS}, tmp_path, door=door, door_key="key-of-the-fleet")
         gateway = Doors(5.0, key)
         async with Agent(settings, InLoopLauncher()) as agent:

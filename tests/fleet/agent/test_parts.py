@@ -185,7 +185,7 @@ asyncio.run(main())
         pid = int(agent.stdout.readline())
         assert Path(f"/proc/{pid}").exists()
         agent.kill()
-    for _ in range(500):
+    for _ in range(6000):
         if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
             break
         asyncio.run(asyncio.sleep(0.01))

@@ -18,7 +18,7 @@ from tests.fleet.stand_in.launcher import processes
 pytestmark = pytest.mark.slow
 
 FAKE = "tests.fleet.launcher.fake_vllm_launcher"
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 AGENT = """
 import asyncio, sys
 from pathlib import Path

@@ -4,7 +4,6 @@ import contextlib
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from sloserve.core.clock import ManualClock
 from sloserve.fleet.store.database import Database
 from sloserve.fleet.store.postgres import PostgresDatabase
 from sloserve.fleet.store.sqlite import SqliteDatabase
+from tests.ports import free_port
 
 ADDRESS = "SLOSERVE_TEST_POSTGRES"
 """Environment variable: address of a server to test on, instead of one that is started for the tests."""
@@ -90,9 +90,7 @@ def server(folder: Path) -> Iterator[str]:
         for parent in folder.parents[:3]:  # pytest's own, which only root may enter
             parent.chmod(parent.stat().st_mode | 0o011)
         as_user = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     data = folder / "data"
     subprocess.run(
         [*as_user, programs / "initdb", "-D", data, "-U", "sloserve", "--auth=trust", "--no-sync"],

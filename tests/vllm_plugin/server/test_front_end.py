@@ -250,7 +250,7 @@ def test_a_cap_is_that_of_all_front_ends_and_a_first_token_that_nobody_sees_free
                 server.accept(None, "text")
         first.states["a"].is_prefilling = False
         first.clock.advance_to(T0 + 1.0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while second.front_end._boards.waiting(0) + second.front_end._boards.waiting(1):
                 await asyncio.sleep(0)
         second.accept(None, "text")

@@ -12,6 +12,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.quic.certificates import make_certificate, write_certificate
 from sloserve.quic.settings import Http3Settings
 from sloserve.vllm_plugin.server.http3 import check
+from tests.ports import free_port
 
 SELF_SIGNED = {"self_signed": True}
 
@@ -44,7 +45,7 @@ def arguments(**given: Any) -> argparse.Namespace:
 )
 def test_refusals(given: dict[str, Any], settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as refused:
-        check(arguments(**given, **({} if "port" in given else {"port": free_udp_port()})), made(**settings))
+        check(arguments(**{"port": free_port(socket.SOCK_DGRAM), **given}), made(**settings))
     assert "\n" not in str(refused.value)
 
 
@@ -52,15 +53,9 @@ def made(**settings: Any) -> Http3Settings:
     return Http3Settings(enabled=True, **settings)
 
 
-def free_udp_port() -> int:
-    with socket.socket(type=socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_a_port_that_is_taken_is_refused_and_one_that_is_free_is_left_so(tmp_path: Path) -> None:
     files = write_certificate(tmp_path, make_certificate())
-    port = free_udp_port()
+    port = free_port(socket.SOCK_DGRAM)
     args = arguments(ssl_certfile=str(files[0]), ssl_keyfile=str(files[1]), port=port)
     check(args, made())
     with socket.socket(type=socket.SOCK_DGRAM) as taken:

@@ -18,6 +18,7 @@ from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
 from sloserve.settings import ADMIN_KEY
 from sloserve.vllm_plugin.server import serve
+from tests.ports import free_port
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
@@ -323,9 +324,7 @@ def test_vllm_gets_everything_and_an_open_door_is_pointed_out(
     monkeypatch.setattr(ServeSubcommand, "cmd", staticmethod(started.append))
     monkeypatch.setenv(ADMIN_KEY, "old")
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    args = serve.prepare(["builtin:tiny", "--port", str(port), "--additional-config", '{"other": 1}', *flags])
+    args = serve.prepare(["builtin:tiny", "--port", str(free_port()), "--additional-config", '{"other": 1}', *flags])
     serve.run(args, {"policy": "edf"}, "secret")
     (passed,) = started
     assert (passed.scheduler_cls, passed.middleware) == (serve.SCHEDULER_CLS, [serve.MIDDLEWARE])
