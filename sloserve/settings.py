@@ -34,7 +34,7 @@ Target = Annotated[
     Annotated[float, Field(strict=True, gt=0.0, le=MAX_TARGET_S * 1e3)] | None,
     Allowed(f"a number of milliseconds above 0, up to {MAX_TARGET_S * 1e3:.0f}"),
 ]
-Count = Annotated[int, Field(strict=True, ge=0), Allowed("a whole number from 0")]
+Count = Annotated[int, Field(strict=True, ge=0), Allowed("a whole number >= 0")]
 
 
 def _default_tiers(classes: ClassTable) -> dict[str, str]:
@@ -98,7 +98,7 @@ class AdmissionSettings(_Settings):
     max_waiting: Annotated[
         int | Mapping[str, int],
         PlainValidator(_max_waiting),
-        Allowed("a whole number from 1, or a mapping of class to one"),
+        Allowed("a whole number >= 1, or a mapping of class to one"),
     ] = MAX_WAITING
     min_chance: Annotated[float, Field(strict=True, gt=0.0, lt=1.0), Allowed("a number above 0 and below 1")] = 0.5
 
@@ -168,7 +168,7 @@ class PluginSettings(_Settings):
     admission: Annotated[AdmissionSettings, Allowed("a mapping with mode, max_waiting, min_chance")] = (
         AdmissionSettings()
     )
-    max_body_bytes: Annotated[int, Field(strict=True, ge=1), Allowed("a whole number of bytes from 1")] = MAX_BODY_BYTES
+    max_body_bytes: Annotated[int, Field(strict=True, ge=1), Allowed("a whole number of bytes >= 1")] = MAX_BODY_BYTES
     max_tenant_labels: Count = 50
     http3: Annotated[Http3Settings, Allowed("a mapping with enabled, scheduler and limits")] = Http3Settings()
 

@@ -180,18 +180,18 @@ def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[
         ({"admission": {"min_chance": 1.0}}, "sloserve.admission.min_chance: 1.0 is not a number above 0 and below 1"),
         (
             {"admission": {"max_waiting": 0}},
-            "sloserve.admission.max_waiting: 0 is not a whole number from 1, or a mapping of class to one",
+            "sloserve.admission.max_waiting: 0 is not a whole number >= 1, or a mapping of class to one",
         ),
         (
             {"admission": {"max_waiting": {"batch": 0}}},
-            "sloserve.admission.max_waiting: {'batch': 0} is not a whole number from 1, or a mapping of class to one",
+            "sloserve.admission.max_waiting: {'batch': 0} is not a whole number >= 1, or a mapping of class to one",
         ),
         (
             {"admission": {"max_waiting": {"bach": 5}}},
             f"sloserve.admission.max_waiting.bach: is unknown; known here: {CLASSES}; did you mean 'batch'?",
         ),
-        ({"max_body_bytes": 0}, "sloserve.max_body_bytes: 0 is not a whole number of bytes from 1"),
-        ({"max_tenant_labels": -1}, "sloserve.max_tenant_labels: -1 is not a whole number from 0"),
+        ({"max_body_bytes": 0}, "sloserve.max_body_bytes: 0 is not a whole number of bytes >= 1"),
+        ({"max_tenant_labels": -1}, "sloserve.max_tenant_labels: -1 is not a whole number >= 0"),
         ({"shadow_policy": 3}, "sloserve.shadow_policy: 3 is not the name of a policy"),
         (
             {"shadow_policy": "edf:x"},
@@ -208,9 +208,9 @@ def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[
         ({"plan_share": float("nan")}, "sloserve.plan_share: nan is not a number within 1e-06..1"),
         ({"aged_share": -0.1}, "sloserve.aged_share: -0.1 is not a number within 0..1"),
         ({"aged_share": None}, "sloserve.aged_share: None is not a number within 0..1"),
-        ({"seed": -1}, "sloserve.seed: -1 is not a whole number from 0"),
-        ({"seed": 1.0}, "sloserve.seed: 1.0 is not a whole number from 0"),
-        ({"seed": True}, "sloserve.seed: True is not a whole number from 0"),
+        ({"seed": -1}, "sloserve.seed: -1 is not a whole number >= 0"),
+        ({"seed": 1.0}, "sloserve.seed: 1.0 is not a whole number >= 0"),
+        ({"seed": True}, "sloserve.seed: True is not a whole number >= 0"),
     ],
 )
 def test_a_mistake_is_named_with_its_value_and_what_is_allowed(section: Any, message: str) -> None:

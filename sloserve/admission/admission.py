@@ -57,7 +57,7 @@ class Admission:
         """
         for name, cap in (caps or {}).items():
             if cap < 1:
-                raise ConfigError(f"admission.max_waiting of class {name!r}: {cap} is not a whole number from 1")
+                raise ConfigError(f"admission.max_waiting of class {name!r}: {cap} is not a whole number >= 1")
         if min_chance is not None and not 0.0 < min_chance < 1.0:
             raise ConfigError(f"admission.min_chance: {min_chance} is not within 0..1, ends excluded")
         self._caps = caps

@@ -154,9 +154,9 @@ def build_bench(
         ("--warmup", warmup, 0),
     ):
         if value is not None and value < least:
-            raise ConfigError(f"{flag}: {value} is not a whole number from {least}")
+            raise ConfigError(f"{flag}: {value} is not a whole number >= {least}")
     if not 0.0 <= ramp < float("inf"):
-        raise ConfigError(f"--ramp: {ramp} is not a number of seconds from 0")
+        raise ConfigError(f"--ramp: {ramp} is not a number of seconds >= 0")
     if not 0.0 < timeout < float("inf"):
         raise ConfigError(f"--timeout: {timeout} is not a number of seconds above 0")
     api = _one_of("--endpoint", endpoint, Api)

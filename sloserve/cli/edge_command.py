@@ -60,9 +60,12 @@ def edge(
     self_check.check(quic_scheduler)
     if quic_congestion not in ("cubic", "reno", "constant"):
         raise ConfigError(f"--quic-congestion: {quic_congestion!r} is not one of cubic, reno, constant")
-    for one, other, names in ((certfile, keyfile, "--certfile"), (ssl_certfile, ssl_keyfile, "--ssl-certfile")):
+    for one, other, names in (
+        (certfile, keyfile, "--certfile and --keyfile"),
+        (ssl_certfile, ssl_keyfile, "--ssl-certfile and --ssl-keyfile"),
+    ):
         if (one is None) != (other is None):
-            raise ConfigError(f"{names} needs its key beside it, and the key its certificate")
+            raise ConfigError(f"{names} belong together; give both or none")
     address = address_of(upstream)
     client = ClientSettings(
         scheduler=quic_scheduler,

@@ -71,7 +71,7 @@ async def _models(client: httpx.AsyncClient, base: str) -> list[dict[str, Any]]:
     try:
         response = await client.get("/v1/models", timeout=CONNECT_TIMEOUT_S)
     except httpx.HTTPError as error:
-        raise ConfigError(f"{base} is not reached ({type(error).__name__}: {error}); is the server up?") from None
+        raise ConfigError(f"cannot reach {base} ({type(error).__name__}: {error}); is the server up?") from None
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise ConfigError(f"{base} refuses the key ({response.status_code}); give --api-key or set OPENAI_API_KEY")
     try:

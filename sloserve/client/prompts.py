@@ -50,7 +50,7 @@ class TokenPrompts:
 
     def __post_init__(self) -> None:
         if self.vocab_size < FIRST_TOKEN + 2:
-            raise ConfigError(f"--vocab-size: {self.vocab_size} is not a whole number from {FIRST_TOKEN + 2}")
+            raise ConfigError(f"--vocab-size: {self.vocab_size} is not a whole number >= {FIRST_TOKEN + 2}")
 
     def make(self, request: WorkloadRequest, seed: int) -> list[int]:
         tokens: list[int] = []

@@ -62,7 +62,7 @@ class UnknownModel(SloServeError):
     """There is no such model for this client; names those that it may ask for."""
 
     def __init__(self, model: object, known: Iterable[str]) -> None:
-        super().__init__(f"there is no model {shown(model)} here; there are {', '.join(sorted(known)) or 'none'}")
+        super().__init__(f"model {shown(model)} does not exist here; available: {', '.join(sorted(known)) or 'none'}")
 
 
 class Rejected(SloServeError):

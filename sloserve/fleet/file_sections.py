@@ -14,7 +14,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 Seconds = Annotated[float, Field(strict=True, ge=0.0, le=86_400.0), Allowed("a number of seconds from 0 to 86400")]
 Text = Annotated[str, Field(min_length=1)]
 Door = Annotated[str, Field(pattern=r"^http://[^/\s]+:\d{1,5}$")]
-GiB = Annotated[float, Field(strict=True, ge=0.0, le=1e6), Allowed("a number of GiB from 0")]
+GiB = Annotated[float, Field(strict=True, ge=0.0, le=1e6), Allowed("a number of GiB >= 0")]
 
 
 class Section(BaseModel):
@@ -24,9 +24,9 @@ class Section(BaseModel):
 class EngineFlags(Section):
     """Flags of vLLM's that an engine is started with; the profile's own values where they are not given."""
 
-    max_num_seqs: Annotated[Count | None, Allowed("a whole number from 1")] = None
-    max_num_batched_tokens: Annotated[Count | None, Allowed("a whole number from 1")] = None
-    max_model_len: Annotated[Count | None, Allowed("a whole number from 1")] = None
+    max_num_seqs: Annotated[Count | None, Allowed("a whole number >= 1")] = None
+    max_num_batched_tokens: Annotated[Count | None, Allowed("a whole number >= 1")] = None
+    max_model_len: Annotated[Count | None, Allowed("a whole number >= 1")] = None
 
 
 class ModelEntry(Section):
@@ -52,7 +52,7 @@ class HostEntry(Section):
     devices: Annotated[
         int, Field(strict=True, ge=1, le=MAX_DEVICES), Allowed(f"a whole number from 1 to {MAX_DEVICES}")
     ]
-    width: Annotated[Count, Allowed("a whole number from 1: devices of one instance")] = 1
+    width: Annotated[Count, Allowed("a whole number >= 1: devices of one instance")] = 1
     host_memory_gib: GiB = 0.0
     swap_space_gib: GiB = 0.0
     environment: Annotated[dict[str, str], Allowed("a mapping of variables to text")] = {}
@@ -92,6 +92,6 @@ class GatewaySection(GatewaySettings):
 class BatchSection(Section):
     """How large one input file of a batch may be."""
 
-    file_mb: Annotated[Count, Allowed("a whole number from 1, of 1e6 bytes")] = 200
-    lines: Annotated[Count, Allowed("a whole number from 1")] = 50_000
-    line_mb: Annotated[Count, Allowed("a whole number from 1, of 1e6 bytes")] = 4
+    file_mb: Annotated[Count, Allowed("a whole number >= 1, of 1e6 bytes")] = 200
+    lines: Annotated[Count, Allowed("a whole number >= 1")] = 50_000
+    line_mb: Annotated[Count, Allowed("a whole number >= 1, of 1e6 bytes")] = 4

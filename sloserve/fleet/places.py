@@ -25,10 +25,12 @@ class Places:
     def taken(self, tenant: str, most: int) -> Iterator[None]:
         """One of them is the tenant's, which may have ``most``. Raises: QueueFull."""
         if self._of_tenant[tenant] >= most:
-            text = f"{most} of {most} {self._what} of yours are in progress; wait for one of them"
+            text = f"{most} of {most} {self._what} of yours are in progress; wait until one of them ends"
             raise QueueFull(text, SOON_S, "")
         if len(self) >= self._most:
-            raise QueueFull(f"{self._most} {self._what} are in progress here; retry in {SOON_S} s", SOON_S, "")
+            raise QueueFull(
+                f"all {self._most} {self._what} of this gateway are in progress; retry in {SOON_S} s", SOON_S, ""
+            )
         self._of_tenant[tenant] += 1
         try:
             yield

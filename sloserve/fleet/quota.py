@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.files.model import Allowed
 
-_COUNT: Final = Allowed("a whole number from 0")
+_COUNT: Final = Allowed("a whole number >= 0")
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sloserve.files.model import Allowed
 from sloserve.quic.limits import Limits
 
-Positive = Annotated[int, Field(strict=True, ge=1), Allowed("a whole number from 1")]
+Positive = Annotated[int, Field(strict=True, ge=1), Allowed("a whole number >= 1")]
 Seconds = Annotated[float, Field(strict=True, gt=0.0, le=3600.0), Allowed("a number of seconds above 0, up to 3600")]
 
 
@@ -42,7 +42,7 @@ class Http3Settings(BaseModel):
     connections: Positive = 256
     connections_per_address: Positive = 32
     handshakes_per_s: Positive = 50
-    retry_above: Annotated[int, Field(strict=True, ge=0), Allowed("a whole number from 0")] = 16
+    retry_above: Annotated[int, Field(strict=True, ge=0), Allowed("a whole number >= 0")] = 16
     idle_s: Seconds = 60.0
     streams: Positive = 128
     header_bytes: Positive = 32_768

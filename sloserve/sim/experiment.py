@@ -88,14 +88,14 @@ class Experiment:
         if not axis or len(set(axis)) != len(axis):
             raise ConfigError("load: give at least one value, each once")
         if not 0.0 <= self.plan_cost < float("inf"):
-            raise ConfigError(f"--plan-cost: {self.plan_cost} is not a number from 0")
+            raise ConfigError(f"--plan-cost: {self.plan_cost} is not a number >= 0")
         StepNoise(0, self.step_noise)
         if self.engine_kind not in ENGINE_KINDS:
             raise ConfigError(f"--engine: {self.engine_kind!r} is not one of {', '.join(ENGINE_KINDS)}")
         if not self.seeds:
             raise ConfigError("seeds: give at least one")
         if len(set(self.policies)) != len(self.policies):
-            raise ConfigError(f"policy: {', '.join(self.policies)} names one twice")
+            raise ConfigError(f"policy: {', '.join(self.policies)} names a policy twice")
         for name in self.policies:
             run = RunName.parse(name)
             parse_admission(run.admission)
@@ -203,7 +203,7 @@ class _InProcess:
 def pool_of(jobs: int) -> "ProcessPoolExecutor | _InProcess":
     """Processes to run in; entered, it is ``None`` for one. Raises: ConfigError for less."""
     if jobs < 1:
-        raise ConfigError(f"jobs: {jobs} is not a whole number from 1")
+        raise ConfigError(f"--jobs: {jobs} is not a whole number >= 1")
     return _InProcess() if jobs == 1 else ProcessPoolExecutor(min(jobs, os.cpu_count() or 1), get_context("spawn"))
 
 

@@ -35,7 +35,7 @@ class RunName:
     def parse(cls, text: str) -> "RunName":
         """The parts of ``text``; the policy and the admission are not looked at.
 
-        Raises: ConfigError for an engine option that is unknown or no whole number from 1.
+        Raises: ConfigError for an engine option that is unknown or not a whole number >= 1.
         """
         rest, _, admission = text.partition("+")
         policy, at, options = rest.partition("@")
@@ -69,11 +69,11 @@ class RunName:
 
 
 def check_option(where: str, name: str, value: str) -> int:
-    """The value of an engine flag of vLLM. Raises: ConfigError for one that is unknown or no whole number from 1."""
+    """The value of an engine flag of vLLM. Raises: ConfigError for one that is unknown or not a whole number >= 1."""
     if name not in ENGINE_OPTIONS:
         raise ConfigError(f"{where}: engine option {name!r} {unknown(name, ENGINE_OPTIONS + SWAP_OPTIONS)}")
     if not value.isdecimal() or int(value) < 1:
-        raise ConfigError(f"{where}: {name}: {value!r} is not a whole number from 1")
+        raise ConfigError(f"{where}: {name}: {value!r} is not a whole number >= 1")
     return int(value)
 
 

@@ -136,9 +136,9 @@ def build_experiment(
     if (workload is None) == (trace is None):
         raise ConfigError("give one of --workload and --trace")
     if seeds < 1:
-        raise ConfigError(f"--seeds: {seeds} is not a whole number from 1")
+        raise ConfigError(f"--seeds: {seeds} is not a whole number >= 1")
     if max_requests < 1:
-        raise ConfigError(f"--max-requests: {max_requests} is not a whole number from 1")
+        raise ConfigError(f"--max-requests: {max_requests} is not a whole number >= 1")
     if not 0.0 <= aged_share <= 1.0:
         raise ConfigError(f"--aged-share: {aged_share} is not within 0..1")
     slos = find_slos(slo) if slo is not None else None

@@ -46,10 +46,13 @@ class PacedWorker(WorkerBase):
         if settings.profile is None:
             raise ConfigError(
                 "PacedWorker takes its step times from a profile, and the settings name none; give "
-                """--additional-config '{"sloserve": {"profile": "h100-llama3-8b"}}' or --profile of sloserve serve"""
+                """--additional-config '{"sloserve": {"profile": "h100-llama3-8b"}}', or """
+                "profile: NAME in the file of --slo-config"
             )
         if self.parallel_config.world_size > 1:
-            raise ConfigError("PacedWorker is one worker; a profile of several GPUs is of all of them together")
+            raise ConfigError(
+                "PacedWorker runs as one worker; leave out --tensor-parallel-size: a profile covers all its GPUs"
+            )
         if vllm_config.kv_transfer_config is not None:
             raise ConfigError("PacedWorker has no KV to transfer; leave --kv-transfer-config and --swap-space-gib out")
         # Before the engine asks: it makes its scheduler and its queue of batches after its worker.

@@ -154,7 +154,7 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
             text = raw_value.decode("latin-1").strip()
             ttl_s = _ttl_s(text)
             if found.ttl_s not in (None, ttl_s):
-                raise InvalidRequest(name, text, "what the same header says before; give it once")
+                raise InvalidRequest(name, text, "the value of the same header before it; give it once")
             found.ttl_s = ttl_s
         elif name == TASK:
             task = label(name, raw_value)
@@ -165,7 +165,7 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
             text = raw_value.decode("latin-1").strip()
             network_s = _network_s(text)
             if found.network_s not in (None, network_s):
-                raise InvalidRequest(name, text, "what the same header says before; give it once")
+                raise InvalidRequest(name, text, "the value of the same header before it; give it once")
             found.network_s = network_s
         elif name.startswith("x-slo-") and name not in ANSWERS:
             if len(found.ignored) >= MAX_IGNORED:

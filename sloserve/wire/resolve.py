@@ -81,7 +81,7 @@ def resolve(
     if ceiling is not None:
         held = _held(rules.classes[ceiling], slo, merged)
         if priority < 0:
-            raise InvalidRequest("priority", priority, f"0 or more, all that class {ceiling!r} may state")
+            raise InvalidRequest("priority", priority, f"0 or more, the limit of class {ceiling!r}")
         if held != merged:
             merged, slo = held, parse_slo(held, rules.classes)
     others = {key: value for key, value in (xargs or {}).items() if not _is_ours(key)}

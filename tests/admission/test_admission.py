@@ -144,7 +144,7 @@ def test_requests_that_leave_unserved_do_not_make_the_queue_look_fast() -> None:
 
 
 def test_a_cap_below_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match="admission.max_waiting of class 'batch': 0 is not a whole number from 1"):
+    with pytest.raises(ConfigError, match="admission.max_waiting of class 'batch': 0 is not a whole number >= 1"):
         Capped({"interactive": 1, "batch": 0}, all_wait)
     with pytest.raises(ConfigError, match="admission.min_chance: 1.0 is not within"):
         Admission(["batch"], all_wait, min_chance=1.0)

@@ -271,7 +271,7 @@ def test_a_trace_longer_than_the_context_is_refused_before_the_run(run_bench: Ru
         ({"rps": "2", "rate_scale": 2.0}, "give one of --rps and --rate-scale"),
         ({"rps": "2,x"}, "--rps: '2,x' is not a comma-separated list"),
         ({"rps": "0"}, "--rps: '0' is not a list of different numbers above 0"),
-        ({"seeds": 0}, "--seeds: 0 is not a whole number from 1"),
+        ({"seeds": 0}, "--seeds: 0 is not a whole number >= 1"),
         ({"max_concurrency": 0}, "--max-concurrency: 0 is not"),
         ({"ramp": -1.0}, "--ramp: -1.0 is not"),
         ({"timeout": 0.0}, "--timeout: 0.0 is not"),
@@ -294,7 +294,7 @@ def test_flags_that_make_no_sense(flags: dict[str, Any], message: str, tmp_path:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--goodput", "ttft:500", "tpot:5", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9 is not reached"),
+        (["--goodput", "ttft:500", "tpot:5", "--url", "http://127.0.0.1:9"], "cannot reach http://127.0.0.1:9"),
         (["--url", "http://127.0.0.1:9", "ttft:500"], "unexpected argument 'ttft:500'"),
     ],
 )

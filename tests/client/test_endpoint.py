@@ -51,7 +51,7 @@ def test_mistakes_are_one_line_each(fake: FakeServer) -> None:
     fake.api_key = "right"
     for url, model, key, message in (
         ("127.0.0.1:8000", None, None, r"--url: '127.0.0.1:8000' is not an http:// or https:// address"),
-        ("http://127.0.0.1:9", None, None, r"http://127.0.0.1:9 is not reached .*; is the server up\?"),
+        ("http://127.0.0.1:9", None, None, r"cannot reach http://127.0.0.1:9 .*; is the server up\?"),
         (fake.url, None, "wrong", r"refuses the key \(401\); give --api-key or set OPENAI_API_KEY"),
         (fake.url, "other", "right", r"--model: .* does not serve 'other'; it serves fake"),
     ):

@@ -66,7 +66,7 @@ def test_targets_come_first_then_tokens_and_noise_changes_nothing(other: Score, 
     ("texts", "message"),
     [
         (["max_seqs=1"], "engine option 'max_seqs' is unknown; known here: max_num_batched_tokens"),
-        (["max_num_seqs=1,x"], "max_num_seqs: 'x' is not a whole number from 1"),
+        (["max_num_seqs=1,x"], "max_num_seqs: 'x' is not a whole number >= 1"),
         (["max_num_seqs"], "max_num_seqs: '' is not a whole number"),
         (["max_num_seqs=1", "max_num_seqs=2"], "max_num_seqs is given twice"),
     ],

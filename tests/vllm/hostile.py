@@ -172,7 +172,7 @@ NUMBER_CASES = [
         GOOD,
         400,
         headers={"x-tenant-id": "small", "X-Vllm-Priority": "-1"},
-        says="0 or more, all that class 'background' may state",
+        says="0 or more, the limit of class 'background'",
         policy="priority",
     ),
     serve("header of 5,000 digits", GOOD, 400, headers={"x-slo-ttft-ms": "9" * 5000}, says="x-slo-ttft-ms"),

@@ -82,7 +82,7 @@ def test_a_swap_of_models_takes_the_profiles_time(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("section", "ranks", "message"),
-    [({}, 1, "the settings name none"), ({"profile": "h100-llama3-8b"}, 2, "PacedWorker is one worker")],
+    [({}, 1, "the settings name none"), ({"profile": "h100-llama3-8b"}, 2, "PacedWorker runs as one worker")],
 )
 def test_what_it_cannot_do_is_refused(section: dict[str, str], ranks: int, message: str) -> None:
     from vllm.config import VllmConfig

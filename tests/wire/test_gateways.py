@@ -232,7 +232,7 @@ def test_a_tenant_held_to_a_class_asks_for_nothing_tighter(
 
 
 def test_a_tenant_held_to_a_class_cannot_go_ahead_by_priority() -> None:
-    with pytest.raises(InvalidRequest, match="priority: -1 is not 0 or more, all that class 'batch' may state"):
+    with pytest.raises(InvalidRequest, match="priority: -1 is not 0 or more, the limit of class 'batch'"):
         read({"x-tenant-id": "trial"}, {"priority": -1})
     assert read({"x-tenant-id": "trial"}, {"priority": 3})[1].slo.slo_class.name == "batch"
 

@@ -117,7 +117,7 @@ def _row(where: str, line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{where}: no JSON: {error}") from None
+        raise ConfigError(f"{where}: is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{where}: a JSON object is needed, with output_tokens or output")
     row = {name: found[name] for name in _FIELDS if found.get(name) is not None}

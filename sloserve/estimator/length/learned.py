@@ -62,7 +62,7 @@ def load_length_model(path: Path) -> LengthModel:
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the length model: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{path}: no length model: {error}; make one with `sloserve train-length`") from None
+        raise ConfigError(f"{path}: is not a length model: {error}; make one with `sloserve train-length`") from None
 
 
 def _from_json(fields: dict[str, Any]) -> LengthModel:

@@ -72,7 +72,7 @@ class Measurements:
                     ]
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise ConfigError(
-                f"{path}: no file of raw measurements ({error!r}); move it away, or name another"
+                f"{path}: is not a file of raw measurements ({error!r}); move it away, or name another"
             ) from error
         if not text.endswith("\n"):
             path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")

@@ -56,7 +56,7 @@ class ProfileSettings:
                 raise ConfigError(f"--{name}: {value!r} is unknown; one of {', '.join(known)}")
         for name, number in (("repetitions", self.repetitions), ("max-context-tokens", self.max_context_tokens)):
             if number < 1:
-                raise ConfigError(f"--{name}: {number} is not a whole number from 1")
+                raise ConfigError(f"--{name}: {number} is not a whole number >= 1")
 
     def scenarios(self, limits: EngineLimits) -> list[Scenario]:
         """The grid for an engine of these limits."""

@@ -161,7 +161,7 @@ class Exchange:
             async with asyncio.timeout(_BODY_S):
                 body = await read_body(receive, most, place.take)
         except TimeoutError:
-            raise InvalidRequest("request body", "", f"whole after {_BODY_S:g} s") from None
+            raise InvalidRequest("request body", "", f"complete after {_BODY_S:g} s") from None
         self.has_read = True
         asked = self._parts.reader.read(scope["headers"], body, self._tenant, self._request_id)
         tell_slo(scope, asked.slo)

@@ -42,9 +42,15 @@ class InFlight:
     def take(self, tenant: str, size: int, most: int) -> None:
         """most: bytes of the tenant's. Raises: QueueFull where there is no room for so many more."""
         if self.bytes + size > self._most_bytes:
-            raise QueueFull(f"requests of {self.bytes} bytes wait here; retry in {SOON_S} s", SOON_S, "")
+            raise QueueFull(
+                f"the gateway holds waiting requests of {self.bytes} of {self._most_bytes} bytes; retry in {SOON_S} s",
+                SOON_S,
+                "",
+            )
         if (used := self._bytes[tenant]) + size > most:
-            raise QueueFull(f"requests of yours of {used} bytes wait here; wait for one of them", SOON_S, "")
+            raise QueueFull(
+                f"your waiting requests have {used} of {most} bytes; wait until one of them is answered", SOON_S, ""
+            )
         self._bytes[tenant] += size
 
     def give(self, tenant: str, size: int) -> None:

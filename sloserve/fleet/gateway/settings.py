@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.files.model import Allowed
 
-_COUNT: Final = Allowed("a whole number from 1")
+_COUNT: Final = Allowed("a whole number >= 1")
 _SECONDS: Final = Allowed("a number of seconds above 0, up to 86400")
 Count = Annotated[int, Field(strict=True, ge=1)]
 Seconds = Annotated[float, Field(strict=True, gt=0.0, le=86_400.0)]

@@ -56,7 +56,7 @@ class Rule:
         except ValueError:
             bound_s = -1.0
         if not 0.0 <= bound_s < math.inf:
-            raise ConfigError(f"{_MAX_WAIT}: {value!r} is not a number of seconds from 0")
+            raise ConfigError(f"{_MAX_WAIT}: {value!r} is not a number of seconds >= 0")
         return None if name == QLM else cls(name, bound_s)
 
     def key(self, group: GroupSums) -> float:

@@ -80,7 +80,7 @@ def load_network(path: Path, schema: str, models: Sequence[str] | None = None) -
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the router's policy: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{path}: no policy of a router: {error}; make one with `sloserve train-router`") from None
+        raise ConfigError(f"{path}: is not a router's policy: {error}; make one with `sloserve train-router`") from None
     if network.about["schema"] != schema:
         raise ConfigError(
             f"{path}: trained on features {network.about['schema']}, here they are {schema}; train it again with "

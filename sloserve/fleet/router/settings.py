@@ -96,7 +96,7 @@ class RouterSettings(_Section):
     error: Share = 0.05
     policy: Name = "greedy"
     shadow: Annotated[Name | None, Allowed("greedy, shipped or a file")] = None
-    conversations: Annotated[int, Field(strict=True, ge=0, le=10**7), Allowed("a whole number from 0")] = 100_000
+    conversations: Annotated[int, Field(strict=True, ge=0, le=10**7), Allowed("a whole number >= 0")] = 100_000
     system: Annotated[SystemSection | None, Allowed("a mapping: what train-router simulates")] = None
 
     @property

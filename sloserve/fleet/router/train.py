@@ -63,7 +63,10 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.seed < 0 or self.memory < 100 * self.systems:
-            raise ConfigError(f"steps {self.steps}, seed {self.seed}, memory {self.memory}: too small to train with")
+            raise ConfigError(
+                f"steps {self.steps}, seed {self.seed}, memory {self.memory}: give steps >= 1, seed >= 0, "
+                f"memory >= {100 * self.systems}"
+            )
 
 
 class Trainer:

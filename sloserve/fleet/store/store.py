@@ -53,4 +53,4 @@ def open_store(address: str, clock: Clock | None = None) -> Store:
                 "a store in PostgreSQL needs psycopg, which is not installed; pip install 'sloserve[fleet]'"
             ) from None
         return Store(PostgresDatabase(address))
-    raise ConfigError(f"store: {address.split(':')[0]!r} is no kind of store; give sqlite:PATH or postgresql://...")
+    raise ConfigError(f"store: {address.split(':')[0]!r} is not a kind of store; give sqlite:PATH or postgresql://...")

@@ -45,7 +45,7 @@ def build_fleet_experiment(
 ) -> FleetExperiment:
     """The experiment that the command line's flags describe. Raises: ConfigError."""
     if not 0.0 <= swap_cost < math.inf:
-        raise ConfigError(f"--swap-cost: {swap_cost} is not a number from 0")
+        raise ConfigError(f"--swap-cost: {swap_cost} is not a number >= 0")
     if rps is None:
         raise ConfigError("--fleet: give --rps, requests per second of the whole fleet, such as 10,20,40")
     return FleetExperiment(

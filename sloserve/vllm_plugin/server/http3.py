@@ -43,7 +43,7 @@ def check(args: argparse.Namespace, settings: Http3Settings) -> None:
         return
     front.check_installed()
     if args.uds or args.headless:
-        raise ConfigError(f"--http3 listens on a port, and {'--uds' if args.uds else '--headless'} leaves none")
+        raise ConfigError(f"--http3 needs a TCP port beside it; leave out {'--uds' if args.uds else '--headless'}")
     count = _api_servers(args)
     if count > 1:
         why = f"--api-server-count {count}" if args.api_server_count else f"the {count} of --data-parallel-size"

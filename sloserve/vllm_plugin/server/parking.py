@@ -72,7 +72,8 @@ async def park(async_llm: Any, level: int = 1) -> list[dict[str, int]]:
     """
     if level not in LEVELS:
         raise ConfigError(
-            f"level: {level} is none of {', '.join(map(str, LEVELS))}; what level 2 forgets is not parked"
+            f"level: {level} is not one of {', '.join(map(str, LEVELS))}; level 2 drops the weights, so requests could "
+            "not go on"
         )
     parked = await engine_control.call_all(async_llm, "sloserve_park", level)
     failed = engine_control.failures(parked)

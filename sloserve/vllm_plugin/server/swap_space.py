@@ -27,7 +27,7 @@ def check_size(gib: float, root: Path = Path("/")) -> None:
     Raises: ConfigError for a size that is none, or that this host cannot hold.
     """
     if not 0.0 <= gib < math.inf:
-        raise ConfigError(f"{FLAG} {gib:g}: is not a number of GiB from 0, which turns swapping off")
+        raise ConfigError(f"{FLAG} {gib:g}: is not a number of GiB >= 0; 0 turns swapping off")
     check_room(round(gib * GIB), f"{FLAG} {gib:g}", root=root)
 
 

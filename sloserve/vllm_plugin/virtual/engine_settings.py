@@ -37,12 +37,12 @@ class EngineSettings:
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)} is not a whole number from 1")
+                raise ConfigError(f"{name}: {getattr(self, name)} is not a whole number >= 1")
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"{name}: {getattr(self, name)} is not a whole number from 0")
+                raise ConfigError(f"{name}: {getattr(self, name)} is not a whole number >= 0")
         if not 0.0 <= self.swap_space_gib < math.inf:
-            raise ConfigError(f"swap_space_gib: {self.swap_space_gib} is not a number of GiB from 0")
+            raise ConfigError(f"swap_space_gib: {self.swap_space_gib} is not a number of GiB >= 0")
         if self.link_gb_per_s is not None and not 0.0 < self.link_gb_per_s < math.inf:
             raise ConfigError(f"link_gb_per_s: {self.link_gb_per_s} is not a number of GB/s above 0")
         if self.swapping not in get_args(Swapping):

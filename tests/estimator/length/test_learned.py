@@ -148,7 +148,7 @@ def test_a_malformed_model_is_refused(change: Any, message: str, model: LengthMo
     fields = json.loads(path.read_text())
     change(fields)
     path.write_text(json.dumps(fields))
-    with pytest.raises(ConfigError, match=f"no length model: .*{message}"):
+    with pytest.raises(ConfigError, match=f"is not a length model: .*{message}"):
         load_length_model(path)
 
 
@@ -156,7 +156,7 @@ def test_a_malformed_model_is_refused(change: Any, message: str, model: LengthMo
 def test_what_is_no_model_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="no length model"):
+    with pytest.raises(ConfigError, match="is not a length model"):
         load_length_model(path)
     with pytest.raises(ConfigError, match="cannot read"):
         load_length_model(tmp_path / "absent")
@@ -242,7 +242,7 @@ def test_examples_are_read_from_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{", "data.jsonl:2: no JSON"),
+        ("{", "data.jsonl:2: is not JSON"),
         ("[1]", "JSON object"),
         ('{"prompt": "x"}', "output_tokens, or output, is missing"),
         ('{"output_tokens": 0}', "output_tokens: 0"),

@@ -121,7 +121,7 @@ def test_measurements_of_another_engine_are_not_mixed_in(tmp_path: Path) -> None
     ):
         Measurements.open(raw, SUBJECT | {"vllm_version": "0.31.0"})
     raw.write_text("not ours\n")
-    with pytest.raises(ConfigError, match="no file of raw measurements"):
+    with pytest.raises(ConfigError, match="is not a file of raw measurements"):
         Measurements.open(raw, SUBJECT)
 
 

@@ -72,7 +72,9 @@ def test_openais_client_unchanged_over_the_whole_surface(tmp_path: Path) -> None
                 parts = [part async for part in stream]
                 text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
                 assert text == chat.choices[0].message.content and parts[-1].usage is not None
-                with pytest.raises(openai.NotFoundError, match="there is no model 'gpt' here; there are chat, legal"):
+                with pytest.raises(
+                    openai.NotFoundError, match="model 'gpt' does not exist here; available: chat, legal"
+                ):
                     await client.chat.completions.create(model="gpt", messages=messages)
                 with pytest.raises(openai.BadRequestError, match="send the conversation along"):
                     await client.responses.create(model="chat", input="x")

@@ -87,7 +87,7 @@ def test_edf_turns_to_a_model_when_its_first_request_must_begin() -> None:
     [
         ("random", "'random' is unknown; known here: qlm, on-demand, collate, edf"),
         ("edf:max_wait_s=3", "option 'max_wait_s' is unknown; only collate has one"),
-        ("collate:max_wait_s=soon", "max_wait_s: 'soon' is not a number of seconds from 0"),
+        ("collate:max_wait_s=soon", "max_wait_s: 'soon' is not a number of seconds >= 0"),
     ],
 )
 def test_a_name_that_is_none_is_refused_in_the_file(text: str, message: str) -> None:

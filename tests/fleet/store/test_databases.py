@@ -33,7 +33,7 @@ def test_a_local_one_is_not(tmp_path: Path, kind: str) -> None:
 
 
 def test_an_address_that_is_none_says_what_is_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'redis' is no kind of store; give sqlite:PATH or postgresql://"):
+    with pytest.raises(ConfigError, match=r"'redis' is not a kind of store; give sqlite:PATH or postgresql://"):
         open_store("redis://localhost")
     with pytest.raises(ConfigError, match="cannot be opened"):
         open_store(f"sqlite:{tmp_path}/missing/store.sqlite")

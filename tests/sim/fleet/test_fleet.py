@@ -290,7 +290,7 @@ def test_swaps_that_cost_three_times_as_much_take_three_times_as_long() -> None:
     [
         ("colate", "dispatcher 'colate' is unknown; known here: static, on-demand"),
         ("collate:max_wait=3", "option 'max_wait' is unknown; known here: max_wait_s, lengths; did you mean"),
-        ("collate:max_wait_s=x", "max_wait_s: 'x' is not a number from 0"),
+        ("collate:max_wait_s=x", "max_wait_s: 'x' is not a number >= 0"),
         ("qlm:delta=0", "delta: '0' is not a number above 0"),
         ("edf:lengths=true", "lengths: 'true' is not oracle"),
         ("qlm:warm=no", "warm: 'no' is neither true nor false"),

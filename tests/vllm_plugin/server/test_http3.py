@@ -29,8 +29,8 @@ def arguments(**given: Any) -> argparse.Namespace:
     ("given", "settings", "says"),
     [
         ({}, {}, "needs a certificate: --ssl-certfile and --ssl-keyfile, or --http3-self-signed for localhost"),
-        ({"uds": "/x"}, SELF_SIGNED, "listens on a port, and --uds leaves none"),
-        ({"headless": True}, SELF_SIGNED, "listens on a port, and --headless leaves none"),
+        ({"uds": "/x"}, SELF_SIGNED, "needs a TCP port beside it; leave out --uds"),
+        ({"headless": True}, SELF_SIGNED, "needs a TCP port beside it; leave out --headless"),
         (
             {"api_server_count": 2},
             SELF_SIGNED,

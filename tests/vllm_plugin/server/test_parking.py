@@ -58,7 +58,7 @@ def test_what_fails_leaves_an_engine_that_unpark_wakes(fails: str, said: str, mo
 
 def test_a_level_that_forgets_the_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = Engines("wake")
-    with pytest.raises(ConfigError, match="level: 2 is none of 0, 1"):
+    with pytest.raises(ConfigError, match="level: 2 is not one of 0, 1"):
         parked(engines, monkeypatch, 2)
     assert not engines.asked
     with pytest.raises(EngineError, match="the engine does not wake: out of luck"):

@@ -30,7 +30,7 @@ def _number(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0.0 <= value < float("inf"):
-        raise ValueError(f"{text!r} is not a number from 0")
+        raise ValueError(f"{text!r} is not a number >= 0")
     return value
 
 
