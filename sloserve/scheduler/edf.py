@@ -65,10 +65,9 @@ class EDF(Policy):
     class Settings(Policy.Settings):
         """late_last: a waiting request whose deadline has passed comes after those of its class that can be in time.
 
-        preempt: whether to preempt at all. preempt_margin_s: a victim's deadline is later by at least this than the
-        deadline of the request that it makes room for. max_preemptions: a request that was preempted so often is left
-        alone. default_tds: tokens per second at which a request with a TTFT target alone is served after its first
-        token; the mean reader's.
+        preempt: whether to preempt at all. preempt_margin_s: a victim's deadline is later than that of the request that
+        it makes room for by at least this, in seconds. max_preemptions: most preemptions of one request. default_tds:
+        tokens per second at which a request with only a TTFT target is served after its first token; the mean reader's.
         """
 
         late_last: bool = True

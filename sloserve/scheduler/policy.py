@@ -36,7 +36,7 @@ class Policy(ABC):
     class Settings:
         """Options of the policy, as given in configuration; unknown names are errors. Every policy extends this class.
 
-        step_budget: limit the prompt tokens of each step so that running requests keep what they were promised, see
+        step_budget: limit the prompt tokens of each step so that running requests keep their targets, see
         docs/step-budget.md.
         """
 

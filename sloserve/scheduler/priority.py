@@ -23,7 +23,7 @@ class Priority(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """preempt: whether to preempt at all. max_preemptions: a request that was preempted so often is left alone."""
+        """preempt: whether to preempt at all. max_preemptions: most preemptions of one request."""
 
         preempt: bool = True
         max_preemptions: int = 3

@@ -74,7 +74,7 @@ class Andes(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """lead_s: a victim is at least so many seconds ahead of its reader; less where swapping makes it cheaper.
+        """lead_s: a victim is at least this many seconds ahead of its reader; fewer if swapping makes it cheaper.
 
         preemption_cap: most preemptions per request on average; max_preemptions: most preemptions of one request.
         headroom: share of KV blocks left for growth.

@@ -41,11 +41,11 @@ class Auto(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """step_budget: on unless it is turned off.
+        """step_budget: limit the prompt tokens of each step, see docs/step-budget.md; on unless it is turned off.
 
-        sigmas: standard deviations of the foreseen occupancy kept free; 0 trusts the mean. reserve: share of KV blocks
-        kept free beside. preempt: whether to preempt at all. hysteresis: by how much the gain of the one must exceed
-        the loss by a preemption, in requests. max_preemptions: a request that was preempted so often is left alone.
+        sigmas: standard deviations of the predicted KV usage to keep free; 0 plans with the mean. reserve: further
+        share of KV blocks to keep free. preempt: whether to preempt at all. hysteresis: by how much the gain of a
+        preemption must exceed its loss, in good requests. max_preemptions: most preemptions of one request.
         length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
         length_error: relative error of the oracle's lengths.
         """

@@ -67,10 +67,10 @@ class Econo(Policy):
     class Settings(Policy.Settings):
         """late_last: whether requests whose target has passed come after all others of their class.
 
-        sigmas: standard deviations of the foreseen occupancy kept free; 0 trusts the mean. reserve: share of KV blocks
-        kept free beside. preempt: whether to preempt a long request for those that wait, where that pays for computing
-        its context again, or for swapping it. tokens_per_step: context tokens computed again in the time of a step.
-        max_preemptions: a request that was preempted so often is left alone.
+        sigmas: standard deviations of the predicted KV usage to keep free; 0 plans with the mean. reserve: further
+        share of KV blocks to keep free. preempt: whether to preempt a long request for waiting ones, if they gain more
+        time than recomputing or swapping it costs. tokens_per_step: context tokens that are recomputed in the time of
+        a step. max_preemptions: most preemptions of one request.
         length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
         length_error: relative error of the oracle's lengths.
         """

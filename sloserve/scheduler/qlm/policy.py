@@ -59,9 +59,9 @@ class QLM(Policy):
     class Settings(Policy.Settings):
         """inside: order inside a group, ``fcfs`` or ``edf``.
 
-        delta: largest size of a group, in mean batches. replan_s: seconds after which times are foreseen anew; until
-        then a new group is placed by deadline. preempt: whether to preempt at all. preempt_margin_s: a victim's
-        deadline is later by at least this. max_preemptions: a request that was preempted so often is left alone.
+        delta: largest size of a group, in mean batches. replan_s: seconds between predictions of completion times;
+        until the next one a new group is placed by deadline. preempt: whether to preempt at all. preempt_margin_s: a
+        victim's deadline is later by at least this, in seconds. max_preemptions: most preemptions of one request.
         length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
         length_error: relative error of the oracle's lengths.
         """

@@ -65,8 +65,8 @@ class SA(Policy):
         """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
 
         length_error: relative error of the oracle's lengths.
-        profile: name or file of the step times; as the engine's steps have been observed if not given.
-        effort: moves of the annealer, in multiples of what takes 0.25 ms.
+        profile: name or file of the step times; learnt from the engine's steps if not given.
+        effort: number of search moves, as a multiple of what takes 0.25 ms.
         """
 
         length: str = "gaussian"
