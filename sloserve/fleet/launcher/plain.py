@@ -21,7 +21,7 @@ class StartedProcess:
     is_forked = False
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process, self._gone = process, False
+        self._process, self.is_gone = process, False
 
     @property
     def pid(self) -> int:
@@ -30,11 +30,11 @@ class StartedProcess:
     async def wait(self) -> int:
         status = await self._process.wait()
         self.kill()  # what it has left behind
-        self._gone = True
+        self.is_gone = True
         return status
 
     def kill(self) -> None:
-        if not self._gone:
+        if not self.is_gone:
             kill_group(self.pid)
 
 
@@ -49,7 +49,7 @@ class PlainLauncher:
         started = StartedProcess(
             await start([*self._command, *spec.arguments], spec.log, spec.environment, stdin=None, stdout=None)
         )
-        self._started.add(started)
+        self._started = {one for one in self._started if not one.is_gone} | {started}
         return started
 
     async def close(self) -> None:

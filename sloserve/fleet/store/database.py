@@ -2,7 +2,9 @@
 
 Parameters are ``:name``. ``store_now()`` is the store's clock in epoch seconds: every lease and deadline is decided by
 it, so hosts whose clocks differ agree. What the two databases spell differently is a word in capitals that each
-replaces: ``SERIAL_KEY``, ``BYTES``, ``LOCKING_NEW_ROWS`` (take rows that no other transaction is taking).
+replaces: ``SERIAL_KEY``, ``BYTES``, ``LOCKING_NEW_ROWS`` (take rows that no other transaction is taking),
+``LOCKING_REQUESTS`` (of the table ``r``, once no other transaction changes them). An index is searched for
+``(SELECT store_now())``, the time when the statement began; for ``store_now()`` PostgreSQL asks it of each row.
 """
 
 from collections.abc import Mapping, Sequence

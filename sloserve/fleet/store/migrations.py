@@ -86,7 +86,10 @@ _ROUTES = ("ALTER TABLE request_body ADD COLUMN route text NOT NULL DEFAULT '/v1
 
 _LOST = ("ALTER TABLE request ADD COLUMN lost bigint NOT NULL DEFAULT 0",)
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES, _LOST)
+_PLACES = ("CREATE INDEX request_place ON request (batch, seq) WHERE batch IS NOT NULL",)
+"""Pages of results follow one another without the whole batch being sorted for each."""
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES, _LOST, _PLACES)
 """Step n leads from version n to n + 1."""
 
 

@@ -15,12 +15,21 @@ from sloserve.fleet.store.database import Params
 
 _OLDEST: Final = 140000
 _CONNECT_S: Final = 5.0
+_PATIENCE: Final[Mapping[str, int]] = {
+    "connect_timeout": int(_CONNECT_S),
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+"""Of connections whose other end is gone without a word, which takes hours to see else. An address may state others."""
 _LOCK: Final = 0x510_5E57E  # of this program's schema changes, among all advisory locks of the database
 _CHANNEL: Final = "sloserve"
 _WORDS: Final = {
     "SERIAL_KEY": "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     "BYTES": "bytea",
     "LOCKING_NEW_ROWS": "FOR UPDATE SKIP LOCKED",
+    "LOCKING_REQUESTS": "FOR UPDATE OF r",
 }
 _NOW: Final = """
     CREATE OR REPLACE FUNCTION store_now() RETURNS double precision LANGUAGE sql VOLATILE
@@ -63,10 +72,10 @@ class PostgresDatabase:
         Raises:
             ConfigError: no server at this address, or one that is too old.
         """
-        options: Mapping[str, Any] = {"autocommit": True, "connect_timeout": int(_CONNECT_S)}
+        self._where, stated = _without_password(address), conninfo_to_dict(address)
+        options: Mapping[str, Any] = {"autocommit": True} | {k: v for k, v in _PATIENCE.items() if k not in stated}
         if schema is not None:
             options = {**options, "options": f"-c search_path={schema}"}
-        self._where = _without_password(address)
         self._address, self._options = address, options
         try:
             with psycopg.connect(address, **options) as connection:

@@ -226,7 +226,7 @@ _ACCEPT: Final = """
 _TAKE: Final = """
     UPDATE request SET state = 'claimed', attempt = attempt + 1, claim = :claim
     WHERE seq IN (SELECT seq FROM taken)"""
-_ALIVE: Final = "state = 'queued' AND (due_s IS NULL OR due_s > store_now())"
+_ALIVE: Final = "state = 'queued' AND (due_s IS NULL OR due_s > (SELECT store_now()))"
 # Materialized: else PostgreSQL may run the subquery more than once, and take more rows than it asks for.
 _CLAIM: Final = f"""
     WITH taken AS MATERIALIZED (
@@ -259,7 +259,8 @@ _PROGRESS: Final = """
     INSERT INTO request_progress (id, progress) VALUES (:id, :progress)
     ON CONFLICT (id) DO UPDATE SET progress = excluded.progress"""
 _IN_FLIGHT: Final = """
-    SELECT r.id, c.alone FROM request r JOIN claim c ON c.id = r.claim WHERE r.claim = :claim AND r.state = 'claimed'"""
+    SELECT r.id, c.alone FROM request r JOIN claim c ON c.id = r.claim
+    WHERE r.claim = :claim AND r.state = 'claimed' LOCKING_REQUESTS"""
 _REQUEUE: Final = "UPDATE request SET state = 'queued', claim = NULL WHERE claim = :claim AND state = 'claimed'"
 _SUSPECT: Final = "UPDATE request SET suspects = :suspects WHERE claim = :claim AND state = 'claimed'"
 _LOST: Final = "UPDATE request SET lost = lost + 1 WHERE claim = :claim AND state = 'claimed'"
@@ -268,7 +269,7 @@ _WORN_OUT: Final = f"SELECT id FROM request WHERE claim = :claim AND state = 'cl
 _FAIL: Final = "UPDATE request SET state = 'failed', finished_s = store_now(), claim = NULL WHERE id = :id"
 _EXPIRE: Final = """
     UPDATE request SET state = 'expired', finished_s = store_now()
-    WHERE state = 'queued' AND due_s <= store_now() RETURNING id"""
+    WHERE state = 'queued' AND due_s <= (SELECT store_now()) RETURNING id"""
 _CANCEL_QUEUED: Final = """
     UPDATE request SET state = 'cancelled', finished_s = store_now()
     WHERE batch = :batch AND state = 'queued'"""

@@ -23,6 +23,7 @@ _WORDS: Final = {
     "SERIAL_KEY": "integer PRIMARY KEY AUTOINCREMENT",
     "BYTES": "blob",
     "LOCKING_NEW_ROWS": "",
+    "LOCKING_REQUESTS": "",
 }
 _FULL: Final = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC")
 

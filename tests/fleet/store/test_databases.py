@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
+from sloserve.fleet.store.postgres import PostgresDatabase
 from sloserve.fleet.store.records import NewRequest
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store as OpenStore
@@ -76,3 +77,13 @@ def test_a_store_that_another_writer_holds_is_away_and_comes_back(
     store.members.beat("a", {})
     other.close()
     store.close()
+
+
+@pytest.mark.slow
+def test_a_connection_whose_other_end_is_gone_is_noticed_within_a_minute(postgres_address: str) -> None:
+    for address, limit in ((postgres_address, "25000"), (f"{postgres_address}?tcp_user_timeout=7000", "7000")):
+        database = PostgresDatabase(address)
+        with database._pool.connection() as connection:
+            stated = connection.info.get_parameters()
+            assert stated["tcp_user_timeout"] == limit and stated["keepalives_idle"] == "10"
+        database.close()

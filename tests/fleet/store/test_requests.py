@@ -1,9 +1,12 @@
 """Durable requests: one suite for every database."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from sloserve.fleet.store.records import BatchState, Claim, NewRequest, RequestState, Result
-from sloserve.fleet.store.requests import MOST_LOST, Requests
+from sloserve.fleet.store.requests import _EXPIRE, MOST_LOST, Requests
+from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store as OpenStore
 from tests.fleet.store.databases import Store
 
@@ -202,6 +205,41 @@ def test_a_deadline_ends_what_is_queued_by_the_clock_of_the_store(requests: Requ
     assert requests.expire() == ["early"]
     assert requests.counts("b")[RequestState.EXPIRED] == 1
     assert [r.id for r in claimed(requests, 9).requests] == ["never"]
+
+
+def test_a_passed_deadline_is_found_by_its_index(store: Store) -> None:
+    """PostgreSQL asked the clock of every queued request, twice a second."""
+    database = store.open()
+    OpenStore(database)
+    with database.transaction() as session:
+        if isinstance(database, SqliteDatabase):
+            plan, found = session.rows(f"EXPLAIN QUERY PLAN {_EXPIRE}"), "request_due (due_s<?)"
+        else:
+            session.change("SET LOCAL enable_seqscan = off")
+            plan, found = session.rows(f"EXPLAIN {_EXPIRE}"), "Index Cond: (due_s <="
+    assert any(found in str(row[-1]) for row in plan), plan
+
+
+def test_a_result_that_is_being_committed_when_its_engine_dies_is_kept(store: Store) -> None:
+    """PostgreSQL let the death count what the other transaction was changing, and broke off over it."""
+    database, other = store.open(), OpenStore(store.open()).requests
+    requests = OpenStore(database).requests
+    add(requests, 1)
+    claim = claimed(requests, 1)
+    finished = "UPDATE request SET state = 'done', claim = NULL"
+    kept = "INSERT INTO request_result (id, status, body) VALUES ('r000', 200, :body)"
+    with database.transaction() as session:
+        session.change("UPDATE claim SET alone = 1")
+    with ThreadPoolExecutor(1) as thread:
+        with database.transaction() as session:
+            session.change(finished)
+            session.change(kept, body=b"out")
+            died = thread.submit(other.engine_died, [claim.id])
+            while not isinstance(database, SqliteDatabase) and not died.done():
+                if session.rows("SELECT 1 FROM pg_locks WHERE NOT granted"):
+                    break
+        assert died.result() == []
+    assert [row.body for row in requests.results("b")] == [b"out"]
 
 
 def test_sums_are_those_of_the_queued_requests(requests: Requests) -> None:
