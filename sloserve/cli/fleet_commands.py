@@ -160,7 +160,7 @@ def agent(
         from sloserve.fleet.run.signals import Stopping
 
         launcher = launcher_for(place, owned, engine_module)
-        await run_agent(fleet, owned, place, launcher, Stopping().wait, lease_s=lease_s)
+        await run_agent(fleet, owned, place, launcher, Stopping(), lease_s=lease_s)
 
     asyncio.run(serve())
 

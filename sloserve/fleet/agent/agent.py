@@ -145,6 +145,10 @@ class Agent:
         self._tasks = [asyncio.create_task(self._server.serve([listening])), asyncio.create_task(self._beat())]
         return self
 
+    async def drain(self) -> None:
+        """Takes no more requests, and waits until those that run end, for the time that streams have at a swap."""
+        await asyncio.gather(*(one.drain(self._settings.drain_max_s) for one in self.instances.values()))
+
     async def __aexit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.should_exit = self._server.force_exit = True

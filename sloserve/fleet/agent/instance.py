@@ -81,7 +81,7 @@ class Instance:
         self._active: str | None = None
         self._since_s = self._ready_s = 0.0
         self._switching = asyncio.Lock()
-        self._is_switching = False
+        self._is_switching = self._is_leaving = False
         self._pulse = Pulse(host.clock)
         self._coming = 0
         """How often a model has begun to come, or come."""
@@ -95,7 +95,8 @@ class Instance:
 
     def report(self) -> InstanceReport:
         engine, now_s = self._engines.active, self._clock.monotonic_s()
-        serves = self._phase is Phase.SERVING and engine is not None
+        phase = Phase.DRAINING if self._is_leaving and self._phase is Phase.SERVING else self._phase
+        serves = phase is Phase.SERVING and engine is not None
         models = {name: self._engines.state(name) for name in self._models}
         for name, state in models.items():
             if state is ModelState.ACTIVE and name != self._active:
@@ -105,7 +106,7 @@ class Instance:
         return InstanceReport(
             name=self._name,
             device=self._device,
-            phase=self._phase,
+            phase=phase,
             models=models,
             active_for_s=max(now_s - self._since_s, 0.0) if serves else None,
             # Once it is late it is expected to be as late again: an estimate that stays near would be waited for.
@@ -148,7 +149,7 @@ class Instance:
         return Answer(flight.answer.status, flight.answer.headers, flight.answer)
 
     async def activate(self, model: str) -> bool:
-        if self._is_switching or model not in self._models:
+        if self._is_switching or self._is_leaving or model not in self._models:
             return False
         if self._phase is Phase.SERVING:
             if self._active == model:
@@ -164,6 +165,13 @@ class Instance:
         if not self._is_switching:
             async with self._switching:
                 await self._engines.keep(models)
+
+    async def drain(self, limit_s: float) -> None:
+        """Takes no more requests, for good, and waits until those that its engine has end; at most so long."""
+        self._is_leaving = True
+        engine = self._engines.active
+        if engine is not None and not await engine.flights.empty(limit_s):
+            await engine.flights.send_back(_LEAVING_S)
 
     async def close(self) -> None:
         """Ends all engines, and what is read of their answers."""
@@ -298,7 +306,7 @@ class Instance:
 
     def _engine_for(self, model: str, durable: bool) -> Engine:
         engine = self._engines.active
-        if self._phase in (Phase.DRAINING, Phase.SWAPPING):
+        if self._is_leaving or self._phase in (Phase.DRAINING, Phase.SWAPPING):
             raise Refused(Refusal.SWITCHING)
         if self._phase is Phase.FAILED:
             raise Refused(Refusal.FAILED)

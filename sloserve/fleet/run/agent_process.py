@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -15,6 +14,7 @@ from sloserve.fleet.agent.pulling import LEASE_S, Pulling
 from sloserve.fleet.file import Fleet, Host
 from sloserve.fleet.run.live import Place, agent_settings
 from sloserve.fleet.run.open_files import allow_open_files
+from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import open_store
 
 logger = logging.getLogger(__name__)
@@ -29,11 +29,12 @@ async def run_agent(
     host: Host,
     place: Place,
     launcher: Launcher,
-    until: Callable[[], Awaitable[None]],
+    stopping: Stopping,
     *,
     lease_s: float = LEASE_S,
 ) -> None:
-    """Serves until ``until`` returns. Then lines go back into the queue, and all engines end.
+    """Serves until it is told to stop. Then streams have their time to end, unless it is told again, lines go back into
+    the queue, and all engines end.
 
     lease_s: of claims. Raises: ConfigError for a store that cannot be opened.
     """
@@ -51,11 +52,21 @@ async def run_agent(
                 agent.plan = lambda: following.plan
                 looking = asyncio.create_task(following.run())
                 try:
-                    await until()
+                    await stopping.wait()
                 finally:
                     looking.cancel()
                     await asyncio.gather(looking, return_exceptions=True)
                     await following.stop()
-                    await pulling.stop(STOP_S)
+                    await _drained(agent, pulling, stopping)
     finally:
         store.close()
+
+
+async def _drained(agent: Agent, pulling: Pulling, stopping: Stopping) -> None:
+    stopping.again()
+    hurried, draining = asyncio.create_task(stopping.wait()), asyncio.create_task(agent.drain())
+    await pulling.stop(STOP_S)
+    await asyncio.wait({hurried, draining}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (hurried, draining):
+        task.cancel()
+    await asyncio.gather(hurried, draining, return_exceptions=True)

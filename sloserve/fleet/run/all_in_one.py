@@ -19,7 +19,7 @@ from sloserve.fleet.file import Fleet, Host
 from sloserve.fleet.launcher.plain import kill_group, start
 from sloserve.fleet.planning.planner import LEASE_S
 from sloserve.fleet.run.agent_process import STOP_S
-from sloserve.fleet.run.gateway_process import GatewayServer
+from sloserve.fleet.run.gateway_process import GatewayServer, stop
 from sloserve.fleet.run.live import Place
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.planner_process import run_planner
@@ -154,11 +154,7 @@ async def _first_failure(stopped: "asyncio.Task[None]", tasks: Sequence["asyncio
 async def _stop(server: GatewayServer, children: Sequence[_Child], stopping: Stopping) -> None:
     stopping.again()
     hurried = asyncio.create_task(stopping.wait())
-    closing = asyncio.create_task(server.stop())
-    await asyncio.wait({hurried, closing}, return_when=asyncio.FIRST_COMPLETED)
-    if not closing.done():
-        await server.stop(at_once=True)
-    await closing
+    await stop(server, hurried)
     await asyncio.gather(*(child.stop(at_once=hurried.done()) for child in children))
     hurried.cancel()
 

@@ -159,6 +159,18 @@ async def serve_gateway(fleet: Fleet, place: Place, say: Callable[[str], None]) 
         also = await server.start()
         say(f"gateway: {server.address}/v1" + (f"; {also}" if also else ""))
         await stopping.wait()
-        await server.stop()
+        stopping.again()
+        hurried = asyncio.create_task(stopping.wait())
+        await stop(server, hurried)
+        hurried.cancel()
     finally:
         store.close()
+
+
+async def stop(server: GatewayServer, hurried: "asyncio.Task[None]") -> None:
+    """Takes no more requests, and lets those that run end, unless ``hurried`` ends before."""
+    closing = asyncio.create_task(server.stop())
+    await asyncio.wait({hurried, closing}, return_when=asyncio.FIRST_COMPLETED)
+    if not closing.done():
+        await server.stop(at_once=True)
+    await closing

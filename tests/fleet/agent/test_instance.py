@@ -261,6 +261,24 @@ def test_streams_that_take_too_long_are_parked_and_go_on_when_their_model_is_bac
     run(tmp_path, test, step_s=0.002, drain_max_s=0.02)
 
 
+def test_an_agent_that_stops_lets_streams_end_and_takes_no_more(tmp_path: Path) -> None:
+    """One that was told to stop broke them all off."""
+
+    async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
+        await instance.activate("chat")
+        streaming = asyncio.ensure_future(ask(instance, "chat", 40))
+        await until(lambda: instance.report().running.context_tokens > 0)
+        draining = asyncio.ensure_future(agent.drain())
+        await until(lambda: instance.report().phase is not Phase.SERVING)
+        assert await refusal(instance, "chat") is Refusal.SWITCHING
+        assert (instance.report().phase, instance.report().room) == (Phase.DRAINING, 0)
+        assert not await instance.activate("code")
+        await draining
+        assert streaming.done() and await streaming == reply("chat", "a", 40)
+
+    run(tmp_path, test, step_s=0.001)
+
+
 @pytest.mark.parametrize("memory", [20, 0], ids=["room for weights", "no room"])
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_a_request_without_a_byte_is_sent_back_when_the_time_to_drain_is_over(
