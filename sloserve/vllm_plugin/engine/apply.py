@@ -118,7 +118,7 @@ def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits) 
     all_tracked = table.has_all(scheduler.requests)
     eligible = [request.next_decode_eligible_step for request in paused]
     running = _in_front(running, plan.running, table, all_tracked)
-    waiting = _in_front(waiting, plan.waiting, table, all_tracked)
+    waiting = _in_front(waiting, plan.waiting, table, all_tracked, by_arrival=True)
     # At each step, since vLLM appends the requests that it admits and takes its victims from the end.
     protected = table.protected_running()
     running = _in_front(running, protected, table, all_tracked)
@@ -138,12 +138,17 @@ def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits) 
     return paused
 
 
-def _in_front(present: Any, named: IntArray | None, table: RequestTable, all_tracked: bool) -> Any:
+def _in_front(
+    present: Any, named: IntArray | None, table: RequestTable, all_tracked: bool, *, by_arrival: bool = False
+) -> Any:
     """A queue with the named requests first, then the others in their present order.
 
     Returns ``present`` itself if it has this order already or if no request is named. Requests without a row stay ahead
     of all others: a policy must not delay requests that it cannot see. A named request that is not in ``present`` (it
-    waits elsewhere and holds KV) is left out. all_tracked: whether each request has a row.
+    waits elsewhere and holds KV) is left out.
+
+    all_tracked: whether each request has a row. by_arrival: one without stays ahead of those alone that came after it;
+    else a flood of them would starve the others.
     """
     if named is None:
         return present
@@ -164,8 +169,19 @@ def _in_front(present: Any, named: IntArray | None, table: RequestTable, all_tra
         return type(present)(chain(wanted, passed, queue))
     passed += queue
     untracked = [r for r in passed if r.request_id not in table.slot_of]
-    tracked = [r for r in passed if r.request_id in table.slot_of]
-    return type(present)(untracked + wanted + tracked)
+    planned = wanted + [r for r in passed if r.request_id in table.slot_of]
+    return type(present)(_before_later_ones(untracked, planned) if by_arrival else untracked + planned)
+
+
+def _before_later_ones(untracked: list[Request], planned: list[Request]) -> list[Request]:
+    """``planned`` with each of ``untracked``, in their order, before the first that arrived after it."""
+    merged, at = [], 0
+    for request in planned:
+        while at < len(untracked) and untracked[at].arrival_time <= request.arrival_time:
+            merged.append(untracked[at])
+            at += 1
+        merged.append(request)
+    return merged + untracked[at:]
 
 
 def _decodes_first(running: list[Request], table: RequestTable, num_protected: int) -> list[Request]:

@@ -48,8 +48,8 @@ SCHEDULER_METHODS = (
 )
 REQUEST_ATTRIBUTES = (
     "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
-    "block_hashes", "is_prefill_chunk", "prefill_stats", "resumable", "skip_reading_prefix_cache", "status",
-    "structured_output_request", "_output_token_ids",
+    "arrival_time", "block_hashes", "is_prefill_chunk", "prefill_stats", "resumable", "skip_reading_prefix_cache",
+    "status", "structured_output_request", "_output_token_ids",
 )  # fmt: skip
 
 _HOLDERS = attrgetter("ref_cnt")

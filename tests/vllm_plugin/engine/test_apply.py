@@ -31,6 +31,7 @@ class Scheduler(SimpleNamespace):
                 status=RequestStatus.RUNNING if name in running else RequestStatus.WAITING,
                 next_decode_eligible_step=0,
                 is_prefill_chunk=name in prompts,
+                arrival_time=0.0,
             )
             for name in running + waiting
         }
@@ -110,7 +111,9 @@ def test_long_queues_keep_everyone_in_the_order_that_is_asked_for(seed: int, mon
     hidden = "".join(rng.choice(names, rng.integers(0, 4)))
     named = "".join(n for n in rng.permutation(names)[: rng.integers(1, 26)] if n not in hidden)
     scheduler = Scheduler(running="", waiting=waiting)
-    scheduler.made |= {n: Request(request_id=n) for n in named if n not in waiting}  # they wait elsewhere
+    scheduler.made |= {
+        n: Request(request_id=n, arrival_time=0.0) for n in named if n not in waiting
+    }  # they wait elsewhere
     apply_plan(scheduler, Plan(waiting=slots(named)), scheduler.table(without=hidden))
     moved = [n for n in named if n in waiting]
     if not waiting.startswith(named):
@@ -123,6 +126,21 @@ def test_requests_without_a_row_stay_ahead() -> None:
     scheduler = Scheduler()
     apply_plan(scheduler, Plan(running=slots("ca"), waiting=slots("fd")), scheduler.table(without="be"))
     assert scheduler.queues() == ("bca", "efd")
+
+
+@pytest.mark.parametrize(
+    ("came_s", "expected"),
+    [(0.0, "eiadfgh"), (2.5, "aeidfgh"), (3.5, "adfeigh"), (9.0, "adfghei")],
+)
+def test_an_untracked_request_overtakes_none_that_came_before_it(came_s: float, expected: str) -> None:
+    """Sessions that keep coming would be admitted before all others for ever, aged ones too."""
+    scheduler = Scheduler(running="", waiting="aeidfgh")
+    for name, arrival_time in zip("adfgh", (1.0, 3.0, 2.0, 4.0, 5.0), strict=True):
+        scheduler.made[name].arrival_time = arrival_time
+    for name in "ei":
+        scheduler.made[name].arrival_time = came_s
+    apply_plan(scheduler, Plan(waiting=slots("adfg")), scheduler.table(without="ei"))
+    assert scheduler.queues()[1] == expected
 
 
 @pytest.mark.parametrize(
