@@ -1,4 +1,5 @@
 // What follows from the columns of the request table, and how requests are ranked.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include "module.h"
 #include "sloserve/rank.h"
 #include "sloserve/request_columns.h"
+#include "sloserve/service_order.h"
 
 namespace sloserve::bindings {
 
@@ -78,6 +80,59 @@ void bind_requests(nb::module_& m) {
       },
       "progress"_a.noconvert(), "slots"_a.noconvert());
   m.def(
+      "context_and_uncomputed",
+      [](const Columns<std::int64_t, 5>& progress, const Column<std::int64_t>& slots) {
+        const Slots of = slots_of(slots, capacity_of(progress));
+        const ProgressColumns columns = progress_of(progress);
+        return std::tuple(made<std::int64_t>(of.size, [&](std::size_t i) { return columns.context(of[i]); }),
+                          made<std::int64_t>(of.size, [&](std::size_t i) { return columns.uncomputed(of[i]); }));
+      },
+      "progress"_a.noconvert(), "slots"_a.noconvert());
+  m.def(
+      "service_order",
+      [](const Columns<std::int64_t, 5>& progress, const Column<bool>& preemptable, const Column<std::int64_t>& order,
+         std::int64_t free_blocks, std::int64_t block_size, std::int64_t token_budget, std::int64_t decode_tokens) {
+        const Slots of = slots_of(order, std::min(capacity_of(progress), preemptable.shape(0)));
+        return to_numpy(service_order(progress_of(progress), preemptable.data(), of,
+                                      {free_blocks, block_size, token_budget, decode_tokens}));
+      },
+      "progress"_a.noconvert(), "preemptable"_a.noconvert(), "order"_a.noconvert(), "free_blocks"_a, "block_size"_a,
+      "token_budget"_a, "decode_tokens"_a);
+  m.def(
+      "slots_misused",
+      [](const Column<std::int64_t>& slots, const Column<std::int8_t>& state, std::int64_t allowed) {
+        std::vector<bool> named(state.shape(0), false);
+        int worst = 0;
+        for (std::size_t i = 0; i < slots.shape(0); ++i) {
+          const std::int64_t slot = slots.data()[i];
+          if (slot < 0 || static_cast<std::size_t>(slot) >= state.shape(0)) return 3;
+          const auto at = static_cast<std::size_t>(slot);
+          if (named[at]) worst = 2;
+          named[at] = true;
+          if (!(allowed >> state.data()[at] & 1)) worst = std::max(worst, 1);
+        }
+        return worst;
+      },
+      "slots"_a.noconvert(), "state"_a.noconvert(), "allowed"_a);
+  m.def(
+      "slots_found",
+      [](const nb::dict& slot_of, const nb::iterable& objects, nb::handle name, std::int64_t most) {
+        std::vector<std::int64_t> found;
+        if (most == 0) return to_numpy(std::move(found));
+        for (nb::handle object : objects) {
+          const nb::object key = nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
+          if (!key.is_valid()) nb::raise_python_error();
+          PyObject* slot = PyDict_GetItemWithError(slot_of.ptr(), key.ptr());
+          if (slot == nullptr && PyErr_Occurred()) nb::raise_python_error();
+          if (slot == nullptr) continue;
+          found.push_back(PyLong_AsLongLong(slot));
+          if (found.back() == -1 && PyErr_Occurred()) nb::raise_python_error();
+          if (static_cast<std::int64_t>(found.size()) == most) break;
+        }
+        return to_numpy(std::move(found));
+      },
+      "slot_of"_a, "objects"_a, "name"_a, "most"_a);
+  m.def(
       "token_pace",
       [](const Column<double>& tpot_s, const Column<double>& tds, const Column<std::int64_t>& slots) {
         const Slots of = slots_of(slots, capacity_of(Columns<double, 2>{tpot_s, tds}));
@@ -111,6 +166,23 @@ void bind_requests(nb::module_& m) {
         return to_numpy(by_class(key.data(), rank.data(), undecided ? undecided->data() : nullptr, n));
       },
       "key"_a.noconvert(), "rank"_a.noconvert(), "undecided"_a.noconvert().none());
+  m.def(
+      "ranked",
+      [](const Column<double>& key, const Column<std::int64_t>& slots, std::size_t queued,
+         const std::optional<Column<std::int64_t>>& class_rank, const Column<std::int64_t>& seq,
+         const std::optional<Column<bool>>& undecided, std::int64_t most) {
+        const std::size_t n = key.shape(0);
+        const Slots of = slots_of(slots, class_rank ? std::min(class_rank->shape(0), seq.shape(0)) : seq.shape(0));
+        if (of.size != n || (undecided && undecided->shape(0) != n)) {
+          throw std::invalid_argument("key, slots and undecided must be of one length");
+        }
+        Ranked found = ranked(key.data(), of, queued, class_rank ? class_rank->data() : nullptr, seq.data(),
+                              undecided ? undecided->data() : nullptr, most);
+        return std::tuple(to_numpy(std::move(found.lowered)), to_numpy(std::move(found.waiting)),
+                          to_numpy(std::move(found.running)));
+      },
+      "key"_a.noconvert(), "slots"_a.noconvert(), "queued"_a, "class_rank"_a.noconvert().none(), "seq"_a.noconvert(),
+      "undecided"_a.noconvert().none(), "most"_a);
   m.def(
       "first_places",
       [](const Column<double>& key, const Column<double>& lowered, const Column<std::int64_t>& rank,

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.shadow import Shadow
 from sloserve.engine.table import RequestTable
 from sloserve.estimator.planning_cost import PlanningCost
+from sloserve.kernels.requests import slots_found
 from sloserve.lso.decode_first import service_order
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.step_budget import MOST_PROMPTS, StepBudget
@@ -267,7 +267,7 @@ class Planner:
         if plan.preempt.size:
             order = order[~_marks(table.rows, plan.preempt)[order]]
         # Whatever stands behind an unfinished prompt gets nothing of a limited step.
-        running = service_order(table.rows, order, replace(engine, token_budget=tokens))
+        running = service_order(table.rows, order, engine, tokens)
         return replace(step, plan=replace(plan, running=running, token_budget=tokens))
 
     def _untracked_running(self) -> int:
@@ -286,9 +286,7 @@ class Planner:
 
     def _slots(self, queue: Iterable[EngineRequest], most: int | None = None) -> IntArray:
         """The first ``most`` requests of one of the engine's queues that have a row, in its order; all for ``None``."""
-        slot_of = self.table.slot_of
-        found = (slot for r in queue if (slot := slot_of.get(r.request_id)) is not None)
-        return np.fromiter(islice(found, most), np.int64)
+        return slots_found(self.table.slot_of, queue, "request_id", most)
 
     def _in_turn(self) -> IntArray:
         """Aged requests, waiting and admitted, which get full chunks."""

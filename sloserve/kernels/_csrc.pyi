@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -71,6 +72,20 @@ def uncomputed_tokens(progress: tuple[NDArray[np.int64], ...], slots: NDArray[np
 def split_running(
     progress: tuple[NDArray[np.int64], ...], slots: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]: ...
+def context_and_uncomputed(
+    progress: tuple[NDArray[np.int64], ...], slots: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+def service_order(
+    progress: tuple[NDArray[np.int64], ...],
+    preemptable: NDArray[np.bool_],
+    order: NDArray[np.int64],
+    free_blocks: int,
+    block_size: int,
+    token_budget: int,
+    decode_tokens: int,
+) -> NDArray[np.int64]: ...
+def slots_misused(slots: NDArray[np.int64], state: NDArray[np.int8], allowed: int) -> int: ...
+def slots_found(slot_of: dict[str, int], objects: Iterable[object], name: str, most: int) -> NDArray[np.int64]: ...
 def token_pace(
     tpot_s: NDArray[np.float64], tds: NDArray[np.float64], slots: NDArray[np.int64]
 ) -> NDArray[np.float64]: ...
@@ -79,6 +94,15 @@ def top_k(keys: NDArray[np.float64], seqs: NDArray[np.int64], k: int) -> NDArray
 def by_class(
     key: NDArray[np.float64], rank: NDArray[np.int64], undecided: NDArray[np.bool_] | None
 ) -> NDArray[np.float64]: ...
+def ranked(
+    key: NDArray[np.float64],
+    slots: NDArray[np.int64],
+    queued: int,
+    class_rank: NDArray[np.int64] | None,
+    seq: NDArray[np.int64],
+    undecided: NDArray[np.bool_] | None,
+    most: int,
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]: ...
 def first_places(
     key: NDArray[np.float64], lowered: NDArray[np.float64], rank: NDArray[np.int64], seq: NDArray[np.int64], k: int
 ) -> NDArray[np.int64]: ...

@@ -54,3 +54,19 @@ def first_places(
         np.ascontiguousarray(seq, np.int64),
         most,
     )
+
+
+def ranked(
+    key: NDArray[np.float64],
+    slots: NDArray[np.int64],
+    queued: int,
+    class_rank: NDArray[np.int64] | None,
+    seq: NDArray[np.int64],
+    undecided: NDArray[np.bool_] | None,
+    most: int,
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """See :func:`sloserve.lso.ordering.ranked`. class_rank, seq: columns, by slot; ``None``: all are of one class.
+
+    Raises: ValueError for columns of several lengths, more queued than there are, or a negative ``most``.
+    """
+    return _csrc.ranked(np.ascontiguousarray(key, np.float64), slots, queued, class_rank, seq, undecided, most)

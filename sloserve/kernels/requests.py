@@ -4,7 +4,7 @@
 :mod:`sloserve.core.rows`. All raise ValueError for a slot that the columns do not have.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,45 @@ def tokens_without_kv(progress: Progress, slots: NDArray[np.int64]) -> NDArray[n
 def uncomputed_tokens(progress: Progress, slots: NDArray[np.int64]) -> NDArray[np.int64]:
     """See :func:`sloserve.lso.decode_first.uncomputed_tokens`."""
     return _csrc.uncomputed_tokens(progress, np.ascontiguousarray(slots))
+
+
+def context_and_uncomputed(progress: Progress, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Tokens of prompt and output, and :func:`uncomputed_tokens`, ``[len(slots)]`` each."""
+    return _csrc.context_and_uncomputed(progress, np.ascontiguousarray(slots))
+
+
+def service_order(
+    progress: Progress,
+    preemptable: NDArray[np.bool_],
+    order: NDArray[np.int64],
+    *,
+    free_blocks: int,
+    block_size: int,
+    token_budget: int,
+    decode_tokens: int,
+) -> NDArray[np.int64]:
+    """See :func:`sloserve.lso.decode_first.service_order`; empty where it is ``order``. preemptable: a column."""
+    slots = np.ascontiguousarray(order)
+    return _csrc.service_order(progress, preemptable, slots, free_blocks, block_size, token_budget, decode_tokens)
+
+
+def slots_found(
+    slot_of: dict[str, int], objects: Iterable[object], name: str, most: int | None = None
+) -> NDArray[np.int64]:
+    """Slots of those of ``objects``, in order, whose attribute ``name`` is in ``slot_of``; the first ``most`` of them.
+
+    Raises: AttributeError for an object without that attribute.
+    """
+    return _csrc.slots_found(slot_of, objects, name, -1 if most is None else most)
+
+
+def slots_misused(slots: NDArray[np.int64], state: NDArray[np.int8], *allowed: int) -> str | None:
+    """What is wrong with slots that should each be named once, in one of the states ``allowed``; ``None`` for nothing.
+
+    ``"outside"``: one is none of ``state``'s; else ``"twice"``, else ``"state"``.
+    """
+    found = _csrc.slots_misused(np.ascontiguousarray(slots, np.int64), state, sum(1 << one for one in allowed))
+    return (None, "state", "twice", "outside")[found]
 
 
 def split_running(progress: Progress, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:

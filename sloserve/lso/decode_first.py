@@ -14,8 +14,7 @@ import numpy as np
 from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.kernels import requests
-from sloserve.lso.blocks import blocks_of
-from sloserve.lso.plan import NO_SLOTS, EngineFacts
+from sloserve.lso.plan import EngineFacts
 
 PREFILL_COLUMNS = frozenset({"computed_tokens", "hit_tokens", "prompt_tokens", "output_tokens", "swapped_tokens"})
 """Columns that tell decodes from unfinished prompts."""
@@ -59,44 +58,22 @@ def decode_first(rows: Rows, order: IntArray) -> IntArray:
     return np.concatenate((order[~prompts], order[prompts])) if prompts.any() else order
 
 
-def service_order(rows: Rows, order: IntArray, engine: EngineFacts) -> IntArray:
+def service_order(rows: Rows, order: IntArray, engine: EngineFacts, token_budget: int | None = None) -> IntArray:
     """``order`` as a plan should have it: decodes, unfinished prompts, the next victims. See this module.
 
     The victims are the last of ``order``, as many as hold the blocks that the next step may lack, and none where blocks
     suffice. A request that no plan may preempt is not among them.
 
-    order: running slots in a policy's order of service, which is from its end the policy's order of victims. engine:
-    with the ``token_budget`` of the step.
+    order: running slots in a policy's order of service, which is from its end the policy's order of victims.
+    token_budget: of the step; ``None`` for the engine's own.
     """
-    left = uncomputed_tokens(rows, order)
-    prompts = left > 0
-    if not prompts.any():
-        return order
-    victims = _next_victims(rows, order, left, engine)
-    if not victims.size:
-        return np.concatenate((order[~prompts], order[prompts]))
-    stays = np.ones(order.size, np.bool_)
-    stays[victims] = False
-    return np.concatenate((order[stays & ~prompts], order[stays & prompts], order[victims]))
-
-
-def _next_victims(rows: Rows, order: IntArray, left: IntArray, engine: EngineFacts) -> IntArray:
-    """Places in ``order``, ascending, of those that vLLM should preempt first if blocks run out in the next step.
-
-    left: prefill tokens of each.
-    """
-    decodes_tokens = engine.decode_tokens * int(np.count_nonzero(left == 0))
-    # T tokens of n requests grow into at most T / block_size + n blocks.
-    if engine.free_blocks > max(engine.token_budget, decodes_tokens) // engine.block_size + order.size:
-        return NO_SLOTS
-    computed = rows.computed_tokens[order]
-    held = blocks_of(computed, engine.block_size)
-    room = max(engine.token_budget - decodes_tokens, 0)
-    chunk = np.clip(room - (np.cumsum(left) - left), 0, left)
-    grown = blocks_of(computed + np.where(left > 0, chunk, engine.decode_tokens), engine.block_size)
-    missing = int((grown - held).sum()) - engine.free_blocks
-    if missing <= 0:
-        return NO_SLOTS
-    last = np.flatnonzero(rows.preemptable[order])[::-1]
-    victims: IntArray = last[: int(np.searchsorted(np.cumsum(held[last]), missing)) + 1][::-1]
-    return victims
+    found = requests.service_order(
+        progress_columns(rows),
+        rows.preemptable,
+        order,
+        free_blocks=engine.free_blocks,
+        block_size=engine.block_size,
+        token_budget=engine.token_budget if token_budget is None else token_budget,
+        decode_tokens=engine.decode_tokens,
+    )
+    return found if found.size else order

@@ -83,6 +83,41 @@ def first_places(key: FloatArray, lowered: FloatArray, rank: IntArray, seq: IntA
     return compiled.first_places(key, lowered, rank, seq, most)
 
 
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Requests in the order of the rule, those that wait and those that run.
+
+    lowered: ``[n]``, what :func:`by_class` made of the key. waiting, running: places of either in order, each counted
+    from the first of its part of the n.
+    """
+
+    lowered: FloatArray
+    waiting: IntArray
+    running: IntArray
+
+
+def ranked(
+    snapshot: Snapshot,
+    slots: IntArray,
+    key: FloatArray,
+    undecided: BoolArray | None = None,
+    class_rank: ClassRank = ClassRank.UNDECIDED,
+) -> Ranked:
+    """The rule of the module applied to all requests of a snapshot.
+
+    As many of the waiting ones as there are slots: no step can admit more, so the rest of the queue needs no order.
+
+    Args:
+        slots: ``snapshot.waiting``, then ``snapshot.running``.
+        key, undecided: of these, see :func:`by_class`.
+        class_rank: ``UNREAD`` to take them for one class.
+    """
+    rows, queued = snapshot.rows, snapshot.waiting.size
+    rank = None if class_rank is ClassRank.UNREAD else rows.class_rank
+    most = min(queued, snapshot.engine.max_num_seqs)
+    return Ranked(*compiled.ranked(key, slots, queued, rank, rows.seq, undecided, most))
+
+
 def ranks(*keys: IntArray) -> FloatArray:
     """One key for several, the first the most significant: 0, 1, 2, ... in ascending order, equals alike; all ``[n]``.
 
@@ -137,19 +172,11 @@ def plan_by_key(
     rows, engine = snapshot.rows, snapshot.engine
     queued = snapshot.waiting.size
     slots, key = np.concatenate((snapshot.waiting, snapshot.running)), np.concatenate((waiting_key, running_key))
-    rank = np.zeros_like(slots) if class_rank is ClassRank.UNREAD else rows.class_rank[slots]
     no_target = np.isinf(key)
     if undecided is not None:
         no_target[:queued] |= undecided
-    lowered = by_class(key, rank, no_target if class_rank is ClassRank.UNDECIDED else None)
-    seq = rows.seq[slots]
-
-    def places(of: slice, most: int) -> IntArray:
-        return first_places(key[of], lowered[of], rank[of], seq[of], most)
-
-    # No step can admit more than there are slots, so the rest of the queue needs no order.
-    head = places(slice(queued), min(queued, engine.max_num_seqs))
-    order = places(slice(queued, None), snapshot.running.size)
+    found = ranked(snapshot, slots, key, no_target if class_rank is ClassRank.UNDECIDED else None, class_rank)
+    lowered, head, order = found.lowered, found.waiting, found.running
     waiting, running = snapshot.waiting[woven_places(snapshot, head)], snapshot.running[order]
     waiting_key, running_key = lowered[:queued], lowered[queued:]
     victims = NO_SLOTS

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.latency import StepLatency
 from sloserve.estimator.step_time.online import OnlineLatency
+from sloserve.kernels.requests import slots_misused
 from sloserve.lso.preemption import Holding
 from sloserve.lso.turns import NO_TURNS, Turns
 
@@ -166,24 +166,26 @@ def check_plan(plan: Plan, snapshot: Snapshot) -> None:
     """Raises PlanError unless every slot is known, in the right state and named once, and every limit is possible."""
     state = snapshot.rows.state
 
-    def states(name: str, slots: IntArray) -> NDArray[np.int8]:
+    def misused(name: str, slots: IntArray, *allowed: int) -> bool:
+        """Whether one of these is in another state."""
         if slots.ndim != 1 or slots.dtype.kind != "i":
             raise PlanError(
                 f"{name}: an array of slots is one-dimensional and integer, not {slots.dtype}{list(slots.shape)}"
             )
-        if slots.size and (slots.min() < 0 or slots.max() >= state.size):
+        why = slots_misused(slots, state, *allowed)
+        if why == "outside":
             raise PlanError(f"{name}: names a slot outside 0..{state.size - 1}")
-        if slots.size > 1 and np.bincount(slots).max() > 1:
+        if why == "twice":
             raise PlanError(f"{name}: names a request twice")
-        return state[slots]
+        return why is not None
 
     for name, slots in (("running", plan.running), ("preempt", plan.preempt), ("pause", plan.pause)):
-        if slots is not None and slots is not NO_SLOTS and not (states(name, slots) == _RUNNING).all():
+        if slots is not None and slots is not NO_SLOTS and misused(name, slots, _RUNNING):
             raise PlanError(f"{name}: names a request that is not running")
-    if plan.waiting is not None:
-        found = states("waiting", plan.waiting)
+    if plan.waiting is not None and misused("waiting", plan.waiting, _WAITING, _PREEMPTED):
+        found = state[plan.waiting]
         idle = (found == _WAITING) | (found == _PREEMPTED)
-        if not idle.all() and not set(plan.waiting[~idle].tolist()) <= set(plan.preempt.tolist()):
+        if not set(plan.waiting[~idle].tolist()) <= set(plan.preempt.tolist()):
             raise PlanError("waiting: names a request that is neither waiting nor preempted by this plan")
     for name in ("max_running", "token_budget", "prefill_chunk_tokens"):
         limit = getattr(plan, name)

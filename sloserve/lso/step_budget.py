@@ -254,13 +254,14 @@ def _worth_most(prompts: _Prompts, decoding: Decoding, full: StepLoad, full_s: f
         return late, late + lost - num_decodes * kept_up * good
 
     _, fewest = losses(full_s, full_rate)
-    best_s = full_s
+    best_s, tokens = full_s, 0
     # From the shortest on: where it loses no request, as usual, the others need no look.
     for place in sorted({int(share * len(decoding)) for share in _SACRIFICED}):
         step_s = decoding.bearable_s(place)
         if step_s >= full_s:
             break
-        tokens = prompts.latency.prefill_within(step_s, prompts.decodes, first_prefix)
+        if tokens < full.prefill_tokens:  # else a longer step has room for all of them too
+            tokens = prompts.latency.prefill_within(step_s, prompts.decodes, first_prefix)
         rate = max(min(tokens, full.prefill_tokens) / step_s, LEAST_SHARE * full_rate)
         is_enough = rate >= min(arrival_rate, full_rate)
         late, lost = losses(step_s, rate)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.rank import by_class, first_places, top_k
+from sloserve.kernels.rank import by_class, first_places, ranked, top_k
 
 
 def reference(keys: list[float], seqs: list[int], k: int) -> list[int]:
@@ -96,6 +96,13 @@ def test_class_rank_has_its_place(n: int, seed: int) -> None:
     order = np.lexsort((seq, key, rank, lowered)).tolist()
     for most in (0, 1, n // 3, n, n + 1):
         assert first_places(key, lowered, rank, seq, most).tolist() == order[:most]
+    queued, slots = n // 2, rng.permutation(n)
+    found = ranked(key[slots], slots, queued, rank, seq, undecided[slots], 3)
+    assert np.array_equal(found[0], by_class(key[slots], rank[slots], undecided[slots]))
+    for part, places, most in ((slots[:queued], found[1], 3), (slots[queued:], found[2], n)):
+        lowered_part = found[0][:queued] if places is found[1] else found[0][queued:]
+        assert np.array_equal(places, first_places(key[part], lowered_part, rank[part], seq[part], most))
+    assert ranked(key, np.arange(n), n, None, seq, None, n)[1].tolist() == top_k(key, seq, n).tolist()
     for wrong in ((key, lowered[1:], rank, seq), (key, lowered, rank, seq[1:])):
         if n:
             with pytest.raises(ValueError, match="there must be one for each key"):

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.kernels.requests import (
+    context_and_uncomputed,
     counts_of,
+    slots_found,
+    slots_misused,
     split_running,
     token_pace,
     tokens_without_kv,
@@ -27,6 +30,8 @@ def test_what_is_still_to_compute(requests: list[tuple[int, ...]], data: st.Data
     left = [0 if n <= (requests[i][1] > 0) else n for i, n in enumerate(without)]
     assert tokens_without_kv(progress, slots).tolist() == [without[i] for i in slots]
     assert uncomputed_tokens(progress, slots[::-1]).tolist() == [left[i] for i in slots[::-1]]
+    both = context_and_uncomputed(progress, slots)
+    assert [column.tolist() for column in both] == [[sum(requests[i][:2]) for i in slots], [left[i] for i in slots]]
     decodes, prompts, context = split_running(progress, slots)
     assert decodes.tolist() == [i for i in slots if not left[i]] and prompts.tolist() == [i for i in slots if left[i]]
     assert context == sum(requests[i][0] + requests[i][1] for i in decodes)
@@ -61,3 +66,24 @@ def test_attributes_are_counted() -> None:
     for wrong, error in ((One(None, ()), TypeError), (One(2**70, ()), OverflowError), (object(), AttributeError)):
         with pytest.raises(error):
             counts_of([wrong], ("number",))
+
+
+def test_slots_are_found_by_name() -> None:
+    class One:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    slot_of, many = {"a": 3, "c": 0, "d": 7}, [One(name) for name in "abcd"]
+    assert slots_found(slot_of, many, "name").tolist() == [3, 0, 7]
+    assert slots_found(slot_of, iter(many), "name", 2).tolist() == [3, 0]
+    assert slots_found(slot_of, many, "name", 0).size == 0
+    with pytest.raises(AttributeError):
+        slots_found(slot_of, many, "number")
+
+
+@pytest.mark.parametrize(
+    ("slots", "why"),
+    [([0, 2], None), ([], None), ([0, 1], "state"), ([0, 1, 0], "twice"), ([0, 0, 3], "outside"), ([-1], "outside")],
+)
+def test_slots_are_named_once_in_the_right_state(slots: list[int], why: str | None) -> None:
+    assert slots_misused(np.array(slots, np.int32), np.array([1, 3, 2], np.int8), 1, 2) == why

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "sloserve/request_columns.h"
+
 namespace sloserve {
 
 namespace detail {
@@ -164,6 +166,34 @@ inline std::vector<std::int64_t> first_places(const double* key, const double* l
         if (of_a != of_b) return of_a < of_b;
         return seq[a] != seq[b] ? seq[a] < seq[b] : a < b;
       });
+}
+
+// Of requests of which the first `queued` wait and the others run: `key` lowered by by_class, and each part's places in order,
+// counted from the first of the part; of those that wait the first `most`.
+struct Ranked {
+  std::vector<double> lowered;
+  std::vector<std::int64_t> waiting, running;
+};
+
+// key, slots, undecided: [n]; see by_class. class_rank, seq: columns, by slot; class_rank is nullptr where nothing reads it.
+// Throws std::invalid_argument where queued > n or most is negative.
+inline Ranked ranked(const double* key, const Slots& slots, std::size_t queued, const std::int64_t* class_rank,
+                     const std::int64_t* seq, const bool* undecided, std::int64_t most) {
+  const std::size_t n = slots.size;
+  if (queued > n) throw std::invalid_argument("queued: " + std::to_string(queued) + " of " + std::to_string(n) + " requests");
+  std::vector<std::int64_t> rank(n, 0), seqs(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (class_rank != nullptr) rank[i] = class_rank[slots[i]];
+    seqs[i] = seq[slots[i]];
+  }
+  Ranked found{by_class(key, rank.data(), undecided, n), {}, {}};
+  const auto part = [&](std::size_t begin, std::size_t size, std::int64_t k) {
+    return first_places(key + begin, found.lowered.data() + begin, rank.data() + begin, seqs.data() + begin,
+                        {size, size, size, size}, k);
+  };
+  found.waiting = part(0, queued, most);
+  found.running = part(queued, n - queued, static_cast<std::int64_t>(n - queued));
+  return found;
 }
 
 }  // namespace sloserve

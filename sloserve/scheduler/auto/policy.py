@@ -17,12 +17,13 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
+from sloserve.kernels.requests import context_and_uncomputed
 from sloserve.kernels.survival import Chances
 from sloserve.lso.blocks import blocks_of
-from sloserve.lso.decode_first import service_order, uncomputed_tokens
+from sloserve.lso.decode_first import progress_columns, service_order
 from sloserve.lso.forecast import AHEAD, how_many_fit_to_the_end
 from sloserve.lso.lengths import Lengths
-from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, first_places, without_targets, woven_places
+from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, ranked, without_targets, woven_places
 from sloserve.lso.preemption import Candidate, Head, freed_blocks, select_victims
 from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.auto.pace import pace_of
@@ -77,22 +78,15 @@ class Auto(Policy):
         if not queued and engine.free_blocks >= snapshot.running.size:
             return Plan.IDENTITY
         slots = np.concatenate((snapshot.waiting, snapshot.running))
-        context = rows.prompt_tokens[slots] + rows.output_tokens[slots]
-        prefill = uncomputed_tokens(rows, slots)
+        context, prefill = context_and_uncomputed(progress_columns(rows), slots)
         left = self._lengths.left(rows, slots)
         runs = self._lengths.chances(rows, slots, AHEAD)
         pace = pace_of(engine, snapshot.running.size, int(context[queued:].sum()), float(prefill.sum()))
         again_s = context[queued:] * pace.prompt_token_s * preemption_price(rows, snapshot.running, engine)
         gain, cost, _ = worth_of(rows, queued, engine, pace, left, runs, prefill, again_s, now_s)
-        key = -gain / cost
-        rank, seq, undecided = rows.class_rank[slots], rows.seq[slots], without_targets(rows, slots)
-        lowered = by_class(key, rank, undecided)
-        waiting = first_places(
-            key[:queued], lowered[:queued], rank[:queued], seq[:queued], min(queued, engine.max_num_seqs)
-        )
-        running = queued + first_places(
-            key[queued:], lowered[queued:], rank[queued:], seq[queued:], snapshot.running.size
-        )
+        undecided = without_targets(rows, slots)
+        found = ranked(snapshot, slots, -gain / cost, undecided)
+        waiting, running = found.waiting, queued + found.running
         order = woven_places(snapshot, waiting)
         stay, victims, most = slots[running], NO_SLOTS, None
         if queued:
@@ -103,7 +97,7 @@ class Auto(Policy):
                 # Without targets a running request loses no less than any request of a less urgent class gains.
                 at_stake = -gain
                 at_stake[queued:] -= of_all * again_s
-                loss = -by_class(at_stake, rank, undecided)
+                loss = -by_class(at_stake, rows.class_rank[slots], undecided)
                 victims, more = self._make_room(snapshot, slots, heads, gain, running, loss, fit)
                 fit += more
             if victims.size:
@@ -162,10 +156,10 @@ class Auto(Policy):
             return NO_SLOTS, 0
         able = able[np.argsort(per_block, kind="stable")]
         worth_it = []
-        for (place, ranked), least in zip(heads, loss[able[: len(heads)]].tolist(), strict=False):
-            if not gain[ranked] - least > self.settings.hysteresis:
+        for (place, counted), least in zip(heads, loss[able[: len(heads)]].tolist(), strict=False):
+            if not gain[counted] - least > self.settings.hysteresis:
                 break
-            worth_it.append((place, float(gain[ranked])))
+            worth_it.append((place, float(gain[counted])))
         if not worth_it:
             return NO_SLOTS, 0
         places = np.array([place for place, _ in worth_it])

@@ -28,7 +28,7 @@ from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
 from sloserve.lso.lengths import Lengths
-from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
+from sloserve.lso.ordering import ranked, without_targets, woven_places
 from sloserve.lso.pace import pace_s
 from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.econo.victim import TOKENS_PER_STEP, Ranked, victim_worth_preempting
@@ -126,14 +126,8 @@ class Econo(Policy):
             late = now_s - rows.arrival_s[slots] > target_s
             key[late] += _LATE
             undecided |= late
-        rank, seq = rows.class_rank[slots], rows.seq[slots]
-        lowered = by_class(key, rank, undecided)
-
-        def first(of: slice, most: int) -> IntArray:
-            return first_places(key[of], lowered[of], rank[of], seq[of], most)
-
-        waiting = first(slice(queued), min(queued, snapshot.engine.max_num_seqs))
-        running = queued + first(slice(queued, None), snapshot.running.size)
+        found = ranked(snapshot, slots, key, undecided)
+        lowered, waiting, running = found.lowered, found.waiting, queued + found.running
         woven = woven_places(snapshot, waiting)
         return (
             Ranked(slots[woven], lowered[waiting], work[woven], target_s[woven]),

@@ -157,6 +157,8 @@ def _in_front(
         return present
     # A plan names the head of a long queue. Most of them stand there already, and the rest need no look.
     chosen = set(wanted)
+    if len(present) == len(wanted) and chosen.issuperset(present):
+        return type(present)(wanted)
     queue, passed, missing = iter(present), [], len(wanted)
     while missing and (part := list(islice(queue, _PART))):
         others = [r for r in part if r not in chosen]
