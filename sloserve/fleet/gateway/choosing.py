@@ -37,8 +37,10 @@ class Chooser(Protocol):
         """Of ``models``, which a tenant may use, those in each set: by the names that a request may ask for."""
         ...
 
-    def choose(self, asked: Asked, among: Collection[str], path: str, tenant: Tenant, arrival_s: float) -> Chosen:
-        """One of a set. path: the route. Raises: InvalidRequest."""
+    def choose(
+        self, asked: Asked, among: Collection[str], path: str, tenant: Tenant, arrival_s: float, *, again: bool = False
+    ) -> Chosen:
+        """One of a set. path: the route. again: for the same request, whose engine was lost. Raises: InvalidRequest."""
         ...
 
     def ended(self, model: str, foreseen: PredictedTimes, ratio: float) -> None:

@@ -10,8 +10,9 @@ import json
 import logging
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote
@@ -110,6 +111,8 @@ class Exchange:
         self._model, self._slo_class = NO_MODEL, ""
         self._output_tokens = 0
         self._foreseen: PredictedTimes | None = None
+        self._choose_again: Callable[[], Chosen] | None = None
+        """For a request that named a set of models."""
         self._first_s: float | None = None
         self._status = 0
         self.has_read = False
@@ -168,8 +171,11 @@ class Exchange:
         models = [model for model in self._parts.models if self._tenant.may_use(model)]
         sets = {} if self._parts.chooser is None else self._parts.chooser.sets(models)
         if self._parts.chooser is not None and isinstance(asked.model, str) and asked.model in sets:
-            among = sets[asked.model]
-            self._choose(asked, self._parts.chooser.choose(asked, among, scope["path"], self._tenant, self._arrival_s))
+            choose = partial(
+                self._parts.chooser.choose, asked, sets[asked.model], scope["path"], self._tenant, self._arrival_s
+            )
+            self._choose(asked, choose())
+            self._choose_again = partial(choose, again=True)
         if asked.model not in models:
             raise UnknownModel(asked.model, (*sets, *models))
         self._model, self._slo_class = asked.model, asked.slo.slo_class.name
@@ -177,28 +183,28 @@ class Exchange:
 
     def _choose(self, asked: Asked, chosen: Chosen) -> None:
         asked.to_model(chosen.model)
-        told = f"{quote(chosen.model, safe=_IN_HEADER)};why={chosen.why}"
-        self._headers.append((CHOSEN_MODEL.encode(), told.encode()))
+        name, told = CHOSEN_MODEL.encode(), f"{quote(chosen.model, safe=_IN_HEADER)};why={chosen.why}"
+        self._headers = [*(header for header in self._headers if header[0] != name), (name, told.encode())]
         self._foreseen = chosen.foreseen
         self._parts.metrics.chose(chosen.model, chosen.why, chosen.shadow)
 
     async def _serve(self, path: str, asked: Asked, place: Place, client: WhileClientWaits) -> Outcome:
         parts, now_s = self._parts, self._parts.clock.monotonic_s()
         parts.demand.arrived(self._model, self._slo_class, asked.prompt_tokens, now_s)
-        ticket = self._admit(asked, now_s)
+        self._ticket = self._admit(asked, now_s)
         completed = False
         try:
             upstream, first, flight = await self._first_byte(path, asked)
             try:
                 self._status = upstream.status
-                self._begin(asked, ticket)
+                self._begin(asked)
                 place.forget_body()
                 asked.forget_body()
                 completed = await self._pass_on(upstream, first, client)
             finally:
                 self._over(flight, upstream)
         finally:
-            self._end(ticket, completed)
+            self._end(completed)
         return self._outcome(completed)
 
     def _admit(self, asked: Asked, now_s: float) -> Ticket:
@@ -236,13 +242,36 @@ class Exchange:
             except BaseException:
                 self._over(flight, upstream)
                 raise
-            self._over(flight, upstream, refused=True)
+            gone = refused is not Refusal.FULL
+            self._over(flight, upstream, refused=True, gone=gone)
             self._parts.metrics.retried(refused.value)
             wanted.sent_back(self._parts.clock.monotonic_s() - sent_s)
             lost += refused is Refusal.DIED
             if lost >= MOST_LOST:
                 logger.warning("%d engines broke off with one request of model %s; it is given up", lost, self._model)
                 raise EngineError(f"{lost} engines broke off with this request before its first token; it is given up")
+            if gone:
+                wanted = self._elsewhere(asked, wanted)
+
+    def _elsewhere(self, asked: Asked, wanted: Wanted) -> Wanted:
+        """Where another model may serve the request whose engine was lost, the router chooses again."""
+        before, now_s = self._model, self._parts.clock.monotonic_s()
+        if self._choose_again is None:
+            return wanted
+        try:
+            chosen = self._choose_again()
+            if chosen.model == before:
+                return wanted
+            self._model = chosen.model
+            ticket = self._admit(asked, now_s)
+        except (InvalidRequest, Rejected):
+            self._model = before
+            return wanted
+        self._ticket.ended(None, 0, now_s)
+        self._ticket = ticket
+        self._choose(asked, chosen)
+        self._parts.demand.arrived(self._model, self._slo_class, asked.prompt_tokens, now_s)
+        return self._wanted(asked).after(wanted)
 
     async def _sent_to(self, flight: Flight, path: str, asked: Asked, wanted: Wanted) -> Upstream:
         parts, instance, late_s = self._parts, flight.instance, wanted.held_s + wanted.away_s
@@ -250,11 +279,11 @@ class Exchange:
         headers = asked.headers_after(late_s)
         return await parts.doors.send(instance.door, instance.name, path, headers, asked.body, self._model)
 
-    def _over(self, flight: Flight, upstream: Upstream | None, *, refused: bool = False) -> None:
+    def _over(self, flight: Flight, upstream: Upstream | None, *, refused: bool = False, gone: bool = False) -> None:
         """The request is with this instance no more."""
         if upstream is not None:
             upstream.close()
-        flight.end(refused=refused)
+        flight.end(refused=refused, gone=gone)
         self._parts.hold.let_go((self._model,))
 
     def _wanted(self, asked: Asked) -> Wanted:
@@ -297,11 +326,11 @@ class Exchange:
 
     # To the client.
 
-    def _begin(self, asked: Asked, ticket: Ticket) -> None:
+    def _begin(self, asked: Asked) -> None:
         now_s = self._first_s = self._went_on_s = self._parts.clock.monotonic_s()
         self._parts.passing_on[self] = None
         if self._status == HTTPStatus.OK and asked.streamed:
-            ticket.started(now_s)
+            self._ticket.started(now_s)
             self._parts.metrics.first_byte(self._model, self._slo_class, now_s - self._arrival_s)
 
     async def _pass_on(self, upstream: Upstream, first: bytes, client: WhileClientWaits) -> bool:
@@ -340,7 +369,7 @@ class Exchange:
         usage = _COMPLETION.search(last[-_TAIL_BYTES:])
         self._output_tokens = int(usage[1]) if usage else max(events - 1, 0)
 
-    def _end(self, ticket: Ticket, completed: bool) -> None:
+    def _end(self, completed: bool) -> None:
         self._parts.passing_on.pop(self, None)
         now_s = self._parts.clock.monotonic_s()
         latency = None
@@ -352,7 +381,7 @@ class Exchange:
                 ratio = latency.e2e_s / self._foreseen.completion_s(self._output_tokens)
                 self._parts.chooser.ended(self._model, self._foreseen, ratio)
                 self._parts.metrics.completed(self._model, ratio)
-        ticket.ended(latency, self._output_tokens, now_s)
+        self._ticket.ended(latency, self._output_tokens, now_s)
 
     def _outcome(self, completed: bool) -> Outcome:
         if not completed or self._status >= HTTPStatus.INTERNAL_SERVER_ERROR:

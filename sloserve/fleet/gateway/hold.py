@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from sloserve.core.clock import Clock
 from sloserve.fleet.gateway.instances import Flight, Instances
@@ -55,6 +56,11 @@ class Wanted:
         """It looks for an instance again; while one had it, it has not waited."""
         self.away_s += after_s
         self.until_s = min(self.until_s + after_s, self.ends_s)
+
+    def after(self, other: "Wanted") -> Self:
+        """This one, which looks for an instance in place of ``other``."""
+        self.until_s, self.held_s, self.away_s = other.until_s, other.held_s, other.away_s
+        return self
 
 
 @dataclass(slots=True, eq=False)

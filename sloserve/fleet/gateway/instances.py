@@ -33,6 +33,7 @@ class Instance:
         self._sent = 0
         self._ended = 0
         self._refused_at: int | None = None
+        self._is_gone = False
         self._since: dict[int, Work] = {}
 
     @property
@@ -59,13 +60,16 @@ class Instance:
         self.report, self.door, self.seen_s = report, door, now_s
         self._ended = 0
         if self._refused_at is not None and told >= self._refused_at:
-            self._refused_at = None
+            self._refused_at, self._is_gone = None, False
         self._since = {number: work for number, work in self._since.items() if number >= told}
 
     def serves(self, model: str, now_s: float) -> bool:
         """Whether the model is active there, and its agent alive."""
-        report = self.report
-        return report.phase is Phase.SERVING and report.active == model and now_s - self.seen_s < FRESH_S
+        return self.report.phase is Phase.SERVING and self.is_for(model) and now_s - self.seen_s < FRESH_S
+
+    def is_for(self, model: str) -> bool:
+        """Whether it has the model or is on its way to it, and no request has found it gone since."""
+        return self.report.active == model and not self._is_gone
 
     def send(self, work: Work, prompt: Sequence[Beginning]) -> "Flight":
         """A request goes there."""
@@ -92,9 +96,11 @@ class Instance:
         if self._since.pop(number, None) is None:
             self._ended += 1
 
-    def refused(self) -> None:
-        """It takes no more before its agent says so, in a report that is asked for after the last request was sent."""
-        self._refused_at = self._sent
+    def refused(self, *, gone: bool = False) -> None:
+        """It takes no more before its agent says so, in a report that is asked for after the last request was sent.
+        gone: nor is its model there before that.
+        """
+        self._refused_at, self._is_gone = self._sent, self._is_gone or gone
 
 
 @dataclass(slots=True)
@@ -105,12 +111,13 @@ class Flight:
     number: int
     over: bool = False
 
-    def end(self, *, refused: bool = False) -> None:
+    def end(self, *, refused: bool = False, gone: bool = False) -> None:
+        """refused, gone: see :meth:`Instance.refused`."""
         if not self.over:
             self.over = True
             self.instance.ended(self.number)
             if refused:
-                self.instance.refused()
+                self.instance.refused(gone=gone)
 
 
 @dataclass(slots=True)
@@ -182,7 +189,7 @@ class Instances:
 
     def ready_in_s(self, model: str, now_s: float) -> float | None:
         """When an instance should serve the model, as far as one is on its way to it."""
-        coming = (i for i in self._alive(now_s) if i.report.active == model and i.report.phase is not Phase.DRAINING)
+        coming = (i for i in self._alive(now_s) if i.is_for(model) and i.report.phase is not Phase.DRAINING)
         return min((max(i.report.ready_in_s - (now_s - i.seen_s), 0.0) for i in coming), default=None)
 
     def _alive(self, now_s: float) -> Iterable[Instance]:

@@ -46,7 +46,9 @@ class ModelSets:
         among = {name: [model for model in of if model in models] for name, of in self._sets.items()}
         return {name: of for name, of in among.items() if of}
 
-    def choose(self, asked: Asked, among: Collection[str], path: str, tenant: Tenant, arrival_s: float) -> Chosen:
+    def choose(
+        self, asked: Asked, among: Collection[str], path: str, tenant: Tenant, arrival_s: float, *, again: bool = False
+    ) -> Chosen:
         """Raises: InvalidRequest where no model can serve the request, with what each lacks."""
         if path not in _ROUTES:
             raise InvalidRequest("model", asked.model, f"one model; {path} needs its name")
@@ -62,7 +64,7 @@ class ModelSets:
             candidates = [
                 replace(one, ready_in_s=self._wakes_s) if one.model in somewhere else one for one in candidates
             ]
-        choice = self._chooser.choose(facts, candidates, now_s, tuple(among))
+        choice = self._chooser.choose(facts, candidates, now_s, tuple(among), again=again)
         if choice.model is None:
             raise InvalidRequest(
                 "model", asked.model, f"able to serve this request: {self._why_not(facts, choice.barred)}"

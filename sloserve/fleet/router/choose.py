@@ -87,14 +87,21 @@ class ModelChooser:
         return cls(settings, *loaded)
 
     def choose(
-        self, facts: RequestFacts, candidates: Sequence[Candidate], now_s: float, asked: Sequence[str] | None = None
+        self,
+        facts: RequestFacts,
+        candidates: Sequence[Candidate],
+        now_s: float,
+        asked: Sequence[str] | None = None,
+        *,
+        again: bool = False,
     ) -> Choice:
         """The model for a request that arrives at ``now_s``, in seconds, never less than before.
 
         asked: the models of the set that it names, ``None`` for all. A candidate that the settings do not list is
-        passed over.
+        passed over. again: it has arrived before, and is chosen for once more.
         """
-        self._arrived(now_s)
+        if not again:
+            self._arrived(now_s)
         listed = [c for c in candidates if c.model in self._models and (asked is None or c.model in asked)]
         barred = {c.model: reason for c in listed if (reason := c.barred(facts)) is not None}
         able = {c.model: c for c in listed if c.model not in barred}

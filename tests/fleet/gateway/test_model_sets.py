@@ -136,6 +136,26 @@ def test_where_no_model_is_awake_the_request_waits_for_one(tmp_path: Path) -> No
     run(test)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("reason", ["died", "failed", "switching"])
+def test_a_request_whose_engine_is_lost_may_go_to_another_model(tmp_path: Path, reason: str) -> None:
+    async def test() -> None:
+        async with line(tmp_path, *TWO, text=TEXT) as to:
+            to.door.instances["node-a/1"].active = "legal"
+            await to.complete(model="legal")
+            to.door.instances["node-a/1"].refusals = [reason]
+            law = await to.complete(model="auto", headers={"x-slo-task": "law"})
+            assert law.headers.get_list("x-sloserve-model") == ["chat;why=only"] and law.json()["model"] == "chat"
+            assert json.loads(to.first.bodies[-1])["model"] == "chat"
+            parts = to.served.gateway.parts
+            assert all(parts.admission(model)._backlog.is_empty for model in ("chat", "legal"))
+            to.door.instances["node-a/1"].refusals = [reason]
+            named = await to.complete(model="legal")  # no other may serve it: it waits
+            assert named.status_code == 200 and named.json()["model"] == "legal"
+
+    run(test)
+
+
 ONE = "models: [chat]\n  quality: {a: {chat: 1}}\n "
 FAULTS = {
     "models: [legl]\n  quality: {a: {legl: 1}}": "router.models.0: model 'legl' is unknown; known here: chat, legal",
