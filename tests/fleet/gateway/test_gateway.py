@@ -305,7 +305,7 @@ def test_a_key_says_whose_a_request_is_and_what_it_may(tmp_path: Path) -> None:
             assert [m["id"] for m in (await to.http.get("/v1/models", headers=a)).json()["data"]] == ["chat"]
             for model in ("legal", "nothing", None, 5):
                 answer = await to.complete(model=model, headers=a)  # type: ignore[arg-type]
-                assert answer.status_code == 404 and "there are chat" in answer.json()["error"]["message"]
+                assert answer.status_code == 404 and "available: chat" in answer.json()["error"]["message"]
             assert (await to.http.get("/v1/models/legal", headers=a)).status_code == 404
             assert (await to.http.get("/metrics", headers=a)).status_code == 404
             assert "key-" not in (await to.http.get("/metrics", headers=b)).text
