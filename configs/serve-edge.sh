@@ -1,5 +1,5 @@
 #!/bin/sh
-# An engine host that asks for certificates, and an edge that has one, both on this machine:
+# An engine host that requires client certificates, and an edge that has one, both on this machine:
 #   curl http://127.0.0.1:8080/v1/models        goes to the edge, and over QUIC to the engine host on port 8000
 set -eu
 folder=$(mktemp -d)
