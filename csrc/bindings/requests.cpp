@@ -29,6 +29,39 @@ std::int64_t count_of(nb::handle object, nb::handle name) {
   return count;
 }
 
+// Places of Python objects by which object they are. The objects themselves are not looked at: where there are thousands, each
+// look is a miss of the cache.
+class PlaceOf {
+ public:
+  explicit PlaceOf(const nb::list& objects) {
+    std::size_t size = 16;
+    while (size < 2 * objects.size()) size *= 2;
+    mask_ = size - 1;
+    entries_.assign(size, {nullptr, 0});
+    for (std::size_t i = 0; i < objects.size(); ++i) {
+      PyObject* object = PyList_GET_ITEM(objects.ptr(), static_cast<Py_ssize_t>(i));
+      entries_[find(object)] = {object, static_cast<std::int64_t>(i)};
+    }
+  }
+
+  // -1 where it is none of them; of one that is there twice the last.
+  std::int64_t operator[](const PyObject* object) const {
+    const auto& entry = entries_[find(object)];
+    return entry.first == nullptr ? -1 : entry.second;
+  }
+
+ private:
+  // Where it is, or would be.
+  std::size_t find(const PyObject* object) const {
+    std::size_t at = (reinterpret_cast<std::uintptr_t>(object) >> 4) * 0x9E3779B97F4A7C15u >> 20 & mask_;
+    while (entries_[at].first != nullptr && entries_[at].first != object) at = (at + 1) & mask_;
+    return at;
+  }
+
+  std::size_t mask_;
+  std::vector<std::pair<const PyObject*, std::int64_t>> entries_;
+};
+
 }  // namespace
 
 void bind_requests(nb::module_& m) {
@@ -114,6 +147,47 @@ void bind_requests(nb::module_& m) {
         return worst;
       },
       "slots"_a.noconvert(), "state"_a.noconvert(), "allowed"_a);
+  m.def(
+      "values_in_order",
+      [](const nb::list& objects, const Column<std::int64_t>& values, const nb::list& order) {
+        if (values.shape(0) != objects.size()) throw std::invalid_argument("values must be one for each object");
+        const PlaceOf place(objects);
+        std::vector<std::int64_t> found;
+        found.reserve(order.size());
+        for (std::size_t i = 0; i < order.size(); ++i) {
+          const std::int64_t at = place[PyList_GET_ITEM(order.ptr(), static_cast<Py_ssize_t>(i))];
+          if (at >= 0) found.push_back(values.data()[at]);
+        }
+        return to_numpy(std::move(found));
+      },
+      "objects"_a, "values"_a.noconvert(), "order"_a);
+  m.def(
+      "moved_to_front",
+      [](const nb::list& present, const nb::list& wanted) -> std::optional<std::tuple<nb::list, nb::list>> {
+        const std::size_t n = wanted.size();
+        std::size_t same = 0;
+        const auto item = [](const nb::list& of, std::size_t i) {
+          return PyList_GET_ITEM(of.ptr(), static_cast<Py_ssize_t>(i));
+        };
+        while (same < n && same < present.size() && item(present, same) == item(wanted, same)) ++same;
+        if (same == n) return std::nullopt;
+        const PlaceOf place(wanted);
+        std::vector<bool> is_there(n, false);
+        nb::list front, others;
+        for (std::size_t i = 0; i < present.size(); ++i) {
+          const std::int64_t at = place[item(present, i)];
+          if (at < 0) {
+            others.append(nb::handle(item(present, i)));
+          } else {
+            is_there[static_cast<std::size_t>(at)] = true;
+          }
+        }
+        for (std::size_t i = 0; i < n; ++i) {
+          if (is_there[i]) front.append(nb::handle(item(wanted, i)));
+        }
+        return std::tuple(front, others);
+      },
+      "present"_a, "wanted"_a);
   m.def(
       "slots_found",
       [](const nb::dict& slot_of, const nb::iterable& objects, nb::handle name, std::int64_t most) {

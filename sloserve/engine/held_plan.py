@@ -12,6 +12,8 @@ step:
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from sloserve.core.rows import Rows, State
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
 
@@ -62,9 +64,11 @@ class HeldPlan:
             return plan
         if age_s > MAX_PLAN_AGE_S:
             return None
-        running = rows.slots_in(State.RUNNING)
-        pause = plan.pause[rows.pausable[plan.pause] & (rows.state[plan.pause] == State.RUNNING)]
-        if age_s > MAX_PAUSE_AGE_S or pause.size >= running.size:
+        running = int(np.count_nonzero(rows.state == State.RUNNING))
+        pause = plan.pause
+        if pause.size:
+            pause = pause[rows.pausable[pause] & (rows.state[pause] == State.RUNNING)]
+        if age_s > MAX_PAUSE_AGE_S or pause.size >= running:
             pause = NO_SLOTS
         max_running, token_budget = plan.max_running, plan.token_budget
         if max_running is not None:
@@ -72,5 +76,5 @@ class HeldPlan:
             if not (rows.seq[waiting] <= self.last_seq).any():
                 max_running = None
         if token_budget is not None and self.spare_tokens:
-            token_budget = max(int(token_budget), running.size - pause.size)
+            token_budget = max(int(token_budget), running - pause.size)
         return replace(plan, pause=pause, max_running=max_running, token_budget=token_budget)

@@ -279,7 +279,7 @@ class Planner:
         """Slots of all running requests in order of service: ``first`` of them, the others as the engine has them."""
         if first is not None and first.size == self.table.num_running:
             return first
-        present = self._slots(self.port.running)
+        present = self.table.running_in_order(self.port.running)
         if first is None or not first.size:
             return present
         return np.concatenate((first, present[~_marks(self.table.rows, first)[present]]))

@@ -1,7 +1,7 @@
 """Keeps the request table in step with an engine: which request has which slot, and what its columns say."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +10,7 @@ from sloserve.core.arrays import IntArray, ObjectArray, grown
 from sloserve.core.rows import READ_COLUMNS, Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.port import EngineRequest, RequestReader
+from sloserve.kernels.requests import values_in_order
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
@@ -146,6 +147,11 @@ class RequestTable:
         """The requests in ``slots``, each of which has one, in this order."""
         found: list[Any] = self.request_at[slots].tolist()
         return found
+
+    def running_in_order(self, queue: Sequence[EngineRequest]) -> IntArray:
+        """Slots of the running requests in the order of ``queue``, which may hold others without a row."""
+        running = self.rows.slots_in(State.RUNNING)
+        return values_in_order(self.requests_in(running), running, queue)
 
     def others(self, requests: Mapping[str, EngineRequest]) -> list[EngineRequest]:
         """The requests that no snapshot shows although they may hold KV. requests: all that vLLM has, by id."""

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,22 @@ def service_order(
     """See :func:`sloserve.lso.decode_first.service_order`; empty where it is ``order``. preemptable: a column."""
     slots = np.ascontiguousarray(order)
     return _csrc.service_order(progress, preemptable, slots, free_blocks, block_size, token_budget, decode_tokens)
+
+
+def values_in_order(objects: list[Any], values: NDArray[np.int64], order: Sequence[object]) -> NDArray[np.int64]:
+    """The value of each object of ``order`` that is one of ``objects``; others are left out. values: of ``objects``.
+
+    Which object it is decides, not what it is equal to: none is looked at.
+    """
+    return _csrc.values_in_order(objects, values, order if isinstance(order, list) else list(order))
+
+
+def moved_to_front(present: Iterable[Any], wanted: list[Any]) -> tuple[list[Any], list[Any]] | None:
+    """``wanted``, as far as they are among ``present``, and the others of ``present``, each in its order.
+
+    ``None`` where the first of ``present`` are ``wanted`` already. Which object it is decides. None is wanted twice.
+    """
+    return _csrc.moved_to_front(present if isinstance(present, list) else list(present), wanted)
 
 
 def slots_found(

@@ -3,6 +3,9 @@
 Which predictor: the option ``length`` of a policy, see :mod:`sloserve.estimator.length.choice`.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
@@ -18,6 +21,8 @@ LENGTH_COLUMNS = frozenset({"class_id", "max_tokens", "oracle_output_tokens", "o
 """Columns that :class:`Lengths` reads."""
 
 _EMPIRICAL = "empirical"
+_Known = tuple[BoolArray, Callable[[int], Rest]]
+"""Which requests, and what remains of them, each so many times, one after another."""
 
 
 class Lengths:
@@ -52,43 +57,60 @@ class Lengths:
 
     def left(self, rows: Rows, slots: IntArray) -> FloatArray:
         """Expected tokens still to come, ``[n]``: at least 1, at most what ``max_tokens`` leaves."""
-        left = self._of_class.mean(_columns(rows), slots)
-        for known, rest in self._better_known(rows, slots, 1):
-            left[known] = rest.mean()
-        return left
+        return self._left(rows, slots, self._better_known(rows, slots))
 
     def chances(self, rows: Rows, slots: IntArray, ahead: IntArray) -> Chances:
         """P(more than ``ahead`` tokens are still to come) of each, looked up when asked for, until the rows change."""
+        return self._chances(rows, slots, ahead, self._better_known(rows, slots))
+
+    def outlook(self, rows: Rows, slots: IntArray, ahead: IntArray) -> tuple[FloatArray, Chances]:
+        """:meth:`left` and :meth:`chances`."""
+        better = self._better_known(rows, slots)
+        return self._left(rows, slots, better), self._chances(rows, slots, ahead, better)
+
+    def _left(self, rows: Rows, slots: IntArray, better: list[_Known]) -> FloatArray:
+        left = self._of_class.mean(_columns(rows), slots)
+        for known, rest in better:
+            left[known] = rest(1).mean()
+        return left
+
+    def _chances(self, rows: Rows, slots: IntArray, ahead: IntArray, better: list[_Known]) -> Chances:
+        if not better:
+            return self._of_class.chances(_columns(rows), slots, ahead)
         tables, row, rows_known = [], np.full(slots.size, -1, np.int64), 0
-        for known, rest in self._better_known(rows, slots, ahead.size):
+        for known, rest in better:
             some = int(known.sum())
-            tables.append(rest.survival(np.tile(ahead, some)).reshape(-1, ahead.size))
+            tables.append(rest(ahead.size).survival(np.tile(ahead, some)).reshape(-1, ahead.size))
             row[known] = np.arange(rows_known, rows_known + some)
             rows_known += some
-        better = (np.concatenate(tables), row) if tables else None
-        return self._of_class.chances(_columns(rows), slots, ahead, better)
+        return self._of_class.chances(_columns(rows), slots, ahead, (np.concatenate(tables), row))
 
     def survival(self, rows: Rows, slots: IntArray, ahead: IntArray) -> FloatArray:
         """All of :meth:`chances`, ``[n, len(ahead)]``."""
         return self.chances(rows, slots, ahead).matrix().reshape(-1, ahead.size)
 
-    def _better_known(self, rows: Rows, slots: IntArray, times: int) -> list[tuple[BoolArray, Rest]]:
-        """Which of ``slots`` more is known of than their class, the surest last, and what remains of those.
-
-        times: how often each stands in the rest, one after another.
-        """
-        found: list[tuple[BoolArray, Rest]] = []
+    def _better_known(self, rows: Rows, slots: IntArray) -> list[_Known]:
+        """Those of ``slots`` of which more is known than their class, the surest last."""
+        found: list[_Known] = []
         if self._reads_quantiles:
             known = ~np.isnan(getattr(rows, LENGTH_QUANTILES[0])[slots])
             if known.any():
-                each = np.repeat(slots[known], times)
-                tokens = np.stack([getattr(rows, name)[each] for name in LENGTH_QUANTILES], axis=1)
-                found.append((known, rest_of(quantile_lengths(LEVELS, tokens), _requests(rows, each))))
+                found.append((known, partial(_by_quantiles, rows, slots[known])))
         if self._oracle is not None:
             stated = rows.oracle_output_tokens[slots] >= 1
             if stated.any():
-                found.append((stated, self._oracle.rest(_requests(rows, np.repeat(slots[stated], times)))))
+                found.append((stated, partial(_as_stated, self._oracle, rows, slots[stated])))
         return found
+
+
+def _by_quantiles(rows: Rows, slots: IntArray, times: int) -> Rest:
+    each = np.repeat(slots, times)
+    tokens = np.stack([getattr(rows, name)[each] for name in LENGTH_QUANTILES], axis=1)
+    return rest_of(quantile_lengths(LEVELS, tokens), _requests(rows, each))
+
+
+def _as_stated(oracle: LengthEstimator, rows: Rows, slots: IntArray, times: int) -> Rest:
+    return oracle.rest(_requests(rows, np.repeat(slots, times)))
 
 
 def _columns(rows: Rows) -> LengthColumns:

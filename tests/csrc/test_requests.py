@@ -1,5 +1,7 @@
 """What follows from columns of the request table: the compiled rules against a plain reading of them."""
 
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,14 @@ from hypothesis import strategies as st
 from sloserve.kernels.requests import (
     context_and_uncomputed,
     counts_of,
+    moved_to_front,
     slots_found,
     slots_misused,
     split_running,
     token_pace,
     tokens_without_kv,
     uncomputed_tokens,
+    values_in_order,
     without_targets,
 )
 
@@ -87,3 +91,37 @@ def test_slots_are_found_by_name() -> None:
 )
 def test_slots_are_named_once_in_the_right_state(slots: list[int], why: str | None) -> None:
     assert slots_misused(np.array(slots, np.int32), np.array([1, 3, 2], np.int8), 1, 2) == why
+
+
+def test_objects_are_known_by_which_they_are() -> None:
+    class Alike:
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    a, b, c, d = (Alike() for _ in range(4))
+    values = values_in_order([a, b, c], np.array([7, 0, 9]), (c, d, a))
+    assert values.tolist() == [9, 7]
+    with pytest.raises(ValueError, match="one for each object"):
+        values_in_order([a, b], np.array([7]), [])
+
+    def moved(present: Iterable[object], wanted: list[object]) -> list[list[str]] | None:
+        found, name = (
+            moved_to_front(present, wanted),
+            {id(one): letter for one, letter in zip((a, b, c, d), "abcd", strict=True)},
+        )
+        return None if found is None else [[name[id(one)] for one in part] for part in found]
+
+    assert moved([a, b, c], [c, a]) == [["c", "a"], ["b"]]
+    assert moved(deque([a, b, c]), [a, b]) is None and moved([a], []) is None
+    assert moved([a, b, c], [d, b, a]) == [["b", "a"], ["c"]]
+    assert moved([a], [a, b]) == [["a"], []]
+
+
+@given(st.permutations(range(50)), st.integers(0, 50))
+def test_many_objects_are_moved_to_the_front(order: list[int], chosen: int) -> None:
+    present = [object() for _ in range(50)]
+    wanted = [present[i] for i in order[:chosen]]
+    expected = (wanted, [one for i, one in enumerate(present) if i not in set(order[:chosen])])
+    assert (moved_to_front(present, wanted) or (present[:chosen], present[chosen:])) == expected

@@ -244,19 +244,18 @@ class DistServe:
         """Time of the decodes, of which the constant is at least ``least_base_ms``. The bound: a large batch costs no
         less than the largest small one with the same context.
         """
-        small = min(load.decode_seqs, self.small_batch_below - 1)
-        lines = [(self.decode_small, small)] if small else []
+        small, context = min(load.decode_seqs, self.small_batch_below - 1), load.decode_context_tokens
+        most_ms = least_base_ms
+        if small:
+            line = self.decode_small
+            most_ms = max(line.base_ms, least_base_ms) + line.context_token_ms * context + line.seq_ms * small
         if load.decode_seqs > small:
-            lines.append((self.decode_large, load.decode_seqs))
-        return max(
-            (
-                max(line.base_ms, least_base_ms)
-                + line.context_token_ms * load.decode_context_tokens
-                + line.seq_ms * seqs
-                for line, seqs in lines
-            ),
-            default=least_base_ms,
-        )
+            line = self.decode_large
+            large_ms = (
+                max(line.base_ms, least_base_ms) + line.context_token_ms * context + line.seq_ms * load.decode_seqs
+            )
+            most_ms = max(most_ms, large_ms)
+        return most_ms
 
     def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
         """As the protocol says. The bound: see ``_decodes_bound_ms``; prefill is monotone by itself."""

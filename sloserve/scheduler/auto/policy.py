@@ -79,8 +79,7 @@ class Auto(Policy):
             return Plan.IDENTITY
         slots = np.concatenate((snapshot.waiting, snapshot.running))
         context, prefill = context_and_uncomputed(progress_columns(rows), slots)
-        left = self._lengths.left(rows, slots)
-        runs = self._lengths.chances(rows, slots, AHEAD)
+        left, runs = self._lengths.outlook(rows, slots, AHEAD)
         pace = pace_of(engine, snapshot.running.size, int(context[queued:].sum()), float(prefill.sum()))
         again_s = context[queued:] * pace.prompt_token_s * preemption_price(rows, snapshot.running, engine)
         gain, cost, _ = worth_of(rows, queued, engine, pace, left, runs, prefill, again_s, now_s)

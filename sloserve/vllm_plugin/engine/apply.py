@@ -9,18 +9,15 @@ the first change: slots are resolved to requests and new queues are built, then 
 """
 
 from collections.abc import Iterable
-from itertools import chain, islice
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.arrays import IntArray
 from sloserve.engine.table import RequestTable
+from sloserve.kernels.requests import moved_to_front
 from sloserve.scheduler.policy import Plan
 from sloserve.vllm_plugin.engine import compat
-
-_PART = 256
-"""Requests of a queue that are looked at in one go."""
 
 
 class WrongRows(Exception):
@@ -152,26 +149,14 @@ def _in_front(
     """
     if named is None:
         return present
-    wanted = table.requests_in(named)
-    if wanted == list(islice(present, len(wanted))):
+    moved = moved_to_front(present, table.requests_in(named))
+    if moved is None:
         return present
-    # A plan names the head of a long queue. Most of them stand there already, and the rest need no look.
-    chosen = set(wanted)
-    if len(present) == len(wanted) and chosen.issuperset(present):
-        return type(present)(wanted)
-    queue, passed, missing = iter(present), [], len(wanted)
-    while missing and (part := list(islice(queue, _PART))):
-        others = [r for r in part if r not in chosen]
-        missing -= len(part) - len(others)
-        passed += others
-    if missing:
-        members = set(present)
-        wanted = [r for r in wanted if r in members]
+    front, others = moved
     if all_tracked:
-        return type(present)(chain(wanted, passed, queue))
-    passed += queue
-    untracked = [r for r in passed if r.request_id not in table.slot_of]
-    planned = wanted + [r for r in passed if r.request_id in table.slot_of]
+        return type(present)(front + others)
+    untracked = [r for r in others if r.request_id not in table.slot_of]
+    planned = front + [r for r in others if r.request_id in table.slot_of]
     return type(present)(_before_later_ones(untracked, planned) if by_arrival else untracked + planned)
 
 
