@@ -121,12 +121,12 @@ _DECODE_FIRST = {
 
 EXPERIMENTS = {
     "azure-conv": ExperimentRow(
-        "What do simple orders gain over stock on production chat traffic, KV plentiful?",
+        "What do simple orders gain over stock on production chat traffic with ample KV?",
         {"profile": "h100-llama3-8b", "load": "0.7,1,1.5,2", "max_requests": 3000, "policy": _RIVALS},
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "azure-conv-short-steps": ExperimentRow(
-        "The same with 512 tokens a step, not 2,048, so that a TPOT of 50 ms can be kept beside prompts?",
+        "As azure-conv, with 512 tokens a step instead of 2,048, so that a TPOT of 50 ms can be kept beside prompts",
         {
             "profile": "h100-llama3-8b",
             "load": "1,1.5",
@@ -137,7 +137,7 @@ EXPERIMENTS = {
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "azure-conv-scarce-kv": ExperimentRow(
-        "The same with a tenth of the KV cache, where the order of victims matters.",
+        "As azure-conv, with a tenth of the KV cache, where the choice of victims matters",
         {
             "profile": "h100-llama3-8b",
             "load": "0.7,1,1.5,2",
@@ -148,7 +148,7 @@ EXPERIMENTS = {
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "sa-azure-conv": ExperimentRow(
-        "What does annealing gain online, with 512 tokens a step, against the orders by one key?",
+        "What does annealing gain online, with 512 tokens a step, compared with simple orders?",
         {
             "profile": "h100-llama3-8b",
             "load": "0.7,1,1.5",
@@ -159,7 +159,7 @@ EXPERIMENTS = {
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "sa-servegen": ExperimentRow(
-        "And on a mix of many clients' habits, with the usual 2,048 tokens a step?",
+        "As sa-azure-conv, on a mix of many clients with 2,048 tokens a step",
         {
             "profile": "h100-llama3-8b",
             "load": "0.7,1,1.5",
@@ -169,22 +169,22 @@ EXPERIMENTS = {
         trace="servegen_mlarge_day2_10h.csv.gz",
     ),
     "azure-code": ExperimentRow(
-        "And on bursts of long prompts with short replies?",
+        "As azure-conv, on bursts of long prompts with short replies",
         {"profile": "h100-llama3-8b", "load": "0.7,1,1.5", "max_requests": 1500, "policy": _RIVALS},
         trace="azure2023_code_first_two_thirds.csv.gz",
     ),
     "mooncake-conversation": ExperimentRow(
-        "And where prompts are long and share prefixes?",
+        "As azure-conv, with long prompts that share prefixes",
         {"profile": "h200-llama3-8b", "load": "0.7,1,1.5", "max_requests": 500, "policy": _RIVALS},
         trace="mooncake_conversation_first_half.csv.gz",
     ),
     "servegen": ExperimentRow(
-        "And on a mix of many clients' habits?",
+        "As azure-conv, on a mix of many clients",
         {"profile": "h100-llama3-8b", "load": "0.7,1,1.5", "max_requests": 1500, "policy": _RIVALS},
         trace="servegen_mlarge_day2_10h.csv.gz",
     ),
     "sharegpt-opt13b": ExperimentRow(
-        "And on the papers' own setting, ShareGPT-like lengths on OPT-13B with 12 GB of KV?",
+        "As azure-conv, in the papers' setting: ShareGPT-like lengths on OPT-13B with 12 GB of KV",
         {
             "workload": "sharegpt-poisson",
             "profile": "a100-opt-13b-12gb",
@@ -194,74 +194,78 @@ EXPERIMENTS = {
         },
     ),
     "admission-azure-conv": ExperimentRow(
-        "Twice as much comes as can be served: what to refuse, by a cap, by vLLM's cap on tokens, by prediction?",
+        "Which requests to refuse at twice the capacity: by a cap, by vLLM's cap on tokens, or by prediction?",
         _OVERLOADED,
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "admission-servegen": ExperimentRow(
-        "The same on a mix of many clients' habits.", _OVERLOADED, trace="servegen_mlarge_day2_10h.csv.gz"
+        "As admission-azure-conv, on a mix of many clients", _OVERLOADED, trace="servegen_mlarge_day2_10h.csv.gz"
     ),
     "qoe-reading": ExperimentRow(
-        "How much load keeps readers at a mean QoE of 0.9, in the Andes paper's own setting but OPT-13B?",
+        "How much load keeps readers at a mean QoE of 0.9, in the Andes paper's setting but with OPT-13B?",
         _READERS_OPT | {"workload": "reading-speed", "policy": f"{_READERS['policy']},priority"},
     ),
-    "qoe-reading-gamma3": ExperimentRow("And in bursts?", _READERS_OPT | {"workload": "reading-speed-gamma3"}),
-    "qoe-multiround": ExperimentRow("And with prompts three times as long?", _READERS_OPT | {"workload": "multiround"}),
+    "qoe-reading-gamma3": ExperimentRow(
+        "As qoe-reading, in bursts", _READERS_OPT | {"workload": "reading-speed-gamma3"}
+    ),
+    "qoe-multiround": ExperimentRow(
+        "As qoe-reading, with prompts three times as long", _READERS_OPT | {"workload": "multiround"}
+    ),
     "qoe-voice": ExperimentRow(
-        "And for listeners, who take in replies at two thirds of that speed?", _READERS_OPT | {"workload": "voice"}
+        "As qoe-reading, for listeners, who need two thirds of that speed", _READERS_OPT | {"workload": "voice"}
     ),
     "qoe-azure-conv": ExperimentRow(
-        "And on production chat traffic, with a tenth of the KV cache?",
+        "As qoe-reading, on production chat traffic with a tenth of the KV cache",
         _READERS_TRACE,
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "qoe-azure-code": ExperimentRow(
-        "And on bursts of long prompts with short replies, where stock fails long before its capacity?",
+        "As qoe-reading, on bursts of long prompts with short replies, where stock fails long before its capacity",
         _READERS_TRACE | {"load": "0.1,0.25,0.5,1,1.5"},
         trace="azure2023_code_first_two_thirds.csv.gz",
     ),
     "qoe-servegen": ExperimentRow(
-        "And on a mix of many clients' habits?", _READERS_TRACE, trace="servegen_mlarge_day2_10h.csv.gz"
+        "As qoe-reading, on a mix of many clients", _READERS_TRACE, trace="servegen_mlarge_day2_10h.csv.gz"
     ),
     "qoe-parts-reading": ExperimentRow(
         "What does each part of andes contribute, and how much do lengths matter?",
         _READERS_OPT | {"workload": "reading-speed", "load": "1.5,2.5", "policy": _ANDES_PARTS},
     ),
     "qoe-parts-azure-conv": ExperimentRow(
-        "And on production chat traffic?",
+        "As qoe-parts-reading, on production chat traffic",
         _READERS_TRACE | {"load": "1.5,2.5", "policy": _ANDES_PARTS},
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "econo-sharegpt": ExperimentRow(
-        "How much load at equal latency per token, in the EconoServe paper's own setting, ShareGPT-like lengths?",
+        "How much load at equal latency per token, in the EconoServe paper's setting, ShareGPT-like lengths?",
         _TIGHT_OPT | {"workload": "sharegpt-poisson", "slo": "scaled:prompt_ms=49.5:token_ms=23.8"},
     ),
     "econo-alpaca": ExperimentRow(
-        "And with short instructions?",
+        "As econo-sharegpt, with short instructions",
         _TIGHT_OPT | {"workload": "alpaca-poisson", "slo": "scaled:prompt_ms=25.5:token_ms=23.6", "max_requests": 1500},
     ),
     "econo-bookcorpus": ExperimentRow(
-        "And with chunks of books, five or six of which fill the cache (and OPT's context, so that is doubled here)?",
+        "As econo-sharegpt, with chunks of books, of which five or six fill the cache (OPT's context is doubled)",
         _TIGHT_OPT
         | {"workload": "bookcorpus-poisson", "slo": "scaled:prompt_ms=344.5:token_ms=25.4", "max_model_len": 4096},
     ),
     "econo-azure-conv": ExperimentRow(
-        "And on production chat traffic, with a tenth of the KV cache?",
+        "As econo-sharegpt, on production chat traffic with a tenth of the KV cache",
         _TIGHT_TRACE | {"slo": "scaled:prompt_ms=31.5:token_ms=7.8", "max_requests": 1000},
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "econo-azure-code": ExperimentRow(
-        "And on bursts of long prompts with short replies?",
+        "As econo-sharegpt, on bursts of long prompts with short replies",
         _TIGHT_TRACE | {"slo": "scaled:prompt_ms=61.3:token_ms=8", "load": "0.1,0.25,0.5,0.75,1,1.5"},
         trace="azure2023_code_first_two_thirds.csv.gz",
     ),
     "econo-servegen": ExperimentRow(
-        "And on a mix of many clients' habits?",
+        "As econo-sharegpt, on a mix of many clients",
         _TIGHT_TRACE | {"slo": "scaled:prompt_ms=29.2:token_ms=8", "max_requests": 1000},
         trace="servegen_mlarge_day2_10h.csv.gz",
     ),
     "econo-parts": ExperimentRow(
-        "What does each part of EconoServe contribute, beside what its paper compares it with?",
+        "What does each part of EconoServe contribute, compared with the paper's baselines?",
         _TIGHT_OPT
         | {
             "workload": "sharegpt-poisson",
@@ -271,7 +275,7 @@ EXPERIMENTS = {
         },
     ),
     "econo-padding": ExperimentRow(
-        "How much padding, reserve and buffer does EconoServe want, and what becomes of them tuned on line?",
+        "How much padding, reserve and buffer does EconoServe need, and what if they are tuned online?",
         _TIGHT_OPT
         | {
             "workload": "sharegpt-poisson",
@@ -282,12 +286,12 @@ EXPERIMENTS = {
         },
     ),
     "decode-first-azure-code": ExperimentRow(
-        "What is gained where decodes are served before unfinished prompts, on bursts of long prompts?",
+        "What is gained by decodes before unfinished prompts, on bursts of long prompts?",
         _DECODE_FIRST | {"load": "1"},
         trace="azure2023_code_first_two_thirds.csv.gz",
     ),
     "decode-first-azure-conv": ExperimentRow(
-        "And on production chat traffic?",
+        "As decode-first-azure-code, on production chat traffic",
         _DECODE_FIRST | {"load": "1.5"},
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),

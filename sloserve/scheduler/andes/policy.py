@@ -56,7 +56,7 @@ _URGENT_FIRST = 2.0
 
 
 class Andes(Policy):
-    """Serves so that the readers' mean QoE is greatest: readers who would run dry first, then short contexts.
+    """Maximises the mean QoE of readers: first those about to run out of tokens, then short contexts.
 
     ``andes-parts`` (:mod:`sloserve.scheduler.published.andes_parts`) overrides the class attributes, ``_foresee`` and
     ``_victim_order``.

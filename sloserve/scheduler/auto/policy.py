@@ -36,7 +36,7 @@ MOST_ADMITTED: Final = 64
 
 
 class Auto(Policy):
-    """Serves what gains most per unit of what is short, whatever it was promised."""
+    """Serves the request with the most expected gain per cost, for all kinds of targets."""
 
     needs = PREEMPTION_COLUMNS | WORTH_COLUMNS
 

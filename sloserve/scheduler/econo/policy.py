@@ -44,7 +44,7 @@ _LATE: Final = 1e15
 
 
 class Econo(Policy):
-    """Admits what fits the KV cache to the end, the least KV x time x target first; preempts where that gains time.
+    """Admits requests that fit the KV cache to their end, least KV x time x target first; preempts if it gains time.
 
     ``econo-parts`` (:mod:`sloserve.scheduler.published.econo_parts`) overrides ``_key`` and ``_room``.
     """

@@ -28,7 +28,7 @@ _PERFECT = 1.0 - 1e-9
 
 
 class AndesParts(Andes):
-    """Andes with each of its parts open to change, down to the form of its paper."""
+    """Andes with options for each of its parts, down to the form of its paper."""
 
     @dataclass(frozen=True)
     class Settings(Andes.Settings):

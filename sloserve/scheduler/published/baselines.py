@@ -24,7 +24,7 @@ from sloserve.scheduler.published.preemptive import RANKED_COLUMNS, plan_ranked
 
 
 class Orca(Policy):
-    """First come, first served, in a small batch, with the KV of the longest possible reply set aside.
+    """First come, first served, in a small batch, with KV reserved for the longest possible reply.
 
     Source: ORCA (OSDI 2022), Sec. 4.2: the scheduler reserves max_tokens slots of KV at admission; EconoServe, Sec. 2.1
     gives the batch of 8. Differs: chunked prompts; prompts and tokens share attention kernels.
@@ -53,7 +53,7 @@ class Orca(Policy):
 
 
 class Sarathi(Policy):
-    """vLLM's own order, in steps of few tokens: long prompts are cut small, so that they delay no request's next token.
+    """vLLM's own order, in steps of few tokens: long prompts are cut into small chunks, so that decodes do not wait.
 
     Source: Sarathi-Serve (OSDI 2024), Sec. 4: stall-free batching, token budget 512 for the stricter of its targets.
     Differs: vLLM chunks prompts and serves running requests first by itself; the budget is all there is to set.
@@ -76,7 +76,7 @@ class Sarathi(Policy):
 
 
 class SRTF(Policy):
-    """Shortest remaining time first, decided anew in each step, with max-allocation.
+    """Shortest remaining time first, decided in each step, with KV reserved for the longest possible reply.
 
     The request with most left is preempted for requests with less, as far as their reservations need the room.
 

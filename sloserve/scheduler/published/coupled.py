@@ -57,7 +57,7 @@ class _Exact(Policy):
 
 
 class MultiRes(_Exact):
-    """Admits, again and again, the waiting request whose demand is nearest to the compute and KV that are available.
+    """Repeatedly admits the waiting request whose demand is nearest to the free compute and KV.
 
     Source: EconoServe, Sec. 2.1: Euclidean distance, repeated until none fits, O(n^2). Differs: the paper names no
     unit; here both demands are shares of what is available, so the distance is to (1, 1). A prompt longer than the

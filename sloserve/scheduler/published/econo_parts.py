@@ -19,7 +19,7 @@ ORDERS: Final = ("stretch", "fcfs")
 
 
 class EconoParts(Econo):
-    """Econo with its order, its look ahead and pausing open to change."""
+    """Econo with options for its order, its prediction of KV usage and pausing."""
 
     needs = Econo.needs | {"pausable"}
 

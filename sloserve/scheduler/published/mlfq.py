@@ -29,7 +29,7 @@ from sloserve.scheduler.published.preemptive import RANKED_COLUMNS, plan_ranked
 
 
 class FastServe(Policy):
-    """Serves the request that has had least so far, in levels; requests of lower levels are paused or preempted."""
+    """Serves the requests with the least service so far, in levels; those of lower levels are paused or preempted."""
 
     needs = RANKED_COLUMNS | {"kv_blocks", "preemptable", "pausable"}
     wants_progress = True

@@ -46,7 +46,7 @@ _DONE: Final = object()
 
 
 class QLM(Policy):
-    """Serves groups of like requests in the order of a plan that misses the fewest deadlines."""
+    """Serves groups of similar requests, in the order with the least summed lateness."""
 
     needs = (
         PREEMPTION_COLUMNS

@@ -52,7 +52,7 @@ def cooling_for(requests: int, max_batch: int, effort: float) -> Cooling:
 
 
 class SA(Policy):
-    """Serves in the order that meets most targets at the least summed latency, as far as lengths can be foreseen."""
+    """Searches the order that meets the most targets with the least summed latency, by predicted lengths."""
 
     needs = (
         LENGTH_COLUMNS
