@@ -178,14 +178,14 @@ class Agent:
         try:
             await asyncio.to_thread(call, *args)
         except StoreError as error:
-            logger.warning("the store does not hear of agent %s: %s", self.id, error)
+            logger.warning("agent %s cannot report to the store: %s", self.id, error)
 
     def _rotate_logs(self) -> None:
         for path in self._logs.glob("*.log"):
             try:
                 rotate(path)
             except OSError as error:
-                logger.warning("%s grows: %s", path, error)
+                logger.warning("log file %s cannot be rotated: %s", path, error)
 
 
 def _listening(door: str) -> socket.socket:

@@ -21,7 +21,7 @@ class Canaries:
         """Of an engine that was just started, whose word is taken. Raises: EngineError."""
         tokens = await engine.canary(model)
         if self._tokens.setdefault(model, tokens) != tokens:
-            logger.warning("model %s answers the canary prompt otherwise than when it was first loaded", model)
+            logger.warning("model %s answers the canary prompt differently than when it was first loaded", model)
             self._tokens[model] = tokens
 
     async def check(self, engine: Engine, model: str) -> None:
@@ -29,4 +29,4 @@ class Canaries:
         if model not in self._tokens:
             await self.record(engine, model)
         elif await engine.canary(model) != self._tokens[model]:
-            raise EngineError("it answers the canary prompt otherwise than when it was first loaded")
+            raise EngineError("it answers the canary prompt differently than when it was first loaded")

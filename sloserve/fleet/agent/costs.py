@@ -101,4 +101,4 @@ class Costs:
             scratch.write_text(json.dumps({self._device: {"steps": self._steps, "last": self._last}}, indent=1))
             os.replace(scratch, self._path)
         except OSError as error:  # it is measured again after a restart
-            logger.warning("measured costs of swaps are not kept in %s: %s", self._path, error)
+            logger.warning("measured costs of swaps cannot be written to %s: %s", self._path, error)

@@ -103,7 +103,9 @@ class EngineSet:
         except EngineError as error:
             if rung in (Rung.ADAPTER, Rung.FORKED, Rung.COLD):
                 raise
-            logger.warning("%s: model %s does not come by rung %s: %s", self._instance, model.name, rung, error)
+            logger.warning(
+                "%s: model %s could not be activated by rung %s: %s", self._instance, model.name, rung, error
+            )
             await self._remove(self.active if rung is Rung.IN_PLACE else self._holder(model))
             rung = Rung.FORKED
             await self._come(model, rung)
@@ -158,7 +160,7 @@ class EngineSet:
             raise
         seconds = host.clock.monotonic_s() - begun_s
         host.costs.note_coming(model.name, rung, seconds)
-        logger.info("%s: model %s came by rung %s in %.2f s", self._instance, model.name, rung, seconds)
+        logger.info("%s: model %s was activated by rung %s in %.2f s", self._instance, model.name, rung, seconds)
 
     async def _start(self, model: ServedModel) -> Engine:
         host, key = self._host, secrets.token_urlsafe(16)

@@ -78,7 +78,7 @@ class Following:
                 away = False
             except StoreError as error:
                 if not away:
-                    logger.warning("the last plan is followed: %s", error)
+                    logger.warning("the plan cannot be read; the last one is followed: %s", error)
                 away = True
             except Exception:  # a fault of ours must not end following for good
                 logger.exception("a look at the plan failed")
@@ -164,7 +164,7 @@ class Following:
                 self._warming.pop(door.name, None)
                 await door.keep_warm(warm)
                 if not await door.activate(model):
-                    logger.warning("%s: model %s did not come", door.name, model)
+                    logger.warning("%s: model %s could not be activated", door.name, model)
             except Exception:  # the agent's fault must not end following
                 logger.exception("%s: the switch to %s failed", door.name, model)
             finally:

@@ -220,7 +220,7 @@ class Instance:
             logger.error("%s: %s", self._name, error)
             return False
         except Exception:  # a fault of ours: what state the engines are in is not known
-            logger.exception("%s: model %s does not come", self._name, model.name)
+            logger.exception("%s: model %s could not be activated", self._name, model.name)
             await self._engines.close()
             return False
         finally:
@@ -241,7 +241,7 @@ class Instance:
             left_s = max(begun_s + self._drain_max_s - self._clock.monotonic_s(), 0.0)
             await asyncio.wait({leaving}, timeout=left_s + _LEAVING_S)
             if leaving.done() and not leaving.cancelled() and leaving.exception():
-                logger.error("%s: durable work does not leave in order", self._name, exc_info=leaving.exception())
+                logger.error("%s: batch lines could not be given back", self._name, exc_info=leaving.exception())
             engine.flights.abort(durable_only=True)
             await engine.flights.send_back(_LEAVING_S)
         self._phase, self._active = Phase.SWAPPING, coming

@@ -291,7 +291,7 @@ class Pulling:
                 return await self._in_thread(call, *args)
             except StoreError as error:
                 if self._clock.monotonic_s() >= ends_s:
-                    logger.warning("claims are left to lapse: %s", error)
+                    logger.warning("claims cannot be given back and will expire: %s", error)
                     return None
                 await asyncio.sleep(RETRY_S)
 

@@ -47,7 +47,7 @@ class BatchWork:
                     logger.warning("batches wait for the store: %s", error)
                 moved, away = False, True
             except Exception:  # what is wrong with one look may be right at the next
-                logger.exception("batches are looked at again")
+                logger.exception("work on batches failed; it is tried again")
                 moved = False
             if not moved:
                 self._stopping.wait(IDLE_S)

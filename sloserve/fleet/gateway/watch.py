@@ -78,7 +78,7 @@ class Watch:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._store.members.leave, self._name)
             except StoreError as error:
-                logger.warning("the store is not told that this gateway leaves: %s", error)
+                logger.warning("the store cannot be told that this gateway stops: %s", error)
         self._thread.shutdown()
 
     # Doors.
@@ -136,11 +136,11 @@ class Watch:
                 # One that answers is there: after the store was away no agent has told it so yet.
                 self._ask(self._static | {door for door, age_s in ages if age_s < GONE_S or door in self.answered})
                 if self.store_away:
-                    logger.info("the store is there again")
+                    logger.info("the store can be reached again")
                 self.store_away = False
             except StoreError as error:
                 if not self.store_away:
-                    logger.warning("the store is away; streams go on with what is known: %s", error)
+                    logger.warning("the store cannot be reached; streams go on with the last known state: %s", error)
                 self.store_away = True
             except Exception:  # nothing that stands in the store may end this
                 logger.exception("what the store holds of the fleet cannot be read")

@@ -91,7 +91,7 @@ class Planning:
                 away = False
             except StoreError as error:
                 if not away:
-                    logger.warning("no plan is made, and the last one holds: %s", error)
+                    logger.warning("no new plan can be made; the last one holds: %s", error)
                 away = True
             except Exception:  # a fault of ours must not end planning for good
                 logger.exception("a round of planning failed; the last plan holds")
