@@ -263,7 +263,10 @@ def _read(file: Path, given: Mapping[str, Any] | None = None) -> Any:
 
 
 def _say(line: str) -> None:
-    print(f"sloserve: {line}", flush=True)
+    try:
+        print(f"sloserve: {line}", flush=True)
+    except OSError as error:  # its reader is gone, or the disk full: that ends no fleet
+        logging.getLogger(__name__).warning("%s (standard output cannot be written: %s)", line, error)
 
 
 def _log() -> None:

@@ -15,7 +15,7 @@ from typing import Final
 import uvicorn
 
 from sloserve.core.clock import Clock, SystemClock
-from sloserve.core.errors import StoreError
+from sloserve.core.errors import ConfigError, StoreError
 from sloserve.fleet.agent.costs import Costs
 from sloserve.fleet.agent.door_server import DoorServer
 from sloserve.fleet.agent.engine import EngineLimits
@@ -26,6 +26,7 @@ from sloserve.fleet.agent.instance import Instance, NoDurableWork
 from sloserve.fleet.agent.memory import HostMemory
 from sloserve.fleet.contract.door import DurableWork
 from sloserve.fleet.contract.reports import AgentReport, to_json
+from sloserve.fleet.http import bounded_http
 from sloserve.fleet.store.members import Members
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class _Server(uvicorn.Server):
 class Agent:
     """Of one host. ``async with`` it: then its door is open; at the end all engines have ended.
 
+    Raises: ConfigError, when it is entered, for a door that cannot be opened.
+
     Args:
         members: of the store; ``None`` for none.
         durable: pulls requests from the store.
@@ -128,6 +131,14 @@ class Agent:
 
     async def __aenter__(self) -> "Agent":
         settings = self._settings
+        try:
+            listening = _listening(self.door)
+        except OSError as error:
+            shutil.rmtree(self._run_folder, ignore_errors=True)
+            raise ConfigError(
+                f"the agent's door {self.door} cannot be opened: {error.strerror or error}; give another with door of "
+                f"hosts.{settings.host} in the fleet's file, or, for a socket, a shorter folder with TMPDIR"
+            ) from None
         parts = HostParts(
             self._launcher, self._run_folder, self._logs, self._memory, self._costs, self._clock, limits=settings.limits
         )
@@ -138,10 +149,15 @@ class Agent:
             )
         app = DoorServer(self.instances, self.report, settings.door_key)
         config = uvicorn.Config(
-            app, lifespan="off", ws="none", access_log=False, log_config=None, timeout_keep_alive=_KEEP_ALIVE_S
+            app,
+            http=bounded_http(),
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            timeout_keep_alive=_KEEP_ALIVE_S,
         )
         self._server = _Server(config)
-        listening = _listening(self.door)
         self._tasks = [asyncio.create_task(self._server.serve([listening])), asyncio.create_task(self._beat())]
         return self
 
@@ -192,8 +208,12 @@ def _listening(door: str) -> socket.socket:
     """Connections are taken from now on, and answered once the server runs. Raises: OSError."""
     if door.startswith(_UNIX):
         made = socket.socket(socket.AF_UNIX)
-        made.bind(door.removeprefix(_UNIX))
-        made.listen(1024)
+        try:
+            made.bind(door.removeprefix(_UNIX))
+            made.listen(1024)
+        except OSError:
+            made.close()
+            raise
         return made
     host, _, port = door.removeprefix("http://").rpartition(":")
     return socket.create_server((host.strip("[]"), int(port)), backlog=1024)

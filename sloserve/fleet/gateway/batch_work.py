@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_S: Final = 0.5
 """Pause between two looks at batches none of which moved."""
+AWAY_S: Final = 2.0
+"""The same where the store failed: results are written from their begin again, on a disk that may be full."""
 TIDY_S: Final = 60.0
 
 
@@ -50,4 +52,4 @@ class BatchWork:
                 logger.exception("work on batches failed; it is tried again")
                 moved = False
             if not moved:
-                self._stopping.wait(IDLE_S)
+                self._stopping.wait(AWAY_S if away else IDLE_S)

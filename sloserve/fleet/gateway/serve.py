@@ -6,6 +6,7 @@ from typing import Any
 
 import uvicorn
 
+from sloserve.fleet.http import bounded_http
 from sloserve.wire.asgi import Receive, Scope, Send
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -15,7 +16,7 @@ def config(app: App, **given: Any) -> uvicorn.Config:
     """For a server of the app. given: where it listens, and how it stops, in uvicorn's words."""
     # Headers of proxies say nothing that the gateway reads; no key, prompt or tenant may reach an access log.
     fixed: dict[str, Any] = {
-        "http": _http(),
+        "http": bounded_http(),
         "interface": "asgi3",
         "lifespan": "on",
         "ws": "none",
@@ -24,15 +25,6 @@ def config(app: App, **given: Any) -> uvicorn.Config:
         "server_header": False,
     }
     return uvicorn.Config(app, log_config=None, **(fixed | given))
-
-
-def _http() -> Any:
-    """httptools costs half of what h11 does, which bounds heads by itself."""
-    try:
-        from sloserve.fleet.gateway.protocol import BoundedProtocol
-    except ImportError:
-        return "h11"
-    return BoundedProtocol
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

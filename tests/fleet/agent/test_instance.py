@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from sloserve.core.errors import StoreAway
+from sloserve.core.errors import ConfigError, StoreAway
 from sloserve.fleet.agent import agent as agent_module
 from sloserve.fleet.agent import engine_set
 from sloserve.fleet.agent.agent import Agent, AgentSettings
@@ -604,6 +605,22 @@ def test_no_request_waits_for_a_transition(tmp_path: Path, transitions: int, req
         assert set(refused) == {Refusal.SWITCHING, Refusal.OTHER_MODEL}
 
     run(tmp_path, test)
+
+
+@pytest.mark.parametrize("door", ["http://127.0.0.1:{port}", "unix:/tmp/" + 120 * "x"])
+def test_a_door_that_cannot_be_opened_is_said(tmp_path: Path, door: str) -> None:
+    """The agent was started again and again, with a trace of the stack in its log."""
+
+    async def within() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = door.format(port=taken.getsockname()[1])
+            settings = AgentSettings("node", "cpu", {"node/0": MODELS}, tmp_path, door=address, door_key="k")
+            agent = Agent(settings, InLoopLauncher())
+            with pytest.raises(ConfigError, match="cannot be opened.*hosts.node"):
+                await agent.__aenter__()
+            assert not agent._run_folder.exists()
+
+    asyncio.run(within())
 
 
 class Members:

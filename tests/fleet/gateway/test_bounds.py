@@ -1,6 +1,7 @@
 """What a gateway keeps to whatever comes: from clients, from agents, from a store that was away."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,11 @@ from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.hold import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.prefixes import beginnings
+from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway.watch import Watch
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
-from tests.fleet.gateway.doors import until
+from tests.fleet.gateway.doors import running, until
 
 
 def test_a_body_of_millions_of_messages_is_cut_like_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +77,37 @@ def test_agents_that_answer_are_asked_on_after_the_store_was_away(
 
     asyncio.run(asyncio.wait_for(test(), 10.0))
     store.close()
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
+ENDLESS = b"x: y\r\n" * 20_000
+
+
+@pytest.mark.parametrize(
+    "begin", [HEAD + b"\r\n" + HEAD, CHUNKED + b"1\r\nx\r\n0\r\n"], ids=["behind a request", "trailer"]
+)
+def test_headers_do_not_come_without_end(begin: bytes) -> None:
+    """Only those of a request with none before it were bounded: others filled the memory."""
+    left = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    async def test() -> None:
+        settings = config(app, lifespan="off", port=0, timeout_graceful_shutdown=1)
+        async with running(settings):
+            reader, writer = await asyncio.open_connection("127.0.0.1", settings.port)
+            writer.write(begin)
+            await writer.drain()
+            with contextlib.suppress(ConnectionError):
+                for _ in range(4):
+                    writer.write(ENDLESS)
+                    await writer.drain()
+                assert await reader.read() == b"", "closed"
+            writer.close()
+            await left.wait()
+
+    asyncio.run(asyncio.wait_for(test(), 3.0))

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from sloserve.fleet import bounded_protocol as protocol
 from sloserve.fleet.contract.reports import Phase
-from sloserve.fleet.gateway import protocol
 from sloserve.fleet.gateway.gateway import Surroundings
 from sloserve.fleet.gateway.keys import hash_of
 from sloserve.fleet.gateway.serve import config
@@ -147,6 +147,9 @@ def test_the_head_of_a_request_is_bounded_in_size_and_time(monkeypatch: pytest.M
                 assert refused.startswith(b"HTTP/1.1 400") and b"more than 65536 bytes" in refused
             for slow in ((), (head,), (one, head)):
                 assert b"400" not in await answered(settings.port, *slow), "closed"
+            chunked = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            pieces = b"1\r\nx\r\n" * 90_000 + b"0\r\n\r\n"
+            assert (await answered(settings.port, chunked + pieces, ends=b"true")).startswith(b"HTTP/1.1 200")
 
     run(test)
 
