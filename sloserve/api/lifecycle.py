@@ -82,7 +82,7 @@ async def started(app: Any, http3: Http3Front) -> None:
         return  # one of several API servers speaks for all
     while not (server.started or server.should_exit):
         await asyncio.sleep(_STARTED_POLL_S)
-    if server.started:
+    if server.started and not server.should_exit:
         also = await http3.start(app, args, plugin_settings(engine.vllm_config.additional_config))
         sys.stdout.flush()
         # Below the text layer, where vLLM would put the process's name in front of a line that is there to be copied.

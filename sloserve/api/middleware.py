@@ -90,6 +90,8 @@ class SLOMiddleware:
             if message["type"] == "lifespan.startup.complete" and "app" in scope:
                 self._starting = asyncio.create_task(started(scope["app"], self._http3))
             elif message["type"].startswith("lifespan.shutdown."):
+                if self._starting is not None:
+                    await asyncio.wait([self._starting])  # else it might begin to listen after that
                 await self._http3.stop(LINGER_S)
             await send(message)
 

@@ -356,4 +356,7 @@ async def connect(
     except (TimeoutError, Lost) as error:
         await client.end()
         raise Lost(f"{host} port {port}: {error or f'no answer within {timeout_s:g} s'}") from None
+    except asyncio.CancelledError:
+        await client.end()
+        raise
     return client

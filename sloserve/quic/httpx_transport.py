@@ -11,6 +11,7 @@ One connection per origin carries all requests. A request that a lost connection
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 
 import httpx
@@ -19,6 +20,25 @@ from sloserve.quic.asgi import HOP_BY_HOP
 from sloserve.quic.client import Broken, H3Client, Headers, HeadersTooLarge, Lost, Refused, Reply, connect
 from sloserve.quic.client_settings import ClientSettings
 
+Origin = tuple[str, int]
+"""Host and port."""
+
+
+def _timeout_s(request: httpx.Request, kind: str) -> float | None:
+    found: float | None = request.extensions.get("timeout", {}).get(kind)
+    return found
+
+
+@asynccontextmanager
+async def _within(kind: str, error: type[httpx.TimeoutException], request: httpx.Request) -> AsyncIterator[None]:
+    """Ends its block with ``error`` once it has taken as long as the request's timeout of this kind."""
+    timeout_s = _timeout_s(request, kind)
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise error(f"{kind}: nothing for {timeout_s:g} s", request=request) from None
+
 
 class _Stream(httpx.AsyncByteStream):
     def __init__(self, reply: Reply, request: httpx.Request) -> None:
@@ -26,11 +46,16 @@ class _Stream(httpx.AsyncByteStream):
         self._request = request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for part in self._reply.body():
-                yield part
-        except (Lost, Broken) as error:
-            raise httpx.ReadError(str(error), request=self._request) from error
+        parts = aiter(self._reply.body())
+        while True:
+            try:
+                async with _within("read", httpx.ReadTimeout, self._request):
+                    part = await anext(parts)
+            except StopAsyncIteration:
+                return
+            except (Lost, Broken) as error:
+                raise httpx.ReadError(str(error), request=self._request) from error
+            yield part
 
     async def aclose(self) -> None:
         self._reply.cancel()
@@ -41,8 +66,8 @@ class H3Transport(httpx.AsyncBaseTransport):
 
     def __init__(self, settings: ClientSettings | None = None) -> None:
         self._settings = settings or ClientSettings()
-        self._clients: dict[tuple[str, int], H3Client] = {}
-        self._lock = asyncio.Lock()
+        self._clients: dict[Origin, H3Client] = {}
+        self._connecting: dict[Origin, asyncio.Task[H3Client]] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         origin = (request.url.host, request.url.port or 443)
@@ -69,28 +94,42 @@ class H3Transport(httpx.AsyncBaseTransport):
         reply = client.request(headers, body_follows=first is not None)
         try:
             while chunks is not None and first is not None:
-                await reply.send(first)
+                async with _within("write", httpx.WriteTimeout, request):
+                    await reply.send(first)
                 first = await anext(chunks, None)
                 if first is None:
                     await reply.send(b"", end=True)
-            await reply.head()
+            async with _within("read", httpx.ReadTimeout, request):
+                await reply.head()
         except BaseException:
             reply.cancel()
             raise
         return reply
 
-    async def _client(self, origin: tuple[str, int], request: httpx.Request) -> H3Client:
-        async with self._lock:
-            client = self._clients.get(origin)
-            if client is None or not client.usable:
-                timeout_s = request.extensions.get("timeout", {}).get("connect") or 10.0
-                try:
-                    client = self._clients[origin] = await connect(*origin, self._settings, timeout_s)
-                except Lost as error:
-                    raise httpx.ConnectError(str(error), request=request) from error
+    async def _client(self, origin: Origin, request: httpx.Request) -> H3Client:
+        client = self._clients.get(origin)
+        if client is not None and client.usable:
             return client
+        connecting = self._connecting.get(origin)
+        if connecting is None:
+            timeout_s = _timeout_s(request, "connect") or 10.0
+            connecting = asyncio.create_task(connect(*origin, self._settings, timeout_s))
+            self._connecting[origin] = connecting
+            connecting.add_done_callback(lambda done: self._connected(origin, done))
+        try:
+            return await asyncio.shield(connecting)
+        except Lost as error:
+            raise httpx.ConnectError(str(error), request=request) from error
+
+    def _connected(self, origin: Origin, done: "asyncio.Task[H3Client]") -> None:
+        del self._connecting[origin]
+        if not done.cancelled() and done.exception() is None:
+            self._clients[origin] = done.result()
 
     async def aclose(self) -> None:
+        for connecting in [*self._connecting.values()]:
+            connecting.cancel()
+            await asyncio.wait([connecting])
         clients, self._clients = self._clients, {}
         for client in clients.values():
             await client.end()

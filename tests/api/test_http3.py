@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from sloserve.api import lifecycle
 from sloserve.api.http3 import Http3Front
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.quic.client_settings import ClientSettings
@@ -82,3 +83,49 @@ def test_a_listener_that_cannot_be_leaves_tcp_alone(caplog: pytest.LogCaptureFix
     asyncio.run(test())
     (record,) = caplog.records
     assert "HTTP/3 is off, and TCP alone is served: cannot listen on 127.0.0.1 UDP port" in record.message
+
+
+def test_a_server_that_stops_while_it_starts_does_not_listen_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once TCP answers, checks and certificates of HTTP/3 take a moment."""
+    began, go = asyncio.Event(), asyncio.Event()
+
+    async def slowly(self: Http3Front, *_: Any) -> None:
+        began.set()
+        await go.wait()
+        self._listener = listener  # type: ignore[assignment]
+
+    class Stopped:
+        linger_s: float | None = None
+
+        async def stop(self, linger_s: float) -> None:
+            self.linger_s = linger_s
+
+    async def test() -> None:
+        app = Starlette()
+        app.state.server = SimpleNamespace(started=True, should_exit=False, config=SimpleNamespace())
+        app.state.server.config.timeout_graceful_shutdown = 1
+        app.state.args, app.state.engine_client = arguments(), SimpleNamespace(vllm_config=Configured())
+        middleware, sent = SLOMiddleware(app), asyncio.Queue[Any]()
+        for kind in ("startup", "shutdown"):
+            await sent.put({"type": f"lifespan.{kind}"})
+            if kind == "startup":
+                serving = asyncio.create_task(middleware({"type": "lifespan", "app": app}, sent.get, nothing))
+                await began.wait()
+        await asyncio.sleep(0)
+        go.set()
+        await serving
+        assert listener.linger_s is not None
+
+    listener = Stopped()
+    monkeypatch.setattr(Http3Front, "start", slowly)
+    monkeypatch.setattr(lifecycle, "how_to_try", lambda *_: "")
+    run(test())
+
+
+async def nothing(message: Any) -> None:
+    pass
+
+
+class Configured:
+    parallel_config = None
+    additional_config: dict[str, Any] = {}

@@ -5,11 +5,13 @@ import logging
 from asyncio import sleep
 from typing import Any
 
+import httpx
 import pytest
 from aioquic.h3.connection import encode_frame as frame
 
 from sloserve.quic import h3
 from sloserve.quic.client import Broken, H3Client, HeadersTooLarge, connect
+from sloserve.quic.httpx_transport import H3Transport
 from sloserve.quic.listener import Listener
 from tests.quic.serving import PSEUDO, answer, ask, echo, header_block, listening, read, trusting, whole, write
 
@@ -182,3 +184,45 @@ def test_a_priority_that_overtakes_its_request_holds(virtually: Any) -> None:
 
     virtually(test)
     assert seen == {"/second": [3], "/first": [7]}
+
+
+def test_requests_to_a_server_that_does_not_answer_wait_together(virtually: Any) -> None:
+    async def test(loop: Any) -> None:
+        async with httpx.AsyncClient(transport=H3Transport(trusting()), timeout=3.0) as client:
+            began_s = loop.time()
+            asked = [client.get("https://127.0.0.1:9/") for _ in range(5)]
+            failed = await asyncio.gather(*asked, return_exceptions=True)
+            assert {type(error) for error in failed} == {httpx.ConnectError} and loop.time() - began_s < 4.0
+            begun = asyncio.create_task(client.get("https://127.0.0.1:9/"))
+            await sleep(1.0)
+        assert isinstance((await asyncio.gather(begun, return_exceptions=True))[0], BaseException)
+        assert all(one._closed for one in loop._sockets.values())
+
+    virtually(test)
+
+
+@pytest.mark.parametrize("path", ["/head", "/body"])
+def test_the_transport_keeps_httpxs_timeouts(virtually: Any, path: str) -> None:
+    told = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/body":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        while (message := await receive())["type"] != "http.disconnect":
+            pass
+        told.append(message["type"])
+
+    async def test(loop: Any) -> None:
+        async with (
+            listening(app) as listener,
+            httpx.AsyncClient(transport=H3Transport(trusting()), timeout=3.0) as client,
+        ):
+            began_s = loop.time()
+            with pytest.raises(httpx.ReadTimeout, match="read: nothing for 3 s"):
+                await client.get(f"https://127.0.0.1:{listener.port}{path}")
+            assert 3.0 < loop.time() - began_s < 4.0
+            await sleep(1.0)
+            assert told == ["http.disconnect"]
+
+    virtually(test)
