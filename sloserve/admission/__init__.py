@@ -1,4 +1,4 @@
-"""The front end's admission: who waits, what a new request is predicted to get, and whether to refuse it.
+"""The front end's admission: which requests wait, which latency a new one is predicted to have, whether to refuse it.
 
 Imports estimator and core. Add a mode of admission in ``admission.py``.
 """

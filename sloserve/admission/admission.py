@@ -1,4 +1,4 @@
-"""Who may come in: by a cap on those of a class that wait, and by what is predicted of the request's own targets.
+"""Which requests are admitted: by a cap on waiting requests of a class, and by the predicted chance to meet targets.
 
 Every request is predicted, whatever the mode; who refuses is decided at construction. A refusal says why, and when to
 come again, where coming again helps. In order:

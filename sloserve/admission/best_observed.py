@@ -1,4 +1,4 @@
-"""The least that was ever seen lately: what no order of service can beat, since it is the engine's own.
+"""The best latencies observed recently: no order of service can beat them, since they are the engine's own.
 
 TTFT by length of the prompt, of requests that found no other waiting, and time per output token. A figure is claimed
 only once ``MIN_SAMPLES`` stand behind it, and is forgotten within two periods without a sample, so that a claim which

@@ -1,4 +1,4 @@
-"""Who waits in each class, how fast they start, and when those who were sent away should come again.
+"""Waiting requests of each class, the rate at which they start, and when refused ones should try again.
 
 A request waits from :meth:`Backlog.enter` until its place is told that the first token is out, or that it ended before.
 Who keeps the places may not see every first token (a reply that is not streamed is seen when it is complete),

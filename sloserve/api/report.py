@@ -1,4 +1,4 @@
-"""Puts into an answer what we know of it: the tier that was served, and the outcome for clients that asked for it.
+"""Adds to an answer the tier that was served and, for clients that asked for it, the report of its outcome.
 
 Where the answer carries ``usage`` (the body of a reply in one piece; of a stream the last usage chunk of chat and
 completions, ``message_delta`` of Anthropic's messages, ``response.completed`` of the responses API), ``slo`` stands

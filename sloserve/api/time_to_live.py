@@ -1,4 +1,4 @@
-"""A request's time to live, ``x-request-ttl-ms``: who has no first token by then gets a 429 and leaves the engine.
+"""A request's time to live, ``x-request-ttl-ms``: without a first token by then it gets a 429 and leaves the engine.
 
 What is answered is held until the first token, since a stream's head, and of some routes the first events, leave before
 anything is computed, and a status cannot be taken back. When the time is over the app is told that its client has left,

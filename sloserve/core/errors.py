@@ -3,15 +3,15 @@
     SloServeError
     ├── ConfigError            something the operator wrote: flag, file, environment
     ├── InvalidRequest         something the client wrote: answered with 400, never queued
-    ├── UnknownModel           the client asks for a model that it has not: answered with 404
+    ├── UnknownModel           the client asks for a model that is not there: answered with 404
     ├── Rejected               refused before queueing
     │   ├── QueueFull
     │   └── SLOUnattainable
     ├── Evicted                given up after queueing
     │   ├── DeadlinePassed
     │   └── ShuttingDown
-    ├── EngineError            the engine failed under us
-    └── StoreError             the store of a fleet failed under us
+    ├── EngineError            the engine failed
+    └── StoreError             the store of a fleet failed
         ├── StoreAway
         └── StoreFull
 
@@ -79,7 +79,9 @@ class QueueFull(Rejected):
 
 
 class SLOUnattainable(Rejected):
-    """The targets cannot be met, or hardly; says in how many whole seconds they should be, ``None`` where never."""
+    """The targets cannot, or probably cannot, be met; says after how many seconds a retry may succeed, ``None`` where
+    never.
+    """
 
     def __init__(self, message: str, retry_after_s: int | None, slo_class: str) -> None:
         super().__init__(message)
@@ -92,7 +94,7 @@ class Evicted(SloServeError):
 
 
 class DeadlinePassed(Evicted):
-    """The deadline passed while the request waited; says in how many whole seconds its like should find a place."""
+    """The deadline passed while the request waited; says in how many whole seconds a retry should find a place."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -108,11 +110,11 @@ class ShuttingDown(Evicted):
 
 
 class EngineError(SloServeError):
-    """The engine under us failed."""
+    """The engine failed."""
 
 
 class StoreError(SloServeError):
-    """What was to be kept was not; the store is as it was before."""
+    """A write to the store failed; the store is as it was before."""
 
 
 class StoreAway(StoreError):

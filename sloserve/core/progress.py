@@ -1,4 +1,4 @@
-"""How far a long command is: a bar in a terminal, and now and then a line where there is none."""
+"""Progress of a long command: a bar in a terminal, else a line from time to time."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which instance of a fleet was at what when, from the start of a run, in seconds."""
+"""What each instance of a fleet did at which time, in seconds from the start of a run."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""What our own code raises never reaches vLLM, whose engine dies of any exception in its loop."""
+"""Exceptions of our own code never reach vLLM, whose engine stops at any exception in its loop."""
 
 import logging
 from collections.abc import Callable, MutableMapping

@@ -1,4 +1,4 @@
-"""What planner, guards and request table need of an engine, whichever it is: live vLLM, or a model of it.
+"""The interface to an engine that planner, guards and request table use: live vLLM, or a model of it.
 
 An engine has requests, two queues and limits of its own; a port reads them and carries plans out. Nothing here knows
 vLLM, and each engine with an :class:`EnginePort` gets the very same planner, plan budget, ageing, guards and shadow.

@@ -1,4 +1,4 @@
-"""What runs at a time: so much in all, and so much of each tenant."""
+"""Limits on what runs at a time: in total, and of each tenant."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How many prompt tokens may stand beside the decodes of a step, so that running requests keep what they were promised.
+"""How many prompt tokens a step may compute beside its decodes, so that running requests keep their targets.
 
 Every request that decodes waits for the whole step, and prompts make a step long. The slack of each running request
 says how long a step it can bear; the budget is what fits into the step that is worth most. Decodes are never cut.

@@ -1,4 +1,4 @@
-"""Recompute or swap? What each takes of the engine's time, for a request at the moment it is preempted.
+"""Recompute or swap? The engine time that each takes, for a request at the moment it is preempted.
 
 *Recomputed*, its context passes through the model once more, chunk by chunk beside what runs, and every step is longer
 by that. *Swapped*, its KV goes to the host and back by the link, which takes nothing from those who run but

@@ -1,4 +1,4 @@
-"""What one API process must let the others know, so that a server with several counts as one.
+"""What one API process publishes to the others, so that a server with several of them counts as one.
 
 Each has a board, which it alone writes: how many of its requests wait, the requests that ended lately, and which
 tenants have a label of their own. The process that is scraped reads all boards, and so does a cap on waiting requests.

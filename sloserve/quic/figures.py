@@ -1,4 +1,4 @@
-"""What a listener has done since it began, in counts: nothing of a request's content is in them."""
+"""Counters of what a listener has done since its start; they hold nothing of a request's content."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field

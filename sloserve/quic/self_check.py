@@ -1,4 +1,4 @@
-"""Whether the private parts of aioquic that the stream schedulers hold on to do what they are believed to do.
+"""Checks that the private parts of aioquic on which the stream schedulers depend work as expected.
 
 Two connections, joined in memory, send four streams; the order of their frames must be the scheduler's. A server whose
 scheduler had no effect would look healthy and serve in rotation, so :func:`check` refuses instead.

@@ -1,4 +1,4 @@
-"""What the readers of a run lived through: the figures of QoE and of delivery speed, and the replies one by one.
+"""The experience of the readers of a run: figures of QoE and of delivery speed, and the replies one by one.
 
 A request promises a timeline if it states a TTFT or a TDS.
 """

@@ -1,4 +1,4 @@
-"""Conversations: each prompt carries the earlier rounds, so that it begins as the one before.
+"""Conversations: each prompt carries the earlier rounds, so it shares a prefix with the one before.
 
 What papers leave open is chosen here: rounds are geometric; a person reads a reply at 20 tokens a second and thinks for
 10 s on average; a conversation ends before its prompt exceeds 3,000 tokens, which every shipped profile serves.

@@ -1,4 +1,4 @@
-"""One seed, many independent streams of chance: each use names its own, so one draw more here moves nothing there."""
+"""One seed, many independent random streams: each use names its own, so one draw more here changes nothing there."""
 
 import zlib
 

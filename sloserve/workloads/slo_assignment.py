@@ -1,4 +1,4 @@
-"""Who asks for what: gives each request of a trace its service class and targets.
+"""Gives each request of a trace its service class and targets.
 
 A request's class is the one that ``by_task`` names for its task; else one drawn by the classes' shares, if they have
 any; else the default. Draws come from the generator that is passed in, the same number for every assignment, so that

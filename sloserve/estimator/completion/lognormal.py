@@ -1,4 +1,4 @@
-"""Times as distributions: lognormals with a shift, so that mean, standard deviation and skewness are what they are.
+"""Times as distributions: shifted lognormals with a given mean, standard deviation and skewness.
 
 A sum of many requests' times is close to normal (QLM, Sec. 6); the time of one request's own output is as skewed as its
 length. One family holds both: with skewness 0 it is the normal distribution.

@@ -1,4 +1,4 @@
-"""How long this engine's steps take, as far as can be known now, and how far that can be trusted.
+"""The best current estimate of this engine's step times, and its error.
 
 A profile where the deployment names one, corrected by the engine's steps; else what the steps alone have taught. Either
 is trusted as far as two figures go. *Error*: each step is predicted before it is observed, and the usual error widens

@@ -1,4 +1,4 @@
-"""Makes the plan true on the instances of an agent: what they pull, which model they have, which they keep warm.
+"""Carries out the plan on the instances of an agent: what they pull, which model they have, which they keep warm.
 
 The order of each instance's queue says it all; :mod:`sloserve.lso.fleet_operations` reads it, as in the simulator.
 Where no planner has written for a while the last plan holds as long as its groups have requests. Then the instances

@@ -1,4 +1,4 @@
-"""By which rung a model comes: of those that are valid, the one that is expected to take least time. Pure."""
+"""The rung by which a model is activated: of the valid ones, the one with the least expected time. Pure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is in the gateway at a time, and no more: requests of each tenant and of all, bytes of bodies."""
+"""Limits on what is in the gateway at a time: requests of each tenant and in total, bytes of bodies."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How much of something comes a second, lately."""
+"""A recent rate: how many events per second."""
 
 import math
 from dataclasses import dataclass

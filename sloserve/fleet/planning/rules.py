@@ -1,4 +1,4 @@
-"""Simple rules in place of the planner's search, for a fleet that wants no more, or wants to be compared with it.
+"""Simple rules instead of the planner's search, for fleets that need no more, and for comparison.
 
 An instance serves the model that it has until another takes it. A model that waits takes an instance that is idle:
 nothing runs there, and nothing waits for its model. Rules differ in who comes first, and in when a model may take an

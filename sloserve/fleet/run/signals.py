@@ -1,4 +1,4 @@
-"""How a process of a fleet learns that it shall end."""
+"""How a process of a fleet is told to stop."""
 
 import asyncio
 import signal

@@ -1,1 +1,1 @@
-"""One policy for all kinds of targets: what a request gains by being served now, per unit of what it takes."""
+"""One policy for all kinds of targets: the gain of serving a request now, per unit of what it costs."""

@@ -1,4 +1,4 @@
-"""The numbers that ``auto`` has chosen, each a ratio but one; docs/policies/auto.md says what each does if it is other.
+"""The constants of ``auto``, all but one of them ratios; docs/policies/auto.md explains each.
 
 They are no options: an operator has nothing to gain by them. Benchmarks vary them by replacing :data:`CONSTANTS`, which
 is read at each plan.

@@ -1,4 +1,4 @@
-"""One policy for all: serves what gains most by being served now, per unit of what is short.
+"""One policy for all kinds of targets: serves the request with the most expected gain per cost.
 
 Each request has one number, its gain over its cost (``worth.py``).
 Deadlines, readers and best effort are parts of the same gain, so that no kind of target switches the rule of another.

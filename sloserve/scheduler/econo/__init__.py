@@ -1,4 +1,4 @@
-"""``econo``: admits what fits the KV cache to the end (EconoServe, as it pays on today's vLLM).
+"""``econo``: admits requests that fit the KV cache to their end (EconoServe, adapted to today's vLLM).
 
 ``policy.py`` plans; ``forecast.py`` foresees occupancy; ``preemption.py`` weighs a victim.
 """

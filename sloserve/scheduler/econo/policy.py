@@ -1,4 +1,4 @@
-"""EconoServe, as it pays on today's vLLM: admits what fits the KV cache to the end, the dearest wait first.
+"""EconoServe, adapted to today's vLLM: admits requests that fit the KV cache to their end, in an order of stretch.
 
 vLLM admits while a block is free, and preempts when requests grow together. Here a request is admitted if, some
 standard deviations aside, the cache will hold what all are expected to hold at every later step (``forecast``). A long

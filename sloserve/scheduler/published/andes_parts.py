@@ -1,4 +1,4 @@
-"""Andes with each of its parts open to change: the form of its paper, and what each part contributes.
+"""Andes with options for each of its parts: the form of its paper, and what each part contributes.
 
 Source: Andes, Sec. 4. ``victims=gain:urgent_s=1000:headroom=0:search=true`` is nearest to the paper. None of these
 options is worth setting on a server (docs/benchmarks/andes.md, "What each part does").

@@ -1,4 +1,4 @@
-"""The plan generator: gone on with as it is while it keeps all deadlines, searched for where one would be missed.
+"""The plan generator: keeps the last plan while it meets all deadlines, and searches when one would be missed.
 
 Source: QLM, Sec. 7. Differs: the solver is a local search of a fixed number of moves (csrc/include/sloserve/
 fleet_search.h), which plans hundreds of thousands of requests in under a second; ``exact.py`` has the mixed-integer

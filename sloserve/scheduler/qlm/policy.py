@@ -1,8 +1,8 @@
-"""QLM on one engine: a virtual queue of request groups, gone on with until a missed deadline is foreseen.
+"""QLM on one engine: a virtual queue of request groups, kept until a missed deadline is predicted.
 
-Requests with like deadlines and lengths form groups. The order of the groups is the plan of a fleet of one instance
-with one model; it is searched for anew where the last one would miss deadlines. Inside a group requests are served as
-they came (``inside=fcfs``, the paper's), or by their own deadlines (``inside=edf``).
+Requests with similar deadlines and lengths form groups. The order of the groups is the plan of a fleet of one instance
+with one model; a new one is searched when the last one would miss deadlines. Inside a group requests are served in
+order of arrival (``inside=fcfs``, the paper's), or by their own deadlines (``inside=edf``).
 
 A request's deadline is that of ``edf``. Preempts (request eviction) where a waiting request finds no slot or no KV
 blocks, and running ones whose deadlines lie later by ``preempt_margin_s`` can make room. A request without a deadline

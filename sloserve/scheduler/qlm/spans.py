@@ -1,4 +1,4 @@
-"""When a plan's groups begin and end, in the words of the plan generator: for who tells it, and to check it by."""
+"""When the groups of a plan begin and end, as the plan generator predicts: for reports and for tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

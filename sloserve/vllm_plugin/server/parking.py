@@ -1,4 +1,4 @@
-"""Parking: before an engine sleeps, the KV of its requests goes to the swap space, and they go on from there after.
+"""Parking: before an engine sleeps, the KV of its requests goes to the swap space; when it wakes, they continue.
 
 An engine that vLLM puts to sleep with its requests kept (``mode=keep``) computes each of them again when it wakes, all
 tokens so far. A parked one copies their KV back. Requests for which there is no room are computed again.

@@ -1,4 +1,4 @@
-"""How much memory this host still gives, said before a model is loaded rather than by the kernel's OOM killer.
+"""How much memory this host has left, checked before a model is loaded, not by the kernel's OOM killer.
 
 A host pool is touched page by page at its start, so what it takes must be there. Two limits hold: the memory that the
 kernel calls available, and that of each control group which this process is in (a container's limit is one). The limit

@@ -1,4 +1,4 @@
-"""What ``SLOScheduler`` does beside its :class:`SwapConnector`: whose KV is stored, and when a load may begin.
+"""The part of ``SLOScheduler`` in swapping, beside :class:`SwapConnector`: whose KV is stored, when a load may begin.
 
 Loads are vLLM's to begin: it asks the connector about each request whose turn it is, in the order of the plan. A load
 holds blocks, makes no progress, and cannot be preempted. So one begins only where
