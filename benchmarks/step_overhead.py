@@ -1,16 +1,19 @@
 """What does a step cost beside vLLM's own schedule(), part by part, with a fresh plan and with the last one reused?
 
-Usage: python benchmarks/step_overhead.py [--quick] [--before FILE] [--policies NAME ...]
+Usage: python benchmarks/step_overhead.py [--quick] [--beside PYTHON] [--policies NAME ...]
 
 A virtual engine is held at so many requests, half of them running: another comes as one ends. Every second step makes a
 plan, the others reuse it. Timed is thread CPU time, policies in turn. Writes results/step-overhead.json: medians and
-p99 over the steps in µs; ``--before`` puts in beside them what an earlier commit's run wrote.
+p99 over the steps in µs. ``--beside`` takes the interpreter of an environment with another commit: turns of the two
+alternate, since the speed of a machine that others use changes, and the other's rows go into ``beside``.
 """
 
 import argparse
 import itertools
 import json
 import logging
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +29,7 @@ from sloserve.scheduler.registry import parse_policy
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import workload
 
-POLICIES = ("fcfs", "edf", "edf:step_budget=true", "sjf", "andes", "econo", "sa", "auto")
+POLICIES = ("auto", *(f"{name}:step_budget=true" for name in ("edf", "econo", "andes", "sjf")))
 MIXES = ((500, 250), (2000, 1000))
 """Requests in all, and how many may run."""
 REPEATS = 2
@@ -47,7 +50,11 @@ PARTS = {
     "pace": "load of the step and how long it took",
     "told": "the policy is told of new tokens",
 }
-"""``adapter`` is the sum of all but ``plan`` and ``told``, which are the policy's own."""
+"""``adapter`` is the sum of all but ``plan`` and ``told``, which are the policy's own; ``planning`` of PLANNING."""
+PLANNING = ("snapshot", "plan", "checks", "step_budget", "carry_out")
+"""What a step's decision takes, all in."""
+Cells = dict[str, dict[str, list[float]]]
+"""Samples by what was measured, of each cell: policy, requests, how many may run, kind of plan."""
 
 
 class _Enough(Exception):
@@ -139,7 +146,9 @@ def costs_s(policy: str, requests: int, running: int, seed: int) -> dict[bool, d
                 row.setdefault(what, []).append(clock.spent[what])
             adapter = sum(clock.spent.values()) - clock.spent["plan"] - clock.spent["told"]
             now_running, waiting = scheduler.get_request_counts()
-            for what, value in (("adapter", adapter), ("running", now_running), ("waiting", waiting)):
+            planning = sum(clock.spent[what] for what in PLANNING)
+            sums = (("adapter", adapter), ("planning", planning), ("running", now_running), ("waiting", waiting))
+            for what, value in sums:
                 row.setdefault(what, []).append(value)
         clock.spent.clear()
         steps += 1
@@ -157,22 +166,27 @@ def costs_s(policy: str, requests: int, running: int, seed: int) -> dict[bool, d
     return found
 
 
-def measured(policies: tuple[str, ...], mixes: tuple[tuple[int, int], ...], repeats: int) -> list[dict[str, Any]]:
-    cells: dict[tuple[str, int, int, bool], dict[str, list[float]]] = {}
-    for seed in range(repeats):
-        for (requests, running), policy in itertools.product(mixes, policies):
-            for is_fresh, costs in costs_s(policy, requests, running, seed).items():
-                cell = cells.setdefault((policy, requests, running, is_fresh), {})
-                for what, values in costs.items():
-                    cell.setdefault(what, []).extend(values)
+def one_turn(policies: list[str], mixes: tuple[tuple[int, int], ...], seed: int) -> Cells:
+    return {
+        json.dumps((policy, requests, running, _KIND[is_fresh])): costs
+        for (requests, running), policy in itertools.product(mixes, policies)
+        for is_fresh, costs in costs_s(policy, requests, running, seed).items()
+    }
+
+
+def rows_of(turns: list[Cells]) -> list[dict[str, Any]]:
     rows = []
-    for (policy, requests, may_run, is_fresh), cell in cells.items():
+    for cell_name in turns[0]:
+        policy, requests, may_run, kind = json.loads(cell_name)
+        cell: dict[str, list[float]] = {}
+        for what, values in itertools.chain.from_iterable(turn[cell_name].items() for turn in turns):
+            cell.setdefault(what, []).extend(values)
         if not cell:
             continue
-        row: dict[str, Any] = {"policy": policy, "requests": requests, "may_run": may_run, "plan": _KIND[is_fresh]}
+        row: dict[str, Any] = {"policy": policy, "requests": requests, "may_run": may_run, "plan": kind}
         row |= {"steps": len(cell["adapter"])}
         row |= {f"{name}_median": float(np.median(cell[name])) for name in ("running", "waiting")}
-        for what in ("adapter", *PARTS):
+        for what in ("planning", "adapter", *PARTS):
             for name, q in (("median", 50), ("p99", 99)):
                 row[f"{what}_us_{name}"] = round(float(np.percentile(cell[what], q)) * 1e6, 1)
         rows.append(row)
@@ -185,19 +199,31 @@ _KIND = {True: "fresh", False: "reused"}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--before", type=Path)
+    parser.add_argument("--beside", metavar="PYTHON", help="interpreter of an environment with another commit")
     parser.add_argument("--policies", nargs="+", default=POLICIES)
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--turn", type=int, help="prints the samples of one turn, with this seed, and ends")
     given = parser.parse_args()
     logging.getLogger("vllm").setLevel(logging.ERROR)
     mixes, repeats = (((100, 50),), 1) if given.quick else (MIXES, REPEATS)
-    rows = measured(tuple(given.policies), mixes, repeats)
+    if given.turn is not None:
+        print(json.dumps(one_turn(given.policies, mixes, given.turn)))
+        return
+    ours: list[Cells] = []
+    others: list[Cells] = []
+    for seed in range(repeats):
+        turns = [(ours, sys.executable)] + ([(others, given.beside)] if given.beside else [])
+        for found, python in turns if seed % 2 else turns[::-1]:
+            command = [python, __file__, "--turn", str(seed), "--policies", *given.policies]
+            done = subprocess.run(command + ["--quick"] * given.quick, check=True, stdout=subprocess.PIPE, text=True)
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+    rows = rows_of(ours)
     for row in rows:
         print(json.dumps(row))
     if not given.quick:
         result = {**provenance(), "repeats": repeats, "parts": PARTS, "rows": rows}
-        if given.before is not None:
-            result["before"] = json.loads(given.before.read_text())
+        if others:
+            result["beside"] = rows_of(others)
         given.out.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
 
 
