@@ -227,12 +227,15 @@ class Pulling:
         work.wake.set()
 
     async def _finish(self, result: Result) -> None:
-        """Commits a result, however long the store is away: if another attempt has begun by then, it does not count."""
+        """Commits a result, however long the store is away: if another attempt has begun by then, it does not count.
+
+        It is tried again whatever went wrong: it may have been another's in the same commit.
+        """
         while True:
             try:
                 await self._commit(result)
                 return
-            except StoreError as error:
+            except Exception as error:
                 self._store_is_away("a result waits", error)
                 await asyncio.sleep(RETRY_S)
 
@@ -352,7 +355,7 @@ class Pulling:
     async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *args)
 
-    def _store_is_away(self, what: str, error: StoreError) -> None:
+    def _store_is_away(self, what: str, error: Exception) -> None:
         self._store_errors += 1
         if self._store_errors & (self._store_errors - 1) == 0:  # the first, second, fourth, ...
             logger.warning("%s, since the store fails (error %d): %s", what, self._store_errors, error)

@@ -9,6 +9,7 @@ from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import ClassTable
 from sloserve.fleet.gateway.keys import LOCAL, Tenant, read_keys
+from sloserve.fleet.quota import Quota
 from sloserve.wire.asgi import bearer
 
 logger = logging.getLogger(__name__)
@@ -16,7 +17,8 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 1.0
 """How often the file is looked at, at most."""
 
-_LOCAL: Final = Tenant(LOCAL, metrics=True)
+_LOCAL: Final = Tenant(LOCAL, metrics=True, quota=Quota(requests=2**53))
+"""The limit of the gateway is its limit of requests, too."""
 
 
 class KeyFile:

@@ -91,8 +91,15 @@ class PostgresDatabase:
         )
         self._listening: psycopg.Connection[tuple[Any, ...]] | None = None
         self._listen_lock = threading.Lock()
-        with self.alone() as session:
-            session.change(_NOW)
+        try:
+            with self.alone() as session:
+                session.change(_NOW)
+        except psycopg.errors.InsufficientPrivilege as error:
+            self.close()
+            raise ConfigError(
+                f"the store {self._where} cannot be set up: {_line(error)}; let its user create tables there "
+                "(GRANT CREATE, USAGE ON SCHEMA public), or give a database that it owns"
+            ) from None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[PostgresSession]:
@@ -118,7 +125,8 @@ class PostgresDatabase:
             yield
         except psycopg.errors.DiskFull as error:
             raise StoreFull(f"the disk of the store {self._where} is full; free some of it") from error
-        except (psycopg.OperationalError, PoolTimeout) as error:
+        # A server that another has replaced, and that may be read alone, will be gone from this address.
+        except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, PoolTimeout) as error:
             raise StoreAway(f"the store {self._where} does not answer: {_line(error)}") from error
 
     def tell(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from sloserve.core.clock import ManualClock, SystemClock
 from sloserve.fleet.agent import line_reply, line_service
+from sloserve.fleet.agent import pulling as pulling_module
 from sloserve.fleet.agent.claims import Pull
 from sloserve.fleet.agent.pulling import Pulling
 from sloserve.fleet.contract.door import Answer
@@ -299,6 +300,26 @@ def test_a_claim_that_cannot_be_given_back_is_so_at_the_next_renewal(
             async with asyncio.timeout(60.0):
                 while not a.store.requests.sums():  # not while a claim is on its way
                     await a.pulling._renew_once()
+
+    run(scenario())
+
+
+def test_a_commit_that_fails_in_an_unknown_way_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines were kept for ever, those beside the one at fault too."""
+    monkeypatch.setattr(pulling_module, "RETRY_S", 0.0)
+    finish, failures = Requests.finish, [ZeroDivisionError(), KeyError()]
+
+    def failing(self: Requests, results: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return finish(self, results)
+
+    async def scenario() -> None:
+        monkeypatch.setattr(Requests, "finish", failing)
+        async with host(tmp_path, FakeDoor("a/0", "m")) as a:
+            a.accept(3)
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            assert len(await a.until_ended(3)) == 3
 
     run(scenario())
 

@@ -17,9 +17,9 @@ from sloserve.fleet.batch_api import ids, lines, upload
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.batch_api.routes import BatchApi
-from sloserve.fleet.batch_api.runner import BatchRunner
+from sloserve.fleet.batch_api.runner import BatchRunner, result_line
 from sloserve.fleet.store.records import Batch, BatchState, File, RequestState, Result
-from sloserve.fleet.store.requests import Requests
+from sloserve.fleet.store.requests import Requests, Row
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
 
@@ -256,3 +256,20 @@ def test_a_file_expires_within_the_time_that_may_be_asked_for(ask: Answered, tex
     purpose = '\r\n--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch'
     status, answer = ask("/v1/files", HEAD + b"x" + (purpose + field).encode() + b"\r\n--b--\r\n", content_type=FORM)
     assert (status, answer["error"]["param"]) == (400, "expires_after[seconds]")
+
+
+@pytest.mark.parametrize(
+    ("body", "read"),
+    [
+        (b'{"text": "\xc3\xa9", "n": 1.50}', {"text": "\u00e9", "n": 1.5}),
+        (b'{"a":\n[1]}', {"a": [1]}),
+        (b'{"a": "\\ud800"}', {"a": "\ud800"}),
+        (b"half of {", "half of {"),
+        (b"\xff", "\ufffd"),
+        (b"", ""),
+    ],
+)
+def test_what_an_engine_answered_stands_on_one_line(body: bytes, read: object) -> None:
+    line = result_line(Row(1, "r", "c", 1, RequestState.DONE, 200, body))
+    assert line.count(b"\n") == 1
+    assert json.loads(line)["response"] == {"status_code": 200, "request_id": "r", "body": read}

@@ -86,4 +86,5 @@ def test_without_a_file_all_requests_are_one_tenants() -> None:
     file = KeyFile(None, DEFAULT_CLASSES, MODELS, ManualClock())
     tenant = file.tenant_of(b"Bearer anything")
     assert file.is_open and tenant is not None and tenant.name == "local" and tenant.may_use("legal")
+    assert tenant.quota.requests > 4096, "the gateway's limit is the only one"
     assert file.named("of an earlier file").may_use("legal")

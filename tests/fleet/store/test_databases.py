@@ -3,6 +3,7 @@
 import sqlite3
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
@@ -87,3 +88,20 @@ def test_a_connection_whose_other_end_is_gone_is_noticed_within_a_minute(postgre
             stated = connection.info.get_parameters()
             assert stated["tcp_user_timeout"] == limit and stated["keepalives_idle"] == "10"
         database.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_lets_nothing_be_written_says_so(postgres_address: str) -> None:
+    with psycopg.connect(postgres_address, autocommit=True) as connection:
+        connection.execute("CREATE ROLE guest LOGIN")
+    try:
+        with pytest.raises(ConfigError, match="cannot be set up: permission denied.*GRANT CREATE"):
+            PostgresDatabase(postgres_address.replace("sloserve@", "guest@"))
+        database = PostgresDatabase(postgres_address)
+        with pytest.raises(StoreAway, match="read-only"), database.transaction() as session:
+            session.change("SET TRANSACTION READ ONLY")  # as on one that has become a standby
+            session.change("CREATE TABLE t (a int)")
+        database.close()
+    finally:
+        with psycopg.connect(postgres_address, autocommit=True) as connection:
+            connection.execute("DROP ROLE guest")
