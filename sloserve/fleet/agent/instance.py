@@ -79,6 +79,7 @@ class Instance:
         self._engines = EngineSet(name, models, host, self._died, environment)
         self._phase = Phase.EMPTY
         self._active: str | None = None
+        """The model that serves, or comes: from the begin of a transition."""
         self._since_s = self._ready_s = 0.0
         self._switching = asyncio.Lock()
         self._is_switching = self._is_leaving = False
@@ -98,11 +99,12 @@ class Instance:
         phase = Phase.DRAINING if self._is_leaving and self._phase is Phase.SERVING else self._phase
         serves = phase is Phase.SERVING and engine is not None
         models = {name: self._engines.state(name) for name in self._models}
+        active = None if self._is_leaving else self._active  # no model comes, nor stays
         for name, state in models.items():
-            if state is ModelState.ACTIVE and name != self._active:
+            if state is ModelState.ACTIVE and name != active:
                 models[name] = ModelState.WARM
-        if self._active is not None:
-            models[self._active] = ModelState.ACTIVE
+        if active is not None:
+            models[active] = ModelState.ACTIVE
         return InstanceReport(
             name=self._name,
             device=self._device,
@@ -155,7 +157,7 @@ class Instance:
             if self._active == model:
                 return True
             if self._engines.expected(self._models[model])[0] is not Rung.ADAPTER:
-                self._phase = Phase.DRAINING  # from this call on everything is refused
+                self._phase, self._active = Phase.DRAINING, model  # from this call on everything is refused
         self._is_switching = True
         # A task of its own: who asked may stop waiting, and the transition comes to its end.
         return await asyncio.shield(self._spawn(self._activate(self._models[model])))
@@ -234,7 +236,8 @@ class Instance:
         """Until nothing runs, or what runs has had its time. Requests are refused from the call on."""
         engine, begun_s = self._engines.active, self._clock.monotonic_s()
         if engine is not None:
-            self._phase, drain_s = Phase.DRAINING, min(engine.flights.drain_s, self._drain_max_s)
+            self._phase, self._active = Phase.DRAINING, coming
+            drain_s = min(engine.flights.drain_s, self._drain_max_s)
             self._ready_s = begun_s + drain_s + swap_s
             leaving = self._spawn(self._durable.leave(self._name, self._drain_max_s))
             await engine.flights.empty(self._drain_max_s)

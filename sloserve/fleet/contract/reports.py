@@ -42,10 +42,11 @@ class InstanceReport:
         name: as the fleet's file has it, ``node-a/0``.
         device: its kind.
         phase: see :class:`Phase`.
-        models: of each model that it can serve, where the weights are. During a swap the model that comes is active.
+        models: of each model that it can serve, where the weights are. From the moment that it drains for another, the
+            model that comes is active.
         active_for_s: for how long the active model has been that; ``None`` where none is.
-        ready_in_s: when a swap in progress is expected to end; 0 where there is none.
-        running: what its engine has, streams and durable requests together.
+        ready_in_s: when the model that comes is expected to serve; 0 where none does.
+        running: what its engine has, streams and durable requests together; while it drains, of the model that leaves.
         streams: how many of these are streamed to clients.
         room: how many more requests it takes now.
         room_for_streams: so many of these places lines of batches leave to streams.

@@ -175,7 +175,7 @@ class Instances:
         alive = [i for i in self._alive(now_s) if model in i.report.models]
         if any(i.serves(model, now_s) for i in alive):
             return "active"
-        if any(i.report.active == model and i.report.phase is Phase.SWAPPING for i in alive):
+        if any(i.report.active == model and i.report.phase in (Phase.DRAINING, Phase.SWAPPING) for i in alive):
             return "coming"
         states = [i.report.models[model] for i in alive]
         if not states:
@@ -189,7 +189,7 @@ class Instances:
 
     def ready_in_s(self, model: str, now_s: float) -> float | None:
         """When an instance should serve the model, as far as one is on its way to it."""
-        coming = (i for i in self._alive(now_s) if i.is_for(model) and i.report.phase is not Phase.DRAINING)
+        coming = (i for i in self._alive(now_s) if i.is_for(model))
         return min((max(i.report.ready_in_s - (now_s - i.seen_s), 0.0) for i in coming), default=None)
 
     def _alive(self, now_s: float) -> Iterable[Instance]:

@@ -7,11 +7,11 @@ from typing import Final
 
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.queue_backlog import EngineSize
-from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport, agent_report, gateway_report
+from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport, Phase, agent_report, gateway_report
 from sloserve.fleet.file import Fleet
 from sloserve.fleet.planning.groups import HORIZON_S, Group, durable_groups, streamed_groups
 from sloserve.fleet.store.records import Agent, QueuedSums
-from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, InstanceState, Swap
+from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, InstanceState, RunningSums, Swap
 from sloserve.scheduler.qlm.problem import PlanSettings
 from sloserve.scheduler.qlm.swaps import swap_table
 
@@ -102,12 +102,21 @@ def fleet_state(
 
 def _state(reported_s: float, report: InstanceReport) -> InstanceState:
     """reported_s: when it was reported, by the store's clock."""
+    # What runs then ends before the model that comes is ready, and does not delay it.
+    leaves = report.phase is Phase.DRAINING
     return InstanceState(
         report.name,
         report.device,
         report.models,
-        float("-inf") if report.active_for_s is None else reported_s - report.active_for_s,
+        _activated_s(reported_s, report),
         reported_s + report.ready_in_s if report.ready_in_s else float("-inf"),
-        report.running,
-        reported_s + report.drain_s,
+        RunningSums() if leaves else report.running,
+        reported_s + (report.ready_in_s if leaves else report.drain_s),
     )
+
+
+def _activated_s(reported_s: float, report: InstanceReport) -> float:
+    """Of a model that comes: when it should be there, from when on it stays for its time like any other."""
+    if report.active_for_s is not None:
+        return reported_s - report.active_for_s
+    return reported_s + report.ready_in_s if report.active is not None else float("-inf")

@@ -240,7 +240,9 @@ def test_requests_are_refused_from_the_begin_of_a_transition_and_streams_end_bef
         switching = asyncio.ensure_future(instance.activate("code"))
         await asyncio.sleep(0)
         assert await refusal(instance, "chat") is Refusal.SWITCHING
-        assert instance.report().phase is Phase.DRAINING and instance.report().ready_in_s > 0
+        report = instance.report()
+        assert report.phase is Phase.DRAINING and report.ready_in_s > 0
+        assert report.active == "code" and report.models["chat"] is ModelState.WARM, "planners count on what comes"
         assert not await instance.activate("legal"), "one transition at a time"
         assert await streaming == reply("chat", "a", 40)
         assert await switching

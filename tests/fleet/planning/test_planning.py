@@ -20,7 +20,7 @@ from sloserve.fleet.file import Fleet, parse_fleet
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.planning.groups import HORIZON_S, stream_ref, streamed_groups
 from sloserve.fleet.planning.planner import LEASE_S, Planning
-from sloserve.fleet.planning.snapshot import ALIVE_S, Swaps, plan_settings, serving_of
+from sloserve.fleet.planning.snapshot import ALIVE_S, Members, Swaps, fleet_state, plan_settings, serving_of
 from sloserve.fleet.store.records import NewRequest, RequestState, Result
 from sloserve.fleet.store.store import Store as OpenStore
 from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, InstanceState, ModelState, RunningSums, Swap
@@ -104,6 +104,19 @@ def test_streams_that_take_long_to_end_are_part_of_what_a_swap_costs(
     plan = planning(fleet, opened).step()
     assert plan is not None and plan.late_s == 0.0
     assert [name for name, queue in plan.queues.items() if queue] == [f"a/{drain_s.index(0.0)}"]
+
+
+def test_a_model_on_its_way_counts_while_the_streams_of_the_other_end(fleet: Fleet) -> None:
+    """It was planned again, elsewhere, and its instance for others, until the streams had ended."""
+    running = RunningSums(8, 0.0, 1_000.0, 1_600.0, 640_000.0, 600.0)
+    models = {"chat": WARM, "legal": ACTIVE}
+    drains = InstanceReport("a/0", "h100", Phase.DRAINING, models, ready_in_s=4.0, running=running, drain_s=3.0)
+    members = Members(((AgentReport("a", "unix:a", (drains,)), 1.0),), ())
+    state, _ = fleet_state(100.0, (), members, swap_table(fleet.swaps()), None)
+    (one,) = state.instances
+    assert (one.active, one.ready_s, one.drained_s) == ("legal", 103.0, 103.0)
+    assert one.running == RunningSums(), "what runs is of the model that leaves, and does not delay what comes"
+    assert one.activated_s == 103.0, "it stays for its time from then on"
 
 
 def test_one_planner_leads_and_another_follows_with_the_same_plan(
