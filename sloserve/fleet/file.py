@@ -21,6 +21,7 @@ value and what is allowed.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +47,7 @@ GIB = 2**30
 SET_BY_FLEET = ("--uds", "--host", "--port", "--served-model-name", "--slo-config", "--enable-lora", "--admin-key")
 """Flags of ``sloserve serve`` that an engine of a fleet is given anyway."""
 _TOOLS = "--enable-auto-tool-choice"
+_STREAM_INTERVAL = "--stream-interval"
 """The flag with which an engine calls tools."""
 SECTIONS = ("models", "hosts", "switching", "settings", "gateway", "batches", "router", "planner", "store", "state")
 
@@ -69,6 +71,13 @@ class EngineStart:
     environment: Mapping[str, str] = field(default_factory=dict)
     adapter_of: str | None = None
     profiles: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tokens_an_event(self) -> int:
+        """Of its streams, as the flags say; speculative decoding is not counted."""
+        words = [word for one in self.arguments for word in one.replace("_", "-").split("=", 1)]
+        value = dict(pairwise(words)).get(_STREAM_INTERVAL, "1")
+        return int(value) if value.isdecimal() and int(value) > 0 else 1
 
 
 @dataclass(frozen=True, slots=True)

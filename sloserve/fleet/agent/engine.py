@@ -54,7 +54,7 @@ class Engine:
         self.parked = 0
         """Requests that it keeps over its sleep."""
         self.adapters: set[str] = set()
-        self.flights = Flights()
+        self.flights = Flights(model.tokens_an_event)
         self.ended = asyncio.create_task(process.wait())
         self._limits = limits
 

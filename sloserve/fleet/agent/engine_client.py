@@ -10,6 +10,7 @@ import aiohttp
 
 from sloserve.core.errors import EngineError
 from sloserve.fleet.contract.door import MODEL_HEADER, Refusal, Refused
+from sloserve.fleet.streamed import Streamed
 
 _URL: Final = "http://engine"
 _CONNECT_S: Final = 5.0
@@ -118,6 +119,7 @@ class EngineAnswer(AsyncIterator[bytes]):
         self._over = self._whole = False
         self._refusal: Refusal | None = None
         self.parts = 0
+        self.streamed = Streamed()
         self.status = answer.status
         self.headers = {name.lower(): value for name, value in answer.headers.items() if name.lower() not in _LEFT_OUT}
         if "content-length" in answer.headers:
@@ -138,6 +140,7 @@ class EngineAnswer(AsyncIterator[bytes]):
             self._end(broken=False)
             raise StopAsyncIteration
         self.parts += 1
+        self.streamed.add(part)
         return part
 
     async def aclose(self) -> None:

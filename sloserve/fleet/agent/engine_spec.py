@@ -19,6 +19,7 @@ class ServedModel:
         max_num_seqs: requests that its engine runs at once.
         adapter_of: the model that it is a LoRA adapter of; ``None`` for a model of its own.
         longest_step_s: of its engine, as its profile foresees it; 0 where that is not known.
+        tokens_an_event: of its streams, as its flags say.
     """
 
     name: str
@@ -29,6 +30,7 @@ class ServedModel:
     max_num_seqs: int = 256
     adapter_of: str | None = None
     longest_step_s: float = 0.0
+    tokens_an_event: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import msgspec
 
 from sloserve.fleet.agent.engine_client import EngineAnswer
 from sloserve.fleet.contract.door import Refusal
-from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit, whole
+from sloserve.fleet.streamed import Streamed, TokensAnEvent
 from sloserve.scheduler.qlm.contract import RunningSums
 
 _USUAL_TOKENS: Final = 200.0
@@ -21,6 +22,7 @@ class _Stated(msgspec.Struct):
     max_tokens: Any = None
     max_completion_tokens: Any = None
     stream: Any = False
+    n: Any = 1
 
 
 _DECODER: Final = msgspec.json.Decoder(_Stated)
@@ -28,7 +30,9 @@ _DECODER: Final = msgspec.json.Decoder(_Stated)
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """One request. begun_s: monotonic. answer: once it has begun."""
+    """One request. max_tokens: of its reply; ``None`` for no limit, or where it asks for several. begun_s: monotonic.
+    answer: once it has begun.
+    """
 
     model: str
     durable: bool
@@ -44,8 +48,13 @@ class Flight:
 
     @property
     def parts(self) -> int:
-        """Of its answer so far; of a stream about as many as tokens."""
+        """Of its answer so far."""
         return 0 if self.answer is None else self.answer.parts
+
+    @property
+    def streamed(self) -> Streamed:
+        """What has come of its answer."""
+        return Streamed() if self.answer is None else self.answer.streamed
 
     def abort(self, refusal: Refusal = Refusal.DIED) -> None:
         """Ends it in the engine."""
@@ -62,15 +71,18 @@ def flight_of(model: str, durable: bool, body: bytes, now_s: float) -> Flight:
         stated = _DECODER.decode(body)
     except (msgspec.DecodeError, RecursionError):
         stated = _Stated()
-    limit = output_limit(stated.max_tokens, stated.max_completion_tokens)
+    limit = output_limit(stated.max_tokens, stated.max_completion_tokens) if whole(stated.n) in (None, 1) else None
     return Flight(model, durable, len(body) / BYTES_PER_TOKEN, limit, stated.stream is True, now_s)
 
 
 class Flights:
-    """All of one instance. Learns how long replies are, and how fast they come."""
+    """All of one engine. Learns how long replies are, and how fast they come. an_event: tokens that an event of its
+    streams brings, by its flags.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, an_event: int = 1) -> None:
         self._flights: set[Flight] = set()
+        self._an_event = TokensAnEvent(an_event)
         self._broken = 0
         self._tokens, self._s_per_token = _USUAL_TOKENS, 0.02
         self._fewer = asyncio.Event()
@@ -90,8 +102,9 @@ class Flights:
         self._flights.discard(flight)
         self._broken += broken and not flight.durable
         if flight.streams and flight.parts > 1:
-            self._tokens += _LEARNING * (flight.parts - self._tokens)
-            self._s_per_token += _LEARNING * ((now_s - flight.begun_s) / flight.parts - self._s_per_token)
+            tokens = max(self._an_event.ended(flight.streamed, flight.max_tokens), 1)
+            self._tokens += _LEARNING * (tokens - self._tokens)
+            self._s_per_token += _LEARNING * ((now_s - flight.begun_s) / tokens - self._s_per_token)
         self._fewer.set()
 
     def settle(self) -> None:
@@ -132,7 +145,7 @@ class Flights:
         return RunningSums(
             requests=len(self._flights),
             prefill_tokens=sum(f.prompt_tokens for f in self._flights if not f.parts),
-            context_tokens=sum(f.prompt_tokens + f.parts for f in begun),
+            context_tokens=sum(f.prompt_tokens + self._come(f) for f in begun),
             output_tokens=sum(left),
             output_tokens2=sum(2.0 * tokens * tokens for tokens in left),  # as of an exponential distribution
             longest_output_tokens=max(left, default=0.0),
@@ -148,6 +161,11 @@ class Flights:
 
     def _left(self, flight: Flight) -> float:
         """Tokens that it is expected to have left: a reply longer than usual is expected to double."""
-        expected = max(self._tokens - flight.parts, flight.parts if flight.parts > self._tokens else 1.0)
-        most = float("inf") if flight.max_tokens is None else max(flight.max_tokens - flight.parts, 1)
+        come = self._come(flight)
+        expected = max(self._tokens - come, come if come > self._tokens else 1.0)
+        most = float("inf") if flight.max_tokens is None else max(flight.max_tokens - come, 1)
         return min(expected, most)
+
+    def _come(self, flight: Flight) -> int:
+        """Tokens of its reply, about."""
+        return self._an_event.tokens(flight.streamed.events)

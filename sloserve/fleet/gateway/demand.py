@@ -1,8 +1,9 @@
 """What comes through one gateway, by model and class: for the planner, and to expect the length of replies."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from sloserve.core.slo import ClassTable, SLOClass
@@ -10,6 +11,7 @@ from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.fleet.contract.reports import Demand, GatewayReport
 from sloserve.fleet.gateway.hold import Wanted
 from sloserve.fleet.gateway.rate import Rate
+from sloserve.fleet.streamed import Streamed, TokensAnEvent
 
 _SILENT: Final = 3.0
 """No more is expected in the time of a silence than so many: of Poisson arrivals 5 % are followed by a longer one."""
@@ -35,10 +37,14 @@ class _Flow:
 
 
 class DemandMeter:
-    """Arrivals and lengths by model and class, of which there are as many as the fleet's file names."""
+    """Arrivals and lengths by model and class, of which there are as many as the fleet's file names.
 
-    def __init__(self, classes: ClassTable) -> None:
+    an_event: tokens that an event of each model's streams brings, by the flags of its engines; 1 where none is said.
+    """
+
+    def __init__(self, classes: ClassTable, an_event: Mapping[str, int] = MappingProxyType({})) -> None:
         self._classes = classes
+        self._an_event = {model: TokensAnEvent(tokens) for model, tokens in an_event.items()}
         self._flows: defaultdict[tuple[str, str], _Flow] = defaultdict(_Flow)
 
     def arrived(self, model: str, slo_class: str, prompt_tokens: int, now_s: float) -> None:
@@ -46,9 +52,12 @@ class DemandMeter:
         flow.arrived(now_s)
         flow.prompt_tokens.add(float(prompt_tokens))
 
-    def ended(self, model: str, slo_class: str, output_tokens: int) -> None:
-        """A reply is complete."""
-        self._flows[model, slo_class].output_tokens.add(float(output_tokens))
+    def ended(self, model: str, slo_class: str, streamed: Streamed, limit: int | None) -> int:
+        """A reply is complete; says how many tokens it has. limit: as of :meth:`TokensAnEvent.ended`."""
+        tokens = self._an_event.setdefault(model, TokensAnEvent()).ended(streamed, limit)
+        if tokens:
+            self._flows[model, slo_class].output_tokens.add(float(tokens))
+        return tokens
 
     def output_tokens(self, model: str, slo_class: str, limit: int | None) -> float:
         """Expected of a new request. limit: its ``max_tokens``, ``None`` for none."""

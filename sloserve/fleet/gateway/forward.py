@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +35,7 @@ from sloserve.fleet.gateway.metrics import NO_MODEL, GatewayMetrics
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.fleet.gateway.settings import GatewaySettings
+from sloserve.fleet.streamed import Streamed
 from sloserve.settings import PluginSettings
 from sloserve.wire import errors
 from sloserve.wire.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, declares_more, read_body, tell_slo
@@ -55,8 +55,6 @@ _IN_HEADER: Final = "/:@+,"
 """What stands in a header as it is, beside letters, digits, and ``_.-~``."""
 _REQUEST_ID: Final = REQUEST_ID.encode()
 _END: Final = {"type": "http.response.body", "body": b"", "more_body": False}
-_COMPLETION: Final = re.compile(rb'"completion_tokens":\s*([0-9]{1,9})')
-_TAIL_BYTES: Final = 1024
 
 
 @dataclass
@@ -109,7 +107,7 @@ class Exchange:
         self._request_id = request_id
         self._arrival_s = parts.clock.monotonic_s()
         self._model, self._slo_class = NO_MODEL, ""
-        self._output_tokens = 0
+        self._streamed = Streamed()
         self._foreseen: PredictedTimes | None = None
         self._choose_again: Callable[[], Chosen] | None = None
         """For a request that named a set of models."""
@@ -204,7 +202,7 @@ class Exchange:
             finally:
                 self._over(flight, upstream)
         finally:
-            self._end(completed)
+            self._end(asked, completed)
         return self._outcome(completed)
 
     def _admit(self, asked: Asked, now_s: float) -> Ticket:
@@ -341,12 +339,12 @@ class Exchange:
         if upstream.is_whole(first):
             client.answered()
             await send({"type": "http.response.body", "body": first})
-            self._note_tokens(first, 0)
+            self._streamed.add(first)
             return True
-        part, last, events = first, b"", 0
+        part, last = first, b""
         try:
             while part:
-                events += part.count(b"data:")
+                self._streamed.add(part)
                 last = part
                 await send({"type": "http.response.body", "body": part, "more_body": True})
                 self._passed += 1
@@ -359,29 +357,24 @@ class Exchange:
             await send({"type": "http.response.body", "body": _error_event(last), "more_body": True})
             await send(_END)
             return False
-        self._note_tokens(last, events)
         client.answered()
         await send(_END)
         return True
 
-    def _note_tokens(self, last: bytes, events: int) -> None:
-        """How long the reply is: as the engine says at its end, else about a token an event."""
-        usage = _COMPLETION.search(last[-_TAIL_BYTES:])
-        self._output_tokens = int(usage[1]) if usage else max(events - 1, 0)
-
-    def _end(self, completed: bool) -> None:
+    def _end(self, asked: Asked, completed: bool) -> None:
         self._parts.passing_on.pop(self, None)
-        now_s = self._parts.clock.monotonic_s()
-        latency = None
-        if completed and self._status == HTTPStatus.OK and self._output_tokens and self._first_s is not None:
-            self._parts.demand.ended(self._model, self._slo_class, self._output_tokens)
-            tpot_s = (now_s - self._first_s) / max(self._output_tokens - 1, 1)
+        now_s, tokens, latency = self._parts.clock.monotonic_s(), 0, None
+        if completed and self._status == HTTPStatus.OK and self._first_s is not None:
+            limit = asked.max_tokens if asked.replies == 1 else None
+            tokens = self._parts.demand.ended(self._model, self._slo_class, self._streamed, limit)
+        if tokens and self._first_s is not None:
+            tpot_s = (now_s - self._first_s) / max(tokens - 1, 1)
             latency = Latency(self._first_s - self._arrival_s, tpot_s, now_s - self._arrival_s)
             if self._foreseen is not None and self._parts.chooser is not None:
-                ratio = latency.e2e_s / self._foreseen.completion_s(self._output_tokens)
+                ratio = latency.e2e_s / self._foreseen.completion_s(tokens)
                 self._parts.chooser.ended(self._model, self._foreseen, ratio)
                 self._parts.metrics.completed(self._model, ratio)
-        self._ticket.ended(latency, self._output_tokens, now_s)
+        self._ticket.ended(latency, tokens, now_s)
 
     def _outcome(self, completed: bool) -> Outcome:
         if not completed or self._status >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -90,7 +90,7 @@ class Gateway:
             instances,
             self._doors,
             hold,
-            DemandMeter(settings.classes),
+            DemandMeter(settings.classes, {m.name: m.start.tokens_an_event for m in fleet.models.values()}),
             self.metrics,
         )
         if fleet.router is not None:

@@ -160,6 +160,7 @@ def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Served
         weights_bytes=size,
         max_num_seqs=max_num_seqs,
         adapter_of=start.adapter_of,
+        tokens_an_event=start.tokens_an_event,
         longest_step_s=_longest_step_s(profile, budget, max_num_seqs, max_model_len),
     )
 

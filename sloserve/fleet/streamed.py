@@ -1,0 +1,66 @@
+"""How many tokens an answer has, as far as who passes it on can tell: nothing of it is parsed but its end.
+
+An event of a stream brings one token or several: with ``--stream-interval``, with speculative decoding, or where an API
+server falls behind its engine. So events are counted, and what one brings is learnt from the answers whose end says how
+long they are.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from sloserve.estimator.step_time.running_fit import RunningMean
+
+_USAGE: Final = re.compile(rb'"completion_tokens":\s*([0-9]{1,9})')
+_AT_LIMIT: Final = re.compile(rb'"finish_reason":\s*"length"')
+_EVENT: Final = b"data:"
+_END_BYTES: Final = 1024
+"""Usage and finish reason stand so near the end."""
+
+
+@dataclass(slots=True)
+class Streamed:
+    """What has come of one answer."""
+
+    events: int = 0
+    _end: bytes = b""
+
+    def add(self, part: bytes) -> None:
+        """The next part of its body."""
+        self.events += (self._end[1 - len(_EVENT) :] + part).count(_EVENT)  # one may be cut in two
+        self._end = part if len(part) >= _END_BYTES else (self._end + part)[-_END_BYTES:]
+
+    def stated_tokens(self, limit: int | None) -> int | None:
+        """Of an answer that has ended: what its usage says, or ``limit`` where that is why it ended; else ``None``."""
+        end = self._end[-_END_BYTES:]
+        usage = _USAGE.findall(end)
+        if usage:
+            return int(usage[-1])
+        return limit if limit is not None and _AT_LIMIT.search(end) else None
+
+
+@dataclass(slots=True)
+class TokensAnEvent:
+    """Of one model's streams. stated: by the flags of its engines; holds until an answer says how long it is."""
+
+    stated: int = 1
+    _tokens: RunningMean = field(default_factory=RunningMean)
+    _events: RunningMean = field(default_factory=RunningMean)
+
+    def tokens(self, events: int) -> int:
+        """About how many have come with so many events. The first brings one, whatever the interval."""
+        known, seen = self._tokens.value, self._events.value
+        each = known / seen if known is not None and seen is not None else float(self.stated)
+        return round(1.0 + (events - 1) * each) if events > 0 else 0
+
+    def ended(self, streamed: Streamed, limit: int | None) -> int:
+        """Tokens of an answer that has come whole. limit: its ``max_tokens``; ``None`` where it has none, or counts for
+        several replies.
+        """
+        events, stated = streamed.events - 1, streamed.stated_tokens(limit)  # the last event says that it is the last
+        if stated is None:
+            return self.tokens(events)
+        if events > 1:
+            self._tokens.add(float(max(stated - 1, 1)))
+            self._events.add(float(events - 1))
+        return stated
