@@ -6,7 +6,7 @@ step that a crash broke off does nothing twice when it is done again, by this pr
 
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
@@ -16,6 +16,7 @@ from sloserve.core.errors import StoreError
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import Limits, Line, LineError, read_lines
+from sloserve.fleet.batch_api.turns import Slices, Turns
 from sloserve.fleet.quota import Quota
 from sloserve.fleet.store.records import ENDED_STATES, Batch, BatchState, File, NewRequest, RequestState
 from sloserve.fleet.store.requests import Row
@@ -25,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 MOST_ERRORS: Final = 100
 """Errors that a failed batch lists."""
-_PART: Final = 1_000
-"""Requests accepted in one commit."""
+_SLICE_LINES, _SLICE_BYTES = 1_000, 4_000_000
+"""Read, and accepted in one commit, before the turn of another tenant's batch."""
 _LINES_OF_GROUP: Final = 256
 """Lines of a file in one request group: some minutes of an engine's work."""
 _SURELY_OLD_S: Final = 86_400.0
@@ -69,16 +70,18 @@ class BatchRunner:
     quota_of: Callable[[str], Quota] = lambda tenant: Quota()
     results_kept_s: float = 30 * 86_400.0
     _left_to_others: set[str] = field(default_factory=set, init=False)
+    _turns: Turns = field(default_factory=Turns, init=False, repr=False)
 
     def step(self) -> bool:
-        """Brings each unfinished batch as far as it can come now; returns whether one has moved.
+        """Brings the unfinished batches further, those of each tenant by a slice of work; returns whether any moved.
 
         A batch that cannot be brought further by an error of ours is logged and left for the next step.
         """
         self.store.requests.take_back()  # of agents that are gone: there may be no other that would
         self.store.requests.expire()
-        moved = False
-        for batch in self.store.batches.unfinished():
+        moved, unfinished = False, self.store.batches.unfinished()
+        self._turns.begin_round(unfinished)
+        for batch in unfinished:
             try:
                 moved |= self._step(batch)
             except StoreError:
@@ -89,15 +92,17 @@ class BatchRunner:
 
     def _step(self, batch: Batch) -> bool:
         if batch.state == BatchState.VALIDATING:
-            return self._validate(batch)
+            return self._turns.slice(batch, self._validate)
         if batch.state == BatchState.FINALIZING:
-            return self._finish(batch)
+            return self._turns.slice(batch, self._finish)
         if batch.state == BatchState.CANCELLING:
             self.store.requests.cancel(batch.id)
         counts = self.store.requests.counts(batch.id)
         if any(counts.get(state) for state in _OPEN):
             return False
-        return self._finish(batch) if batch.state == BatchState.CANCELLING else self._move(batch, BatchState.FINALIZING)
+        if batch.state == BatchState.CANCELLING:
+            return self._turns.slice(batch, self._finish)
+        return self._move(batch, BatchState.FINALIZING)
 
     def tidy(self) -> None:
         """Deletes what has had its time: files whose expiry has passed, batches that ended long ago, and bytes that a
@@ -113,15 +118,15 @@ class BatchRunner:
 
     # From the file to requests.
 
-    def _validate(self, batch: Batch) -> bool:
+    def _validate(self, batch: Batch) -> Slices:
         with self._input(batch) as file:
             if file is None:
                 return self._without_file(batch)
-            errors = self._errors(batch, file)
+            errors = yield from self._errors(batch, file)
             if errors:
                 return self._fail(batch, errors)
             file.seek(0)
-            lines = self._accept(batch, file)
+            lines = yield from self._accept(batch, file)
         # If a cancel has come meanwhile, the batch stays cancelling, and the next step cancels what was just accepted.
         if not self._move(batch, BatchState.IN_PROGRESS, lines=lines):
             now = self.store.batches.get(batch.tenant, batch.id)
@@ -141,18 +146,33 @@ class BatchRunner:
         missing = LineError(None, "file_not_found", f"the file {batch.input_file} {text}", "input_file_id")
         return self._fail(batch, [missing])
 
-    def _errors(self, batch: Batch, file: BinaryIO) -> list[LineError]:
+    def _errors(self, batch: Batch, file: BinaryIO) -> Generator[None, None, list[LineError]]:
         """Before the first request is accepted: a batch with an error in it is served not at all, as OpenAI does."""
         found: list[LineError] = []
         lines, tokens = 0, 0.0
+        for number, part in enumerate(self._parts(batch, file)):
+            if number:
+                yield
+            for line in part:
+                if isinstance(line, LineError):
+                    found.append(line)
+                else:
+                    lines, tokens = lines + 1, tokens + line.prompt_tokens + line.output_tokens
+            if len(found) >= MOST_ERRORS:
+                break
+        return found[:MOST_ERRORS] or self._beyond_quota(batch, lines, tokens)
+
+    def _parts(self, batch: Batch, file: BinaryIO) -> Iterator[list[Line | LineError]]:
+        """Lines of the file, a slice's work at a time."""
+        part: list[Line | LineError] = []
+        begin = file.tell()
         for line in read_lines(file, batch.endpoint, self.models_of(batch.tenant), self.limits):
-            if isinstance(line, LineError):
-                found.append(line)
-                if len(found) >= MOST_ERRORS:
-                    break
-            else:
-                lines, tokens = lines + 1, tokens + line.prompt_tokens + line.output_tokens
-        return found or self._beyond_quota(batch, lines, tokens)
+            part.append(line)
+            if len(part) >= _SLICE_LINES or file.tell() - begin >= _SLICE_BYTES:
+                yield part
+                part, begin = [], file.tell()
+        if part:
+            yield part
 
     def _beyond_quota(self, batch: Batch, lines: int, tokens: float) -> list[LineError]:
         """What the other batches of its tenant leave no room for."""
@@ -167,19 +187,16 @@ class BatchRunner:
             return [LineError(None, "token_limit_exceeded", f"{text}; {later}")]
         return []
 
-    def _accept(self, batch: Batch, file: BinaryIO) -> int:
-        part: list[NewRequest] = []
+    def _accept(self, batch: Batch, file: BinaryIO) -> Generator[None, None, int]:
         lines = 0
-        left_s = max(batch.due_s - self.store.now_s(), 0.0)
-        for line in read_lines(file, batch.endpoint, self.models_of(batch.tenant), self.limits):
-            if isinstance(line, LineError):  # a model has left the fleet since
-                continue
-            part.append(self._request(batch, line, left_s))
-            lines += 1
-            if len(part) == _PART:
-                self.store.requests.accept(part)
-                part = []
-        self.store.requests.accept(part)
+        for number, part in enumerate(self._parts(batch, file)):
+            if number:
+                yield
+            left_s = max(batch.due_s - self.store.now_s(), 0.0)
+            # An error now: a model has left the fleet since.
+            new = [self._request(batch, line, left_s) for line in part if isinstance(line, Line)]
+            self.store.requests.accept(new)
+            lines += len(new)
         return lines
 
     def _request(self, batch: Batch, line: Line, left_s: float) -> NewRequest:
@@ -200,15 +217,15 @@ class BatchRunner:
         )
 
     def _fail(self, batch: Batch, errors: list[LineError]) -> bool:
-        return self.store.batches.move(
-            batch.id, BatchState.VALIDATING, BatchState.FAILED, errors=[error.to_json() for error in errors]
-        )
+        told = [error.to_json() for error in errors]
+        return self.store.batches.move(batch.id, BatchState.VALIDATING, BatchState.FAILED, errors=told)
 
     # From results to files.
 
-    def _finish(self, batch: Batch) -> bool:
+    def _finish(self, batch: Batch) -> Slices:
         try:
-            output, error = (self._result_file(batch, kind, of) for kind, of in (("output", True), ("error", False)))
+            output = yield from self._result_file(batch, "output", successes=True)
+            error = yield from self._result_file(batch, "error", successes=False)
         except _EndedMeanwhile:
             return False
         counts = self.store.requests.counts(batch.id)
@@ -229,7 +246,7 @@ class BatchRunner:
             self.store.requests.forget_results(batch.id)
         return moved
 
-    def _result_file(self, batch: Batch, kind: str, successes: bool) -> File | None:
+    def _result_file(self, batch: Batch, kind: str, *, successes: bool) -> Generator[None, None, File | None]:
         """Writes one of a batch's files of results, from its rows; ``None`` where it would be empty.
 
         Raises: _EndedMeanwhile where another gateway has written it, and deleted the results.
@@ -237,6 +254,8 @@ class BatchRunner:
         id, written, place = ids.result_file_of(batch.id, kind), 0, 0
         with self.folder.writing(id) as file:
             while rows := self.store.requests.results(batch.id, after=place):
+                if place:
+                    yield
                 place = rows[-1].place
                 for row in rows:
                     if row.status is None and row.state in (RequestState.DONE, RequestState.FAILED):

@@ -275,7 +275,8 @@ def test_half_a_surrogate_pair_in_prompt_or_reply_holds_up_no_batch(fleet: Fleet
     client = fleet.client()
     broken = line("a", body={"model": "m", "prompt": "\ud800"})
     batches = [create(client, upload(client, lines)) for lines in ([broken], [line("b")])]
-    fleet.runner.step()
+    while fleet.runner.step():
+        pass
     assert fleet.serve() == 2  # the reply repeats the prompt
     while fleet.runner.step():
         pass
@@ -296,6 +297,28 @@ def test_a_batch_that_fails_in_an_unknown_way_holds_up_no_other(fleet: Fleet, mo
     monkeypatch.setattr(BatchRunner, "_errors", failing)
     assert fleet.runner.step()
     assert client.batches.retrieve(second.id).status == "in_progress"
+
+
+def test_a_large_file_of_one_tenant_holds_up_no_other(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files were read, and all results written, one whole file after another."""
+    monkeypatch.setattr("sloserve.fleet.batch_api.runner._SLICE_LINES", 5)
+    large, small = fleet.client("large"), fleet.client("small")
+    slow = [create(large, upload(large, [line(str(i)) for i in range(30)])) for _ in range(2)]
+    quick = create(small, upload(small, [line("a")]))
+    fleet.runner.step()
+    assert small.batches.retrieve(quick.id).status == "in_progress"
+    assert large.batches.retrieve(slow[0].id).status == "validating"
+    rounds = 1
+    while fleet.runner.step():
+        rounds += 1
+    assert rounds == 2 * (6 + 6 - 1), "each of its files is read twice, six parts each, one file after the other"
+    assert large.batches.retrieve(slow[1].id).status == "in_progress" and fleet.serve() == 61
+    gone = create(large, upload(large, [line(str(i)) for i in range(30)]))
+    fleet.runner.step()
+    large.batches.cancel(gone.id)
+    while fleet.runner.step():
+        pass
+    assert large.batches.retrieve(gone.id).status == "cancelled", "what was begun is left where it stands"
 
 
 def test_a_file_beyond_its_tenants_quota_fails_and_serves_nothing(fleet: Fleet) -> None:
