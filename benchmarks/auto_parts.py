@@ -6,6 +6,7 @@ Each variant is compared with auto in pairs of cell and seed. Sections:
 - ablation: auto without one of its parts;
 - sensitivity: each constant at half and at twice its value, and wrong or costly knowledge;
 - swap: two cells with scarce KV, with and without swap space;
+- long: two cells without targets where small static steps have less latency, over five times the requests;
 - engines: the headline cells on vLLM's own scheduler and on the engine model, ``--engine vllm`` and ``model``;
 - groups: auto inside the request groups of QLM, in two cells of fleet_qlm.py.
 
@@ -42,7 +43,8 @@ from sloserve.sim.experiment import ENGINE_KINDS, MODEL, Point
 CELLS = (7, 21, 26, 29, 31, 40)
 SCARCE = (21, 29)
 HEADLINE = (2, 7, 21, 24, 26, 29, 31, 40)
-REQUESTS = 150
+LONG = (15, 39)
+REQUESTS, MANY_REQUESTS = 150, 1000
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,17 @@ def tasks(section: str, grid: Grid, seeds: int, engine: str) -> Iterator[Task]:
                     for space in (0.0, _cache_gib(grid, cell)):
                         name = f"{short(policy)}, {'swap space' if space else 'none'}"
                         yield _task(section, name, grid, cell, seed, Variant(policy, {"swap_space_gib": space}))
+        elif section == "long":
+            for cell in LONG:
+                for policy in (
+                    AUTO,
+                    *(f"{p}@max_num_batched_tokens=512" for p in (AUTO, "sjf", "econo")),
+                    "sjf",
+                    "stock",
+                ):
+                    yield _task(
+                        section, short(policy), grid, cell, seed, Variant(policy, {"max_requests": MANY_REQUESTS})
+                    )
         elif section == "engines":
             for cell in HEADLINE:
                 for policy in dict.fromkeys((AUTO, grid.rival(cell), "stock")):
@@ -293,14 +306,14 @@ def table(rows: Sequence[Row], cells: Mapping[int, Cell]) -> str:
     lines: list[str] = []
     for section in ("ablation", "sensitivity"):
         lines += table_of_variants(rows, section) if section in there else []
-    for section in ("swap", "engines"):
+    for section in ("swap", "long", "engines"):
         lines += table_by_cell(rows, section, names) if section in there else []
     return "\n".join(lines + (table_of_groups(rows) if "groups" in there else []))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--section", choices=("ablation", "sensitivity", "swap", "engines", "groups", "table"))
+    parser.add_argument("--section", choices=("ablation", "sensitivity", "swap", "long", "engines", "groups", "table"))
     parser.add_argument("--raw", type=Path, default=Path("raw.csv"), help="runs of auto_cells.py")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--engine", choices=ENGINE_KINDS, default=MODEL)
