@@ -32,7 +32,9 @@ from aioquic.quic.events import StreamDataReceived
 from sloserve.quic.connection import ScheduledConnection
 from sloserve.quic.priority import PRIORITY_UPDATE_REQUEST, ControlFrames, Priority, parse_update
 
-MAX_SETTINGS_BYTES = 4096
+KEPT_UNTIL_WHOLE = (FrameType.SETTINGS, FrameType.MAX_PUSH_ID)
+"""Frames of a control stream that aioquic keeps until all of them is there."""
+MAX_CONTROL_BYTES = 4096
 MAX_UPDATE_BYTES = 512
 SPARE_FRAMES = 1024
 """Frames that a client may send whatever their size, beside :data:`REQUEST_FRAMES` of each request; beyond,
@@ -178,7 +180,8 @@ class BoundedH3(H3Connection):
         self._count_frame()
         if frame_type == FrameType.WEBTRANSPORT_STREAM:
             raise FrameUnexpected("WebTransport was not offered")
-        if frame_type == FrameType.HEADERS and (stream.frame_size or 0) > self._max_header_bytes:
+        headers = frame_type in (FrameType.HEADERS, FrameType.PUSH_PROMISE)
+        if headers and (stream.frame_size or 0) > self._max_header_bytes:
             raise TooMuch(f"a header section of {stream.frame_size} bytes; send at most {self._max_header_bytes}")
 
     def _receive_stream_data_uni(self, stream: H3Stream, data: bytes, stream_ended: bool) -> list[H3Event]:
@@ -188,8 +191,8 @@ class BoundedH3(H3Connection):
         updates = []
         for frame_type, length, payload in frames.feed(data):
             self._count_frame()
-            if frame_type == FrameType.SETTINGS and length > MAX_SETTINGS_BYTES:
-                raise TooMuch(f"settings of {length} bytes; send at most {MAX_SETTINGS_BYTES}")
+            if frame_type in KEPT_UNTIL_WHOLE and length > MAX_CONTROL_BYTES:
+                raise TooMuch(f"a control frame of {length} bytes; send at most {MAX_CONTROL_BYTES}")
             updates += [] if payload is None else [parse_update(payload)]
             if frame_type == FrameType.GOAWAY and self._on_goaway is not None:
                 self._on_goaway()

@@ -229,8 +229,9 @@ def test_headers_beyond_the_limit_end_the_connection_and_say_so() -> None:
         ("request", frame(1, header_block(PSEUDO)) + 1100 * frame(0, b""), "send fewer and larger ones"),
         ("request", frame(1, header_block(PSEUDO)) + 1200 * frame(0, b"x"), "send fewer and larger ones"),
         ("control", 1100 * frame(0x21, b""), "send fewer and larger ones"),
+        ("control", b"\x0d\x80\x10\x00\x00", "a control frame of 1048576 bytes; send at most 4096"),
     ],
-    ids=["fields that grow", "empty data", "little data", "frames without meaning"],
+    ids=["fields that grow", "empty data", "little data", "frames without meaning", "a frame without end"],
 )
 def test_a_few_bytes_that_are_much_work_end_the_connection(kind: str, frames: bytes, says: str) -> None:
     async def test() -> None:
