@@ -69,6 +69,7 @@ class Pulling:
         self._ending: set[int] = set()
         self._store_errors = 0
         self._renewing: asyncio.Task[None] | None = None
+        self._stops = False
         self._claims_begun = 0
         self._claims_ended = 0
 
@@ -84,9 +85,14 @@ class Pulling:
 
     async def stop(self, limit_s: float) -> None:
         """Gives back within ``limit_s`` what is not finished by then, and ends."""
+        self._stops = True
         await asyncio.gather(*(self.leave(name, limit_s) for name in self._work), *self._burials)
-        tasks = [task for task in (self._renewing, *(work.task for work in self._work.values())) if task is not None]
-        await _cancelled(tasks)
+        pulls = [work.task for work in self._work.values() if work.task is not None]
+        for work in self._work.values():
+            work.wake.set()
+        if pulls:  # a claim that is on its way is given back as it comes
+            await asyncio.wait(pulls, timeout=max(limit_s, _COMMIT_S))
+        await _cancelled([*pulls, *([] if self._renewing is None else [self._renewing])])
 
     def follow(self, instance: str, order: Sequence[Pull]) -> None:
         """From now on the instance pulls from these groups, in this order."""
@@ -134,7 +140,7 @@ class Pulling:
     # Pulling.
 
     async def _pull(self, door: Door, work: Work) -> None:
-        while True:
+        while not self._stops:
             work.wake.clear()
             try:
                 busy = await self._pull_once(door, work)
@@ -144,7 +150,7 @@ class Pulling:
             except Exception:  # a fault of ours must not end pulling for good
                 logger.exception("a round of pulling for %s failed", door.name)
                 busy = False
-            if not busy:
+            if not busy and not self._stops:
                 await self._woken(work, _IDLE_S)
 
     async def _pull_once(self, door: Door, work: Work) -> bool:

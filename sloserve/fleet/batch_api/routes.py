@@ -4,6 +4,7 @@ not there.
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from sloserve.core.errors import InvalidRequest, SloServeError, StoreError, shown
+from sloserve.core.errors import InvalidRequest, SloServeError, StoreError, StoreFull, shown
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits, storable
@@ -27,6 +28,7 @@ from sloserve.fleet.store.records import Batch, BatchState, File, RequestState
 from sloserve.fleet.store.store import Store
 from sloserve.wire import errors
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _COPIED: Final = 1 << 20
@@ -89,7 +91,11 @@ class BatchApi:
             except InvalidRequest as error:
                 return _error(HTTPStatus.BAD_REQUEST, str(error), error.param)
             except StoreError as error:
-                return _error(errors.status(error), str(error), headers={"retry-after": str(_RETRY_AFTER_S)})
+                # Where the store is, and what its server says, is for the log.
+                logger.warning("%s %s: %s", request.method, request.url.path, error)
+                what = "the disk is full" if isinstance(error, StoreFull) else "their store does not answer"
+                text = f"files and batches cannot be served now: {what}; retry in {_RETRY_AFTER_S} s"
+                return _error(errors.status(error), text, headers={"retry-after": str(_RETRY_AFTER_S)})
             except SloServeError as error:
                 return _error(errors.status(error), str(error), headers=dict(errors.headers(error)))
 

@@ -1,6 +1,7 @@
 """The store in one file, for a fleet on one machine. Processes of this host share it; its clock is this host's."""
 
 import contextlib
+import os
 import re
 import sqlite3
 import threading
@@ -68,8 +69,10 @@ class SqliteDatabase:
         self._clock = clock or SystemClock()
         self._path = path
         try:
+            # Prompts and replies stand in it; what SQLite puts beside it has the same rights.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._writer, self._reader = self._opened(), self._opened()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise ConfigError(f"the store {path} cannot be opened: {error}; give the path of a file to write") from None
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._told = threading.Condition()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -394,6 +395,36 @@ def test_what_is_stopped_is_in_the_queue_again(tmp_path: Path) -> None:
             await a.pulling.stop(0.0)
             assert [s.requests for s in a.store.requests.sums()] == [30]
             assert a.store.requests.renew("agent-1", 30.0).claims == frozenset()
+
+    run(scenario())
+
+
+def test_a_claim_that_is_on_its_way_when_the_agent_stops_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lines waited for the lease to end."""
+    claim, (asked, may_go_on, done) = Requests.claim, (threading.Event() for _ in range(3))
+
+    def slow(self: Requests, *args: Any) -> Any:
+        asked.set()
+        may_go_on.wait(5.0)
+        found = claim(self, *args)
+        done.set()
+        return found
+
+    monkeypatch.setattr(Requests, "claim", slow)
+
+    async def scenario() -> None:
+        async with host(tmp_path, FakeDoor("a/0", "m")) as a:
+            a.accept(3)
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await a.until(asked.is_set)
+            stopping = asyncio.create_task(a.pulling.stop(0.5))
+            await a.until(lambda: not a.pulling._work["a/0"].is_open)
+            may_go_on.set()
+            await stopping
+            await a.until(done.is_set)
+            assert [s.requests for s in a.store.requests.sums()] == [3]
 
     run(scenario())
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from starlette.routing import Router
 
 from sloserve.core.clock import ManualClock
+from sloserve.core.errors import StoreAway, StoreFull
 from sloserve.fleet.batch_api import ids, lines, upload
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import Limits
@@ -236,14 +238,14 @@ def test_an_id_that_no_database_keeps_is_the_id_of_nothing(ask: Answered) -> Non
 
 
 def test_a_disk_that_is_full_while_an_upload_comes_is_answered_507(
-    ask: Answered, monkeypatch: pytest.MonkeyPatch
+    ask: Answered, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr("tempfile.SpooledTemporaryFile.write", full)
     status, answer = ask("/v1/files", HEAD + b"x" * 100, content_type=FORM)
-    assert status == 507 and "TMPDIR" in answer["error"]["message"]
+    assert status == 507 and "the disk is full" in answer["error"]["message"] and "TMPDIR" in caplog.text
 
 
 def test_an_upload_that_trickles_in_is_ended(ask: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,3 +281,15 @@ def test_what_an_engine_answered_stands_on_one_line(body: bytes, read: object) -
     line = result_line(Row(1, "r", "c", 1, RequestState.DONE, 200, body))
     assert line.count(b"\n") == 1
     assert json.loads(line)["response"] == {"status_code": 200, "request_id": "r", "body": read}
+
+
+def test_what_the_store_says_of_itself_is_for_the_log(
+    fleet: Fleet, ask: Answered, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its path or its server, and for whom that asked a password."""
+    for error, status in ((StoreAway("the store /srv/x: user sloserve"), 503), (StoreFull("the store /srv/x"), 507)):
+        monkeypatch.setattr(fleet.store.batches, "file", MagicMock(side_effect=error))
+        values = {"endpoint": CHAT, "completion_window": "1h", "input_file_id": "file-1"}
+        found, answer = ask("/v1/batches", json.dumps(values).encode())
+        assert found == status and "retry in 5 s" in answer["error"]["message"]
+        assert "/srv/x" not in json.dumps(answer) and str(error) in caplog.text

@@ -44,6 +44,15 @@ def test_an_address_that_is_none_says_what_is_one(tmp_path: Path) -> None:
         open_store(f"sqlite:{tmp_path}/text")
 
 
+def test_only_its_owner_reads_what_stands_in_the_store(tmp_path: Path) -> None:
+    """Its folder may be one that others enter."""
+    store = open_store(f"sqlite:{tmp_path / 'store.sqlite'}")
+    store.members.beat("a", {})
+    found = {file.name: file.stat().st_mode & 0o077 for file in tmp_path.iterdir()}
+    store.close()
+    assert len(found) == 3 and not any(found.values())
+
+
 def test_an_address_in_an_error_has_no_password() -> None:
     with pytest.raises(ConfigError, match="127.0.0.1:1/db cannot be reached") as raised:
         open_store("postgresql://user:secret@127.0.0.1:1/db")
