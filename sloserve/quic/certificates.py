@@ -81,11 +81,13 @@ class CertificateFiles:
     def load(self, configuration: QuicConfiguration) -> None:
         """Raises: ConfigError that names the file."""
         self._seen = self._stamps()
+        files = f"--ssl-certfile {self.certfile}, --ssl-keyfile {self.keyfile}"
         try:
             configuration.load_cert_chain(self.certfile, self.keyfile)
         except (OSError, ValueError, TypeError, IndexError) as error:
-            files = f"--ssl-certfile {self.certfile}, --ssl-keyfile {self.keyfile}"
             raise ConfigError(f"{files}: no PEM certificate and key for QUIC: {error}") from error
+        if configuration.certificate.public_key() != configuration.private_key.public_key():
+            raise ConfigError(f"{files}: the key is not the certificate's; give both of one pair")
 
     def reload_if_changed(self, configuration: QuicConfiguration) -> None:
         if not self.refresh or self._stamps() == self._seen:

@@ -104,6 +104,11 @@ class ScheduledConnection(QuicConnection):
         else:
             self._unread.pop(stream_id, None)
 
+    def is_untouched(self, stream_id: int) -> bool:
+        """Whether the peer has opened the stream, if only by opening a later one, and nothing of it has come."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and not stream.receiver.is_finished and not stream.receiver.starting_offset()
+
     def stop_reading(self, stream_id: int, error_code: int) -> None:
         """Tells the peer to send no more of the stream, unless all of it is there."""
         stream = self._streams.get(stream_id)

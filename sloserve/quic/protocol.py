@@ -72,7 +72,6 @@ class ServerProtocol(QuicConnectionProtocol):
         self._early: OrderedDict[int, Priority] = OrderedDict()
         self._drops: dict[int, asyncio.TimerHandle] = {}
         self._next_stream_id = 0
-        self._overtaken: set[int] = set()
         self._resets = self._answered = 0
         self._spare_resets: float = SPARE_RESETS
         self._pinging: asyncio.TimerHandle | None = None
@@ -170,8 +169,6 @@ class ServerProtocol(QuicConnectionProtocol):
             self._reset(event.stream_id)
 
     def _begin(self, stream_id: int, headers: Headers, complete: bool) -> None:
-        self._overtaken.update(range(self._next_stream_id, stream_id, 4))
-        self._overtaken.discard(stream_id)
         self._next_stream_id = max(self._next_stream_id, stream_id + 4)
         early = self._early.pop(stream_id, None)
         pseudo, rest = split_headers(headers)
@@ -248,7 +245,6 @@ class ServerProtocol(QuicConnectionProtocol):
             exchange.disconnect("dropped")
 
     def _reset(self, stream_id: int) -> None:
-        self._overtaken.discard(stream_id)
         exchange = self.exchanges.get(stream_id)
         if exchange is not None and exchange.wanted:
             exchange.disconnect()
@@ -261,7 +257,7 @@ class ServerProtocol(QuicConnectionProtocol):
         exchange = self.exchanges.get(stream_id)
         if exchange is not None:
             exchange.prioritize(priority)
-        elif stream_id >= self._next_stream_id or stream_id in self._overtaken:
+        elif stream_id >= self._next_stream_id or self.quic.is_untouched(stream_id):
             self._early[stream_id] = priority
             if len(self._early) > self._front.settings.streams:
                 self._early.popitem(last=False)

@@ -287,6 +287,8 @@ def test_a_client_needs_the_certificate_that_is_asked_for(tmp_path: Path) -> Non
 def test_a_certificate_that_changes_is_used_by_the_next_connection(tmp_path: Path) -> None:
     files = write_certificate(tmp_path, make_certificate())
     certificates = CertificateFiles(str(files[0]), str(files[1]), refresh=True)
+    other = tmp_path / "other"
+    other.mkdir()
 
     async def visit(port: int) -> None:
         client = await connect("127.0.0.1", port, trusting(verify=False))
@@ -299,10 +301,11 @@ def test_a_certificate_that_changes_is_used_by_the_next_connection(tmp_path: Pat
         listener._refreshed_s -= 10.0
         await visit(listener.port)
         second = listener._configuration.certificate
-        files[0].write_text("half written")
-        listener._refreshed_s -= 10.0
-        await visit(listener.port)
-        assert first != second == listener._configuration.certificate
+        for halfway in (b"half written", write_certificate(other, make_certificate())[0].read_bytes()):
+            files[0].write_bytes(halfway)  # of another pair: its key is yet to come
+            listener._refreshed_s -= 10.0
+            await visit(listener.port)
+            assert first != second == listener._configuration.certificate
         await listener.stop(0.0)
 
     run(test())
