@@ -12,7 +12,8 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 
 class Quota(BaseModel):
     """requests: in the gateway, held and streaming. lines, tokens: of its batches, accepted and not ended; tokens of
-    prompts and expected replies. bytes: of all its files. batches: that have not ended.
+    prompts and expected replies. bytes: of its files, and of results that stand in no file yet. batches: that have not
+    ended.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

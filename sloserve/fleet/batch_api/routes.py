@@ -137,7 +137,7 @@ class BatchApi:
         return self.store.batches.add_file(File(id, tenant, name, "batch", size, 0.0), expires_after_s)
 
     def _check_bytes(self, tenant: str, size: int) -> None:
-        used, most = self.store.batches.bytes_of(tenant), self.quota_of(tenant).bytes
+        used, most = self.store.bytes_of(tenant), self.quota_of(tenant).bytes
         if used + size > most:
             message = f"file: with its {size} bytes there would be {used + size}, and {most} may be kept; delete some"
             raise Answer(HTTPStatus.TOO_MANY_REQUESTS, message, "file")
@@ -200,6 +200,10 @@ class BatchApi:
             raise Answer(HTTPStatus.TOO_MANY_REQUESTS, text)
         if unfinished >= (most := self.quota_of(tenant).batches):
             message = f"{unfinished} batches are unfinished, and {most} may be; wait for one of them, or cancel it"
+            raise Answer(HTTPStatus.TOO_MANY_REQUESTS, message)
+        used = await self._in_thread(self.store.bytes_of, tenant)
+        if used >= (most := self.quota_of(tenant).bytes):
+            message = f"your files and results take {used} bytes, and {most} may be kept; delete files of yours"
             raise Answer(HTTPStatus.TOO_MANY_REQUESTS, message)
         new = Batch(
             id=ids.new_batch(),

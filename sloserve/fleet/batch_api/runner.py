@@ -19,7 +19,7 @@ from sloserve.fleet.batch_api.lines import Limits, Line, LineError, read_lines
 from sloserve.fleet.batch_api.turns import Slices, Turns
 from sloserve.fleet.quota import Quota
 from sloserve.fleet.store.records import ENDED_STATES, Batch, BatchState, File, NewRequest, RequestState
-from sloserve.fleet.store.requests import Row
+from sloserve.fleet.store.requests import NO_ROOM, Row
 from sloserve.fleet.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -103,6 +103,19 @@ class BatchRunner:
         if batch.state == BatchState.CANCELLING:
             return self._turns.slice(batch, self._finish)
         return self._move(batch, BatchState.FINALIZING)
+
+    def hold_to_quotas(self) -> None:
+        """Fails the lines that wait of tenants whose files and results take more bytes than they may."""
+        unfinished = self.store.batches.unfinished()
+        for tenant in sorted({batch.tenant for batch in unfinished if batch.state == BatchState.IN_PROGRESS}):
+            used, most = self.store.bytes_of(tenant), self.quota_of(tenant).bytes
+            if used > most:
+                text = (
+                    f"not served: your files and results take {used} bytes, and {most} may be kept; delete files of "
+                    "yours, and send this request in another batch"
+                )
+                if refused := self.store.requests.refuse_queued(tenant, text.encode()):
+                    logger.warning("%d lines of tenant %s fail: %d of %d bytes are kept", refused, tenant, used, most)
 
     def tidy(self) -> None:
         """Deletes what has had its time: files whose expiry has passed, batches that ended long ago, and bytes that a
@@ -305,7 +318,8 @@ def result_line(row: Row) -> bytes:
         code, message = _WHY[row.state]
         line["error"] = {"code": code, "message": message}
     elif row.state == RequestState.FAILED:
-        line["error"] = {"code": "request_failed", "message": (row.body or b"").decode(errors="replace")}
+        code = "storage_limit_exceeded" if row.status == NO_ROOM else "request_failed"
+        line["error"] = {"code": code, "message": (row.body or b"").decode(errors="replace")}
     else:
         body = row.body or b""
         response = {"status_code": row.status, "request_id": row.id}

@@ -15,6 +15,9 @@ IDLE_S: Final = 0.5
 AWAY_S: Final = 2.0
 """The same where the store failed: results are written from their begin again, on a disk that may be full."""
 TIDY_S: Final = 60.0
+QUOTA_S: Final = 10.0
+"""Between two looks at the bytes that tenants keep, and longer where these would take more of the time than _SHARE."""
+_SHARE: Final = 0.05
 
 
 class BatchWork:
@@ -35,7 +38,7 @@ class BatchWork:
             self._thread.join()
 
     def _run(self) -> None:
-        away, tidied_s = False, float("-inf")
+        away, tidied_s, quotas_due_s = False, float("-inf"), float("-inf")
         while not self._stopping.is_set():
             try:
                 if tidied_s == float("-inf"):
@@ -43,6 +46,10 @@ class BatchWork:
                 if self._clock.monotonic_s() - tidied_s >= TIDY_S:
                     self._runner.tidy()
                     tidied_s = self._clock.monotonic_s()
+                if (began_s := self._clock.monotonic_s()) >= quotas_due_s:
+                    self._runner.hold_to_quotas()
+                    took_s = self._clock.monotonic_s() - began_s
+                    quotas_due_s = began_s + max(QUOTA_S, took_s / _SHARE)
                 moved, away = self._runner.step(), False
             except StoreError as error:
                 if not away:

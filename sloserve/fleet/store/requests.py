@@ -24,6 +24,8 @@ MOST_BYTES: Final = 16_000_000
 _POISON: Final = b"the engine died while it served this request and nothing else"
 _GIVEN_UP: Final = b"no engine finished this request, however often it was tried"
 _SERVER_ERROR: Final = 500
+NO_ROOM: Final = 507
+"""Status of a request that was not served, since its tenant may keep no more bytes."""
 
 
 class Renewed(NamedTuple):
@@ -190,6 +192,19 @@ class Requests:
             lines, tokens = session.rows(_OPEN_OF, tenant=tenant, without=without)[0]
         return int(lines), float(tokens)
 
+    def result_bytes(self, tenant: str) -> int:
+        """Bytes of a tenant's results that stand in no file yet. It looks at each of them: not for a tight loop."""
+        with self._database.reading() as session:
+            return int(session.rows(_RESULT_BYTES, tenant=tenant)[0][0])
+
+    def refuse_queued(self, tenant: str, why: bytes) -> int:
+        """Fails what is queued of a tenant's batches, for want of room for the results; returns how many that were."""
+        with self._database.transaction() as session:
+            refused = [one for (one,) in session.rows(_REFUSE_QUEUED, tenant=tenant)]
+            session.each(_RESULT, [{"id": one, "status": NO_ROOM, "body": why} for one in refused])
+            _forget_bodies(session, refused)
+        return len(refused)
+
     def results(self, batch: str, after: int = 0, most: int = 256, most_bytes: int = MOST_BYTES) -> list[Row]:
         """The next ended requests of a batch, in the order of its file.
 
@@ -290,6 +305,13 @@ _OPEN_OF: Final = """
     SELECT count(*), coalesce(sum(r.prompt_tokens + r.output_tokens), 0.0)
     FROM batch b JOIN request r ON r.batch = b.id AND r.state IN ('queued', 'claimed')
     WHERE b.tenant = :tenant AND b.id <> :without AND b.state IN ('validating', 'in_progress', 'cancelling')"""
+_RESULT_BYTES: Final = """
+    SELECT coalesce(sum(length(s.body)), 0)
+    FROM batch b JOIN request r ON r.batch = b.id JOIN request_result s ON s.id = r.id
+    WHERE b.tenant = :tenant AND b.state IN ('in_progress', 'finalizing', 'cancelling')"""
+_REFUSE_QUEUED: Final = """
+    UPDATE request SET state = 'failed', finished_s = store_now() WHERE state = 'queued'
+        AND batch IN (SELECT id FROM batch WHERE tenant = :tenant AND state = 'in_progress') RETURNING id"""
 _FORGET_ENDED: Final = """
     DELETE FROM request_result WHERE id IN (SELECT r.id FROM batch b JOIN request r ON r.batch = b.id
         WHERE b.state IN ('completed', 'expired', 'cancelled', 'failed'))"""

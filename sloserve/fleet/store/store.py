@@ -33,6 +33,10 @@ class Store:
         with self.database.reading() as session:
             return float(session.rows("SELECT store_now()")[0][0])
 
+    def bytes_of(self, tenant: str) -> int:
+        """What counts in a tenant's quota: bytes of its files, and of results that stand in no file yet."""
+        return self.batches.bytes_of(tenant) + self.requests.result_bytes(tenant)
+
     def close(self) -> None:
         self.database.close()
 

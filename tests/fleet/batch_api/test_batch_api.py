@@ -443,6 +443,37 @@ def test_what_is_too_much_is_refused_before_it_is_kept(fleet: Fleet, tmp_path: P
         create(client, files[0])
 
 
+def test_results_count_in_the_quota_of_bytes_before_they_stand_in_files(fleet: Fleet) -> None:
+    """They counted once they were written: a tenant's results could fill the store beside its quota."""
+    client = fleet.client()
+    file = upload(client, [line(str(i), body={"model": "m", "prompt": "x" * 700}) for i in range(20)])
+    batch = create(client, file)
+    fleet.runner.step()
+    assert fleet.serve(15) == 15
+    fleet.runner.hold_to_quotas()
+    assert client.batches.retrieve(batch.id).request_counts.failed == 0, "there is room"
+    filled = [client.files.create(file=("f", b"x" * 10_000), purpose="batch").id for _ in range(2)]
+    with pytest.raises(openai.RateLimitError, match="50000 may be kept"):
+        client.files.create(file=("f", b"x" * 10_000), purpose="batch")
+    claim = fleet.claim(2)
+    assert claim is not None
+    body = b'{"of":' + b"9" * 20_000 + b"}"
+    fleet.store.requests.finish([Result(r.id, r.attempt, RequestState.DONE, 200, body) for r in claim.requests[:1]])
+    with pytest.raises(openai.RateLimitError, match="your files and results take [0-9]+ bytes, and 50000 may be kept"):
+        create(client, file)
+    fleet.runner.hold_to_quotas()
+    fleet.store.requests.finish([Result(r.id, r.attempt, RequestState.DONE, 200, b"{}") for r in claim.requests[1:]])
+    while fleet.runner.step():
+        pass
+    ended = client.batches.retrieve(batch.id)
+    assert (ended.status, ended.request_counts.completed, ended.request_counts.failed) == ("completed", 17, 3)
+    errors = rows_of(client, ended.error_file_id)
+    assert {row["error"]["code"] for row in errors.values()} == {"storage_limit_exceeded"} and len(errors) == 3
+    for id in (*filled, ended.output_file_id):
+        client.files.delete(id)
+    assert create(client, file).status == "validating"
+
+
 def test_empty_files_take_their_place_and_batches_their_row(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     client = fleet.client()
     for _ in range(12):  # 12 * 4,096 are 49,152

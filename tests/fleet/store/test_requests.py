@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sloserve.fleet.store.records import BatchState, Claim, NewRequest, RequestState, Result
-from sloserve.fleet.store.requests import _EXPIRE, MOST_LOST, Requests
+from sloserve.fleet.store.records import Batch, BatchState, Claim, NewRequest, RequestState, Result
+from sloserve.fleet.store.requests import _EXPIRE, MOST_LOST, NO_ROOM, Requests
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store as OpenStore
 from tests.fleet.store.databases import Store
@@ -37,6 +37,25 @@ def claimed(requests: Requests, most: int, agent: str = "a", group: int = 1) -> 
 
 def done(claim: Claim, status: int = 200) -> list[Result]:
     return [Result(r.id, r.attempt, RequestState.DONE, status, b"out " + r.body) for r in claim.requests]
+
+
+def test_results_count_until_they_stand_in_files_and_what_waits_can_be_refused(store: Store) -> None:
+    opened = OpenStore(store.open())
+    for id, tenant in (("b", "t"), ("c", "other")):
+        opened.batches.add(Batch(id, tenant, "/v1/embeddings", "1h", "f", BatchState.IN_PROGRESS, {}, 0.0), 3_600.0)
+    add(opened.requests, 3)
+    opened.requests.accept([new("x", group=2, batch="c", tenant="other")])
+    claim = claimed(opened.requests, 1)
+    opened.requests.finish([Result("r000", 1, RequestState.DONE, 200, "\u00e9".encode() * 500)])
+    claimed(opened.requests, 1)
+    assert opened.bytes_of("t") == 1_000 and opened.bytes_of("other") == 0 and claim.requests[0].id == "r000"
+    assert opened.requests.refuse_queued("t", b"no room") == 1
+    rows = {row.id: (row.state, row.status, row.body) for row in opened.requests.results("b")}
+    assert rows["r002"] == (RequestState.FAILED, NO_ROOM, b"no room")
+    assert opened.requests.counts("b")[RequestState.CLAIMED] == 1, "what runs is finished"
+    assert opened.requests.counts("c") == {RequestState.QUEUED: 1}
+    opened.requests.forget_results("b")
+    assert opened.bytes_of("t") == 0
 
 
 def test_a_group_is_claimed_in_order_of_arrival_and_no_request_twice(requests: Requests) -> None:
