@@ -7,8 +7,6 @@ error, and another is made.
 """
 
 import asyncio
-import json
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,18 +16,17 @@ from aioquic.h3.connection import ProtocolError, validate_request_headers
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import DUE_NOW_S
-from sloserve.quic.asgi import HOP_BY_HOP
-from sloserve.quic.client import Broken, Headers, HeadersTooLarge, Lost, Reply
+from sloserve.quic.client import Headers, HeadersTooLarge, Lost
 from sloserve.quic.client_settings import ClientSettings
+from sloserve.quic.edge_passing import ReadAhead, answer, upload_body
 from sloserve.quic.httpx_transport import head
-from sloserve.quic.service import DEFAULT_CLASSIFY, EVENT_STREAM, Classify
+from sloserve.quic.service import DEFAULT_CLASSIFY, Classify
 from sloserve.quic.turns import NoRoom, Turns
 from sloserve.quic.upstream import Upstream
 from sloserve.wire import errors
 from sloserve.wire.asgi import (
     CLOSE,
     ClientLeft,
-    Message,
     Receive,
     Scope,
     Send,
@@ -164,30 +161,6 @@ class Edge:
                 await upload
 
 
-class ReadAhead:
-    """What the client sends while its request waits: a body in one part, else its first part, and that it leaves."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._messages: deque[Message] = deque()
-
-    async def __call__(self) -> Message:
-        """The next message, as ASGI has it."""
-        return self._messages.popleft() if self._messages else await self._receive()
-
-    async def until_left(self) -> Message:
-        """Returns once the client has left."""
-        while not self._messages or self._messages[-1]["type"] == "http.request":
-            if self._messages and self._messages[-1].get("more_body", False):
-                await asyncio.Event().wait()  # the rest of a long body stays with the client
-            self._messages.append(await self._receive())
-        return self._messages[-1]
-
-
-class Left(Broken):
-    """The client of the edge is gone."""
-
-
 def remaining(headers: Headers, waited_s: float) -> Iterator[tuple[bytes, bytes]]:
     """The headers, with targets that count from the client's request less what it waited here."""
     for name, value in headers:
@@ -195,43 +168,3 @@ def remaining(headers: Headers, waited_s: float) -> Iterator[tuple[bytes, bytes]
             with suppress(ValueError):  # what is no number is the engine's to refuse
                 value = f"{max(float(value) - waited_s * 1e3, DUE_NOW_S * 1e3):.0f}".encode()
         yield name, value
-
-
-async def upload_body(reply: Reply, receive: Receive) -> None:
-    """Passes the request's body on; then watches for the client to leave, which cancels the request."""
-    more = True
-    while (message := await receive())["type"] == "http.request":
-        if more:
-            more = message.get("more_body", False)
-            await reply.send(message.get("body", b""), end=not more)
-    reply.cancel()
-    reply.fail(Left("the client has left"))
-
-
-async def answer(reply: Reply, send: Send) -> None:
-    """Passes the answer on. One that breaks off before its head is a 502; a stream of events ends with an error.
-
-    Raises: Broken or Lost where all that is left is to break off the client's answer as well.
-    """
-    try:
-        await reply.head()
-    except Left:
-        return
-    except (Lost, Broken) as error:
-        message = f"the engine host did not answer: {error}; retry"
-        await refuse(send, HTTPStatus.BAD_GATEWAY, message, headers=[CLOSE])
-        return
-    headers = [(name, value) for name, value in reply.headers if name not in HOP_BY_HOP]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    try:
-        async for part in reply.body():
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-    except Left:
-        return
-    except (Lost, Broken) as error:
-        if not any(name == b"content-type" and value.startswith(EVENT_STREAM) for name, value in headers):
-            raise
-        said = errors.body(HTTPStatus.BAD_GATEWAY, f"the engine host broke off: {error}; retry")
-        await send({"type": "http.response.body", "body": b"data: " + json.dumps(said).encode() + b"\n\n"})
-        return
-    await send({"type": "http.response.body"})

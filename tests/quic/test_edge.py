@@ -15,6 +15,7 @@ import pytest
 
 from sloserve.cli.edge_command import address_of
 from sloserve.core.errors import ConfigError
+from sloserve.quic import edge_passing
 from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
 from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.edge import Edge, EdgeSettings, remaining
@@ -50,10 +51,11 @@ async def read_and_echo(scope: Any, receive: Any, send: Any) -> None:
 class Visitor:
     """A client of the edge that sees what it is sent at once, and may leave."""
 
-    def __init__(self, edge: Edge, **headers: str) -> None:
+    def __init__(self, edge: Edge, first: Any = None, **headers: str) -> None:
         self.sent: asyncio.Queue[Any] = asyncio.Queue()
         self._leaving = asyncio.Event()
         self._asked = False
+        self._first = first or {"type": "http.request", "body": b"{}"}
         given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         scope = {"type": "http", "method": "POST", "path": "/", "raw_path": b"/", "query_string": b"", "headers": given}
         self.task = asyncio.create_task(edge({**scope, "client": ("192.0.2.9", 1)}, self._receive, self.sent.put))
@@ -61,7 +63,7 @@ class Visitor:
     async def _receive(self) -> Any:
         if not self._asked:
             self._asked = True
-            return {"type": "http.request", "body": b"{}"}
+            return self._first
         await self._leaving.wait()
         return {"type": "http.disconnect"}
 
@@ -197,6 +199,20 @@ def test_a_client_that_leaves_while_it_waits_gives_up_its_place() -> None:
                 visitor.leave()
                 await visitor.task
             assert served == [b"0", b"2", b"3"]
+
+    run(test())
+
+
+def test_a_client_that_does_not_send_its_body_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge_passing, "BODY_S", 0.05)
+
+    async def test() -> None:
+        async with listening(read_and_echo) as listener, edge_to(listener.port, requests=1) as edge:
+            stalled = Visitor(edge, first={"type": "http.request", "body": b"{", "more_body": True})
+            assert (await stalled.sent.get())["status"] == 408
+            assert b"not whole after 0.05 s" in (await stalled.sent.get())["body"]
+            await stalled.task
+            assert edge.turns._free == 1
 
     run(test())
 
