@@ -114,8 +114,10 @@ class Agent:
         """Under which it gives signs of life."""
         return f"agent:{self._settings.host}"
 
-    def report(self) -> AgentReport:
-        """What it says of itself, to the store and at its door."""
+    def report(self, *, swaps: bool = True) -> AgentReport:
+        """What it says of itself, to the store and at its door. swaps: those that it has measured, too: one for each
+        pair of models.
+        """
         held: dict[str, int] = {}
         for (_, model), size in self._memory.held.items():
             held[model] = held.get(model, 0) + size
@@ -125,7 +127,7 @@ class Agent:
             door=self.door,
             instances=tuple(instance.report() for instance in self.instances.values()),
             plan=self.plan(),
-            swaps=self._costs.swaps(names),
+            swaps=self._costs.swaps(names) if swaps else (),
             held_bytes=held,
         )
 
@@ -147,7 +149,7 @@ class Agent:
             self.instances[name] = Instance(
                 name, settings.device, models, parts, self._durable, settings.drain_max_s, devices
             )
-        app = DoorServer(self.instances, self.report, settings.door_key)
+        app = DoorServer(self.instances, lambda: self.report(swaps=False), settings.door_key)
         config = uvicorn.Config(
             app,
             http=bounded_http(),

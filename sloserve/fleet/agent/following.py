@@ -107,7 +107,7 @@ class Following:
         plan = None if stored is None else plan_of(stored.plan)
         self.plan = None if stored is None else (stored.term, stored.version)
         now_s = self._store.now_s()
-        if plan is not None and now_s - plan.made_s < STALE_S:
+        if plan is not None and abs(now_s - plan.made_s) < STALE_S:  # the store's clock may have been set back
             return {name: planned(plan, name) for name in {*plan.queues, *self._doors}}
         members = Members.of(self._store.members.agents())
         state, _ = fleet_state(now_s, self._queued.sums(), members, {}, None)

@@ -36,7 +36,6 @@ _WHY: Final = {
     RequestState.EXPIRED: ("batch_expired", "the completion window was over before this request was served"),
     RequestState.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was served"),
 }
-_OPEN: Final = (RequestState.QUEUED, RequestState.CLAIMED)
 
 
 def group_of(batch: Batch, line: Line) -> int:
@@ -97,8 +96,7 @@ class BatchRunner:
             return self._turns.slice(batch, self._finish)
         if batch.state == BatchState.CANCELLING:
             self.store.requests.cancel(batch.id)
-        counts = self.store.requests.counts(batch.id)
-        if any(counts.get(state) for state in _OPEN):
+        if self.store.requests.has_open(batch.id):
             return False
         if batch.state == BatchState.CANCELLING:
             return self._turns.slice(batch, self._finish)

@@ -3,7 +3,8 @@
 On the wire it is HTTP on a unix socket, which the agent's user alone may open, or on TCP between machines, where each
 request shows the fleet's key as ``Authorization: Bearer KEY`` and gets 401 and ``x-sloserve-refused: failed`` without:
 
-- ``GET /state``: the agent's report, :class:`~sloserve.fleet.contract.reports.AgentReport` as JSON.
+- ``GET /state``: the agent's report, :class:`~sloserve.fleet.contract.reports.AgentReport` as JSON, without the swaps
+  that it has measured: gateways ask many times a second, and planners find them in the store.
 - ``POST /instances/NAME/...`` (``NAME`` percent-encoded, one segment): the rest of the path is a route of vLLM's
   server, and the engine's answer is passed on as it comes. ``x-sloserve-model`` names the model that is meant,
   ``x-request-id`` goes through all hops.

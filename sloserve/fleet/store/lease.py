@@ -14,6 +14,10 @@ MARGIN: Final = 0.2
 clock and what follows from it."""
 
 
+LONGEST_S: Final = 3_600.0
+"""No lease is longer (``--lease-s``): one that ends later is over, since the store's clock was set back meanwhile."""
+
+
 class Lease:
     """One lease of ``lease_s`` seconds. Begin to :meth:`ask` before each request to the store."""
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sloserve.fleet.store.database import Database
+from sloserve.fleet.store.lease import LONGEST_S
 from sloserve.fleet.store.records import Agent, StoredPlan
 
 FORGOTTEN_S: Final = 3_600.0
@@ -40,7 +41,7 @@ class Members:
         Returns: its term. A new leader's is higher than any before.
         """
         with self._database.transaction() as session:
-            found = session.rows(_LEAD, role=_PLANNER, holder=holder, lease_s=lease_s)
+            found = session.rows(_LEAD, role=_PLANNER, holder=holder, lease_s=lease_s, longest_s=LONGEST_S)
             if found:  # names are new in each process: those that were killed would be kept for ever
                 session.change("DELETE FROM agent WHERE beat_s < store_now() - :gone_s", gone_s=FORGOTTEN_S)
         return int(found[0][0]) if found else None
@@ -72,6 +73,7 @@ _LEAD: Final = """
         term = leader.term
             + CASE WHEN leader.holder = excluded.holder AND leader.until_s > store_now() THEN 0 ELSE 1 END
     WHERE leader.holder = excluded.holder OR leader.until_s <= store_now()
+        OR leader.until_s > store_now() + :longest_s
     RETURNING term"""
 _WRITE_PLAN: Final = """
     INSERT INTO plan (role, term, version, plan)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sloserve.fleet.store.database import Database, Session
+from sloserve.fleet.store.lease import LONGEST_S
 from sloserve.fleet.store.records import Claim, Claimed, NewRequest, QueuedSums, RequestState, Result
 
 MOST_LOST: Final = 10
@@ -138,7 +139,7 @@ class Requests:
     def take_back(self) -> int:
         """Puts the requests of lapsed claims back into the queue; returns how many claims that were."""
         with self._database.transaction() as session:
-            lapsed = session.rows("DELETE FROM claim WHERE until_s <= store_now() RETURNING id")
+            lapsed = session.rows(_LAPSED, longest_s=LONGEST_S)
             _requeue(session, [claim for (claim,) in lapsed])
         return len(lapsed)
 
@@ -182,6 +183,11 @@ class Requests:
         with self._database.reading() as session:
             found = session.rows("SELECT state, count(*) FROM request WHERE batch = :batch GROUP BY state", batch=batch)
         return {RequestState(state): int(count) for state, count in found}
+
+    def has_open(self, batch: str) -> bool:
+        """Whether any request of a batch waits or runs."""
+        with self._database.reading() as session:
+            return bool(session.rows(_ANY_OPEN, batch=batch))
 
     def open_of(self, tenant: str, without: str) -> tuple[int, float]:
         """How many requests of a tenant's batches wait or run, and how many tokens they have, expected ones too.
@@ -279,6 +285,8 @@ _IN_FLIGHT: Final = """
 _REQUEUE: Final = "UPDATE request SET state = 'queued', claim = NULL WHERE claim = :claim AND state = 'claimed'"
 _SUSPECT: Final = "UPDATE request SET suspects = :suspects WHERE claim = :claim AND state = 'claimed'"
 _LOST: Final = "UPDATE request SET lost = lost + 1 WHERE claim = :claim AND state = 'claimed'"
+_LAPSED: Final = """
+    DELETE FROM claim WHERE until_s <= store_now() OR until_s > store_now() + :longest_s RETURNING id"""
 _EXCUSE: Final = "UPDATE request SET lost = lost - 1 WHERE id = :id AND lost > 0"
 _WORN_OUT: Final = f"SELECT id FROM request WHERE claim = :claim AND state = 'claimed' AND lost >= {MOST_LOST}"
 _FAIL: Final = "UPDATE request SET state = 'failed', finished_s = store_now(), claim = NULL WHERE id = :id"
@@ -301,6 +309,7 @@ _RESULTS: Final = """
     ), sized AS (SELECT page.*, sum(size) OVER (ORDER BY seq) - size AS before FROM page)
     SELECT z.seq, z.id, z.custom_id, z.line, z.state, s.status, s.body FROM sized z
     LEFT JOIN request_result s ON s.id = z.id WHERE z.before < :most_bytes ORDER BY z.seq"""
+_ANY_OPEN: Final = "SELECT 1 FROM request WHERE batch = :batch AND state IN ('queued', 'claimed') LIMIT 1"
 _OPEN_OF: Final = """
     SELECT count(*), coalesce(sum(r.prompt_tokens + r.output_tokens), 0.0)
     FROM batch b JOIN request r ON r.batch = b.id AND r.state IN ('queued', 'claimed')

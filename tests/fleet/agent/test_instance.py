@@ -511,7 +511,7 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
             async with http.get("/state") as state:
                 report = agent_report(await state.json())
             assert report == agent.report() or report is not None
-            assert report.instances[0].active == "chat"
+            assert report.instances[0].active == "chat" and agent.report().swaps and not report.swaps
 
             async def post(path: str, model: str = "chat", **body: Any) -> aiohttp.ClientResponse:
                 headers = {MODEL_HEADER: model, "x-request-id": "r-7"}

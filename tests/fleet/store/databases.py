@@ -38,7 +38,7 @@ def sqlite(folder: Path) -> Iterator[Store]:
         opened.append(SqliteDatabase(folder / "store.sqlite", clock))
         return opened[-1]
 
-    yield Store(open_, lambda seconds: clock.advance_to(clock.now_s() + seconds))
+    yield Store(open_, lambda seconds: clock.set_wall(clock.now_s() + seconds))
     for database in opened:
         database.close()
 

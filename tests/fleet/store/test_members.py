@@ -30,6 +30,12 @@ def test_there_is_one_leader_and_a_new_one_has_a_higher_term(opened: OpenStore, 
     assert members.lead("y", 5.0) == 3  # its lease was over: others may have led meanwhile
 
 
+def test_another_leads_where_the_clock_of_the_store_was_set_back(opened: OpenStore, store: Store) -> None:
+    assert opened.members.lead("x", 5.0) == 1
+    store.pass_s(-86_400.0)
+    assert opened.members.lead("y", 5.0) == 2 and opened.members.lead("x", 5.0) is None
+
+
 def test_members_that_were_killed_are_forgotten(opened: OpenStore, store: Store) -> None:
     """Their names are new in each process, so that a gateway that is killed again and again fills the table."""
     for number in range(3):

@@ -85,14 +85,15 @@ def test_a_request_accepted_twice_is_one(requests: Requests) -> None:
 
 def test_results_come_in_the_order_of_the_batch_and_in_pages(requests: Requests) -> None:
     add(requests, 3)
+    assert requests.has_open("b") and not requests.has_open("c")
     claim = claimed(requests, 3)
-    assert requests.finish(list(reversed(done(claim)))) == [True] * 3
+    assert requests.has_open("b") and requests.finish(list(reversed(done(claim)))) == [True] * 3
     first = requests.results("b", most=2)
     rest = requests.results("b", after=first[-1].place)
     assert [(row.id, row.status, row.body) for row in [*first, *rest]] == [
         (r.id, 200, b"out " + r.body) for r in claim.requests
     ]
-    assert requests.counts("b") == {RequestState.DONE: 3}
+    assert requests.counts("b") == {RequestState.DONE: 3} and not requests.has_open("b")
 
 
 def test_a_page_of_long_results_is_short(requests: Requests) -> None:
@@ -139,6 +140,17 @@ def test_a_renewed_claim_does_not_lapse(requests: Requests, store: Store) -> Non
         assert requests.take_back() == 0
     assert requests.finish(done(claim)) == [True]
     assert requests.renew("a", LEASE_S).claims == frozenset()
+
+
+def test_a_claim_is_not_kept_for_as_long_as_the_clock_of_the_store_was_set_back(
+    requests: Requests, store: Store
+) -> None:
+    add(requests, 2)
+    claimed(requests, 1)
+    living = claimed(requests, 1, agent="b")
+    store.pass_s(-86_400.0)
+    assert requests.renew("b", LEASE_S).claims == {living.id}
+    assert requests.take_back() == 1 and [s.requests for s in requests.sums()] == [1]
 
 
 def test_what_is_given_back_keeps_its_place_and_its_progress(requests: Requests) -> None:
