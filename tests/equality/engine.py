@@ -139,6 +139,12 @@ class Grammar(Future[Any]):
         self._asked += 1
         return self._asked > 2
 
+    def result(self, timeout: float | None = None) -> Any:
+        """0.30 asks for it with a timeout, where later versions ask whether it is done."""
+        if timeout is not None and not self.done():
+            raise TimeoutError
+        return super().result()
+
 
 BLOCK_BYTES = 2 * 2 * BLOCK_TOKENS * 64 * 4
 """Of a KV block of the tiny model: layers, heads, tokens, K and V of a head, bytes of a float."""
