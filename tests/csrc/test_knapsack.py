@@ -159,7 +159,7 @@ def test_priced_of_twelve_is_near_the_best_of_all_subsets() -> None:
     assert np.mean(shares) > 0.95 and min(shares) > 0.7
 
 
-@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 129, 2049])
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 129, pytest.param(2049, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("distinct", [1, 7, 10**9])
 def test_priced_loses_less_than_one_item(n: int, distinct: int) -> None:
     rng = np.random.default_rng([n, distinct])

@@ -54,5 +54,5 @@ def test_timelines_are_of_the_same_requests_under_every_policy(synthetic_run: Ma
 
 
 def test_timelines_are_capped(request_log: MakeRequest) -> None:
-    found = replies_of([request_log(f"r{i}", 0.0, [0.5]) for i in range(4000)], seed=0)
+    found = replies_of([request_log(f"r{i}", 0.0, [0.5]) for i in range(2000)], seed=0)
     assert found is not None and len(found.timelines.delivered_s) == MAX_TIMELINES

@@ -43,7 +43,7 @@ def test_registered_workloads(each: Workload) -> None:
 
 @pytest.mark.parametrize("name", ["sharegpt-poisson", "chat-batch-mix", "voice"])
 def test_rate_is_what_is_asked_for(name: str) -> None:
-    requests = workload(name).requests(4000, seed=3, rate_per_s=5.0)
+    requests = workload(name).requests(2000, seed=3, rate_per_s=5.0)
     assert len(requests) / requests[-1].arrival_s == pytest.approx(5.0, rel=0.05)
 
 
@@ -59,9 +59,9 @@ def test_chat_batch_mix_sends_batch_jobs_in_bursts_of_twenty() -> None:
 
 def test_digest_speeds_reach_the_requests() -> None:
     for name, mean in (("reading-speed", 4.8), ("multiround-gamma3", 4.8), ("voice", 3.3), ("voice-gamma3", 3.3)):
-        targets = [r.slo.targets for r in workload(name).requests(1500, seed=0)]
+        targets = [r.slo.targets for r in workload(name).requests(800, seed=0)]
         assert {t.ttft_s for t in targets} == {1.0}
-        assert np.mean([t.tds or 0.0 for t in targets]) == pytest.approx(mean, rel=0.01)
+        assert np.mean([t.tds or 0.0 for t in targets]) == pytest.approx(mean, rel=0.015)
 
 
 def test_unknown_workload() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sloserve.scheduler.policy import Plan, Policy, Snapshot, check_plan
 from sloserve.scheduler.published.coupled import MultiRes, SyncCoupled, grouped, nearest
+from tests.seeds import seeds
 
 Make = Callable[..., Snapshot]
 
@@ -38,7 +39,7 @@ def plain_nearest(tokens: list[int], blocks: list[int], free_tokens: int, free_b
     return taken
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", seeds(8, 50))
 def test_nearest_is_what_brute_force_takes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     tokens, blocks = rng.integers(1, 300, 10), rng.integers(1, 20, 10)

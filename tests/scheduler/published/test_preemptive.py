@@ -9,6 +9,7 @@ import pytest
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
 from sloserve.scheduler.published.allocation import capacity_blocks, max_blocks
 from sloserve.scheduler.published.preemptive import divide, plan_ranked
+from tests.seeds import seeds
 
 Make = Callable[..., Snapshot]
 
@@ -32,7 +33,7 @@ def plain_division(
     return served, stays
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(10, 100))
 def test_division_is_that_of_a_plain_loop(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n, slots = int(rng.integers(1, 12)), int(rng.integers(1, 9))
@@ -103,7 +104,7 @@ def test_ties_end_in_seq(snapshot: Make) -> None:
 
 
 @pytest.mark.parametrize("pause", [False, True])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(4, 20))
 def test_never_promises_more_than_there_is(seed: int, pause: bool, snapshot: Make) -> None:
     rng = np.random.default_rng(seed)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from tests.seeds import seeds
 
 pytestmark = pytest.mark.vllm
 
@@ -100,7 +101,7 @@ def test_queues(plan: Plan, expected: tuple[str, str]) -> None:
     assert len(scheduler.preempted) == plan.preempt.size
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(5, 20))
 def test_long_queues_keep_everyone_in_the_order_that_is_asked_for(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from sloserve.vllm_plugin.engine import apply
 
