@@ -146,7 +146,7 @@ def test_unknown_flag_and_help() -> None:
 @pytest.mark.vllm
 def test_files_depend_on_the_flags_alone(tmp_path: Path) -> None:
     """Here and in a process that hashes differently, in one process or two: the same bytes but for what is timed."""
-    flags = ["--workload", "chat-batch-mix", "--load", "1.5", "--seeds", "2", "--max-requests", "40", "--token-log"]
+    flags = ["--workload", "chat-batch-mix", "--load", "1.5", "--seeds", "2", "--max-requests", "20", "--token-log"]
     flags += ["--policy", "stock,fcfs,edf"]
     folders = [tmp_path / "here", tmp_path / "elsewhere"]
     app(["simulate", *flags, "--out", str(folders[0])], standalone_mode=False)
@@ -158,7 +158,7 @@ def test_files_depend_on_the_flags_alone(tmp_path: Path) -> None:
     for run in first["runs"] + second["runs"]:
         assert set(run.pop("timing")) == {"plan_us_mean", "plan_us_p99", "vllm_schedule_us_mean", "wall_s"}
         assert RUN_KEYS - {"timing"} <= set(run)
-        assert run["completed"] == run["requests"] == 40
+        assert run["completed"] == run["requests"] == 20
         assert run["lost"] == 0
         assert sum(run["completion_split"].values()) == pytest.approx(run["mean_e2el_ms"] / 1e3)
     assert first == second
