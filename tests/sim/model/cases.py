@@ -93,20 +93,20 @@ class Case:
 def cases() -> Iterator[Case]:
     """Those of the regular test."""
     for policy in (None, "fcfs", "edf", "andes"):
-        yield Case("slots-bind", policy, SLOTS, generated("sharegpt-gamma3", 64, 30.0, 1))
+        yield Case("slots-bind", policy, SLOTS, generated("sharegpt-gamma3", 40, 30.0, 1))
     for policy in (None, "fcfs", "edf", "sjf:preempt=true:length=oracle", "econo", "priority"):
-        yield Case("kv-scarce", policy, SCARCE, generated("sharegpt-bursts", 56, 20.0, 2))
+        yield Case("kv-scarce", policy, SCARCE, generated("sharegpt-bursts", 40, 20.0, 2))
     for policy in (None, "edf", "sarathi", "sa"):
-        yield Case("long-prompts", policy, LONG, generated("multiround", 60, 12.0, 3))
+        yield Case("long-prompts", policy, LONG, generated("multiround", 40, 12.0, 3))
     for policy in ("fcfs:step_budget=true", "edf:step_budget=true"):
-        yield Case("step-budget", policy, WIDE, generated("multiround", 60, 30.0, 7))
+        yield Case("step-budget", policy, WIDE, generated("multiround", 40, 30.0, 7))
     for policy in (None, "edf", "econo:length=oracle", "chaos"):
-        yield Case("prefix-cache", policy, CACHED, chats_in_rounds(64, 25.0, 4))
+        yield Case("prefix-cache", policy, CACHED, chats_in_rounds(40, 25.0, 4))
     for policy in ("fcfs", "edf:preempt_margin_s=0.1", "andes"):
-        yield Case("swap", policy, SWAPPED, generated("sharegpt-bursts", 60, 20.0, 2))
+        yield Case("swap", policy, SWAPPED, generated("sharegpt-bursts", 40, 20.0, 2))
     by_cost = replace(SCARCE, swap_space_gib=4.0, link_gb_per_s=0.5)
     yield Case("swap-by-cost", "chaos:pause=0.3", by_cost, generated("sharegpt-bursts", 40, 20.0, 2))
     several = replace(CACHED, kv_blocks=520, swap_space_gib=1.0, link_gb_per_s=1.0, swapping="always")
     yield Case("swap-prefix-cache", "chaos", several, chats_in_rounds(40, 25.0, 4))
-    yield Case("pauses", "chaos:pause=0.9", SCARCE, generated("alpaca-poisson", 80, 60.0, 5))
-    yield Case("reused-plans", "andes", SCARCE, generated("reading-speed-gamma3", 80, 25.0, 6), plan_cost_us=3000.0)
+    yield Case("pauses", "chaos:pause=0.9", SCARCE, generated("alpaca-poisson", 50, 60.0, 5))
+    yield Case("reused-plans", "andes", SCARCE, generated("reading-speed-gamma3", 50, 25.0, 6), plan_cost_us=3000.0)
