@@ -26,15 +26,12 @@ from sloserve.fleet.agent.instance import Instance, NoDurableWork
 from sloserve.fleet.agent.memory import HostMemory
 from sloserve.fleet.contract.door import DurableWork
 from sloserve.fleet.contract.reports import AgentReport, to_json
-from sloserve.fleet.http import bounded_http
+from sloserve.fleet.http import KEEP_ALIVE_S, bounded_http
 from sloserve.fleet.store.members import Members
 
 logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
-_KEEP_ALIVE_S: Final = 75
-"""Of an idle connection of a gateway's, which lets go of it after 15 s and is to be the first: a request that meets the
-end of its connection looks like the death of an engine."""
 _UNIX: Final = "unix:"
 _LOGS_EVERY: Final = 10
 """Beats between looks at the sizes of logs."""
@@ -157,7 +154,7 @@ class Agent:
             ws="none",
             access_log=False,
             log_config=None,
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         self._server = _Server(config)
         self._tasks = [asyncio.create_task(self._server.serve([listening])), asyncio.create_task(self._beat())]

@@ -6,7 +6,7 @@ from typing import Any
 
 import uvicorn
 
-from sloserve.fleet.http import bounded_http
+from sloserve.fleet.http import KEEP_ALIVE_S, bounded_http
 from sloserve.wire.asgi import Receive, Scope, Send
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -23,6 +23,7 @@ def config(app: App, **given: Any) -> uvicorn.Config:
         "access_log": False,
         "proxy_headers": False,
         "server_header": False,
+        "timeout_keep_alive": KEEP_ALIVE_S,
     }
     return uvicorn.Config(app, log_config=None, **(fixed | given))
 
