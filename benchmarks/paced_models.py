@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 from paced_fleet import ARGUMENTS, PacedFleet, Stream, of_log
+from paced_planner import LivePlanner
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.plan import Plan, PlannedGroup, to_json
 from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.planning.rules import QLM
 from sloserve.fleet.store.records import StoredPlan
 from sloserve.fleet.store.store import open_store
 from sloserve.sim.experiment import MODEL, engine_class
-from sloserve.sim.fleet.contract import Held
+from sloserve.sim.fleet.contract import Dispatcher, Held
 from sloserve.sim.fleet.dispatchers.pulling import Collate, OnDemand, Pulling
 from sloserve.sim.fleet.dispatchers.registry import FleetRunName
 from sloserve.sim.fleet.experiment import FleetExperiment
@@ -155,7 +157,7 @@ def _lines(fleet: PacedFleet, batches: Iterable[str]) -> tuple[list[float | None
 
 
 def _swaps(fleet: PacedFleet) -> int:
-    return sum(" came by rung " in line for line in (fleet.folder / "agent.log").read_text().splitlines())
+    return sum(" by rung " in line for line in (fleet.folder / "agent.log").read_text().splitlines())
 
 
 async def _to_begin(fleet: PacedFleet, text: str) -> None:
@@ -229,10 +231,14 @@ class CollateStreamsFirst(StreamsFirst, Collate):
 
 def models_predicted(section: str, name: str, seed: int) -> Row:
     fleet, parsed = parse_fleet(models_file(name)), FleetRunName.parse(name)
+    requests = w_a(section, fleet, seed)
     live = {"on-demand": OnDemandStreamsFirst, "collate": CollateStreamsFirst}.get(parsed.dispatcher)
-    dispatcher = parsed.make(seed) if live is None else live(**parsed.options)
+    if parsed.dispatcher == QLM:
+        dispatcher: Dispatcher = LivePlanner(fleet, requests, INTERACTIVE)
+    else:
+        dispatcher = parsed.make(seed) if live is None else live(**parsed.options)
     run = FleetRun(fleet, dispatcher, engine_class(MODEL), policy=None, seed=seed)
-    log = run.run(w_a(section, fleet, seed))
+    log = run.run(requests)
     logs = [of_log(r) for r in log.run.requests]
     streams = [one for one in logs if one.request.slo.slo_class.name == INTERACTIVE]
     lines_s = [one.e2e_s for one in logs if one.request.slo.slo_class.name != INTERACTIVE]
