@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray
-from sloserve.core.rows import Rows
+from sloserve.core.rows import Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import log_seldom
 from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress, spare_decodes
@@ -256,7 +256,7 @@ class Planner:
         if plan.preempt.size or plan.pause.size:
             stays_out = _marks(table.rows, plan.preempt, plan.pause)
             served = order[~stays_out[order]]
-        waiting = self._slots(self.port.waiting, MOST_PROMPTS) if plan.waiting is None else plan.waiting[:MOST_PROMPTS]
+        waiting = self._admissible() if plan.waiting is None else plan.waiting[:MOST_PROMPTS]
         tokens = budget.tokens(table.rows, served, waiting, self._in_turn(), engine, now_s)
         if tokens is None:
             return step
@@ -274,6 +274,12 @@ class Planner:
         """How many requests without a row run; most of them decode, as sessions do whose input is computed."""
         table = self.table
         return 0 if table.has_all(self.port.requests) else len(self.port.running) - table.num_running
+
+    def _admissible(self) -> IntArray:
+        """The first requests of the engine's queue that could be admitted: blocked ones stand in it, too."""
+        found = self._slots(self.port.waiting, MOST_PROMPTS + self.table.unblock())
+        free: IntArray = found[self.table.rows.state[found] != State.BLOCKED]
+        return free[:MOST_PROMPTS]
 
     def _order(self, first: IntArray | None) -> IntArray:
         """Slots of all running requests in order of service: ``first`` of them, the others as the engine has them."""

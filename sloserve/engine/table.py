@@ -180,6 +180,15 @@ class RequestTable:
                 getattr(rows, name)[slot] = value
         return slot
 
+    def unblock(self) -> int:
+        """Notes which requests are not blocked any more; returns how many still are."""
+        for slot, request in list(self._blocked.items()):
+            if not self._reader.is_blocked(request):
+                del self._blocked[slot]
+                self._loading.discard(slot)  # its load failed, or was given up
+                self.rows.state[slot] = self._reader.state_of(request)
+        return len(self._blocked)
+
     def loading(self, requests: Iterable[EngineRequest]) -> IntArray:
         """Notes whose KV the engine has begun to load: they are blocked until they run. Returns their slots."""
         found = {self.slot_of[r.request_id]: r for r in requests if r.request_id in self.slot_of}
@@ -302,11 +311,7 @@ class RequestTable:
 
         holding: says what KV blocks a request holds, if asked.
         """
-        for slot, request in list(self._blocked.items()):
-            if not self._reader.is_blocked(request):
-                del self._blocked[slot]
-                self._loading.discard(slot)  # its load failed, or was given up
-                self.rows.state[slot] = self._reader.state_of(request)
+        self.unblock()
         rows = self.rows
         return Snapshot(
             rows,

@@ -312,3 +312,28 @@ def test_the_configuration_is_not_changed_by_two_engines_of_one_size(build: Buil
     before = dataclasses.asdict(other.scheduler.scheduler_config)
     one.run([request_of("c"), request_of("d")])
     assert dataclasses.asdict(other.scheduler.scheduler_config) == before
+
+
+def test_a_step_budget_counts_no_prompt_whose_grammar_is_pending(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a fresh plan the prompts are those of vLLM's own queue, in which such requests stand first."""
+    from types import SimpleNamespace
+
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request, RequestStatus
+
+    from sloserve.lso.step_budget import StepBudget
+
+    seen: list[list[int]] = []
+    monkeypatch.setattr(StepBudget, "tokens", lambda self, rows, running, waiting, *rest: seen.append(waiting.tolist()))
+    scheduler = build("fcfs:step_budget=true").scheduler
+    made = [Request(str(i), [2], SamplingParams(max_tokens=9), None, arrival_time=0.0) for i in range(3)]
+    for pending in made[:2]:
+        pending.structured_output_request = SimpleNamespace(grammar=None)
+        pending.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    for request in made:
+        scheduler.add_request(request)
+    slots = [scheduler._planner.table.slot_of[request.request_id] for request in made]
+    scheduler._next_step(0.0, 0.0)
+    made[1].structured_output_request.grammar = object()
+    scheduler._next_step(0.0, 0.0)
+    assert seen == [slots[2:], slots[1:]]
