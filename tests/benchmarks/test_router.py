@@ -1,12 +1,32 @@
 """What routers learn in is held to the model of vLLM's engine: the same requests on the same replicas."""
 
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.router import system_called, through_engines
 from sloserve.fleet.router.evaluation import at_rates
 from sloserve.fleet.router.routing import masked_greedy
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def router_ceiling(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module("router_ceiling")
+
+
+def test_the_ceiling_of_one_model_is_that_of_its_largest_batch_in_time(router_ceiling: Any) -> None:
+    system, _ = router_ceiling.system_called("paper")
+    system = replace(system, speeds=tuple(replace(speed, prompt_token_s=0.0) for speed in system.speeds))
+    batch = (40.0 - 25.0) / 5.0  # 25 ms and 5 ms a request, of 40 ms a token
+    most = system.devices * batch / (system.output_tokens * 0.040)
+    assert router_ceiling.ceiling(system, 1.0, (2,)) == pytest.approx(most, rel=0.002)
+    assert router_ceiling.ceiling(system, 0.9, (0,)) == pytest.approx(0.0)  # its quality is 0.69
 
 
 @pytest.mark.slow
