@@ -102,10 +102,7 @@ def test_queues(plan: Plan, expected: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(5, 20))
-def test_long_queues_keep_everyone_in_the_order_that_is_asked_for(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sloserve.vllm_plugin.engine import apply
-
-    monkeypatch.setattr(apply, "_PART", 4)
+def test_long_queues_keep_everyone_in_the_order_that_is_asked_for(seed: int) -> None:
     rng = np.random.default_rng(seed)
     names = [chr(ord("a") + i) for i in range(26)]
     waiting = "".join(rng.permutation(names)[: rng.integers(1, 26)])
