@@ -1,5 +1,6 @@
 """What routers learn in is held to the model of vLLM's engine: the same requests on the same replicas."""
 
+import csv
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +28,12 @@ def test_the_ceiling_of_one_model_is_that_of_its_largest_batch_in_time(router_ce
     most = system.devices * batch / (system.output_tokens * 0.040)
     assert router_ceiling.ceiling(system, 1.0, (2,)) == pytest.approx(most, rel=0.002)
     assert router_ceiling.ceiling(system, 0.9, (0,)) == pytest.approx(0.0)  # its quality is 0.69
+
+
+def test_the_ceilings_table_follows_from_its_runs(router_ceiling: Any) -> None:
+    folder = BENCHMARKS / "results" / "router-ceiling"
+    with (folder / "runs.csv").open() as file:
+        assert router_ceiling.table(list(csv.DictReader(file))) == (folder / "table.txt").read_text()
 
 
 @pytest.mark.slow
