@@ -75,7 +75,7 @@ def test_agents_that_answer_are_asked_on_after_the_store_was_away(
         await until(lambda: watching._asking.keys() == {"unix:a"})
         await watching.stop()
 
-    asyncio.run(asyncio.wait_for(test(), 10.0))
+    asyncio.run(asyncio.wait_for(test(), 30.0))
     store.close()
 
 
@@ -110,4 +110,4 @@ def test_headers_do_not_come_without_end(begin: bytes) -> None:
             writer.close()
             await left.wait()
 
-    asyncio.run(asyncio.wait_for(test(), 3.0))
+    asyncio.run(asyncio.wait_for(test(), 30.0))
