@@ -24,6 +24,7 @@ from sloserve.fleet.store.records import Batch, BatchState, File, RequestState, 
 from sloserve.fleet.store.requests import Requests, Row
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
+from tests.client.virtual_time import run
 
 CHAT = "/v1/chat/completions"
 
@@ -205,25 +206,24 @@ HEAD = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\
 
 @pytest.fixture
 def ask(fleet: Fleet) -> Answered:
-    """Sends a request to the routes, its body in parts."""
+    """Sends a request to the routes, its body in parts, each ``gap_s`` after the one before, in virtual time."""
     app = Router(BatchApi(fleet.store, fleet.runner.folder, lambda request: "t").routes())
 
-    def asked(path: str, *parts: bytes, content_type: str = "application/json") -> tuple[int, dict[str, Any]]:
+    def asked(
+        path: str, *parts: bytes, content_type: str = "application/json", gap_s: float = 0.0
+    ) -> tuple[int, dict[str, Any]]:
         left, sent = list(parts), list[Any]()
 
         async def receive() -> Any:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(gap_s)
             return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
 
         async def send(message: Any) -> None:
             sent.append(message)
 
         headers = [(b"content-type", content_type.encode())]
-        asyncio.run(
-            app(
-                {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}, receive, send
-            )
-        )
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+        run(app(scope, receive, send))
         return sent[0]["status"], json.loads(sent[1]["body"])
 
     return asked
@@ -248,13 +248,12 @@ def test_a_disk_that_is_full_while_an_upload_comes_is_answered_507(
     assert status == 507 and "the disk is full" in answer["error"]["message"] and "TMPDIR" in caplog.text
 
 
-def test_an_upload_that_trickles_in_is_ended(ask: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_trickles_in_is_ended(ask: Answered) -> None:
     """Four tenants that sent a byte now and then kept all others from uploading."""
-    monkeypatch.setattr(upload, "SILENT_S", 0.03)
-    status, answer = ask("/v1/files", HEAD, *[b"x"] * 100, content_type=FORM)
-    assert status == 408 and "came" in answer["error"]["message"]
-    monkeypatch.setattr(upload, "SILENT_S", 30.0)
-    status, answer = ask("/v1/files", HEAD, *[b"x"] * 30, b"\r\n--b--\r\n", content_type=FORM)
+    status, answer = ask("/v1/files", HEAD, *[b"x"] * 100, content_type=FORM, gap_s=0.1 * upload.SILENT_S)
+    assert status == 408 and f"less than {upload.LEAST_BYTES_PER_S} bytes came" in answer["error"]["message"]
+    end = b"\r\n--b--\r\n"
+    status, answer = ask("/v1/files", HEAD, *[b"x"] * 30, end, content_type=FORM, gap_s=0.03 * upload.SILENT_S)
     assert (status, answer["error"]["param"]) == (400, "purpose"), "it is read to its end"
 
 
