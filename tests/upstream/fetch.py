@@ -5,12 +5,12 @@ it; ``--no-clean`` leaves the unpacked tree behind. Building its metadata may fa
 the tree is there before.
 """
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 _TIMEOUT_S = 300
@@ -69,8 +69,12 @@ def _unpack(version: str, folder: Path) -> str:
 
 
 def _pip() -> list[str]:
-    if importlib.util.find_spec("pip") is not None:
+    try:
+        # Not found as a module: setuptools' import hook warns of that where something has imported distutils before.
+        distribution("pip")
         return [sys.executable, "-m", "pip"]
+    except PackageNotFoundError:
+        pass
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is None:
         raise CannotFetch("neither pip nor uv is in this environment")
