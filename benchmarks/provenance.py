@@ -10,17 +10,22 @@ from sloserve.vllm_plugin.versions import installed_vllm
 
 
 def provenance() -> dict[str, object]:
-    """Commit, versions and hardware."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
-    ).stdout.strip()
+    """Commit, versions and hardware; the commit is ``None`` outside a checkout, or where there is no git."""
     return {
-        "commit": commit or None,
+        "commit": _commit(),
         "sloserve": __version__,
         "vllm": installed_vllm(),
         "python": platform.python_version(),
         "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "cpu": _cpu()},
     }
+
+
+def _commit() -> str | None:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.check_output(command, text=True, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _cpu() -> str | None:
