@@ -59,6 +59,7 @@ class Engine:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from sloserve.vllm_plugin import SLOScheduler
         from sloserve.vllm_plugin.server.tiny_model import resolve_model
 
         self.config = config
@@ -73,6 +74,7 @@ class Engine:
             "max_num_batched_tokens": 48,  # so that prompts are computed in chunks, between other requests' tokens
             "enable_prefix_caching": config.prefix_caching,
             "disable_log_stats": True,
+            "scheduler_cls": SLOScheduler,  # what vLLM's processes look at when they start
             "enable_lora": config.lora,
             **({"max_loras": 2, "max_lora_rank": 8} if config.lora else {}),
             **(_swap(config.host_blocks, config.beside_other) if config.host_blocks else {}),
@@ -151,10 +153,8 @@ BLOCK_BYTES = 2 * 2 * BLOCK_TOKENS * 64 * 4
 
 
 def _swap(host_blocks: int, beside_other: bool) -> dict[str, Any]:
-    """Our connector. The worker makes its pool only where it sees that our scheduler will use it."""
+    """Our connector."""
     from vllm.config import KVTransferConfig
-
-    from sloserve.vllm_plugin import SLOScheduler
 
     ours = {
         "kv_connector": "SwapConnector",
@@ -172,7 +172,7 @@ def _swap(host_blocks: int, beside_other: bool) -> dict[str, Any]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"connectors": [ours, other]},
     }
-    return {"kv_transfer_config": KVTransferConfig(**(both if beside_other else ours)), "scheduler_cls": SLOScheduler}
+    return {"kv_transfer_config": KVTransferConfig(**(both if beside_other else ours))}
 
 
 def _stock_class(scheduler: Any, async_scheduling: bool) -> Any:

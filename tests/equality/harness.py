@@ -32,7 +32,9 @@ class Served:
     outputs: request name -> tokens of each of its samples. aborted: name -> states it was aborted in.
     computed_tokens: by all steps, prompts and what preemptions cost again included. computed_twice: those that had been
     computed before for the same request, by its name.
-    margins: name -> by how much the logit of each token led, where asked for.
+    margins: name -> by how much the logit of each token led, where asked for. cuts: how often a step ended inside a
+    prompt, or inside what a preempted request has to compute again. prompt_logprobs: name -> of each token of the
+    prompt, where the request asks for them.
     """
 
     outputs: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -43,6 +45,8 @@ class Served:
     computed_tokens: int = 0
     computed_twice: Counter[str] = field(default_factory=Counter)
     margins: dict[str, list[float]] = field(default_factory=dict)
+    cuts: int = 0
+    prompt_logprobs: dict[str, list[dict[int, float]]] = field(default_factory=dict)
 
 
 class _Observer:
@@ -73,12 +77,14 @@ class _Observer:
         self._served.computed_tokens += output.total_num_scheduled_tokens
         self._served.paused_steps += sum(is_paused(scheduler, r) for r in scheduler.running)
         for request_id, tokens in output.num_scheduled_tokens.items():
-            end = scheduler.requests[request_id].num_computed_tokens
+            request = scheduler.requests[request_id]
+            end = request.num_computed_tokens
+            self._served.cuts += request.is_prefill_chunk
             before = self._computed.get(request_id, 0)
             if end - tokens < before:
                 self._served.computed_twice[request_id] += min(before, end) - (end - tokens)
             self._computed[request_id] = max(before, end)
-            assert not is_paused(scheduler, scheduler.requests[request_id]), "a paused request was scheduled"
+            assert not is_paused(scheduler, request), "a paused request was scheduled"
         grammar_pending = any(compat.is_blocked(r) for r in scheduler.requests.values())
         idle = not scheduler.has_unfinished_requests()
         self._empty = 0 if output.total_num_scheduled_tokens or idle or grammar_pending else self._empty + 1
@@ -134,6 +140,9 @@ def serve(
             del live[output.request_id]
             assert all(sample.finish_reason in ("stop", "length") for sample in output.outputs), output
             served.outputs[output.request_id] = [list(sample.token_ids) for sample in output.outputs]
+            if output.prompt_logprobs is not None:
+                told = (of_token or {} for of_token in output.prompt_logprobs)
+                served.prompt_logprobs[output.request_id] = [{t: p.logprob for t, p in one.items()} for one in told]
             if margins:
                 served.margins[output.request_id] = _margins(output)
         for job, request_id in list(live.values()):

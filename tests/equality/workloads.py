@@ -1,4 +1,4 @@
-"""The requests that are served. All are greedy: a request's output depends on nothing but its prompt and parameters."""
+"""The requests that are served. All are greedy or have a seed: an output depends on nothing but its request."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,13 +9,16 @@ from tests.equality.lora import ADAPTERS
 SHARED = "You are a helpful engine that answers every request before its deadline. "
 """A prefix of more than two blocks, which the prefix cache finds again."""
 
+RISING = "rising"
+"""In a request's ``extra_args``: no token of its reply may be smaller than the one before, see ``logits.Rising``."""
+
 
 @dataclass(frozen=True)
 class Job:
     """One request. at_step: step before which it is sent. abort_in: state in which it is aborted when first seen."""
 
     name: str
-    prompt: str
+    prompt: Any
     at_step: int
     params: dict[str, Any]
     priority: int = 0
@@ -56,7 +59,7 @@ def _prompt(i: int) -> str:
 
 
 def mixed() -> list[Job]:
-    """Free text, n = 2, and structured output by JSON schema, regular expression and choice, side by side.
+    """Free text, greedy or drawn with a seed, n = 2, and structured output of three kinds, side by side.
 
     vLLM refuses n = 2 at temperature 0: those are drawn from the single best token, which is the same.
     """
@@ -74,7 +77,7 @@ def mixed() -> list[Job]:
         ("text", {}),
         ("n=2", {"n": 2, "temperature": 1.0, "top_k": 1}),
         ("json", {"structured_outputs": {"json": schema}, "ignore_eos": False}),
-        ("text", {}),
+        ("seed", {"seed": 7, "temperature": 1.0}),
         ("regex", {"structured_outputs": {"regex": r"[a-z]{6}-[0-9]{4}(, [a-z]{3}){8}"}, "ignore_eos": False}),
         ("choice", {"structured_outputs": {"choice": choice}, "ignore_eos": False}),
     ]
@@ -89,7 +92,8 @@ def aborts() -> list[Job]:
     jobs = []
     for i in range(18):
         state = ABORT_STATES[i // 3] if i % 3 else None
-        params = {"n": 2, "temperature": 1.0, "top_k": 1} if i == 10 else {}
+        params: dict[str, Any] = {"n": 2, "temperature": 1.0, "top_k": 1} if i == 10 else {}
+        params |= {"seed": 7, "temperature": 1.0} if i % 6 == 3 else {}
         jobs.append(_job(i, _prompt(i), abort_in=state, params=params))
     return jobs
 
@@ -100,7 +104,16 @@ def lora(adapters: tuple[int, ...] = ADAPTERS[:2]) -> list[Job]:
     None without an adapter: vLLM's CPU kernels apply the last adapter to such a request whenever another request of the
     step has one (``bgmv_shrink`` indexes with -1), so that stock's own output would depend on the batch.
     """
-    return [_job(i, _prompt(i), adapter=adapters[i % len(adapters)], params={"max_tokens": 16 + i}) for i in range(13)]
+    seeded = {"seed": 7, "temperature": 1.0}
+    return [
+        _job(
+            i,
+            _prompt(i),
+            adapter=adapters[i % len(adapters)],
+            params={"max_tokens": 16 + i, **(seeded if i % 3 == 1 else {})},
+        )
+        for i in range(13)
+    ]
 
 
 def crowded_lora() -> list[Job]:

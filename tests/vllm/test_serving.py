@@ -317,6 +317,12 @@ def test_different_prompts_have_different_outputs_whatever_their_slo(http: httpx
     assert [complete(http, f"Request {i}", vllm_xargs={"slo_e2e_ms": 1000}) for i in range(6)] == texts
 
 
+def test_a_prompt_with_a_seed_that_is_longer_than_a_step(http: httpx.Client) -> None:
+    """vLLM's own CPU runner would die of it, and the engine with it."""
+    drawn = [complete(http, "The sea. " * 400, temperature=1, seed=seed) for seed in (3, 3, 4)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 def test_the_command_that_is_printed_at_start_works(server: Server) -> None:
     assert server.has_said("\n  curl ")
     (line,) = [line for line in server.log if line.startswith("  curl ")]

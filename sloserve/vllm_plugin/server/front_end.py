@@ -15,6 +15,7 @@ from sloserve.core import process_death
 from sloserve.core.clock import SystemClock
 from sloserve.metrics.engine_page import sweep_pages
 from sloserve.settings import KEY
+from sloserve.vllm_plugin import seeded_prompts
 from sloserve.vllm_plugin.server import engine_control, parking
 from sloserve.vllm_plugin.server.accept import FrontEnd
 from sloserve.vllm_plugin.server.observe import entering
@@ -31,6 +32,7 @@ def install() -> None:
         return
     engine_control.install()
     parking.install()
+    seeded_prompts.install(runs_our_scheduler)
     stock_init, stock_generate, stock_add = AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request
     stock_shutdown = AsyncLLM.shutdown
 
