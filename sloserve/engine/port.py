@@ -35,6 +35,9 @@ class RequestReader(Protocol):
     def is_plannable(self, request: Any) -> bool:
         """Whether plans may touch the request at all; one that they may not gets no row."""
 
+    def may_be_skipped(self, request: Any) -> bool:
+        """Whether it goes on as before after a step without it, so that plans may pause or preempt it."""
+
     def is_blocked(self, request: Any) -> bool:
         """Whether it waits for something that is not the scheduler's to give: a grammar, remote KV, the next input."""
 

@@ -299,8 +299,9 @@ class RequestTable:
 
     def _mark(self, slot: int) -> None:
         """Sets whether a plan may preempt or pause the request in ``slot``: yes, unless a reason forbids it."""
-        held = self._loras_short and self.request_at[slot].request_id in self._lora_of
-        self.rows.preemptable[slot] = self.rows.pausable[slot] = not held and slot not in self._protected
+        request = self.request_at[slot]
+        held = slot in self._protected or (self._loras_short and request.request_id in self._lora_of)
+        self.rows.preemptable[slot] = self.rows.pausable[slot] = not held and self._reader.may_be_skipped(request)
 
     def snapshot(
         self,

@@ -47,6 +47,9 @@ class ModelPort:
     def is_plannable(self, request: ModelRequest) -> bool:
         return True
 
+    def may_be_skipped(self, request: ModelRequest) -> bool:
+        return True
+
     def is_blocked(self, request: ModelRequest) -> bool:
         counts, index = self._counts, request.index
         # One whose KV has been loaded is admitted before all others, whatever their order.

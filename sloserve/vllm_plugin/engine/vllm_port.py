@@ -40,6 +40,11 @@ class VllmReader:
         # A session with streaming input comes and goes by its own rules; a pooling request generates nothing.
         return not request.resumable and request.sampling_params is not None
 
+    def may_be_skipped(self, request: Request) -> bool:
+        # vLLM counts thinking tokens as they come. When a request comes back to the batch it counts its reply anew, and
+        # other than before: a reply that thinks again after what its prompt began is then not held to its budget.
+        return getattr(request.sampling_params, "thinking_token_budget", None) is None
+
     def is_blocked(self, request: Request) -> bool:
         return compat.is_blocked(request)
 

@@ -253,3 +253,37 @@ def test_of_the_running_requests_only_what_is_kept_is_read(needs: set[str]) -> N
     for name, expected in read.items():
         assert not hasattr(table.rows, name) or getattr(table.rows, name)[slots].tolist() == expected
     assert needs <= table.rows.kept
+
+
+def thinking(prompt: list[int], reply: list[int], anew_at: int) -> list[bool]:
+    """Whether vLLM has the end of thinking follow each token of ``reply``: 1 begins it, 2 ends it, at most 4 between.
+
+    anew_at: length of the reply at which the request, which had been out of the batch, comes back to it.
+    """
+    import torch
+    from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
+
+    reasoning: Any = SimpleNamespace(reasoning_start_token_ids=[1], reasoning_end_token_ids=[2])
+    params = SimpleNamespace(thinking_token_budget=4)
+    forced = []
+    for length in range(1, len(reply) + 1):
+        if length in (1, anew_at):
+            holder = ThinkingBudgetStateHolder(reasoning, 1, 0, torch.device("cpu"), False)
+            batch: Any = SimpleNamespace(removed=[], moved=[], added=[(0, params, prompt, reply[:length])])
+            holder.sync_batch(batch)
+        holder.update_state([reply[:length]], None)
+        forced.append(bool(holder._state[0]["force_index"]))
+    return forced
+
+
+def test_a_request_whose_thinking_is_counted_may_not_be_touched() -> None:
+    """vLLM counts other than it did where a request comes back to the batch. (Where it does not, the guard can go.)"""
+    from vllm.sampling_params import SamplingParams
+
+    prompt, reply = [5, 1], [2, 1, 5, 5, 5, 5]
+    assert thinking(prompt, reply, anew_at=1)[-1]
+    assert not thinking(prompt, reply, anew_at=5)[-1]
+    table = make_table()
+    counted = make_request("a", sampling_params=SamplingParams(max_tokens=9, thinking_token_budget=4))
+    slots = [add(table, counted), add(table, make_request("b"))]
+    assert touchable(table, slots) == [(False, False), (True, True)]
