@@ -34,6 +34,12 @@ def refusal(vllm_config: Any, kv_cache_config: Any) -> str | None:
             "a KV cache of several groups or with sliding windows, whose blocks are not tokens / block size; "
             "--disable-hybrid-kv-cache-manager has vLLM keep one of full attention"
         )
+    model, outputs = vllm_config.model_config, getattr(vllm_config, "aux_output_config", None)  # since 0.31
+    if getattr(model, "enable_return_routed_experts", False) or getattr(outputs, "enabled", False):
+        return (
+            "routed experts that are returned (--enable-return-routed-experts): vLLM notes them as it computes tokens, "
+            "and computes none whose KV comes back"
+        )
     if any(getattr(place, "host_resident", False) for place in kv_cache_config.kv_cache_tensors):
         return "a KV cache that lies in host memory itself"
     if vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing:

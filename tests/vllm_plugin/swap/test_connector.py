@@ -261,6 +261,7 @@ class TestRefusals:
             ({"parallel": {"decode_context_parallel_size": 2}}, "a rank's blocks hold only some of their tokens"),
             ({"is_encoder_decoder": True}, "encoder-decoder models"),
             ({"windows": (None, 64)}, "a KV cache of several groups or with sliding windows"),
+            ({"aux_output_config": SimpleNamespace(enabled=True)}, "routed experts that are returned"),
             ({"windows": (64,)}, "--disable-hybrid-kv-cache-manager has vLLM keep one of full attention"),
         ],
     )
