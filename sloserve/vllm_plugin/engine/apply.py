@@ -56,14 +56,17 @@ class Limits:
     def narrow(self, plan: Plan, num_running: int) -> None:
         """num_running: requests with a row that run; vLLM counts others too."""
         running, tokens, chunk = self._own
+        # vLLM ends no chunk within so many tokens of a prompt's end, where drafts look ahead. A chunk that is never
+        # longer would be cut to none, step after step.
+        least = int(self._scheduler.num_prefill_lookahead)
         if plan.max_running is not None:
             others = compat.places_taken(self._scheduler) - num_running
             # Never below what runs already: the limit is on admission, and vLLM 0.30 asserts it on the running list.
             running = min(running, max(int(plan.max_running) + others, len(self._scheduler.running)))
         if plan.token_budget is not None:
-            tokens = min(tokens, int(plan.token_budget))
+            tokens = min(tokens, max(int(plan.token_budget), least))
         if plan.prefill_chunk_tokens is not None:
-            planned = int(plan.prefill_chunk_tokens)
+            planned = max(int(plan.prefill_chunk_tokens), least)
             chunk = min(chunk, planned) if chunk > 0 else planned
         if (running, tokens, chunk) != self._own:
             self._set(running, tokens, chunk)

@@ -32,7 +32,7 @@ SCHEDULER_ATTRIBUTES = (
     "kv_cache_manager", "lora_config", "max_num_running_reqs", "max_num_scheduled_tokens", "num_spec_tokens",
     "num_waiting_for_streaming_input", "pause_state", "requests", "requires_kv_delivery", "running", "scheduler_config",
     "use_pp", "vllm_config", "waiting", "defer_block_free", "finished_recving_kv_req_ids", "recompute_kv_load_failures",
-    "_inflight_prefills", "encoder_cache_manager", "failed_recving_kv_req_ids",
+    "_inflight_prefills", "encoder_cache_manager", "failed_recving_kv_req_ids", "num_prefill_lookahead",
 )  # fmt: skip
 SCHEDULER_METHODS = (
     "schedule",

@@ -46,6 +46,7 @@ class Scheduler(SimpleNamespace):
             max_num_active_reqs=8,
             num_waiting_for_streaming_input=0,
             max_num_scheduled_tokens=100,
+            num_prefill_lookahead=0,
             scheduler_config=SimpleNamespace(long_prefill_token_threshold=0),
         )
 

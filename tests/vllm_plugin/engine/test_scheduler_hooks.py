@@ -314,6 +314,20 @@ def test_the_configuration_is_not_changed_by_two_engines_of_one_size(build: Buil
     assert dataclasses.asdict(other.scheduler.scheduler_config) == before
 
 
+@pytest.mark.parametrize("limits", [{"prefill_chunk_tokens": 1}, {"token_budget": 2}], ids=str)
+def test_a_prompt_ends_where_drafts_look_further_ahead_than_its_chunks_are_long(
+    build: Build, request_of: RequestOf, limits: dict[str, int]
+) -> None:
+    engine = build(Scripted(lambda at: Plan(**limits)))
+    scheduler = engine.scheduler
+    scheduler.num_prefill_lookahead = 4  # as with drafts of four MTP modules
+    engine._add([request_of(name, prompt_tokens=20) for name in "ab"], 0.0)
+    computed = 0
+    for _ in range(40):
+        computed += scheduler.schedule().total_num_scheduled_tokens
+    assert computed >= 40
+
+
 def test_a_step_budget_counts_no_prompt_whose_grammar_is_pending(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a fresh plan the prompts are those of vLLM's own queue, in which such requests stand first."""
     from types import SimpleNamespace
