@@ -25,7 +25,7 @@ OTHER_PAGES = [
 """Pages whose links are checked and whose blocks are not."""
 
 EXECUTABLE = ("bash", "python", "ts")
-OTHER_LANGUAGES = ("text", "json", "yaml", "toml", "ini")
+OTHER_LANGUAGES = ("text", "json", "yaml", "toml", "ini", "diff")
 _FENCE = re.compile(r"^ *```([\w-]*)$")
 _TAG = re.compile(r"^<!-- (run|quick|not-run: \S.*) -->$")
 _SHOWS = re.compile(r"^<!-- shows: (.+) -->$")
