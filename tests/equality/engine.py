@@ -74,7 +74,7 @@ class Engine:
             "max_num_batched_tokens": 48,  # so that prompts are computed in chunks, between other requests' tokens
             "enable_prefix_caching": config.prefix_caching,
             "disable_log_stats": True,
-            "scheduler_cls": SLOScheduler,  # what vLLM's processes look at when they start
+            "scheduler_cls": SLOScheduler,  # its workers are set up for ours; which one schedules is each run's choice
             "enable_lora": config.lora,
             **({"max_loras": 2, "max_lora_rank": 8} if config.lora else {}),
             **(_swap(config.host_blocks, config.beside_other) if config.host_blocks else {}),
