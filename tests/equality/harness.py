@@ -33,8 +33,8 @@ class Served:
     computed_tokens: by all steps, prompts and what preemptions cost again included. computed_twice: those that had been
     computed before for the same request, by its name.
     margins: name -> by how much the logit of each token led, where asked for. cuts: how often a step ended inside a
-    prompt, or inside what a preempted request has to compute again. prompt_logprobs: name -> of each token of the
-    prompt, where the request asks for them.
+    prompt, or inside what a preempted request has to compute again. logprobs: name -> by token id, at each place of the
+    prompt and of the first sample for which the request asks for them.
     """
 
     outputs: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Served:
     computed_twice: Counter[str] = field(default_factory=Counter)
     margins: dict[str, list[float]] = field(default_factory=dict)
     cuts: int = 0
-    prompt_logprobs: dict[str, list[dict[int, float]]] = field(default_factory=dict)
+    logprobs: dict[str, list[dict[int, float]]] = field(default_factory=dict)
 
 
 class _Observer:
@@ -140,9 +140,9 @@ def serve(
             del live[output.request_id]
             assert all(sample.finish_reason in ("stop", "length") for sample in output.outputs), output
             served.outputs[output.request_id] = [list(sample.token_ids) for sample in output.outputs]
-            if output.prompt_logprobs is not None:
-                told = (of_token or {} for of_token in output.prompt_logprobs)
-                served.prompt_logprobs[output.request_id] = [{t: p.logprob for t, p in one.items()} for one in told]
+            places = [*(output.prompt_logprobs or []), *(output.outputs[0].logprobs or [])]
+            if places:
+                served.logprobs[output.request_id] = [{t: p.logprob for t, p in (one or {}).items()} for one in places]
             if margins:
                 served.margins[output.request_id] = _margins(output)
         for job, request_id in list(live.values()):

