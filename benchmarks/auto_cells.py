@@ -38,6 +38,7 @@ from step_sizes import BUDGET, FIGURES, HALVES, POLICIES
 from sloserve.core.errors import ConfigError
 from sloserve.report.summary import summarize
 from sloserve.sim.experiment import MODEL, Experiment, Point, measured_points, run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.simulate import build_experiment
 from sloserve.sim.tuning import Score, ranked
 from sloserve.workloads.readers.found import find_trace
@@ -143,7 +144,7 @@ def experiment(cell: Cell, half: str, seed: int, folder: Path, **flags: Any) -> 
     if cell.kv == "scarce":
         flags["kv_blocks"] = PROFILES[cell.profile]
     flags = {"max_requests": REQUESTS.get(cell.workload, 200), "engine": MODEL} | flags
-    built = build_experiment(**flags, policy="")
+    built = build_experiment(SimulateOptions(**flags, policy=""))
     return replace(built, seeds=(seed,), window=HALVES[half])
 
 

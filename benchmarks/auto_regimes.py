@@ -28,6 +28,7 @@ from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.core.slo import SLO, Targets
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.sim.experiment import MODEL, PLAN_SHARE, Experiment, measured_points, run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.simulate import build_experiment
 
@@ -45,7 +46,7 @@ PARTS: Final = 10
 def experiment(folder: Path, targets: dict[str, Any], **flags: Any) -> Experiment:
     path = folder / "slo.yaml"
     path.write_text(yaml.safe_dump({"classes": targets}))
-    return build_experiment(**FLAGS | {"slo": str(path)} | flags)
+    return build_experiment(SimulateOptions(**FLAGS | {"slo": str(path)} | flags))
 
 
 def attainment(requests: Sequence[RequestLog]) -> float:

@@ -42,6 +42,7 @@ from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.sim.experiment import PLAN_SHARE, Experiment, capacity_rps
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.experiments import experiment_flags
 from sloserve.sim.run_name import STOCK
 from sloserve.sim.simulate import build_experiment
@@ -94,7 +95,7 @@ class Case:
     def __init__(self, row: str) -> None:
         flags = experiment_flags(row) | {"load": None, "rps": "1", "policy": ",".join(WAYS)}
         self.capacity_rps = cache(self._capacity_rps)
-        self.experiment: Experiment = build_experiment(**flags)
+        self.experiment: Experiment = build_experiment(SimulateOptions(**flags))
         self.profile, self.engine = self.experiment.profile, self.experiment.engine
         assert self.experiment.slos is not None
         self.classes = self.experiment.slos.table.as_config()

@@ -22,6 +22,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.runlog import RunLog
 from sloserve.report.summary import summarize
 from sloserve.sim.experiment import MODEL, VLLM, Experiment, measured_points, run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.simulate import build_experiment
 from sloserve.workloads.readers.found import find_trace
 
@@ -56,11 +57,11 @@ def experiments(max_requests: int, seeds: int, policies: str) -> dict[str, Exper
         except ConfigError:
             found[name] = None
             continue
-        found[name] = build_experiment(**flags)
+        found[name] = build_experiment(SimulateOptions(**flags))
         if name != "mooncake":  # its prompts do not fit
-            found[f"{name}-scarce-kv"] = build_experiment(**flags, **SCARCE)
+            found[f"{name}-scarce-kv"] = build_experiment(SimulateOptions(**flags, **SCARCE))
         if name in SWAPPED:
-            found[f"{name}-swap"] = build_experiment(**flags | SWAP)
+            found[f"{name}-swap"] = build_experiment(SimulateOptions(**flags | SWAP))
     return found
 
 

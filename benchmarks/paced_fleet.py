@@ -29,7 +29,7 @@ ARGUMENTS += ("--stream-interval", "16")
 """Of each engine. Tokens go out 16 at a time, and the first and the last at once, and the worker has no process of its
 own: else two cores would not do."""
 ENVIRONMENT = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
-PROMPTS = TokenPrompts()
+PROMPTS = TokenPrompts(256)
 READY_LIMIT_S = 240.0
 REAL, PREDICTED = "", ", predicted"
 """After the name of a row."""

@@ -19,6 +19,7 @@ from step_sizes import FIGURES, HALVES
 
 from sloserve.report.summary import summarize
 from sloserve.sim.experiment import MODEL, measured_points, run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.port import ModelPort
 from sloserve.sim.simulate import build_experiment
 from sloserve.workloads.readers.found import find_trace
@@ -39,7 +40,13 @@ def main() -> None:
     parser.add_argument("--max-requests", type=int, default=400)
     args = parser.parse_args()
     built = build_experiment(
-        trace=find_trace(TRACE), policy=args.policies, load=args.loads, max_requests=args.max_requests, seeds=args.seeds
+        SimulateOptions(
+            trace=find_trace(TRACE),
+            policy=args.policies,
+            load=args.loads,
+            max_requests=args.max_requests,
+            seeds=args.seeds,
+        )
     )
     ours = replace(
         built,

@@ -25,6 +25,7 @@ import numpy as np
 from sloserve.core.errors import ConfigError
 from sloserve.report.summary import summarize
 from sloserve.sim.experiment import MODEL, Experiment, measured_points, run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.simulate import build_experiment
 from sloserve.sim.tuning import Score, ranked
 from sloserve.workloads.readers.found import find_trace
@@ -79,7 +80,7 @@ def experiment(workload: str, slo: str, kv: str, half: str, max_requests: int, s
     sized = [f"{policy}@max_num_batched_tokens={size}" for policy in POLICIES for size in SIZES]
     budgets = ["fcfs" + BUDGET, *(policy + BUDGET for policy in POLICIES[1:])]
     names = sized if half == "earlier" else [*POLICIES, *sized, *budgets]
-    built = build_experiment(**flags, policy=",".join(names), max_requests=max_requests, seeds=seeds)
+    built = build_experiment(SimulateOptions(**flags, policy=",".join(names), max_requests=max_requests, seeds=seeds))
     own = f"@max_num_batched_tokens={built.engine.max_num_batched_tokens}"
     kept = tuple(name for name in built.policies if not (half == "later" and name.endswith(own)))
     return replace(built, policies=kept, window=HALVES[half], engine_kind=MODEL)

@@ -102,7 +102,7 @@ async def serve(
         if name := response.request.headers.get("x-request-id"):
             response.stream = kept[name] = Kept(response.stream)
 
-    settings, prompts, clock = ReplaySettings(), TokenPrompts(), SystemClock()
+    settings, prompts, clock = ReplaySettings(), TokenPrompts(256), SystemClock()
     async with open_endpoint(url, model=None, api_key=None, settings=settings) as endpoint:
         asked = PayloadSettings(endpoint.model, state_slo=greedy, report=True)
         payloads = [reshaped(payload(request, prompts.make(request, seed), asked)) for request in requests]

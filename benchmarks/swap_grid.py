@@ -28,6 +28,7 @@ from rich.table import Table
 from sloserve.core.errors import ConfigError
 from sloserve.report.summary import summarize
 from sloserve.sim.experiment import ENGINE_KINDS, MODEL, Experiment, Point, measured_points, run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.run_name import STOCK
 from sloserve.sim.simulate import build_experiment
 from sloserve.workloads.readers.found import find_trace
@@ -107,7 +108,7 @@ def experiment_of(cell: str, max_requests: int, seeds: int, engine: str) -> Expe
     flags = dict(CELLS[cell]) | {"max_requests": max_requests, "seeds": seeds, "load": LOAD, "policy": STOCK}
     if "trace" in flags:
         flags["trace"] = find_trace(Path(flags["trace"]))
-    found = build_experiment(**flags, engine=engine)
+    found = build_experiment(SimulateOptions(**flags, engine=engine))
     # Every cell without shared prefixes: what a prefix cache keeps is not computed again, whatever is swapped.
     return (
         replace(found, engine=replace(found.engine, enable_prefix_caching=False)) if cell != "mooncake-h100" else found

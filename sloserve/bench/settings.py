@@ -2,22 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from sloserve.bench.bench_options import BenchOptions
 from sloserve.bench.slo_encoding import STATING, SendSLO
 from sloserve.client.goodput import Goodput, parse_goodput
 from sloserve.client.payload import Api, PayloadSettings
-from sloserve.client.prompts import DEFAULT_VOCAB_SIZE, Prompts, TokenPrompts
+from sloserve.client.prompts import Prompts, TokenPrompts
 from sloserve.client.replay import ReplaySettings
 from sloserve.client.shaping import cap_lengths, ramp_up
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 from sloserve.workloads.named_slos import find_slos
-from sloserve.workloads.readers import read_trace
-from sloserve.workloads.registry import Workload, trace_workload
-from sloserve.workloads.registry import workload as named_workload
+from sloserve.workloads.registry import Workload, asked_workload
 from sloserve.workloads.slo_assignment import SLOAssignment
 
 
@@ -106,81 +104,57 @@ def _offered_rps(requests: Sequence[WorkloadRequest]) -> float:
     return (len(requests) - 1) / span_s if span_s > 0.0 else float(len(requests))
 
 
-def build_bench(
-    *,
-    url: str,
-    compare: str | None = None,
-    model: str | None = None,
-    api_key: str | None = None,
-    workload: str | None = None,
-    trace: Path | None = None,
-    slo: str | None = None,
-    rps: str | None = None,
-    rate_scale: float | None = None,
-    max_requests: int = 1000,
-    seeds: int = 1,
-    seed: int = 0,
-    max_concurrency: int | None = None,
-    endpoint: str = Api.COMPLETIONS.value,
-    prompt: str | None = None,
-    vocab_size: int = DEFAULT_VOCAB_SIZE,
-    max_prompt_tokens: int | None = None,
-    max_output_tokens: int | None = None,
-    ignore_eos: bool = True,
-    continuous_usage: bool = True,
-    goodput: Sequence[str] = (),
-    goodput_class: Sequence[str] = (),
-    send_slo: str = SendSLO.XARGS.value,
-    report: bool = False,
-    warmup: int = 0,
-    ramp: float = 0.0,
-    timeout: float = 600.0,
-) -> Bench:
-    """The bench that the command line's flags describe; each as ``sloserve bench --help`` says.
+def build_bench(options: BenchOptions) -> Bench:
+    """The bench that the options describe.
 
-    Raises: ConfigError for a flag that contradicts another, or a value out of range.
+    Raises: ConfigError for an option that contradicts another, or a value out of range.
     """
-    if (workload is None) == (trace is None):
-        raise ConfigError("give one of --workload and --trace")
-    if rps is not None and rate_scale is not None:
-        raise ConfigError("give one of --rps and --rate-scale")
-    for flag, value, least in (
-        ("--seeds", seeds, 1),
-        ("--seed", seed, 0),
-        ("--max-requests", max_requests, 1),
-        ("--max-concurrency", max_concurrency, 1),
-        ("--max-prompt-tokens", max_prompt_tokens, 1),
-        ("--max-output-tokens", max_output_tokens, 1),
-        ("--warmup", warmup, 0),
-    ):
-        if value is not None and value < least:
-            raise ConfigError(f"{flag}: {value} is not a whole number >= {least}")
-    if not 0.0 <= ramp < float("inf"):
-        raise ConfigError(f"--ramp: {ramp} is not a number of seconds >= 0")
-    if not 0.0 < timeout < float("inf"):
-        raise ConfigError(f"--timeout: {timeout} is not a number of seconds above 0")
-    api = _one_of("--endpoint", endpoint, Api)
-    kind = prompt or ("text" if api is Api.CHAT else "tokens")
+    _check_ranges(options)
+    api = _one_of("--endpoint", options.endpoint, Api)
+    kind = options.prompt or ("text" if api is Api.CHAT else "tokens")
     if kind not in ("tokens", "text"):
         raise ConfigError(f"--prompt: {kind!r} is not one of tokens, text")
     if api is Api.CHAT and kind == "tokens":
         raise ConfigError("--prompt tokens: the chat API takes text only; give --prompt text or --endpoint completions")
-    stated = _one_of("--send-slo", send_slo, SendSLO)
-    source = trace_workload(read_trace(trace)) if trace is not None else named_workload(str(workload))
+    stated = _one_of("--send-slo", options.send_slo, SendSLO)
     return Bench(
-        target=Target(_labelled(url, compare), model, api_key, warmup),
-        workload=source,
-        slos=find_slos(slo) if slo is not None else None,
+        target=Target(_labelled(options.url, options.compare), options.model, options.api_key, options.warmup),
+        workload=asked_workload(options),
+        slos=find_slos(options.slo) if options.slo is not None else None,
         load=Load(
-            max_requests, tuple(range(seed, seed + seeds)), _rates(rps), 1.0 if rate_scale is None else rate_scale
+            options.max_requests,
+            tuple(range(options.seed, options.seed + options.seeds)),
+            _rates(options.rps),
+            1.0 if options.rate_scale is None else options.rate_scale,
         ),
-        shape=Shape(max_prompt_tokens, max_output_tokens, ramp),
-        payload=PayloadSettings("", api, ignore_eos, continuous_usage, STATING[stated], report),
-        prompts=TokenPrompts(vocab_size) if kind == "tokens" else None,
-        replay=ReplaySettings(max_concurrency, timeout),
-        goodput=parse_goodput(goodput, goodput_class),
+        shape=Shape(options.max_prompt_tokens, options.max_output_tokens, options.ramp),
+        payload=PayloadSettings("", api, options.ignore_eos, options.continuous_usage, STATING[stated], options.report),
+        prompts=TokenPrompts(options.vocab_size) if kind == "tokens" else None,
+        replay=ReplaySettings(options.max_concurrency, options.timeout),
+        goodput=parse_goodput(options.goodput or (), options.goodput_class or ()),
         slo_sent=stated,
     )
+
+
+def _check_ranges(options: BenchOptions) -> None:
+    if options.rps is not None and options.rate_scale is not None:
+        raise ConfigError("give one of --rps and --rate-scale")
+    for name, least in (
+        ("seeds", 1),
+        ("seed", 0),
+        ("max_requests", 1),
+        ("max_concurrency", 1),
+        ("max_prompt_tokens", 1),
+        ("max_output_tokens", 1),
+        ("warmup", 0),
+    ):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name.replace('_', '-')}: {value} is not a whole number >= {least}")
+    if not 0.0 <= options.ramp < float("inf"):
+        raise ConfigError(f"--ramp: {options.ramp} is not a number of seconds >= 0")
+    if not 0.0 < options.timeout < float("inf"):
+        raise ConfigError(f"--timeout: {options.timeout} is not a number of seconds above 0")
 
 
 def _labelled(url: str, other: str | None) -> dict[str, str]:

@@ -1,68 +1,45 @@
 """``sloserve advise``."""
 
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sloserve.cli.option_groups import with_option_groups
 from sloserve.cli.root import app
+from sloserve.sim.experiment_options import AdviseOptions, SimulateOptions
 
 
-@app.command()
-def advise(
-    workload: Annotated[str | None, typer.Option(help="A named workload; `sloserve workloads` lists them.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="A trace of your traffic, as for `sloserve simulate`.")] = None,
-    profile: Annotated[
-        str, typer.Option(help="Engine profile, shipped name or path; `sloserve profile` measures yours.")
-    ] = "h100-llama3-8b",
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            help="SLO file (classes, targets, which requests are in which class), as for `sloserve simulate`."
-        ),
-    ] = None,
-    rps: Annotated[str | None, typer.Option(help="Load in requests per second, comma-separated.")] = None,
-    rate_scale: Annotated[
-        float | None, typer.Option(help="Load as a multiple of the workload's rate. Default: 1, if no load is given.")
-    ] = None,
-    load: Annotated[
-        str | None, typer.Option(help="Load as multiples of stock's measured capacity, e.g. 0.8,1.2.")
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class SearchFlags:
+    """What is tried, and how much of it."""
+
     policy: Annotated[
         str | None,
         typer.Option(help="Policies to try, comma-separated. Default: edf, sjf, andes, econo, and step_budget=true."),
-    ] = None,
+    ] = None
     tune: Annotated[
         list[str] | None,
         typer.Option(help="A vLLM flag and the values to try, max_num_seqs=64,128; may be repeated."),
-    ] = None,
+    ] = None
     admission: Annotated[
         str | None,
         typer.Option(
             help="Admissions to try, comma-separated; vllm:... for stock, none for no admission. Default: several "
             "of each."
         ),
-    ] = None,
-    seeds: Annotated[
-        int, typer.Option(help="Number of seeds (for window of the trace, classes, draws), at least 3.")
-    ] = 5,
-    max_requests: Annotated[int, typer.Option(help="Requests per run.")] = 500,
+    ] = None
     budget: Annotated[
         int, typer.Option(help="Most runs of the search. Each load, seed and combination is one run.")
-    ] = 300,
-    window: Annotated[str | None, typer.Option(help="Part of the workload to use, 0:0.5 for the earlier half.")] = None,
-    kv_blocks: Annotated[int | None, typer.Option(help="Number of KV blocks. Default: the profile's.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Your current vLLM flag. Default: the profile's.")] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Your current vLLM flag. Default: the profile's.")
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt and reply together, in tokens. Default: the profile's.")
-    ] = None,
-    step_noise: Annotated[
-        float, typer.Option(help="Random variation of step times, as for `sloserve simulate`.")
-    ] = 0.1,
-    length_model: Annotated[Path | None, typer.Option(help="File of `sloserve train-length`.")] = None,
+    ] = 300
+
+
+@app.command()
+@with_option_groups
+def advise(
+    options: AdviseOptions,
+    search: SearchFlags,
     confirm: Annotated[
         bool, typer.Option(help="Run the advised settings, and those they beat, once on vLLM's own scheduler.")
     ] = True,
@@ -74,8 +51,9 @@ def advise(
     """Recommend policy, engine flags and admission for a workload, and write them as settings.
 
     Combinations are tried on the earlier half of the workload, in a fast model of vLLM's scheduler. The best one is
-    compared with stock vLLM at stock's best flags on the later half, and advised only if it is better there. See
-    docs/advise.md.
+    compared with stock vLLM at stock's best flags on the later half, and advised only if it is better there. Without
+    --rps, --rate-scale or --load the load is the workload's own rate. Give your engine's --max-num-seqs,
+    --max-num-batched-tokens and --max-model-len where they are not the profile's. See docs/advise.md.
     """
     from sloserve.sim.advising import advise as run
     from sloserve.sim.advising import space_for
@@ -86,33 +64,14 @@ def advise(
         from sloserve.vllm_plugin.versions import require_vllm
 
         require_vllm()
-    if load is None and rps is None and rate_scale is None:
-        rate_scale = 1.0
-    experiment = build_experiment(
-        workload=workload,
-        trace=trace,
-        profile=profile,
-        policy="stock",
-        slo=slo,
-        rps=rps,
-        rate_scale=rate_scale,
-        load=load,
-        seeds=seeds,
-        max_requests=max_requests,
-        window=window,
-        kv_blocks=kv_blocks,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        step_noise=step_noise,
-        length_model=length_model,
-        engine="model",
-    )
+    if options.load is None and options.rps is None and options.rate_scale is None:
+        options = replace(options, rate_scale=1.0)
+    experiment = build_experiment(SimulateOptions(**asdict(options), policy="stock", engine="model"))
     space = space_for(
         experiment,
-        budget,
-        policies=None if policy is None else listed(policy),
-        axes=parse_axes(tune) if tune else None,
-        admissions=None if admission is None else listed(admission),
+        search.budget,
+        policies=None if search.policy is None else listed(search.policy),
+        axes=parse_axes(search.tune) if search.tune else None,
+        admissions=None if search.admission is None else listed(search.admission),
     )
     run(experiment, space, out, confirm=confirm, jobs=jobs)

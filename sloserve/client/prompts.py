@@ -14,8 +14,6 @@ import numpy as np
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
 
-DEFAULT_VOCAB_SIZE = 256
-"""Ids that any model has: byte-level vocabularies begin with the bytes."""
 FIRST_TOKEN = 16
 """Below lie special tokens (padding, begin and end of text) in many vocabularies."""
 
@@ -45,7 +43,7 @@ class TokenPrompts:
     Raises: ConfigError for a vocabulary that leaves fewer than two ids to choose from.
     """
 
-    vocab_size: int = DEFAULT_VOCAB_SIZE
+    vocab_size: int
     _blocks: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:

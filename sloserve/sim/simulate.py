@@ -1,14 +1,14 @@
 """Runs an experiment for a person: progress bar, table, and a folder with records, raw logs and plots."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, cast
 
 from rich.console import Console
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.progress import progress
 from sloserve.core.runlog import RunLog
-from sloserve.estimator.step_time.profile import load_profile
+from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.report.compare import Comparison, compare
 from sloserve.report.experience import replies_of
 from sloserve.report.latency_capacity import latency_capacity
@@ -20,15 +20,14 @@ from sloserve.report.summary import LatencySample, admission_record, latencies, 
 from sloserve.report.tables import capacity_table, summary_table
 from sloserve.sim.admissions import NONE
 from sloserve.sim.experiment import DEFAULT_LOADS, MODEL, SHIPPED, VLLM, Experiment, Point, run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model import MODELLED_VLLM
 from sloserve.sim.run_name import STOCK, SWAP_OPTIONS, RunName, run_names
 from sloserve.sim.tuning import Axes, Tuned, tuned_halves
 from sloserve.vllm_plugin.versions import installed_vllm
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings, Swapping
 from sloserve.workloads.named_slos import find_slos
-from sloserve.workloads.readers import read_trace
-from sloserve.workloads.registry import trace_workload
-from sloserve.workloads.registry import workload as named_workload
+from sloserve.workloads.registry import asked_workload
 from sloserve.workloads.window import WHOLE, parse_window
 
 RESULT_JSON = "result.json"
@@ -101,91 +100,68 @@ def simulate(
     return runs
 
 
-def build_experiment(
-    *,
-    workload: str | None = None,
-    trace: Path | None = None,
-    profile: str = "h100-llama3-8b",
-    policy: str = "stock,edf",
-    admission: str = "none",
-    slo: str | None = None,
-    rps: str | None = None,
-    rate_scale: float | None = None,
-    load: str | None = None,
-    seeds: int = 3,
-    max_requests: int = 1000,
-    kv_blocks: int | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    max_model_len: int | None = None,
-    window: str | None = None,
-    swap_space_gib: float = 0.0,
-    link_gb_per_s: float | None = None,
-    swapping: Literal["cost", "always"] = "cost",
-    aged_share: float = SHIPPED.aged_share,
-    plan_cost: float = 1.0,
-    step_noise: float = 0.0,
-    length_model: Path | None = None,
-    known_profile: str | None = None,
-    engine: str = VLLM,
-) -> Experiment:
-    """The experiment that the command line's flags describe; each as ``sloserve simulate --help`` says.
+def build_experiment(options: SimulateOptions) -> Experiment:
+    """The experiment that the options describe.
 
-    Raises: ConfigError for a flag that contradicts another, or a value out of range.
+    Raises: ConfigError for an option that contradicts another, or a value out of range.
     """
-    if (workload is None) == (trace is None):
-        raise ConfigError("give one of --workload and --trace")
-    if seeds < 1:
-        raise ConfigError(f"--seeds: {seeds} is not a whole number >= 1")
-    if max_requests < 1:
-        raise ConfigError(f"--max-requests: {max_requests} is not a whole number >= 1")
+    aged_share = SHIPPED.aged_share if options.aged_share is None else options.aged_share
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds: {options.seeds} is not a whole number >= 1")
+    if options.max_requests < 1:
+        raise ConfigError(f"--max-requests: {options.max_requests} is not a whole number >= 1")
     if not 0.0 <= aged_share <= 1.0:
         raise ConfigError(f"--aged-share: {aged_share} is not within 0..1")
-    slos = find_slos(slo) if slo is not None else None
-    source = trace_workload(read_trace(trace)) if trace is not None else named_workload(str(workload))
-    if load is None and rps is None and rate_scale is None:
-        if trace is not None:
+    slos = find_slos(options.slo) if options.slo is not None else None
+    source = asked_workload(options)
+    load, rate_scale = options.load, options.rate_scale
+    if load is None and options.rps is None and rate_scale is None:
+        if options.trace is not None:
             rate_scale = 1.0
         else:
             load = ",".join(f"{x:g}" for x in DEFAULT_LOADS)
-    measured = load_profile(profile)
-    if known_profile is not None:
-        load_profile(known_profile)  # an unknown one fails here
-    blocks = measured.kv_blocks if kv_blocks is None else kv_blocks
-    context = measured.max_model_len if max_model_len is None else max_model_len
-    if context < 1:
-        raise ConfigError(f"--max-model-len: {context} tokens is not at least 1")
+    profile = load_profile(options.profile)
+    if options.known_profile is not None:
+        load_profile(options.known_profile)  # an unknown one fails here
     return Experiment(
         workload=source,
-        profile=measured,
-        engine=EngineSettings(
-            kv_blocks=blocks,
-            block_size=measured.block_size,
-            max_num_seqs=measured.max_num_seqs if max_num_seqs is None else max_num_seqs,
-            max_num_batched_tokens=(
-                measured.max_num_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
-            ),
-            max_model_len=max(min(context, blocks * measured.block_size), 1),
-            swap_space_gib=swap_space_gib,
-            link_gb_per_s=link_gb_per_s,
-            swapping=swapping,
-            # Without ids every prompt is unique, and hashing it would only cost time.
-            enable_prefix_caching=any(r.prefix_ids for r in source.requests(1, 0)),
-        ),
-        policies=run_names(listed(policy), listed(admission)),
-        seeds=tuple(range(seeds)),
-        max_requests=max_requests,
+        profile=profile,
+        # Without ids every prompt is unique, and hashing it would only cost time.
+        engine=_engine_settings(options, profile, prefix_caching=any(r.prefix_ids for r in source.requests(1, 0))),
+        policies=run_names(listed(options.policy), listed(options.admission)),
+        seeds=tuple(range(options.seeds)),
+        max_requests=options.max_requests,
         loads=numbers("--load", load),
-        rps=numbers("--rps", rps),
+        rps=numbers("--rps", options.rps),
         rate_scale=rate_scale,
         slos=slos,
-        window=WHOLE if window is None else parse_window(window),
+        window=WHOLE if options.window is None else parse_window(options.window),
         aged_share=aged_share,
-        plan_cost=plan_cost,
-        step_noise=step_noise,
-        length_model=None if length_model is None else str(length_model),
-        known_profile=known_profile,
-        engine_kind=engine,
+        plan_cost=options.plan_cost,
+        step_noise=options.step_noise,
+        length_model=None if options.length_model is None else str(options.length_model),
+        known_profile=options.known_profile,
+        engine_kind=options.engine,
+    )
+
+
+def _engine_settings(options: SimulateOptions, profile: Profile, *, prefix_caching: bool) -> EngineSettings:
+    """The profile's engine with what the options say otherwise; no prompt is longer than the KV cache."""
+    sizes = {
+        name: getattr(profile, name) if getattr(options, name) is None else getattr(options, name)
+        for name in ("kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    }
+    context = sizes.pop("max_model_len")
+    if context < 1:
+        raise ConfigError(f"--max-model-len: {context} tokens is not at least 1")
+    return EngineSettings(
+        **sizes,
+        block_size=profile.block_size,
+        max_model_len=max(min(context, sizes["kv_blocks"] * profile.block_size), 1),
+        swap_space_gib=options.swap_space_gib,
+        link_gb_per_s=options.link_gb_per_s,
+        swapping=cast(Swapping, options.swapping),  # refused there if it is another word
+        enable_prefix_caching=prefix_caching,
     )
 
 

@@ -25,9 +25,11 @@ from sloserve.workloads.length_models import (
     sharegpt,
 )
 from sloserve.workloads.named_slos import NAMED_SLOS
+from sloserve.workloads.readers import read_trace
 from sloserve.workloads.seeding import stream
 from sloserve.workloads.slo_assignment import DEFAULT_ASSIGNMENT, ClassRule, SLOAssignment
 from sloserve.workloads.trace import Trace, make_trace, merge
+from sloserve.workloads.traffic_options import TrafficOptions
 from sloserve.workloads.window import Window
 
 TraceSource = Callable[[int, int], Trace]
@@ -248,3 +250,13 @@ def workload(name: str) -> Workload:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}{hint}")
     return WORKLOADS[name]
+
+
+def asked_workload(options: TrafficOptions) -> Workload:
+    """The workload that the options name, generated or a trace.
+
+    Raises: ConfigError unless they name one, and as :func:`workload` and readers do.
+    """
+    if (options.workload is None) == (options.trace is None):
+        raise ConfigError("give one of --workload and --trace")
+    return workload(str(options.workload)) if options.trace is None else trace_workload(read_trace(options.trace))

@@ -33,6 +33,7 @@ from sloserve.scheduler import registry
 from sloserve.scheduler.describe import describe_policy
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.registry import make_policy, policy_names
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.simulate import build_experiment
 from sloserve.workloads.registry import WORKLOADS, Workload
 from sloserve.workloads.slo_assignment import DEFAULT_ASSIGNMENT
@@ -119,7 +120,7 @@ def test_a_workload_is_one_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     workloads()
     shown = capsys.readouterr().out
     assert "workload    even " in shown and "one request a second" in shown
-    experiment = build_experiment(workload="even", policy="edf", max_requests=3)
+    experiment = build_experiment(SimulateOptions(workload="even", policy="edf", max_requests=3))
     arrivals = [r.arrival_s for r in experiment.workload.requests(3, seed=0, rate_per_s=2.0)]
     assert arrivals == [0.0, 0.5, 1.0]
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from starlette.responses import JSONResponse
 
 from sloserve import cli
+from sloserve.bench.bench_options import BenchOptions
 from sloserve.bench.run import bench
 from sloserve.bench.settings import build_bench
 from sloserve.core.clock import SystemClock
@@ -51,7 +52,7 @@ def run_bench(fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(gc, "unfreeze", lambda: None)  # so would every later one
         console = Console(file=StringIO(), width=200)
         flags = {"url": f"a={fake.url}", "trace": tmp_path / "trace.csv", "slo": str(tmp_path / "slo.yaml")} | flags
-        bench(build_bench(**flags), tmp_path / "out", SystemClock(), token_log=True, console=console)
+        bench(build_bench(BenchOptions(**flags)), tmp_path / "out", SystemClock(), token_log=True, console=console)
         assert isinstance(console.file, StringIO)
         return json.loads((tmp_path / "out" / "result.json").read_text()), console.file.getvalue()
 
@@ -287,7 +288,7 @@ def test_a_trace_longer_than_the_context_is_refused_before_the_run(run_bench: Ru
 def test_flags_that_make_no_sense(flags: dict[str, Any], message: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TRACE)
     with pytest.raises(ConfigError) as caught:
-        build_bench(**{"url": "http://h:1", "trace": tmp_path / "t.csv"} | flags)
+        build_bench(BenchOptions(**{"url": "http://h:1", "trace": tmp_path / "t.csv"} | flags))
     assert message in str(caught.value)
 
 

@@ -70,16 +70,16 @@ def test_an_endpoint_that_refuses_continuous_usage_is_asked_without(
         return reply(body)
 
     fake.script = script
-    assert not agreed(fake, make_request(), TokenPrompts()).payload.continuous_usage
+    assert not agreed(fake, make_request(), TokenPrompts(256)).payload.continuous_usage
 
 
 def test_another_refusal_is_told_in_the_servers_words(fake: FakeServer, make_request: MakeRequest) -> None:
     fake.script = lambda body, _: JSONResponse({"error": {"message": "slo_class 'x' is unknown"}}, 400)
     with pytest.raises(ConfigError, match="slo_class 'x' is unknown"):
-        agreed(fake, make_request(), TokenPrompts())
+        agreed(fake, make_request(), TokenPrompts(256))
     fake.script = lambda body, _: JSONResponse({"error": {"message": "starting"}}, 503)
     with pytest.raises(ConfigError, match="a trial request was rejected: 503: starting"):
-        agreed(fake, make_request(), TokenPrompts())
+        agreed(fake, make_request(), TokenPrompts(256))
 
 
 def test_words_are_calibrated_by_what_the_endpoint_counts(fake: FakeServer, make_request: MakeRequest) -> None:

@@ -26,13 +26,13 @@ def test_token_prompts_have_the_length_and_the_vocabulary(tokens: int) -> None:
 
 
 def test_the_same_seed_gives_the_same_prompts_and_another_one_others() -> None:
-    one, again, other = (TokenPrompts().make(request("r3", 200), seed) for seed in (7, 7, 8))
+    one, again, other = (TokenPrompts(256).make(request("r3", 200), seed) for seed in (7, 7, 8))
     assert one == again
     assert shared(one, other) < 3
 
 
 def test_requests_share_nothing_but_leading_prefix_ids() -> None:
-    prompts = TokenPrompts()
+    prompts = TokenPrompts(256)
     one = prompts.make(request("a", 1500, (11, 12, 13)), 0)
     assert shared(one, prompts.make(request("b", 1500, (11, 12, 99)), 1)) in range(1024, 1030)
     assert shared(one, prompts.make(request("c", 1500, (12, 12, 13)), 0)) < 5

@@ -18,6 +18,7 @@ from sloserve.report.statistics import mean_interval
 from sloserve.sim.advice_text import headline, judged_lines, settings_yaml, vllm_flags
 from sloserve.sim.advise import Advice, Found, Judged, Space, decide, search
 from sloserve.sim.advising import advise, space_for
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.simulate import build_experiment
 from sloserve.sim.tuning import Score
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
@@ -166,7 +167,9 @@ def test_the_file_is_one_that_the_server_reads(
     ],
 )
 def test_what_makes_no_sense_is_refused(flags: dict[str, Any], message: str) -> None:
-    experiment = build_experiment(workload="voice", rps="1", seeds=flags.pop("seeds", 3), policy="stock")
+    experiment = build_experiment(
+        SimulateOptions(workload="voice", rps="1", seeds=flags.pop("seeds", 3), policy="stock")
+    )
     with pytest.raises(ConfigError, match=message):
         space_for(experiment, **({"budget": 100} | flags))
 
@@ -190,10 +193,10 @@ def short_replies(folder: Path) -> Path:
 def test_a_search_in_the_engine_model_finds_room_for_more_requests(tmp_path: Path) -> None:
     texts = []
     for attempt in "ab":
-        experiment = build_experiment(
+        experiment = build_experiment(SimulateOptions(
             trace=short_replies(tmp_path), rate_scale=1.0, seeds=3, max_requests=40, max_num_seqs=1,
             policy="stock", slo="default", engine="model",
-        )  # fmt: skip
+        ))  # fmt: skip
         space = space_for(experiment, 30, policies=["edf"], axes={"max_num_seqs": (64,)}, admissions=["none"])
         out = tmp_path / attempt / "advice.yaml"
         advice = advise(experiment, space, out, confirm=False, console=Console(quiet=True))

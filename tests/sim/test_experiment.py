@@ -19,6 +19,7 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.sim.experiment import capacity_rps
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.experiments import EXPERIMENTS, experiment_flags
 from sloserve.sim.simulate import build_experiment
 from tests.forked import Command
@@ -65,12 +66,12 @@ RUN_KEYS = {
 )
 def test_flags_that_make_no_sense_are_refused(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_experiment(**flags)
+        build_experiment(SimulateOptions(**flags))
 
 
 @pytest.mark.parametrize("name", [name for name, row in EXPERIMENTS.items() if row.trace is None])
 def test_generated_experiments_can_be_built(name: str) -> None:
-    experiment = build_experiment(**experiment_flags(name))
+    experiment = build_experiment(SimulateOptions(**experiment_flags(name)))
     assert experiment.policies[0] == "stock"
     assert len(experiment.requests(seed=0)) == experiment.max_requests
 
@@ -80,7 +81,7 @@ def test_replayed_experiments_can_be_built(name: str, monkeypatch: pytest.Monkey
     with gzip.open(tmp_path / str(EXPERIMENTS[name].trace), "wt") as file:
         file.write("arrival_s,prompt_tokens,output_tokens,task\n0.0,10,5,conv\n1.0,20,6,code\n")
     monkeypatch.setenv("SLOSERVE_DATA", str(tmp_path))
-    experiment = build_experiment(**experiment_flags(name))
+    experiment = build_experiment(SimulateOptions(**experiment_flags(name)))
     assert experiment.policies[0] == "stock"
     targets = [r.slo.targets for r in experiment.requests(seed=0)]
     assert len(targets) == 2
@@ -108,7 +109,7 @@ def test_capacity_is_the_rate_of_the_saturated_middle() -> None:
     ]
     empty = np.empty(0)
     steps = StepLog(empty, empty, empty.astype(int), empty.astype(int), empty.astype(int), empty)
-    experiment = build_experiment(workload="voice")
+    experiment = build_experiment(SimulateOptions(workload="voice"))
     assert capacity_rps(experiment, RunLog(logs, steps)) == pytest.approx(2.0)
     with pytest.raises(ConfigError, match="stock completed 10 of 10"):
         capacity_rps(experiment, RunLog(logs[:10], steps))

@@ -7,6 +7,7 @@ import pytest
 from sloserve.lso.plan import STAGING_BYTES
 from sloserve.lso.swapping import STAGING_BYTES_PER_S
 from sloserve.sim.experiment import MODEL, run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.simulate import build_experiment
 from sloserve.vllm_plugin.virtual.swap_worker import SwapWorker
 
@@ -41,10 +42,10 @@ def test_what_the_staging_memory_does_not_hold_waits_for_the_link() -> None:
 
 @pytest.mark.slow
 def test_runs_with_swap_space_say_what_they_moved_and_stock_has_none() -> None:
-    experiment = build_experiment(
+    experiment = build_experiment(SimulateOptions(
         workload="reading-speed", profile="a100-opt-13b", policy="stock,fcfs,fcfs@swap_space_gib=0:max_num_seqs=64",
         rps="9", seeds=1, max_requests=60, kv_blocks=300, engine=MODEL, swap_space_gib=8.0, swapping="always",
-    )  # fmt: skip
+    ))  # fmt: skip
     stock, swapping, without = (run.log for run in run_experiment(experiment))
     assert "swap_bytes_out" not in stock.counters and "swap_bytes_out" not in without.counters
     assert sum(r.recomputed_tokens for r in stock.requests) > 0

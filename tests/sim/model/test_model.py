@@ -12,6 +12,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.planning_cost import constant_cost
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.experiment import run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.model.port import ModelPort
 from sloserve.sim.simulate import build_experiment
@@ -57,7 +58,9 @@ def test_every_request_ends_once_with_its_tokens(policy: str | None, seeds: rang
 
 def test_an_experiment_names_it_and_runs_on_it() -> None:
     experiment = build_experiment(
-        workload="alpaca-poisson", policy="stock,edf", rps="30", seeds=1, max_requests=8, engine="model"
+        SimulateOptions(
+            workload="alpaca-poisson", policy="stock,edf", rps="30", seeds=1, max_requests=8, engine="model"
+        )
     )
     runs = list(run_experiment(experiment))
     assert [run.policy for run in runs] == ["stock", "edf"]

@@ -1,0 +1,122 @@
+"""The options of ``sloserve simulate`` and ``sloserve advise`` of which an experiment is built: names, types, defaults
+and help. Imports nothing that takes long, so that ``--help`` answers at once.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sloserve.workloads.traffic_options import TrafficOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentOptions(TrafficOptions):
+    """What is simulated, whatever schedules it: offered load, engine, and what is known of it."""
+
+    load: Annotated[
+        str | None, typer.Option(help="Offered load as multiples of stock's measured capacity, e.g. 0.7,1.5.")
+    ] = None
+    seeds: Annotated[int, typer.Option(help="Number of seeds (for window of the trace, classes, draws).")] = 3
+    window: Annotated[
+        str | None,
+        typer.Option(
+            help="Part of the workload that seeds draw from: 0:0.5 is the earlier half of a trace's requests; for "
+            "a generator, draws that 0.5:1 does not have. Default: all."
+        ),
+    ] = None
+    max_requests: Annotated[int, typer.Option(help="Requests per run.")] = 1000
+    profile: Annotated[
+        str, typer.Option(help="Engine profile, shipped name or path; `sloserve profile` measures yours.")
+    ] = "h100-llama3-8b"
+    kv_blocks: Annotated[int | None, typer.Option(help="Number of KV blocks. Default: the profile's.")] = None
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Most requests that run at once. Default: the profile's.")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens per step. Default: the profile's.")
+    ] = None
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest prompt and reply together, in tokens. Default: the profile's.")
+    ] = None
+    step_noise: Annotated[
+        float,
+        typer.Option(
+            help="Random variation of step times: 0.1 is 10 % around the profile's, and one step in a thousand "
+            "takes five times as long; 0 is none."
+        ),
+    ] = 0.0
+    length_model: Annotated[
+        Path | None, typer.Option(help="File of `sloserve train-length`, used by policies with length=predicted.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateOptions(ExperimentOptions):
+    """A whole experiment: besides, what schedules it and with which swap space."""
+
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Policies, comma-separated; stock is vLLM's own scheduler. Engine flags for one policy follow "
+            "after @: edf@max_num_batched_tokens=1024:max_num_seqs=128, edf@swap_space_gib=16:link_gb_per_s=3."
+        ),
+    ] = "stock,edf"
+    admission: Annotated[
+        str,
+        typer.Option(
+            help="Admissions, comma-separated; each is combined with every policy: none, cap:max_waiting=64, "
+            "predict:min_chance=0.5, vllm:max_num_queued_tokens=16000, vllm:max_num_queued_reqs=64."
+        ),
+    ] = "none"
+    swap_space_gib: Annotated[
+        float,
+        typer.Option(
+            help="GiB of host memory for the KV of preempted requests, which is then not computed again; 0 is none. "
+            "Stock has no swap space; fcfs is its order with swap space."
+        ),
+    ] = 0.0
+    link_gb_per_s: Annotated[
+        float | None,
+        typer.Option(help="Rate of the link to the host in each direction, in 1e9 bytes/s. Default: the profile's."),
+    ] = None
+    swapping: Annotated[
+        str,
+        typer.Option(
+            help="Which preempted requests are copied: cost: those whose recomputation takes more engine time; "
+            "always: all."
+        ),
+    ] = "cost"
+    aged_share: Annotated[
+        float | None,
+        typer.Option(help="Share of admissions for aged requests, 0 for none. Default: 0.1, as on a server."),
+    ] = None
+    plan_cost: Annotated[
+        float,
+        typer.Option(help="Engine time charged for planning, as a multiple of what was measured; 0 charges nothing."),
+    ] = 1.0
+    known_profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Profile that policies know, as from the server's settings; --profile is what steps really take. "
+            "Default: none, step times are learnt from the steps."
+        ),
+    ] = None
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="vllm: vLLM's real scheduler. model: a model of it, many times as fast, which needs no vLLM."
+        ),
+    ] = "vllm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviseOptions(ExperimentOptions):
+    """An experiment whose policies are searched for; a search takes many runs, and each less time than usual."""
+
+    seeds: Annotated[
+        int, typer.Option(help="Number of seeds (for window of the trace, classes, draws), at least 3.")
+    ] = 5
+    max_requests: Annotated[int, typer.Option(help="Requests per run.")] = 500
+    step_noise: Annotated[float, typer.Option(help="Random variation of step times, as for `sloserve simulate`.")] = 0.1

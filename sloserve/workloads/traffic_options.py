@@ -1,0 +1,32 @@
+"""The options that say which requests are offered, at what rate and with which SLOs: the same for a simulation and for
+a live endpoint. Imports nothing that takes long, so that ``--help`` answers at once.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficOptions:
+    """One of workload and trace is given; at most one of the fields that set the load."""
+
+    workload: Annotated[str | None, typer.Option(help="A named workload; `sloserve workloads` lists them.")] = None
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="A trace to replay: CSV, Azure's CSV or Mooncake's JSONL, optionally gzipped; a path, or the name "
+            "of a file in the folder SLOSERVE_DATA."
+        ),
+    ] = None
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="SLO file (classes, their targets, which requests are in which class), or one of default, "
+            "reading, voice, scaled:prompt_ms=50:token_ms=24 (e2e target in proportion to the reply)."
+        ),
+    ] = None
+    rps: Annotated[str | None, typer.Option(help="Offered requests per second, comma-separated.")] = None
+    rate_scale: Annotated[float | None, typer.Option(help="Offered load as a multiple of the workload's rate.")] = None
