@@ -1,11 +1,13 @@
 """What predictions and choices are made from: ``sloserve profile``, ``train-length`` and ``train-router``."""
 
 import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sloserve.cli.option_groups import with_option_groups
 from sloserve.cli.root import VLLMArguments, app, our_flags, vllm_arguments
 
 
@@ -64,9 +66,25 @@ def train_router(
     train_and_report(file, out, steps=steps, seed=seed, evaluate=evaluate, plots=plots, masked=masked)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuringFlags:
+    """Which steps are measured, and what is fitted to them: the fields of ``ProfileSettings``."""
+
+    grid: Annotated[
+        str, typer.Option(help="full, or small for a trial of seconds whose profile should not be used.")
+    ] = "full"
+    repetitions: Annotated[int, typer.Option(help="Number of measurements of each kind of step; medians count.")] = 3
+    max_context_tokens: Annotated[
+        int, typer.Option(help="Most KV cache tokens that a measurement fills; filling takes most of the time.")
+    ] = 131_072
+    form: Annotated[str, typer.Option(help="Latency form: hinge, distserve or bilinear.")] = "hinge"
+
+
 @app.command(context_settings={"ignore_unknown_options": True})
+@with_option_groups
 def profile(
     context: typer.Context,
+    *,
     arguments: VLLMArguments = None,
     out: Annotated[Path, typer.Option(help="File for the profile.")] = Path("profile.yaml"),
     raw: Annotated[
@@ -75,14 +93,7 @@ def profile(
             help="File for raw measurements, from which an interrupted run continues. Default: --out with .jsonl."
         ),
     ] = None,
-    grid: Annotated[
-        str, typer.Option(help="full, or small for a trial of seconds whose profile should not be used.")
-    ] = "full",
-    repetitions: Annotated[int, typer.Option(help="Number of measurements of each kind of step; medians count.")] = 3,
-    max_context_tokens: Annotated[
-        int, typer.Option(help="Most KV cache tokens that a measurement fills; filling takes most of the time.")
-    ] = 131_072,
-    form: Annotated[str, typer.Option(help="Latency form: hinge, distserve or bilinear.")] = "hinge",
+    measuring: MeasuringFlags,
 ) -> None:
     """Measure step times of MODEL on this machine, and write a profile for simulations and predictions.
 
@@ -93,7 +104,7 @@ def profile(
     from sloserve.estimator.step_time.profiling import ProfileSettings
     from sloserve.vllm_plugin.server import serve
 
-    settings = ProfileSettings(grid, repetitions, form, max_context_tokens)
+    settings = ProfileSettings(**asdict(measuring))
     # The worker in this process, so that loading can be timed; read when vLLM is imported.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if "builtin:tiny" in (arguments or []):

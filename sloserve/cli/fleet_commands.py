@@ -1,50 +1,24 @@
 """``sloserve fleet FILE``, its parts as processes of their own, and what is asked beside it: ``logs``, ``key``."""
 
 import asyncio
-import functools
-import inspect
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from sloserve.cli.http3_flags import (
-    Http3Flag,
-    Http3PortFlag,
-    Http3SelfSignedFlag,
-    QuicCongestionFlag,
-    QuicSchedulerFlag,
-)
+from sloserve.cli.http3_flags import Http3Flags
+from sloserve.cli.option_groups import with_option_groups
 from sloserve.cli.root import app
 
 FileArgument = Annotated[Path, typer.Argument(help="The fleet's file, see configs/fleet-tiny.yaml.")]
 StateFlag = Annotated[
     Path | None,
     typer.Option(help="Folder for store, files and logs. Default: FILE with the ending .state."),
-]
-HostFlag = Annotated[str | None, typer.Option("--host", help="Address to listen on. Default: FILE's, or 127.0.0.1.")]
-PortFlag = Annotated[int | None, typer.Option("--port", help="Port to listen on. Default: FILE's, or 8000.")]
-KeysFlag = Annotated[
-    Path | None,
-    typer.Option("--keys", help="File of keys. Default: FILE's; without one, only this machine may connect."),
-]
-CertfileFlag = Annotated[
-    Path | None, typer.Option("--ssl-certfile", help="PEM certificate for TCP and HTTP/3; plain HTTP if not given.")
-]
-KeyfileFlag = Annotated[Path | None, typer.Option("--ssl-keyfile", help="PEM key of --ssl-certfile.")]
-AuthoritiesFlag = Annotated[
-    Path | None, typer.Option("--ssl-ca-certs", help="PEM file of authorities for client certificates.")
-]
-CertReqsFlag = Annotated[
-    int | None, typer.Option("--ssl-cert-reqs", min=0, max=2, help="2: clients must show a certificate. Default: 0.")
-]
-RefreshFlag = Annotated[
-    bool | None,
-    typer.Option("--enable-ssl-refresh", help="Read changed certificate files again, for new HTTP/3 connections."),
 ]
 LeaseFlag = Annotated[
     float,
@@ -60,39 +34,27 @@ EngineFlag = Annotated[
 ]
 
 
-_GATEWAY_FLAGS: Mapping[str, Any] = {
-    "host": HostFlag,
-    "port": PortFlag,
-    "keys": KeysFlag,
-    "http3": Http3Flag,
-    "quic_scheduler": QuicSchedulerFlag,
-    "quic_congestion": QuicCongestionFlag,
-    "http3_port": Http3PortFlag,
-    "http3_self_signed": Http3SelfSignedFlag,
-    "ssl_certfile": CertfileFlag,
-    "ssl_keyfile": KeyfileFlag,
-    "ssl_ca_certs": AuthoritiesFlag,
-    "ssl_cert_reqs": CertReqsFlag,
-    "enable_ssl_refresh": RefreshFlag,
-}
-"""Of each command that starts a gateway; ``None`` where they are not given."""
+@dataclass(frozen=True, kw_only=True)
+class GatewayFlags:
+    """Address, keys and certificates of a gateway; ``None`` where a flag is not given, and the file decides."""
 
-
-def _with_gateway_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with these flags after its first argument; it gets those that are given as ``gateway``."""
-
-    @functools.wraps(command)
-    def flagged(**values: Any) -> None:
-        flags = {name: values.pop(name) for name in _GATEWAY_FLAGS}
-        command(**values, gateway=_gateway_fields(flags))
-
-    first, *others = (p for p in inspect.signature(command).parameters.values() if p.name != "gateway")
-    kind = inspect.Parameter.KEYWORD_ONLY
-    flags = [inspect.Parameter(name, kind, default=None, annotation=flag) for name, flag in _GATEWAY_FLAGS.items()]
-    parameters = [one.replace(kind=kind) for one in (first, *flags, *others)]
-    flagged.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    flagged.__annotations__ = {one.name: one.annotation for one in parameters}
-    return flagged
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: FILE's, or 127.0.0.1.")] = None
+    port: Annotated[int | None, typer.Option(help="Port to listen on. Default: FILE's, or 8000.")] = None
+    keys: Annotated[
+        Path | None, typer.Option(help="File of keys. Default: FILE's; without one, only this machine may connect.")
+    ] = None
+    ssl_certfile: Annotated[
+        Path | None, typer.Option(help="PEM certificate for TCP and HTTP/3; plain HTTP if not given.")
+    ] = None
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="PEM key of --ssl-certfile.")] = None
+    ssl_ca_certs: Annotated[Path | None, typer.Option(help="PEM file of authorities for client certificates.")] = None
+    ssl_cert_reqs: Annotated[
+        int | None, typer.Option(min=0, max=2, help="2: clients must show a certificate. Default: 0.")
+    ] = None
+    enable_ssl_refresh: Annotated[
+        bool | None,
+        typer.Option("--enable-ssl-refresh", help="Read changed certificate files again, for new HTTP/3 connections."),
+    ] = None
 
 
 class _FileFirst(TyperGroup):
@@ -118,10 +80,11 @@ def _fleet() -> None:
 
 
 @fleet_app.command("run")
-@_with_gateway_flags
+@with_option_groups
 def run(
     file: FileArgument,
-    gateway: Mapping[str, Any],
+    gateway: GatewayFlags,
+    http3: Http3Flags,
     state: StateFlag = None,
     lease_s: LeaseFlag = 30.0,
     engine_module: EngineFlag = None,
@@ -132,7 +95,7 @@ def run(
     from sloserve.fleet.run.live import place_of
 
     _log()
-    fleet = _read(file, gateway)
+    fleet = _read(file, _gateway_fields(asdict(gateway) | asdict(http3)))
     options = ["--lease-s", str(lease_s), *(["--engine-module", engine_module] if engine_module else [])]
     planner_s = min(lease_s, 5.0)
     serve.run(run_fleet(fleet, place_of(fleet, state), _say, agent_options=options, lease_s=planner_s))
@@ -166,15 +129,15 @@ def agent(
 
 
 @fleet_app.command("gateway")
-@_with_gateway_flags
-def start_gateway(file: FileArgument, gateway: Mapping[str, Any], state: StateFlag = None) -> None:
+@with_option_groups
+def start_gateway(file: FileArgument, gateway: GatewayFlags, http3: Http3Flags, state: StateFlag = None) -> None:
     """Start one gateway. Any number of gateways may share a store."""
     from sloserve.fleet.gateway import serve
     from sloserve.fleet.run.gateway_process import serve_gateway
     from sloserve.fleet.run.live import place_of
 
     _log()
-    fleet = _read(file, gateway)
+    fleet = _read(file, _gateway_fields(asdict(gateway) | asdict(http3)))
     serve.run(serve_gateway(fleet, place_of(fleet, state), _say))
 
 
@@ -244,8 +207,6 @@ def _flag(field: str) -> str:
 
 def _read(file: Path, given: Mapping[str, Any] | None = None) -> Any:
     """The fleet. given: fields of its section ``gateway`` that win over the file's. Raises: ConfigError."""
-    from dataclasses import replace
-
     from sloserve.core.errors import ConfigError
     from sloserve.files.model import check_model
     from sloserve.fleet.file import read_fleet

@@ -4,101 +4,76 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import sloserve
-from sloserve.cli.http3_flags import (
-    Http3Flag,
-    Http3PortFlag,
-    Http3SelfSignedFlag,
-    QuicCongestionFlag,
-    QuicSchedulerFlag,
-)
+from sloserve.cli.http3_flags import Http3Flags
+from sloserve.cli.option_groups import with_option_groups
 from sloserve.cli.root import VLLMArguments, app, our_flags, vllm_arguments
 from sloserve.core.errors import ConfigError
 
-PolicyFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--policy", help="Scheduling policy: name or name:option=value. `sloserve policies` lists them. Default: fcfs."
-    ),
-]
-PresetFlag = Annotated[
-    str | None,
-    typer.Option("--preset", help="Named policy with targets for each class; `sloserve presets` lists them."),
-]
-ShadowPolicyFlag = Annotated[
-    str | None,
-    typer.Option("--shadow-policy", help="A policy whose plans are scored in metrics and never applied."),
-]
-AdmissionFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--admission",
-        help="none; cap: answer 429 once --max-waiting requests of a class wait; predict: answer 429 also to "
-        "targets that will probably be missed. Default: none.",
-    ),
-]
-MaxWaitingFlag = Annotated[
-    int | None,
-    typer.Option("--max-waiting", help="With --admission cap or predict: most waiting requests of one class."),
-]
-MinChanceFlag = Annotated[
-    float | None,
-    typer.Option(
-        "--min-chance", help="With --admission predict: least chance to meet its targets for a request to be admitted."
-    ),
-]
-SwappingFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--swapping",
-        help="With --swap-space-gib. cost: keep the KV of a preempted request if that takes less time than "
-        "computing it again; always: keep it whenever there is room. Default: cost.",
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsFlags:
+    """Settings that have a flag, ``None`` where it is not given. But for preset, by names of sloserve.config.FLAGS."""
+
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Scheduling policy: name or name:option=value. `sloserve policies` lists them. Default: fcfs."
+        ),
+    ] = None
+    shadow_policy: Annotated[
+        str | None, typer.Option(help="A policy whose plans are scored in metrics and never applied.")
+    ] = None
+    preset: Annotated[
+        str | None, typer.Option(help="Named policy with targets for each class; `sloserve presets` lists them.")
+    ] = None
+    admission: Annotated[
+        str | None,
+        typer.Option(
+            help="none; cap: answer 429 once --max-waiting requests of a class wait; predict: answer 429 also to "
+            "targets that will probably be missed. Default: none.",
+        ),
+    ] = None
+    max_waiting: Annotated[
+        int | None, typer.Option(help="With --admission cap or predict: most waiting requests of one class.")
+    ] = None
+    min_chance: Annotated[
+        float | None,
+        typer.Option(help="With --admission predict: least chance to meet its targets for a request to be admitted."),
+    ] = None
+    swapping: Annotated[
+        str | None,
+        typer.Option(
+            help="With --swap-space-gib. cost: keep the KV of a preempted request if that takes less time than "
+            "computing it again; always: keep it whenever there is room. Default: cost.",
+        ),
+    ] = None
+
+    def flags(self) -> dict[str, object]:
+        """All but the preset, which is no setting but several."""
+        return {name: value for name, value in asdict(self).items() if name != "preset"}
+
 
 _NO_POOL = ("swap space", "off", "default")
 
 
-def _flags(
-    policy: str | None,
-    shadow_policy: str | None,
-    admission: str | None,
-    max_waiting: int | None,
-    min_chance: float | None,
-    swapping: str | None,
-    **http3: object,
-) -> dict[str, object]:
-    """Flags by the names of :data:`sloserve.config.FLAGS`."""
-    return {
-        "policy": policy,
-        "shadow_policy": shadow_policy,
-        "admission": admission,
-        "max_waiting": max_waiting,
-        "min_chance": min_chance,
-        "swapping": swapping,
-        **http3,
-    }
-
-
 @app.command(context_settings={"ignore_unknown_options": True})
+@with_option_groups
 def serve(
     context: typer.Context,
+    *,
     arguments: VLLMArguments = None,
-    policy: PolicyFlag = None,
-    shadow_policy: ShadowPolicyFlag = None,
-    preset: PresetFlag = None,
+    settings: SettingsFlags,
     slo_config: Annotated[
         Path | None,
         typer.Option(help="YAML file of settings, see configs/serve.yaml. It overrides --preset; flags override it."),
     ] = None,
-    admission: AdmissionFlag = None,
-    max_waiting: MaxWaitingFlag = None,
-    min_chance: MinChanceFlag = None,
     swap_space_gib: Annotated[
         float,
         typer.Option(
@@ -107,12 +82,7 @@ def serve(
             show_default=False,
         ),
     ] = 0.0,
-    swapping: SwappingFlag = None,
-    http3: Http3Flag = None,
-    quic_scheduler: QuicSchedulerFlag = None,
-    quic_congestion: QuicCongestionFlag = None,
-    http3_port: Http3PortFlag = None,
-    http3_self_signed: Http3SelfSignedFlag = None,
+    http3: Http3Flags,
     admin_key: Annotated[
         str | None,
         typer.Option(
@@ -131,25 +101,12 @@ def serve(
     from sloserve.vllm_plugin.server import http3 as http3_checks
     from sloserve.vllm_plugin.server import serve, swap_space
 
-    flags = _flags(
-        policy,
-        shadow_policy,
-        admission,
-        max_waiting,
-        min_chance,
-        swapping,
-        http3=http3,
-        quic_scheduler=quic_scheduler,
-        quic_congestion=quic_congestion,
-        http3_port=http3_port,
-        http3_self_signed=http3_self_signed,
-    )
-    sources = config.read_sources(slo_config, flags, preset)
+    sources = config.read_sources(slo_config, settings.flags() | asdict(http3), settings.preset)
     config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
     swap_space.check_size(swap_space_gib)
     key = config.read_admin_key(admin_key, os.environ)
     passed_on = vllm_arguments(context, arguments)
-    swap_space.check_rule(swapping, swap_space_gib, passed_on)
+    swap_space.check_rule(settings.swapping, swap_space_gib, passed_on)
     listens_on = serve.listens_on(passed_on)
     if listens_on is not None:
         serve.check_port_free(*listens_on)
@@ -168,17 +125,13 @@ def serve(
 
 
 @app.command("check-config")
+@with_option_groups
 def check_config(
+    *,
     file: Annotated[
         Path | None, typer.Argument(help="YAML file of settings, as for --slo-config.", show_default=False)
     ] = None,
-    preset: PresetFlag = None,
-    policy: PolicyFlag = None,
-    shadow_policy: ShadowPolicyFlag = None,
-    admission: AdmissionFlag = None,
-    max_waiting: MaxWaitingFlag = None,
-    min_chance: MinChanceFlag = None,
-    swapping: SwappingFlag = None,
+    settings: SettingsFlags,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print settings and origins, or the mistakes, as JSON.")
     ] = False,
@@ -189,11 +142,10 @@ def check_config(
     """
     from sloserve import config
 
-    flags = _flags(policy, shadow_policy, admission, max_waiting, min_chance, swapping)
     try:
-        if file is None and preset is None:
+        if file is None and settings.preset is None:
             raise ConfigError("check-config: nothing to check; name a FILE, or a --preset")
-        effective = config.settle(config.read_sources(file, flags, preset))
+        effective = config.settle(config.read_sources(file, settings.flags(), settings.preset))
     except ConfigError as error:
         if not as_json:
             raise
