@@ -21,7 +21,7 @@ from sloserve.client.replay import Replay
 from sloserve.client.vllm_record import vllm_record
 from sloserve.core.runlog import RunLog, StepLog
 from sloserve.report.compare import Comparison, compare
-from sloserve.report.logs import RESULT_JSON, LogWriter, write_result
+from sloserve.report.logs import RESULT_JSON, LogWriter, Verdicts, write_result
 from sloserve.report.summary import LatencySample, latencies, summarize
 from sloserve.report.tables import summary_table
 from sloserve.sim.simulate import MIN_TABLE_WIDTH
@@ -117,7 +117,7 @@ class Reporter:
                 "requests": bench.load.max_requests,
             },
             settings=self._settings(),
-            comparisons=[comparison.as_dict() for comparison in comparisons],
+            verdicts=Verdicts(comparisons=comparisons),
         )
         plots = write_plots(self._out_dir, self._runs, self._samples, baseline=first)
         self._console.print(summary_table(self._runs, comparisons, title=self._title()))

@@ -10,12 +10,15 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from sloserve import __version__
 from sloserve.core.runlog import RequestLog, RunLog
+from sloserve.report.compare import Comparison
+from sloserve.report.load_capacity import LoadCapacity
 
 REQUESTS_CSV = "requests.csv"
 TOKENS_CSV = "tokens.csv.gz"
@@ -112,6 +115,17 @@ class LogWriter:
                 self._tokens.writerows((*row, token, time_s) for token, time_s in enumerate(times_s))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdicts:
+    """What all runs say together: each policy against the baseline, and the load that it carries at a mean QoE, and at
+    a normalised latency.
+    """
+
+    comparisons: Sequence[Comparison] = ()
+    qoe_capacity: Sequence[LoadCapacity] = ()
+    latency_capacity: Sequence[LoadCapacity] = ()
+
+
 def write_result(
     path: Path,
     runs: Sequence[Mapping[str, Any]],
@@ -120,17 +134,12 @@ def write_result(
     profile: str,
     workload: Mapping[str, Any],
     settings: Mapping[str, Any],
-    comparisons: Sequence[Mapping[str, Any]] = (),
-    qoe_capacity: Sequence[Mapping[str, Any]] = (),
-    latency_capacity: Sequence[Mapping[str, Any]] = (),
+    verdicts: Verdicts = Verdicts(),
 ) -> None:
     """Writes ``result.json``.
 
     Args:
         workload: name or trace, and what was made of it. settings: everything else that the runs depend on.
-        comparisons: the verdicts against the baseline (``Comparison.as_dict``).
-        qoe_capacity, latency_capacity: the load that each policy carries at a mean QoE, and at a normalised latency
-        (``LoadCapacity.as_dict``).
 
     Raises: ValueError for a number that JSON does not have; records hold ``None`` for "no data".
     """
@@ -141,9 +150,9 @@ def write_result(
         "workload": dict(workload),
         "settings": dict(settings),
         "runs": [dict(run) for run in runs],
-        "comparisons": [dict(comparison) for comparison in comparisons],
-        "qoe_capacity": [dict(capacity) for capacity in qoe_capacity],
-        "latency_capacity": [dict(capacity) for capacity in latency_capacity],
+        "comparisons": [comparison.as_dict() for comparison in verdicts.comparisons],
+        "qoe_capacity": [capacity.as_dict() for capacity in verdicts.qoe_capacity],
+        "latency_capacity": [capacity.as_dict() for capacity in verdicts.latency_capacity],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False)

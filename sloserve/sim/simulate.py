@@ -9,11 +9,10 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.progress import progress
 from sloserve.core.runlog import RunLog
 from sloserve.estimator.step_time.profile import Profile, load_profile
-from sloserve.report.compare import Comparison, compare
+from sloserve.report.compare import compare
 from sloserve.report.experience import replies_of
 from sloserve.report.latency_capacity import latency_capacity
-from sloserve.report.load_capacity import LoadCapacity
-from sloserve.report.logs import LogWriter, write_result
+from sloserve.report.logs import LogWriter, Verdicts, write_result
 from sloserve.report.qoe_capacity import qoe_capacity
 from sloserve.report.runs_csv import RUNS_CSV, write_runs
 from sloserve.report.summary import LatencySample, admission_record, latencies, summarize
@@ -83,9 +82,9 @@ def simulate(
             axis = point.rps if point.load is None else point.load
             logged = run.log.requests
             samples.append(LatencySample(run.policy, axis, latencies(logged), replies_of(logged, point.seed)))
-    comparisons = compare(runs)
-    by_qoe, by_latency = qoe_capacity(runs), latency_capacity(runs)
-    _write(experiment, out_dir, runs, comparisons, by_qoe, by_latency, counters, tuned)
+    comparisons, by_qoe, by_latency = compare(runs), qoe_capacity(runs), latency_capacity(runs)
+    verdicts = Verdicts(comparisons=comparisons, qoe_capacity=by_qoe, latency_capacity=by_latency)
+    _write(experiment, out_dir, runs, verdicts, counters, tuned)
     write_runs(out_dir / RUNS_CSV, [run | {"counters": of_run} for run, of_run in zip(runs, counters, strict=True)])
     plots = write_plots(out_dir, runs, samples)
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
@@ -209,9 +208,7 @@ def _write(
     experiment: Experiment,
     out_dir: Path,
     runs: list[dict[str, Any]],
-    comparisons: list[Comparison],
-    by_qoe: list[LoadCapacity],
-    by_latency: list[LoadCapacity],
+    verdicts: Verdicts,
     counters: list[dict[str, int]],
     tuned: list[Tuned],
 ) -> None:
@@ -251,7 +248,5 @@ def _write(
                 for run, of_run in zip(runs, counters, strict=True)
             ],
         },
-        comparisons=[c.as_dict() for c in comparisons],
-        qoe_capacity=[c.as_dict() for c in by_qoe],
-        latency_capacity=[c.as_dict() for c in by_latency],
+        verdicts=verdicts,
     )
