@@ -18,6 +18,7 @@ from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import Limits, Line, LineError, read_lines
 from sloserve.fleet.batch_api.turns import Slices, Turns
 from sloserve.fleet.quota import Quota
+from sloserve.fleet.store.batches import ResultFiles
 from sloserve.fleet.store.records import ENDED_STATES, Batch, BatchState, File, NewRequest, RequestState
 from sloserve.fleet.store.requests import NO_ROOM, Row
 from sloserve.fleet.store.store import Store
@@ -244,15 +245,8 @@ class BatchRunner:
             after = BatchState.CANCELLED
         else:
             after = BatchState.EXPIRED if counts.get(RequestState.EXPIRED) else BatchState.COMPLETED
-        moved = self.store.batches.move(
-            batch.id,
-            batch.state,
-            after,
-            output_file=None if output is None else output.id,
-            error_file=None if error is None else error.id,
-            files=[file for file in (output, error) if file is not None],
-            files_kept_s=self.results_kept_s,
-        )
+        results = ResultFiles(output, error, self.results_kept_s)
+        moved = self.store.batches.move(batch.id, batch.state, after, results=results)
         if moved:
             self.store.requests.forget_results(batch.id)
         return moved

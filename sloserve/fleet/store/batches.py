@@ -2,12 +2,22 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sloserve.fleet.store.database import Database, Session
 from sloserve.fleet.store.records import Batch, BatchState, File
 
 LEAST_BYTES: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFiles:
+    """The files that a batch leaves, ``None`` for one that would be empty. kept_s: for how long; ``None``: for good."""
+
+    output: File | None = None
+    error: File | None = None
+    kept_s: float | None = None
 
 
 class Batches:
@@ -112,15 +122,12 @@ class Batches:
         after: BatchState,
         *,
         lines: int | None = None,
-        output_file: str | None = None,
-        error_file: str | None = None,
         errors: Sequence[Mapping[str, Any]] | None = None,
-        files: Sequence[File] = (),
-        files_kept_s: float | None = None,
+        results: ResultFiles = ResultFiles(),
     ) -> bool:
         """Moves a batch to its next state, and notes when; ``False`` where it was not in state ``before`` any more.
 
-        What is not given stays as it is. files: that there are from then on, for ``files_kept_s``.
+        What is not given stays as it is. results: files that there are from then on.
         """
         with self._database.transaction() as session:
             found = session.rows("SELECT stamps, store_now() FROM batch WHERE id = :id", id=id)
@@ -134,12 +141,13 @@ class Batches:
                 after=after.value,
                 stamps=json.dumps(stamps),
                 lines=lines,
-                output_file=output_file,
-                error_file=error_file,
+                output_file=None if results.output is None else results.output.id,
+                error_file=None if results.error is None else results.error.id,
                 errors=None if errors is None else json.dumps(list(errors)),
             )
-            for file in files if moved else ():
-                _add_file(session, file, files_kept_s)
+            for file in (results.output, results.error):
+                if moved and file is not None:
+                    _add_file(session, file, results.kept_s)
         return moved > 0
 
     def forget(self, tenant: str, id: str) -> bool:

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.fleet.store.batches import LEAST_BYTES
+from sloserve.fleet.store.batches import LEAST_BYTES, ResultFiles
 from sloserve.fleet.store.members import FORGOTTEN_S
 from sloserve.fleet.store.migrations import STEPS, migrate
 from sloserve.fleet.store.records import Batch, BatchState, File, StoredPlan
@@ -104,9 +104,11 @@ def test_a_batch_moves_from_the_state_it_is_in_and_notes_when(opened: OpenStore,
     store.pass_s(5.0)
     assert batches.move("b1", BatchState.VALIDATING, BatchState.IN_PROGRESS, lines=3)
     assert not batches.move("b1", BatchState.VALIDATING, BatchState.FAILED)
-    assert batches.move("b1", BatchState.IN_PROGRESS, BatchState.FINALIZING, output_file="file-2")
+    output = File("file-2", "t", "b1_output.jsonl", "batch_output", 10, 0.0)
+    assert batches.move("b1", BatchState.IN_PROGRESS, BatchState.FINALIZING, results=ResultFiles(output))
     found = batches.get("t", "b1")
     assert found is not None and (found.lines, found.output_file, found.error_file) == (3, "file-2", None)
+    assert batches.is_file("file-2")
     assert 5.0 <= found.stamps["in_progress"] - found.stamps["validating"] < 7.0
     assert [one.id for one in batches.unfinished()] == ["b1"]
     assert not batches.forget("t", "b1")
