@@ -18,7 +18,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
 from sloserve.fleet.router.conversations import Conversations
 from sloserve.fleet.router.environment import RATE_MEMORY
-from sloserve.fleet.router.features import Schema, features
+from sloserve.fleet.router.features import RawFeatures, Schema, features
 from sloserve.fleet.router.greedy import greedy
 from sloserve.fleet.router.masks import feasible, in_time
 from sloserve.fleet.router.network import Network, load_network
@@ -141,17 +141,18 @@ class ModelChooser:
 
     def _features(self, seen: "_Seen") -> FloatArray:
         batches = [seen.able[m].batches if m in seen.able else () for m in self._models]
-        return features(
-            np.array([[min(batch, default=0) for batch in batches]], np.float64),
-            np.array([[sum(batch) / max(len(batch), 1) for batch in batches]], np.float64),
-            seen.predicted_s,
-            seen.quality,
+        raw = RawFeatures(
+            least=np.array([[min(batch, default=0) for batch in batches]], np.float64),
+            mean=np.array([[sum(batch) / max(len(batch), 1) for batch in batches]], np.float64),
+            predicted_s=seen.predicted_s,
+            quality=seen.quality,
             rate_per_s=np.array([1.0 / max(self._gap_s or np.inf, 1e-9)]),
             replicas=np.array([max(1, *map(len, batches))]),
             limit_s=np.array([seen.limit_s]),
             network_s=np.array([seen.facts.network_s]),
             weight=np.array([self._settings.weights.get(seen.facts.slo_class, 1.0)]),
         )
+        return features(raw)
 
     def _arrived(self, now_s: float) -> None:
         """Estimates the rate as the environment of the training does."""

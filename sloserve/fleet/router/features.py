@@ -38,33 +38,38 @@ class Schema:
         return f"v{VERSION}:" + ",".join(self.names)
 
 
-def features(
-    least: FloatArray,
-    mean: FloatArray,
-    predicted_s: FloatArray,
-    quality: FloatArray,
-    *,
-    rate_per_s: FloatArray,
-    replicas: FloatArray,
-    limit_s: FloatArray,
-    network_s: FloatArray,
-    weight: FloatArray,
-) -> FloatArray:
-    """The features of n requests, ``[n, len(names)]``.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RawFeatures:
+    """What features are made of, for n requests, in units of their own.
 
     least, mean, predicted_s, quality: ``[n, models]``. limit_s: from arrival to the last token, network included.
     rate_per_s: of all requests. replicas: of the model that has most. weight: of the request's class.
     """
-    limit_s = np.maximum(limit_s, _LEAST_LIMIT_S)
-    left_s = np.maximum(limit_s - network_s, _LEAST_LIMIT_S)
-    load = np.log1p(rate_per_s * limit_s / replicas)  # requests a replica would hold if each took all of its time
+
+    least: FloatArray
+    mean: FloatArray
+    predicted_s: FloatArray
+    quality: FloatArray
+    rate_per_s: FloatArray
+    replicas: FloatArray
+    limit_s: FloatArray
+    network_s: FloatArray
+    weight: FloatArray
+
+
+def features(raw: RawFeatures) -> FloatArray:
+    """The features of n requests, ``[n, len(names)]``."""
+    limit_s = np.maximum(raw.limit_s, _LEAST_LIMIT_S)
+    left_s = np.maximum(limit_s - raw.network_s, _LEAST_LIMIT_S)
+    load = np.log1p(raw.rate_per_s * limit_s / raw.replicas)  # requests a replica would hold if each took its time
+    shares = (load * _BATCH_SCALE, np.minimum(raw.network_s / limit_s, 1.0), np.log(raw.weight))
     return np.concatenate(
         (
-            np.log1p(least) * _BATCH_SCALE,
-            np.log1p(mean) * _BATCH_SCALE,
-            np.minimum(predicted_s / left_s[:, None], _LATEST),
-            quality,
-            np.stack((load * _BATCH_SCALE, np.minimum(network_s / limit_s, 1.0), np.log(weight)), axis=1),
+            np.log1p(raw.least) * _BATCH_SCALE,
+            np.log1p(raw.mean) * _BATCH_SCALE,
+            np.minimum(raw.predicted_s / left_s[:, None], _LATEST),
+            raw.quality,
+            np.stack(shares, axis=1),
         ),
         axis=1,
     )

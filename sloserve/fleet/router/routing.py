@@ -6,7 +6,7 @@ import numpy as np
 
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.fleet.router.environment import Observation, System
-from sloserve.fleet.router.features import features
+from sloserve.fleet.router.features import RawFeatures, features
 from sloserve.fleet.router.greedy import greedy
 from sloserve.fleet.router.masks import feasible
 from sloserve.fleet.router.network import Network
@@ -23,17 +23,18 @@ def allowed_by(system: System, seen: Observation) -> BoolArray:
 def features_of(system: System, seen: Observation) -> FloatArray:
     """Features of each request, ``[n, features]``."""
     every = np.ones(seen.task.size)
-    return features(
-        seen.least,
-        seen.mean,
-        seen.predicted_s,
-        seen.quality,
+    raw = RawFeatures(
+        least=seen.least,
+        mean=seen.mean,
+        predicted_s=seen.predicted_s,
+        quality=seen.quality,
         rate_per_s=seen.rate_per_s,
         replicas=system.devices * every,
         limit_s=system.limit_s[seen.task],
         network_s=seen.network_s,
         weight=seen.weight,
     )
+    return features(raw)
 
 
 def always(model: int) -> Rule:

@@ -11,7 +11,7 @@ from sloserve.core.slo import Targets
 from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
 from sloserve.fleet.router.choose import SHIPPED, ModelChooser, Why, load_policy
 from sloserve.fleet.router.conversations import Conversations
-from sloserve.fleet.router.features import Schema, features
+from sloserve.fleet.router.features import RawFeatures, Schema, features
 from sloserve.fleet.router.network import MAX_FILE_BYTES, Network, load_network
 from sloserve.fleet.router.settings import RouterSettings, parse_router, read_router, system_of
 
@@ -186,7 +186,11 @@ def test_the_shipped_policy_is_for_the_example_and_refused_for_others() -> None:
 def test_features_have_the_names_of_their_schema() -> None:
     one = np.ones((1, 3))
     each = np.ones(1)
-    row = features(one, one, one, one, rate_per_s=each, replicas=each, limit_s=2 * each, network_s=each, weight=each)
+    raw = RawFeatures(
+        least=one, mean=one, predicted_s=one, quality=one,
+        rate_per_s=each, replicas=each, limit_s=2 * each, network_s=each, weight=each,
+    )  # fmt: skip
+    row = features(raw)
     assert row.shape == (1, len(Schema(3).names))
     named = dict(zip(Schema(3).names, row[0], strict=True))
     assert named["network_share"] == 0.5 and named["predicted_share/2"] == 1.0 and named["weight"] == 0.0
