@@ -4,7 +4,7 @@ import asyncio
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -99,36 +99,41 @@ async def colocation_real(fleet: PacedFleet, name: str, seed: int) -> Row:
     else:
         begun_s = loop.time()
     with fleet.hurried():
-        return await _colocated(fleet, name, lines, streams, begun_s, seed, batch, sent)
+        return await _colocated(fleet, _Begun(name, streams, begun_s, seed, batch, sent, contended=bool(lines)))
 
 
-async def _colocated(
-    fleet: PacedFleet,
-    name: str,
-    lines: Sequence[WorkloadRequest],
-    streams: Sequence[WorkloadRequest],
-    begun_s: float,
-    seed: int,
-    batch: str | None,
-    sent: "Sequence[asyncio.Task[Stream]]",
-) -> Row:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Begun:
+    """A run whose lines are under way, as a batch or as streams sent; its streams are still to come."""
+
+    name: str
+    streams: Sequence[WorkloadRequest]
+    begun_s: float
+    seed: int
+    batch: str | None
+    sent: "Sequence[asyncio.Task[Stream]]"
+    contended: bool
+
+
+async def _colocated(fleet: PacedFleet, run: _Begun) -> Row:
+    end_s = run.begun_s + BEGIN_S + SECONDS
     loop, cpu_s = asyncio.get_running_loop(), fleet.cpu_s()
-    asked = [asyncio.create_task(fleet.stream(one, begun_s, seed)) for one in streams]
-    await asyncio.sleep(begun_s + BEGIN_S - loop.time())
-    before = (await fleet.counted("vllm:generation_tokens_total")).get(name, 0.0)
-    await asyncio.sleep(begun_s + BEGIN_S + SECONDS - loop.time())
-    tokens = (await fleet.counted("vllm:generation_tokens_total")).get(name, 0.0) - before
+    asked = [asyncio.create_task(fleet.stream(one, run.begun_s, run.seed)) for one in run.streams]
+    await asyncio.sleep(run.begun_s + BEGIN_S - loop.time())
+    before = (await fleet.counted("vllm:generation_tokens_total")).get(run.name, 0.0)
+    await asyncio.sleep(end_s - loop.time())
+    tokens = (await fleet.counted("vllm:generation_tokens_total")).get(run.name, 0.0) - before
     cpu_s = fleet.cpu_s() - cpu_s
     await asyncio.wait(asked, timeout=DRAIN_LIMIT_S)
-    for task in (*asked, *sent):
+    for task in (*asked, *run.sent):
         task.cancel()
     found = [task.result() for task in await _settled(asked) if not task.cancelled()]
-    if batch is not None:
-        await fleet.cancel(batch)
+    if run.batch is not None:
+        await fleet.cancel(run.batch)
     await until_idle(fleet)
     of_streams = sum(one.tokens_by(BEGIN_S + SECONDS) for one in found)
     late = max(one.sent_s - one.request.arrival_s for one in found)
-    row = colocation_row(found, (tokens - of_streams) / SECONDS if lines else 0.0)
+    row = colocation_row(found, (tokens - of_streams) / SECONDS if run.contended else 0.0)
     return row | {"cpus": cpu_s / (BEGIN_S + SECONDS), "sent_late_ms": 1e3 * late}
 
 
