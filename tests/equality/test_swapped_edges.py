@@ -3,6 +3,7 @@
 The same requests with every preemption computed again are the measure, and nothing is computed twice.
 """
 
+import tempfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +23,6 @@ pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_
 
 HOST_BLOCKS = 96
 CHAOS = {subject.name: subject for subject in SUBJECTS}["chaos-preempt"].swapping()
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def texts(count: int, **params: Any) -> list[Job]:
@@ -46,15 +46,13 @@ def preempting(engine: Engine, jobs: list[Job], folder: Path, swapping: bool, dr
     return served
 
 
-def test_soak_loses_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``benchmarks/swap_soak.py`` with fewer requests: aborts in every state, late loads, copies that fail."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    soak = import_module("swap_soak")
+def test_soak_loses_no_block() -> None:
+    """``benchmarks/swap/soak.py`` with fewer requests: aborts in every state, late loads, copies that fail."""
+    soak = import_module("benchmarks.swap.soak")
     with started(soak.CONFIG) as engine:
         figures = soak.soak(engine, 150, seed=1)
         assert figures["swap_loads"] > 50 and figures["swap_failures"] > 0
         assert figures["aborted_preempted"] > 3 and figures["swap_dropped_ended"] > 0
-    monkeypatch.delitem(__import__("sys").modules, "swap_soak")
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -81,7 +79,7 @@ def test_with(case: str, tmp_path: Path) -> None:
 
 def serve_with_drafts() -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
-    serve_case({"speculative_config": drafts}, {}, BENCHMARKS)
+    serve_case({"speculative_config": drafts}, {}, Path(tempfile.gettempdir()))
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Greedy outputs equal stock's where preempted requests keep their KV in host memory, and no token is computed twice.
 
-A subset of the policies, enough for some hundred swaps; ``benchmarks/swap_equality.py`` serves the whole grid.
+A subset of the policies, enough for some hundred swaps; ``benchmarks/swap/equality.py`` serves the whole grid.
 """
 
 from collections import Counter

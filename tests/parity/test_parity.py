@@ -1,26 +1,24 @@
 """Under ``fcfs`` the decisions are stock vLLM's, step by step, while it preempts; so are those of ``edf`` without
 targets until a preempted request resumes, and its order of admission to the end.
 
-The first requests of each trace here; benchmarks/parity.py replays 2,000 of each, as these tests do with
+The first requests of each trace here; benchmarks/serving/parity.py replays 2,000 of each, as these tests do with
 SLOSERVE_PARITY=full.
 """
 
 import os
-import runpy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.serving import parity
 from sloserve.core.request import WorkloadRequest
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import workload
 
 pytestmark = pytest.mark.vllm
 
-PARITY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "parity.py")))
-REQUESTS = PARITY.REQUESTS if os.environ.get("SLOSERVE_PARITY") == "full" else 100
+REQUESTS = parity.REQUESTS if os.environ.get("SLOSERVE_PARITY") == "full" else 100
 
 GENERATED = {
     # name: (rate, engine). Rates above what the engine serves, KV for a few dozen chats.
@@ -30,10 +28,10 @@ GENERATED = {
 
 
 def assert_same_decisions(settings: EngineSettings, requests: list[WorkloadRequest], must_preempt: bool) -> None:
-    expected, stock = PARITY.decide(settings, requests, None)
+    expected, stock = parity.decide(settings, requests, None)
     assert not must_preempt or any(r.num_preemptions for r in stock.requests)
-    compare(expected.steps, PARITY.decide(settings, requests, "fcfs")[0].steps)
-    edf, _ = PARITY.decide(settings, PARITY.without_targets(requests), "edf")
+    compare(expected.steps, parity.decide(settings, requests, "fcfs")[0].steps)
+    edf, _ = parity.decide(settings, parity.without_targets(requests), "edf")
     compare(expected.steps[: expected.first_resumption], edf.steps[: expected.first_resumption])
     assert edf.admitted == expected.admitted
 
@@ -50,6 +48,6 @@ def test_generated(name: str) -> None:
     assert_same_decisions(settings, workload(name).requests(REQUESTS, 3, rate_per_s), must_preempt=True)
 
 
-@pytest.mark.parametrize("case", PARITY.CASES, ids=lambda case: case.trace)
+@pytest.mark.parametrize("case", parity.CASES, ids=lambda case: case.trace)
 def test_trace(case: Any, data_dir: Path) -> None:
     assert_same_decisions(case.engine(), case.requests(data_dir, REQUESTS), must_preempt=False)

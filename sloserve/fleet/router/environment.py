@@ -8,7 +8,7 @@ and where a replica is within its tokens is one number. A request earns the qual
 the weight of its task, if its mean time per output token, network included, is within the guarantee; else nothing.
 
 Each call of :meth:`Environment.next_arrivals` advances every system by one event of its own. Deterministic by seed.
-``benchmarks/router.py`` measures how far this is from the model of vLLM's engine.
+``benchmarks/router/gain.py`` measures how far this is from the model of vLLM's engine.
 
 Source: Quality-of-Service Aware LLM Serving, Sec. 5.1.1. Differs: the paper used real engines and leaves output
 lengths open.

@@ -1,18 +1,16 @@
 """What is known of an engine, with a profile or without: how soon it is right, and how far beyond its steps it goes."""
 
 import json
-import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.estimator.step_learning import noisy_steps
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.learned import Learned
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
 
-noisy_steps = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "step_learning.py"))["noisy_steps"]
 PROFILE = load_profile("h100-llama3-8b")
 
 

@@ -1,0 +1,318 @@
+"""How well is a request's output length predicted, at admission and later, and what does a prediction cost?
+
+Replays windows of each trace in time order: a predictor is asked when a request arrives and when it has emitted 64 and
+256 tokens, and learns of a length when the request ends. Requests do not wait here and emit a token every 30 ms, which
+fixes only the order of events. Scored: ``start``, the first 200 requests, and ``steady``, the second half of a window.
+The learned model is trained on those that ended before the second half. Then instructions with their answers, from
+their text: random splits. Writes benchmarks/results/length_accuracy.json and .png; no line of the data goes in.
+Argument: the folder of data, by default SLOSERVE_DATA or ../shared/data beside the repository.
+"""
+
+import gzip
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+
+from sloserve.estimator.length.accuracy import Accuracy, Predictions, accuracy
+from sloserve.estimator.length.empirical import EmpiricalLength
+from sloserve.estimator.length.examples import NO_CAP, Examples, count_tokens, make_examples
+from sloserve.estimator.length.gaussian import GaussianLength
+from sloserve.estimator.length.given import OracleLength
+from sloserve.estimator.length.learned import LearnedLength
+from sloserve.estimator.length.remaining import Estimator, Requests
+from sloserve.estimator.length.training import LEAST_EXAMPLES, TrainingSettings, fed, held_out, train
+from sloserve.workloads.readers import read_trace
+from sloserve.workloads.trace import Trace
+
+TRACES = (
+    "azure2023_code_first_two_thirds",
+    "azure2023_conv_first_two_thirds",
+    "mooncake_conversation_first_half",
+    "servegen_mlarge_day2_10h",
+    "servegen_mlarge_day2_19h",
+)
+TEXT_SAMPLE = "instruct_sample_CC-BY-NC.jsonl.gz"
+SEEDS = (0, 1, 2)
+WINDOW = 4000
+START = 200
+EMITTED = (0, 64, 256)
+PREFILL_S, PREFILL_TOKEN_S, DECODE_TOKEN_S = 0.05, 3e-5, 0.03
+SPLITS = 5
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Rival:
+    """A predictor under test. by_task: the task is its class. running: told of the running requests at each question.
+
+    drawn: its median is a random draw. learned: made in the middle of the window, and not scored before.
+    """
+
+    make: Callable[[], Estimator]
+    by_task: bool = False
+    running: bool = False
+    drawn: bool = False
+    learned: bool = False
+
+
+RIVALS = {
+    "empirical": Rival(EmpiricalLength),
+    "empirical, running known": Rival(EmpiricalLength, running=True),
+    "empirical, by task": Rival(EmpiricalLength, by_task=True),
+    "gaussian": Rival(GaussianLength),
+    "gaussian, fit as in the paper": Rival(lambda: GaussianLength(cut_fit=False)),
+    "gaussian, drawn as in the paper": Rival(lambda: GaussianLength(cut_fit=False), drawn=True),
+    "learned": Rival(EmpiricalLength, learned=True),
+    "oracle, error 10 %": Rival(lambda: OracleLength(0.10)),
+    "oracle, error 30 %": Rival(lambda: OracleLength(0.30)),
+}
+
+
+@dataclass
+class Asked:
+    """Predictions so far and what then came."""
+
+    median: list[float] = field(default_factory=list)
+    p90: list[float] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)
+    actual: list[int] = field(default_factory=list)
+
+    def accuracy(self) -> Accuracy | None:
+        if not self.actual:
+            return None
+        predicted = Predictions(np.array(self.median), np.array(self.p90), np.array(self.mean))
+        return accuracy(predicted, np.array(self.actual))
+
+
+def replay(trace: Trace, rival: Rival, seed: int) -> dict[tuple[str, int], Asked]:
+    """What ``rival`` predicted in one window, by phase and tokens emitted."""
+    n, rng = len(trace), np.random.default_rng(seed)
+    first = trace.arrival_s + PREFILL_S + PREFILL_TOKEN_S * trace.prompt_tokens
+    end = first + DECODE_TOKEN_S * trace.output_tokens
+    place = {label: i for i, label in enumerate(sorted(set(trace.task)))}
+    class_id = np.array([place[label] if rival.by_task else 0 for label in trace.task])
+    events = [(float(end[i]), 0, i, -1) for i in range(n)]
+    for k in EMITTED:
+        at = trace.arrival_s if k == 0 else first + DECODE_TOKEN_S * k
+        events += [(float(at[i]), 1, i, k) for i in range(n) if trace.output_tokens[i] > k]
+    predictor = rival.make()
+    answers: dict[tuple[str, int], Asked] = defaultdict(Asked)
+    ended: list[int] = []
+    live: dict[int, None] = {}
+    for now_s, kind, i, k in sorted(events):
+        if kind == 0:
+            live.pop(i)
+            ended.append(i)
+            if isinstance(predictor, EmpiricalLength):
+                predictor.observe(int(class_id[i]), int(trace.output_tokens[i]), seq=i)
+            else:
+                predictor.observe(int(class_id[i]), int(trace.output_tokens[i]))
+            continue
+        if k == 0:
+            live[i] = None
+            if rival.learned and i == n // 2 and len(ended) >= LEAST_EXAMPLES:
+                predictor = LearnedLength(train(examples(trace, np.array(ended)), TrainingSettings(seed=seed)))
+        phase = "start" if i < START else "steady" if i >= n // 2 else None
+        if phase is None or (rival.learned and not isinstance(predictor, LearnedLength)):
+            continue
+        if rival.running and isinstance(predictor, EmpiricalLength):
+            others = np.fromiter(live, np.int64)
+            emitted = np.clip((now_s - first[others]) / DECODE_TOKEN_S, 0, trace.output_tokens[others] - 1)
+            predictor.running(class_id[others], emitted.astype(np.int64), others)
+        rest = predictor.rest(question(trace, class_id, i, k))
+        asked = answers[phase, k]
+        asked.median.append(float(rest.quantile(rng.random() if rival.drawn else 0.5)[0]))
+        asked.p90.append(float(rest.quantile(0.9)[0]))
+        asked.mean.append(float(rest.mean()[0]))
+        asked.actual.append(int(trace.output_tokens[i]) - k)
+    return answers
+
+
+def question(trace: Trace, class_id: np.ndarray, i: int, k: int) -> Requests:
+    return Requests(
+        class_id=class_id[i : i + 1],
+        output_tokens=np.array([k]),
+        max_tokens=np.array([NO_CAP]),
+        seq=np.array([i]),
+        prompt_tokens=trace.prompt_tokens[i : i + 1],
+        stated_tokens=trace.output_tokens[i : i + 1],
+        task=[trace.task[i]],
+    )
+
+
+def examples(trace: Trace, places: np.ndarray) -> Examples:
+    return make_examples(
+        trace.output_tokens[places],
+        task=[trace.task[i] for i in places],
+        prompt_tokens=trace.prompt_tokens[places],
+    )
+
+
+def over_seeds(found: list[Accuracy]) -> dict[str, object]:
+    """Means over windows or splits; the range where it says how far they agree."""
+    mean = {f.name: round(float(np.mean([getattr(a, f.name) for a in found])), 3) for f in fields(Accuracy)}
+    ranges = {
+        name: [round(min(v), 3), round(max(v), 3)]
+        for name in ("within_25", "mae_tokens", "cover_90", "pinball_tokens")
+        for v in [[getattr(a, name) for a in found]]
+    }
+    return {**mean, "requests": found[0].requests, "range_over_seeds": ranges}
+
+
+def on_trace(path: Path) -> dict[str, object]:
+    whole = read_trace(path)
+    windows = [whole.window(seed, WINDOW) for seed in SEEDS]
+    by_rival: dict[str, object] = {}
+    for name, rival in RIVALS.items():
+        if rival.by_task and len(set(whole.task)) == 1:
+            continue
+        answers = [replay(window, rival, seed) for window, seed in zip(windows, SEEDS, strict=True)]
+        by_case: dict[str, object] = {}
+        for phase in ("start", "steady"):
+            for k in EMITTED:
+                found = [a for one in answers if (phase, k) in one and (a := one[phase, k].accuracy())]
+                if len(found) == len(SEEDS):
+                    by_case[f"{phase}, {k} emitted"] = over_seeds(found)
+        by_rival[name] = by_case
+        steady = by_case["steady, 0 emitted"]
+        print(f"{whole.name:34} {name:32} {json.dumps(steady)[:170]}", flush=True)
+    lengths = whole.output_tokens
+    spread = round(float(lengths.std() / lengths.mean()), 2)
+    return {"mean_tokens": round(float(lengths.mean()), 1), "relative_spread": spread, "predictors": by_rival}
+
+
+def text_examples(path: Path) -> Examples:
+    with gzip.open(path, "rt") as file:
+        rows = [json.loads(line) for line in file]
+    return make_examples(
+        np.array([count_tokens(row["output"]) for row in rows]),
+        task=[row["source"] for row in rows],
+        prompt=[f"{row['instruction']}\n{row['input']}".strip() for row in rows],
+    )
+
+
+def on_text(sample: Examples) -> dict[str, object]:
+    named: dict[str, list[Accuracy]] = defaultdict(list)
+    for text in (True, False):
+        for result in held_out(sample, TrainingSettings(text=text), share=0.2, seeds=SPLITS):
+            named["learned from text" if text else "learned without text"].append(result["learned"])
+            if text:
+                named["empirical, by task"].append(result["empirical"])
+                named["gaussian, by task"].append(result["gaussian"])
+    for name, found in named.items():
+        print(f"text {name:30} {json.dumps(over_seeds(found))[:170]}", flush=True)
+    return {"splits": SPLITS, "predictors": {name: over_seeds(found) for name, found in named.items()}}
+
+
+def cost(trace: Trace, sample: Examples) -> dict[str, object]:
+    """Microseconds per request, median of repeats: mean, p50 and p90 of what remains."""
+    known = examples(trace, np.arange(2000))
+    plain = train(known, TrainingSettings())
+    worded = train(sample, TrainingSettings())
+    predictors: dict[str, tuple[Callable[[], Estimator], Requests]] = {}
+    asked = Requests(
+        class_id=np.zeros(1000, np.int64),
+        output_tokens=np.arange(1000) % 300,
+        max_tokens=np.full(1000, NO_CAP),
+        prompt_tokens=trace.prompt_tokens[:1000],
+        stated_tokens=trace.output_tokens[:1000],
+        seq=np.arange(1000),
+        task=trace.task[:1000],
+    )
+    for name, make in (("empirical", EmpiricalLength), ("gaussian", GaussianLength), ("oracle, error 10 %", oracle)):
+        made = fed(make(), known)
+        predictors[name] = (lambda made=made: made, asked)
+    predictors["learned, first look"] = (lambda: LearnedLength(plain), asked)
+    predictors["learned from text, first look"] = (lambda: LearnedLength(worded), sample.requests.take(np.arange(1000)))
+    seen = LearnedLength(plain)
+    predictors["learned, seen before"] = (lambda: seen, asked)
+    return {
+        name: {f"of {n}": timed_us(make, requests.take(np.arange(n))) for n in (1, 1000)}
+        for name, (make, requests) in predictors.items()
+    }
+
+
+def oracle() -> Estimator:
+    return OracleLength(0.1)
+
+
+def timed_us(make: Callable[[], Estimator], requests: Requests) -> float:
+    n, times = requests.class_id.size, []
+    for _ in range(31 if n == 1 else 5):
+        predictor = make()
+        began = time.perf_counter()
+        Predictions.of(predictor.rest(requests))
+        times.append((time.perf_counter() - began) * 1e6 / n)
+    return round(float(np.median(times)), 1)
+
+
+def plot(result: dict[str, dict], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = ("empirical", "empirical, by task", "gaussian", "gaussian, fit as in the paper", "learned")
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.2))
+    names = [trace.split("_")[0] + " " + trace.split("_")[1] for trace in TRACES]
+    names = [
+        name + (" " + trace[-3:] if "servegen" in trace else "") for name, trace in zip(names, TRACES, strict=True)
+    ]
+    panels = (
+        ("within_25", "share within 25 % at admission", None),
+        ("cover_90", "share within the predicted p90", 0.9),
+        ("pinball_tokens", "pinball loss / empirical's", 1.0),
+    )
+    for axis, (key, title, line) in zip(axes, panels, strict=True):
+        for j, predictor in enumerate(shown):
+            xs, ys = [], []
+            for i, trace in enumerate(TRACES):
+                by_rival = result[trace]["predictors"]
+                if predictor in by_rival:
+                    value = by_rival[predictor]["steady, 0 emitted"][key]
+                    base = by_rival["empirical"]["steady, 0 emitted"][key] if key == "pinball_tokens" else 1.0
+                    xs.append(i + 0.16 * (j - 2))
+                    ys.append(value / base)
+            axis.bar(xs, ys, 0.15, label=predictor)
+        if line is not None:
+            axis.axhline(line, color="black", linewidth=0.8)
+        axis.set_xticks(range(len(TRACES)), names, rotation=20, fontsize=8)
+        axis.set_title(title, fontsize=10)
+    figure.legend(*axes[-1].get_legend_handles_labels(), loc="lower center", ncols=len(shown), fontsize=8)
+    figure.tight_layout(rect=(0.0, 0.06, 1.0, 1.0))
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    from benchmarks.provenance import provenance
+
+    given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLOSERVE_DATA")
+    folder = Path(given) if given else ROOT.parent / "shared" / "data"
+    sample = text_examples(folder / TEXT_SAMPLE)
+    traces = {name: on_trace(folder / f"{name}.csv.gz") for name in TRACES}
+    result: dict[str, object] = {
+        **provenance(),
+        "window_requests": WINDOW,
+        "seeds": SEEDS,
+        "start_requests": START,
+        "training": asdict(TrainingSettings()),
+        "cost_us_per_request": cost(read_trace(folder / f"{TRACES[1]}.csv.gz"), sample),
+        "traces": traces,
+        "text": on_text(sample),
+    }
+    print(json.dumps(result["cost_us_per_request"], indent=1))
+    path = ROOT / "benchmarks" / "results" / "length_accuracy.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    plot(traces, path.with_suffix(".png"))
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,368 @@
+"""How many engines replace G of which some compute prompts and the others decode? EconoServe's Fig. 12, virtual time.
+
+Usage: SLOSERVE_DATA=FOLDER python -m benchmarks.policies.econo_engines [--quick]
+
+The split: p engines compute prompts (stock vLLM, one output token each), the KV goes over a link, d = G - p engines
+decode (stock vLLM). Against it N engines that do both, by stock vLLM or by a policy. Everywhere requests go to the
+engines in turn. The split is offered the rate at which its goodput (requests that meet their SLO, per second) is
+highest, for p = G / 2 as in the paper and for the best p; then the least N is sought whose goodput at that rate is no
+lower. ``engines`` is N, ``exact`` the same with goodput interpolated from N - 1 to N (of nothing at 0). Rates are
+multiples (``load``) of what one stock engine completes of the same seed's requests, since windows of a trace differ
+twofold; attainment is the mean over seeds. Runs are finite, equally long for all. Every engine is simulated; only
+while the split's rate and ratio are sought, one decode engine stands for all. Predictors of lengths start cold.
+
+What the split gets for free, all in its favour: a prompt's KV takes no room while it waits for the link or for blocks
+of its decode engine; each prompt engine has a link of its own, which serves one prompt after another and hinders no
+step; decode engines take in any number of prompts a step, and who is evicted there is not computed again
+(``evictions`` a request). What it does not get: engines chosen by queue, unequal engines, other parallelism.
+
+Writes results/econo_engines.json and .png; ``--quick`` writes nothing. A case whose trace is absent is left out.
+"""
+
+import gc
+import json
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from sloserve.core.errors import ConfigError
+from sloserve.core.goodput import attainment
+from sloserve.core.outcome import Outcome
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.runlog import RequestLog, RunLog
+from sloserve.estimator.step_time.latency import StepLatency, StepLoad
+from sloserve.estimator.step_time.profile import Profile
+from sloserve.sim.experiment import PLAN_SHARE, Experiment, capacity_rps
+from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.sim.experiments import experiment_flags
+from sloserve.sim.run_name import STOCK
+from sloserve.sim.simulate import build_experiment
+from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+
+SEEDS = (0, 1, 2)
+ENGINES = (2, 4, 8)
+WAYS = ("stock", "edf", "sjf:length=oracle", "econo", "econo:length=oracle")
+LINKS = {"400 GB/s": 400e9, "100 Gb/s": 12.5e9}
+"""Like NVLink, with which the split's rate and ratio are chosen, and the paper's Ethernet; bytes/s."""
+CASES = {"econo-sharegpt": 1.0, "econo-azure-conv": 1.0}
+"""Row of the experiments' registry, and the load of a decode engine at which the search for rates starts."""
+REQUESTS = 160
+"""Of an engine at load 1."""
+STEP = 1.12
+MOST_STEPS = 12
+"""From one rate to the next, and how far from the first the search goes."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What comes to all engines together. load: in multiples of what one stock engine completes.
+
+    total: engines of the split; so many as it needs requests are what the capacity is measured on.
+    """
+
+    total: int
+    load: float
+
+
+@dataclass(frozen=True)
+class DecodeOnly:
+    """Step times where prompts come with their KV: what vLLM takes for a prompt is a sequence's next token."""
+
+    latency: StepLatency
+
+    def step_s(self, load: StepLoad) -> float:
+        return self.latency.step_s(
+            StepLoad(
+                decode_seqs=load.decode_seqs + load.num_prefills,
+                decode_context_tokens=load.decode_context_tokens + load.prefill_tokens,
+            )
+        )
+
+
+class Case:
+    """A workload on its engine, and runs of it."""
+
+    def __init__(self, row: str) -> None:
+        flags = experiment_flags(row) | {"load": None, "rps": "1", "policy": ",".join(WAYS)}
+        self.capacity_rps = cache(self._capacity_rps)
+        self.experiment: Experiment = build_experiment(SimulateOptions(**flags))
+        self.profile, self.engine = self.experiment.profile, self.experiment.engine
+        assert self.experiment.slos is not None
+        self.classes = self.experiment.slos.table.as_config()
+        self.prompts = lru_cache(maxsize=2 * len(SEEDS))(self._prompts)
+        self.decode_engine = replace(
+            self.engine, max_num_batched_tokens=self.engine.max_num_seqs * self.engine.max_model_len
+        )
+        self.decode_profile = self.profile.model_copy(update={"latency": DecodeOnly(self.profile.latency)})
+
+    def _capacity_rps(self, total: int, seed: int) -> float:
+        """What one stock engine completes of a seed's requests, all there at once."""
+        wanted = self.experiment
+        requests = wanted.workload.requests(total * REQUESTS, seed, 1e6, slos=wanted.slos)
+        return capacity_rps(wanted, serve(self.engine, self.profile, requests))
+
+    def requests(self, offered: Offered, seed: int) -> list[WorkloadRequest]:
+        rps = offered.load * self.capacity_rps(offered.total, seed)
+        wanted = self.experiment
+        return wanted.workload.requests(round(offered.load * REQUESTS), seed, rps, slos=wanted.slos)
+
+    def whole(self, way: str, engines: int, offered: Offered, seed: int) -> list[RequestLog]:
+        """All requests on engines that compute prompts and decode."""
+        config = None
+        if way != STOCK:
+            section = {"policy": way, "seed": seed, "aged_share": 0.0, "plan_share": PLAN_SHARE, **self.classes}
+            config = {"sloserve": section}
+        requests = self.requests(offered, seed)
+        runs = [serve(self.engine, self.profile, requests[i::engines], config).requests for i in range(engines)]
+        return [log for run in runs for log in run]
+
+    def _prompts(self, prompt_engines: int, offered: Offered, seed: int) -> list[list[RequestLog]]:
+        """What each prompt engine did with its requests, cut to one token."""
+        requests = [replace(r, output_tokens=1, max_tokens=1) for r in self.requests(offered, seed)]
+        return [serve(self.engine, self.profile, requests[i::prompt_engines]).requests for i in range(prompt_engines)]
+
+    def split(
+        self, prompt_engines: int, decode_engines: int, offered: Offered, seed: int, link: str, simulated: int
+    ) -> list[RequestLog]:
+        """The requests of the first ``simulated`` decode engines, from arrival at a prompt engine to the last token."""
+        done = self.prompts(prompt_engines, offered, seed)
+        moved = sorted((pair for logs in done for pair in self._moved(logs, LINKS[link])), key=lambda pair: pair[0])
+        originals = {r.request_id: r for r in self.requests(offered, seed)}
+        runs = [self._decoded(moved[i::decode_engines], originals) for i in range(simulated)]
+        return [log for run in runs for log in run]
+
+    def _moved(self, logs: list[RequestLog], bytes_per_s: float) -> Iterable[tuple[float, RequestLog]]:
+        """When each request's KV has come, over a link that serves them in the order in which prompts ended."""
+        free_s = 0.0
+        for log in sorted(logs, key=lambda log: log.finish_s or log.request.arrival_s):
+            if log.finish_s is None:
+                yield log.request.arrival_s, log
+                continue
+            seconds = log.request.prompt_tokens * self.profile.kv_bytes_per_token / bytes_per_s
+            free_s = max(free_s, log.finish_s) + seconds
+            yield free_s, log
+
+    def _decoded(
+        self, moved: list[tuple[float, RequestLog]], originals: dict[str, WorkloadRequest]
+    ) -> list[RequestLog]:
+        whole, parts = {}, []
+        for at_s, log in moved:
+            original = originals[log.request.request_id]
+            tokens = original.prompt_tokens + 1
+            whole[original.request_id] = replace(log, request=original)
+            if log.outcome is Outcome.COMPLETED and original.output_tokens > 1 and tokens < self.engine.max_model_len:
+                parts.append(
+                    replace(original, arrival_s=at_s, prompt_tokens=tokens, output_tokens=original.output_tokens - 1)
+                )
+        for log in serve(self.decode_engine, self.decode_profile, parts).requests:
+            first = whole[log.request.request_id]
+            times_s = np.concatenate((first.token_times_s, log.token_times_s))
+            whole[log.request.request_id] = replace(log, request=first.request, token_times_s=times_s)
+        return list(whole.values())
+
+
+def serve(
+    engine: EngineSettings, profile: Profile, requests: list[WorkloadRequest], config: dict[str, Any] | None = None
+) -> RunLog:
+    run = VirtualEngine(engine, profile, config).run
+    gc.freeze()  # the run begins with a collection, which would take longer than the run
+    return run(requests)
+
+
+class Measured:
+    """Attainment of a case's splits and ways, a value for each seed, each run once."""
+
+    def __init__(self, case: Case, first_load: float) -> None:
+        self.case, self.first_load = case, first_load
+        self.split = cache(self._split)
+        self.whole = cache(self._whole)
+
+    def _split(
+        self, prompt_engines: int, decode_engines: int, offered: Offered, link: str, simulated: int
+    ) -> tuple[tuple[float, ...], float]:
+        """Attainment of each seed, and evictions a request."""
+        runs = [self.case.split(prompt_engines, decode_engines, offered, seed, link, simulated) for seed in SEEDS]
+        return attained(runs), mean(log.num_preemptions for run in runs for log in run)
+
+    def _whole(self, way: str, engines: int, offered: Offered) -> tuple[float, ...]:
+        return attained([self.case.whole(way, engines, offered, seed) for seed in SEEDS])
+
+    def best_step(self, prompt_engines: int, decode_engines: int, first_step: int) -> tuple[float, int]:
+        """The highest goodput of the split, in multiples of capacity, and at which step of the ladder of rates."""
+
+        def goodput(step: int) -> float:
+            if abs(step) > MOST_STEPS:
+                return -math.inf
+            offered = offered_to(prompt_engines + decode_engines, decode_engines, self.first_load, step)
+            return offered.load * mean(self.split(prompt_engines, decode_engines, offered, next(iter(LINKS)), 1)[0])
+
+        step = climb(goodput, first_step)
+        return goodput(step), step
+
+    def ratios(self, total: int, first_step: int) -> dict[int, tuple[float, int]]:
+        """What ``best_step`` finds, by decode engines: for half of ``total``, and from there on to the best."""
+        found: dict[int, tuple[float, int]] = {}
+
+        def goodput(decode_engines: int) -> float:
+            if not 0 < decode_engines < total:
+                return -math.inf
+            if decode_engines not in found:
+                found[decode_engines] = self.best_step(total - decode_engines, decode_engines, first_step)
+            return found[decode_engines][0]
+
+        climb(goodput, total // 2)
+        return found
+
+    def needed(self, way: str, offered: Offered, wanted: float, guess: int) -> dict[str, Any]:
+        """The least engines of ``way`` with that attainment, and what all that were tried attain."""
+        tried: dict[int, tuple[float, ...]] = {}
+
+        def reached(engines: int) -> float:
+            if not engines:
+                return 0.0
+            tried[engines] = self.whole(way, engines, offered)
+            return mean(tried[engines])
+
+        engines = guess
+        while reached(engines) < wanted:
+            engines += 1
+        while reached(engines - 1) >= wanted:
+            engines -= 1
+        below, above = reached(engines - 1), reached(engines)
+        exact = engines - 1 + (wanted - below) / (above - below)
+        return {"engines": engines, "exact": exact, "attainment": {str(n): tried[n] for n in sorted(tried)}}
+
+
+def offered_to(total: int, decode_engines: int, first_load: float, step: int) -> Offered:
+    """Each decode engine's load is ``step`` places up or down the ladder from the first."""
+    return Offered(total, first_load * STEP**step * decode_engines)
+
+
+def attained(runs: list[list[RequestLog]]) -> tuple[float, ...]:
+    return tuple(attainment(run).ratio or 0.0 for run in runs)
+
+
+def mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def climb(value: Callable[[int], float], start: int) -> int:
+    """The nearest place to ``start``, upwards if it rises there, from which ``value`` rises neither way."""
+    for step in (1, -1):
+        at = start
+        while value(at + step) > value(at):
+            at += step
+        if at != start:
+            return at
+    return start
+
+
+def compare(case: Case, first_load: float) -> dict[str, Any]:
+    """For each G the split as in the paper and at its best, and the engines that each way needs instead."""
+    measured, step = Measured(case, first_load), 0
+    rows: list[dict[str, Any]] = []
+    usual: dict[str, float] = {}
+    for total in ENGINES:
+        found = measured.ratios(total, step)
+        best = max(found, key=lambda decode_engines: found[decode_engines][0])
+        capacity = [case.capacity_rps(total, seed) for seed in SEEDS]
+        for name, decode_engines in {"half": total // 2, "best": best}.items():
+            step = found[decode_engines][1]
+            offered = offered_to(total, decode_engines, first_load, step)
+            for link in LINKS:
+                split, evictions = measured.split(total - decode_engines, decode_engines, offered, link, decode_engines)
+                ways = {
+                    way: measured.needed(way, offered, mean(split), math.ceil(decode_engines * usual.get(way, 1.0)))
+                    for way in WAYS
+                }
+                usual = {way: of["exact"] / decode_engines for way, of in ways.items()}
+                row = {
+                    "total": total,
+                    "split": name,
+                    "prompt_engines": total - decode_engines,
+                    "decode_engines": decode_engines,
+                    "link": link,
+                    "load": offered.load,
+                    "rps": [offered.load * of_one for of_one in capacity],
+                    "attainment": split,
+                    "goodput_rps": [
+                        offered.load * of_one * ratio for of_one, ratio in zip(capacity, split, strict=True)
+                    ],
+                    "evictions": evictions,
+                    "ways": ways,
+                }
+                rows.append(row)
+                show(case.experiment.workload.name, row)
+    return {"kv_blocks": case.engine.kv_blocks, "profile": case.profile.name, "rows": rows}
+
+
+def show(name: str, row: dict[str, Any]) -> None:
+    needed = ", ".join(f"{way} {of['engines']} ({of['exact']:.2f})" for way, of in row["ways"].items())
+    print(
+        f"{name} {row['prompt_engines']}+{row['decode_engines']} ({row['split']}, {row['link']}): "
+        f"{mean(row['rps']):.1f}/s, attains {mean(row['attainment']):.3f}, "
+        f"goodput {mean(row['goodput_rps']):.2f}; {needed}",
+        flush=True,
+    )
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Engines needed, goodput interpolated, against those of the split, over Ethernet."""
+    figure = Figure(figsize=(5.5 * len(result), 6.4), layout="constrained")
+    axes = figure.subplots(2, len(result), squeeze=False, sharex=True, sharey=True)
+    for column, (name, of) in enumerate(result.items()):
+        for axis, split in zip(axes[:, column], ("half", "best"), strict=True):
+            rows = [r for r in of["rows"] if r["split"] == split and r["link"] == "100 Gb/s"]
+            totals = [r["total"] for r in rows]
+            for way in WAYS:
+                axis.plot(totals, [r["ways"][way]["exact"] for r in rows], marker="o", label=way)
+            axis.plot(totals, totals, color="black", ls=":", label="as many as the split")
+            ratios = ", ".join(f"{r['prompt_engines']}+{r['decode_engines']}" for r in rows)
+            axis.set(title=f"{name}: prompt + decode {ratios}", xlabel="engines of the split", ylabel="engines")
+    axes[0, 0].legend(fontsize=7, frameon=False)
+    FigureCanvasAgg(figure).print_figure(path, dpi=110, metadata={"Software": None})
+
+
+def main() -> None:
+    logging.disable(logging.WARNING)
+    quick = "--quick" in sys.argv
+    if quick:
+        globals().update(SEEDS=(0,), ENGINES=(2,), WAYS=("stock", "econo"), MOST_STEPS=0)
+        globals().update(CASES={"econo-sharegpt": 1.0}, REQUESTS=20)
+    result = {}
+    for row, first_load in CASES.items():
+        try:
+            case = Case(row)
+        except ConfigError as error:
+            print(f"left out: {error}")
+            continue
+        result[row] = compare(case, first_load)
+    if quick:
+        return
+    from benchmarks.provenance import provenance
+
+    path = Path(__file__).parents[1] / "results" / "econo_engines.json"
+    record = {
+        **provenance(),
+        "seeds": SEEDS,
+        "requests": REQUESTS,
+        "rate_step": STEP,
+        "links_bytes_per_s": LINKS,
+        "cases": result,
+    }
+    path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    plot(result, path.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What does it buy a policy to know what the prefix cache holds of the prompts that wait?
+
+Conversations of several rounds, with the prompts' real beginnings (Mooncake's trace), on an engine with a prefix cache;
+each policy as it is, and with the column `hit_tokens` always 0. The engine model, the earlier half of the trace. It is
+looked for in the folder that SLOSERVE_DATA names. Writes results/prefix_hits.json: a row for each run.
+
+    python -m benchmarks.policies.prefix_hits [--policies auto] [--loads 1.5] [--seeds 3] [--max-requests 400]
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks.policies.step_sizes import FIGURES, HALVES
+from benchmarks.provenance import provenance
+from sloserve.report.summary import summarize
+from sloserve.sim.experiment import MODEL, measured_points, run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.sim.model.port import ModelPort
+from sloserve.sim.simulate import build_experiment
+from sloserve.workloads.readers.found import find_trace
+
+TRACE = Path("mooncake_conversation_first_half.csv.gz")
+RESULT = Path(__file__).parents[1] / "results" / "prefix_hits.json"
+
+
+def unknown(self: ModelPort, request: Any, before: int) -> int:
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policies", default="auto")
+    parser.add_argument("--loads", default="1.5")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--max-requests", type=int, default=400)
+    args = parser.parse_args()
+    built = build_experiment(
+        SimulateOptions(
+            trace=find_trace(TRACE),
+            policy=args.policies,
+            load=args.loads,
+            max_requests=args.max_requests,
+            seeds=args.seeds,
+        )
+    )
+    ours = replace(
+        built,
+        window=HALVES["earlier"],
+        engine=replace(built.engine, enable_prefix_caching=True),
+        engine_kind=MODEL,
+    )
+    points, rows = measured_points(ours), []
+    for hits in ("known", "unknown"):
+        with mock.patch.object(ModelPort, "hit_tokens", unknown if hits == "unknown" else ModelPort.hit_tokens):
+            for run in run_experiment(ours, points=points):
+                point = run.point
+                record = summarize(run.log, policy=run.policy, seed=point.seed, rps=point.rps, load=point.load)
+                row = {"hits": hits, "policy": run.policy, "load": point.load, "seed": point.seed}
+                rows.append(row | {figure: record[figure] for figure in FIGURES})
+                print(json.dumps(rows[-1]), flush=True)
+    RESULT.write_text(json.dumps({**provenance(), "max_requests": args.max_requests, "runs": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

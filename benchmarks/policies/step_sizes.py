@@ -1,0 +1,199 @@
+"""What is the best static step size worth, and to whom? And what does the step budget reach beside it, without a flag?
+
+Every rival runs with each size of a step (``--max-num-batched-tokens``), and once with ``step_budget=true`` at the
+default. Its best size is chosen on the earlier half of the workload and judged, like everything else, on the later
+half, by attainment, then tokens per second (:mod:`sloserve.sim.tuning`). Runs go through the engine model.
+
+Writes to the folder ``--out``: runs.csv, one row a run; table.txt, one row a cell and policy. A cell that runs.csv has
+already is not run again. Traces are looked for in the folder that SLOSERVE_DATA names; without it their cells are left
+out.
+
+    python -m benchmarks.policies.step_sizes [--jobs 2] [--cells azure-conv,sharegpt] [--max-requests 400] [--seeds 3]
+"""
+
+import argparse
+import csv
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sloserve.core.errors import ConfigError
+from sloserve.report.summary import summarize
+from sloserve.sim.experiment import MODEL, Experiment, measured_points, run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.sim.simulate import build_experiment
+from sloserve.sim.tuning import Score, ranked
+from sloserve.workloads.readers.found import find_trace
+from sloserve.workloads.window import Window
+
+SIZES = (256, 512, 1024, 2048, 4096)
+POLICIES = ("stock", "edf", "sjf", "andes", "econo")
+BUDGET = ":step_budget=true"
+H100: dict[str, Any] = {"profile": "h100-llama3-8b"}
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "azure-conv": H100 | {"trace": "azure2023_conv_first_two_thirds.csv.gz", "load": "1.5"},
+    "azure-code": H100 | {"trace": "azure2023_code_first_two_thirds.csv.gz", "load": "1"},
+    "mooncake": {"profile": "h200-llama3-8b", "trace": "mooncake_conversation_first_half.csv.gz", "load": "1"},
+    "servegen-10h": H100 | {"trace": "servegen_mlarge_day2_10h.csv.gz", "load": "1.5"},
+    "servegen-19h": H100 | {"trace": "servegen_mlarge_day2_19h.csv.gz", "load": "1.5"},
+    "sharegpt": H100 | {"workload": "sharegpt-poisson", "load": "1.5"},
+}
+SLOS = {"default": None, "readers": "reading", "deadline": "configs/slo-fixed-12s.yaml"}
+SCARCE_BLOCKS = 3000
+FIGURES = ("slo_attainment", "qoe_mean", "normalized_latency_ms", "output_throughput", "preemptions_per_request")
+HALVES = {"earlier": Window(0.0, 0.5), "later": Window(0.5, 1.0)}
+COLUMNS = ("workload", "slo", "kv", "half", "policy", "seed", "load", *FIGURES)
+ROOT = Path(__file__).parents[2]
+
+Row = dict[str, Any]
+
+
+def cells(names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Workload, SLOs, KV: the default classes with both, readers and deadlines where KV is scarce, too.
+
+    Mooncake's prompts do not fit a scarce cache.
+    """
+    workloads = list(names)
+    for slo in SLOS:
+        for workload in workloads:
+            if slo == "default" or workload == "mooncake":
+                yield workload, slo, "ample"
+            if workload != "mooncake":
+                yield workload, slo, "scarce"
+
+
+def experiment(workload: str, slo: str, kv: str, half: str, max_requests: int, seeds: int) -> Experiment:
+    """Raises: ConfigError where the trace is missing."""
+    flags = dict(WORKLOADS[workload])
+    if "trace" in flags:
+        flags["trace"] = find_trace(Path(flags["trace"]))
+    if SLOS[slo] is not None:
+        name = str(SLOS[slo])
+        flags["slo"] = str(ROOT / name) if name.endswith(".yaml") else name
+    if kv == "scarce":
+        flags["kv_blocks"] = SCARCE_BLOCKS
+    sized = [f"{policy}@max_num_batched_tokens={size}" for policy in POLICIES for size in SIZES]
+    budgets = ["fcfs" + BUDGET, *(policy + BUDGET for policy in POLICIES[1:])]
+    names = sized if half == "earlier" else [*POLICIES, *sized, *budgets]
+    built = build_experiment(SimulateOptions(**flags, policy=",".join(names), max_requests=max_requests, seeds=seeds))
+    own = f"@max_num_batched_tokens={built.engine.max_num_batched_tokens}"
+    kept = tuple(name for name in built.policies if not (half == "later" and name.endswith(own)))
+    return replace(built, policies=kept, window=HALVES[half], engine_kind=MODEL)
+
+
+def run_cell(cell: tuple[str, str, str], max_requests: int, seeds: int, only_budgets: bool = False) -> list[Row]:
+    rows = []
+    for half in ("later",) if only_budgets else HALVES:
+        ours = experiment(*cell, half, max_requests, seeds)
+        if only_budgets:
+            ours = replace(ours, policies=tuple(name for name in ours.policies if BUDGET in name))
+        default = f"@max_num_batched_tokens={ours.engine.max_num_batched_tokens}"
+        for run in run_experiment(ours, points=measured_points(ours)):
+            point = run.point
+            record = summarize(run.log, policy=run.policy, seed=point.seed, rps=point.rps, load=point.load)
+            named = dict(
+                zip(COLUMNS, (*cell, half, run.policy.removesuffix(default), point.seed, point.load), strict=False)
+            )
+            rows.append(named | {figure: record[figure] for figure in FIGURES})
+    return rows
+
+
+def best_sizes(rows: list[Row]) -> dict[str, str]:
+    """The run of each policy that is best on the earlier half; its own name stands for the default."""
+    found = {}
+    for policy in POLICIES:
+        scores: dict[str, Score] = {}
+        for name in dict.fromkeys(row["policy"] for row in rows):
+            if name.partition("@")[0] == policy:
+                of_name = [row for row in rows if row["policy"] == name]
+                scores[name] = Score(
+                    *(tuple(float(row[f]) for row in of_name) for f in ("slo_attainment", "output_throughput"))
+                )
+        found[policy] = ranked(scores, policy)[0]
+    return found
+
+
+def _figure(rows: list[Row], name: str, figure: str) -> np.ndarray:
+    return np.array([float(row[figure] or "nan") for row in rows if row["policy"] == name])
+
+
+def table(rows: list[Row]) -> str:
+    """What the runs of the later half say, as Markdown, each figure as: default, best static size, step budget."""
+    cells = dict.fromkeys((row["workload"], row["slo"], row["kv"]) for row in rows)
+    heads = {
+        "slo_attainment": "Requests that met every target, in %; the best size in brackets",
+        "output_throughput": "Output tokens per second, in % of the default's",
+        "qoe_mean": "Mean QoE",
+        "preemptions_per_request": "Preemptions per request",
+    }
+    lines = []
+    for figure, head in heads.items():
+        lines += [
+            f"{head}.",
+            "",
+            "| workload, SLOs, KV | " + " | ".join(POLICIES) + " |",
+            "| --- |" + " --- |" * len(POLICIES),
+        ]
+        for cell in cells:
+            of_cell = [row for row in rows if (row["workload"], row["slo"], row["kv"]) == cell]
+            best = best_sizes([row for row in of_cell if row["half"] == "earlier"])
+            later = [row for row in of_cell if row["half"] == "later"]
+            if not later[0][figure]:
+                continue
+            shown = [_shown(figure, later, policy, best[policy]) for policy in POLICIES]
+            lines.append(f"| {', '.join(cell)} | " + " | ".join(shown) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _shown(figure: str, rows: list[Row], policy: str, best: str) -> str:
+    budget = ("fcfs" if policy == "stock" else policy) + BUDGET
+    default, static, limited = (float(_figure(rows, name, figure).mean()) for name in (policy, best, budget))
+    if figure == "slo_attainment":
+        size = best.partition("=")[2] or "default"
+        return f"{100 * default:.1f}, {100 * static:.1f} ({size}), {100 * limited:.1f}"
+    if figure == "output_throughput":
+        return f"100, {100 * static / default:.1f}, {100 * limited / default:.1f}"
+    return f"{default:.2f}, {static:.2f}, {limited:.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "step-sizes")
+    parser.add_argument("--cells", default=",".join(WORKLOADS), help="workloads, comma-separated")
+    parser.add_argument("--max-requests", type=int, default=400)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--budgets", action="store_true", help="run the step budgets of all cells again, nothing else")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / "runs.csv"
+    rows: list[Row] = list(csv.DictReader(path.open())) if path.exists() else []
+    done = {(row["workload"], row["slo"], row["kv"]) for row in rows}
+    todo = [cell for cell in cells(args.cells.split(",")) if (cell in done) == args.budgets]
+    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+        futures = {cell: pool.submit(run_cell, cell, args.max_requests, args.seeds, args.budgets) for cell in todo}
+        for cell, future in futures.items():
+            try:
+                found = future.result()
+            except ConfigError as error:
+                print(f"{', '.join(cell)}: left out: {error}", flush=True)
+                continue
+            if args.budgets:
+                rows = [r for r in rows if BUDGET not in r["policy"] or (r["workload"], r["slo"], r["kv"]) != cell]
+            rows += [{key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in found]
+            with path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows)
+            (args.out / "table.txt").write_text(table(rows))
+            print(f"{', '.join(cell)}: {len(found)} runs", flush=True)
+
+
+if __name__ == "__main__":
+    main()

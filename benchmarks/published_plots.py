@@ -1,0 +1,42 @@
+"""Draws the figures that the docs show, from results/*/runs.csv: nothing is run.
+
+Usage: python -m benchmarks.published_plots [FOLDER]
+
+FOLDER: results by default; elsewhere, to look at a change of style first.
+"""
+
+import sys
+from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
+
+from sloserve.report.plots import write_plots
+from sloserve.report.runs_csv import RUNS_CSV, read_runs
+
+RESULTS = Path(__file__).parent / "results"
+SHOWN = (
+    ("azure-conv", "attainment.png"),
+    ("qoe-reading", "qoe.png"),
+    ("econo-sharegpt", "normalized_latency.png"),
+    ("econo-sharegpt", "completion_split.png"),
+    ("sa-azure-conv", "attainment.png"),
+    ("admission-azure-conv-10s", "attainment.png"),
+)
+KEYS_SINCE = ("completion_split", "step_token_utilization_mean")
+"""Figures of a run that the oldest results do not have."""
+
+
+def main() -> None:
+    to = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
+    for experiment in dict.fromkeys(name for name, _ in SHOWN):
+        runs = [dict.fromkeys(KEYS_SINCE) | run for run in read_runs(RESULTS / experiment / RUNS_CSV)]
+        with TemporaryDirectory() as folder:
+            write_plots(Path(folder), runs, [])
+            for file in (file for name, file in SHOWN if name == experiment):
+                (to / experiment).mkdir(parents=True, exist_ok=True)
+                copyfile(Path(folder) / file, to / experiment / file)
+                print(f"wrote {to / experiment / file}")
+
+
+if __name__ == "__main__":
+    main()

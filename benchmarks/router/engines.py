@@ -1,0 +1,339 @@
+"""``model: auto`` before two real engines of different size: masked greedy and a trained policy beside each model.
+
+Real processes of `sloserve fleet`: gateway, agent, API servers, vLLM's schedulers. The engines wait as long as a GPU
+would compute (``PacedWorker``): OPT-1.3B and OPT-6.7B, each step three times as long as on an A100, so that two CPU
+cores keep up. One engine of each. Rates change every 8 s; each rule gets the same requests. A request earns the quality
+of the model that served it (Table 1 of the paper), 0 if its last token is late.
+
+    python -m benchmarks.router.engines --real-time
+
+trains a policy for that system if ``--policy`` is not there, runs for five minutes, and writes results/router-engines/.
+What the gateway foresaw of each request is held against what it took, by sloserve:gateway_auto_completion_ratio.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from sloserve.report.runs_csv import write_runs
+
+RESULTS = Path(__file__).parents[1] / "results" / "router-engines"
+PROFILES = Path(__file__).parents[2] / "sloserve" / "estimator" / "profiles"
+SLOWER = 3.0
+MODELS = {"opt-1.3b": "a100-opt-1.3b", "opt-6.7b": "a100-opt-6.7b"}
+QUALITY = {
+    "hellaswag": {"opt-1.3b": 0.78, "opt-6.7b": 1.0},
+    "copa": {"opt-1.3b": 0.95, "opt-6.7b": 1.0},
+    "piqa": {"opt-1.3b": 0.96, "opt-6.7b": 1.0},
+    "openbookqa": {"opt-1.3b": 0.94, "opt-6.7b": 1.0},
+}
+PROMPT, OUTPUT, TOKEN_MS = 256, 64, 50.0
+RATES, PHASE_S = (2.0, 12.0, 4.0, 20.0, 6.0, 2.0), 8.0
+STEPS = 120_000
+READY_S, DRAIN_S = 240.0, 30.0
+ARGUMENTS = ["--worker-cls", "sloserve.vllm_plugin.paced_worker.PacedWorker", "--enforce-eager", "--block-size", "16"]
+ARGUMENTS += ["--stream-interval", "16", "--no-enable-prefix-caching"]
+# On a CPU vLLM gives even one worker a process of its own, which waits busily for its engine.
+ARGUMENTS += ["--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"]
+ENVIRONMENT = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
+RULES: Mapping[str, tuple[str, str]] = {
+    "always opt-1.3b": ("greedy", "opt-1.3b"),
+    "always opt-6.7b": ("greedy", "opt-6.7b"),
+    "greedy": ("greedy", "auto"),
+    "dqn": ("policy.safetensors", "auto"),
+}
+"""The router's policy, and what requests name as their model."""
+
+
+def slower(profile: Path) -> str:
+    """The profile of a device that takes ``SLOWER`` times as long for each step."""
+
+    def stretched(values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        longer = {k: v * SLOWER if k.endswith("_ms") else stretched(v) for k, v in values.items()}
+        return longer
+
+    read = yaml.safe_load(profile.read_text())
+    return yaml.safe_dump({**read, "name": f"slow-{read['name']}", "latency": stretched(read["latency"])})
+
+
+def router(folder: Path, policy: str) -> dict[str, Any]:
+    return {
+        "models": list(MODELS),
+        "quality": QUALITY,
+        "token_ms": TOKEN_MS,
+        "policy": policy,
+        "shadow": "greedy",
+        "system": {
+            "speed": {model: {"profile": str(folder / f"{model}.yaml")} for model in MODELS},
+            "devices": 1,
+            "interference": 0.0,
+            "prompt_tokens": PROMPT,
+            "output_tokens": OUTPUT,
+            "rates": [1.0, 40.0],
+        },
+    }
+
+
+def fleet(folder: Path, policy: str) -> str:
+    models = {
+        model: {
+            "profile": f"{model}.yaml",
+            "model": "builtin:tiny",
+            "arguments": ARGUMENTS,
+            "active_on": [f"a/{i}"],
+            "flags": {"max_num_seqs": 128},
+        }
+        for i, model in enumerate(MODELS)
+    }
+    made = {
+        "models": models,
+        "hosts": {"a": {"device": "a100", "devices": 2, "host_memory_gib": 100}},
+        "switching": {"min_active_s": 3600.0},
+        "settings": {"policy": "fcfs"},
+        "gateway": {"affinity": False},
+        "router": router(folder, policy),
+    }
+    return json.dumps(made, indent=1)
+
+
+def train(folder: Path, out: Path) -> None:
+    """A policy for this system; its processor time is printed."""
+    (folder / "router.yaml").write_text(json.dumps(router(folder, "greedy")))
+    command = [sys.executable, "-m", "sloserve.cli", "train-router", str(folder / "router.yaml"), "--out", str(out)]
+    subprocess.run([*command, "--steps", str(STEPS)], check=True)
+
+
+def arrivals(seed: int) -> list[tuple[float, str]]:
+    """When each request comes, and its task."""
+    rng, found = np.random.default_rng(seed), []
+    for phase, rate in enumerate(RATES):
+        begin_s = phase * PHASE_S
+        times = begin_s + np.sort(rng.uniform(0.0, PHASE_S, rng.poisson(rate * PHASE_S)))
+        found += [(float(at_s), str(rng.choice(list(QUALITY)))) for at_s in times]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a request. model: that served it, ``None`` for no whole answer. took_s: to its last token."""
+
+    task: str
+    model: str | None
+    why: str
+    took_s: float
+
+    @property
+    def reward(self) -> float:
+        in_time = self.took_s <= OUTPUT * TOKEN_MS / 1e3
+        return QUALITY[self.task][self.model] if self.model is not None and in_time else 0.0
+
+
+class Processes:
+    """Agent and gateway in ``folder``; engines live as long as the agent."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder, self._port = folder, port
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", "sloserve.cli", "fleet", name, str(self._folder / "fleet.yaml")]
+        self._running[name] = subprocess.Popen(
+            [*command, "--state", str(self._folder / "state"), *arguments],
+            stdout=(self._folder / f"{name}.log").open("ab"),
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **ENVIRONMENT, "XDG_RUNTIME_DIR": str(self._folder / "run")},
+        )
+
+    def gateway(self, policy: str) -> None:
+        """A gateway that routes by ``policy``, in place of the one before."""
+        self.stop("gateway")
+        (self._folder / "fleet.yaml").write_text(fleet(self._folder, policy))
+        self.start("gateway", "--port", str(self._port))
+
+    def hurry(self) -> None:
+        """Real-time scheduling for all of them, and for this process: a step's end is not waited for."""
+        for process in (os.getpid(), *_descendants([each.pid for each in self._running.values()])):
+            for thread in Path(f"/proc/{process}/task").glob("[0-9]*"):
+                with suppress(OSError):
+                    os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
+
+    def stop(self, *names: str) -> None:
+        ending = [self._running.pop(name) for name in names if name in self._running]
+        for process in ending:
+            process.send_signal(signal.SIGTERM)
+        for process in ending:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(40)
+            process.kill()
+
+
+def _descendants(roots: Sequence[int]) -> set[int]:
+    children: dict[int, list[int]] = defaultdict(list)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            children[int(path.read_text().rpartition(")")[2].split()[1])].append(int(path.parent.name))
+    found, left = set(roots), list(roots)
+    while left:
+        new = children.pop(left.pop(), [])
+        found.update(new)
+        left += new
+    return found
+
+
+async def ask(http: aiohttp.ClientSession, model: str, task: str, at_s: float, begun_s: float) -> Answer:
+    loop = asyncio.get_running_loop()
+    prompt = np.random.default_rng(round(1e6 * at_s)).integers(16, 99, PROMPT).tolist()
+    body = {"model": model, "prompt": prompt, "max_tokens": OUTPUT, "ignore_eos": True, "temperature": 0}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    await asyncio.sleep(max(begun_s + at_s - loop.time(), 0.0))
+    sent_s, served, why, last_s = loop.time(), None, "", float("inf")
+    with suppress(aiohttp.ClientError, asyncio.TimeoutError):
+        async with http.post("/v1/completions", json=body, headers={"x-slo-task": task}) as answer:
+            served, _, why = answer.headers.get("x-sloserve-model", f"{model};why=named").partition(";why=")
+            text = b"".join([part async for part in answer.content.iter_any()])
+            last_s = loop.time()
+        if answer.status != 200 or f'"completion_tokens":{OUTPUT}'.encode() not in text.replace(b" ", b""):
+            served = None
+        elif f'"model":"{served}"'.encode() not in text.replace(b" ", b""):
+            raise AssertionError(f"the header says {served}, and the stream does not: {text[:200]!r}")
+    return Answer(task, served, why, last_s - sent_s)
+
+
+async def ratios(http: aiohttp.ClientSession) -> dict[str, float]:
+    """Of the gateway's metric: how many, their mean, and the share within 20 %."""
+    found: dict[str, float] = defaultdict(float)
+    async with http.get("/metrics") as answer:
+        for family in text_string_to_metric_families(await answer.text()):
+            if family.name == "sloserve:gateway_auto_completion_ratio":
+                for sample in family.samples:
+                    found[sample.name.rpartition("_")[2] + sample.labels.get("le", "")] += sample.value
+    count = max(found["count"], 1.0)
+    return {"ratio": found["sum"] / count, "within_20": (found["bucket1.2"] - found["bucket0.8"]) / count}
+
+
+async def run(http: aiohttp.ClientSession, model: str, seed: int) -> list[Answer]:
+    begun_s = asyncio.get_running_loop().time() + 0.5
+    return await asyncio.gather(*(ask(http, model, task, at_s, begun_s) for at_s, task in arrivals(seed)))
+
+
+async def until_served(http: aiohttp.ClientSession) -> None:
+    """Each model answers."""
+    async with asyncio.timeout(READY_S):
+        for model in MODELS:
+            while (await ask(http, model, "piqa", 0.0, 0.0)).model is None:
+                await asyncio.sleep(1.0)
+
+
+def row(rule: str, seed: int, answers: Sequence[Answer]) -> dict[str, Any]:
+    by_why = Counter(answer.why for answer in answers)
+    large = [answer.model == "opt-6.7b" for answer in answers]
+    limit_s = OUTPUT * TOKEN_MS / 1e3
+    hard = [answer.model == "opt-6.7b" for answer in answers if answer.task == "hellaswag"]
+    return {
+        "rule": rule,
+        "seed": seed,
+        "requests": len(answers),
+        "unanswered": sum(answer.model is None for answer in answers),
+        "reward": round(float(np.mean([answer.reward for answer in answers])), 4),
+        "in_time": round(float(np.mean([answer.took_s <= limit_s for answer in answers])), 4),
+        "large": round(float(np.mean(large)), 4),
+        "large_hellaswag": round(float(np.mean(hard)), 4),
+        "mean_s": round(float(np.mean([answer.took_s for answer in answers])), 3),
+        **{f"why_{why}": by_why[why] for why in ("named", "best", "policy", "soonest")},
+    }
+
+
+async def compare(folder: Path, seed: int, port: int, *, real_time: bool) -> list[dict[str, Any]]:
+    processes, found = Processes(folder, port), []
+    timeout = aiohttp.ClientTimeout(total=len(RATES) * PHASE_S + DRAIN_S)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=connector, timeout=timeout) as http:
+        try:
+            policy = next(iter(RULES.values()))[0]
+            processes.gateway(policy)
+            processes.start("agent", "--host", "a")
+            for rule, (wanted, model) in RULES.items():
+                if wanted != policy:
+                    policy = wanted
+                    processes.gateway(policy)
+                await until_served(http)
+                if real_time:
+                    processes.hurry()
+                answers = await run(http, model, seed)
+                found.append(row(rule, seed, answers) | (await ratios(http) if model == "auto" else {}))
+                print(json.dumps(found[-1]), flush=True)
+        finally:
+            processes.stop("gateway", "agent")
+    return found
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        f"{'':18}{'reward':>8}{'in time':>9}{'large':>8}{'hellaswag':>11}{'mean s':>8}{'ratio':>8}{'within 20 %':>13}"
+    ]
+    for one in found:
+        foreseen = f"{one['ratio']:8.3f}{one['within_20']:13.1%}" if "ratio" in one else ""
+        lines.append(
+            f"{one['rule']:18}{one['reward']:8.3f}{one['in_time']:9.1%}{one['large']:8.1%}{one['large_hellaswag']:11.1%}"
+            f"{one['mean_s']:8.2f}{foreseen}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def main() -> None:
+    """Trains if need be, runs all rules, and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", type=Path, default=Path("router-policies/engines.safetensors"))
+    parser.add_argument("--train-only", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--real-time", action="store_true", help="real-time scheduling, once engines are ready, where cores are shared"
+    )
+    parser.add_argument("--keep", type=Path, help="folder for logs, instead of one that is deleted")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="sr-") as made:
+        folder = arguments.keep or Path(made)
+        for path in (folder / "state", folder / "run"):
+            path.mkdir(parents=True, exist_ok=True)
+        for model, profile in MODELS.items():
+            (folder / f"{model}.yaml").write_text(slower(PROFILES / f"{profile}.yaml"))
+        if not arguments.policy.is_file():
+            arguments.policy.parent.mkdir(parents=True, exist_ok=True)
+            train(folder, arguments.policy)
+        if arguments.train_only:
+            return
+        (folder / "policy.safetensors").write_bytes(arguments.policy.read_bytes())
+        found = asyncio.run(compare(folder, arguments.seed, _free_port(), real_time=arguments.real_time))
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    write_runs(RESULTS / "runs.csv", found)
+    (RESULTS / "table.txt").write_text(table(found))
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""What does a step cost beside vLLM's own schedule(), part by part, with a fresh plan and with the last one reused?
+
+Usage: python -m benchmarks.serving.step_overhead [--quick] [--beside PYTHON] [--policies NAME ...]
+
+A virtual engine is held at so many requests, half of them running: another comes as one ends. Every second step makes a
+plan, the others reuse it. Timed is thread CPU time, policies in turn. Writes results/step-overhead.json: medians and
+p99 over the steps in µs. ``--beside`` takes the interpreter of an environment with another commit: turns of the two
+alternate, since the speed of a machine that others use changes, and the other's rows go into ``beside``.
+"""
+
+import argparse
+import itertools
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.provenance import provenance
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.scheduler.registry import parse_policy
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.workloads.registry import workload
+
+POLICIES = ("auto", *(f"{name}:step_budget=true" for name in ("edf", "econo", "andes", "sjf")))
+MIXES = ((500, 250), (2000, 1000))
+"""Requests in all, and how many may run."""
+REPEATS = 2
+STEPS = 200
+"""Timed in each run."""
+WARM_UP = 60
+"""Steps before, in which the engine fills up."""
+PROFILE = "a100-opt-13b"
+RESULT = Path(__file__).parents[1] / "results" / "step-overhead.json"
+
+PARTS = {
+    "snapshot": "rows, engine facts and ageing",
+    "plan": "the policy's plan",
+    "checks": "check and guards",
+    "step_budget": "the tokens that the step may compute",
+    "carry_out": "queues, pauses and limits",
+    "booking": "admissions, counters, new tokens",
+    "pace": "load of the step and how long it took",
+    "told": "the policy is told of new tokens",
+}
+"""``adapter`` is the sum of all but ``plan`` and ``told``, which are the policy's own; ``planning`` of PLANNING."""
+PLANNING = ("snapshot", "plan", "checks", "step_budget", "carry_out")
+"""What a step's decision takes, all in."""
+Cells = dict[str, dict[str, list[float]]]
+"""Samples by what was measured, of each cell: policy, requests, how many may run, kind of plan."""
+
+
+class _Enough(Exception):
+    """All steps were timed."""
+
+
+class Stopwatch:
+    """Thread CPU seconds of one step, by what it is spent on; a part within another counts for itself alone."""
+
+    def __init__(self) -> None:
+        self.spent: Counter[str] = Counter()
+        self._within: list[float] = []
+
+    def times(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._within.append(0.0)
+            began = time.thread_time()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                took = time.thread_time() - began
+                self.spent[what] += took - self._within.pop()
+                if self._within:
+                    self._within[-1] += took
+
+        return timed
+
+
+def engine_of(policy: str, running: int) -> Any:
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+
+    profile = load_profile(PROFILE)
+    settings = EngineSettings(
+        kv_blocks=20 * running,
+        block_size=profile.block_size,
+        max_num_seqs=running,
+        max_num_batched_tokens=max(profile.max_num_batched_tokens, 4 * running),
+        max_model_len=profile.max_model_len,
+    )
+    source = workload("reading-speed")
+    name, options = parse_policy(policy)
+    ours = {"policy": name, "policy_options": options, "profile": PROFILE, **source.slos.table.as_config()}
+    return VirtualEngine(settings, profile, {"sloserve": ours})
+
+
+def watch(scheduler: Any, clock: Stopwatch) -> None:
+    """Times all that is ours in a step, and has every second one make a plan."""
+    from sloserve.vllm_plugin.engine import scheduler as scheduler_module
+    from sloserve.vllm_plugin.engine.step_load import step_load
+
+    def time_of(owner: Any, name: str, what: str) -> None:
+        setattr(owner, name, clock.times(what, getattr(owner, name)))
+
+    time_of(scheduler, "_book", "booking")
+    time_of(scheduler, "_clock_output", "pace")
+    time_of(scheduler.step_clock, "scheduled", "pace")
+    scheduler_module.step_load = clock.times("pace", step_load)
+    planner = scheduler._planner
+    if planner is not None:
+        toggle = itertools.cycle((True, False))
+        planner.budget.allows = lambda now_s: next(toggle)
+        time_of(planner, "_snapshot", "snapshot")
+        time_of(planner.policy, "plan", "plan")
+        time_of(planner.policy, "progressed", "told")
+        time_of(planner, "next_step", "checks")
+        time_of(planner, "_limited", "step_budget")
+        time_of(planner, "apply_plan", "carry_out")
+        time_of(planner, "admitted", "booking")
+        time_of(planner, "progressed", "booking")
+
+
+def costs_s(policy: str, requests: int, running: int, seed: int) -> dict[bool, dict[str, list[float]]]:
+    """Of each timed step, with a fresh plan or without: seconds by part, and how many requests ran and waited."""
+    engine = engine_of(policy, running)
+    scheduler, clock = engine.scheduler, Stopwatch()
+    watch(scheduler, clock)
+    coming: Iterator[Any] = iter(workload("reading-speed").requests(requests + 20 * running, seed, 1e6))
+    found: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+    counts = scheduler.slo_counters
+    began_s, steps, plans = engine._clock.now_s(), 0, 0
+
+    def stepped(_output: Any) -> None:
+        """After a schedule(): books what it took, and puts in new requests for those that ended."""
+        nonlocal steps, plans
+        is_fresh, plans = counts["plans"] > plans, counts["plans"]
+        if steps >= WARM_UP:
+            row = found[is_fresh]
+            for what in PARTS:
+                row.setdefault(what, []).append(clock.spent[what])
+            adapter = sum(clock.spent.values()) - clock.spent["plan"] - clock.spent["told"]
+            now_running, waiting = scheduler.get_request_counts()
+            planning = sum(clock.spent[what] for what in PLANNING)
+            sums = (("adapter", adapter), ("planning", planning), ("running", now_running), ("waiting", waiting))
+            for what, value in sums:
+                row.setdefault(what, []).append(value)
+        clock.spent.clear()
+        steps += 1
+        if steps >= WARM_UP + STEPS:
+            raise _Enough
+        arrival_s = engine._clock.now_s() - began_s
+        for request in itertools.islice(coming, requests - len(scheduler.requests) - len(engine._arriving)):
+            engine._arriving.append((arrival_s, replace(request, arrival_s=arrival_s)))
+
+    engine.on_step = stepped
+    try:
+        engine.run([replace(request, arrival_s=0.0) for request in itertools.islice(coming, requests)])
+    except _Enough:
+        pass
+    return found
+
+
+def one_turn(policies: list[str], mixes: tuple[tuple[int, int], ...], seed: int) -> Cells:
+    return {
+        json.dumps((policy, requests, running, _KIND[is_fresh])): costs
+        for (requests, running), policy in itertools.product(mixes, policies)
+        for is_fresh, costs in costs_s(policy, requests, running, seed).items()
+    }
+
+
+def rows_of(turns: list[Cells]) -> list[dict[str, Any]]:
+    rows = []
+    for cell_name in turns[0]:
+        policy, requests, may_run, kind = json.loads(cell_name)
+        cell: dict[str, list[float]] = {}
+        for what, values in itertools.chain.from_iterable(turn[cell_name].items() for turn in turns):
+            cell.setdefault(what, []).extend(values)
+        if not cell:
+            continue
+        row: dict[str, Any] = {"policy": policy, "requests": requests, "may_run": may_run, "plan": kind}
+        row |= {"steps": len(cell["adapter"])}
+        row |= {f"{name}_median": float(np.median(cell[name])) for name in ("running", "waiting")}
+        for what in ("planning", "adapter", *PARTS):
+            for name, q in (("median", 50), ("p99", 99)):
+                row[f"{what}_us_{name}"] = round(float(np.percentile(cell[what], q)) * 1e6, 1)
+        rows.append(row)
+    return rows
+
+
+_KIND = {True: "fresh", False: "reused"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--beside", metavar="PYTHON", help="interpreter of an environment with another commit")
+    parser.add_argument("--policies", nargs="+", default=POLICIES)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--turn", type=int, help="prints the samples of one turn, with this seed, and ends")
+    given = parser.parse_args()
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    mixes, repeats = (((100, 50),), 1) if given.quick else (MIXES, REPEATS)
+    if given.turn is not None:
+        print(json.dumps(one_turn(given.policies, mixes, given.turn)))
+        return
+    ours: list[Cells] = []
+    others: list[Cells] = []
+    for seed in range(repeats):
+        turns = [(ours, sys.executable)] + ([(others, given.beside)] if given.beside else [])
+        for found, python in turns if seed % 2 else turns[::-1]:
+            command = [python, "-m", "benchmarks.serving.step_overhead", "--turn", str(seed)]
+            command += ["--policies", *given.policies]
+            done = subprocess.run(command + ["--quick"] * given.quick, check=True, stdout=subprocess.PIPE, text=True)
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+    rows = rows_of(ours)
+    for row in rows:
+        print(json.dumps(row))
+    if not given.quick:
+        result = {**provenance(), "repeats": repeats, "parts": PARTS, "rows": rows}
+        if others:
+            result["beside"] = rows_of(others)
+        given.out.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""How far is the engine model from vLLM's real scheduler, over traces, generators and policies?
+
+Writes benchmarks/results/model_agreement.json: for each run the difference, model less vLLM, of attainment, mean QoE
+and output tokens/s, and how many requests got any token at another time. Traces are looked for in the folder that
+SLOSERVE_DATA names; those that are not there are left out, and the result says so.
+
+With --rows only those rows are run, and replace theirs in the result.
+
+    python -m benchmarks.simulator.model_agreement [--max-requests 300] [--seeds 1] [--policies stock,edf]
+        [--rows reading-bursts]
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.provenance import provenance
+from sloserve.core.errors import ConfigError
+from sloserve.core.runlog import RunLog
+from sloserve.report.summary import summarize
+from sloserve.sim.experiment import MODEL, VLLM, Experiment, measured_points, run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.sim.simulate import build_experiment
+from sloserve.workloads.readers.found import find_trace
+
+POLICIES = "stock,fcfs,edf,sjf,sa,andes,econo"
+FIGURES = ("slo_attainment", "qoe_mean", "output_throughput")
+H100: dict[str, Any] = {"profile": "h100-llama3-8b"}
+ROWS: dict[str, dict[str, Any]] = {
+    "azure-conv": H100 | {"trace": "azure2023_conv_first_two_thirds.csv.gz"},
+    "azure-code": H100 | {"trace": "azure2023_code_first_two_thirds.csv.gz"},
+    "mooncake": {"profile": "h200-llama3-8b", "trace": "mooncake_conversation_first_half.csv.gz"},
+    "servegen-10h": H100 | {"trace": "servegen_mlarge_day2_10h.csv.gz"},
+    "servegen-19h": H100 | {"trace": "servegen_mlarge_day2_19h.csv.gz"},
+    "sharegpt": H100 | {"workload": "sharegpt-poisson"},
+    "reading-bursts": H100 | {"workload": "reading-speed-gamma3"},
+}
+SCARCE = {"kv_blocks": 3000}
+SWAP: dict[str, Any] = SCARCE | {
+    "policy": "fcfs,edf,andes@swapping=always,econo@link_gb_per_s=1", "swap_space_gib": 4.0, "link_gb_per_s": 5.0
+}  # fmt: skip
+SWAPPED = ("azure-conv", "sharegpt")
+"""Rows that are run with swap space, too."""
+
+
+def experiments(max_requests: int, seeds: int, policies: str) -> dict[str, Experiment | None]:
+    """By name; ``None`` where the trace is missing."""
+    found: dict[str, Experiment | None] = {}
+    for name, row in ROWS.items():
+        flags = dict(row) | {"max_requests": max_requests, "seeds": seeds, "policy": policies, "load": "1.5"}
+        try:
+            if "trace" in flags:
+                flags["trace"] = find_trace(Path(flags["trace"]))
+        except ConfigError:
+            found[name] = None
+            continue
+        found[name] = build_experiment(SimulateOptions(**flags))
+        if name != "mooncake":  # its prompts do not fit
+            found[f"{name}-scarce-kv"] = build_experiment(SimulateOptions(**flags, **SCARCE))
+        if name in SWAPPED:
+            found[f"{name}-swap"] = build_experiment(SimulateOptions(**flags | SWAP))
+    return found
+
+
+def differences(theirs: RunLog, ours: RunLog, **run: Any) -> dict[str, Any]:
+    """What tells the model's run from vLLM's."""
+    a, b = (summarize(log, **run) for log in (theirs, ours))
+    pairs = zip(theirs.requests, ours.requests, strict=True)
+    return {
+        **run,
+        **{f"{name}_difference": None if a[name] is None else b[name] - a[name] for name in FIGURES},
+        "slo_attainment": a["slo_attainment"],
+        "requests": len(theirs.requests),
+        "requests_that_differ": sum(not np.array_equal(x.token_times_s, y.token_times_s) for x, y in pairs),
+        "preemptions": sum(r.num_preemptions for r in theirs.requests),
+        "swaps": sum(r.num_swaps for r in theirs.requests),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--max-requests", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--policies", default=POLICIES)
+    parser.add_argument("--rows", help="comma-separated; all if not given")
+    args = parser.parse_args()
+    path = Path(__file__).parents[1] / "results" / "model_agreement.json"
+    found = experiments(args.max_requests, args.seeds, args.policies)
+    rows: list[dict[str, Any]] = []
+    if args.rows:
+        found = {name: found[name] for name in args.rows.split(",")}
+        rows = [row for row in json.loads(path.read_text())["runs"] if row["workload"] not in found]
+    missing, commit = [], provenance()["commit"]
+    for name, experiment in found.items():
+        if experiment is None:
+            missing.append(name)
+            continue
+        ours = replace(experiment, engine_kind=MODEL)
+        points = measured_points(ours)
+        both = (run_experiment(replace(experiment, engine_kind=kind), points=points) for kind in (VLLM, MODEL))
+        for theirs, model in zip(*both, strict=True):
+            point = theirs.point
+            run = {"policy": theirs.policy, "seed": point.seed, "rps": point.rps, "load": point.load}
+            rows.append({"workload": name, "commit": commit, **differences(theirs.log, model.log, **run)})
+            print(json.dumps(rows[-1]), flush=True)
+    worst = {
+        key: max((abs(row[key]) for row in rows if row[key] is not None), default=0.0)
+        for key in ("requests_that_differ", *(f"{name}_difference" for name in FIGURES))
+    }
+    result = {**provenance(), "runs": rows, "missing_traces": missing, "largest_difference": worst}
+    path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    print(json.dumps(worst, indent=1))
+
+
+if __name__ == "__main__":
+    main()

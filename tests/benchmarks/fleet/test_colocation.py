@@ -1,0 +1,18 @@
+"""The published tables of batches beside interactive requests follow from the published runs."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from sloserve.report.runs_csv import read_runs
+
+pytestmark = pytest.mark.slow
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+
+
+@pytest.mark.parametrize("lines", ["chat", "long"])
+def test_the_table_follows_from_the_runs(lines: str) -> None:
+    folder = RESULTS / f"fleet-colocation-{lines}"
+    made = import_module("benchmarks.fleet.colocation").table(read_runs(folder / "runs.csv"))
+    assert made == (folder / "table.txt").read_text()

@@ -1,0 +1,14 @@
+"""The published table of what swapping is worth follows from the published runs."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+
+
+def test_the_table_follows_from_the_runs() -> None:
+    grid, folder = import_module("benchmarks.swap.swap_grid"), RESULTS / "swap-grid"
+    assert grid.table_of(grid.read(folder / "runs.csv")) == (folder / "table.txt").read_text()
