@@ -10,10 +10,10 @@ from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
 
+from benchmarks.publish import RESULTS
 from sloserve.report.plots import write_plots
 from sloserve.report.runs_csv import RUNS_CSV, read_runs
 
-RESULTS = Path(__file__).parent / "results"
 SHOWN = (
     ("azure-conv", "attainment.png"),
     ("qoe-reading", "qoe.png"),

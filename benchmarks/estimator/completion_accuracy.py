@@ -7,7 +7,6 @@ with that of the workload itself. Coverage: requests arrive at a rate near capac
 arrives, from the queue as it is and the lengths that ended or run; half-way the workload changes.
 """
 
-import json
 import logging
 import sys
 from collections import deque
@@ -18,7 +17,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.completion.queue_backlog import Arrivals, Backlog, EngineSize
@@ -288,15 +287,13 @@ def main() -> None:
     if quick:
         globals().update(SEEDS=(0,), COVERAGE_REQUESTS=400, TRANSITION=60, WINDOW=100)
         BURSTS.update({k: (x, min(n, 120), min(s, 16), p) for k, (x, n, s, p) in BURSTS.items()})
-    folder = Path(__file__).parents[1] / "results" / "completion_accuracy"
-    folder.mkdir(parents=True, exist_ok=True)
     depth, queues = bursts()
     covered, hits = coverage()
     if quick:
         return
     settings = {"seeds": SEEDS, "relative_error": RELATIVE_ERROR, "token_budget": BUDGET, "slots": SLOTS}
-    result = {**provenance(), "settings": settings, "depth": depth, "coverage": covered}
-    (folder / "result.json").write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    folder = RESULTS / "completion_accuracy"
+    write_result(folder / "result.json", {"settings": settings, "depth": depth, "coverage": covered})
     plot(folder / "accuracy.png", queues, hits)
 
 

@@ -17,7 +17,7 @@ from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.fit import MeasuredStep
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.measurements import Measurements
@@ -95,8 +95,7 @@ def main() -> None:
         result |= {name: assessed(found) for name, found in sorted(composed_steps(data).items())}
     print(json.dumps(result, indent=1))
     if not quick:
-        path = Path(__file__).parents[1] / "results" / "latency_fit.json"
-        path.write_text(json.dumps({**provenance(), "systems": result}, indent=1, sort_keys=True) + "\n")
+        write_result(RESULTS / "latency_fit.json", {"systems": result})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Replays windows of each trace in time order: a predictor is asked when a request
 fixes only the order of events. Scored: ``start``, the first 200 requests, and ``steady``, the second half of a window.
 The learned model is trained on those that ended before the second half. Then instructions with their answers, from
 their text: random splits. Writes benchmarks/results/length_accuracy.json and .png; no line of the data goes in.
-Argument: the folder of data, by default SLOSERVE_DATA or ../shared/data beside the repository.
+Argument: the folder of data, by default SLOSERVE_DATA.
 """
 
 import gzip
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.length.accuracy import Accuracy, Predictions, accuracy
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.examples import NO_CAP, Examples, count_tokens, make_examples
@@ -45,7 +46,6 @@ START = 200
 EMITTED = (0, 64, 256)
 PREFILL_S, PREFILL_TOKEN_S, DECODE_TOKEN_S = 0.05, 3e-5, 0.03
 SPLITS = 5
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -291,14 +291,10 @@ def plot(result: dict[str, dict], path: Path) -> None:
 
 
 def main() -> None:
-    from benchmarks.provenance import provenance
-
-    given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLOSERVE_DATA")
-    folder = Path(given) if given else ROOT.parent / "shared" / "data"
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ["SLOSERVE_DATA"])
     sample = text_examples(folder / TEXT_SAMPLE)
     traces = {name: on_trace(folder / f"{name}.csv.gz") for name in TRACES}
     result: dict[str, object] = {
-        **provenance(),
         "window_requests": WINDOW,
         "seeds": SEEDS,
         "start_requests": START,
@@ -308,8 +304,8 @@ def main() -> None:
         "text": on_text(sample),
     }
     print(json.dumps(result["cost_us_per_request"], indent=1))
-    path = ROOT / "benchmarks" / "results" / "length_accuracy.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path = RESULTS / "length_accuracy.json"
+    write_result(path, result)
     plot(traces, path.with_suffix(".png"))
     print(path)
 

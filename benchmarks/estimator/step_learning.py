@@ -9,10 +9,10 @@ of the decodes alone, as a share of the chunk that does, and how often it takes 
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
@@ -119,10 +119,7 @@ def main() -> None:
             }
     print(json.dumps(cases, indent=1))
     if not quick:
-        from benchmarks.provenance import provenance
-
-        path = Path(__file__).parents[1] / "results" / "step_learning.json"
-        path.write_text(json.dumps({**provenance(), "engines": cases}, indent=1) + "\n")
+        write_result(RESULTS / "step_learning.json", {"engines": cases})
 
 
 if __name__ == "__main__":

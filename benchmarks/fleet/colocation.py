@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.publish import RESULTS
 from sloserve.core.goodput import attainment, by_class
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
@@ -44,7 +45,6 @@ from sloserve.sim.fleet.loop import FleetRun
 from sloserve.workloads.length_models import sharegpt
 from sloserve.workloads.seeding import stream
 
-RESULTS = Path(__file__).parents[1] / "results"
 INTERACTIVE_PER_S, SECONDS = 8.0, 30.0
 LINES = {"chat": 2_400, "long": 700}
 """Their number, enough to outlast the interactive requests."""

@@ -14,11 +14,11 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.publish import RESULTS, write_result
 from sloserve.core.arrays import FloatArray
 from sloserve.core.request import WorkloadRequest
 from sloserve.fleet.file import Fleet, parse_fleet
@@ -139,11 +139,9 @@ def main() -> None:
         }
         print(case, json.dumps(result[case]), flush=True)
     if not quick:
-        from benchmarks.provenance import provenance
-
-        path = Path(__file__).parents[1] / "results" / "fleet_completion.json"
+        path = RESULTS / "fleet_completion.json"
         settings = {"seeds": SEEDS, "chance": CHANCE, "relative_error": ERROR}
-        path.write_text(json.dumps({**provenance(), "settings": settings, **result}, indent=1) + "\n")
+        write_result(path, {"settings": settings, **result})
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, provenance
 from sloserve.core.clock import SystemClock
 
 ROOT = Path(__file__).parents[2]
@@ -303,7 +303,7 @@ def _spread(seconds: list[float | None]) -> str:
 
 def keep(results: list[Repetition], engines: str) -> None:
     """Rows of these runs take the place of those of the same kinds; each says where and when it was measured."""
-    path = ROOT / "benchmarks" / "results" / "fleet_failures.json"
+    path = RESULTS / "fleet_failures.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     rows = known.setdefault(engines, {})
     for kind in dict.fromkeys(one.kind for one in results):

@@ -21,11 +21,11 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.publish import RESULTS, provenance
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.queue_backlog import EngineSize
 from sloserve.estimator.step_time.profile import Profile, load_profile
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("exact", "slack", "queue"))
     parser.add_argument("--limit-s", type=float, default=60.0, help="of wall time, for each exact plan")
     given = parser.parse_args()
-    path = Path(__file__).parents[1] / "results" / "fleet_planner.json"
+    path = RESULTS / "fleet_planner.json"
     result = json.loads(path.read_text()) if path.exists() else {}
     parts = {
         "exact": lambda: exact_rows(given.quick, given.limit_s),
@@ -203,8 +203,6 @@ def main() -> None:
             rows.append(row)
             print(json.dumps(row), flush=True)
         if not given.quick:
-            from benchmarks.provenance import provenance
-
             result[part] = {**provenance(), "limit_s": given.limit_s, "batch": BATCH, "rows": rows}
             path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from benchmarks.fleet.cells import STATIC, Cell, Plant, Row, at, ladder, tuned_bound
 from benchmarks.fleet.fleet_tables import figure, table
+from benchmarks.publish import RESULTS
 from sloserve.report.runs_csv import write_runs
 
-RESULTS = Path(__file__).parents[1] / "results"
 SEEDS, TUNING_SEED = 3, 100
 BOUNDS = (2.0, 5.0, 10.0, 20.0)
 COLLATE = "collate:max_wait_s={}/stock"

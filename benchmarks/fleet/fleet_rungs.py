@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.instance import Instance
@@ -155,12 +155,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "fleet_rungs.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "fleet_rungs.json")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measure(Path(folder), args.hidden, args.layers))
     load = round(os.getloadavg()[0], 1)
-    args.out.write_text(json.dumps({"provenance": provenance(), "load_average": load, **found}, indent=2) + "\n")
+    write_result(args.out, {"load_average": load, **found})
 
 
 if __name__ == "__main__":

@@ -24,11 +24,10 @@ from typing import Any
 import aiohttp
 import uvicorn
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 
 EVENTS, STREAMS, ROUNDS, SINGLE, TURNS = 200, 64, 2, 300, 3
 PAUSE_S = 0.02
-RESULT = Path(__file__).parents[1] / "results" / "gateway_cost.json"
 BODY = {"model": "chat", "messages": [{"role": "user", "content": "word " * 200}], "max_tokens": EVENTS, "stream": True}
 EVENT = (
     b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"chat","choices":[{"index":0,'
@@ -223,9 +222,9 @@ def main() -> None:
     direct_ms = found.pop("direct").latency_ms
     figures: dict[str, Any] = {name: proxy.figures(direct_ms) for name, proxy in found.items()}
     figures.setdefault("haproxy", "NOT MEASURED: it is not installed")
-    result: dict[str, Any] = {"provenance": provenance(), "load_average": round(os.getloadavg()[0], 1)}
-    result |= {"events": EVENTS, "streams": STREAMS, "latency_direct_ms_p50": round(statistics.median(direct_ms), 3)}
-    RESULT.write_text(json.dumps(result | figures, indent=2) + "\n")
+    about = {"load_average": round(os.getloadavg()[0], 1)}
+    about |= {"events": EVENTS, "streams": STREAMS, "latency_direct_ms_p50": round(statistics.median(direct_ms), 3)}
+    write_result(RESULTS / "gateway_cost.json", about | figures)
     print(json.dumps(figures, indent=2))
 
 

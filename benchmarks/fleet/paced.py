@@ -31,9 +31,9 @@ from typing import Any
 from benchmarks.fleet import paced_colocation as colocation
 from benchmarks.fleet import paced_models as models
 from benchmarks.fleet.paced_fleet import PREDICTED, REAL, PacedFleet, load
+from benchmarks.publish import RESULTS
 from sloserve.report.runs_csv import read_runs, write_runs
 
-RESULTS = Path(__file__).parents[1] / "results"
 Row = dict[str, Any]
 SECTIONS = {
     "colocation": (

@@ -5,7 +5,6 @@ PostgreSQL with its defaults (fsync on) and over TCP. Rates depend on the disk: 
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.fleet.store.records import NewRequest, RequestState, Result
 from sloserve.fleet.store.store import Store, open_store
 
@@ -83,7 +82,7 @@ def main() -> None:
     parser.add_argument("--postgres", help="postgresql:// address of an empty database; its tables stay there")
     parser.add_argument("--folder", type=Path, help="where SQLite's file lies; a temporary folder by default")
     arguments = parser.parse_args()
-    found: dict[str, Any] = {"provenance": provenance(), "requests": REQUESTS, "cpus": os.cpu_count(), "stores": {}}
+    found: dict[str, Any] = {"requests": REQUESTS, "cpus": os.cpu_count(), "stores": {}}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, opened(f"sqlite:{folder}/store.sqlite") as store:
         found["stores"]["sqlite"] = measure(store)
     if arguments.postgres:
@@ -93,8 +92,7 @@ def main() -> None:
         print("NOT MEASURED: PostgreSQL; give --postgres ADDRESS", file=sys.stderr)
     for name in next(iter(found["stores"].values())):
         print(f"{name:32}", *(f"{kind} {figures[name]:12.2f}" for kind, figures in found["stores"].items()))
-    path = Path(__file__).parents[1] / "results" / "store_speed.json"
-    path.write_text(json.dumps(found, indent=2) + "\n")
+    write_result(RESULTS / "store_speed.json", found)
 
 
 if __name__ == "__main__":

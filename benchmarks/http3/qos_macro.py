@@ -16,7 +16,6 @@ router's queueing simulator, under each rule of the router. Answers are small, s
 
 import argparse
 import asyncio
-import csv
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -28,9 +27,10 @@ import numpy as np
 
 from benchmarks.http3.quic_endpoints import window_bytes
 from benchmarks.http3.quic_link import Shape, link, why_not
-from benchmarks.http3.quic_network import Ends, read
+from benchmarks.http3.quic_network import Ends
 from benchmarks.http3.quic_virtual import LinkLoop
 from benchmarks.http3.quic_virtual import run as virtual_run
+from benchmarks.publish import RESULTS, read_rows, write_rows
 from benchmarks.router.gain import system_called
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.fleet.router.arrivals import Changing, Phases, Stable
@@ -48,7 +48,7 @@ from sloserve.quic.service import by_class
 from sloserve.quic.settings import Http3Settings
 from sloserve.wire.resolve import Rules
 
-RESULTS = Path(__file__).parents[1] / "results" / "qos-macro"
+FOLDER = RESULTS / "qos-macro"
 REQUESTS, SEEDS = 200, 3
 RTT_MS = 100
 REPLY_S = RTT_MS / 2e3 + 1200 * 8 / 5e6
@@ -290,7 +290,7 @@ def main() -> None:
     parser.add_argument("--policies", type=Path, default=Path("router-policies"))
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--no-tcp", action="store_true", help="only what needs no root")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     impossible = None if args.no_tcp else why_not()
     if impossible is not None:
@@ -308,13 +308,9 @@ def main() -> None:
             rows += rows_of(workload, seed, system, requests, took, rules)
             print(f"{workload} {seed}: {time.process_time() - begun_s:.0f} s of CPU time", flush=True)
     rows = means(rows)
-    args.out.mkdir(parents=True, exist_ok=True)
-    with (args.out / "runs.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(args.out / "runs.csv", rows)
     (args.out / "table.txt").write_text(table_of(rows))
-    print(table_of(read(args.out / "runs.csv")))
+    print(table_of(read_rows(args.out / "runs.csv")))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ there. Each row has its backend.
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -34,11 +33,12 @@ from benchmarks.http3.quic_endpoints import CLASSES, TCP_CONGESTIONS, WINDOW, Re
 from benchmarks.http3.quic_link import ADDRESSES, Link, Shape, link, why_not
 from benchmarks.http3.quic_virtual import LinkLoop
 from benchmarks.http3.quic_virtual import run as virtual_run
+from benchmarks.publish import RESULTS, read_rows, write_rows
 from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
 from sloserve.quic.schedulers import SCHEDULERS
 
 REQUESTS = 90
-RESULTS = Path(__file__).parents[1] / "results" / "quic-network"
+FOLDER = RESULTS / "quic-network"
 DRAWN = "burst-constant"
 """The condition that the bars are for, and the figure."""
 LATE_MS = 25.0
@@ -263,18 +263,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def write(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    with (folder / "runs.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(folder / "runs.csv", rows)
     (folder / "table.txt").write_text(table_of(rows))
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 def main() -> None:
@@ -284,14 +274,14 @@ def main() -> None:
     parser.add_argument("--wire", action="store_true", help="QUIC on the emulated link too, beside virtual time")
     parser.add_argument("--no-tcp", action="store_true", help="only what needs no root")
     parser.add_argument("--no-virtual", action="store_true", help="only what needs root; other rows are kept")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--closing", action="store_true", help="only the runs with other windows and connections")
     parser.add_argument("--late", action="store_true", help="runs on the link during which the machine was busy, again")
     args = parser.parse_args()
     path = args.out / "runs.csv"
     chosen = args.only or [c.name for c in CONDITIONS]
     runs = [run for c in CONDITIONS if c.name in chosen for run in runs_of(c) if run["seed"] <= (args.seeds or c.seeds)]
-    rows = read(path) if path.exists() else []
+    rows = read_rows(path)
     if args.late:
         late = {run_of(row) for row in rows if float(row["late_ms"]) > LATE_MS}
         rows = [row for row in rows if run_of(row) not in late]

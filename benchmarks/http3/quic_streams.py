@@ -12,7 +12,6 @@ QoE follows from when each event reaches the client, as its token buffer has it.
 
 import argparse
 import asyncio
-import csv
 import tempfile
 import time
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from rich.table import Table
 
 from benchmarks.http3.quic_link import Shape
 from benchmarks.http3.quic_virtual import LinkLoop, run
+from benchmarks.publish import RESULTS, write_rows
 from sloserve.core.qoe import qoe
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
@@ -43,7 +43,7 @@ from sloserve.sim.model.engine import ModelEngine
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.wire.resolve import Rules
 
-RESULTS = Path(__file__).parents[1] / "results" / "quic-streams"
+FOLDER = RESULTS / "quic-streams"
 SPAN_S, READERS_PER_S = 40.0, 0.5
 BURSTS_S, BULK_IN_BURST = (8.0, 24.0), 16
 TTFT_S, TDS, BULK_DUE_S = 1.0, 4.8, 30.0
@@ -206,17 +206,12 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--kbit-s", type=int, choices=LINKS_KBIT_S, action="append", help="one link alone")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     begun_s = time.process_time()
@@ -233,11 +228,7 @@ def main() -> None:
                     rows.append({**names, "seed": seed, **row_of(asked, arrived), "lost": lost})
                     print(rows[-1], flush=True)
     rows.sort(key=lambda row: row["kbit_s"])
-    args.out.mkdir(parents=True, exist_ok=True)
-    with (args.out / "runs.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(args.out / "runs.csv", rows)
     (args.out / "table.txt").write_text(table_of(rows))
     print(table_of(rows))
     print(f"{time.process_time() - begun_s:.0f} s of CPU time")

@@ -35,6 +35,7 @@ import numpy as np
 import yaml
 
 from benchmarks.policies.step_sizes import BUDGET, FIGURES, HALVES, POLICIES
+from benchmarks.publish import read_rows, write_rows
 from sloserve.core.errors import ConfigError
 from sloserve.report.summary import summarize
 from sloserve.sim.experiment import MODEL, Experiment, Point, measured_points, run_experiment
@@ -120,13 +121,6 @@ COLUMNS = ("cell", "half", "seed", "rps", "policy", *FIGURES)
 def read_cells() -> dict[int, Cell]:
     with LIST.open() as file:
         return {int(row["cell"]): Cell(*(row[name] for name in Cell._fields)) for row in csv.DictReader(file)}
-
-
-def read_rows(path: Path) -> list[Row]:
-    if not path.exists():
-        return []
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 def experiment(cell: Cell, half: str, seed: int, folder: Path, **flags: Any) -> Experiment:
@@ -267,10 +261,7 @@ def main() -> None:
             known = [Point(seed, float(of_job[0]["rps"]), float(cells[number].load))] if of_job else None
             found = list(run(ours, names, known or measured_points(ours), cell=number, half=half))
         rows += found
-        with args.raw.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(args.raw, rows, COLUMNS)
         taken = time.process_time() - began
         print(
             f"{number}, {', '.join(cells[number])}, {half}, seed {seed}: {len(found)} runs, {taken:.0f} s", flush=True

@@ -17,12 +17,11 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S, qoe
 from sloserve.core.rows import COLUMNS, Rows, State
 from sloserve.estimator.step_time.latency import StepLoad
@@ -30,7 +29,6 @@ from sloserve.scheduler.auto.constants import CONSTANTS
 from sloserve.scheduler.policy import EngineFacts, Snapshot
 from sloserve.scheduler.registry import make_policy, parse_policy
 
-RESULT: Final = Path(__file__).parents[1] / "results" / "auto_gap.json"
 STEP_S: Final = 0.03
 PROMPT_TOKENS_A_STEP: Final = 1024
 BLOCK, BLOCKS = 16, 100_000
@@ -220,7 +218,7 @@ def main() -> None:
     rows = measured(args.instances, args.requests)
     found = {"all": quantiles(rows)}
     found |= {f"seats_{n}": quantiles([row for row in rows if row["seats"] == n]) for n in SEATS}
-    RESULT.write_text(json.dumps({**provenance(), "requests": args.requests, **found}, indent=1) + "\n")
+    write_result(RESULTS / "auto_gap.json", {"requests": args.requests, **found})
     print(json.dumps(found["all"], indent=1))
 
 

@@ -16,9 +16,6 @@ Writes rows to ``--out``/runs.csv.gz and table.txt; runs that are there already 
 """
 
 import argparse
-import csv
-import gzip
-import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,9 +30,10 @@ import yaml
 
 from benchmarks.fleet.cells import run as run_fleet
 from benchmarks.fleet.fleet_qlm import ONE_MODEL, SHORTER
-from benchmarks.policies.auto_cells import AUTO, AUTOS, Cell, Row, experiment, read_cells, read_rows, rival_of, run
+from benchmarks.policies.auto_cells import AUTO, AUTOS, Cell, Row, experiment, read_cells, rival_of, run
 from benchmarks.policies.auto_report import ATTAINMENT, LATENCY, PREEMPTIONS, QOE, TOKENS, runs_of, short, shown
-from benchmarks.policies.step_sizes import BUDGET, FIGURES, ROOT
+from benchmarks.policies.step_sizes import BUDGET, FIGURES
+from benchmarks.publish import RESULTS, read_rows, write_rows
 from sloserve.report.statistics import mean_interval
 from sloserve.scheduler.auto import constants
 from sloserve.sim.experiment import ENGINE_KINDS, MODEL, Point
@@ -200,21 +198,6 @@ def _fleet_row(row: Row) -> Row:
 COLUMNS = ("section", "variant", "cell", "seed", *FIGURES)
 
 
-def read(path: Path) -> list[Row]:
-    if not path.exists():
-        return []
-    with gzip.open(path, "rt") as file:
-        return list(csv.DictReader(file))
-
-
-def write(path: Path, rows: Sequence[Row]) -> None:
-    written = io.StringIO()
-    writer = csv.DictWriter(written, COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    path.write_bytes(gzip.compress(written.getvalue().encode(), 9, mtime=0))
-
-
 def figures(rows: Sequence[Row], section: str, variant: str) -> dict[tuple[int, int], dict[str, float]]:
     """By cell and seed."""
     return {
@@ -318,11 +301,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--engine", choices=ENGINE_KINDS, default=MODEL)
     parser.add_argument("--cpu-minutes", type=float, default=15.0, help="begin no further run after these")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "auto-parts")
+    parser.add_argument("--out", type=Path, default=RESULTS / "auto-parts")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     path, grid = args.out / "runs.csv.gz", Grid(read_cells(), read_rows(args.raw))
-    rows = read(path)
+    rows = read_rows(path)
     key = lambda row: tuple(str(row[name]) for name in COLUMNS[:4])  # noqa: E731
     done = {key(row) for row in rows}
     for labels, make in tasks(args.section, grid, args.seeds, args.engine) if args.section != "table" else ():
@@ -332,7 +315,7 @@ def main() -> None:
         if key(labels) not in done:
             found = make()
             rows.append(dict.fromkeys(FIGURES, "") | {n: found[n] for n in FIGURES if n in found} | labels)
-            write(path, rows)
+            write_rows(path, rows, COLUMNS)
             print(*labels.values(), *(rows[-1][n] for n in FIGURES), f"{time.process_time():.0f} s", flush=True)
     (args.out / "table.txt").write_text(table(rows, grid.cells))
 

@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 
 from benchmarks.policies.auto_cells import MIXED
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.core.slo import SLO, Targets
@@ -32,7 +32,6 @@ from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.simulate import build_experiment
 
-RESULT: Final = Path(__file__).parents[1] / "results" / "auto_regimes.json"
 FLAGS: Final[dict[str, Any]] = {"workload": "sharegpt-poisson", "kv_blocks": 3000, "engine": MODEL}
 LOAD: Final = 1.5
 RUSH: Final = 5000
@@ -109,9 +108,7 @@ def main() -> None:
         long = experiment(folder, MIXED, policy="auto", **many)
         (run,) = run_experiment(long)
         found = by_tenths(run.log)
-    RESULT.write_text(
-        json.dumps({**provenance(), "one": ones, "capacity_rps": point.rps, "long": found}, indent=1) + "\n"
-    )
+    write_result(RESULTS / "auto_regimes.json", {"one": ones, "capacity_rps": point.rps, "long": found})
     print(json.dumps(found, indent=1))
 
 

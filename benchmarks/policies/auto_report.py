@@ -12,9 +12,6 @@ runs.csv.gz.
 """
 
 import argparse
-import csv
-import gzip
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -29,10 +26,10 @@ from benchmarks.policies.auto_cells import (
     Row,
     budget_of,
     read_cells,
-    read_rows,
     rival_of,
 )
-from benchmarks.policies.step_sizes import FIGURES, POLICIES, ROOT
+from benchmarks.policies.step_sizes import FIGURES, POLICIES
+from benchmarks.publish import RESULTS, read_rows, write_rows
 from sloserve.report.statistics import Mean, mean_interval
 
 ATTAINMENT, QOE, LATENCY, TOKENS, PREEMPTIONS = FIGURES
@@ -52,14 +49,10 @@ def rounded(text: str) -> str:
     return f"{float(text):.4g}" if text else text
 
 
-def published(rows: Iterable[Row]) -> bytes:
-    """The rows as a compressed table, the same bytes for the same rows."""
-    written = io.StringIO()
-    writer = csv.DictWriter(written, PUBLISHED, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
+def published(rows: Iterable[Row]) -> list[Row]:
+    """The rows as they are published: in one order, with rounded figures."""
     key = lambda row: (int(row["cell"]), row["half"], row["policy"], int(row["seed"]))  # noqa: E731
-    writer.writerows(row | {name: rounded(row[name]) for name in FIGURES} for row in sorted(rows, key=key))
-    return gzip.compress(written.getvalue().encode(), 9, mtime=0)
+    return [row | {name: rounded(row[name]) for name in FIGURES} for row in sorted(rows, key=key)]
 
 
 def runs_of(rows: Iterable[Row], cell: int) -> Runs:
@@ -275,22 +268,16 @@ def table(rows: Sequence[Row], cells: Mapping[int, Cell]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read(path: Path) -> list[Row]:
-    """The rows of runs.csv.gz."""
-    with gzip.open(path, "rt") as file:
-        return list(csv.DictReader(file))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--raw", type=Path)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "auto")
+    parser.add_argument("--out", type=Path, default=RESULTS / "auto")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "runs.csv.gz"
     if args.raw is not None:
-        path.write_bytes(published(read_rows(args.raw)))
-    text = table(read(path), read_cells())
+        write_rows(path, published(read_rows(args.raw)), PUBLISHED)
+    text = table(read_rows(path), read_cells())
     (args.out / "table.txt").write_text(text)
     print(text, end="")
 

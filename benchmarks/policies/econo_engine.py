@@ -37,7 +37,7 @@ import httpx
 import numpy as np
 
 from benchmarks.policies.streams import CHECKS, STOCK, Served, compared, counter, must_equal_stock, serve, show
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, provenance, write_result
 from benchmarks.servers import ONE_THREAD, plain_vllm_command, scarce_kv, served, sloserve_command
 from sloserve.client.payload import Payload
 from sloserve.client.shaping import cap_lengths
@@ -45,7 +45,6 @@ from sloserve.core.clock import SystemClock
 from sloserve.core.request import WorkloadRequest
 from sloserve.workloads.registry import workload
 
-RESULTS = Path(__file__).parents[1] / "results" / "econo_engine.json"
 WORKLOAD = "sharegpt-poisson"
 MAX_PROMPT_TOKENS, MAX_TOKENS = 512, 1024
 KV_BLOCKS = 440
@@ -182,7 +181,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=160)
     parser.add_argument("--policies", default="fcfs,edf,sjf,econo,econo:preempt=false,econo-paper")
     parser.add_argument("--port", type=int, default=8150)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "econo_engine.json")
     given, origin = parser.parse_args(), provenance()
     policies = [STOCK, *given.policies.split(",")]
     plain, own = [*plain_vllm_command(), *FLAGS], [*sloserve_command("fcfs"), *FLAGS]
@@ -211,7 +210,7 @@ def main() -> None:
     settings = {key: value for key, value in vars(given).items() if key != "out"}
     settings |= {"workload": WORKLOAD, "arrivals": "at once", "kv_blocks": KV_BLOCKS, "flags": FLAGS, "stops": STOPS}
     found = {"settings": settings, "mean_least_greatest": table, "runs": records}
-    given.out.write_text(json.dumps(origin | found, indent=1) + "\n")
+    write_result(given.out, origin | found)
     must_equal_stock(records)
 
 

@@ -20,7 +20,6 @@ Writes results/econo_engines.json and .png; ``--quick`` writes nothing. A case w
 """
 
 import gc
-import json
 import logging
 import math
 import sys
@@ -34,6 +33,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks.publish import RESULTS, write_result
 from sloserve.core.errors import ConfigError
 from sloserve.core.goodput import attainment
 from sloserve.core.outcome import Outcome
@@ -349,18 +349,9 @@ def main() -> None:
         result[row] = compare(case, first_load)
     if quick:
         return
-    from benchmarks.provenance import provenance
-
-    path = Path(__file__).parents[1] / "results" / "econo_engines.json"
-    record = {
-        **provenance(),
-        "seeds": SEEDS,
-        "requests": REQUESTS,
-        "rate_step": STEP,
-        "links_bytes_per_s": LINKS,
-        "cases": result,
-    }
-    path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    path = RESULTS / "econo_engines.json"
+    settings = {"seeds": SEEDS, "requests": REQUESTS, "rate_step": STEP, "links_bytes_per_s": LINKS}
+    write_result(path, {**settings, "cases": result})
     plot(result, path.with_suffix(".png"))
 
 

@@ -15,11 +15,11 @@ import json
 import logging
 import sys
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.publish import RESULTS, write_result
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.policy import Plan, Snapshot
@@ -111,18 +111,8 @@ def main() -> None:
                 shown = {key: rows[-1][key] for key in ("over", "under", "within")}
                 print(f"{name} {lengths} padding {padding}: {json.dumps(shown)}", flush=True)
     if not quick:
-        from benchmarks.provenance import provenance
-
-        path = Path(__file__).parents[1] / "results" / "econo_provision.json"
-        result = {
-            **provenance(),
-            "profile": PROFILE,
-            "seeds": SEEDS,
-            "requests": REQUESTS,
-            "cases": CASES,
-            "rows": rows,
-        }
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        settings = {"profile": PROFILE, "seeds": SEEDS, "requests": REQUESTS, "cases": CASES}
+        write_result(RESULTS / "econo_provision.json", {**settings, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.publish import RESULTS, write_result
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.kernels.knapsack import PackRule, best_batch, pack_exact, pack_greedy, pack_priced
 
@@ -161,11 +161,8 @@ def main() -> None:
         print(json.dumps(row, sort_keys=True))
     if quick:
         return
-    from benchmarks.provenance import provenance
-
     settings = {"seed": SEED, "capacities": CAPACITIES, "most_blocks": MOST_BLOCKS, "batch_sizes": BATCHES}
-    path = Path(__file__).parents[1] / "results" / "knapsack.json"
-    path.write_text(json.dumps({**provenance(), "settings": settings, **result}, indent=1, sort_keys=True) + "\n")
+    write_result(RESULTS / "knapsack.json", {"settings": settings, **result})
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.publish import RESULTS, write_result
 from sloserve.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
 from sloserve.lso.blocks import blocks_of
 
@@ -124,11 +124,8 @@ def main() -> None:
         print(json.dumps({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}))
     if quick:
         return
-    from benchmarks.provenance import provenance
-
     settings = {"seed": SEED, "repeats": REPEATS, "block_size": BLOCK_SIZE}
-    path = Path(__file__).parents[1] / "results" / "kv_reservation.json"
-    path.write_text(json.dumps({**provenance(), "settings": settings, **result}, indent=1, sort_keys=True) + "\n")
+    write_result(RESULTS / "kv_reservation.json", {"settings": settings, **result})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.policies.step_sizes import FIGURES, HALVES
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.report.summary import summarize
 from sloserve.sim.experiment import MODEL, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
@@ -24,7 +24,6 @@ from sloserve.sim.simulate import build_experiment
 from sloserve.workloads.readers.found import find_trace
 
 TRACE = Path("mooncake_conversation_first_half.csv.gz")
-RESULT = Path(__file__).parents[1] / "results" / "prefix_hits.json"
 
 
 def unknown(self: ModelPort, request: Any, before: int) -> int:
@@ -62,7 +61,7 @@ def main() -> None:
                 row = {"hits": hits, "policy": run.policy, "load": point.load, "seed": point.seed}
                 rows.append(row | {figure: record[figure] for figure in FIGURES})
                 print(json.dumps(rows[-1]), flush=True)
-    RESULT.write_text(json.dumps({**provenance(), "max_requests": args.max_requests, "runs": rows}, indent=1) + "\n")
+    write_result(RESULTS / "prefix_hits.json", {"max_requests": args.max_requests, "runs": rows})
 
 
 if __name__ == "__main__":

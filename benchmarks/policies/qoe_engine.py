@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.policies.streams import CHECKS, STOCK, Served, compared, must_equal_stock, serve, show
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from benchmarks.servers import ONE_THREAD, plain_vllm_command, scarce_kv, served, sloserve_command
 from sloserve.client.shaping import cap_lengths
 from sloserve.core.qoe import DEFAULT_TTFT_S
@@ -34,7 +34,6 @@ from sloserve.core.speeds import READING, DigestSpeeds
 from sloserve.workloads.registry import workload
 from sloserve.workloads.slo_assignment import ClassRule, SLOAssignment
 
-RESULTS = Path(__file__).parents[1] / "results" / "qoe_engine.json"
 WORKLOAD = "sharegpt-poisson"
 MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 512, 1024
 KV_BLOCKS = 440
@@ -128,7 +127,7 @@ def main() -> None:
     settings = vars(given) | {"workload": WORKLOAD, "kv_blocks": KV_BLOCKS, "flags": FLAGS, "pace": PACE}
     settings |= {"rps": scale.rps, "tds": scale.tds, "andes": scale.policy("andes"), "capacity": capacity}
     found = {"settings": settings, "mean_least_greatest": table, "runs": records}
-    RESULTS.write_text(json.dumps(provenance() | found, indent=1) + "\n")
+    write_result(RESULTS / "qoe_engine.json", found)
     must_equal_stock(records)
 
 

@@ -4,15 +4,13 @@ Writes results/sa-overhead.json: the kernel alone in µs of wall time, and a who
 time. Sizes are interleaved; medians and p99 of the repeats.
 """
 
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.policies.sa_paper import V100, view
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.kernels.anneal import Cooling, anneal, exhaustive
@@ -117,10 +115,9 @@ def plans() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    result = {**provenance(), "repeats": REPEATS, "kernel": kernel(), "plans": plans()}
-    path = Path(__file__).parents[1] / "results" / "sa-overhead.json"
-    path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
-    for row in result["kernel"] + result["plans"]:
+    of_kernel, of_plans = kernel(), plans()
+    write_result(RESULTS / "sa-overhead.json", {"repeats": REPEATS, "kernel": of_kernel, "plans": of_plans})
+    for row in of_kernel + of_plans:
         print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()})
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.policies.sa_instances import plan_instances
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, provenance
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.rows import Rows
 from sloserve.core.slo import SLOClass, Targets
@@ -295,7 +295,7 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    out = Path(__file__).parents[1] / "results" / "sa-paper"
+    out = RESULTS / "sa-paper"
     out.mkdir(parents=True, exist_ok=True)
     models = model_experiments()
     tasks = list(engine_tasks())

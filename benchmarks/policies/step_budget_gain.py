@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.policies.step_sizes import BUDGET, FIGURES, ROOT, Row, experiment
+from benchmarks.policies.step_sizes import BUDGET, FIGURES, Row, experiment
+from benchmarks.publish import RESULTS
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.report.summary import summarize
@@ -114,7 +115,7 @@ def table(rows: list[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "step-budget")
+    parser.add_argument("--out", type=Path, default=RESULTS / "step-budget")
     parser.add_argument("--max-requests", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()

@@ -12,7 +12,6 @@ out.
 """
 
 import argparse
-import csv
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.publish import RESULTS, read_rows, write_rows
 from sloserve.core.errors import ConfigError
 from sloserve.report.summary import summarize
 from sloserve.sim.experiment import MODEL, Experiment, measured_points, run_experiment
@@ -164,7 +164,7 @@ def _shown(figure: str, rows: list[Row], policy: str, best: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "step-sizes")
+    parser.add_argument("--out", type=Path, default=RESULTS / "step-sizes")
     parser.add_argument("--cells", default=",".join(WORKLOADS), help="workloads, comma-separated")
     parser.add_argument("--max-requests", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
@@ -173,7 +173,7 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "runs.csv"
-    rows: list[Row] = list(csv.DictReader(path.open())) if path.exists() else []
+    rows: list[Row] = read_rows(path)
     done = {(row["workload"], row["slo"], row["kv"]) for row in rows}
     todo = [cell for cell in cells(args.cells.split(",")) if (cell in done) == args.budgets]
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
@@ -187,10 +187,7 @@ def main() -> None:
             if args.budgets:
                 rows = [r for r in rows if BUDGET not in r["policy"] or (r["workload"], r["slo"], r["kv"]) != cell]
             rows += [{key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in found]
-            with path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(rows)
+            write_rows(path, rows, COLUMNS)
             (args.out / "table.txt").write_text(table(rows))
             print(f"{', '.join(cell)}: {len(found)} runs", flush=True)
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
+from benchmarks.publish import RESULTS
 from benchmarks.router.gain import SEED, system_called
 from sloserve.fleet.router.choose import SHIPPED_FILE
 from sloserve.fleet.router.environment import System
@@ -27,7 +28,7 @@ from sloserve.fleet.router.network import load_network
 from sloserve.fleet.router.routing import Rule, always, learned, masked_greedy
 from sloserve.report.runs_csv import write_runs
 
-RESULTS = Path(__file__).parents[1] / "results" / "router-ceiling"
+FOLDER = RESULTS / "router-ceiling"
 GOAL = 0.9
 LIMITS = 16.0
 BATCHES = {1: 2000, 3: 40}
@@ -111,9 +112,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     rows = runs()
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    write_runs(RESULTS / "runs.csv", rows)
-    (RESULTS / "table.txt").write_text(table(rows))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    write_runs(FOLDER / "runs.csv", rows)
+    (FOLDER / "table.txt").write_text(table(rows))
     print(table(rows))
 
 

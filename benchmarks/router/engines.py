@@ -32,9 +32,10 @@ import numpy as np
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.publish import RESULTS
 from sloserve.report.runs_csv import write_runs
 
-RESULTS = Path(__file__).parents[1] / "results" / "router-engines"
+FOLDER = RESULTS / "router-engines"
 PROFILES = Path(__file__).parents[2] / "sloserve" / "estimator" / "profiles"
 SLOWER = 3.0
 MODELS = {"opt-1.3b": "a100-opt-1.3b", "opt-6.7b": "a100-opt-6.7b"}
@@ -329,9 +330,9 @@ def main() -> None:
             return
         (folder / "policy.safetensors").write_bytes(arguments.policy.read_bytes())
         found = asyncio.run(compare(folder, arguments.seed, _free_port(), real_time=arguments.real_time))
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    write_runs(RESULTS / "runs.csv", found)
-    (RESULTS / "table.txt").write_text(table(found))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    write_runs(FOLDER / "runs.csv", found)
+    (FOLDER / "table.txt").write_text(table(found))
     print(table(found))
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.publish import RESULTS
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.profile import load_profile
@@ -39,7 +40,7 @@ from sloserve.report.runs_csv import write_runs
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
-RESULTS = Path(__file__).parents[1] / "results" / "router"
+FOLDER = RESULTS / "router"
 SEEDS = (0, 1, 2)
 STEPS = {"paper": 1_200_000, "opt": 1_200_000, "priority": 600_000, "network": 600_000}
 TRAININGS = [("paper", seed, True) for seed in SEEDS] + [("paper", 0, False), ("priority", 0, True)]
@@ -341,10 +342,10 @@ def main() -> None:
     found = [run for name in SYSTEMS for run in judge(name, arguments.policies)]
     text = table(RATES, found, engines)
     print(text)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    write_runs(RESULTS / "runs.csv", found)
-    write_runs(RESULTS / "engines.csv", engines)
-    (RESULTS / "table.txt").write_text(text)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    write_runs(FOLDER / "runs.csv", found)
+    write_runs(FOLDER / "engines.csv", engines)
+    (FOLDER / "table.txt").write_text(text)
     for name in SYSTEMS if arguments.plots is not None else ():
         draw_all(name, arguments.policies, arguments.plots)
 

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from benchmarks.servers import served, sloserve_command
 from sloserve.vllm_plugin.server.tiny_model import NAME, tiny_model_path
 
-RESULTS = Path(__file__).parents[1] / "results" / "bench_agreement.json"
 GOODPUT = ["ttft:20", "tpot:3"]
 """Near the median, so that the count of good requests shows a difference in latency."""
 FIGURES = (
@@ -136,7 +135,7 @@ def main() -> None:
         "figures": figures,
         "runs": {name: [{key: run[key] for key in FIGURES} for run in of_tool] for name, of_tool in runs.items()},
     }
-    RESULTS.write_text(json.dumps(provenance() | result, indent=1) + "\n")
+    write_result(RESULTS / "bench_agreement.json", result)
 
 
 def _row(samples: list[list[float]]) -> dict[str, float]:

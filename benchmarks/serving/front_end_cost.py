@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import AsyncIterator
 from enum import Enum
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +21,11 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.core.clock import SystemClock
 from sloserve.vllm_plugin.server.accept import FrontEnd
 
-RESULTS = Path(__file__).parents[1] / "results" / "front_end_cost.json"
 TOKENS = (1, 201)
 CHUNK = b'data: {"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":" word"}]}\n\n'
 HEADERS = [(b"content-type", b"application/json"), (b"host", b"x"), (b"accept", b"*/*"), (b"user-agent", b"y")]
@@ -119,7 +117,7 @@ def main() -> None:
     }
     for name, value in figures.items():
         print(f"{name:22}{value:10.2f}")
-    RESULTS.write_text(json.dumps(provenance() | {"figures": figures, "settings": vars(given)}, indent=1) + "\n")
+    write_result(RESULTS / "front_end_cost.json", {"figures": figures, "settings": vars(given)})
 
 
 if __name__ == "__main__":

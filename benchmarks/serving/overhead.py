@@ -9,7 +9,6 @@ Requests state an SLO in a header and class and tier in the body, which plain vL
 
 import argparse
 import asyncio
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -18,11 +17,10 @@ import httpx
 import numpy as np
 from scipy.stats import bootstrap
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from benchmarks.servers import plain_vllm_command, served, sloserve_command
 from sloserve.vllm_plugin.server.tiny_model import NAME
 
-RESULTS = Path(__file__).parents[1] / "results" / "serving_overhead.json"
 TOKENS = 32
 PER_ROUND = {1: 40, 32: 64, 128: 256}
 """Requests a round, by streams at once."""
@@ -131,7 +129,7 @@ def main() -> None:
                 f"  added {value['added']:8.2f} ({low:.2f} to {high:.2f})"
             )
     settings = {"rounds": given.rounds, "tokens": TOKENS, "policy": given.policy, "per_round": PER_ROUND}
-    RESULTS.write_text(json.dumps(provenance() | {"settings": settings, "levels": levels}, indent=1) + "\n")
+    write_result(RESULTS / "serving_overhead.json", {"settings": settings, "levels": levels})
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ Replays 2,000 requests of each trace with arrivals at about 1.5 times the engine
 compares every SchedulerOutput; and through edf, without targets: equal up to the first request that resumes, since edf
 then serves in order of arrival and stock in order of admission. Then times 400 of the requests, stock and fcfs in turn,
 REPEATS times each, in CPU time of the thread, so that other work on the machine counts less. Writes
-benchmarks/results/parity.json. Argument: the folder of traces, by default SLOSERVE_DATA or ../shared/data beside the
-repository.
+benchmarks/results/parity.json. Argument: the folder of traces, by default SLOSERVE_DATA.
 """
 
 import json
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
@@ -31,7 +31,6 @@ REQUESTS = 2000
 TIMED_REQUESTS = 400
 SEED = 0
 PROFILE = "h100-llama3-8b"
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -155,19 +154,15 @@ def measure(case: Case, folder: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    from benchmarks.provenance import provenance
-
-    given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLOSERVE_DATA")
-    folder = Path(given) if given else ROOT.parent / "shared" / "data"
-    result: dict[str, object] = {**provenance(), "profile": PROFILE, "seed": SEED, "repeats": REPEATS}
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ["SLOSERVE_DATA"])
+    result: dict[str, object] = {"profile": PROFILE, "seed": SEED, "repeats": REPEATS}
     result["cases"] = cases = []
     decide(CASES[0].engine(), CASES[0].requests(folder, 100), "fcfs")  # imports and warms up
     for case in CASES:
         cases.append(compare(case, folder) | measure(case, folder))
         print(json.dumps(cases[-1]), flush=True)
-    path = ROOT / "benchmarks" / "results" / "parity.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    path = RESULTS / "parity.json"
+    write_result(path, result)
     print(path)
 
 

@@ -27,7 +27,7 @@ import yaml
 from scipy.optimize import nnls
 
 import sloserve
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, provenance, write_result
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import policy_class, policy_names
@@ -247,8 +247,7 @@ def main() -> None:
     for row in rows:
         print(json.dumps(row))
     if not quick:
-        path = Path(__file__).parents[1] / "results" / "plan-overhead.json"
-        path.write_text(json.dumps({**provenance(), "repeats": repeats, "rows": rows}, indent=1, sort_keys=True) + "\n")
+        write_result(RESULTS / "plan-overhead.json", {"repeats": repeats, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -22,11 +22,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from benchmarks.servers import ONE_THREAD, plain_vllm_command, running, sloserve_command
 from sloserve.vllm_plugin.server.tiny_model import NAME
 
-RESULTS = Path(__file__).parents[1] / "results" / "shutdown_under_load.json"
 STREAMS = 8
 SHORT_TOKENS, LONG_TOKENS = 250, 4000
 COMMANDS = {"vllm": plain_vllm_command(), "sloserve": sloserve_command("edf")}
@@ -135,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 rows.append(measure(server, timeout_s, args.port, args.patience, log))
                 print(json.dumps(rows[-1]), flush=True)
     if not args.no_file:
-        RESULTS.write_text(json.dumps({**provenance(), "rows": rows}, indent=2) + "\n")
+        write_result(RESULTS / "shutdown_under_load.json", {"rows": rows})
 
 
 if __name__ == "__main__":

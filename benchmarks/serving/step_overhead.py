@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import parse_policy
 from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
@@ -38,7 +38,6 @@ STEPS = 200
 WARM_UP = 60
 """Steps before, in which the engine fills up."""
 PROFILE = "a100-opt-13b"
-RESULT = Path(__file__).parents[1] / "results" / "step-overhead.json"
 
 PARTS = {
     "snapshot": "rows, engine facts and ageing",
@@ -201,7 +200,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--beside", metavar="PYTHON", help="interpreter of an environment with another commit")
     parser.add_argument("--policies", nargs="+", default=POLICIES)
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, default=RESULTS / "step-overhead.json")
     parser.add_argument("--turn", type=int, help="prints the samples of one turn, with this seed, and ends")
     given = parser.parse_args()
     logging.getLogger("vllm").setLevel(logging.ERROR)
@@ -222,10 +221,10 @@ def main() -> None:
     for row in rows:
         print(json.dumps(row))
     if not given.quick:
-        result = {**provenance(), "repeats": repeats, "parts": PARTS, "rows": rows}
+        result = {"repeats": repeats, "parts": PARTS, "rows": rows}
         if others:
             result["beside"] = rows_of(others)
-        given.out.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+        write_result(given.out, result)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, provenance, write_result
 from sloserve.core.errors import ConfigError
 from sloserve.core.runlog import RunLog
 from sloserve.report.summary import summarize
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--policies", default=POLICIES)
     parser.add_argument("--rows", help="comma-separated; all if not given")
     args = parser.parse_args()
-    path = Path(__file__).parents[1] / "results" / "model_agreement.json"
+    path = RESULTS / "model_agreement.json"
     found = experiments(args.max_requests, args.seeds, args.policies)
     rows: list[dict[str, Any]] = []
     if args.rows:
@@ -111,8 +111,7 @@ def main() -> None:
         key: max((abs(row[key]) for row in rows if row[key] is not None), default=0.0)
         for key in ("requests_that_differ", *(f"{name}_difference" for name in FIGURES))
     }
-    result = {**provenance(), "runs": rows, "missing_traces": missing, "largest_difference": worst}
-    path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    write_result(path, {"runs": rows, "missing_traces": missing, "largest_difference": worst})
     print(json.dumps(worst, indent=1))
 
 

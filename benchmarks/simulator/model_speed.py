@@ -7,10 +7,9 @@ of the repeats is reported. CPU seconds of the process, so other load on the mac
 import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from benchmarks.simulator.speed import RUNNING, workload
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.model.engine import ModelEngine
@@ -54,9 +53,7 @@ def main() -> None:
         assert of["vllm"]["steps"] == of["model"]["steps"], f"{policy}: the two make different steps"
         vllm_us, model_us = (of[name]["us_per_step"] for name in ("vllm", "model"))
         of["model"]["times_less_cpu"] = vllm_us / model_us
-    path = Path(__file__).parents[1] / "results" / "model_speed.json"
-    result = {**provenance(), "repeats": REPEATS, "median": medians}
-    path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    write_result(RESULTS / "model_speed.json", {"repeats": REPEATS, "median": medians})
     print(json.dumps(medians, indent=1))
 
 

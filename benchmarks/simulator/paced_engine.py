@@ -6,15 +6,13 @@ shows as real time above virtual time.
 """
 
 import argparse
-import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
@@ -119,9 +117,8 @@ def main() -> None:
             ratio = {name: found["real"][name] / found["virtual"][name] for name in found["real"]}
             runs.append({"seed": seed, "policy": policy or "stock", **found, "ratio": ratio})
             print(seed, policy or "stock", {name: round(value, 3) for name, value in ratio.items()}, flush=True)
-    path = Path(__file__).parents[1] / "results" / "paced_worker.json"
-    about = {"provenance": provenance(), "profile": PROFILE, "requests": arguments.requests, "rps": arguments.rps}
-    path.write_text(json.dumps({**about, "runs": runs}, indent=2) + "\n")
+    about = {"profile": PROFILE, "requests": arguments.requests, "rps": arguments.rps}
+    write_result(RESULTS / "paced_worker.json", {**about, "runs": runs})
 
 
 if __name__ == "__main__":

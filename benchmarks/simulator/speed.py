@@ -6,9 +6,8 @@ Writes benchmarks/results/simulator_speed.json. Interleaves stock and the polici
 import json
 import statistics
 import time
-from pathlib import Path
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.profile import load_profile
@@ -73,10 +72,7 @@ def main() -> None:
         profile: {q: {k: statistics.median(r[k] for r in runs) for k in runs[0]} for q, runs in by_policy.items()}
         for profile, by_policy in results.items()
     }
-    path = Path(__file__).parents[1] / "results" / "simulator_speed.json"
-    path.parent.mkdir(exist_ok=True)
-    result = {**provenance(), "repeats": REPEATS, "median": medians}
-    path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    write_result(RESULTS / "simulator_speed.json", {"repeats": REPEATS, "median": medians})
     print(json.dumps(medians, indent=1))
 
 

@@ -13,12 +13,11 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.provenance import provenance
+from benchmarks.publish import RESULTS, write_result
 from sloserve.kernels.kv_copy import Region, copy_blocks
 
 SEED = 0
@@ -201,9 +200,8 @@ def main() -> None:
     gpu = gpu_rows()
     print(json.dumps({"gpu": gpu}))
     if not quick:
-        found = {**provenance(), "layers": LAYERS, "bytes": total, "rounds": rounds, "cpu": cpu, "gpu": gpu}
-        path = Path(__file__).parents[1] / "results" / "kv_copy.json"
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        found = {"layers": LAYERS, "bytes": total, "rounds": rounds, "cpu": cpu, "gpu": gpu}
+        write_result(RESULTS / "kv_copy.json", found)
 
 
 if __name__ == "__main__":

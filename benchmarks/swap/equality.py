@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.publish import RESULTS
 from sloserve.core.clock import ManualClock
 from sloserve.estimator.planning_cost import constant_cost
 from sloserve.report.runs_csv import RUNS_CSV, read_runs, write_runs
@@ -98,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=ENGINES, help="one of the engines; all are the default")
     parser.add_argument("--part", default="1/1", help="which part of the policies, of how many")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "swap-equality")
+    parser.add_argument("--out", type=Path, default=RESULTS / "swap-equality")
     given = parser.parse_args()
     part, parts = map(int, given.part.split("/"))
     path = given.out / RUNS_CSV

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.publish import RESULTS
 from sloserve.core.arrays import FloatArray
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
@@ -134,7 +135,7 @@ def draw(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "swap-map")
+    parser.add_argument("--out", type=Path, default=RESULTS / "swap-map")
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.txt").write_text(table())

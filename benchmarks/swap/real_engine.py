@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.publish import RESULTS
 from sloserve.report.runs_csv import RUNS_CSV, read_runs, write_runs
 
 BLOCK_TOKENS, KV_BLOCKS, MAX_MODEL_LEN = 32, 48, 512
@@ -143,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--engines", default=",".join(ENGINES))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "swap-real-engine")
+    parser.add_argument("--out", type=Path, default=RESULTS / "swap-real-engine")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     names, runs = args.engines.split(","), args.out / RUNS_CSV

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.publish import RESULTS
 from sloserve.core.clock import ManualClock
 from sloserve.report.runs_csv import RUNS_CSV, read_runs, write_runs
 from tests.equality import harness
@@ -80,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "swap-soak")
+    parser.add_argument("--out", type=Path, default=RESULTS / "swap-soak")
     args = parser.parse_args()
     harness.MAX_STEPS = 20 * args.requests
     with started(CONFIG) as engine:

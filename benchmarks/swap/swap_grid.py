@@ -12,7 +12,6 @@ again. Traces are looked for in the folder that SLOSERVE_DATA names; without it 
 """
 
 import argparse
-import csv
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.publish import RESULTS, read_rows, write_rows
 from sloserve.core.errors import ConfigError
 from sloserve.report.summary import summarize
 from sloserve.sim.experiment import ENGINE_KINDS, MODEL, Experiment, Point, measured_points, run_experiment
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--max-requests", type=int, default=300)
     parser.add_argument("--engine", choices=ENGINE_KINDS, default=MODEL)
     parser.add_argument("--cpu-minutes", type=float, default=40.0, help="begin no further cell after these")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "swap-grid")
+    parser.add_argument("--out", type=Path, default=RESULTS / "swap-grid")
     args = parser.parse_args()
     path = args.out / "runs.csv"
     rows = read(path)
@@ -173,21 +173,12 @@ def key_of(cell: str, policy: str, way: Way, seed: int, engine: str) -> tuple[st
 
 
 def read(path: Path) -> list[Row]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [
-            {k: v if k in KEYS else float(v) if v else None for k, v in row.items()} for row in csv.DictReader(file)
-        ]
+    return [{k: v if k in KEYS else float(v) if v else None for k, v in row.items()} for row in read_rows(path)]
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, (*KEYS, *FIGURES), lineterminator="\n")
-        table.writeheader()
-        for row in rows:
-            table.writerow({k: f"{v:.6g}" if isinstance(v, float) and k in FIGURES else v for k, v in row.items()})
+    short = [{k: f"{v:.6g}" if isinstance(v, float) and k in FIGURES else v for k, v in row.items()} for row in rows]
+    write_rows(path, short, (*KEYS, *FIGURES))
 
 
 def mean(rows: Sequence[Row], figure: str) -> float | None:

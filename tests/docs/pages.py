@@ -18,6 +18,7 @@ TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", 
 PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
 OTHER_PAGES = [
     ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "benchmarks").glob("*/README.md")),
     ROOT / "configs" / "grafana" / "README.md",
     ROOT / "clients" / "typescript" / "README.md",
     ROOT / "examples" / "third_party_policy" / "README.md",

@@ -39,6 +39,9 @@ OURS = [name for name in policy_names() if policy_class(name).__module__.startsw
 """Without what third parties have installed."""
 
 _GENERATED = re.compile(r"<!-- (options|columns): (\S+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
+_BENCHMARK = re.compile(r"\b(benchmarks(?:\.[a-z]\w*)+)\b(?!\.NAME)")
+STARTED_BY_OTHERS = ("quic_endpoints", "quic_link")
+"""Benchmarks' own processes, which no person starts."""
 _SOURCE = re.compile(r"`((?:sloserve|csrc|tests|benchmarks|configs|examples|clients)/[\w./*-]+)`")
 
 
@@ -78,6 +81,20 @@ def test_source_files_that_are_named_exist() -> None:
     named = [(page, name) for page in PAGES for name in _SOURCE.findall(page.read_text())]
     missing = [f"{page.relative_to(ROOT)}: {name}" for page, name in named if not list(ROOT.glob(name))]
     assert named and missing == []
+
+
+def test_benchmarks_that_are_named_exist() -> None:
+    named = {name for page in [*PAGES, *OTHER_PAGES] for name in _BENCHMARK.findall(page.read_text())}
+    missing = [name for name in named if not (ROOT / f"{name.replace('.', '/')}.py").exists()]
+    assert len(named) > 20 and missing == []
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in (ROOT / "benchmarks").glob("*/README.md")))
+def test_every_benchmark_stands_in_the_table_of_its_folder(folder: str) -> None:
+    sources = {path.stem: path.read_text() for path in (ROOT / "benchmarks" / folder).glob("*.py")}
+    scripts = {name for name, text in sources.items() if "def main(" in text and name not in STARTED_BY_OTHERS}
+    rows = re.findall(r"^\| (`.+?`) \|", (ROOT / "benchmarks" / folder / "README.md").read_text(), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == scripts
 
 
 def test_the_table_of_packages_has_each_of_them() -> None:

@@ -1,14 +1,13 @@
 """The published tables of batches beside interactive requests follow from the published runs."""
 
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
+from benchmarks.publish import RESULTS
 from sloserve.report.runs_csv import read_runs
 
 pytestmark = pytest.mark.slow
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 @pytest.mark.parametrize("lines", ["chat", "long"])

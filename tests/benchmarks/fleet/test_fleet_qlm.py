@@ -1,11 +1,9 @@
 """The published tables of what QLM's virtual queues gain follow from the published runs."""
 
 from importlib import import_module
-from pathlib import Path
 
+from benchmarks.publish import RESULTS
 from sloserve.report.runs_csv import read_runs
-
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def test_the_tables_follow_from_the_runs() -> None:

@@ -1,13 +1,13 @@
 """The published tables of auto follow from the runs beside them, and the cells are those that the design gives."""
 
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.publish import RESULTS, read_rows
+
 pytestmark = pytest.mark.slow
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 @pytest.fixture
@@ -22,5 +22,5 @@ def test_the_cells_are_those_that_the_design_gives(cells: Any) -> None:
 @pytest.mark.parametrize(("folder", "module"), [("auto", "auto_report"), ("auto-parts", "auto_parts")])
 def test_the_table_follows_from_the_runs(cells: Any, folder: str, module: str) -> None:
     made, results = import_module(f"benchmarks.policies.{module}"), RESULTS / folder
-    rows = made.read(results / "runs.csv.gz")
+    rows = read_rows(results / "runs.csv.gz")
     assert len(rows) > 30 and made.table(rows, cells.read_cells()) == (results / "table.txt").read_text()

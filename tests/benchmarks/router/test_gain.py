@@ -2,16 +2,14 @@
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from benchmarks.publish import RESULTS
 from benchmarks.router import ceiling
 from benchmarks.router.gain import system_called, through_engines
 from sloserve.fleet.router.evaluation import at_rates
 from sloserve.fleet.router.routing import masked_greedy
-
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def test_the_ceiling_of_one_model_is_that_of_its_largest_batch_in_time() -> None:

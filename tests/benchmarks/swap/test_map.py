@@ -1,9 +1,8 @@
 """The published map of where swapping wins follows from the rule and the shipped profiles."""
 
 from importlib import import_module
-from pathlib import Path
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+from benchmarks.publish import RESULTS
 
 
 def test_the_table_follows_from_the_profiles() -> None:

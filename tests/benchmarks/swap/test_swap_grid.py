@@ -1,12 +1,12 @@
 """The published table of what swapping is worth follows from the published runs."""
 
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
+from benchmarks.publish import RESULTS
+
 pytestmark = pytest.mark.slow
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def test_the_table_follows_from_the_runs() -> None:

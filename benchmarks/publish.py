@@ -1,0 +1,70 @@
+"""How benchmarks publish what they measured: as JSON that says where it was measured, or as a table of rows."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sloserve import __version__
+from sloserve.vllm_plugin.versions import installed_vllm
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def provenance() -> dict[str, object]:
+    """Commit, versions and hardware; the commit is ``None`` outside a checkout, or where there is no git."""
+    return {
+        "commit": _commit(),
+        "sloserve": __version__,
+        "vllm": installed_vllm(),
+        "python": platform.python_version(),
+        "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "cpu": _cpu()},
+    }
+
+
+def write_result(path: Path, figures: Mapping[str, Any]) -> None:
+    """Writes ``figures`` and their provenance as JSON; figures that bring their own provenance keep it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**provenance(), **figures}, indent=1) + "\n")
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Writes ``rows`` as CSV, these columns or all, compressed if it is a ``.gz``. Equal rows leave equal bytes."""
+    columns = columns or list(dict.fromkeys(column for row in rows for column in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    written = text.getvalue().encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(written, 9, mtime=0) if path.suffix == ".gz" else written)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows that :func:`write_rows` wrote, as text; none where there is no such file."""
+    if not path.exists():
+        return []
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def _commit() -> str | None:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.check_output(command, text=True, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu() -> str | None:
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return platform.processor() or None
+    names = [line.partition(":")[2].strip() for line in path.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else None
