@@ -7,19 +7,17 @@ is checked once at start-up, so that a vLLM that moved something fails with a na
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from http import HTTPStatus
 from operator import attrgetter
 from typing import Any
 
 import vllm
 import vllm.logger
-from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
-from sloserve.core.errors import ConfigError, ShuttingDown
+from sloserve.core.errors import ConfigError
 from sloserve.core.rows import State
 from sloserve.engine.prefix_hit import blocks_hit
 from sloserve.engine.step_clock import StepClock
@@ -85,22 +83,16 @@ def check_scheduler(scheduler: Any) -> None:
         )
 
 
-class Stopped(GenerationError, GracefulHTTPError):
-    """A request that a server gives up because it stops: 503, or an error event in a stream that has begun.
+def check_model(vllm_config: Any) -> None:
+    """Raises: ConfigError for a diffusion model, whose requests a scheduler of vLLM's own must schedule.
 
-    As a GenerationError it ends a stream without a traceback in the log, as a GracefulHTTPError it keeps its status.
+    vLLM chooses that one only where no class of scheduler is given.
     """
-
-    def __init__(self, message: str) -> None:
-        GracefulHTTPError.__init__(self, message, HTTPStatus.SERVICE_UNAVAILABLE)
-        self.status_code = HTTPStatus.SERVICE_UNAVAILABLE
-
-
-def stopped(error: ShuttingDown) -> Exception:
-    """``error`` in a form that vLLM's routes can answer with."""
-    answer = Stopped(str(error))
-    answer.__cause__ = error
-    return answer
+    if vllm_config.diffusion_config is not None:
+        raise ConfigError(
+            f"{vllm_config.model_config.model} is a diffusion model, which sloserve cannot schedule; "
+            "serve it with `vllm serve`, without --scheduler-cls"
+        )
 
 
 def configure_logging(args: Any) -> None:

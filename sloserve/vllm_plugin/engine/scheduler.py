@@ -12,11 +12,13 @@ anew, with rows made from vLLM's own requests.
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import Any, Self
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from sloserve.core.clock import Clock, SystemClock
@@ -50,18 +52,20 @@ MOST_PLAN_AGAIN_S = 60.0
 _NO_LOAD = StepLoad()
 
 
-class SLOScheduler(AsyncScheduler):
+class SLOScheduler(Scheduler):
     """Drop-in for vLLM's ``--scheduler-cls``; configured by ``--additional-config '{"sloserve": {"policy": "edf"}}'``.
 
-    With no configuration the policy is fcfs, which is vLLM's own behaviour.
+    With no configuration the policy is fcfs, which is vLLM's own behaviour. Where the engine schedules asynchronously
+    an instance is vLLM's AsyncScheduler too, and nowhere else: as vLLM chooses for itself, and does not for a class
+    that it is given. The two leave different tokens in a request between its steps, and a worker reads them.
 
     Args:
         clock, planning_costs: given by the virtual engine alone: virtual time, and a table in place of measured
         planning cost.
 
     Raises:
-        ConfigError: an untested vLLM, an unknown policy or setting, or ``--scheduling-policy priority`` with a policy
-        that orders the queues.
+        ConfigError: an untested vLLM, a diffusion model, an unknown policy or setting, or ``--scheduling-policy
+        priority`` with a policy that orders the queues.
     """
 
     # Until the constructor knows better: vLLM's own tests build schedulers without calling it.
@@ -72,12 +76,17 @@ class SLOScheduler(AsyncScheduler):
     TELLS_BEFORE_PREEMPTING = True
     """That SwapConnector is told of each request that is about to lose its KV; another scheduler may say so too."""
 
+    def __new__(cls, vllm_config: Any = None, *args: Any, **kwargs: Any) -> Self:
+        is_async = vllm_config is not None and vllm_config.scheduler_config.async_scheduling
+        return super().__new__(_asynchronous(cls) if is_async else cls)
+
     def __init__(
         self, *args: Any, clock: Clock | None = None, planning_costs: PlanningCosts | None = None, **kwargs: Any
     ) -> None:
         compat.check_version()
         super().__init__(*args, **kwargs)
         compat.check_scheduler(self)
+        compat.check_model(self.vllm_config)
         self._settings = settings = plugin_settings(self.vllm_config.additional_config)
         self.slo_counters: Counter[str] = Counter()
         self.plan_costs_s: list[float] | None = None
@@ -368,3 +377,9 @@ class SLOScheduler(AsyncScheduler):
             self._ledger.swap_space(self._swapping.facts(), self._swapping.peak_blocks)
         if self._shadow is not None:
             self._ledger.shadowed(self._shadow.figures)
+
+
+@cache
+def _asynchronous(cls: type[SLOScheduler]) -> type[Any]:
+    """``cls`` on top of vLLM's AsyncScheduler."""
+    return type(cls.__name__, (cls, AsyncScheduler), {"__module__": cls.__module__, "__doc__": cls.__doc__})

@@ -96,7 +96,7 @@ class FrontEnd:
 
         Raises: vLLM's error for 503 where the server is stopping.
         """
-        from sloserve.vllm_plugin.engine import compat
+        from sloserve.vllm_plugin.server.stopped import stopped
 
         try:
             if observed is None:
@@ -107,7 +107,7 @@ class FrontEnd:
             http = context.current.get()
             if http is not None:
                 http.rejection = error.to_keep()
-            raise compat.stopped(error) from error
+            raise stopped(error) from error
 
     def watch(self, observed: Observed, replies: Any, output_kind: Any) -> Any:
         """``replies``, observed on their way."""
@@ -228,9 +228,9 @@ class FrontEnd:
                 http.rejection = self.drain.error("gave the request up")
 
     def _broken_off(self) -> Exception | None:
-        from sloserve.vllm_plugin.engine import compat
+        from sloserve.vllm_plugin.server.stopped import stopped
 
-        return compat.stopped(self.drain.error("gave the request up")) if self.drain.begun else None
+        return stopped(self.drain.error("gave the request up")) if self.drain.begun else None
 
 
 def _board(settings: PluginSettings, rank: int, processes: int) -> Board:

@@ -70,7 +70,7 @@ class Drain:
         return None if timeout_s is None else max(timeout_s - spent_s, 0.0)
 
     async def _drain(self, engine: Any, limit_s: float) -> float:
-        from sloserve.vllm_plugin.engine import compat
+        from sloserve.vllm_plugin.server.stopped import stopped
 
         loop, states = asyncio.get_running_loop(), engine.output_processor.request_states
         begun_s = loop.time()
@@ -87,7 +87,7 @@ class Drain:
                 len(states),
                 SHARE * limit_s,
             )
-            engine.output_processor.propagate_error(compat.stopped(self.error("gave the request up")))
+            engine.output_processor.propagate_error(stopped(self.error("gave the request up")))
             await engine.abort(list(states), internal=True)
         return loop.time() - begun_s
 

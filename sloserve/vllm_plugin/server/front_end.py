@@ -28,6 +28,8 @@ def install() -> None:
     process_death.die_with_named_parent()
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from sloserve.vllm_plugin.engine import compat
+
     if hasattr(AsyncLLM.generate, "__wrapped__"):
         return
     engine_control.install()
@@ -37,9 +39,12 @@ def install() -> None:
     stock_shutdown = AsyncLLM.shutdown
 
     @functools.wraps(stock_init)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        stock_init(self, *args, **kwargs)
-        if runs_our_scheduler(self.vllm_config):
+    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        ours = runs_our_scheduler(vllm_config)
+        if ours:
+            compat.check_model(vllm_config)  # as the scheduler does, but before the model is loaded
+        stock_init(self, vllm_config, *args, **kwargs)
+        if ours:
             rank, processes = kwargs.get("client_index", 0), kwargs.get("client_count", 1)
             setattr(self, _ATTRIBUTE, FrontEnd(self, SystemClock(), rank, processes))
 

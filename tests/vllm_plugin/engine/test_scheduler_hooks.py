@@ -1,4 +1,4 @@
-"""SLOScheduler inside vLLM: pauses, preemptions, policies that misbehave, aborts, ageing, and what it refuses."""
+"""SLOScheduler inside vLLM: pauses, preemptions, policies that misbehave, aborts, and ageing."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from sloserve.core.arrays import IntArray
-from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
 from sloserve.core.rows import Rows, State
 from sloserve.core.runlog import RunLog
@@ -250,58 +249,6 @@ def test_an_aged_prompt_leaves_those_who_decode_their_tokens(build: Build, reque
     prefill = [tokens for tokens in steps if tokens.get("old", 0) > 1]
     assert [tokens.pop("old") for tokens in prefill] == [62, 62, 62, 14]
     assert prefill == [{"chat0": 1, "chat1": 1}] * 4
-
-
-def scheduler_arguments(**scheduler_config: Any) -> dict[str, Any]:
-    from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
-    from sloserve.vllm_plugin.virtual.vllm_config import scheduler_arguments
-
-    arguments = scheduler_arguments(EngineSettings(kv_blocks=40, max_model_len=256), {"sloserve": {"policy": "edf"}})
-    config = arguments["vllm_config"]
-    for name, value in scheduler_config.items():
-        setattr(config.scheduler_config, name, value)
-    return arguments
-
-
-def test_vllm_s_own_priority_scheduling_is_refused() -> None:
-    from sloserve.vllm_plugin import SLOScheduler
-
-    with pytest.raises(
-        ConfigError,
-        match=r"--scheduling-policy priority .*policy edf cannot; leave it at fcfs and choose --policy priority",
-    ):
-        SLOScheduler(**scheduler_arguments(policy="priority"))
-
-
-def test_an_untested_vllm_is_refused_and_the_override_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import vllm
-
-    from sloserve.vllm_plugin import SLOScheduler
-
-    monkeypatch.setattr(vllm, "__version__", "0.99.1+cpu")
-    with pytest.raises(ConfigError, match=r"vLLM 0\.99\.1 is not tested.*0\.32\.0.*SLOSERVE_ALLOW_UNTESTED_VLLM=1"):
-        SLOScheduler(**scheduler_arguments())
-    monkeypatch.setenv("SLOSERVE_ALLOW_UNTESTED_VLLM", "1")
-    SLOScheduler(**scheduler_arguments())
-
-
-def test_a_local_build_of_a_tested_version_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    import vllm
-
-    from sloserve.vllm_plugin.engine import compat
-
-    monkeypatch.setattr(vllm, "__version__", "0.32.0+cpu")
-    compat.check_version()
-
-
-def test_a_scheduler_that_lost_an_attribute_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sloserve.vllm_plugin import SLOScheduler
-    from sloserve.vllm_plugin.engine import compat
-
-    monkeypatch.setattr(compat, "SCHEDULER_ATTRIBUTES", (*compat.SCHEDULER_ATTRIBUTES, "was_renamed"))
-    monkeypatch.setattr(compat, "REQUEST_ATTRIBUTES", (*compat.REQUEST_ATTRIBUTES, "went_away"))
-    with pytest.raises(ConfigError, match=r"lacks Scheduler\.was_renamed, Request\.went_away, which sloserve needs"):
-        SLOScheduler(**scheduler_arguments())
 
 
 def test_the_configuration_is_not_changed_by_two_engines_of_one_size(build: Build, request_of: RequestOf) -> None:

@@ -1,0 +1,132 @@
+"""SLOScheduler as it starts: on which of vLLM's schedulers it builds, and what it refuses."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+
+pytestmark = pytest.mark.vllm
+
+
+def scheduler_arguments(**scheduler_config: Any) -> dict[str, Any]:
+    from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+    from sloserve.vllm_plugin.virtual.vllm_config import scheduler_arguments
+
+    arguments = scheduler_arguments(EngineSettings(kv_blocks=40, max_model_len=256), {"sloserve": {"policy": "edf"}})
+    config = arguments["vllm_config"]
+    for name, value in scheduler_config.items():
+        setattr(config.scheduler_config, name, value)
+    return arguments
+
+
+def test_vllm_s_own_priority_scheduling_is_refused() -> None:
+    from sloserve.vllm_plugin import SLOScheduler
+
+    with pytest.raises(
+        ConfigError,
+        match=r"--scheduling-policy priority .*policy edf cannot; leave it at fcfs and choose --policy priority",
+    ):
+        SLOScheduler(**scheduler_arguments(policy="priority"))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_class_is_the_one_that_vllm_would_choose_and_ours(is_async: bool) -> None:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    from sloserve.vllm_plugin import SLOScheduler
+
+    class Mine(SLOScheduler):
+        """A user's own."""
+
+    arguments = scheduler_arguments(async_scheduling=is_async)
+    chosen = arguments["vllm_config"].scheduler_config.get_scheduler_cls()
+    for named in (SLOScheduler, Mine):
+        positional = {**arguments}
+        for scheduler in (named(**arguments), named(positional.pop("vllm_config"), **positional)):
+            assert isinstance(scheduler, named) and isinstance(scheduler, chosen)
+            assert isinstance(scheduler, AsyncScheduler) == is_async
+            assert type(scheduler).__name__ == named.__name__
+    assert type(SLOScheduler(**arguments)) is type(SLOScheduler(**arguments))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_drafts_of_a_step_are_those_that_vllm_would_schedule(is_async: bool) -> None:
+    """Workers without async scheduling take each token that they are given for one, placeholders (-1) included."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+    from vllm.v1.request import Request
+
+    from sloserve.vllm_plugin import SLOScheduler
+
+    def decoded(scheduler: Any) -> list[dict[str, list[int]]]:
+        """The drafts of four steps: the third's come from the worker, the fourth's do not."""
+        scheduler.num_spec_tokens = 2
+        scheduler.add_request(Request("r", [2] * 8, SamplingParams(max_tokens=40), None, arrival_time=0.0))
+        found = []
+        for step in range(4):
+            if step == 2 and not is_async:
+                scheduler.update_draft_token_ids(DraftTokenIds(["r"], [[5, 6]]))
+            output = scheduler.schedule()
+            found.append(dict(output.scheduled_spec_decode_tokens))
+            scheduler.update_from_output(
+                output, ModelRunnerOutput(req_ids=["r"], req_id_to_index={"r": 0}, sampled_token_ids=[[3]])
+            )
+        return found
+
+    arguments = scheduler_arguments(async_scheduling=is_async)
+    stock = arguments["vllm_config"].scheduler_config.get_scheduler_cls()
+    drafts = decoded(SLOScheduler(**arguments))
+    assert drafts == decoded(stock(**arguments))
+    assert is_async or drafts == [{}, {}, {"r": [5, 6]}, {}]
+
+
+def test_a_diffusion_model_is_refused_by_name() -> None:
+    from vllm.config.diffusion import DiffusionConfig
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from sloserve.vllm_plugin import SLOScheduler
+    from sloserve.vllm_plugin.server import front_end
+
+    arguments = scheduler_arguments()
+    arguments["vllm_config"].diffusion_config = DiffusionConfig(canvas_length=4)
+    arguments["vllm_config"].scheduler_config.scheduler_cls = "sloserve.vllm_plugin.SLOScheduler"
+    arguments["vllm_config"].model_config = copy.copy(arguments["vllm_config"].model_config)
+    arguments["vllm_config"].model_config.model = "org/dream"
+    with pytest.raises(ConfigError, match=r"org/dream is a diffusion model.*serve it with `vllm serve`, without --sch"):
+        SLOScheduler(**arguments)
+    front_end.install()
+    with pytest.raises(ConfigError, match="org/dream is a diffusion model"):  # before anything is loaded
+        AsyncLLM(arguments["vllm_config"], None, log_stats=False)
+
+
+def test_an_untested_vllm_is_refused_and_the_override_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm
+
+    from sloserve.vllm_plugin import SLOScheduler
+
+    monkeypatch.setattr(vllm, "__version__", "0.99.1+cpu")
+    with pytest.raises(ConfigError, match=r"vLLM 0\.99\.1 is not tested.*0\.32\.0.*SLOSERVE_ALLOW_UNTESTED_VLLM=1"):
+        SLOScheduler(**scheduler_arguments())
+    monkeypatch.setenv("SLOSERVE_ALLOW_UNTESTED_VLLM", "1")
+    SLOScheduler(**scheduler_arguments())
+
+
+def test_a_local_build_of_a_tested_version_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm
+
+    from sloserve.vllm_plugin.engine import compat
+
+    monkeypatch.setattr(vllm, "__version__", "0.32.0+cpu")
+    compat.check_version()
+
+
+def test_a_scheduler_that_lost_an_attribute_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sloserve.vllm_plugin import SLOScheduler
+    from sloserve.vllm_plugin.engine import compat
+
+    monkeypatch.setattr(compat, "SCHEDULER_ATTRIBUTES", (*compat.SCHEDULER_ATTRIBUTES, "was_renamed"))
+    monkeypatch.setattr(compat, "REQUEST_ATTRIBUTES", (*compat.REQUEST_ATTRIBUTES, "went_away"))
+    with pytest.raises(ConfigError, match=r"lacks Scheduler\.was_renamed, Request\.went_away, which sloserve needs"):
+        SLOScheduler(**scheduler_arguments())
