@@ -14,7 +14,7 @@ import vllm
 import vllm.logger
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.errors import ConfigError
@@ -49,6 +49,9 @@ REQUEST_ATTRIBUTES = (
     "arrival_time", "block_hashes", "is_prefill_chunk", "prefill_stats", "resumable", "skip_reading_prefix_cache",
     "status", "structured_output_request", "_output_token_ids",
 )  # fmt: skip
+
+_WHOLE_CONTEXT = (FullAttentionSpec, MLAAttentionSpec)
+"""Exact types of layers that keep the KV of all tokens: a subclass of these may not (RSWASpec)."""
 
 _HOLDERS = attrgetter("ref_cnt")
 
@@ -111,9 +114,9 @@ def pause_for_next_step(scheduler: Any, request: Request) -> None:
     """Makes the next ``schedule()`` pass ``request`` over; it keeps KV and slot, and the pause ends by itself.
 
     vLLM skips a running request until ``next_decode_eligible_step`` (made for pipeline parallelism), in every
-    configuration; ``schedule()`` first counts ``current_step`` up by one.
+    configuration; ``schedule()`` first counts ``current_step`` up by one. A longer wait of vLLM's own stays.
     """
-    request.next_decode_eligible_step = scheduler.current_step + 2
+    request.next_decode_eligible_step = max(request.next_decode_eligible_step, scheduler.current_step + 2)
 
 
 def on_preemption(scheduler: Any, told: Callable[[str], object]) -> None:
@@ -172,17 +175,22 @@ def total_blocks(scheduler: Any) -> int:
     return int(scheduler.kv_cache_manager.block_pool.num_gpu_blocks)
 
 
+def _blocks(scheduler: Any, request: Request) -> list[Any]:
+    """A request's KV blocks, of all groups. A null block, which stands for what a window has left, is none."""
+    groups = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
+    return [block for group in groups for block in group if not block.is_null]
+
+
 def blocks_held(scheduler: Any, request: Request) -> int:
     """KV blocks that a request holds, those that it shares included."""
-    return sum(len(group) for group in scheduler.kv_cache_manager.get_blocks(request.request_id).blocks)
+    return len(_blocks(scheduler, request))
 
 
 def holding(scheduler: Any, request: Request) -> Holding:
     """KV blocks of a running request: its own, and which requests hold the others."""
-    manager = scheduler.kv_cache_manager
-    if not manager.enable_caching:
-        return Holding(blocks_held(scheduler, request))
-    blocks = [block for group in manager.get_blocks(request.request_id).blocks for block in group]
+    blocks = _blocks(scheduler, request)
+    if not scheduler.kv_cache_manager.enable_caching:
+        return Holding(len(blocks))
     own = list(map(_HOLDERS, blocks)).count(1)
     if own == len(blocks):
         return Holding(own)
@@ -277,7 +285,7 @@ def blocks_follow_tokens(groups: Sequence[Any]) -> bool:
     """Whether a request of n tokens holds n / block size blocks, on which every count of a policy rests."""
     layers = [one for group in groups for one in getattr(group.kv_cache_spec, "kv_cache_specs", {}).values()]
     layers += [group.kv_cache_spec for group in groups if not hasattr(group.kv_cache_spec, "kv_cache_specs")]
-    return len(groups) <= 1 and all(isinstance(layer, FullAttentionSpec) for layer in layers)
+    return len(groups) <= 1 and all(type(layer) in _WHOLE_CONTEXT for layer in layers)
 
 
 def may_pause(scheduler: Any, alone: bool) -> bool:

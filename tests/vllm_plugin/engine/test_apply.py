@@ -270,3 +270,16 @@ def test_limits_are_restored_when_vllm_raises(
         scheduler.schedule()
     assert seen == [(2, 9, 3)]
     assert limits(scheduler) == before
+
+
+def test_a_pause_leaves_a_longer_wait_of_vllm_s_own() -> None:
+    """Its pipelines let as many steps pass between two of a request as they have stages."""
+    from types import SimpleNamespace
+
+    from sloserve.vllm_plugin.engine import compat
+
+    scheduler = SimpleNamespace(current_step=5)
+    for waits_until, after in ((0, 7), (7, 7), (9, 9)):
+        request: Any = SimpleNamespace(next_decode_eligible_step=waits_until)
+        compat.pause_for_next_step(scheduler, request)
+        assert request.next_decode_eligible_step == after
