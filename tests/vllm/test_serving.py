@@ -103,6 +103,22 @@ def test_several_prompts_have_an_outcome_each_and_several_replies_one(http: http
     assert n2.json()["slo"]["output_tokens"] == 8
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_of_several_replies_the_first_token_of_the_first_counts(http: httpx.Client, stream: bool) -> None:
+    """Half of them wait until the others have ended."""
+    body = {
+        "model": MODEL,
+        "prompt": "One",
+        "n": 2 * MAX_NUM_SEQS,
+        "max_tokens": 60,
+        "temperature": 1,
+        "stream": stream,
+    }
+    answer = http.post("/v1/completions", json={**body, "ignore_eos": True, "slo": {"report": True}})
+    outcome = told(answer, stream)
+    assert outcome["output_tokens"] == 60 * 2 * MAX_NUM_SEQS and 4 * outcome["ttft_ms"] < outcome["e2e_ms"]
+
+
 BAD: list[tuple[dict[str, str], dict[str, Any], str, str]] = [
     ({"x-slo-ttft-ms": "soon"}, {}, "x-slo-ttft-ms", "'soon' is not a number of milliseconds above 0"),
     ({"x-slo-class": "gold"}, {}, "x-slo-class", "'gold' is not one of priority, interactive, batch, background"),

@@ -8,6 +8,7 @@ import atexit
 import functools
 import logging
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from sloserve.metrics.process_page import Board, Boards
 from sloserve.settings import PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
-from sloserve.vllm_plugin.server.observe import Observed
+from sloserve.vllm_plugin.server.observe import Observed, entering
 from sloserve.vllm_plugin.server.stated import StatedSLOs, prompt_text, prompt_tokens, tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
@@ -59,6 +60,7 @@ class FrontEnd:
         self._lengths = settings.make_lengths()
         self._sweeping = False
         self._states = engine.output_processor.request_states
+        engine.output_processor.add_request = self._noting_replies(engine.output_processor.add_request)
         self._pages = EnginePages()
         self._stated = StatedSLOs(settings, self._metrics, self._pages)
         self.drain = Drain()
@@ -108,6 +110,21 @@ class FrontEnd:
             if http is not None:
                 http.rejection = error.to_keep()
             raise stopped(error) from error
+
+    def _noting_replies(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """``OutputProcessor.add_request``, which makes vLLM's figures of a request; with n > 1, of each of its replies.
+
+        The whole reply to such a request comes with the figures of the one that ended last.
+        """
+
+        def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+            added = stock(request, *args, **kwargs)
+            observed, state = entering.get(), self._states.get(request.request_id)
+            if observed is not None and state is not None and state.stats is not None:
+                observed.figures[request.request_id] = state.stats
+            return added
+
+        return add_request
 
     def watch(self, observed: Observed, replies: Any, output_kind: Any) -> Any:
         """``replies``, observed on their way."""

@@ -64,9 +64,11 @@ def install() -> None:
             front_end.check_open(observed)
         if observed is None:
             return await stock_add(self, *args, **kwargs)
-        entering.set(None)
         kwargs.setdefault("arrival_time", observed.arrival_s)  # the engine's deadlines count from our front end
-        collector = await stock_add(self, *args, **kwargs)
+        try:
+            collector = await stock_add(self, *args, **kwargs)
+        finally:
+            entering.set(None)
         observed.engine_request_id = collector.request_id
         return collector
 

@@ -7,7 +7,7 @@ about, and no user reads them as they come, so they have no QoE.
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,8 +24,8 @@ from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
 
 entering: ContextVar["Observed | None"] = ContextVar("sloserve_entering", default=None)
-"""The request that is about to enter the engine: set for the call between ``AsyncLLM.generate`` and its
-``add_request``, which begins in the same instant.
+"""The request that is entering the engine: set between ``AsyncLLM.generate`` and the end of its ``add_request``, which
+begins in the same instant.
 """
 
 _FAILED = frozenset({"error"})
@@ -35,11 +35,12 @@ _ABORTED = frozenset({"abort"})
 class Observed:
     """One call of the engine: its SLO, when its tokens left, how it ended.
 
-    With n > 1 there is one outcome for all n replies: the first token of the first, and the last, the slowest and the
-    least well read of the others.
+    With n > 1 there is one outcome for all n replies, streamed or not: the first token of the first, the slowest pace,
+    the last token of the last, the least well read, and the preemptions of all.
 
-    engine_request_id: its name in the engine, once it is there. ticket: of its admission. predicted: what was predicted
-    then. expired: whether it was given up, its time to live being over.
+    engine_request_id: its name in the engine, once it is there. figures: vLLM's (``RequestStateStats``) of each of its
+    n replies, by that one's own name in the engine; empty under ``--disable-log-stats``. ticket: of its admission.
+    predicted: what was predicted then. expired: whether it was given up, its time to live being over.
 
     Args:
         interruptions: looks up what the engine's request of a given id met.
@@ -63,6 +64,7 @@ class Observed:
         self.tenant = tenant
         self.arrival_s = arrival_s
         self.engine_request_id: str | None = None
+        self.figures: dict[str, Any] = {}
         self.ticket: Ticket | None = None
         self.predicted: Predicted | None = None
         self.expired = False
@@ -135,11 +137,7 @@ class Observed:
         ]
         if not timelines:
             return None, None
-        latency = Latency(
-            ttft_s=min(float(t[0]) for t in timelines),
-            tpot_s=max(float(t[-1] - t[0]) / max(t.size - 1, 1) for t in timelines),
-            e2e_s=max(float(t[-1]) for t in timelines),
-        )
+        latency = _latency([(t[0], t[-1] - t[0], t.size) for t in timelines], max(float(t[-1]) for t in timelines))
         expected = expectation(self.slo.targets)
         if expected is None:
             return latency, None
@@ -147,15 +145,15 @@ class Observed:
         return latency, min(qoe(t, ttft_s=ttft_s, tds=tds) for t in timelines)
 
     def _whole(self, reply: Any) -> Latency | None:
-        tokens = max((len(one.token_ids) for one in reply.outputs), default=0)
-        if not tokens:
+        if not any(one.token_ids for one in reply.outputs):
             return None
         e2e_s = max(self._clock.now_s() - self.arrival_s, 0.0)
-        stats = reply.metrics
-        if stats is None or not stats.first_token_latency:  # --disable-log-stats: nothing came before the whole
-            return Latency(ttft_s=e2e_s, tpot_s=0.0, e2e_s=e2e_s)
-        decode_s = stats.last_token_ts - stats.first_token_ts
-        return Latency(ttft_s=max(stats.first_token_latency, 0.0), tpot_s=decode_s / max(tokens - 1, 1), e2e_s=e2e_s)
+        told = [
+            (max(one.first_token_latency, 0.0), one.last_token_ts - one.first_token_ts, one.num_generation_tokens)
+            for one in self.figures.values()
+            if one.first_token_latency
+        ]
+        return _latency(told or [(e2e_s, 0.0, 1)], e2e_s)  # where nothing is told: all came with the whole
 
     @property
     def begun(self) -> bool:
@@ -170,7 +168,6 @@ class Observed:
             outcome = Outcome.EVICTED
         if outcome is not Outcome.COMPLETED and expectation(self.slo.targets) is not None:
             quality = 0.0
-        stats = getattr(reply, "metrics", None)
         served = ServedRequest(
             slo=self.slo,
             tenant=self.tenant,
@@ -179,8 +176,8 @@ class Observed:
             qoe=quality,
             prompt_tokens=len(getattr(reply, "prompt_token_ids", None) or ()),
             output_tokens=self._output_tokens(reply),
-            waited_s=_waited_s(stats),
-            evictions=0 if stats is None else stats.num_preemptions,
+            waited_s=self._waited_s(),
+            evictions=sum(one.num_preemptions for one in self.figures.values()),
             interruptions=(
                 Interruptions() if self.engine_request_id is None else self._interruptions(self.engine_request_id)
             ),
@@ -188,17 +185,28 @@ class Observed:
         )
         self._ended(self, served)
 
+    def _waited_s(self) -> float | None:
+        """Time in the engine's queue before the first step that served the request; vLLM's own figures."""
+        served = [one for one in self.figures.values() if one.scheduled_ts and one.queued_ts]
+        if not served:
+            return None
+        return float(min(one.scheduled_ts for one in served) - min(one.queued_ts for one in served))
+
     def _output_tokens(self, reply: Any) -> int:
         if self._token_times_s:
             return sum(len(times_s) for times_s in self._token_times_s.values())
         return sum(len(one.token_ids) for one in getattr(reply, "outputs", ()))
 
 
-def _waited_s(stats: Any) -> float | None:
-    """Time in the engine's queue before the first step that served the request; vLLM's own figures."""
-    if stats is None or not stats.scheduled_ts or not stats.queued_ts:
-        return None
-    return float(stats.scheduled_ts - stats.queued_ts)
+def _latency(replies: Sequence[tuple[float, float, int]], e2e_s: float) -> Latency:
+    """Of a request, all of its replies together. replies: of each its first token's time after the request's arrival,
+    how long from that to its last, and how many tokens it has; times in seconds.
+    """
+    return Latency(
+        ttft_s=min(float(first_s) for first_s, _, _ in replies),
+        tpot_s=max(float(decode_s) / max(tokens - 1, 1) for _, decode_s, tokens in replies),
+        e2e_s=e2e_s,
+    )
 
 
 def _outcome_of(error: BaseException) -> Outcome:

@@ -24,6 +24,7 @@ from sloserve.metrics.collectors import REASONS
 from sloserve.quic.service import by_class
 from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.server.accept import FrontEnd
+from sloserve.vllm_plugin.server.observe import entering
 from sloserve.vllm_plugin.server.stated import prompt_tokens, tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
@@ -80,12 +81,18 @@ class Server:
 
     def __init__(self, rank: int = 0, processes: int = 1, **section: Any) -> None:
         config = SimpleNamespace(additional_config={"sloserve": section})
-        engine = SimpleNamespace(vllm_config=config, output_processor=SimpleNamespace(request_states={}))
+        self.output_processor = SimpleNamespace(request_states={}, add_request=self.add_state)
+        engine = SimpleNamespace(vllm_config=config, output_processor=self.output_processor)
         self.clock = ManualClock(T0)
         self.extra_args: dict[str, Any] | None = None
         self.sent: dict[str, Any] | None = None
         self.states = engine.output_processor.request_states
         self.front_end = FrontEnd(engine, self.clock, rank, processes)
+
+    def add_state(self, request: Any, log_stats: bool) -> None:
+        """As vLLM's: makes the figures of a reply, where there are to be any."""
+        state = SimpleNamespace(stats=SimpleNamespace(num_preemptions=0) if log_stats else None)
+        self.states[request.request_id] = state
 
     def http(self, *headers: tuple[str, str]) -> HTTPContext:
         http = HTTPContext(self.clock.now_s())
@@ -137,6 +144,26 @@ def test_what_is_predicted_is_told_and_counted(metrics: Metrics) -> None:
     assert metrics.served[-1].latency is not None and metrics.reasons == []
     server.serve(None)  # plain vLLM has no middleware
     assert metrics.served[-1].predicted is not None
+
+
+def test_vllm_s_figures_of_each_reply_are_kept(metrics: Metrics) -> None:
+    """Also of one that ends before its request is whole, and of none that belongs to no request of ours."""
+    server = Server()
+    observed = server.accept(None, {"prompt_token_ids": [0]})
+
+    def add(*names: str, log_stats: bool = True) -> None:
+        for name in names:
+            server.output_processor.add_request(SimpleNamespace(request_id=name), log_stats)
+
+    add("other")
+    token = entering.set(observed)
+    try:
+        add("0_a", "1_a", "0_a")
+        del server.states["0_a"]
+        add("2_a", log_stats=False)
+    finally:
+        entering.reset(token)
+    assert list(observed.figures) == ["0_a", "1_a"]
 
 
 def test_targets_in_a_body_become_deadlines_of_its_stream_over_http3(metrics: Metrics) -> None:

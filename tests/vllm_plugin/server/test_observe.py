@@ -20,7 +20,7 @@ MET = Interruptions(paused_steps=7, paused_s=0.2, preempted_s=0.1)
 
 
 def reply(*token_counts: int, finish: str | None = None, metrics: Any = None, first_index: int = 0) -> Any:
-    """A RequestOutput of vLLM with that many token ids for each of its outputs."""
+    """A RequestOutput of vLLM with that many token ids for each of its outputs. metrics: of the one that ended last."""
     outputs = [
         SimpleNamespace(index=first_index + i, token_ids=[0] * count, finish_reason=finish)
         for i, count in enumerate(token_counts)
@@ -29,8 +29,9 @@ def reply(*token_counts: int, finish: str | None = None, metrics: Any = None, fi
 
 
 def stats(**values: float) -> Any:
+    """A RequestStateStats of vLLM."""
     zero = dict.fromkeys(("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts", "first_token_latency"), 0.0)
-    return SimpleNamespace(**zero | {"num_preemptions": 0} | values)
+    return SimpleNamespace(**zero | {"num_preemptions": 0, "num_generation_tokens": 0} | values)
 
 
 class Call:
@@ -61,6 +62,8 @@ class Call:
             self.clock.advance_to(ARRIVAL_S + at_s)
             if isinstance(item, BaseException):
                 raise item
+            if item.metrics is not None and not self.observed.figures:
+                self.observed.figures["internal"] = item.metrics
             yield item
 
     def run(self, timeline: list[tuple[float, Any]], stop_after: int | None = None, **how: bool) -> list[Any]:
@@ -120,6 +123,7 @@ def test_the_outcome_stands_before_the_last_reply_is_passed_on() -> None:
 def test_whole_reply_takes_the_engines_figures() -> None:
     call = Call(Targets(ttft_s=0.5, tpot_s=0.1))
     figures = stats(queued_ts=50.0, scheduled_ts=50.2, first_token_ts=50.3, last_token_ts=51.3, first_token_latency=0.4)
+    figures.num_generation_tokens = 11
     call.run([(1.5, reply(11, finish="stop", metrics=figures))], streamed=False)
     served = call.served
     assert served.latency == Latency(0.4, pytest.approx(0.1), 1.5)  # type: ignore[arg-type]
@@ -145,6 +149,45 @@ def test_several_replies_to_one_request_have_one_outcome() -> None:
         ]
     )
     assert call.served.latency == Latency(ttft_s=0.5, tpot_s=1.0, e2e_s=2.75) and call.served.output_tokens == 5
+
+
+# Three replies: seconds from the arrival to each token, and how often each was preempted. The first that has a token is
+# not the first to end, nor the slowest, nor the longest.
+REPLIES = (((0.5, 0.75, 1.0, 1.25), 0), ((0.25, 0.5, 0.75), 1), ((1.0, 3.0), 2))
+
+
+def figures_of(times_s: tuple[float, ...], preemptions: int) -> Any:
+    """As vLLM has them; its engine's clock stands elsewhere."""
+    return stats(
+        queued_ts=50.0,
+        scheduled_ts=50.0 + times_s[0] - 0.125,
+        first_token_ts=50.0 + times_s[0],
+        last_token_ts=50.0 + times_s[-1],
+        first_token_latency=times_s[0],
+        num_preemptions=preemptions,
+        num_generation_tokens=len(times_s),
+    )
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("last", range(len(REPLIES)))
+def test_several_replies_are_told_alike_streamed_or_whole(streamed: bool, last: int) -> None:
+    """vLLM's whole reply has the figures of one of them, ``last``."""
+    call = Call(Targets(ttft_s=0.3))
+    figures = [figures_of(*one) for one in REPLIES]
+    call.observed.figures = {f"{i}_internal": one for i, one in enumerate(figures)}
+    counts = [len(times_s) for times_s, _ in REPLIES]
+    if streamed:
+        events = sorted((at_s, i) for i, (times_s, _) in enumerate(REPLIES) for at_s in times_s)
+        timeline = [(at_s, reply(1, first_index=i)) for at_s, i in events]
+        timeline.append((3.0, reply(0, 0, 0, finish="stop", metrics=figures[last])))
+    else:
+        timeline = [(3.0, reply(*counts, finish="stop", metrics=figures[last]))]
+    call.run(timeline, streamed=streamed)
+    served = call.served
+    assert served.latency == Latency(ttft_s=0.25, tpot_s=2.0, e2e_s=3.0)
+    assert (served.good, served.evictions, served.output_tokens) == (True, 3, 9)
+    assert served.waited_s == pytest.approx(0.125)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +242,10 @@ def test_a_clock_set_back_harms_no_reply() -> None:
     call.run([(0.5, reply(1)), (0.75, reply(1, finish="stop"))])
     assert call.served.outcome is Outcome.COMPLETED and call.served.qoe == 1.0
     assert call.served.latency == Latency(0.0, 0.0, 0.0)  # what is predicted would be learnt from less than nothing
-    for told in (None, stats(first_token_latency=-4.5, first_token_ts=1.0, last_token_ts=1.25)):
+    for told in (
+        None,
+        stats(first_token_latency=-4.5, first_token_ts=1.0, last_token_ts=1.25, num_generation_tokens=2),
+    ):
         call = Call()
         call.observed.arrival_s = ARRIVAL_S + 5.0
         call.run([(0.75, reply(2, finish="stop", metrics=told))], streamed=False)
