@@ -114,9 +114,13 @@ class Engine:
         self.core.scheduler = scheduler_class(**self._settings, **arguments)
 
     def idle(self) -> bool:
-        """Whether nothing is queued, running or in flight, and the model runner has forgotten what has ended."""
-        runner = self.core.model_executor.driver_worker.worker.model_runner
-        return not self.core.scheduler.has_requests() and not self.core.batch_queue and not runner.requests
+        """Whether nothing is queued, running or in flight, and the model runner has forgotten what has ended.
+
+        (One in a process of its own is not asked: the scheduler has requests until it was told what has ended.)
+        """
+        executor = self.core.model_executor
+        kept = executor.driver_worker.worker.model_runner.requests if hasattr(executor, "driver_worker") else ()
+        return not self.core.scheduler.has_requests() and not self.core.batch_queue and not kept
 
     def shutdown(self) -> None:
         self.llm.engine_core.shutdown()
@@ -208,7 +212,8 @@ def started(config: EngineConfig, **engine_args: Any) -> Iterator[Engine]:
             _run_two_deep(patch)
         engine = Engine(config, **engine_args)
         try:
-            assert (engine.core.batch_queue is not None) == config.async_scheduling
+            stages = engine.llm.vllm_config.parallel_config.pipeline_parallel_size
+            assert (engine.core.batch_queue is not None) == (config.async_scheduling or stages > 1)
             yield engine
         finally:
             engine.shutdown()
