@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from sloserve.core.errors import ConfigError, EngineError
 from sloserve.files.model import Allowed, check_model, dotted
-from sloserve.vllm_plugin.server import engine_control, parking, reloading
+from sloserve.vllm_plugin.server import engine_control, front_end, parking, reloading
 from sloserve.wire import errors
 from sloserve.wire.asgi import CLOSE, BodyTooLarge, ClientLeft, declares_more, read_body, refuse
 
@@ -139,7 +139,8 @@ class AdminApp:
             weights = await _read(Reload, scope, receive)
             models = getattr(scope["app"].state, "openai_serving_models", None)
             async with self._changing:
-                await reloading.reload(engine, models, weights.weights_path, weights.model)
+                processes = front_end.api_processes(engine)
+                await reloading.reload(engine, models, weights.weights_path, weights.model, processes)
             return {"model": weights.model}
         async with self._changing:
             await parking.unpark(engine)

@@ -11,6 +11,7 @@
     │   ├── DeadlinePassed
     │   └── ShuttingDown
     ├── EngineError            the engine failed
+    │   └── EngineNotReady     it is in a state in which it may not do that, and has changed nothing
     └── StoreError             the store of a fleet failed
         ├── StoreAway
         └── StoreFull
@@ -111,6 +112,10 @@ class ShuttingDown(Evicted):
 
 class EngineError(SloServeError):
     """The engine failed."""
+
+
+class EngineNotReady(EngineError):
+    """The engine is in a state in which it may not do that; nothing has changed. Says what to do first."""
 
 
 class StoreError(SloServeError):

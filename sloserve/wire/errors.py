@@ -7,6 +7,7 @@ from sloserve.core.errors import (
     ConfigError,
     DeadlinePassed,
     EngineError,
+    EngineNotReady,
     Evicted,
     InvalidRequest,
     QueueFull,
@@ -31,6 +32,7 @@ STATUS: dict[type[SloServeError], HTTPStatus] = {
     DeadlinePassed: HTTPStatus.TOO_MANY_REQUESTS,
     ShuttingDown: HTTPStatus.SERVICE_UNAVAILABLE,
     EngineError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    EngineNotReady: HTTPStatus.CONFLICT,
     ConfigError: HTTPStatus.BAD_REQUEST,  # of an operator, over the admin routes
     StoreError: HTTPStatus.SERVICE_UNAVAILABLE,
     StoreAway: HTTPStatus.SERVICE_UNAVAILABLE,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,8 +12,8 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from sloserve.api.admin import MAX_BODY_BYTES, PREFIX, AdminApp
-from sloserve.core.errors import ConfigError, EngineError
-from sloserve.vllm_plugin.server import engine_control, parking
+from sloserve.core.errors import ConfigError, EngineError, EngineNotReady
+from sloserve.vllm_plugin.server import engine_control, parking, reloading
 
 KEY = "secret"
 BEARER = {"Authorization": f"Bearer {KEY}"}
@@ -134,6 +135,21 @@ def test_park_and_unpark(client: httpx.Client, ranks: Ranks) -> None:
     assert client.post(PREFIX + "park", json={"level": 0}).status_code == 200 and ranks.parked_at == 0
     for body, said in (({"level": 2}, "level: 2 is not 0 or 1"), ({"levl": 1}, "levl: is unknown; known here: level")):
         assert said in says(client.post(PREFIX + "park", json=body), 400)
+
+
+def test_reload_knows_how_many_processes_hold_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    async def reload(*args: Any) -> None:
+        given.extend(args)
+        raise EngineNotReady("parked; unpark it")
+
+    monkeypatch.setattr(reloading, "reload", reload)
+    engine = SimpleNamespace(sloserve_front_end=SimpleNamespace(processes=3))
+    answer = TestClient(ServerApp(engine), headers=BEARER).post(
+        PREFIX + "reload", json={"weights_path": "/models/b", "model": "b"}
+    )
+    assert says(answer, 409) == "parked; unpark it" and given == [engine, None, "/models/b", "b", 3]
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer ", f"Basic {KEY}", KEY, "Bearer secr\xe9t"])

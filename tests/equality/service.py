@@ -19,11 +19,15 @@ TURN_S = 0.05
 
 
 class Service:
-    """outputs: name -> tokens of each request that ended. turns: of the engine's loop."""
+    """Of each request that ended, by its name: ``outputs``, its tokens, and ``versions``, the weights that made them.
+
+    turns: of the engine's loop.
+    """
 
     def __init__(self, engine: Engine, clock: ManualClock) -> None:
         self.engine, self.core, self.clock = engine, engine.core, clock
         self.outputs: dict[str, list[int]] = {}
+        self.versions: dict[str, list[str]] = {}
         self.turns = 0
 
     def send(self, name: str, prompt: str | list[int], **params: Any) -> None:
@@ -44,6 +48,7 @@ class Service:
             return
         for output in self.engine.llm.step():
             self.outputs[output.request_id] = list(output.outputs[0].token_ids)
+            self.versions[output.request_id] = [span.version for span in output.outputs[0].weight_versions or ()]
 
     def until(self, condition: Callable[[], bool]) -> None:
         while not condition():

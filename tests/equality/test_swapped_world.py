@@ -261,6 +261,57 @@ def test_kv_of_old_weights_never_comes_back(world: World, other_weights: Path, h
         core.collective_rpc("reload_weights", kwargs={"weights_path": str(tiny_model_path())})
 
 
+@pytest.mark.parametrize("how", ["park-0", "park-1", "preempted", "running"])
+def test_no_reply_is_of_two_models(world: World, expected: Any, other_weights: Path, how: str) -> None:
+    """vLLM marks the tokens of each reply by the weights that made them. What has begun goes on with its own."""
+    from vllm.v1.core.sched.interface import PauseState
+
+    from sloserve.core.errors import EngineNotReady
+    from sloserve.vllm_plugin.server.tiny_model import tiny_model_path
+
+    core, names = world.core, sorted(PROMPTS)
+    home, other = str(tiny_model_path()), str(other_weights)
+    core.set_weight_version("home")
+    world.copier.let_go()
+    world.until(lambda: len(world.scheduler.running) == LOADS)
+    if how.startswith("park"):
+        world.call(lambda: CALLS[how](world))
+        assert "parked" in core.sloserve_reload_refused(paused=False)
+    elif how == "preempted":
+        world.preempt_all()
+        assert core.sloserve_reload_refused(paused=False).startswith(f"{LOADS} replies have begun")
+        core.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+        assert core.sloserve_reload_refused(paused=True).startswith(f"{LOADS} replies have begun")
+    else:
+        assert core.sloserve_reload_refused(paused=False) is None  # they will have ended when the pause has come
+    with pytest.raises(EngineNotReady):
+        core.sloserve_reload(other, "other")
+    if how == "preempted":
+        core.scheduler.set_pause_state(PauseState.UNPAUSED)
+    world.wake()
+    assert world.end() == expected
+    assert world.versions == dict.fromkeys(names, ["home"])
+
+    began = world.outputs.copy()
+    try:
+        world.send("before", PROMPTS["r0"], max_tokens=TOKENS)
+        world.until(lambda: len(world.scheduler.running) == 1)
+        assert core.sloserve_reload_refused(paused=False) is None
+        core.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+        world.send("after", PROMPTS["r0"], max_tokens=TOKENS)
+        world.call(lambda: core.pause_scheduler("wait"))
+        assert core.sloserve_reload_refused(paused=True) is None
+        core.sloserve_reload(other, "other")
+        core.resume_scheduler()
+        outputs = world.end()
+        assert outputs["before"] == began["r0"] != outputs["after"]
+        assert (world.versions["before"], world.versions["after"]) == (["home"], ["other"])
+    finally:
+        core.pause_scheduler("wait")
+        core.sloserve_reload(home, "default")
+        core.resume_scheduler()
+
+
 @pytest.mark.parametrize("state", ["running", "loading", "mixed"])
 def test_twenty_sleeps_lose_no_stream_and_no_kv(engine: Engine, state: str) -> None:
     """Parked before each sleep, whether they run or load: no request is lost, no token computed twice."""

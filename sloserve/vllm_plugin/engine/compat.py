@@ -251,10 +251,11 @@ def max_loras(scheduler: Any) -> int | None:
     return scheduler.lora_config.max_loras if scheduler.lora_config is not None else None
 
 
-async def call_every_engine(client: Any, method: str, *args: Any, limit_s: float) -> list[Any]:
+async def call_every_engine(client: Any, method: str, *args: Any, limit_s: float | None) -> list[Any]:
     """What each rank answers to a utility call, in order: its result, or the exception that it ended in.
 
-    limit_s: what takes longer ends in a TimeoutError. (A client's plain utility call returns the first answer alone.)
+    limit_s: what takes longer ends in a TimeoutError; ``None`` for no limit. (A client's plain utility call returns the
+    first answer alone.)
     """
     calls = (client._call_utility_async(method, *args, engine=engine) for engine in client.core_engines)
     return await asyncio.gather(*(asyncio.wait_for(call, limit_s) for call in calls), return_exceptions=True)

@@ -124,10 +124,11 @@ def _check(text: str) -> None:
     make_policy(name, options, allow_files=False)
 
 
-async def call_all(async_llm: Any, method: str, *args: Any) -> list[Any]:
+async def call_all(async_llm: Any, method: str, *args: Any, limit_s: float | None = ANSWER_LIMIT_S) -> list[Any]:
+    """What each rank answers, or the exception that it ended in. limit_s: what takes longer failed."""
     from sloserve.vllm_plugin.engine import compat
 
-    return await compat.call_every_engine(async_llm.engine_core, method, *args, limit_s=ANSWER_LIMIT_S)
+    return await compat.call_every_engine(async_llm.engine_core, method, *args, limit_s=limit_s)
 
 
 def failures(answers: list[Any]) -> str:

@@ -16,7 +16,7 @@ from sloserve.core.clock import SystemClock
 from sloserve.metrics.engine_page import sweep_pages
 from sloserve.settings import KEY
 from sloserve.vllm_plugin import seeded_prompts
-from sloserve.vllm_plugin.server import engine_control, parking
+from sloserve.vllm_plugin.server import engine_control, parking, reloading
 from sloserve.vllm_plugin.server.accept import FrontEnd
 from sloserve.vllm_plugin.server.observe import entering
 
@@ -34,6 +34,7 @@ def install() -> None:
         return
     engine_control.install()
     parking.install()
+    reloading.install()
     seeded_prompts.install(runs_our_scheduler)
     stock_init, stock_generate, stock_add = AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request
     stock_shutdown = AsyncLLM.shutdown
@@ -93,6 +94,12 @@ def runs_our_scheduler(vllm_config: Any) -> bool:
     return str(scheduler_cls).startswith("sloserve.") or (
         isinstance(additional_config, dict) and KEY in additional_config
     )
+
+
+def api_processes(engine: Any) -> int:
+    """How many API processes the server of this engine client has."""
+    front_end = getattr(engine, _ATTRIBUTE, None)
+    return 1 if front_end is None else int(front_end.processes)
 
 
 def check_open(engine: Any) -> None:

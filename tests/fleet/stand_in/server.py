@@ -142,6 +142,8 @@ class Routes:
         wanted = await request.json()
         if not wanted["weights_path"]:
             return error(400, "BadRequestError", "weights_path: there is nothing")
+        if self._engine.is_sleeping:
+            return error(409, "Conflict", "the engine is parked, asleep or paused; POST /sloserve/unpark first")
         await self._engine.pause("wait")
         self._engine.reload(wanted["weights_path"])
         self._engine.name = wanted["model"]

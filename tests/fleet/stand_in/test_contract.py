@@ -209,6 +209,29 @@ def test_other_weights_come_in_place_with_their_name(engine: Client, tmp_path: P
     assert engine.complete(PROMPT) == before
 
 
+@pytest.mark.parametrize("how", ["park 0", "park 1", "sleep", "pause"])
+def test_a_reply_that_waits_keeps_its_weights(engine: Client, how: str) -> None:
+    """Other weights are refused while it is parked; it goes on as if nobody had asked."""
+    home = engine.get("/v1/models").json()["data"][0]["root"]
+    expected = engine.complete(PROMPT, 200, return_token_ids=True)["token_ids"]
+    running = engine.stream(200)
+    running.begun.wait(LIMIT_S)
+    if how.startswith("park"):
+        engine.done("/sloserve/park", {"level": int(how[-1])})
+    else:
+        engine.done(f"/{how}", mode="keep", **({"level": 1} if how == "sleep" else {}))
+    for _ in range(2):
+        answer = engine.post("/sloserve/reload", json={"weights_path": home, "model": "other"}, headers=ADMIN)
+        assert (answer.status_code, "POST /sloserve/unpark" in answer.text) == (409, True)
+    assert not running.ended.done() and len(running.tokens) < 200
+    assert [card["id"] for card in engine.get("/v1/models").json()["data"]] == [MODEL]
+    engine.done("/sloserve/unpark")
+    running.ended.result(LIMIT_S)
+    assert running.tokens == expected and running.reason == "length"
+    assert engine.done("/sloserve/reload", {"weights_path": home, "model": MODEL}) == {"model": MODEL}
+    assert engine.complete(PROMPT, 200, return_token_ids=True)["token_ids"] == expected
+
+
 def test_what_the_stand_in_says_follows_from_weights_and_text(engine: Client) -> None:
     if engine.get("/stand_in").status_code == 200:
         assert engine.complete("abc", 5)["text"] == reply(MODEL, "abc", 5)

@@ -7,43 +7,77 @@ from typing import Any
 
 import pytest
 
-from sloserve.core.errors import ConfigError, EngineError
-from sloserve.vllm_plugin.server import reloading
+from sloserve.core.errors import ConfigError, EngineError, EngineNotReady
+from sloserve.vllm_plugin.server import engine_control, reloading
 
 
 class Client:
-    """Stands for ``AsyncLLM``; notes the calls, and fails at the reload if it is to."""
+    """Stands for ``AsyncLLM`` over two ranks; notes the calls, and what the second rank has against a reload.
 
-    def __init__(self, fails: bool = False) -> None:
-        self.asked: list[str] = []
-        self._fails = fails
+    fails: at the reload. refuses: from the n-th time on that it is asked; 0: never.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        async def call(*args: Any, **kwargs: Any) -> None:
-            self.asked.append(name)
-            if self._fails and name == "collective_rpc":
-                raise RuntimeError("no such tensor")
+    def __init__(self, fails: bool = False, refuses: int = 0) -> None:
+        self.asked: list[Any] = []
+        self._fails, self._refuses = fails, refuses
 
-        return call
+    async def pause_generation(self, mode: str, clear_cache: bool) -> None:
+        assert (mode, clear_cache) == ("wait", True)
+        self.asked.append("pause")
+
+    async def resume_generation(self) -> None:
+        self.asked.append("resume")
+
+    async def call_all(self, _: Any, method: str, *args: Any, **limit: Any) -> list[Any]:
+        self.asked.append((method.removeprefix("sloserve_"), *args))
+        if method == "sloserve_reload":
+            assert limit == {"limit_s": None}
+            return [None, RuntimeError("no such tensor") if self._fails else None]
+        times = sum(call[0] == "reload_refused" for call in self.asked)
+        return [None, "it sleeps; wake it" if self._refuses and times >= self._refuses else None]
 
 
-def reloaded(client: Client, path: Path) -> list[str]:
+@pytest.fixture(autouse=True)
+def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_control, "call_all", lambda client, *args, **how: client.call_all(client, *args, **how))
+
+
+def reloaded(client: Client, path: Path, api_processes: int = 1) -> list[str]:
     """Names that the server answers to afterwards."""
     shared = [SimpleNamespace(name="old", model_path="old")]
+    models = SimpleNamespace(base_model_paths=shared)
     try:
-        asyncio.run(reloading.reload(client, SimpleNamespace(base_model_paths=shared), str(path), "new"))
+        asyncio.run(reloading.reload(client, models, str(path), "new", api_processes))
     finally:
         names = [one.name for one in shared]
+        assert (names == ["new"]) == (client.asked[-2:-1] == [("reload", str(path), "new")])
     return names
 
 
-def test_caches_are_emptied_and_the_name_changes_before_requests_go_on(tmp_path: Path) -> None:
+def test_every_rank_is_asked_before_any_reads_and_requests_go_on_after_all_have(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     client = Client()
     assert reloaded(client, tmp_path) == ["new"]
-    pause, reload, *resets, resume = client.asked
-    assert (pause, reload, resume) == ("pause_generation", "collective_rpc", "resume_generation")
-    assert resets == ["reset_prefix_cache", "reset_mm_cache"]
+    before, after, reload = ("reload_refused", False), ("reload_refused", True), ("reload", str(tmp_path), "new")
+    assert client.asked == [before, "pause", after, reload, "resume"]
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_what_one_rank_refuses_none_does_and_requests_go_on(tmp_path: Path, when: int) -> None:
+    (tmp_path / "model.safetensors").touch()
+    client = Client(refuses=when)
+    with pytest.raises(EngineNotReady, match="it sleeps; wake it"):
+        reloaded(client, tmp_path)
+    paused = ["pause", ("reload_refused", True), "resume"] if when == 2 else []
+    assert client.asked == [("reload_refused", False), *paused]
+
+
+def test_a_server_of_several_processes_would_take_the_name_in_one(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    client = Client()
+    with pytest.raises(ConfigError, match="2 API processes.*--api-server-count 1"):
+        reloaded(client, tmp_path, api_processes=2)
+    assert not client.asked
 
 
 def test_a_path_without_weights_changes_nothing(tmp_path: Path) -> None:
@@ -59,4 +93,4 @@ def test_weights_that_were_not_read_leave_a_paused_engine(tmp_path: Path) -> Non
     client = Client(fails=True)
     with pytest.raises(EngineError, match="no such tensor; kill it"):
         reloaded(client, tmp_path)
-    assert "resume_generation" not in client.asked
+    assert client.asked[-1] == ("reload", str(tmp_path), "new")
