@@ -116,7 +116,8 @@ def test_of_several_replies_the_first_token_of_the_first_counts(http: httpx.Clie
     }
     answer = http.post("/v1/completions", json={**body, "ignore_eos": True, "slo": {"report": True}})
     outcome = told(answer, stream)
-    assert outcome["output_tokens"] == 60 * 2 * MAX_NUM_SEQS and 4 * outcome["ttft_ms"] < outcome["e2e_ms"]
+    achieved = outcome["achieved"]
+    assert outcome["output_tokens"] == 60 * 2 * MAX_NUM_SEQS and 4 * achieved["ttft_ms"] < achieved["e2e_ms"]
 
 
 BAD: list[tuple[dict[str, str], dict[str, Any], str, str]] = [

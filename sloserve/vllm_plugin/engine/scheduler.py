@@ -78,7 +78,9 @@ class SLOScheduler(Scheduler):
 
     def __new__(cls, vllm_config: Any = None, *args: Any, **kwargs: Any) -> Self:
         is_async = vllm_config is not None and vllm_config.scheduler_config.async_scheduling
-        return super().__new__(_asynchronous(cls) if is_async else cls)
+        chosen = _asynchronous(cls) if is_async else cls  # type: ignore[arg-type]  # mypy takes no class for hashable
+        made: Self = super().__new__(chosen)
+        return made
 
     def __init__(
         self, *args: Any, clock: Clock | None = None, planning_costs: PlanningCosts | None = None, **kwargs: Any

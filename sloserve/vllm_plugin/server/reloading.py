@@ -7,7 +7,7 @@ old model. Here the path is opened first, caches are emptied, and the server tak
 
 **No reply has tokens of two models.** Weights change only in an engine that is awake, in which no reply has begun that
 is still to go on: parked, preempted, or a session that waits for its next input. Each rank makes sure of it in the same
-call that reads them (:func:`_reload`), between two of its steps, whoever else calls it meanwhile.
+call that reads them (:func:`_reload`), between two of its steps, whatever other calls come.
 
 :func:`install` gives vLLM's EngineCore what is called here.
 """
