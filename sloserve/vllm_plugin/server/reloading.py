@@ -44,9 +44,12 @@ def _refused(self: Any, paused: bool) -> str | None:
     state = PauseState.PAUSED_NEW if paused else PauseState.UNPAUSED
     if self.model_executor.is_sleeping or scheduler.pause_state != state:
         return "the engine is parked, asleep or paused; POST /sloserve/unpark first, which has its requests go on"
-    running = () if paused else scheduler.running  # which end before the pause has come
-    waiting = [request for request in compat.live_requests(scheduler) if request not in running]
-    begun = sum(bool(request.num_output_tokens or request.resumable) for request in waiting)
+    ending = set() if paused else {request.request_id for request in scheduler.running}  # before the pause has come
+    begun = sum(
+        bool(request.num_output_tokens or request.resumable)
+        for request in compat.live_requests(scheduler)
+        if request.request_id not in ending
+    )
     if begun:
         return (
             f"{begun} replies have begun and wait, preempted or between two inputs of a session, and would go on with "
