@@ -271,7 +271,7 @@ def test_no_reply_is_of_two_models(world: World, expected: Any, other_weights: P
 
     core, names = world.core, sorted(PROMPTS)
     home, other = str(tiny_model_path()), str(other_weights)
-    core.set_weight_version("home")
+    own = core.get_weight_version()
     world.copier.let_go()
     world.until(lambda: len(world.scheduler.running) == LOADS)
     if how.startswith("park"):
@@ -290,7 +290,7 @@ def test_no_reply_is_of_two_models(world: World, expected: Any, other_weights: P
         core.scheduler.set_pause_state(PauseState.UNPAUSED)
     world.wake()
     assert world.end() == expected
-    assert world.versions == dict.fromkeys(names, ["home"])
+    assert world.versions == dict.fromkeys(names, [own])
 
     began = world.outputs.copy()
     try:
@@ -305,10 +305,10 @@ def test_no_reply_is_of_two_models(world: World, expected: Any, other_weights: P
         core.resume_scheduler()
         outputs = world.end()
         assert outputs["before"] == began["r0"] != outputs["after"]
-        assert (world.versions["before"], world.versions["after"]) == (["home"], ["other"])
+        assert (world.versions["before"], world.versions["after"]) == ([own], ["other"])
     finally:
         core.pause_scheduler("wait")
-        core.sloserve_reload(home, "default")
+        core.sloserve_reload(home, own)
         core.resume_scheduler()
 
 
