@@ -19,9 +19,10 @@ from starlette.types import Message, Send
 from sloserve.api.http3 import Http3Front
 from sloserve.core.errors import ShuttingDown
 from sloserve.settings import plugin_settings
-from sloserve.vllm_plugin.server.front_end import check_open
+from sloserve.vllm_plugin.server.front_end import check_open, count_stopped
 from sloserve.wire import errors
 from sloserve.wire.asgi import CLOSE, refuse
+from sloserve.wire.context import HTTPContext
 
 READY_PATH = "/ready"
 
@@ -42,24 +43,29 @@ def readiness(engine: Any) -> JSONResponse:
     return JSONResponse({"status": state}, status)
 
 
-async def refused_for_stopping(engine: Any, send: Send) -> bool:
-    """Whether the server is stopping: then the request was answered with 503, before anything of it is read."""
+async def refused_for_stopping(engine: Any, send: Send, http: HTTPContext | None = None) -> bool:
+    """Whether the server is stopping: then the request was answered with 503, before anything of it is read.
+
+    http: of a request that a handler has had; one that the engine accepted is counted at its own end, not here.
+    """
     try:
         check_open(engine)
     except ShuttingDown as error:
+        if http is None or not (http.calls or http.served):
+            count_stopped(engine)
         await refuse(send, errors.status(error), str(error), headers=[*errors.headers(error), CLOSE])
         return True
     return False
 
 
-def unless_overtaken(engine: Any, send: Send) -> Send:
+def unless_overtaken(engine: Any, http: HTTPContext, send: Send) -> Send:
     """``send``, but a 500 is a refusal where the server has begun to stop: the request met what was stopped already."""
     refused = False
 
     async def checked(message: Message) -> None:
         nonlocal refused
         if message["type"] == "http.response.start" and message["status"] == HTTPStatus.INTERNAL_SERVER_ERROR:
-            refused = await refused_for_stopping(engine, send)
+            refused = await refused_for_stopping(engine, send, http)
         if not refused:
             await send(message)
 

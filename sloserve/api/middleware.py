@@ -65,11 +65,11 @@ class SLOMiddleware:
             await refuse(send, errors.status(error), str(error), error.param, [CLOSE])
             return
         send = repeating(request_id, send)
+        http = HTTPContext(self._clock.now_s(), on_slo=functools.partial(tell_slo, scope))
         if scope["method"] == "POST":
             if await refused_for_stopping(engine_of(scope), send):
                 return
-            send = unless_overtaken(engine_of(scope), send)
-        http = HTTPContext(self._clock.now_s(), on_slo=functools.partial(tell_slo, scope))
+            send = unless_overtaken(engine_of(scope), http, send)
         exchange = Exchange(http, self._settings_of(scope), receive, send)
         exchange.begin(scope)
         if exchange.too_large:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from sloserve.api.lifecycle import LINGER_S, how_to_try
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.core.errors import ShuttingDown
+from sloserve.wire import context
 
 
 class Drain:
@@ -25,12 +26,20 @@ class Drain:
             raise ShuttingDown("the server is shutting down and accepts no more requests; retry in 7 s", 7)
 
 
+class FrontEnd:
+    def __init__(self) -> None:
+        self.drain, self.stopped = Drain(), 0
+
+    def count_stopped(self) -> None:
+        self.stopped += 1
+
+
 class Engine:
     errored = False
     vllm_config = SimpleNamespace(additional_config={"sloserve": {}}, parallel_config=SimpleNamespace())
 
     def __init__(self) -> None:
-        self.sloserve_front_end = SimpleNamespace(drain=Drain())
+        self.sloserve_front_end = FrontEnd()
 
 
 def arguments(**given: Any) -> Any:
@@ -71,6 +80,8 @@ def test_while_stopping_new_work_is_refused_and_the_rest_is_served(app: Starlett
     refused, alive = call(app, ("POST", "/v1/completions"), ("GET", "/health"))
     check_refused(refused)
     assert alive.status_code == 200
+    call(app, ("GET", "/ready"))
+    assert app.state.engine_client.sloserve_front_end.stopped == 1
 
 
 def check_refused(answer: httpx.Response) -> None:
@@ -91,6 +102,20 @@ def test_a_request_that_the_stop_overtakes_is_refused_rather_than_failed(app: St
 
     app.router.routes.append(Route("/failing", failing, methods=["POST"]))
     check_refused(*call(app, ("POST", "/failing")))
+    assert app.state.engine_client.sloserve_front_end.stopped == 1
+
+
+def test_a_request_that_the_engine_accepted_is_not_counted_as_refused(app: Starlette) -> None:
+    async def failing(request: Request) -> JSONResponse:
+        http = context.current.get()
+        assert http is not None
+        http.calls.append(SimpleNamespace())  # type: ignore[arg-type]
+        app.state.engine_client.sloserve_front_end.drain.stopping = True
+        return JSONResponse({}, 500)
+
+    app.router.routes.append(Route("/failing", failing, methods=["POST"]))
+    check_refused(*call(app, ("POST", "/failing")))
+    assert app.state.engine_client.sloserve_front_end.stopped == 0
 
 
 def begin(app: Starlette, rank: int = 0) -> Any:

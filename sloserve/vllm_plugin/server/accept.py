@@ -106,6 +106,8 @@ class FrontEnd:
             else:
                 self.drain.check_running()
         except ShuttingDown as error:
+            if observed is None:
+                self.count_stopped()
             http = context.current.get()
             if http is not None:
                 http.rejection = error.to_keep()
@@ -125,6 +127,10 @@ class FrontEnd:
             return added
 
         return add_request
+
+    def count_stopped(self) -> None:
+        """Counts a request that is refused while stopping and whose SLO is not known; its class counts as ``none``."""
+        self._metrics.rejected(None, collectors.SHUTTING_DOWN)
 
     def watch(self, observed: Observed, replies: Any, output_kind: Any) -> Any:
         """``replies``, observed on their way."""

@@ -107,3 +107,10 @@ def check_open(engine: Any) -> None:
     front_end = getattr(engine, _ATTRIBUTE, None)
     if front_end is not None:
         front_end.drain.check_open()
+
+
+def count_stopped(engine: Any) -> None:
+    """Counts a request that is refused since the server of this engine client is stopping, before its SLO is read."""
+    front_end = getattr(engine, _ATTRIBUTE, None)
+    if front_end is not None:
+        front_end.count_stopped()
