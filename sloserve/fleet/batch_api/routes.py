@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from sloserve.core.errors import InvalidRequest, SloServeError, StoreError, StoreFull, shown
+from sloserve.core.errors import InvalidRequest, SloServeError, StoreAway, StoreError, StoreFull, shown
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits, storable
@@ -44,6 +44,9 @@ _JSON_BYTES: Final = 65_536
 _STAMPS: Final = tuple(state for state in BatchState if state is not BatchState.VALIDATING)
 _CANCELLABLE: Final = (BatchState.VALIDATING, BatchState.IN_PROGRESS)
 _RETRY_AFTER_S: Final = 5
+_STORE_S: Final = 4.0
+"""Within which the store answers a route, or is away for it: a database that is stopped, not dead, never answers. The
+thread that waits for it is freed by the database's own limit."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class BatchApi:
     tenant_of: Callable[[Request], str]
     limits: Limits = field(default_factory=Limits)
     quota_of: Callable[[str], Quota] = lambda tenant: Quota()
-    executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "sloserve-batches"))
+    executor: Executor = field(default_factory=lambda: ThreadPoolExecutor(8, "sloserve-batches"))
     uploads: Places = field(default_factory=lambda: Places("uploads", _UPLOADS))
 
     def routes(self) -> list[Route]:
@@ -104,6 +107,14 @@ class BatchApi:
     async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.executor, call, *args)
 
+    async def _stored(self, call: Callable[..., T], *args: Any) -> T:
+        """What the store says to ``call``. Raises: StoreAway where it says nothing in time; ``call`` may happen yet."""
+        try:
+            async with asyncio.timeout(_STORE_S):
+                return await self._in_thread(call, *args)
+        except TimeoutError:
+            raise StoreAway(f"it has not answered within {_STORE_S:g} s") from None
+
     # Files.
 
     async def _upload(self, request: Request, tenant: str) -> Response:
@@ -112,7 +123,7 @@ class BatchApi:
 
     async def _uploaded(self, request: Request, tenant: str) -> Response:
         limit = self.limits.file_bytes
-        await self._in_thread(self._check_bytes, tenant, least_file_bytes(request))
+        await self._stored(self._check_bytes, tenant, least_file_bytes(request))
         async with UploadForm(request, limit) as form:
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile):
@@ -123,18 +134,17 @@ class BatchApi:
             if size > limit:
                 raise Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"file: {size} bytes are more than {limit}", "file")
             expires_after_s = _expires_after(form)
-            kept = await self._in_thread(self._keep, tenant, file, size, expires_after_s)
-        return JSONResponse(file_json(kept))
+            await self._stored(self._check_bytes, tenant, size)
+            id, name = ids.new_file(), file.filename or ""
+            await self._in_thread(self._write, id, file)
+        # Last the row: where the store fails, the bytes without one are deleted like what a crash leaves.
+        new = File(id, tenant, name[:255] if storable(name) else "", "batch", size, 0.0)
+        return JSONResponse(file_json(await self._stored(self.store.batches.add_file, new, expires_after_s)))
 
-    def _keep(self, tenant: str, upload: UploadFile, size: int, expires_after_s: float | None) -> File:
-        self._check_bytes(tenant, size)
-        id = ids.new_file()
+    def _write(self, id: str, upload: UploadFile) -> None:
         with self.folder.writing(id) as file:
             while part := upload.file.read(_COPIED):
                 file.write(part)
-        name = upload.filename or ""
-        name = name[:255] if storable(name) else ""
-        return self.store.batches.add_file(File(id, tenant, name, "batch", size, 0.0), expires_after_s)
 
     def _check_bytes(self, tenant: str, size: int) -> None:
         used, most = self.store.bytes_of(tenant), self.quota_of(tenant).bytes
@@ -144,7 +154,7 @@ class BatchApi:
 
     async def _files(self, request: Request, tenant: str) -> Response:
         limit, after = _page(request, most=10_000, usual=1_000)
-        found = await self._in_thread(self.store.batches.files, tenant, after, limit + 1)
+        found = await self._stored(self.store.batches.files, tenant, after, limit + 1)
         return JSONResponse(_listed([file_json(file) for file in found], limit))
 
     async def _file(self, request: Request, tenant: str) -> Response:
@@ -167,13 +177,13 @@ class BatchApi:
     async def _delete(self, request: Request, tenant: str) -> Response:
         known = await self._known_file(request, tenant)
         # First the row: a crash in between leaves bytes that the next start deletes, never a file without bytes.
-        await self._in_thread(self.store.batches.delete_file, tenant, known.id)
+        await self._stored(self.store.batches.delete_file, tenant, known.id)
         await self._in_thread(self.folder.delete, known.id)
         return JSONResponse({"id": known.id, "object": "file", "deleted": True})
 
     async def _known_file(self, request: Request, tenant: str) -> File:
         id = request.path_params["id"]
-        found = await self._in_thread(self.store.batches.file, tenant, id) if storable(id) else None
+        found = await self._stored(self.store.batches.file, tenant, id) if storable(id) else None
         if found is None:
             raise _missing("file", id)
         return found
@@ -190,18 +200,18 @@ class BatchApi:
         if (
             not isinstance(input_file, str)
             or not storable(input_file)
-            or await self._in_thread(self.store.batches.file, tenant, input_file) is None
+            or await self._stored(self.store.batches.file, tenant, input_file) is None
         ):
             raise InvalidRequest("input_file_id", input_file, "the id of a file that was uploaded")
         metadata = _metadata(values.get("metadata"))
-        unfinished, kept = await self._in_thread(self.store.batches.count, tenant)
+        unfinished, kept = await self._stored(self.store.batches.count, tenant)
         if kept >= _MOST_KEPT:
             text = f"{kept} batches of yours are kept, each until 30 days after its deadline; wait until one is gone"
             raise Answer(HTTPStatus.TOO_MANY_REQUESTS, text)
         if unfinished >= (most := self.quota_of(tenant).batches):
             message = f"{unfinished} batches are unfinished, and {most} may be; wait for one of them, or cancel it"
             raise Answer(HTTPStatus.TOO_MANY_REQUESTS, message)
-        used = await self._in_thread(self.store.bytes_of, tenant)
+        used = await self._stored(self.store.bytes_of, tenant)
         if used >= (most := self.quota_of(tenant).bytes):
             message = f"your files and results take {used} bytes, and {most} may be kept; delete files of yours"
             raise Answer(HTTPStatus.TOO_MANY_REQUESTS, message)
@@ -216,12 +226,12 @@ class BatchApi:
             due_s=0.0,
             metadata=metadata,
         )
-        return JSONResponse(batch_json(await self._in_thread(self.store.batches.add, new, window_s), {}))
+        return JSONResponse(batch_json(await self._stored(self.store.batches.add, new, window_s), {}))
 
     async def _batches(self, request: Request, tenant: str) -> Response:
         limit, after = _page(request, most=100, usual=20)
-        found = await self._in_thread(self.store.batches.list, tenant, after, limit + 1)
-        counted = await self._in_thread(lambda: [self.store.requests.counts(batch.id) for batch in found[:limit]])
+        found = await self._stored(self.store.batches.list, tenant, after, limit + 1)
+        counted = await self._stored(lambda: [self.store.requests.counts(batch.id) for batch in found[:limit]])
         shown_ = [batch_json(batch, counts) for batch, counts in zip(found, counted, strict=False)]
         return JSONResponse(_listed(shown_, limit, more=len(found) > limit))
 
@@ -231,22 +241,22 @@ class BatchApi:
     async def _cancel(self, request: Request, tenant: str) -> Response:
         batch = await self._known_batch(request, tenant)
         for before in _CANCELLABLE:
-            if await self._in_thread(self.store.batches.move, batch.id, before, BatchState.CANCELLING):
+            if await self._stored(self.store.batches.move, batch.id, before, BatchState.CANCELLING):
                 break
         else:
             batch = await self._known_batch(request, tenant)
             if batch.state not in (BatchState.CANCELLING, BatchState.CANCELLED):
                 message = f"the batch {batch.id} is {batch.state.value}, and can be cancelled no more"
                 raise Answer(HTTPStatus.CONFLICT, message)
-        await self._in_thread(self.store.requests.cancel, batch.id)
+        await self._stored(self.store.requests.cancel, batch.id)
         return await self._answer(await self._known_batch(request, tenant))
 
     async def _answer(self, batch: Batch) -> Response:
-        return JSONResponse(batch_json(batch, await self._in_thread(self.store.requests.counts, batch.id)))
+        return JSONResponse(batch_json(batch, await self._stored(self.store.requests.counts, batch.id)))
 
     async def _known_batch(self, request: Request, tenant: str) -> Batch:
         id = request.path_params["id"]
-        found = await self._in_thread(self.store.batches.get, tenant, id) if storable(id) else None
+        found = await self._stored(self.store.batches.get, tenant, id) if storable(id) else None
         if found is None:
             raise _missing("batch", id)
         return found

@@ -3,8 +3,8 @@
 import contextlib
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -12,6 +12,8 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
 from sloserve.fleet.store.database import Params
+
+T = TypeVar("T")
 
 _OLDEST: Final = 140000
 _CONNECT_S: Final = 5.0
@@ -23,6 +25,12 @@ _PATIENCE: Final[Mapping[str, int]] = {
     "tcp_user_timeout": 25_000,
 }
 """Of connections whose other end is gone without a word, which takes hours to see else. An address may state others."""
+_SILENT_S: Final = 30.0
+"""A server that says nothing for so long during a statement is away. One that is stopped, not dead, keeps its
+connections open, acknowledges what it is sent, and runs no timeout of its own: only the client can see it."""
+_SILENT_ALONE_S: Final = 600.0
+"""The same where others are waited for, or an index is built."""
+_LOOK_S: Final = 0.1
 _LOCK: Final = 0x510_5E57E  # of this program's schema changes, among all advisory locks of the database
 _CHANNEL: Final = "sloserve"
 _WORDS: Final = {
@@ -34,6 +42,31 @@ _WORDS: Final = {
 _NOW: Final = """
     CREATE OR REPLACE FUNCTION store_now() RETURNS double precision LANGUAGE sql VOLATILE
     AS 'SELECT extract(epoch FROM clock_timestamp())::double precision'"""
+
+
+class _Connection(psycopg.Connection[tuple[Any, ...]]):
+    """One that is closed where the server is silent for ``silent_s`` seconds while it is waited for."""
+
+    silent_s = _SILENT_S
+
+    def wait(self, gen: Generator[Any, Any, T], interval: float = _LOOK_S, *args: Any, **kwargs: Any) -> T:
+        """As psycopg's, which looks every ``interval`` seconds whether anything has come."""
+        return super().wait(self._unless_silent(gen, interval), interval, *args, **kwargs)
+
+    def _unless_silent(self, gen: Generator[Any, Any, T], interval: float) -> Generator[Any, Any, T]:
+        silent_s = 0.0
+        try:
+            wants = next(gen)
+            while True:
+                ready = yield wants
+                # Counted in looks, not by a clock: time in which this process itself was stopped does not count.
+                silent_s = 0.0 if ready else silent_s + interval
+                if silent_s > self.silent_s:
+                    self.close()  # the answer may come yet, and would be taken for that of the next statement
+                    raise psycopg.OperationalError(f"the server has said nothing for {self.silent_s:g} s")
+                wants = gen.send(ready)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
 
 
 class PostgresSession:
@@ -78,7 +111,7 @@ class PostgresDatabase:
             options = {**options, "options": f"-c search_path={schema}"}
         self._address, self._options = address, options
         try:
-            with psycopg.connect(address, **options) as connection:
+            with _Connection.connect(address, **options) as connection:
                 _check_version(connection.info.server_version)
                 if schema is not None:
                     connection.execute(
@@ -86,10 +119,16 @@ class PostgresDatabase:
                     )
         except psycopg.Error as error:
             raise ConfigError(f"the store {self._where} cannot be reached: {_line(error)}") from None
-        self._pool: ConnectionPool[psycopg.Connection[tuple[Any, ...]]] = ConnectionPool(
-            address, kwargs=dict(options), min_size=1, max_size=connections, timeout=_CONNECT_S, open=True
+        self._pool: ConnectionPool[_Connection] = ConnectionPool(
+            address,
+            connection_class=_Connection,
+            kwargs=dict(options),
+            min_size=1,
+            max_size=connections,
+            timeout=_CONNECT_S,
+            open=True,
         )
-        self._listening: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._listening: _Connection | None = None
         self._listen_lock = threading.Lock()
         try:
             with self.alone() as session:
@@ -103,8 +142,14 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[PostgresSession]:
-        with self._errors(), self._pool.connection() as connection, connection.transaction():
-            with connection.cursor() as cursor:
+        with self._within(_SILENT_S) as session:
+            yield session
+
+    @contextlib.contextmanager
+    def _within(self, silent_s: float) -> Iterator[PostgresSession]:
+        with self._errors(), self._pool.connection() as connection:
+            connection.silent_s = silent_s
+            with connection.transaction(), connection.cursor() as cursor:
                 yield PostgresSession(cursor)
 
     @contextlib.contextmanager
@@ -115,7 +160,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[PostgresSession]:
-        with self.transaction() as session:
+        with self._within(_SILENT_ALONE_S) as session:
             session.rows(f"SELECT pg_advisory_xact_lock({_LOCK})")
             yield session
 
@@ -137,7 +182,7 @@ class PostgresDatabase:
         with self._listen_lock:
             try:
                 if self._listening is None:
-                    self._listening = psycopg.connect(self._address, **self._options)
+                    self._listening = _Connection.connect(self._address, **self._options)
                     self._listening.execute(f"LISTEN {_CHANNEL}")
                 for _ in self._listening.notifies(timeout=limit_s, stop_after=1):
                     pass

@@ -5,12 +5,15 @@ import errno
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import httpx
 import pytest
+from starlette.applications import Starlette
 from starlette.routing import Router
 
 from sloserve.core.clock import ManualClock
@@ -204,10 +207,30 @@ FORM = "multipart/form-data; boundary=b"
 HEAD = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 
 
+class AtOnce(Executor):
+    """Runs a call where it is asked for, in no time: virtual time would run away while a thread worked."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        done: Future[Any] = Future()
+        try:
+            done.set_result(call(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+class Never(Executor):
+    """Its threads wait for a store that is stopped, not dead."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        return Future()
+
+
 @pytest.fixture
 def ask(fleet: Fleet) -> Answered:
     """Sends a request to the routes, its body in parts, each ``gap_s`` after the one before, in virtual time."""
-    app = Router(BatchApi(fleet.store, fleet.runner.folder, lambda request: "t").routes())
+    api = BatchApi(fleet.store, fleet.runner.folder, lambda request: "t", executor=AtOnce())
+    app = Router(api.routes())
 
     def asked(
         path: str, *parts: bytes, content_type: str = "application/json", gap_s: float = 0.0
@@ -246,6 +269,32 @@ def test_a_disk_that_is_full_while_an_upload_comes_is_answered_507(
     monkeypatch.setattr("tempfile.SpooledTemporaryFile.write", full)
     status, answer = ask("/v1/files", HEAD + b"x" * 100, content_type=FORM)
     assert status == 507 and "the disk is full" in answer["error"]["message"] and "TMPDIR" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [(method, path) for path in ("/v1/files", "/v1/batches") for method in ("GET", "POST")]
+    + [("GET", "/v1/files/file-1"), ("DELETE", "/v1/files/file-1"), ("GET", "/v1/files/file-1/content")]
+    + [("GET", "/v1/batches/batch_1"), ("POST", "/v1/batches/batch_1/cancel")],
+)
+def test_a_store_that_is_stopped_is_away_within_5_s_for_every_route(fleet: Fleet, method: str, path: str) -> None:
+    """Its connections stay open and say nothing, so that neither TCP nor a statement's timeout ends the wait."""
+    api = BatchApi(fleet.store, fleet.runner.folder, lambda request: "t", executor=Never())
+    values = {"endpoint": CHAT, "completion_window": "1h", "input_file_id": "file-1"}
+
+    async def asked() -> tuple[httpx.Response, float]:
+        begun_s = asyncio.get_running_loop().time()
+        transport = httpx.ASGITransport(Starlette(routes=api.routes()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            if path == "/v1/files" and method == "POST":
+                answer = await client.post(path, files={"file": b"x"}, data={"purpose": "batch"})
+            else:
+                answer = await client.request(method, path, json=values if path == "/v1/batches" else None)
+        return answer, asyncio.get_running_loop().time() - begun_s
+
+    answer, took_s = run(asked())
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "5" and took_s <= 5.0
+    assert len(api.routes()) == 9, "each is among the parameters"
 
 
 def test_an_upload_that_trickles_in_is_ended(ask: Answered) -> None:

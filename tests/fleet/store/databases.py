@@ -4,6 +4,7 @@ import contextlib
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -68,6 +69,23 @@ def postgres(address: str, schema: str) -> Iterator[Store]:
         database.close()
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+
+
+@contextlib.contextmanager
+def suspended(folder: Path) -> Iterator[None]:
+    """Stops every process of the server that :func:`server` started in ``folder``; none of them ends."""
+    postmaster = int((folder / "data" / "postmaster.pid").read_text().split()[0])
+    os.kill(postmaster, signal.SIGSTOP)  # first: it makes no others then
+    backends = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+    stopped = [postmaster, *map(int, backends)]
+    for process in stopped:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """Where a store may lie, and what it says when it cannot be reached or is full."""
 
+import contextlib
+import os
 import sqlite3
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from sloserve.fleet.store.records import NewRequest
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store as OpenStore
 from sloserve.fleet.store.store import open_store
+from tests.fleet.store import databases
 
 
 def mounts(tmp_path: Path, kind: str) -> Path:
@@ -97,6 +100,32 @@ def test_a_connection_whose_other_end_is_gone_is_noticed_within_a_minute(postgre
             stated = connection.info.get_parameters()
             assert stated["tcp_user_timeout"] == limit and stated["keepalives_idle"] == "10"
         database.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_is_stopped_but_not_dead_is_away_and_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel acknowledges what it is sent, so that TCP sees nothing, and it ends no statement itself."""
+    if databases.ADDRESS in os.environ:
+        pytest.skip("NOT TESTED: the processes of a server elsewhere cannot be stopped")
+    for limit in ("_SILENT_S", "_CONNECT_S"):
+        monkeypatch.setattr(f"sloserve.fleet.store.postgres.{limit}", 0.5)
+    folder = tmp_path_factory.mktemp("stopped")
+    with databases.server(folder) as address:
+        store = open_store(address)
+        store.members.beat("a", {})
+        with databases.suspended(folder):
+            for _ in range(2):  # on a connection that is open, then without one
+                with pytest.raises(StoreAway, match="does not answer"):
+                    store.members.beat("b", {})
+            store.database.wait(0.1)
+        for _ in range(100):
+            with contextlib.suppress(StoreAway):
+                store.members.beat("b", {})
+                break
+        assert {agent.id for agent in store.members.agents()} == {"a", "b"}
+        store.close()
 
 
 @pytest.mark.slow
