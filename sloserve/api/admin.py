@@ -5,7 +5,6 @@ at before anything else: without it no byte of a body is read, and no route told
 """
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -19,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from sloserve.core.errors import ConfigError, EngineError
 from sloserve.files.model import Allowed, check_model, dotted
 from sloserve.vllm_plugin.server import engine_control, front_end, parking, reloading
-from sloserve.wire import errors
+from sloserve.wire import errors, strict_json
 from sloserve.wire.asgi import CLOSE, BodyTooLarge, ClientLeft, declares_more, read_body, refuse
 
 logger = logging.getLogger(__name__)
@@ -153,9 +152,9 @@ async def _read(model: type[_Model], scope: Scope, receive: Receive, *, default:
         raise BodyTooLarge
     body = await read_body(receive, MAX_BODY_BYTES)
     try:
-        values = json.loads(body or default)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"request body: is not JSON: {error}") from None
+        values = strict_json.loads(body or default)
+    except ValueError as error:
+        raise ConfigError(f"request body: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"request body: is not an object with {', '.join(model.model_fields)}")
     wanted, problems = check_model(model, values)

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from sloserve.core.errors import InvalidRequest
+
 BYTES_PER_TOKEN: Final = 4
 """Of a prompt in English."""
 
@@ -9,6 +11,20 @@ BYTES_PER_TOKEN: Final = 4
 def whole(value: object) -> int | None:
     """A count that a body states; ``None`` for what is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None
+
+
+MOST_REPLIES: Final = 16_384
+"""To one prompt: vLLM's own limit (VLLM_MAX_N_SEQUENCES)."""
+
+
+def replies(n: object) -> int:
+    """How many replies a body asks for. Raises: InvalidRequest for what no engine serves, before it counts anywhere."""
+    if n is None:
+        return 1
+    count = int(n) if isinstance(n, float) and n.is_integer() else n  # vLLM reads 2.0 as 2
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_REPLIES:
+        raise InvalidRequest("n", n, f"a whole number of 1 to {MOST_REPLIES}")
+    return count
 
 
 def output_limit(max_tokens: object, max_completion_tokens: object = None) -> int | None:

@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
-from sloserve.core.errors import shown
-from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit
+from sloserve.core.errors import InvalidRequest, shown
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit, replies
+from sloserve.wire import strict_json
 from sloserve.wire.xargs import PREFIX
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
@@ -97,9 +98,9 @@ def storable(text: str) -> bool:
 
 def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Line:
     try:
-        values = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise _Wrong("invalid_json_line", "the line is not JSON") from None
+        values = strict_json.loads(raw)
+    except ValueError as error:
+        raise _Wrong("invalid_json_line", f"the line {error}") from None
     if not isinstance(values, dict):
         raise _Wrong("invalid_json_line", "the line is not a JSON object")
     if raw.count(b"[") + raw.count(b"{") > MOST_DEPTH and _is_deep(values):
@@ -151,5 +152,9 @@ def _check_slo(body: dict[str, Any]) -> None:
 def _output_tokens(body: dict[str, Any], endpoint: str) -> float:
     if endpoint == "/v1/embeddings":
         return 0.0
+    try:
+        count = replies(body.get("n"))
+    except InvalidRequest as error:
+        raise _Wrong("invalid_n", str(error), "body.n") from None
     limit = output_limit(body.get("max_tokens"), body.get("max_completion_tokens"))
-    return float(min(limit or _USUAL_OUTPUT_TOKENS, _USUAL_OUTPUT_TOKENS))
+    return float(count * min(limit or _USUAL_OUTPUT_TOKENS, _USUAL_OUTPUT_TOKENS))

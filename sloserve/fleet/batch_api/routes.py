@@ -3,7 +3,6 @@ not there.
 """
 
 import asyncio
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from sloserve.fleet.places import Places
 from sloserve.fleet.quota import Quota
 from sloserve.fleet.store.records import Batch, BatchState, File, RequestState
 from sloserve.fleet.store.store import Store
-from sloserve.wire import errors
+from sloserve.wire import errors, strict_json
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -380,9 +379,9 @@ async def _json_object(request: Request) -> dict[str, Any]:
         if len(body) > _JSON_BYTES:
             raise Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"request body: more than {_JSON_BYTES} bytes")
     try:
-        values = json.loads(body)
-    except (ValueError, RecursionError):
-        raise Answer(HTTPStatus.BAD_REQUEST, "request body: is not JSON") from None
+        values = strict_json.loads(body)
+    except ValueError as error:
+        raise Answer(HTTPStatus.BAD_REQUEST, f"request body: {error}") from None
     if not isinstance(values, dict):
         raise Answer(HTTPStatus.BAD_REQUEST, "request body: is not a JSON object")
     return values

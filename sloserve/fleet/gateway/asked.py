@@ -11,7 +11,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.prefixes import part
-from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit, whole
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit, replies
 from sloserve.settings import PluginSettings
 from sloserve.wire.body import Body, fields_of, parse
 from sloserve.wire.headers import PRIORITY, REPORT, REQUEST_ID, TTL, HeaderRules, read_headers, stating
@@ -141,7 +141,7 @@ class Reader:
             headers=list(passed.items()),
             ttl_s=fields.ttl_s,
             ignored=fields.ignored,
-            replies=whole(read.n) or 1,
+            replies=replies(read.n),
             streamed=read.stream is True,
             prompt_tokens=max(size // BYTES_PER_TOKEN, 1),
             max_tokens=output_limit(read.max_tokens, read.max_completion_tokens),

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,6 +203,12 @@ def test_failed_requests_are_in_the_error_file_with_their_answer(fleet: Fleet) -
         ("{", "invalid_json_line", None),
         ("[1]", "invalid_json_line", None),
         ("[" * 1_500, "invalid_json_line", None),
+        (line("x").replace("{", '{"body": {}, ', 1), "invalid_json_line", None),
+        (line("x", body={"model": "m", "temperature": math.nan}), "invalid_json_line", None),
+        (line("x", body={"model": "m", "temperature": 1}).replace(": 1}", ": 1e999}"), "invalid_json_line", None),
+        (line("x", body={"model": "m", "n": 1e9}), "invalid_n", "body.n"),
+        (line("x", body={"model": "m", "n": 16_385}), "invalid_n", "body.n"),
+        (line("x", body={"model": "m", "n": 0}), "invalid_n", "body.n"),
         (line(""), "invalid_custom_id", "custom_id"),
         (line("a"), "duplicate_custom_id", "custom_id"),
         (line("a\0"), "invalid_custom_id", "custom_id"),

@@ -77,6 +77,9 @@ def test_a_request_reaches_its_engine_and_its_answer_comes_back(tmp_path: Path) 
             assert came["x-request-id"] == "mine" and came["x-tenant-id"] == "local" and "authorization" not in came
             missing = await to.complete(max_tokens="x")
             assert missing.status_code == 400 and "request body" in missing.json()["error"]["message"]
+            for n in (1e9, 10**9, 0, True):
+                endless = await to.complete(n=n)
+                assert (endless.status_code, endless.json()["error"]["param"]) == (400, "n")
             assert (
                 await to.metric('sloserve:gateway_requests_total{class="interactive",model="chat",outcome="completed"}')
                 == 2
