@@ -138,6 +138,7 @@ class PluginSettings(_Settings):
     tenants: the most urgent class that each tenant may use; tenant_default: that of others, ``None`` for no limit.
     tenant_headers: which headers name the tenant.
     max_body_bytes: longest request body. max_tenant_labels: tenants with metrics of their own; the rest is ``other``.
+    hung_after_s: an engine core that answers nothing for so long hangs; more than its longest step takes.
     http3: whether the server listens on UDP too, and how.
     """
 
@@ -170,6 +171,7 @@ class PluginSettings(_Settings):
     )
     max_body_bytes: Annotated[int, Field(strict=True, ge=1), Allowed("a whole number of bytes >= 1")] = MAX_BODY_BYTES
     max_tenant_labels: Count = 50
+    hung_after_s: Annotated[Seconds, SECONDS] = 300.0
     http3: Annotated[Http3Settings, Allowed("a mapping with enabled, scheduler and limits")] = Http3Settings()
 
     @property

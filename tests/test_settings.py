@@ -80,6 +80,7 @@ EVERYTHING = {
     "admission": {"mode": "predict", "max_waiting": {"chat": 3}, "min_chance": 0.1},
     "max_body_bytes": 1000,
     "max_tenant_labels": 0,
+    "hung_after_s": 60.0,
 }
 
 

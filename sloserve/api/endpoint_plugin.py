@@ -40,4 +40,4 @@ class AdminRoutes:
 
 
 async def _ready(request: Request) -> JSONResponse:
-    return readiness(engine_of(request.scope))
+    return await readiness(engine_of(request.scope))

@@ -1,7 +1,8 @@
 """Start and stop of the server: ``/ready``, what is printed once it serves, and how long it waits for slow clients.
 
-``/ready`` says whether this server takes new work: 200, or 503 while it is stopping or its engine has failed; before
-that no socket listens. ``/health`` stays vLLM's, which asks whether the process should be replaced.
+``/ready`` says whether this server takes new work: 200, or 503 while it is stopping, or its engine has failed or hangs;
+before that no socket listens. ``/health`` stays vLLM's, which asks whether the process should be replaced; it is 503
+where the engine has failed or hangs.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from starlette.types import Message, Send
 from sloserve.api.http3 import Http3Front
 from sloserve.core.errors import ShuttingDown
 from sloserve.settings import plugin_settings
-from sloserve.vllm_plugin.server.front_end import check_open, count_stopped
+from sloserve.vllm_plugin.server.front_end import check_open, core_hangs, count_stopped
 from sloserve.wire import errors
 from sloserve.wire.asgi import CLOSE, refuse
 from sloserve.wire.context import HTTPContext
@@ -32,9 +33,11 @@ LINGER_S = 5.0
 _STARTED_POLL_S = 0.05
 
 
-def readiness(engine: Any) -> JSONResponse:
+async def readiness(engine: Any) -> JSONResponse:
     """The answer of ``/ready``. engine: vLLM's client, ``None`` for a server without one."""
     state = "failed" if engine is not None and engine.errored else "ready"
+    if state == "ready" and await core_hangs(engine):
+        state = "hangs"
     try:
         check_open(engine)
     except ShuttingDown:

@@ -54,7 +54,7 @@ class SLOMiddleware:
         send = self._http3.advertising(scope, send)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path == READY_PATH:
-            await readiness(engine_of(scope))(scope, receive, send)
+            await (await readiness(engine_of(scope)))(scope, receive, send)
             return
         if self._admin is not None and path.startswith(PREFIX):
             await self._admin(scope, receive, send)

@@ -29,6 +29,10 @@ class Drain:
 class FrontEnd:
     def __init__(self) -> None:
         self.drain, self.stopped = Drain(), 0
+        self.core_check, self.hanging = self, False
+
+    async def hangs(self) -> bool:
+        return self.hanging
 
     def count_stopped(self) -> None:
         self.stopped += 1
@@ -69,6 +73,10 @@ def call(app: Starlette, *requests: tuple[str, str]) -> list[httpx.Response]:
 
 def test_ready_follows_the_engine(app: Starlette) -> None:
     engine = app.state.engine_client
+    engine.sloserve_front_end.hanging = True
+    (hangs,) = call(app, ("GET", "/ready"))
+    assert (hangs.status_code, hangs.json()["status"]) == (503, "hangs")
+    engine.sloserve_front_end.hanging = False
     found = []
     for engine.errored, engine.sloserve_front_end.drain.stopping in ((False, False), (True, False), (True, True)):
         found += [(a.status_code, a.json()["status"]) for a in call(app, ("GET", "/ready"))]

@@ -94,6 +94,11 @@ async def status(async_llm: Any) -> list[dict[str, Any]]:
     return answers
 
 
+async def answered(async_llm: Any) -> None:
+    """Returns once every engine rank has answered, whatever; it may be never."""
+    await call_all(async_llm, "sloserve_status", limit_s=None)
+
+
 async def set_policies(async_llm: Any, policy: str | None = None, shadow_policy: str | None = None) -> None:
     """Makes every rank follow the policy and score the shadow policy from its next step on, or changes nothing.
 

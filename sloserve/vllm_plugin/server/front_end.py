@@ -18,6 +18,7 @@ from sloserve.settings import KEY
 from sloserve.vllm_plugin import seeded_prompts
 from sloserve.vllm_plugin.server import engine_control, parking, reloading
 from sloserve.vllm_plugin.server.accept import FrontEnd
+from sloserve.vllm_plugin.server.core_check import CONTROL
 from sloserve.vllm_plugin.server.observe import entering
 
 _ATTRIBUTE = "sloserve_front_end"
@@ -37,7 +38,7 @@ def install() -> None:
     reloading.install()
     seeded_prompts.install(runs_our_scheduler)
     stock_init, stock_generate, stock_add = AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request
-    stock_shutdown = AsyncLLM.shutdown
+    stock_shutdown, stock_check_health = AsyncLLM.shutdown, AsyncLLM.check_health
 
     @functools.wraps(stock_init)
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -47,7 +48,10 @@ def install() -> None:
         stock_init(self, vllm_config, *args, **kwargs)
         if ours:
             rank, processes = kwargs.get("client_index", 0), kwargs.get("client_count", 1)
-            setattr(self, _ATTRIBUTE, FrontEnd(self, SystemClock(), rank, processes))
+            front_end = FrontEnd(self, SystemClock(), rank, processes)
+            setattr(self, _ATTRIBUTE, front_end)
+            for name in CONTROL:
+                setattr(self, name, front_end.core_check.control(getattr(self, name)))
 
     @functools.wraps(stock_generate)
     def generate(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -73,6 +77,12 @@ def install() -> None:
         observed.engine_request_id = collector.request_id
         return collector
 
+    @functools.wraps(stock_check_health)
+    async def check_health(self: Any) -> None:
+        await stock_check_health(self)
+        if await core_hangs(self):
+            raise self.dead_error
+
     @functools.wraps(stock_shutdown)
     def shutdown(self: Any, timeout: float | None = None) -> None:
         front_end = getattr(self, _ATTRIBUTE, None)
@@ -82,7 +92,7 @@ def install() -> None:
             sweep_pages()  # an engine that took too long to stop was killed
 
     AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request = init, generate, add_request
-    AsyncLLM.shutdown = shutdown
+    AsyncLLM.shutdown, AsyncLLM.check_health = shutdown, check_health
 
 
 def runs_our_scheduler(vllm_config: Any) -> bool:
@@ -107,6 +117,12 @@ def check_open(engine: Any) -> None:
     front_end = getattr(engine, _ATTRIBUTE, None)
     if front_end is not None:
         front_end.drain.check_open()
+
+
+async def core_hangs(engine: Any) -> bool:
+    """Whether the core behind this engine client has not answered for too long; see :mod:`.core_check`."""
+    front_end = getattr(engine, _ATTRIBUTE, None)
+    return front_end is not None and await front_end.core_check.hangs()
 
 
 def count_stopped(engine: Any) -> None:

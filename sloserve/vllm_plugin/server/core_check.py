@@ -1,0 +1,65 @@
+"""Whether the engine's core still answers: vLLM's own health says only that nobody has told of its death.
+
+Who asks for the server's health (``/health``, ``/ready``) has the core asked as well, one question at a time and none
+without him. The core answers between two steps, also when it is idle, paused or asleep; so a question that stays open
+for longer than any step may take tells of a core that is suspended or never comes back from a step. A fleet's agent
+looks closer, and sooner: see :mod:`sloserve.fleet.agent.pulse`.
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S: Final = 1.0
+"""For an answer that is here and not read yet: a process that was stopped itself finds the time over first."""
+CONTROL: Final = ("sleep", "wake_up", "collective_rpc")
+"""Methods of ``AsyncLLM`` that keep the core busy for as long as they like, such as to read weights."""
+
+
+class CoreCheck:
+    """Of one engine client. All in one event loop."""
+
+    def __init__(self, ask: Callable[[], Awaitable[Any]], limit_s: float) -> None:
+        """ask: returns once every rank has answered. limit_s: how long that may take."""
+        self._ask, self._limit_s = ask, limit_s
+        self._question: asyncio.Task[None] | None = None
+        self._asked_s = 0.0
+        self._controlling = 0
+
+    async def hangs(self) -> bool:
+        """Whether the core has not answered for too long. To be asked again and again."""
+        now_s = asyncio.get_running_loop().time()
+        if self._question is None or self._question.done():
+            self._question, self._asked_s = asyncio.create_task(self._answer()), now_s
+            return False
+        if self._controlling or now_s - self._asked_s < self._limit_s:
+            return False
+        await asyncio.wait({self._question}, timeout=_AGAIN_S)
+        if self._question.done():
+            return False
+        logger.error("the engine's core hangs: it has not answered for %.0f s", now_s - self._asked_s)
+        return True
+
+    def control(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """``call``, and the time that it takes is not the core's silence."""
+
+        @functools.wraps(call)
+        async def controlled(*args: Any, **kwargs: Any) -> Any:
+            self._controlling += 1
+            try:
+                return await call(*args, **kwargs)
+            finally:
+                self._controlling -= 1
+                self._asked_s = asyncio.get_running_loop().time()
+
+        return controlled
+
+    async def _answer(self) -> None:
+        try:
+            await self._ask()
+        except Exception as error:  # an answer: what is dead is vLLM's own to tell
+            logger.debug("the engine's core answers a question with %r", error)

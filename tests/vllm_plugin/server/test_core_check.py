@@ -1,0 +1,94 @@
+"""A core that answers late, never, or is busy by order, in virtual time."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sloserve.vllm_plugin.server.core_check import CoreCheck
+from tests.client.virtual_time import run
+
+LIMIT_S = 300.0
+
+
+class Core:
+    def __init__(self) -> None:
+        self.questions = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def ask(self) -> None:
+        self.questions += 1
+        await self.answers.wait()
+
+
+def test_only_a_question_that_stays_open_for_too_long_tells_of_a_hang(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        core = Core()
+        check = CoreCheck(core.ask, LIMIT_S)
+        for _ in range(3):  # hours without anybody who asks are no silence
+            assert not await check.hangs()
+            await asyncio.sleep(10_000.0)
+        core.answers.clear()
+        assert not await check.hangs()
+        await asyncio.sleep(LIMIT_S - 1.0)  # a long step
+        assert not await check.hangs()
+        await asyncio.sleep(1.0)
+        assert await check.hangs() and await check.hangs()
+        assert core.questions == 4, "one at a time"
+        core.answers.set()
+        assert not await check.hangs() and not await check.hangs()
+
+    run(test())
+    assert "has not answered for 300 s" in caplog.text
+
+
+def test_an_answer_that_is_here_and_not_read_counts() -> None:
+    """The process itself was stopped: its timers are over before it looks at its sockets."""
+
+    async def test() -> None:
+        core = Core()
+        check = CoreCheck(core.ask, LIMIT_S)
+        core.answers.clear()
+        assert not await check.hangs()
+        await asyncio.sleep(2 * LIMIT_S)
+        asyncio.get_running_loop().call_soon(core.answers.set)
+        assert not await check.hangs()
+
+    run(test())
+
+
+def test_what_an_operator_orders_may_take_as_long_as_it_likes() -> None:
+    async def test() -> None:
+        core = Core()
+        check = CoreCheck(core.ask, LIMIT_S)
+        core.answers.clear()
+
+        async def reload(*args: Any) -> str:
+            await asyncio.sleep(10 * LIMIT_S)
+            assert not await check.hangs()
+            raise OSError("no such weights")
+
+        assert not await check.hangs()
+        with pytest.raises(OSError, match="no such weights"):
+            await check.control(reload)("weights")
+        await asyncio.sleep(LIMIT_S - 1.0)
+        assert not await check.hangs()
+        await asyncio.sleep(1.0)
+        assert await check.hangs()
+        core.answers.set()
+
+    run(test())
+
+
+def test_an_error_is_an_answer() -> None:
+    async def test() -> None:
+        async def ask() -> None:
+            raise RuntimeError("the engine runs another scheduler")
+
+        check = CoreCheck(ask, LIMIT_S)
+        for _ in range(3):
+            assert not await check.hangs()
+            await asyncio.sleep(LIMIT_S)
+
+    run(test())
