@@ -8,7 +8,8 @@ come again, where coming again helps. In order:
 - a request whose chance to meet its TTFT target, or its e2e target, is predicted to be below ``min_chance`` is refused
   while others of its class wait, and told when the queue should be short enough. Where none does it is let in, whatever
   was learnt before: otherwise a wrong belief would keep away what corrects it;
-- a class at its cap is full.
+- a class at its cap is full, where places count that are kept for those who were sent away before and told to come
+  about now (:mod:`sloserve.admission.promises`): who has waited comes before who has not.
 
 Where several processes admit requests to one engine, a cap is that of all together: a place is booked first and counted
 then, and given back where the class is full. So they never pass a cap together; two that ask for the last place in the
@@ -86,23 +87,38 @@ class Admission:
                 self._refuse_unlikely(new, forecast, self._min_chance, now_s)
         place = self._backlog.enter(name, request, now_s)
         cap = None if self._caps is None else self._caps[name]
-        if cap is not None and self._backlog.waiting_anywhere(name) > cap:
-            place.left(now_s)
-            retry_after_s = self._backlog.promise_place(name, now_s)
-            raise QueueFull(
-                f"queue full: {cap} of {cap} requests of class {name!r} wait; retry in {retry_after_s} s",
-                retry_after_s,
-                name,
-            )
+        if cap is not None:
+            self._take_place(new, place, cap, now_s)
         self._predictor.admitted(new, forecast)
         return Ticket(new, forecast, place, self._predictor)
+
+    def _take_place(self, new: NewRequest, place: Place, cap: int, now_s: float) -> None:
+        """Raises: QueueFull where there is none for it, of those that are kept for nobody else."""
+        name, waiting = new.slo.slo_class.name, self._backlog.waiting_anywhere(new.slo.slo_class.name)
+        promised = self._backlog.has_promised(name)
+        key = new.key() if new.key is not None and (promised or waiting > cap) else None
+        kept = self._backlog.kept(name, key, cap, now_s) if promised else 0
+        if waiting <= cap - kept:
+            if promised:
+                self._backlog.came(name, key)
+            return
+        place.left(now_s)
+        retry_after_s = self._backlog.promise_place(name, now_s, key=key)
+        others = f", and {kept} places are kept for requests that were refused before" if kept else ""
+        full = f"queue full: {min(waiting - 1, cap)} of {cap} requests of class {name!r} wait{others}"
+        raise QueueFull(
+            f"{full}; retry in {retry_after_s} s",
+            retry_after_s,
+            name,
+        )
 
     def is_full(self, class_name: str, now_s: float) -> bool:
         """Whether a request of the class would find it at its cap."""
         if self._caps is None:
             return False
         self._backlog.sweep(class_name, now_s)
-        return self._backlog.waiting_anywhere(class_name) >= self._caps[class_name]
+        cap = self._caps[class_name]
+        return self._backlog.waiting_anywhere(class_name) >= cap - self._backlog.kept(class_name, None, cap, now_s)
 
     def promise_place(self, class_name: str, now_s: float) -> int:
         """In how many whole seconds one of the class should find a place, for a client that is sent away."""

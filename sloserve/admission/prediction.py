@@ -13,7 +13,7 @@ which are bounded. Deterministic. A request that is refused teaches nothing, so 
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -39,7 +39,8 @@ class NewRequest:
 
     arrival_s: epoch seconds, from when its latency counts. output_tokens: the reply's length as the client states it.
     replies: to this one prompt; lengths are those of each. streamed: its first token is seen when it leaves.
-    length_quantiles: output tokens at ``LEVELS``, as the server's length model predicts them.
+    length_quantiles: output tokens at ``LEVELS``, as the server's length model predicts them. key: makes that by which
+    the request is known when it is sent again; asked for under overload alone.
     """
 
     slo: SLO
@@ -50,6 +51,7 @@ class NewRequest:
     replies: int = 1
     streamed: bool = True
     length_quantiles: Sequence[float] | None = None
+    key: Callable[[], Hashable] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,8 @@
 """Waiting requests of each class, the rate at which they start, and when refused ones should try again.
 
+When to try again is a promise (:mod:`sloserve.admission.promises`): the next place that is promised to nobody, at the
+rate of the latest starts. Neither a profile nor a nominal step time has a part in it, only what the engine did.
+
 A request waits from :meth:`Backlog.enter` until its place is told that the first token is out, or that it ended before.
 Who keeps the places may not see every first token (a reply that is not streamed is seen when it is complete),
 so a class can be swept: the keeper is asked which of its requests still wait.
@@ -13,9 +16,11 @@ for several threads.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from sloserve.admission.promises import Promises
 
 MIN_RETRY_AFTER_S = 1
 MAX_RETRY_AFTER_S = 30
@@ -31,6 +36,11 @@ thousands of times per second. A place is thus found free at most this late."""
 
 MEMORY_S = 30.0
 """Time constant of the observed rate, in seconds during which a request waited: as far back as it predicts ahead."""
+
+MEMORY_STARTS = 16.0
+"""Promises go by the rate of about so many of the latest starts: an engine that was idle takes many requests at once,
+and one whose machine is busy slows down, and neither is to be believed for longer than it takes to see. (Predictions
+go by a steadier one, since what they leave out is learnt from what came of them.)"""
 
 
 class Elsewhere(Protocol):
@@ -109,14 +119,35 @@ class Backlog:
         """Expected seconds from one start of the class to the next while any waits; ``None`` if none was seen."""
         return self._queues[class_name].rate.interval_s
 
-    def promise_place(self, class_name: str, now_s: float, after_s: float = 0.0) -> int:
+    def has_promised(self, class_name: str) -> bool:
+        """Whether there are clients of the class that were sent away and may come again."""
+        return len(self._queues[class_name].promises) > 0
+
+    def kept(self, class_name: str, key: Hashable | None, cap: int, now_s: float) -> int:
+        """How many of ``cap`` places are kept for clients that were sent away, from one with a request of this key.
+
+        None from those themselves. All but one at most: so the engine has somebody to start, whoever comes or not.
+        """
+        promises = self._queues[class_name].promises
+        promises.pass_time(now_s)
+        if not len(promises) or (key is not None and promises.claim(key)):
+            return 0
+        return min(promises.kept, cap - 1)
+
+    def came(self, class_name: str, key: Hashable | None) -> None:
+        """A request of this key was let in: if a place was kept for it, it is kept no more."""
+        if key is not None:
+            self._queues[class_name].promises.fulfil(key)
+
+    def promise_place(self, class_name: str, now_s: float, after_s: float = 0.0, key: Hashable | None = None) -> int:
         """Whole seconds until the next place that was promised to no client yet is predicted to be free, from 1 to 30.
 
-        after_s: until when none can be, for a client who needs a shorter queue. Clients sent away thus queue virtually:
-        the n-th is told to come for the n-th place, which keeps them from coming back all at once. Places beyond the
-        longest wait are not kept: those clients are told that wait.
+        after_s: until when none can be, for a client who needs a shorter queue. key: of the request, by which it is
+        known when it comes again; its place is kept then. Clients sent away thus queue virtually: the n-th is told to
+        come for the n-th place, which keeps them from coming back all at once. Places beyond the longest wait are
+        neither kept nor promised: those clients are told that wait.
         """
-        return self._queues[class_name].promise_place(now_s, after_s)
+        return self._queues[class_name].promise_place(now_s, after_s, key)
 
 
 class Place:
@@ -131,7 +162,8 @@ class Place:
     def started(self, now_s: float) -> None:
         """The first token is out: the place is free, and counts towards the rate at which the queue drains."""
         if self._release(now_s):
-            self._queue.rate.starts += 1.0
+            for rate in self._queue.rates:
+                rate.start()
 
     def left(self, now_s: float) -> None:
         """The request ended. Before its first token: its place is free, which says nothing about the queue's speed."""
@@ -147,11 +179,13 @@ class Place:
 
 @dataclass(slots=True)
 class _DrainRate:
-    """Requests started per second of time during which a request waited, older time weighing exponentially less.
+    """Requests started per second of time during which a request waited, older time weighing exponentially less, and
+    so do older starts where only about ``memory_starts`` are to count.
 
     Idle time does not count: a queue that is empty because no request came says nothing about how fast it would drain.
     """
 
+    memory_starts: float = math.inf
     starts: float = 0.0
     waited_s: float = 0.0
 
@@ -159,6 +193,10 @@ class _DrainRate:
         keep = math.exp(-elapsed_s / MEMORY_S)
         self.starts *= keep
         self.waited_s = self.waited_s * keep + MEMORY_S * (1.0 - keep)
+
+    def start(self) -> None:
+        keep = 1.0 - 1.0 / self.memory_starts
+        self.starts, self.waited_s = self.starts * keep + 1.0, self.waited_s * keep
 
     @property
     def interval_s(self) -> float | None:
@@ -177,9 +215,15 @@ class _ClassQueue:
     elsewhere: Elsewhere
     waiting: dict[Place, None] = field(default_factory=dict)
     rate: _DrainRate = field(default_factory=_DrainRate)
+    rate_lately: _DrainRate = field(default_factory=lambda: _DrainRate(MEMORY_STARTS))
+    promises: Promises = field(default_factory=Promises)
     promised_until_s: float = -math.inf
     seen_s: float | None = None
     swept_s: float | None = None
+
+    @property
+    def rates(self) -> tuple[_DrainRate, _DrainRate]:
+        return self.rate, self.rate_lately
 
     def add(self, place: Place) -> None:
         self.waiting[place] = None
@@ -192,7 +236,8 @@ class _ClassQueue:
     def pass_time(self, now_s: float) -> None:
         """Credits the time since the last event to the rate if a request waited in it; a clock set back counts as 0."""
         if self.waiting and self.seen_s is not None and now_s > self.seen_s:
-            self.rate.pass_time(now_s - self.seen_s)
+            for rate in self.rates:
+                rate.pass_time(now_s - self.seen_s)
         self.seen_s = now_s
 
     def may_sweep(self, now_s: float) -> bool:
@@ -203,14 +248,30 @@ class _ClassQueue:
         self.swept_s = now_s
         return True
 
-    def promise_place(self, now_s: float, after_s: float) -> int:
-        interval_s = self.rate.interval_s
+    def promise_place(self, now_s: float, after_s: float, key: Hashable | None) -> int:
+        self.promises.pass_time(now_s)
+        interval_s = self.rate_lately.interval_s
         if interval_s is None:
             return DEFAULT_RETRY_AFTER_S
+        promises = self.promises
+        if key is not None and promises.claim(key):  # it came in time: the engine has become slower
+            seconds = _whole(interval_s * promises.kept)
+            promises.renew(key, now_s + seconds)
+            return seconds
         horizon_s = now_s + MAX_RETRY_AFTER_S
+        # Where the engine has become slower, what was promised takes longer than it was promised for.
+        earliest_s = now_s + max(after_s, interval_s * len(promises))
         # A clock set back leaves promises in the far future; none may lie beyond the horizon.
-        promised_s = min(max(self.promised_until_s, now_s + after_s), horizon_s)
-        self.promised_until_s = min(promised_s + interval_s, horizon_s)
-        # Epoch seconds are doubles, 2e-7 s apart: without the microsecond a whole second could become the next one.
-        seconds = math.ceil(self.promised_until_s - now_s - 1e-6)
-        return min(max(seconds, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+        promised_s = min(max(self.promised_until_s, earliest_s), horizon_s)
+        free_s = promised_s + interval_s
+        seconds = _whole(min(free_s, horizon_s) - now_s)
+        if key is None or promises.may_make(key):
+            self.promised_until_s = min(free_s, horizon_s)
+            if key is not None and free_s <= horizon_s:
+                promises.make(key, free_s, now_s + seconds)
+        return seconds
+
+
+def _whole(seconds: float) -> int:
+    # Epoch seconds are doubles, 2e-7 s apart: without the microsecond a whole second could become the next one.
+    return min(max(math.ceil(seconds - 1e-6), MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)

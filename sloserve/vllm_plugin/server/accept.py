@@ -27,7 +27,7 @@ from sloserve.vllm_plugin.server.core_check import CoreCheck
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.vllm_plugin.server.observe import Observed, entering
-from sloserve.vllm_plugin.server.stated import StatedSLOs, prompt_text, prompt_tokens, tell_operator
+from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.xargs import stated_output_tokens, with_length
@@ -178,6 +178,7 @@ class FrontEnd:
             sampling_params.n or 1,
             _is_streamed(sampling_params.output_kind),
             length,
+            functools.partial(key_of, observed.tenant, prompt, sampling_params),
         )
         forecast = self._admission.forecast(new, now_s)
         observed.predicted = forecast.predicted

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from collections.abc import Hashable
 from typing import Any
 
 from sloserve.core.errors import InvalidRequest
@@ -89,3 +90,15 @@ def prompt_text(prompt: Any) -> str | None:
     """The text of what ``AsyncLLM.generate`` was given, where it still has one."""
     text = prompt.get("prompt") if isinstance(prompt, dict) else getattr(prompt, "prompt", None)
     return text if isinstance(text, str) else None
+
+
+def key_of(tenant: str | None, prompt: Any, sampling_params: Any) -> Hashable:
+    """By what a request is known when its client sends it again: whose it is, its prompt, and what it asks for.
+
+    Two that are alike in all of this need not be told apart: either may have the place of the other.
+    """
+    get = prompt.get if isinstance(prompt, dict) else functools.partial(getattr, prompt)
+    ids = get("prompt_token_ids", None)
+    text = prompt if isinstance(prompt, str) else prompt_text(prompt)
+    asked = (getattr(sampling_params, name, None) for name in ("max_tokens", "n", "seed", "temperature"))
+    return hash((tenant, text if ids is None else tuple(ids), *asked))

@@ -25,7 +25,7 @@ from sloserve.quic.service import by_class
 from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.server.accept import FrontEnd
 from sloserve.vllm_plugin.server.observe import entering
-from sloserve.vllm_plugin.server.stated import prompt_tokens, tell_operator
+from sloserve.vllm_plugin.server.stated import key_of, prompt_tokens, tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.xargs import LENGTH_KEY, predicted_length
@@ -235,6 +235,31 @@ def test_a_refused_request_leaves_no_garbage(metrics: Metrics, body: bytes, head
     finally:
         gc.enable()
     assert first.ticket is not None
+
+
+def test_a_request_that_is_sent_again_is_known_by_what_it_asks_for() -> None:
+    def key(tenant: str = "a", prompt: Any = None, **asked: Any) -> object:
+        return key_of(tenant, prompt or {"prompt_token_ids": [1, 2]}, SimpleNamespace(max_tokens=5, **asked))
+
+    assert key() == key() and key(prompt="Hello") == key(prompt={"prompt": "Hello"})
+    different = [key(), key("b"), key(prompt={"prompt_token_ids": [1]}), key(prompt="Hello"), key(n=2), key(seed=1)]
+    assert len(set(different)) == len(different)
+    assert key(prompt=SimpleNamespace(prompt_embeds=[0.5])) == key(prompt=SimpleNamespace(prompt_embeds=[0.1]))
+
+
+def test_a_place_is_kept_for_a_request_that_was_refused(metrics: Metrics) -> None:
+    server = Server(admission={"mode": "cap", "max_waiting": 2})
+    waiting = [server.accept(None, "text") for _ in range(2)]
+    server.clock.set_wall(server.clock.now_s() + 1.0)
+    waiting[0].ticket.started(server.clock.now_s())
+    server.accept(None, "text")
+    with pytest.raises(Refused, match="retry in 1 s"):
+        server.accept(None, "again")
+    waiting[1].ticket.started(server.clock.now_s())
+    server.clock.set_wall(server.clock.now_s() + 1.0)
+    with pytest.raises(Refused, match="1 of 2 .* wait, and 1 places are kept"):
+        server.accept(None, "new")
+    server.accept(None, "again")
 
 
 def test_predict_has_the_cap_as_well(metrics: Metrics) -> None:

@@ -1,0 +1,127 @@
+"""Places that were promised to clients who were sent away, and are kept for them until they come for them.
+
+Without that a promise is worth little: at 2.2 times an engine's load three of five clients that came when they were
+told to found their place taken by a request that had never waited, at ten times its load nine of ten. A client comes
+again with the same request, and is known by it (its key). From a little before a place is predicted to be free until
+a little after its client was told to come it is kept from all others. Of the clients of the latest past it is learnt
+which share comes again, and only so large a share of the places is kept.
+
+Guarantees: who comes too early has no claim, and one request has at most ``MOST_OF_KEY`` promises, however often it is
+sent. Memory is bounded by ``MOST``. Deterministic: time is an argument, in epoch seconds.
+"""
+
+import math
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Final
+
+AHEAD_S: Final = 2.0
+"""A place is kept from so long before it is predicted to be free, since it may be free earlier."""
+GRACE_S: Final = 2.0
+"""For the way back to the server, which begins when the time is over that a client was told."""
+MOST: Final = 4096
+MOST_OF_KEY: Final = 16
+"""Clients may send the same request at the same time; one that sends it again and again gains no more by that."""
+_SHARE_OF: Final = 128.0
+"""Promises of the latest past that say which share of clients comes again."""
+_LEAST_SHARE: Final = 1.0 / 16.0
+
+
+@dataclass(slots=True, eq=False)
+class _Promise:
+    key: Hashable
+    kept_from_s: float
+    comes_s: float
+    is_kept: bool = False
+    over: bool = False
+
+
+@dataclass(slots=True)
+class Promises:
+    """Of one class. share: of clients that come again when they were told to."""
+
+    share: float = 1.0
+    _later: deque[_Promise] = field(default_factory=deque)
+    _kept: deque[_Promise] = field(default_factory=deque)
+    _count: int = 0
+    _seen_s: float = -math.inf
+    _of_key: dict[Hashable, deque[_Promise]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._later) + self._count
+
+    def pass_time(self, now_s: float) -> None:
+        """Keeps the places whose time has come; those that nobody has come for are free again.
+
+        Where a clock was set back nothing is kept: when clients come is not known then.
+        """
+        if now_s < self._seen_s:
+            self._later.clear()
+            self._kept.clear()
+            self._of_key.clear()
+            self._count = 0
+        self._seen_s = now_s
+        while self._later and self._later[0].kept_from_s <= now_s:
+            self._keep(self._later.popleft())
+        while self._kept and (self._kept[0].over or self._kept[0].comes_s + GRACE_S < now_s):
+            promise = self._kept.popleft()
+            if not promise.over:
+                self._end(promise)
+                self._learn(came=False)
+
+    @property
+    def kept(self) -> int:
+        """How many places are kept now."""
+        return math.ceil(self._count * self.share)
+
+    def claim(self, key: Hashable) -> bool:
+        """Whether a place is kept for such a request that comes now, when it was told to."""
+        return self._first(key) is not None
+
+    def fulfil(self, key: Hashable) -> None:
+        """One for whom a place is kept has come, and is dealt with."""
+        promise = self._first(key)
+        if promise is not None:
+            self._end(promise)
+            self._learn(came=True)
+
+    def may_make(self, key: Hashable) -> bool:
+        """Whether there is room for one more promise to such a request."""
+        return len(self) < MOST and len(self._of_key.get(key, ())) < MOST_OF_KEY
+
+    def make(self, key: Hashable, free_s: float, comes_s: float) -> None:
+        """Promises the place that is predicted to be free at ``free_s``, for which a client comes at ``comes_s``.
+
+        ``free_s`` never falls from one promise to the next.
+        """
+        self._later.append(self._made(key, free_s - AHEAD_S, comes_s))
+
+    def renew(self, key: Hashable, comes_s: float) -> None:
+        """Keeps the next place for one that came in time and found none; it comes again at ``comes_s``."""
+        self.fulfil(key)
+        self._keep(self._made(key, -math.inf, comes_s))
+
+    def _made(self, key: Hashable, kept_from_s: float, comes_s: float) -> _Promise:
+        promise = _Promise(key, kept_from_s, comes_s)
+        self._of_key.setdefault(key, deque()).append(promise)
+        return promise
+
+    def _keep(self, promise: _Promise) -> None:
+        promise.is_kept = True
+        self._kept.append(promise)
+        self._count += 1
+
+    def _first(self, key: Hashable) -> _Promise | None:
+        return next((one for one in self._of_key.get(key, ()) if one.is_kept and one.comes_s <= self._seen_s), None)
+
+    def _end(self, promise: _Promise) -> None:
+        promise.over = True
+        self._count -= 1
+        of_key = self._of_key[promise.key]
+        of_key.remove(promise)
+        if not of_key:
+            del self._of_key[promise.key]
+
+    def _learn(self, *, came: bool) -> None:
+        self.share = max(self.share + (came - self.share) / _SHARE_OF, _LEAST_SHARE)
