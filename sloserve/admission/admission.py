@@ -93,7 +93,7 @@ class Admission:
         return Ticket(new, forecast, place, self._predictor)
 
     def _take_place(self, new: NewRequest, place: Place, cap: int, now_s: float) -> None:
-        """Raises: QueueFull where there is none for it, of those that are kept for nobody else."""
+        """Raises: QueueFull where there is none for it, of those that are not kept for others."""
         name, waiting = new.slo.slo_class.name, self._backlog.waiting_anywhere(new.slo.slo_class.name)
         promised = self._backlog.has_promised(name)
         key = new.key() if new.key is not None and (promised or waiting > cap) else None

@@ -52,7 +52,7 @@ class Promises:
         return len(self._later) + self._count
 
     def pass_time(self, now_s: float) -> None:
-        """Keeps the places whose time has come; those that nobody has come for are free again.
+        """Keeps the places whose time has come; those that no client has come for are free again.
 
         Where a clock was set back nothing is kept: when clients come is not known then.
         """
@@ -80,7 +80,7 @@ class Promises:
         return self._first(key) is not None
 
     def fulfil(self, key: Hashable) -> None:
-        """One for whom a place is kept has come, and is dealt with."""
+        """A request that has a claim is dealt with: its place is kept no more."""
         promise = self._first(key)
         if promise is not None:
             self._end(promise)

@@ -1,6 +1,6 @@
 """Waiting requests of each class, the rate at which they start, and when refused ones should try again.
 
-When to try again is a promise (:mod:`sloserve.admission.promises`): the next place that is promised to nobody, at the
+When to try again is a promise (:mod:`sloserve.admission.promises`): the next place that is not promised yet, at the
 rate of the latest starts. Neither a profile nor a nominal step time has a part in it, only what the engine did.
 
 A request waits from :meth:`Backlog.enter` until its place is told that the first token is out, or that it ended before.
@@ -126,7 +126,7 @@ class Backlog:
     def kept(self, class_name: str, key: Hashable | None, cap: int, now_s: float) -> int:
         """How many of ``cap`` places are kept for clients that were sent away, from one with a request of this key.
 
-        None from those themselves. All but one at most: so the engine has somebody to start, whoever comes or not.
+        None from those themselves. All but one at most, so that the engine has a request to start even if none comes.
         """
         promises = self._queues[class_name].promises
         promises.pass_time(now_s)

@@ -1,4 +1,4 @@
-"""JSON as its standard has it (RFC 8259), each key of an object once: for bodies that nobody but sloserve reads.
+"""JSON as its standard has it (RFC 8259), each key of an object once: for bodies that only sloserve reads.
 
 Python's own parser takes more: ``NaN``, numbers beyond a double, and a key twice, of which the last holds. What goes on
 to an engine from such a body would be what its sender did not write. A body that vLLM's server reads as well is read as

@@ -215,6 +215,7 @@ class Exchange:
             asked.output_tokens,
             asked.replies,
             asked.streamed,
+            key=lambda: (self._tenant.name, hash(asked.body)),
         )
         admission = self._parts.admission(self._model)
         return admission.admit(new, admission.forecast(new, now_s), self, now_s)

@@ -1,4 +1,4 @@
-"""Whether the engine's core still answers: vLLM's own health says only that nobody has told of its death.
+"""Whether the engine's core still answers: vLLM's own health knows only of a death that it was told of.
 
 Who asks for the server's health (``/health``, ``/ready``) has the core asked as well, one question at a time and none
 without him. The core answers between two steps, also when it is idle, paused or asleep; so a question that stays open

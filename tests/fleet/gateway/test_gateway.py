@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from sloserve.admission.admission import Admission
+from sloserve.admission.prediction import NewRequest
 from sloserve.fleet import bounded_protocol as protocol
 from sloserve.fleet.contract.reports import Phase
 from sloserve.fleet.gateway.gateway import Surroundings
@@ -271,6 +273,27 @@ def test_a_model_that_is_active_nowhere_is_waited_for(tmp_path: Path) -> None:
             await until(lambda: to.served.gateway.parts.instances.state_of("legal", _now(to)) == "coming")
 
     run(test)
+
+
+def test_a_request_that_is_sent_again_is_known_by_its_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the place which Retry-After promised is kept for it."""
+    keys: list[Any] = []
+    stock = Admission.admit
+
+    def admit(self: Admission, new: NewRequest, *args: Any) -> Any:
+        assert new.key is not None
+        keys.append(new.key())
+        return stock(self, new, *args)
+
+    monkeypatch.setattr(Admission, "admit", admit)
+
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            for prompt in ("same", "same", "other"):
+                assert (await to.complete(prompt)).status_code == 200
+
+    run(test)
+    assert keys[0] == keys[1] != keys[2]
 
 
 def _now(to: Line) -> float:
