@@ -31,7 +31,7 @@ class FrontEnd:
         self.drain, self.stopped = Drain(), 0
         self.core_check, self.hanging = self, False
 
-    async def hangs(self) -> bool:
+    async def hangs(self, ask: Any) -> bool:
         return self.hanging
 
     def count_stopped(self) -> None:

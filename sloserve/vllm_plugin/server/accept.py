@@ -22,7 +22,6 @@ from sloserve.metrics import collectors
 from sloserve.metrics.engine_page import remove_pages
 from sloserve.metrics.process_page import Board, Boards
 from sloserve.settings import PluginSettings, plugin_settings
-from sloserve.vllm_plugin.server import engine_control
 from sloserve.vllm_plugin.server.core_check import CoreCheck
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
@@ -66,7 +65,7 @@ class FrontEnd:
         self._pages = EnginePages()
         self._stated = StatedSLOs(settings, self._metrics, self._pages)
         self.drain = Drain()
-        self.core_check = CoreCheck(functools.partial(engine_control.answered, engine), settings.hung_after_s)
+        self.core_check = CoreCheck(settings.hung_after_s)
         # An engine that was killed leaves its page behind; vLLM ends this process soon after.
         atexit.register(remove_pages)
 

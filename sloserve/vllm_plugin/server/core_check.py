@@ -7,9 +7,9 @@ looks closer, and sooner: see :mod:`sloserve.fleet.agent.pulse`.
 """
 
 import asyncio
-import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 logger = logging.getLogger(__name__)
@@ -23,18 +23,21 @@ CONTROL: Final = ("sleep", "wake_up", "collective_rpc")
 class CoreCheck:
     """Of one engine client. All in one event loop."""
 
-    def __init__(self, ask: Callable[[], Awaitable[Any]], limit_s: float) -> None:
-        """ask: returns once every rank has answered. limit_s: how long that may take."""
-        self._ask, self._limit_s = ask, limit_s
+    def __init__(self, limit_s: float) -> None:
+        """limit_s: how long an answer may take."""
+        self._limit_s = limit_s
         self._question: asyncio.Task[None] | None = None
         self._asked_s = 0.0
         self._controlling = 0
 
-    async def hangs(self) -> bool:
-        """Whether the core has not answered for too long. To be asked again and again."""
+    async def hangs(self, ask: Callable[[], Awaitable[Any]]) -> bool:
+        """Whether the core has not answered for too long. To be called again and again.
+
+        ask: returns once every rank has answered.
+        """
         now_s = asyncio.get_running_loop().time()
         if self._question is None or self._question.done():
-            self._question, self._asked_s = asyncio.create_task(self._answer()), now_s
+            self._question, self._asked_s = asyncio.create_task(_answer(ask)), now_s
             return False
         if self._controlling or now_s - self._asked_s < self._limit_s:
             return False
@@ -44,22 +47,19 @@ class CoreCheck:
         logger.error("the engine's core hangs: it has not answered for %.0f s", now_s - self._asked_s)
         return True
 
-    def control(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        """``call``, and the time that it takes is not the core's silence."""
-
-        @functools.wraps(call)
-        async def controlled(*args: Any, **kwargs: Any) -> Any:
-            self._controlling += 1
-            try:
-                return await call(*args, **kwargs)
-            finally:
-                self._controlling -= 1
-                self._asked_s = asyncio.get_running_loop().time()
-
-        return controlled
-
-    async def _answer(self) -> None:
+    @contextmanager
+    def controlling(self) -> Iterator[None]:
+        """A call runs that may keep the core busy; the time that it takes is not the core's silence."""
+        self._controlling += 1
         try:
-            await self._ask()
-        except Exception as error:  # an answer: what is dead is vLLM's own to tell
-            logger.debug("the engine's core answers a question with %r", error)
+            yield
+        finally:
+            self._controlling -= 1
+            self._asked_s = asyncio.get_running_loop().time()
+
+
+async def _answer(ask: Callable[[], Awaitable[Any]]) -> None:
+    try:
+        await ask()
+    except Exception as error:  # an answer: what is dead is vLLM's own to tell
+        logger.debug("the engine's core answers a question with %r", error)

@@ -48,10 +48,7 @@ def install() -> None:
         stock_init(self, vllm_config, *args, **kwargs)
         if ours:
             rank, processes = kwargs.get("client_index", 0), kwargs.get("client_count", 1)
-            front_end = FrontEnd(self, SystemClock(), rank, processes)
-            setattr(self, _ATTRIBUTE, front_end)
-            for name in CONTROL:
-                setattr(self, name, front_end.core_check.control(getattr(self, name)))
+            setattr(self, _ATTRIBUTE, FrontEnd(self, SystemClock(), rank, processes))
 
     @functools.wraps(stock_generate)
     def generate(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,6 +90,20 @@ def install() -> None:
 
     AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request = init, generate, add_request
     AsyncLLM.shutdown, AsyncLLM.check_health = shutdown, check_health
+    for name in CONTROL:
+        setattr(AsyncLLM, name, _controlling(getattr(AsyncLLM, name)))
+
+
+def _controlling(stock: Any) -> Any:
+    @functools.wraps(stock)
+    async def controlled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        front_end = getattr(self, _ATTRIBUTE, None)
+        if front_end is None:
+            return await stock(self, *args, **kwargs)
+        with front_end.core_check.controlling():
+            return await stock(self, *args, **kwargs)
+
+    return controlled
 
 
 def runs_our_scheduler(vllm_config: Any) -> bool:
@@ -122,7 +133,7 @@ def check_open(engine: Any) -> None:
 async def core_hangs(engine: Any) -> bool:
     """Whether the core behind this engine client has not answered for too long; see :mod:`.core_check`."""
     front_end = getattr(engine, _ATTRIBUTE, None)
-    return front_end is not None and await front_end.core_check.hangs()
+    return front_end is not None and await front_end.core_check.hangs(lambda: engine_control.answered(engine))
 
 
 def count_stopped(engine: Any) -> None:
