@@ -230,21 +230,20 @@ async def under_load(url: str, pid: int, given: argparse.Namespace) -> dict[str,
     }
 
 
-def table(servers: dict[str, dict[str, Any]]) -> str:
-    lines = []
-    for server, row in servers.items():
+def table(server: str, row: dict[str, Any]) -> str:
+    memory = row["memory_mib"]
+    lines = [
+        f"{server}: {row['capacity_per_s']} replies/s alone, {row['completed_per_s']} under load; memory in MiB "
+        f"{memory['first']} at first, {memory['last']} at last, {memory['most']} at most"
+    ]
+    for name in ("interactive", "batch"):
+        one = row[name]
         lines.append(
-            f"{server}: {row['capacity_per_s']} replies/s alone, {row['completed_per_s']} under load; memory in MiB "
-            f"{row['memory_mib']['first']} at first, {row['memory_mib']['last']} at last"
+            f"  {name:11} {one['requests']:6} requests, {one['admitted']:5} admitted ({share(one, 'admitted')}), "
+            f"in time {share(one, 'in_time', 'admitted')}, TTFT p99 {one['ttft_p99_s']} s; retries admitted "
+            f"{one['retries_admitted']} of {one['retries']}, of those with a place promised "
+            f"{one['promised_admitted']} of {one['promised']}; failed {one['failed']}"
         )
-        for name in ("interactive", "batch"):
-            one = row[name]
-            lines.append(
-                f"  {name:11} {one['requests']:6} requests, {one['admitted']:5} admitted ({share(one, 'admitted')}), "
-                f"in time {share(one, 'in_time', 'admitted')}, TTFT p99 {one['ttft_p99_s']} s; retries admitted "
-                f"{one['retries_admitted']} of {one['retries']}, of those with a place promised "
-                f"{one['promised_admitted']} of {one['promised']}; failed {one['failed']}"
-            )
     return "\n".join(lines)
 
 
@@ -269,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for server in given.servers:
             with running(COMMANDS[server], given.port, Path(folder, f"{server}.log"), **ONE_THREAD) as (url, process):
                 servers[server] = asyncio.run(under_load(url, process.pid, given))
-    print(table(servers))
+            print(table(server, servers[server]), flush=True)
     if given.name:
         settings = {key: getattr(given, key) for key in ("factor", "seconds", "burners", "polite", "patience", "seed")}
         kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
