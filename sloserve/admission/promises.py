@@ -1,6 +1,6 @@
 """Places that were promised to clients who were sent away, and are kept for them until they come for them.
 
-Without that a promise is worth little: at 2.2 times an engine's load three of five clients that came when they were
+Without that a promise is worth little: at 2.2 times an engine's load three of four clients that came when they were
 told to found their place taken by a request that had never waited, at ten times its load nine of ten. A client comes
 again with the same request, and is known by it (its key). From a little before a place is predicted to be free until
 a little after its client was told to come it is kept from all others. Of the clients of the latest past it is learnt

@@ -32,7 +32,7 @@ def bursts(at_s: float) -> float:
 def test_who_comes_when_told_finds_a_place(
     load: Callable[[float], float], slower: Callable[[float], float], least: float, polite: float
 ) -> None:
-    """Before places were kept: 40, 7, 58, 25 and 57 % of them, where all clients are polite."""
+    """Without places that are kept: 27, 8, 60, 23 and 50 % of them where all clients are polite."""
     for_s = 120.0
     seen = Overload(load, slower, for_s=for_s, polite=polite).run()
     assert seen.promised_in >= least * seen.promised - 2
