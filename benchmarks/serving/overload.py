@@ -1,6 +1,6 @@
 """What do clients get of a server that is offered several times what it can serve, if they come again when told to?
 
-Usage: python benchmarks/overload.py [--factor 10] [--seconds 300] [--burners 0] [--servers vllm sloserve] [--name NAME]
+Usage: python -m benchmarks.serving.overload [--factor 10] [--seconds 300] [--burners 0] [--servers vllm sloserve] [--name NAME]
 
 Each server serves builtin:tiny with the same flags and a cap on waiting requests: vLLM's own --max-num-queued-reqs, and
 ours, --admission cap --max-waiting, under `auto`. First its capacity is measured: replies a second with as many
@@ -28,12 +28,13 @@ from typing import Any
 import aiohttp
 import numpy as np
 import psutil
-from provenance import provenance
-from servers import ONE_THREAD, plain_vllm_command, running, sloserve_command
 
+from benchmarks.publish import RESULTS as FOLDER
+from benchmarks.publish import provenance
+from benchmarks.servers import ONE_THREAD, plain_vllm_command, running, sloserve_command
 from sloserve.vllm_plugin.server.tiny_model import NAME
 
-RESULTS = Path(__file__).parent / "results" / "overload.json"
+RESULTS = FOLDER / "overload.json"
 MAX_NUM_SEQS = 16
 MAX_WAITING = 32
 TOKENS = 200
