@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from sloserve.core.rows import LENGTH_QUANTILES
+from sloserve.core.slo import DUE_NOW_S
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.port import EngineRequest
 
@@ -31,14 +32,19 @@ def static_columns(request: QueuedRequest, stated: StatedSLO) -> dict[str, float
 
     (The front end refuses what does not fit; but requests come by other ways too, and vLLM makes numbers of its own
     from a client's.)
+
+    A first token that is due now is late whatever is done, so no policy gets it as a target: the others that the
+    request has decide, and without any the rank of its class. As a target it could only count as missed, and a policy
+    that serves last what it cannot help would serve it after requests that ask for nothing.
     """
     slo, targets = stated.slo, stated.slo.targets
+    ttft_s = _NAN if targets.ttft_s is None or targets.ttft_s <= DUE_NOW_S else targets.ttft_s
     return {
         "arrival_s": request.arrival_time,
         "priority": min(max(request.priority, -_INT64), _INT64 - 1),
         "class_rank": slo.slo_class.rank,
         "class_id": stated.class_id,
-        "ttft_s": _NAN if targets.ttft_s is None else targets.ttft_s,
+        "ttft_s": ttft_s,
         "tpot_s": _NAN if targets.tpot_s is None else targets.tpot_s,
         "e2e_s": _NAN if targets.e2e_s is None else targets.e2e_s,
         "tds": _NAN if targets.tds is None else targets.tds,

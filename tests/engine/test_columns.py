@@ -1,0 +1,51 @@
+"""What a request's row says of its targets."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sloserve.core.slo import DEFAULT_CLASSES, DUE_NOW_S, Targets
+from sloserve.core.stated import StatedSLO
+from sloserve.engine.columns import static_columns
+from sloserve.scheduler.registry import make_policy
+from tests.snapshots import Request, make_snapshot
+
+NOW_S = 1000.0
+
+
+def row(slo_class: str, *, arrival_s: float = NOW_S - 30.0, **targets: float) -> Request:
+    request = SimpleNamespace(arrival_time=arrival_s, priority=0, num_prompt_tokens=100, max_tokens=200)
+    slo = DEFAULT_CLASSES.slo(slo_class, Targets(**targets))
+    return static_columns(request, StatedSLO(slo, DEFAULT_CLASSES.names.index(slo_class), None))
+
+
+def test_a_first_token_that_is_due_now_is_no_target_and_the_others_stay() -> None:
+    found = row("batch", ttft_s=DUE_NOW_S, tpot_s=0.1, e2e_s=60.0)
+    assert np.isnan(found["ttft_s"]) and (found["tpot_s"], found["e2e_s"]) == (0.1, 60.0)
+    assert row("batch", ttft_s=1.5 * DUE_NOW_S)["ttft_s"] == 1.5 * DUE_NOW_S
+
+
+def order(policy: str, requests: list[Request]) -> list[int]:
+    """Slots in the order of admission."""
+    at = make_snapshot(requests)
+    rule = make_policy(policy, {})
+    for slot in at.waiting.tolist():
+        rule.arrived(at.rows, slot, NOW_S)
+    waiting = rule.plan(at, NOW_S).waiting
+    assert waiting is not None
+    return waiting.tolist()
+
+
+@pytest.mark.parametrize("policy", ["auto", "edf", "qlm", "sa", "econo"])
+def test_due_now_is_served_as_its_class_is_and_not_last(policy: str) -> None:
+    """Where no other target is stated: as one that came as early and asks for nothing."""
+    due, free = row("batch", ttft_s=DUE_NOW_S), row("batch")
+    assert order(policy, [due, free]) == [0, 1]
+    assert order(policy, [free, due]) == [0, 1]
+
+
+@pytest.mark.parametrize("policy", ["auto", "edf", "qlm"])
+def test_due_now_goes_before_every_less_urgent_class(policy: str) -> None:
+    others = [row("background"), row("background", e2e_s=1000.0)]
+    assert order(policy, [*others, row("batch", ttft_s=DUE_NOW_S)])[0] == 2
