@@ -4,10 +4,10 @@ They exist only where the operator set a key of their own (the API key of users 
 at before anything else: without it no byte of a body is read, and no route told from another.
 """
 
-import asyncio
 import logging
 import os
 import secrets
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
@@ -15,8 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from sloserve.api.server_lock import ServerLock
 from sloserve.core.errors import ConfigError, EngineError
 from sloserve.files.model import Allowed, check_model, dotted
+from sloserve.metrics import page_folder
 from sloserve.vllm_plugin.server import engine_control, front_end, parking, reloading
 from sloserve.wire import errors, strict_json
 from sloserve.wire.asgi import CLOSE, BodyTooLarge, ClientLeft, declares_more, read_body, refuse
@@ -79,7 +81,7 @@ class AdminApp:
 
     def __init__(self, key: str) -> None:
         self._key = os.fsencode(key)
-        self._changing = asyncio.Lock()
+        self._lock = ServerLock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # a mount passes these on as well
@@ -127,23 +129,28 @@ class AdminApp:
             return await engine_control.status(engine)
         if route == "policy":
             change = await _read(PolicyChange, scope, receive)
-            async with self._changing:  # two changes at once may reach the ranks in different order
+            async with self._alone(engine):
                 await engine_control.set_policies(engine, change.policy, change.shadow_policy)
-            return await engine_control.status(engine)
+                return await engine_control.status(engine)
         if route == "park":
             wanted = await _read(Parking, scope, receive, default=b"{}")
-            async with self._changing:
+            async with self._alone(engine):
                 return await parking.park(engine, wanted.level)
         if route == "reload":
             weights = await _read(Reload, scope, receive)
             models = getattr(scope["app"].state, "openai_serving_models", None)
-            async with self._changing:
+            async with self._alone(engine):
                 processes = front_end.api_processes(engine)
                 await reloading.reload(engine, models, weights.weights_path, weights.model, processes)
             return {"model": weights.model}
-        async with self._changing:
+        async with self._alone(engine):
             await parking.unpark(engine)
-        return await engine_control.status(engine)
+            return await engine_control.status(engine)
+
+    def _alone(self, engine: Any) -> AbstractAsyncContextManager[None]:
+        """The right to change something, which one request to one of the server's API processes has at a time."""
+        is_only = front_end.api_processes(engine) < 2
+        return self._lock.held(None if is_only else lambda: page_folder.lock_file(page_folder.page_folder()))
 
 
 async def _read(model: type[_Model], scope: Scope, receive: Receive, *, default: bytes = b"") -> _Model:

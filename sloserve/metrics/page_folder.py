@@ -17,6 +17,7 @@ from pathlib import Path
 
 ENGINE, API = ".engine", ".api"
 """Kinds of pages. API processes have them only where a server has several."""
+_LOCK = ".lock"
 
 _UNFINISHED = ".new"
 _serial = itertools.count()
@@ -41,7 +42,7 @@ class PageFile:
             pid, started, parent, rank, _ = (int(part) for part in path.stem.split("-"))
         except ValueError:
             return None
-        return PageFile(path, pid, started, parent, rank) if path.suffix in (ENGINE, API, _UNFINISHED) else None
+        return PageFile(path, pid, started, parent, rank) if path.suffix in (ENGINE, API, _LOCK, _UNFINISHED) else None
 
     @property
     def is_alive(self) -> bool:
@@ -97,6 +98,12 @@ def create(folder: Path, kind: str, rank: int, content: bytes) -> tuple[Path, mm
     path = unfinished.with_suffix(kind)
     unfinished.rename(path)
     return path, memory
+
+
+def lock_file(folder: Path) -> Path:
+    """The file that one of several API processes locks at a time; it goes when the process that started them does."""
+    parent = os.getppid()
+    return folder / f"{parent}-{_started(parent) or 0}-{parent}-0-0{_LOCK}"
 
 
 def page_files(folder: Path, kind: str) -> list[PageFile]:

@@ -53,6 +53,7 @@ class FrontEnd:
 
     def __init__(self, engine: Any, clock: Clock, rank: int = 0, processes: int = 1) -> None:
         """rank: of this one among so many API ``processes`` of the server."""
+        self.processes = processes
         settings = plugin_settings(engine.vllm_config.additional_config)
         self._clock, self.processes = clock, processes
         self._boards = Boards(_board(settings, rank, processes), clock)

@@ -1,0 +1,58 @@
+"""One change at a time over all API processes of a server.
+
+A change goes to every rank by a call of its own, and two changes at once may reach the ranks in different order, each
+process seeing its own alone. So a process makes a change only while it has the lock, which is a lock of the operating
+system's on a file of the server's: a process that dies lets go of it.
+"""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from sloserve.core.errors import EngineError
+
+LOOK_AGAIN_S: Final = 0.05
+"""Another process' change takes as long as a step of the engine, or tens of seconds where it parks."""
+
+
+class ServerLock:
+    """What one API process holds while it changes something."""
+
+    def __init__(self) -> None:
+        self._own = asyncio.Lock()
+
+    @asynccontextmanager
+    async def held(self, file: Callable[[], Path] | None) -> AsyncIterator[None]:
+        """Waits until nobody else makes a change.
+
+        file: names the server's file; ``None`` where this is its only API process.
+        Raises: EngineError where the file cannot be locked.
+        """
+        async with self._own:
+            if file is None:
+                yield
+                return
+            try:
+                fd = os.open(file(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise EngineError(
+                    f"no change is made, since another API process may be making one: no lock can be had: {error}"
+                ) from error
+            try:
+                while not _has_locked(fd):
+                    await asyncio.sleep(LOOK_AGAIN_S)
+                yield
+            finally:
+                os.close(fd)
+
+
+def _has_locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
