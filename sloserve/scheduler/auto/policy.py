@@ -97,7 +97,7 @@ class Auto(Policy):
                 at_stake = -gain
                 at_stake[queued:] -= of_all * again_s
                 loss = -by_class(at_stake, rows.class_rank[slots], undecided)
-                victims, more = self._make_room(snapshot, slots, heads, gain, running, loss, fit)
+                victims, more = self._make_room(snapshot, slots, order[:fit], heads, gain, running, loss)
                 fit += more
             if victims.size:
                 stay = stay[~np.isin(stay, victims)]
@@ -133,14 +133,15 @@ class Auto(Policy):
         self,
         snapshot: Snapshot,
         slots: IntArray,
+        admitted: IntArray,
         heads: list[tuple[int, int]],
         gain: FloatArray,
         running: IntArray,
         loss: FloatArray,
-        fit: int,
     ) -> tuple[IntArray, int]:
         """Slots to preempt, and how many of ``heads`` are then admitted though the forecast has no room for them.
 
+        What is free is promised once: those that are ``admitted`` come first, and the heads get what they leave.
         A running request will have to give way for each of them, now or later: it is admitted where its gain clearly
         exceeds the loss of those that lose least for the blocks that they free.
         """
@@ -162,9 +163,9 @@ class Auto(Policy):
         if not worth_it:
             return NO_SLOTS, 0
         places = np.array([place for place, _ in worth_it])
-        needed = blocks_of(rows.prompt_tokens[slots[places]] + rows.output_tokens[slots[places]] + 1, engine.block_size)
-        free_slots = engine.free_slots - fit
-        free_blocks = engine.free_blocks - math.ceil(self.settings.reserve * engine.total_blocks)
+        needed, promised = (_blocks_to_start(rows, slots[some], engine.block_size) for some in (places, admitted))
+        free_slots = engine.free_slots - admitted.size
+        free_blocks = engine.free_blocks - int(promised.sum()) - math.ceil(self.settings.reserve * engine.total_blocks)
         victims = select_victims(
             [Head(-value, blocks) for (_, value), blocks in zip(worth_it, needed.tolist(), strict=True)],
             map(Candidate, slots[able].tolist(), (-loss[able]).tolist()),
@@ -174,5 +175,10 @@ class Auto(Policy):
             margin=self.settings.hysteresis,
         )
         room = free_blocks + sum(freed_blocks(map(snapshot.holding, victims)))
-        admitted = min(int(np.searchsorted(np.cumsum(needed), room, side="right")), max(free_slots, 0) + len(victims))
-        return (np.array(victims, np.int64) if victims else NO_SLOTS), admitted
+        more = min(int(np.searchsorted(np.cumsum(needed), room, side="right")), max(free_slots, 0) + len(victims))
+        return (np.array(victims, np.int64) if victims else NO_SLOTS), more
+
+
+def _blocks_to_start(rows: Rows, slots: IntArray, block_size: int) -> IntArray:
+    """KV blocks that each takes until its next token is there."""
+    return blocks_of(rows.prompt_tokens[slots] + rows.output_tokens[slots] + 1, block_size)

@@ -82,6 +82,18 @@ def test_a_reader_far_ahead_gives_way_and_one_without_lead_does_not(full: dict[s
     assert not planned(snapshot([CHAT], running=[spent, ahead], **full), preempt=False).preempt.size
 
 
+def test_free_blocks_are_promised_to_one_request_of_a_plan(snapshot: Make) -> None:
+    """The first takes 13 of the 18 free blocks, so the second, which is not forecast to fit, needs those of another."""
+    ahead = {"arrival_s": NOW_S - 30.0, "first_token_s": NOW_S - 29.0, "ttft_s": 2.0, "tds": 5.0, "prompt_tokens": 200}
+    ahead |= {"computed_tokens": 800, "kv_blocks": 50, "output_tokens": 600, "max_tokens": 700}
+    brief, long = {**CHAT, "max_tokens": 4}, {**CHAT, "arrival_s": NOW_S - 0.4, "max_tokens": 1500}
+    at = snapshot([brief, long], running=[ahead], free_blocks=18, total_blocks=70)
+    made = planned(at)
+    assert made.max_running == 2
+    assert order(made) == [1, 2] and made.preempt.tolist() == [0]
+    assert not planned(snapshot([long], running=[ahead], free_blocks=18, total_blocks=70)).preempt.size
+
+
 def test_equal_requests_go_as_they_came_and_plans_repeat(snapshot: Make) -> None:
     at = snapshot([CHAT, JOB] * 6)
     first = order(planned(at))
