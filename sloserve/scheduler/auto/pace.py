@@ -1,10 +1,12 @@
 """How fast the engine is now, by its step times as they are known: what a token, a prompt and a step take."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.lso.plan import EngineFacts
+from sloserve.lso.step_budget import LEAST_SHARE
 from sloserve.scheduler.auto import constants
 
 _MORE_SEQS: Final = 16
@@ -30,6 +32,10 @@ def pace_of(engine: EngineFacts, decodes: int, context_tokens: int, pending_toke
     """The engine with these running.
 
     decodes, context_tokens: running requests, and the tokens in their KV. pending_tokens: of prompts, to be computed.
+
+    Decodes and their drafts may fill the whole step. They end, and prompts take their tokens: so a full step counts as
+    having room for ``LEAST_SHARE`` of its tokens. With the room of this very step, a prompt token would take a step,
+    and no request that waits could be in time.
     """
     latency = engine.step_latency
     mean = context_tokens // max(decodes, 1)
@@ -37,7 +43,8 @@ def pace_of(engine: EngineFacts, decodes: int, context_tokens: int, pending_toke
     more = StepLoad(
         decode_seqs=alone.decode_seqs + _MORE_SEQS, decode_context_tokens=context_tokens + _MORE_SEQS * mean
     )
-    room = max(engine.token_budget - decodes * engine.decode_tokens, 1)
+    least = math.ceil(LEAST_SHARE * engine.token_budget)
+    room = max(engine.token_budget - decodes * engine.decode_tokens, least)
     full = StepLoad(room, 1, decodes, context_tokens, room * room)
     alone_s, more_s, full_s = latency.step_s(alone), latency.step_s(more), latency.step_s(full)
     full_s = max(full_s, alone_s)
