@@ -1,9 +1,9 @@
 """Time as a dependency: code that needs the time is handed a clock.
 
 A clock tells two times. ``now_s`` counts seconds since the epoch, as vLLM's ``arrival_time`` does, so that deadlines
-compare across processes of one host; it may be set back or forward at any moment. ``monotonic_s`` counts from anywhere
-and only ever grows: how long something took or how old it is follows from this one alone. Policies get ``now_s`` as an
-argument and never hold a clock.
+compare across processes of one host; the host's may be set back or forward at any moment. ``monotonic_s`` counts from
+anywhere and only ever grows: how long something took or how old it is follows from this one alone. An engine's
+scheduler compares times on a :class:`SteadyClock`. Policies get ``now_s`` as an argument and never hold a clock.
 """
 
 import time
@@ -26,6 +26,32 @@ class SystemClock:
 
     def monotonic_s(self) -> float:
         return time.monotonic()
+
+
+class SteadyClock:
+    """Epoch seconds that nobody sets: those of the host at the start, and from then on as many more as have passed.
+
+    What a process compares over time (ages, deadlines, when something happened) is of this clock, so that setting the
+    host's clock changes no decision. Times that were stamped with the host's clock come in through :meth:`of_host`.
+    """
+
+    def __init__(self, host: Clock) -> None:
+        self._host = host
+        self._start_s = host.now_s() - host.monotonic_s()
+
+    def now_s(self) -> float:
+        return self._start_s + self._host.monotonic_s()
+
+    def monotonic_s(self) -> float:
+        return self._host.monotonic_s()
+
+    def of_host(self, stamped_s: float) -> float:
+        """When it was on this clock, now at the latest, that the host's clock said ``stamped_s``, a moment ago.
+
+        If the host's clock was set within that moment, the answer is off by as much.
+        """
+        now_s = self.now_s()
+        return now_s - max(self._host.now_s() - stamped_s, 0.0)
 
 
 class ManualClock:

@@ -21,7 +21,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from sloserve.core.clock import Clock, SystemClock
+from sloserve.core.clock import Clock, SteadyClock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import Containment
@@ -95,7 +95,7 @@ class SLOScheduler(Scheduler):
         """Measured cost of each plan, collected only where a list is put here (the simulator and benchmarks do)."""
         self.slo_paused: list[Request] = []
         """Requests that the plan of the last step paused, in the plan's order."""
-        self._clock = clock or SystemClock()
+        self._clock = SteadyClock(clock or SystemClock())
         self.step_clock = StepClock(None if settings.profile is None else load_profile(settings.profile))
         """How long this engine's steps take, and when those in flight will end."""
         self.slo_planning_s = 0.0
@@ -236,6 +236,8 @@ class SLOScheduler(Scheduler):
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
+        if self._counts and not known:
+            request.arrival_time = self._booking(request.arrival_time, self._clock.of_host, request.arrival_time)
         super().add_request(request)
         if not self._counts or known or request.request_id not in self.requests:
             return

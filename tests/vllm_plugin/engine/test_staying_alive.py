@@ -1,5 +1,6 @@
 """What takes an engine down, and does not: hostile numbers, faults of ours, clocks that step, slow plans, adapters."""
 
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +107,31 @@ def test_a_wall_clock_that_steps_back_does_not_stop_planning(build: Build, reque
             step(engine)
         plans = scheduler.slo_counters["plans"], scheduler._shadow.figures["plans"]
         assert plans == pytest.approx((10 * (i + 1),) * 2, abs=2)
+
+
+def served(engine: Any, request_of: RequestOf, set_by_s: tuple[float, ...]) -> list[dict[str, int]]:
+    """The tokens of each step, while the host's clock is set again and again as more requests arrive."""
+    steps = []
+    for round_, change_s in enumerate(set_by_s):
+        engine._clock.set_wall(engine._clock.now_s() + change_s)
+        for i, (ttft_s, tds, e2e_s) in enumerate(
+            [(0.3, 50.0, None), (None, None, 1.5), (4.0, None, None), (None,) * 3]
+        ):
+            slo = {"ttft_s": ttft_s, "e2e_s": e2e_s}
+            request = request_of(f"{round_}-{i}", output_tokens=30 + 11 * i, prompt_tokens=20 + 7 * i, **slo)
+            targets = dataclasses.replace(request.slo.targets, tds=tds)
+            request = dataclasses.replace(request, slo=dataclasses.replace(request.slo, targets=targets))
+            engine._add([request], engine._clock.now_s())
+        steps += [dict(step(engine, 0.02).num_scheduled_tokens) for _ in range(15)]
+    return steps
+
+
+@pytest.mark.parametrize("policy", ["auto", "edf:step_budget=true", "econo", "andes", "sa", "qlm"])
+def test_a_host_s_clock_that_is_set_changes_no_decision(build: Build, request_of: RequestOf, policy: str) -> None:
+    """What came before the change is after it as old as time has passed, and deadlines stay where they are."""
+    undisturbed = served(build(policy), request_of, (0.0,) * 5)
+    disturbed = served(build(policy), request_of, (0.0, -3600.0, 60.0, -0.4, 86400.0))
+    assert disturbed == undisturbed
 
 
 def test_what_a_slow_plan_wants_ends_long_before_the_next(build: Build, request_of: RequestOf) -> None:
