@@ -50,7 +50,7 @@ class Planner:
     Each step calls three methods. :meth:`next_step` decides and changes nothing in the engine; the scheduler then
     preempts what the step names. :meth:`apply_plan` orders the queues, narrows the limits and pauses requests.
     :meth:`admitted` records which requests the engine has admitted. If a method raises, the rows may be wrong: the
-    caller must drop the planner.
+    caller must drop the planner, and may have the next one :meth:`learn_from` it.
 
     held: the last plan, which holds until the next one. aged: the waiting requests that ageing moved forward in it.
     """
@@ -116,6 +116,14 @@ class Planner:
                 self._tell_policy("arrived", slot, now_s)
             if self.shadow is not None and (before is None or before.shadow is not self.shadow):
                 self.shadow.tell("arrived", rows, slot, now_s)
+
+    def learn_from(self, dropped: "Planner") -> None:
+        """Goes on with what the policies and the step budget of a planner learned that was dropped with its rows."""
+        self.policy.learn_from(dropped.policy)
+        if self.shadow is not None and dropped.shadow is not None:
+            self.shadow.policy.learn_from(dropped.shadow.policy)
+        if self._step_budget is not None and dropped._step_budget is not None:
+            self._step_budget.learn_from(dropped._step_budget)
 
     # Events: each one updates the table first, then the policies.
 

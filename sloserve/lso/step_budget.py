@@ -129,6 +129,11 @@ class StepBudget:
         self._arrivals: deque[tuple[float, int]] = deque(maxlen=ARRIVALS)
         self._arrived_tokens = 0
 
+    def learn_from(self, before: "StepBudget") -> None:
+        """Goes on with the lengths and the rate of arrivals that ``before`` knew, whose rows are lost."""
+        self._lengths = before._lengths
+        self._arrivals, self._arrived_tokens = before._arrivals, before._arrived_tokens
+
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
         """A request arrived; its row is there."""
         if len(self._arrivals) == ARRIVALS:

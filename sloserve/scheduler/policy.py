@@ -32,6 +32,9 @@ class Policy(ABC):
     wants_progress: ClassVar[bool] = False
     """Whether :meth:`progressed` is to be called; costs one call a step."""
 
+    learned: ClassVar[tuple[str, ...]] = ()
+    """Attributes that hold what it learned of requests that ended, and nothing of a row: they outlive the rows."""
+
     @dataclass(frozen=True)
     class Settings:
         """Options of the policy, as given in configuration; unknown names are errors. Every policy extends this class.
@@ -59,6 +62,12 @@ class Policy(ABC):
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:  # noqa: B027
         """A request ended, in whatever way; its row is still there, and is freed after this call."""
+
+    def learn_from(self, before: "Policy") -> None:
+        """Goes on with what ``before`` learned, whose rows are lost, if it is the same policy with the same options."""
+        if type(before) is type(self) and before.settings == self.settings:
+            for name in self.learned:
+                setattr(self, name, getattr(before, name))
 
     @abstractmethod
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:

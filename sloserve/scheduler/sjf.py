@@ -27,6 +27,8 @@ class SJF(Policy):
 
     needs = PREEMPTION_COLUMNS | LENGTH_COLUMNS | {"class_rank"}
 
+    learned = ("_lengths",)
+
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
         """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.

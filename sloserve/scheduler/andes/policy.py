@@ -72,6 +72,8 @@ class Andes(Policy):
     needs = COLUMNS | {"class_rank", "preemptable", "pausable", "kv_blocks", "num_preemptions"}
     wants_progress = True
 
+    learned = ("_lengths", "_serving_s")
+
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
         """lead_s: a victim is at least this many seconds ahead of its reader; fewer if swapping makes it cheaper.

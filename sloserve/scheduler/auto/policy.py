@@ -40,6 +40,8 @@ class Auto(Policy):
 
     needs = PREEMPTION_COLUMNS | WORTH_COLUMNS
 
+    learned = ("_lengths",)
+
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
         """step_budget: limit the prompt tokens of each step, see docs/step-budget.md; on unless it is turned off.

@@ -63,6 +63,8 @@ class Econo(Policy):
         }
     )
 
+    learned = ("_lengths",)
+
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
         """late_last: whether requests whose target has passed come after all others of their class.

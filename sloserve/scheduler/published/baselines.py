@@ -87,6 +87,8 @@ class SRTF(Policy):
 
     needs = RANKED_COLUMNS | LENGTH_COLUMNS | {"num_preemptions", "preemptable"}
 
+    learned = ("_lengths",)
+
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
         """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.

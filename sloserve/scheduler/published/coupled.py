@@ -44,6 +44,8 @@ class _Exact(Policy):
 
     needs = RESERVATION_COLUMNS | LENGTH_COLUMNS
 
+    learned = ("_lengths",)
+
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)

@@ -47,6 +47,8 @@ class EconoPaper(Policy):
 
     Settings = PaperSettings
 
+    learned = ("_lengths",)
+
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)

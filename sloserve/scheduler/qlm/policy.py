@@ -55,6 +55,8 @@ class QLM(Policy):
         | {"arrival_s", "ttft_s", "e2e_s", "first_token_s", "class_rank"}
     )
 
+    learned = ("_lengths",)
+
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
         """inside: order inside a group, ``fcfs`` or ``edf``.

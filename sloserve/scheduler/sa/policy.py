@@ -60,6 +60,8 @@ class SA(Policy):
         | {"arrival_s", "class_rank", "e2e_s", "first_token_s", "tds", "tpot_s", "ttft_s"}
     )
 
+    learned = ("_lengths",)
+
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
         """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.

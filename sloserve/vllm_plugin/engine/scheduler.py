@@ -6,7 +6,8 @@ came of it. Whatever the policy does, outputs stay vLLM's and no request is lost
 Of the methods that vLLM calls only the constructor raises anything of ours. All else of ours is called through a
 :class:`~sloserve.engine.containment.Containment`; what vLLM raises passes. After an exception in planning the
 planner's rows may be wrong, so the planner is dropped and vLLM schedules by itself; some time later planning begins
-anew, with rows made from vLLM's own requests.
+anew, with rows made from vLLM's own requests. What was learned of requests that ended is kept, unless planning fails
+again: then that may be at fault.
 """
 
 import logging
@@ -108,6 +109,7 @@ class SLOScheduler(Scheduler):
         )
         self._plan_again_s = 0.0
         self._plan_pause_s = PLAN_AGAIN_S
+        self._dropped: Planner | None = None  # whose policies have learned something
         self._swapping = Swapping.of(
             self, settings.swapping, self.slo_counters, self.step_clock, self._clock, self._ledger.copied
         )
@@ -192,21 +194,24 @@ class SLOScheduler(Scheduler):
         planner = self._make_planner(policy, shadow, text)
         if planner is not None:
             try:
+                if self._dropped is not None:
+                    planner.learn_from(self._dropped)
                 planner.take_over(self._planner, compat.live_requests(self), self._ledger.slo_of, self._clock.now_s())
             except Exception:
                 if self._planner is not None:
                     self._drop_planner()  # the two share their rows
                 raise
-        self._policy, self._shadow, self._planner = policy, shadow, planner
+        self._policy, self._shadow, self._planner, self._dropped = policy, shadow, planner, None
         self._ledger.shadowed(None if shadow is None else shadow.figures)
 
     def _drop_planner(self) -> None:
-        self._planner = None
+        is_first = self._plan_pause_s == PLAN_AGAIN_S
+        self._dropped, self._planner = self._planner if is_first else None, None
         self._plan_again_s = self._clock.monotonic_s() + self._plan_pause_s
         self._plan_pause_s = min(2.0 * self._plan_pause_s, MOST_PLAN_AGAIN_S)
 
     def _made_anew(self) -> tuple[Policy, Shadow | None]:
-        """The policies at work, for new rows: what the old ones know is of rows that are no more."""
+        """The policies at work, for new rows: of the rows that are no more they must know nothing."""
         return self._make_policy(*self._policy_spec), self._make_shadow(self._shadow_text)
 
     def status(self) -> dict[str, Any]:

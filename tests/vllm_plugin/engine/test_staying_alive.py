@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sloserve.core.outcome import Outcome
-from sloserve.core.rows import State
+from sloserve.core.rows import Rows, State
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 
 pytestmark = pytest.mark.vllm
@@ -107,6 +107,39 @@ def test_a_wall_clock_that_steps_back_does_not_stop_planning(build: Build, reque
             step(engine)
         plans = scheduler.slo_counters["plans"], scheduler._shadow.figures["plans"]
         assert plans == pytest.approx((10 * (i + 1),) * 2, abs=2)
+
+
+class LastLength(Scripted):
+    """Learns how long the last reply was."""
+
+    learned = ("length",)
+    needs = frozenset({"prompt_tokens", "output_tokens"})
+    length = 0
+
+    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
+        self.length = int(rows.output_tokens[slot])
+
+
+def test_what_was_learned_outlives_a_first_fault_and_not_one_that_comes_back(
+    build: Build, request_of: RequestOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build("edf:step_budget=true", section={"shadow_policy": "sjf"})
+    scheduler = engine.scheduler
+    monkeypatch.setattr(scheduler, "_make_policy", lambda *args: LastLength(lambda at: Plan.IDENTITY))
+    scheduler.set_policies("edf")
+    engine._add([request_of("a", output_tokens=7), request_of("b", output_tokens=200)], engine._clock.now_s())
+    for _ in range(12):
+        step(engine)
+    assert scheduler._policy.length == 7
+    shadow = scheduler._shadow.policy._lengths
+    for kept in (7, 0):
+        before = scheduler._policy
+        scheduler._planner.budget = None  # whatever asks for the next plan fails
+        while scheduler._planner is None or scheduler._policy is before:
+            step(engine, 0.5)
+        assert scheduler._policy.length == kept
+        assert (scheduler._shadow.policy._lengths is shadow) == (kept > 0)
+    assert scheduler._dropped is None
 
 
 def served(engine: Any, request_of: RequestOf, set_by_s: tuple[float, ...]) -> list[dict[str, int]]:
