@@ -27,7 +27,7 @@ class ServerLock:
 
     @asynccontextmanager
     async def held(self, file: Callable[[], Path] | None) -> AsyncIterator[None]:
-        """Waits until nobody else makes a change.
+        """Waits until no other change is being made.
 
         file: names the server's file; ``None`` where this is its only API process.
         Raises: EngineError where the file cannot be locked.

@@ -29,7 +29,7 @@ class SystemClock:
 
 
 class SteadyClock:
-    """Epoch seconds that nobody sets: those of the host at the start, and from then on as many more as have passed.
+    """Epoch seconds that are never set: those of the host at the start, and the seconds that have passed since then.
 
     What a process compares over time (ages, deadlines, when something happened) is of this clock, so that setting the
     host's clock changes no decision. Times that were stamped with the host's clock come in through :meth:`of_host`.
