@@ -140,7 +140,7 @@ class Planner:
             self.held = self.held.without(slot)
 
     def loading(self, requests: Iterable[EngineRequest], monotonic_s: float) -> None:
-        """The engine has begun to load the KV of preempted requests: until it is there, they are in no plan.
+        """The engine loads the KV of requests, which may have been told before: until it is there, they are in no plan.
 
         It is their admission: from now on they hold KV and a place to run.
         """

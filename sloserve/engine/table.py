@@ -190,8 +190,9 @@ class RequestTable:
         return len(self._blocked)
 
     def loading(self, requests: Iterable[EngineRequest]) -> IntArray:
-        """Notes whose KV the engine has begun to load: they are blocked until they run. Returns their slots."""
+        """Notes whose KV the engine loads: they are blocked until they run. Returns the slots of those that are new."""
         found = {self.slot_of[r.request_id]: r for r in requests if r.request_id in self.slot_of}
+        found = {slot: r for slot, r in found.items() if slot not in self._loading}
         slots = np.array(list(found), np.int64)
         self.rows.state[slots] = State.BLOCKED
         self._blocked.update(found)

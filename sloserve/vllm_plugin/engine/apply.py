@@ -81,6 +81,12 @@ class Limits:
             running = min(running + loaded, self._own[0] - loading)
             self._set(max(running, len(self._scheduler.running)), tokens, chunk)
 
+    def let_in(self, loaded: int) -> None:
+        """Lets in requests whose KV another connector has loaded: they hold blocks, and vLLM admits them first."""
+        if loaded:
+            running, tokens, chunk = self._now()
+            self._set(min(running + loaded, self._own[0]), tokens, chunk)
+
     def take_place(self) -> None:
         """A load begins, whose request runs after it."""
         running, tokens, chunk = self._now()

@@ -297,9 +297,6 @@ def may_pause(scheduler: Any, alone: bool) -> bool:
     return scheduler.num_spec_tokens == 0 and (scheduler.connector is None or alone)
 
 
-# Swapping.
-
-
 def connectors(scheduler: Any) -> list[Any]:
     """The scheduler's KV connectors, those in a MultiConnector one by one."""
     if scheduler.connector is None:
@@ -351,6 +348,11 @@ def has_loaded(scheduler: Any, request: Request) -> bool:
     if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
         return request.request_id in scheduler.finished_recving_kv_req_ids
     return _has_loaded(request)
+
+
+def fetching(scheduler: Any) -> list[Request]:
+    """Requests whose KV a connector loads, or has loaded, and that are not admitted yet."""
+    return [r for r in _beside_waiting(scheduler) if is_loading(scheduler, r) or has_loaded(scheduler, r)]
 
 
 def take_back(scheduler: Any, request: Request) -> list[Any]:

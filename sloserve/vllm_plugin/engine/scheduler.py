@@ -352,6 +352,8 @@ class SLOScheduler(Scheduler):
             if self._planner is not None:  # still: it is booked like any preemption
                 paused = self._planning([], self._planner.apply_plan, step, limits, monotonic_s)
         swapping = self._swapping
+        if self._others_load:
+            self._booking(None, self._let_in_loaded, limits)
         if swapping is not None:
             self._booking(None, swapping.begin_step, limits)
         try:
@@ -365,11 +367,27 @@ class SLOScheduler(Scheduler):
             self._planning(None, self._planner.admitted, output, monotonic_s)
             if swapping is not None and swapping.begun:
                 self._planning(None, self._planner.loading, swapping.begun, monotonic_s)
+            if self._planner is not None and self._others_load:
+                self._planning(None, self._load_elsewhere, monotonic_s)
         self._booking(None, self._book, output, paused, now_s)
         # A step whose load cannot be read has an output all the same.
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)
         self._booking(None, self.step_clock.scheduled, load, monotonic_s)
         return output
+
+    @property
+    def _others_load(self) -> bool:
+        """Whether a KV connector that is not ours may load KV for requests."""
+        return self.connector is not None and (self._swapping is None or not self._swapping.alone)
+
+    def _let_in_loaded(self, limits: Limits) -> None:
+        ours = self._swapping.loads if self._swapping is not None else ()
+        found = compat.fetching(self)
+        limits.let_in(sum(r.request_id not in ours and compat.has_loaded(self, r) for r in found))
+
+    def _load_elsewhere(self, monotonic_s: float) -> None:
+        assert self._planner is not None
+        self._planner.loading(compat.fetching(self), monotonic_s)
 
     def _next_step(self, now_s: float, monotonic_s: float) -> Step | None:
         if self._planner is None and monotonic_s >= self._plan_again_s > 0.0:

@@ -11,7 +11,7 @@ holds blocks, makes no progress, and cannot be preempted. So one begins only whe
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -181,6 +181,11 @@ class Swapping:
     def promised(self) -> int:
         """Places that requests will take whose KV is being loaded, or has been."""
         return sum(self._in_flight())
+
+    @property
+    def loads(self) -> Collection[str]:
+        """Ids of the requests whose KV is being loaded, or has been, by this connector."""
+        return self._loads.keys()
 
     @property
     def begun(self) -> list[Request]:

@@ -1,0 +1,80 @@
+"""Requests whose KV a connector loads that is not ours: they neither wait nor run, and hold their blocks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from sloserve.core.rows import State
+from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from tests.vllm_plugin.engine.test_staying_alive import step
+
+pytestmark = pytest.mark.vllm
+
+
+class LoadsPrompts:
+    """Stands for a KV connector: it loads the first 16 tokens of each prompt until the test says that they came."""
+
+    requires_kv_delivery = False
+    supports_divergent_local_hybrid_hits = False
+
+    def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
+        return (16, True) if computed == 0 else (0, False)
+
+    def request_finished(self, *args: Any) -> tuple[bool, None]:
+        return False, None
+
+    def has_pending_block_frees(self) -> bool:
+        return False
+
+    def get_loaded_kv_cache_group_ids(self, *args: Any) -> tuple[int, ...]:
+        return ()
+
+    def take_events(self) -> tuple[Any, ...]:
+        return ()
+
+    request_finished_all_groups = request_finished
+
+    def __getattr__(self, hook: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+class AdmitsNone(Policy):
+    """Keeps what it saw, and admits none that waits."""
+
+    needs = frozenset({"prompt_tokens"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saw: list[Snapshot] = []
+
+    def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
+        self.saw.append(snapshot)
+        return Plan(max_running=max(int(snapshot.running.size), 1))
+
+
+def states(scheduler: Any, names: Sequence[str]) -> list[State]:
+    table = scheduler._planner.table
+    return [State(table.rows.state[table.slot_of[name]]) for name in names]
+
+
+def test_who_loads_is_blocked_holds_blocks_and_runs_when_the_load_ends(
+    build: Callable[..., Any], request_of: Callable[..., Any]
+) -> None:
+    policy = AdmitsNone()
+    engine = build(policy)
+    scheduler = engine.scheduler
+    scheduler.connector = LoadsPrompts()
+    engine._add([request_of(name, prompt_tokens=40, output_tokens=9) for name in "abc"], engine._clock.now_s())
+    step(engine)
+    assert states(scheduler, "abc") == [State.BLOCKED] * 3
+    before = policy.saw[-1].engine.total_blocks
+    step(engine)
+    assert not policy.saw[-1].waiting.size
+    assert policy.saw[-1].engine.total_blocks == before - 3, "each holds the block that is loaded"
+    scheduler.finished_recving_kv_req_ids |= {"a", "b"}
+    assert step(engine).num_scheduled_tokens == {"a": 24, "b": 24}, "although the plan lets in one"
+    assert states(scheduler, "abc") == [State.RUNNING, State.RUNNING, State.BLOCKED]
+    scheduler.finished_recving_kv_req_ids.add("c")
+    assert "c" in step(engine).num_scheduled_tokens
+    assert "internal_errors" not in scheduler.slo_counters
