@@ -265,7 +265,8 @@ class Planner:
             stays_out = _marks(table.rows, plan.preempt, plan.pause)
             served = order[~stays_out[order]]
         waiting = self._admissible() if plan.waiting is None else plan.waiting[:MOST_PROMPTS]
-        tokens = budget.tokens(table.rows, served, waiting, self._in_turn(), engine, now_s)
+        admits = MOST_PROMPTS if plan.max_running is None else int(plan.max_running) - order.size + plan.preempt.size
+        tokens = budget.tokens(table.rows, served, waiting, self._in_turn(), engine, now_s, admits=max(admits, 0))
         if tokens is None:
             return step
         self._counters["limited_steps"] += 1

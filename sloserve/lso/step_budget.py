@@ -147,7 +147,15 @@ class StepBudget:
         self._lengths.observe(rows, slot)
 
     def tokens(
-        self, rows: Rows, running: IntArray, waiting: IntArray, aged: IntArray, engine: EngineFacts, now_s: float
+        self,
+        rows: Rows,
+        running: IntArray,
+        waiting: IntArray,
+        aged: IntArray,
+        engine: EngineFacts,
+        now_s: float,
+        *,
+        admits: int = MOST_PROMPTS,
     ) -> int | None:
         """Tokens that the next step may compute, decodes included; ``None`` for as many as the engine's own limit.
 
@@ -158,21 +166,29 @@ class StepBudget:
             aged: slots of requests that get full chunks.
             engine: what the engine can do now.
             now_s: epoch seconds.
+            admits: how many of ``waiting`` the plan lets in; those that it keeps out compute nothing in the next steps.
         """
-        tokens = self._limited(rows, running, waiting, aged, engine, now_s)
+        tokens = self._limited(rows, running, waiting, aged, engine, now_s, admits)
         if tokens is None:
             self._owed_tokens, self._last_s = 0.0, None
         return tokens
 
     def _limited(
-        self, rows: Rows, running: IntArray, waiting: IntArray, aged: IntArray, engine: EngineFacts, now_s: float
+        self,
+        rows: Rows,
+        running: IntArray,
+        waiting: IntArray,
+        aged: IntArray,
+        engine: EngineFacts,
+        now_s: float,
+        admits: int,
     ) -> int | None:
         progress = progress_columns(rows)
         decodes, in_progress, context_tokens = split_running(progress, running)
         most = engine.token_budget - decodes.size * engine.decode_tokens
         if not (engine.chunked_prefill and decodes.size and most > 0 and (in_progress.size or waiting.size)):
             return None
-        heads = waiting[: min(engine.free_slots, MOST_PROMPTS)]
+        heads = waiting[: min(engine.free_slots, MOST_PROMPTS, admits)]
         found = step_prompts(progress, in_progress, heads, block_size=engine.block_size, free_blocks=engine.free_blocks)
         no_room = found.startable < waiting.size
         if not len(found):

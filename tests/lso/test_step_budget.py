@@ -13,7 +13,7 @@ from sloserve.estimator.length.choice import ORACLE
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.lso.lengths import Lengths
-from sloserve.lso.step_budget import HEADROOM, LEAST_SHARE, SPEND_TOKENS, SPREAD_STEPS, StepBudget
+from sloserve.lso.step_budget import HEADROOM, LEAST_SHARE, MOST_PROMPTS, SPEND_TOKENS, SPREAD_STEPS, StepBudget
 from sloserve.scheduler.policy import NO_SLOTS, Snapshot
 from tests.snapshots import make_snapshot
 
@@ -49,11 +49,17 @@ def prompt(tokens: int = 5000, computed: int = 0, ttft_s: float = math.nan, **va
 
 
 def tokens(
-    at: Snapshot, *, budget: StepBudget | None = None, now_s: float = NOW_S, aged: list[int] | None = None, **facts: Any
+    at: Snapshot,
+    *,
+    budget: StepBudget | None = None,
+    now_s: float = NOW_S,
+    aged: list[int] | None = None,
+    admits: int = MOST_PROMPTS,
+    **facts: Any,
 ) -> int | None:
     engine = replace(at.engine, **{"step_latency": Linear(), "token_budget": 4096, "free_blocks": 10_000} | facts)
     named = NO_SLOTS if aged is None else np.array(aged)
-    return (budget or new()).tokens(at.rows, at.running, at.waiting, named, engine, now_s)
+    return (budget or new()).tokens(at.rows, at.running, at.waiting, named, engine, now_s, admits=admits)
 
 
 def bearable_tokens(seconds: float, decodes: int = 1) -> int:
@@ -63,6 +69,15 @@ def bearable_tokens(seconds: float, decodes: int = 1) -> int:
 
 def test_a_step_takes_no_longer_than_the_promised_pace() -> None:
     assert tokens(make_snapshot([prompt()], [decode()])) == bearable_tokens(0.05)
+
+
+def test_prompts_that_the_plan_keeps_out_are_none_to_compute() -> None:
+    """They count as those for which there is no slot."""
+    at = make_snapshot([prompt(400) for _ in range(4)], [decode()], max_num_seqs=64)
+    for admits in (0, 1, 3):
+        assert tokens(at, admits=admits) == tokens(at, free_slots=admits)
+    assert tokens(at) != tokens(at, admits=1)
+    assert tokens(make_snapshot([prompt()], [decode()]), admits=0) is None
 
 
 def test_a_lead_is_spent_over_the_next_tokens() -> None:
