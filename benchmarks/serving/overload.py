@@ -1,6 +1,7 @@
 """What do clients get of a server that is offered several times what it can serve, if they come again when told to?
 
-Usage: python -m benchmarks.serving.overload [--factor 10] [--seconds 300] [--burners 0] [--servers vllm sloserve] [--name NAME]
+Usage: python -m benchmarks.serving.overload [--factor 10] [--seconds 300] [--burners 0] [--servers vllm sloserve]
+    [--name NAME]
 
 Each server serves builtin:tiny with the same flags and a cap on waiting requests: vLLM's own --max-num-queued-reqs, and
 ours, --admission cap --max-waiting, under `auto`. First its capacity is measured: replies a second with as many
