@@ -47,7 +47,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "embeds": {},
 }
 if installed_vllm() == "0.30.0":
-    del FEATURES["allowed"]  # it leaves the mask of a row that moved to whatever request comes there, under stock too
+    # It leaves what a row that moved or ended had of these two to whatever request comes there, under stock too.
+    del FEATURES["allowed"], FEATURES["embeds"]
 
 
 def jobs() -> list[Job]:
