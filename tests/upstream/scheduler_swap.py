@@ -85,21 +85,26 @@ def scheduler_under_test(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    under_test = _under_test(request.param, request.config.stash[_BUILT])
+    built = request.config.stash[_BUILT]
+    swapped = {stock: _under_test(request.param, built, stock) for stock in (Scheduler, AsyncScheduler)}
     for name, module in list(sys.modules.items()):
         if name.startswith(_TEST_PACKAGE):
-            for stock in (Scheduler, AsyncScheduler):
+            for stock, under_test in swapped.items():
                 if vars(module).get(stock.__name__) is stock:
                     monkeypatch.setattr(module, stock.__name__, under_test)
 
 
-def _under_test(subject: str, built: Counter[str]) -> type:
-    """The scheduler's class, which counts how many of it are built."""
+def _under_test(subject: str, built: Counter[str], stock: type) -> type:
+    """The scheduler's class in the place of ``stock``, which counts how many of it are built.
+
+    These tests choose by the class and leave ``async_scheduling`` unset, so ours is built on the class that they name.
+    """
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
     from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 
-    base = AsyncScheduler if subject == "async" else SLOScheduler
+    ours = type("Ours", (SLOScheduler, AsyncScheduler), {}) if stock is AsyncScheduler else SLOScheduler
+    base = AsyncScheduler if subject == "async" else ours
 
     class UnderTest(base):  # type: ignore[misc, valid-type]
         def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
