@@ -86,7 +86,8 @@ def scheduler_under_test(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     from vllm.v1.core.sched.scheduler import Scheduler
 
     built = request.config.stash[_BUILT]
-    swapped = {stock: _under_test(request.param, built, stock) for stock in (Scheduler, AsyncScheduler)}
+    classes: tuple[type, ...] = (Scheduler, AsyncScheduler)
+    swapped = {stock: _under_test(request.param, built, stock) for stock in classes}
     for name, module in list(sys.modules.items()):
         if name.startswith(_TEST_PACKAGE):
             for stock, under_test in swapped.items():
