@@ -26,8 +26,8 @@ from sloserve.estimator.conformal import Calibration
 from sloserve.estimator.length import remaining
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.step_time.profile import Profile, load_profile
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.arrivals import Poisson, generate
 from sloserve.workloads.length_models import IndependentLengths, alpaca, sharegpt, truncated_lognormal, uniform
 

@@ -40,7 +40,7 @@ from sloserve.quic.listener import listen
 from sloserve.quic.service import by_class
 from sloserve.quic.settings import Http3Settings
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.wire.resolve import Rules
 
 FOLDER = RESULTS / "quic-streams"

@@ -46,8 +46,8 @@ from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.experiments import experiment_flags
 from sloserve.sim.run_name import STOCK
 from sloserve.sim.simulate import build_experiment
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 SEEDS = (0, 1, 2)
 ENGINES = (2, 4, 8)

@@ -24,8 +24,8 @@ from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.policy import Plan, Snapshot
 from sloserve.scheduler.published.econo_paper import EconoPaper
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import workload
 
 PROFILE = "a100-opt-13b-12gb"

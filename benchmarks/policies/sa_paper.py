@@ -27,8 +27,8 @@ from sloserve.report.summary import summarize
 from sloserve.scheduler.published.sa_batches import SABatches
 from sloserve.scheduler.sa.policy import SA
 from sloserve.scheduler.sa.times import Work, batch_times, bilinear_of
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.workloads.length_models import sharegpt, truncated_lognormal
 from sloserve.workloads.registry import to_requests
 from sloserve.workloads.seeding import stream

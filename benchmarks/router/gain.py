@@ -38,7 +38,7 @@ from sloserve.fleet.router.train_command import judge as judge_for_plots
 from sloserve.fleet.router.train_command import rules as rules_for_plots
 from sloserve.report.runs_csv import write_runs
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 FOLDER = RESULTS / "router"
 SEEDS = (0, 1, 2)

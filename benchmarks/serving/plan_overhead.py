@@ -31,7 +31,7 @@ from benchmarks.publish import RESULTS, provenance, write_result
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import policy_class, policy_names
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import workload
 
 POLICIES = ("stock", "andes", "auto", "econo", "econo-paper", "edf", "sjf")

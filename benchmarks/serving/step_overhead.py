@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import parse_policy
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import workload
 
 POLICIES = ("auto", *(f"{name}:step_budget=true" for name in ("edf", "econo", "andes", "sjf")))

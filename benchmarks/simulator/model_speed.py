@@ -13,8 +13,8 @@ from benchmarks.publish import RESULTS, write_result
 from benchmarks.simulator.speed import RUNNING, workload
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 REPEATS = 5
 POLICIES = ("stock", "fcfs", "edf", "sjf", "andes", "econo")

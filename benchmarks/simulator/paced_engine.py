@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from sloserve.wire.xargs import to_xargs
 from sloserve.workloads.registry import workload
 

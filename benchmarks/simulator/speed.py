@@ -11,8 +11,8 @@ from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 REPEATS = 3
 REQUESTS = 300

@@ -13,7 +13,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.files.model import check_model
 from sloserve.scheduler.registry import parse_policy
 from sloserve.settings import AdmissionSettings
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 NONE, VLLM = "none", "vllm"
 MODES = (NONE, "cap", "predict", VLLM)

@@ -10,7 +10,7 @@ from sloserve.sim.admissions import NONE, limit_queue, parse_admission
 from sloserve.sim.advise import Advice, Found, Judged
 from sloserve.sim.run_name import STOCK, RunName
 from sloserve.sim.tuning import Score, ranked
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 WIDTH = 110
 COMMAND = "  sloserve serve"

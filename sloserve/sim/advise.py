@@ -15,7 +15,7 @@ import numpy as np
 from sloserve.report.statistics import Mean, mean_interval
 from sloserve.sim.run_name import STOCK, RunName
 from sloserve.sim.tuning import KEPT, Axes, Evaluate, Score, ranked, variants
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)

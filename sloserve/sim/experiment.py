@@ -28,7 +28,7 @@ from sloserve.settings import PluginSettings
 from sloserve.sim.admissions import make_front, parse_admission
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.run_name import STOCK, RunName
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import Workload
 from sloserve.workloads.slo_assignment import SLOAssignment
 from sloserve.workloads.window import WHOLE, Window

@@ -12,7 +12,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.files.model import unknown
 from sloserve.scheduler.registry import parse_policy, policy_text
 from sloserve.sim.admissions import NONE, limit_queue
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 STOCK = "stock"
 """vLLM's AsyncScheduler; every other name is a policy's."""

@@ -23,8 +23,8 @@ from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model import MODELLED_VLLM
 from sloserve.sim.run_name import STOCK, SWAP_OPTIONS, RunName, run_names
 from sloserve.sim.tuning import Axes, Tuned, tuned_halves
+from sloserve.virtual.engine_settings import EngineSettings, Swapping
 from sloserve.vllm_plugin.versions import installed_vllm
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings, Swapping
 from sloserve.workloads.named_slos import find_slos
 from sloserve.workloads.registry import asked_workload
 from sloserve.workloads.window import WHOLE, parse_window

@@ -14,7 +14,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.report.summary import summarize
 from sloserve.sim.experiment import MODEL, Experiment, Point, measured_points, run_experiment
 from sloserve.sim.run_name import RunName, check_option
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 KEPT = 2
 """Candidates of a policy that the next flag is tried on."""

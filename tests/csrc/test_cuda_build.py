@@ -9,8 +9,8 @@ import pytest
 
 from sloserve.kernels import _csrc
 from sloserve.kernels.kv_copy import Region
-from sloserve.vllm_plugin.swap.cuda_library import CudaTransfer, built_library
-from sloserve.vllm_plugin.swap.host_pool import HostPool
+from sloserve.swap_space.cuda_library import CudaTransfer, built_library
+from sloserve.swap_space.host_pool import HostPool
 
 pytestmark = pytest.mark.slow
 

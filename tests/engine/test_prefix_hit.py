@@ -17,7 +17,7 @@ from sloserve.engine.table import LOOKUPS, RequestTable
 from sloserve.lso.decode_first import uncomputed_tokens
 from sloserve.sim.model.port import ModelPort
 from sloserve.sim.model.scheduler import ModelScheduler
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 SLO_OF_ALL = SLO(DEFAULT_CLASSES.default, Targets())
 STATED = StatedSLO(SLO_OF_ALL, class_id=0, output_tokens=None)

@@ -15,7 +15,7 @@ import pytest
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 from tests.conformance import golden_forms
 
 pytestmark = pytest.mark.vllm

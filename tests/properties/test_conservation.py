@@ -57,8 +57,8 @@ def expected_tokens(request: WorkloadRequest) -> int:
 def test_every_request_ends_once_with_its_tokens(policy: str | None, seed: int) -> None:
     from sloserve.estimator.planning_cost import constant_cost
     from sloserve.estimator.step_time.profile import load_profile
+    from sloserve.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-    from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
     rng = np.random.default_rng([seed, 77])
     workload = random_workload(rng)

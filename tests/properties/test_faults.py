@@ -105,9 +105,9 @@ def serve(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> Any:
 
     from sloserve.estimator.planning_cost import constant_cost
     from sloserve.estimator.step_time.profile import load_profile
+    from sloserve.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.engine import scheduler as module
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-    from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
     monkeypatch.setattr(module, "PLAN_AGAIN_S", 0.02)
     monkeypatch.setattr(module, "MOST_PLAN_AGAIN_S", 0.02)

@@ -57,8 +57,8 @@ def test_is_found_by_name_and_takes_its_options(installed: Path) -> None:
 
 def serve(installed: Path) -> None:
     """Where the package can be found, in a process that has not looked for policies yet."""
+    from sloserve.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-    from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
     sys.path.insert(0, str(installed))
     settings = EngineSettings(kv_blocks=40, max_num_seqs=1, max_model_len=256)

@@ -2,7 +2,7 @@
 
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.sim.admissions import limit_queue, make_front, parse_admission
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 
 def test_what_names_mean() -> None:

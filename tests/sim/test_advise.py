@@ -21,7 +21,7 @@ from sloserve.sim.advising import advise, space_for
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.simulate import build_experiment
 from sloserve.sim.tuning import Score
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 SETTINGS = EngineSettings(10_000, max_num_seqs=256, max_num_batched_tokens=2048)
 TOKENS, SEQS = "@max_num_batched_tokens=", ":max_num_seqs="

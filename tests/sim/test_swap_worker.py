@@ -9,7 +9,7 @@ from sloserve.lso.swapping import STAGING_BYTES_PER_S
 from sloserve.sim.experiment import MODEL, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.simulate import build_experiment
-from sloserve.vllm_plugin.virtual.swap_worker import SwapWorker
+from sloserve.virtual.virtual_swap_worker import SwapWorker
 
 BLOCK, RATE = 1_000_000, 1e9
 COPY_S, PACK_S = BLOCK / RATE, BLOCK / STAGING_BYTES_PER_S

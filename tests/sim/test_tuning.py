@@ -6,7 +6,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.sim.tuning import Score, parse_axes, ranked, tune
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 SETTINGS = EngineSettings(10_000, max_num_seqs=256, max_num_batched_tokens=2048)
 

@@ -25,8 +25,8 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         **settings: Any,
     ) -> Any:
         from sloserve.estimator.step_time.profile import load_profile
+        from sloserve.virtual.engine_settings import EngineSettings
         from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-        from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
         size = {"kv_blocks": 40, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256} | settings
         config = None if policy is None else {"sloserve": dict(section or {})}

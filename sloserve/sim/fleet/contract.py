@@ -16,7 +16,7 @@ from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.file_sections import Switching
 from sloserve.lso.model_swap import ModelSwap
 from sloserve.scheduler.qlm.contract import ModelState
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from sloserve.lso.model_swap import ModelSwap
 from sloserve.scheduler.qlm.contract import ModelState
 from sloserve.sim.fleet.contract import Held, held
 from sloserve.sim.fleet.host_memory import HostMemory
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 _KV_ROOM = 0.9
 """No more requests once so much of the KV cache is used: what runs grows into the rest."""

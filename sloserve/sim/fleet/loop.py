@@ -25,7 +25,7 @@ from sloserve.sim.fleet.host_memory import HostMemory
 from sloserve.sim.fleet.instance import FleetClock, History, Instance, Served
 from sloserve.sim.fleet.lengths import ReplyLengths
 from sloserve.sim.fleet.log import FleetLog, all_steps, joined
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 TICK_S = 0.02
 HEARTBEAT_S = 0.1

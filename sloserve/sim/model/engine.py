@@ -28,10 +28,10 @@ from sloserve.sim.model.planned import PlannedScheduler
 from sloserve.sim.model.requests import FREE, RUNNING
 from sloserve.sim.model.scheduler import ModelScheduler
 from sloserve.sim.model.step import Batch
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
-from sloserve.vllm_plugin.virtual.loop import EventLoop
-from sloserve.vllm_plugin.virtual.swap_worker import NOTHING, SwapWorker, Told
+from sloserve.virtual.engine_settings import EngineSettings
+from sloserve.virtual.event_loop import EventLoop
+from sloserve.virtual.virtual_front_end import VirtualFrontEnd
+from sloserve.virtual.virtual_swap_worker import NOTHING, SwapWorker, Told
 from sloserve.wire.xargs import to_xargs, with_length
 
 

@@ -29,8 +29,8 @@ from sloserve.sim.model.requests import PREEMPTED, ModelRequest
 from sloserve.sim.model.scheduler import NONE, ModelScheduler
 from sloserve.sim.model.step import Batch, Limits
 from sloserve.sim.model.swap import ModelSwap
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual.swap_worker import GIB, NOTHING, Told
+from sloserve.virtual.engine_settings import EngineSettings
+from sloserve.virtual.virtual_swap_worker import GIB, NOTHING, Told
 
 
 class PlannedScheduler(ModelScheduler):

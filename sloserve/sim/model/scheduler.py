@@ -16,8 +16,8 @@ from sloserve.sim.model.prefix_cache import PrefixCache
 from sloserve.sim.model.requests import BLOCKED, FREE, PREEMPTED, RUNNING, ModelRequest, Requests
 from sloserve.sim.model.step import Admitted, Batch, Limits
 from sloserve.sim.model.swap import ModelSwap
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual.swap_worker import NOTHING, Told
+from sloserve.virtual.engine_settings import EngineSettings
+from sloserve.virtual.virtual_swap_worker import NOTHING, Told
 
 NONE: IntArray = np.empty(0, np.int64)
 

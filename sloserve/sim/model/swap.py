@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sloserve.engine.swap_control import SwapControl
 from sloserve.scheduler.policy import EngineFacts
 from sloserve.sim.model.requests import ModelRequest, Requests
-from sloserve.vllm_plugin.virtual.swap_worker import Load, Told
+from sloserve.virtual.virtual_swap_worker import Load, Told
 
 
 class ModelSwap:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
-from sloserve.vllm_plugin.swap.host_memory import GIB, check_room, memlock_warning
-from sloserve.vllm_plugin.swap.regions import ENGINES_KEY, SPACE_KEY
+from sloserve.swap_space.host_memory import GIB, check_room, memlock_warning
+from sloserve.swap_space.regions import ENGINES_KEY, SPACE_KEY
 
 FLAG: Final = "--swap-space-gib"
 CONNECTOR: Final = "SwapConnector"

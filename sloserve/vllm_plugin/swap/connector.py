@@ -23,13 +23,13 @@ from sloserve.engine.containment import Containment
 from sloserve.engine.swap_store import SwapStore
 from sloserve.kernels.kv_copy import Region, block_bytes
 from sloserve.lso.blocks import blocks_of
+from sloserve.swap_space.copier import Copier, CpuCopier
+from sloserve.swap_space.host_pool import HostPool
+from sloserve.swap_space.regions import PoolSize, regions_of
 from sloserve.vllm_plugin.engine import compat
-from sloserve.vllm_plugin.swap.copier import Copier, CpuCopier
 from sloserve.vllm_plugin.swap.cuda_start import gpu_copier, gpu_pool
-from sloserve.vllm_plugin.swap.host_pool import HostPool
 from sloserve.vllm_plugin.swap.messages import Copy, SwapOrders, SwapReport
 from sloserve.vllm_plugin.swap.refusals import check_supported
-from sloserve.vllm_plugin.swap.regions import PoolSize, regions_of
 from sloserve.vllm_plugin.swap.worker import SwapWorker
 
 logger = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from numpy.typing import ArrayLike
 
 from sloserve.core.errors import ConfigError
 from sloserve.kernels.kv_copy import Region, block_bytes
-from sloserve.vllm_plugin.swap.cuda_copier import CudaCopier, Transfer
-from sloserve.vllm_plugin.swap.cuda_library import MOST_STAGING_BYTES, SLICES, CudaTransfer, built_library
-from sloserve.vllm_plugin.swap.host_memory import GIB
-from sloserve.vllm_plugin.swap.host_pool import CudaPinner, HostPool, cpus_beside
-from sloserve.vllm_plugin.swap.op_transfer import OpTransfer
+from sloserve.swap_space.cuda_copier import CudaCopier, Transfer
+from sloserve.swap_space.cuda_library import MOST_STAGING_BYTES, SLICES, CudaTransfer, built_library
+from sloserve.swap_space.host_memory import GIB
+from sloserve.swap_space.host_pool import CudaPinner, HostPool, cpus_beside
+from sloserve.swap_space.op_transfer import OpTransfer
 
 logger = logging.getLogger(__name__)
 

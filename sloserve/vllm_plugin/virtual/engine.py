@@ -30,14 +30,14 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.settings import KEY, plugin_settings
+from sloserve.virtual.engine_settings import EngineSettings
+from sloserve.virtual.event_loop import EventLoop
+from sloserve.virtual.virtual_front_end import VirtualFrontEnd
+from sloserve.virtual.virtual_swap_worker import NOTHING, SwapWorker, Told
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
 from sloserve.vllm_plugin.swap.messages import SwapReport, Traffic
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
-from sloserve.vllm_plugin.virtual.loop import EventLoop
-from sloserve.vllm_plugin.virtual.swap_worker import NOTHING, SwapWorker, Told
 from sloserve.vllm_plugin.virtual.vllm_config import VOCABULARY, scheduler_arguments
 from sloserve.wire.xargs import to_xargs, with_length
 

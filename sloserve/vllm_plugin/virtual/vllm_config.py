@@ -13,9 +13,9 @@ from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 from vllm.v1.structured_output import StructuredOutputManager
 
+from sloserve.swap_space.regions import SPACE_KEY
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.server.swap_space import CONNECTOR, MODULE
-from sloserve.vllm_plugin.swap.regions import SPACE_KEY
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 VOCABULARY = 1024
 

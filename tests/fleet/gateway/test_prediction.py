@@ -13,7 +13,7 @@ from sloserve.fleet.gateway.prediction import NOTHING, Pace, Work
 from sloserve.fleet.gateway.prefixes import chained
 from sloserve.scheduler.qlm.contract import ModelState, RunningSums
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 PROFILE = load_profile("a100-opt-2.7b")
 BUDGET, OUTPUT = 2048, 64

@@ -144,8 +144,8 @@ def test_while_promises_are_kept_vllm_preempts_nobody(policy: str, batch: int, p
     from sloserve.core.request import WorkloadRequest
     from sloserve.core.slo import DEFAULT_CLASSES, Targets
     from sloserve.estimator.step_time.profile import load_profile
+    from sloserve.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-    from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
     rng = np.random.default_rng(1)
     slo = DEFAULT_CLASSES.slo(None, Targets())

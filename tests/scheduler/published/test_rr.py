@@ -142,8 +142,8 @@ def test_rows_may_grow(snapshot: Make) -> None:
 def test_everybody_is_served_in_turns_of_the_interval() -> None:
     from sloserve.core.slo import DEFAULT_CLASSES, Targets
     from sloserve.estimator.step_time.profile import load_profile
+    from sloserve.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-    from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
     interval, most = 10, 40
     settings = EngineSettings(kv_blocks=100, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=256)

@@ -11,7 +11,7 @@ from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.estimator.planning_cost import constant_cost, planning_costs
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile, load_profile
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.registry import workload
 
 ROUNDS = 4

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.versions import installed_vllm
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 from tests.sim.model.cases import Case, cases
 from tests.sim.model.side_by_side import difference, run_model, run_real
 

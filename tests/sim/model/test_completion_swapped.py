@@ -12,7 +12,7 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 from tests.properties.test_completion import AGED_AFTER_S, STEP_S, NewestFirst
 
 

@@ -16,7 +16,7 @@ from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.model.port import ModelPort
 from sloserve.sim.simulate import build_experiment
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 from tests.properties.test_conservation import MODEL_LEN, expected_tokens, random_workload
 from tests.sim.stepping import stepped
 

@@ -22,8 +22,8 @@ RequestOf = Callable[..., Any]
 def run(policy: str, shadow: str | None, workload: list[WorkloadRequest]) -> tuple[list[Any], Any]:
     """Everything each step decided, and the scheduler at the end."""
     from sloserve.estimator.step_time.profile import load_profile
+    from sloserve.virtual.engine_settings import EngineSettings
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-    from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
     config = {"sloserve": {"policy": policy, "shadow_policy": shadow, "seed": 3}}
     size = EngineSettings(kv_blocks=24, max_num_seqs=3, max_num_batched_tokens=48, max_model_len=192)

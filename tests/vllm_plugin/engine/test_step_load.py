@@ -11,8 +11,8 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.fcfs import FCFS
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
+from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.engine.step_load import step_load
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
 
 pytestmark = pytest.mark.vllm
 

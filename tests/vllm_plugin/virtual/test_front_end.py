@@ -11,8 +11,8 @@ from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.estimator.length.at_admission import LEVELS
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
+from sloserve.virtual.engine_settings import EngineSettings
+from sloserve.virtual.virtual_front_end import VirtualFrontEnd
 
 RequestOf = Callable[..., Any]
 

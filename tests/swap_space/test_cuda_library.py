@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from sloserve.kernels.kv_copy import Region
-from sloserve.vllm_plugin.swap import cuda_library, host_pool
-from sloserve.vllm_plugin.swap.cuda_copier import CudaCopier
-from sloserve.vllm_plugin.swap.cuda_library import CudaTransfer, loaded
-from sloserve.vllm_plugin.swap.host_pool import HostPool
+from sloserve.swap_space import cuda_library, host_pool
+from sloserve.swap_space.cuda_copier import CudaCopier
+from sloserve.swap_space.cuda_library import CudaTransfer, loaded
+from sloserve.swap_space.host_pool import HostPool
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 LAYERS, BLOCKS, BYTES = 3, 40, 4112
 ENGINE = 7  # a stream's address
 

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 
 from sloserve.core.arrays import IntArray
 from sloserve.kernels.kv_copy import Region, block_bytes
-from sloserve.vllm_plugin.swap.cuda_library import Ended
-from sloserve.vllm_plugin.swap.host_pool import HostPool
+from sloserve.swap_space.cuda_library import Ended
+from sloserve.swap_space.host_pool import HostPool
 
 
 def descriptors(

@@ -55,9 +55,9 @@ def test_a_block_comes_back_elsewhere_as_it_was(layout: str, layers: str) -> Non
     import torch
 
     from sloserve.kernels.kv_copy import block_bytes
-    from sloserve.vllm_plugin.swap.copier import CpuCopier
-    from sloserve.vllm_plugin.swap.host_pool import HostPool
-    from sloserve.vllm_plugin.swap.regions import block_bytes_of, regions_of
+    from sloserve.swap_space.copier import CpuCopier
+    from sloserve.swap_space.host_pool import HostPool
+    from sloserve.swap_space.regions import block_bytes_of, regions_of
 
     specs = {
         "alike": [spec()] * 3,
@@ -84,7 +84,7 @@ def test_a_block_comes_back_elsewhere_as_it_was(layout: str, layers: str) -> Non
 
 
 def test_a_cache_that_lies_elsewhere_is_refused() -> None:
-    from sloserve.vllm_plugin.swap.regions import regions_of
+    from sloserve.swap_space.regions import regions_of
 
     config, caches = cache("LBHNC", spec(), spec())
     caches["layer.0"] = caches["layer.1"]

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 from numpy.typing import ArrayLike
 
-from sloserve.vllm_plugin.swap.copier import Moved
-from sloserve.vllm_plugin.swap.cuda_library import Ended
+from sloserve.swap_space.copier import Moved
+from sloserve.swap_space.cuda_library import Ended
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Transfer(Protocol):
 
 
 class CudaCopier:
-    """A :class:`~sloserve.vllm_plugin.swap.copier.Copier` whose copies go on beside the engine."""
+    """A :class:`~sloserve.swap_space.copier.Copier` whose copies go on beside the engine."""
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer

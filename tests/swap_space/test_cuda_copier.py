@@ -12,13 +12,13 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.kernels.kv_copy import Region
-from sloserve.vllm_plugin.swap import cuda_library
-from sloserve.vllm_plugin.swap.copier import Copier, Moved
-from sloserve.vllm_plugin.swap.cuda_copier import CudaCopier
-from sloserve.vllm_plugin.swap.cuda_library import Ended
+from sloserve.swap_space import cuda_library
+from sloserve.swap_space.copier import Copier, Moved
+from sloserve.swap_space.cuda_copier import CudaCopier
+from sloserve.swap_space.cuda_library import Ended
+from sloserve.swap_space.host_pool import HostPool
+from sloserve.swap_space.op_transfer import OpTransfer, descriptors
 from sloserve.vllm_plugin.swap.cuda_start import check_staging, faster, gpu_copier, gpu_pool, staging_bytes_for
-from sloserve.vllm_plugin.swap.host_pool import HostPool
-from sloserve.vllm_plugin.swap.op_transfer import OpTransfer, descriptors
 
 MIB, GIB = 2**20, 2**30
 

@@ -14,7 +14,7 @@ from sloserve.engine.link_clock import LinkClock
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.lso.plan import STAGING_BYTES
 from sloserve.lso.swapping import STAGING_BYTES_PER_S
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 GIB = 2**30
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from sloserve.kernels.kv_copy import Region, block_bytes, copy_blocks
-from sloserve.vllm_plugin.swap.host_pool import HostPool
+from sloserve.swap_space.host_pool import HostPool
 
 
 class Moved(NamedTuple):

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from sloserve.core.arrays import IntArray
 from sloserve.kernels import _csrc
 from sloserve.kernels.kv_copy import Region
-from sloserve.vllm_plugin.swap.host_pool import HostPool
+from sloserve.swap_space.host_pool import HostPool
 
 ABI: Final = 1
 MOST_STAGING_BYTES: Final = 128 * 2**20

@@ -13,7 +13,7 @@ from sloserve.core.finished import Latency
 from sloserve.core.predicted import Predicted
 from sloserve.core.request import WorkloadRequest
 from sloserve.estimator.length.at_admission import LengthAtAdmission
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 
 class VirtualFrontEnd:

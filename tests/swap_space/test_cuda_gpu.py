@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from sloserve.kernels.kv_copy import Region, block_bytes
-from sloserve.vllm_plugin.swap.cuda_copier import CudaCopier, Transfer
-from sloserve.vllm_plugin.swap.cuda_library import CudaTransfer, built_library
+from sloserve.swap_space.cuda_copier import CudaCopier, Transfer
+from sloserve.swap_space.cuda_library import CudaTransfer, built_library
+from sloserve.swap_space.host_pool import HostPool
+from sloserve.swap_space.op_transfer import OpTransfer
 from sloserve.vllm_plugin.swap.cuda_start import gpu_copier, gpu_pool, staging_bytes_for
-from sloserve.vllm_plugin.swap.host_pool import HostPool
-from sloserve.vllm_plugin.swap.op_transfer import OpTransfer
 
 pytestmark = pytest.mark.gpu
 

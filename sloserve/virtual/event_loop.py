@@ -26,9 +26,9 @@ from sloserve.engine.swap_store import SwapStore
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual.front_end import VirtualFrontEnd
-from sloserve.vllm_plugin.virtual.swap_worker import SwapWorker, Told
+from sloserve.virtual.engine_settings import EngineSettings
+from sloserve.virtual.virtual_front_end import VirtualFrontEnd
+from sloserve.virtual.virtual_swap_worker import SwapWorker, Told
 
 _BATCH_QUEUE = 2
 _MAX_EMPTY_STEPS = 1000

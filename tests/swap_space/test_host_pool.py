@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.vllm_plugin.swap import host_pool
-from sloserve.vllm_plugin.swap.host_pool import CudaPinner, HostPool, cpus_beside
+from sloserve.swap_space import host_pool
+from sloserve.swap_space.host_pool import CudaPinner, HostPool, cpus_beside
 
 PAGE = mmap.PAGESIZE
 
