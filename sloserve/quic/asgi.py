@@ -1,8 +1,8 @@
 """One request over HTTP/3 and its answer, as the ASGI application sees them.
 
 The application is called as soon as the headers are there, so that it may look at a key before a byte of the body is
-read; the body waits for it within the stream's flow control window. An answer waits for its client: ``send`` returns
-once less than ``buffer_bytes`` of it are on their way.
+read; the body waits for it within the stream's flow control window. An answer waits for its client: ``send`` has
+``buffer_bytes`` of it on their way, whatever the size of its chunks. An exchange is over once its answer has arrived.
 """
 
 import asyncio
@@ -36,9 +36,12 @@ class Stream(Protocol):
     def send_head(self, headers: Headers, end: bool) -> None: ...
     def send_body(self, data: bytes, end: bool) -> None: ...
     def set_priority(self, deadline_s: float | None, urgency: int | None, incremental: bool | None) -> None: ...
-    def due(self, deadline_s: float, slo_class: str) -> None: ...
+    def due(self, deadline_s: float, slo_class: str | None = None, written_s: float = 0.0) -> None: ...
     def late_from(self, deadline_s: float | None) -> None: ...
+    def may_begin(self) -> bool: ...
     def unsent_bytes(self) -> int: ...
+    def acknowledged_bytes(self) -> int: ...
+    def starved(self) -> bool: ...
     def hold(self, unread_bytes: int) -> None: ...
     def stop_reading(self) -> None: ...
     def abort(self) -> None: ...
@@ -84,6 +87,8 @@ class Exchange:
         service: what its headers say of how to send the answer; the application may know more, see :meth:`known`.
         renewed: whether deadlines are renewed with each chunk.
         buffer_bytes: of the answer that may wait for the client.
+
+    ``moved_s`` is when the client last acknowledged some of it, or all that was written had been.
     """
 
     def __init__(self, stream: Stream, scope: Scope, service: Service, renewed: bool, buffer_bytes: int) -> None:
@@ -93,6 +98,10 @@ class Exchange:
         self._arrival_s = stream.now_s()
         self._deadline = ReplyDeadline(self._arrival_s, service.targets, renewed)
         self._buffer_bytes = buffer_bytes
+        self._part_bytes = max(buffer_bytes // 2, 1)
+        self._acknowledged_bytes = 0
+        self._ready: Callable[[], bool] = stream.may_begin
+        self.moved_s = self._arrival_s
         self._parts: deque[bytes] = deque()
         self._unread_bytes = 0
         self._complete = False
@@ -114,7 +123,9 @@ class Exchange:
 
     @property
     def outcome(self) -> str:
-        """How it ended: ``answered``, ``failed`` by its application, ``cancelled`` by the client, ``dropped`` late."""
+        """How it ended: ``answered``, ``failed`` by its application, ``cancelled`` by the client, ``dropped`` late,
+        ``unread`` by a client that wanted it.
+        """
         return self._outcome
 
     def prioritize(self, priority: Priority) -> None:
@@ -147,21 +158,40 @@ class Exchange:
 
     def disconnect(self, outcome: str = "cancelled") -> None:
         """The client is gone, or wants no answer any more."""
-        if not self._gone and not self._ended:
+        if not self._gone and (not self._ended or outcome != "cancelled"):
             self._outcome = outcome
         self._gone = True
         self._wakened.set()
         self._drained.set()
 
-    def drained(self) -> None:
-        """Some of the answer may have arrived."""
-        if self._stream.unsent_bytes() <= self._buffer_bytes // 2:
+    def drained(self) -> int:
+        """Some of the answer may have arrived. Returns how many bytes of it are on their way."""
+        unsent_bytes, acknowledged_bytes = self._stream.unsent_bytes(), self._stream.acknowledged_bytes()
+        if not unsent_bytes or acknowledged_bytes != self._acknowledged_bytes:
+            self._acknowledged_bytes, self.moved_s = acknowledged_bytes, self._stream.now_s()
+        if self._ready():
             self._drained.set()
+        return unsent_bytes
+
+    def starved(self) -> bool:
+        return self._stream.starved()
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        self._ready = ready
+        while not (self._gone or ready()):
+            self._drained.clear()
+            await self._drained.wait()
+
+    async def _until_unsent(self, most_bytes: int) -> None:
+        """Waits until no more than so much of the answer is on its way, or no one waits for it any more."""
+        await self._until(lambda: self._stream.unsent_bytes() <= most_bytes)
 
     async def run(self, app: App) -> None:
-        """Has ``app`` answer; whatever it does, the stream comes to an end."""
+        """Has ``app`` answer; whatever it does, the stream comes to an end. Returns once the answer has arrived."""
         try:
-            await app({**self._scope, "extensions": {SLO_KNOWN: self.known}}, self.receive, self.send)
+            await self._until(self._stream.may_begin)
+            if not self._gone:
+                await app({**self._scope, "extensions": {SLO_KNOWN: self.known}}, self.receive, self.send)
         except asyncio.CancelledError:
             self._fail()
             raise
@@ -170,6 +200,7 @@ class Exchange:
         if not self._ended:
             self._fail()
         self._stop_reading()
+        await self._until_unsent(0)
 
     async def receive(self) -> Message:
         while not (self._parts or self._complete or self._gone):
@@ -195,10 +226,7 @@ class Exchange:
         elif message["type"] == "http.response.body":
             if not self._began:
                 raise RuntimeError("an answer's body before its head")
-            self._body(message.get("body", b""), not message.get("more_body", False))
-        while not self._gone and not self._ended and self._stream.unsent_bytes() > self._buffer_bytes:
-            self._drained.clear()
-            await self._drained.wait()
+            await self._body(message.get("body", b""), not message.get("more_body", False))
 
     def _start(self, message: Message) -> None:
         if self._began:
@@ -219,14 +247,27 @@ class Exchange:
         self._ended = self._silent
         self._stream.send_head([(b":status", str(status).encode()), *kept], self._silent)
 
-    def _body(self, data: bytes, end: bool) -> None:
-        due_s = self._deadline.chunk(data, self._stream.now_s())
-        self._ended = end
-        if data or end:
-            self._stream.send_body(data, end)
-        if due_s is not None:
-            self._stream.due(due_s, self._service.slo_class)
-        if end:
+    async def _body(self, data: bytes, end: bool) -> None:
+        written_s = self._stream.now_s()
+        due_s = self._deadline.chunk(data, written_s)
+        rest = memoryview(data)
+        while rest or end:
+            if self._stream.unsent_bytes() + min(len(rest), self._part_bytes) > self._buffer_bytes:
+                await self._until_unsent(self._buffer_bytes - self._part_bytes)
+            if self._gone:
+                return
+            room = max(self._buffer_bytes - self._stream.unsent_bytes(), 1)
+            part, rest = rest[:room], rest[room:]
+            last = not rest
+            self._ended = end and last
+            if not self._stream.unsent_bytes():
+                self.moved_s = self._stream.now_s()  # the client had read all there was
+            self._stream.send_body(bytes(part), self._ended)
+            if due_s is not None:
+                self._stream.due(due_s, self._service.slo_class if last else None, written_s)
+            if last:
+                break
+        if self._ended:
             self._wakened.set()
 
     def _fail(self) -> None:
@@ -251,5 +292,5 @@ class Exchange:
             self._parts.clear()
             self._unread_bytes = 0
             self._stream.hold(0)
-            if not self._complete:
+            if not (self._complete or self._gone):
                 self._stream.stop_reading()

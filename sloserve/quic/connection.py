@@ -97,6 +97,30 @@ class ScheduledConnection(QuicConnection):
             return 0
         return int(stream.sender._buffer_stop - stream.sender._buffer_start)
 
+    def acknowledged_bytes(self, stream_id: int) -> int:
+        """Up to where the peer has all that was written to the stream."""
+        stream = self._streams.get(stream_id)
+        return 0 if stream is None else int(stream.sender._buffer_start)
+
+    def starved(self, stream_id: int) -> bool:
+        """Whether the stream has something to send that its peer has room for."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and _may_send(stream)
+
+    def free(self, stream_id: int | None = None) -> None:
+        """Lets go of what was written to a stream that was reset, or to all of a connection that was closed; aioquic
+        keeps it until the peer has acknowledged the one, or the other has timed out.
+        """
+        streams = [*self._streams.values()] if stream_id is None else [self._streams.get(stream_id)]
+        for stream in streams:
+            if stream is not None and (stream_id is None or stream.sender._reset_error_code is not None):
+                stream.sender._buffer = bytearray()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What was written and is kept, whatever became of it."""
+        return sum(len(stream.sender._buffer) for stream in self._streams.values())
+
     def hold(self, stream_id: int, unread_bytes: int) -> None:
         """Says how much of what the stream delivered the application has not read yet; it counts as held."""
         if unread_bytes:
@@ -145,6 +169,10 @@ class ScheduledConnection(QuicConnection):
         return (1, *self._order.key(stream_id, sender.next_offset, sender._buffer_start))
 
     # What aioquic's users and aioquic call and read
+
+    def reset_stream(self, stream_id: int, error_code: int) -> None:
+        super().reset_stream(stream_id, error_code)
+        self.free(stream_id)
 
     def receive_datagram(self, data: bytes, addr: NetworkAddress, now: float) -> None:
         self._traffic.received_bytes += len(data)

@@ -39,6 +39,7 @@ from sloserve.quic.protocol import Front, ServerProtocol
 from sloserve.quic.schedulers import scheduler
 from sloserve.quic.service import DEFAULT_CLASSIFY, Classify
 from sloserve.quic.settings import Http3Settings
+from sloserve.quic.unread import Unread
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,9 @@ async def listen(
     if client_ca is not None and not os.access(client_ca, os.R_OK):
         raise ConfigError(f"--ssl-ca-certs {client_ca}: no file that can be read")
     sock = bound(*address)
-    front = Front(app, settings, classify, Authorities(client_ca), cast(tuple[str, int], sock.getsockname()[:2]))
+    own_address = cast(tuple[str, int], sock.getsockname()[:2])
+    unread = Unread(settings.unread_total_bytes)
+    front = Front(app, settings, classify, Authorities(client_ca), own_address, unread)
     listener = Listener(front, configuration, certificates, client_ca is not None)
     listener.inode = os.fstat(sock.fileno()).st_ino
     await asyncio.get_running_loop().create_datagram_endpoint(lambda: listener, sock=sock)
@@ -154,8 +157,14 @@ class Listener(asyncio.DatagramProtocol):
     def port(self) -> int:
         return self.front.address[1]
 
+    def going_away(self) -> None:
+        """Takes no new connection or request, and tells all clients; what they have asked for is answered."""
+        self._stopping = True
+        for protocol in self.protocols:
+            protocol.going_away()
+
     async def stop(self, linger_s: float = 5.0) -> None:
-        """Takes no new connection or request; ends once all are answered, or after ``linger_s``."""
+        """Takes no new connection or request; ends once all answers have arrived, or after ``linger_s``."""
         self._stopping = True
         await asyncio.gather(*(protocol.drain(linger_s) for protocol in [*self.protocols]))
         for protocol in [*self.protocols]:

@@ -13,7 +13,7 @@ from sloserve.quic.listener import Listener
 
 HANDSHAKES = ("completed", "failed", "timed-out", "certificate", "token", "retried", *REFUSALS)
 DISCARDED = ("malformed", "unknown", "kernel")
-REQUESTS = ("answered", "failed", "cancelled", "dropped", "refused")
+REQUESTS = ("answered", "failed", "cancelled", "dropped", "unread", "refused")
 
 
 class Http3Collector(Collector):

@@ -22,9 +22,11 @@ from sloserve.quic.asgi import App, Exchange, Headers, make_scope, split_headers
 from sloserve.quic.connection import ScheduledConnection
 from sloserve.quic.figures import Deadlines, Figures
 from sloserve.quic.h3 import BoundedH3, Malformed
+from sloserve.quic.leftovers import Leftovers
 from sloserve.quic.priority import Priority
 from sloserve.quic.service import Classify
 from sloserve.quic.settings import Http3Settings
+from sloserve.quic.unread import Unread, stalled
 
 SPARE_RESETS = 256
 """Requests that a client may cancel beyond those that it lets be answered; more is an attack (CVE-2023-44487). One that
@@ -32,7 +34,9 @@ shows a certificate, as an edge does, may cancel any number: they are those of i
 """
 
 PING_S = 10.0
-"""How often a client that waits for an answer is pinged: a connection ends by silence, and few clients see to that."""
+"""How often a client that waits for an answer is pinged: a connection ends by silence, and few clients see to that. As
+often it is looked whether it reads.
+"""
 
 ALERT_BAD_CERTIFICATE = 0x100 + 42
 
@@ -42,7 +46,7 @@ class Front:
     """What all connections of a listener share.
 
     authorize: says why the client's certificate is not accepted, ``None`` where it is, or none is asked for.
-    figures: what they have done.
+    figures: what they have done. unread: what they hold of answers.
     """
 
     app: App
@@ -50,6 +54,7 @@ class Front:
     classify: Classify
     authorize: Callable[[ScheduledConnection], str | None]
     address: tuple[str, int]
+    unread: Unread
     figures: Figures = field(default_factory=Figures)
 
 
@@ -61,6 +66,7 @@ class ServerProtocol(QuicConnectionProtocol):
         self.quic = quic
         self.exchanges: dict[int, Exchange] = {}
         self.shook_hands = False
+        self.trusted = False
         self.unfinished = "failed"
         """How its handshake counts if it never ends well."""
         self.on_handshake: Callable[[], None] = lambda: None
@@ -71,11 +77,13 @@ class ServerProtocol(QuicConnectionProtocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._early: OrderedDict[int, Priority] = OrderedDict()
         self._drops: dict[int, asyncio.TimerHandle] = {}
+        self._leftovers = Leftovers(self._stop_reading)
         self._next_stream_id = 0
         self._resets = self._answered = 0
         self._spare_resets: float = SPARE_RESETS
         self._pinging: asyncio.TimerHandle | None = None
         self._stopping = False
+        self._is_over = False
         self._sending = False
 
     def quic_event_received(self, event: QuicEvent) -> None:
@@ -83,7 +91,8 @@ class ServerProtocol(QuicConnectionProtocol):
             self.shook_hands = True
             self.on_handshake()
             refused = self._front.authorize(self.quic)
-            if self.quic.client_certificate is not None:
+            self.trusted = refused is None and self.quic.client_certificate is not None
+            if self.trusted:
                 self._spare_resets = math.inf
             self._front.figures.handshakes["completed" if refused is None else "certificate"] += 1
             if refused is None:
@@ -91,21 +100,17 @@ class ServerProtocol(QuicConnectionProtocol):
             else:
                 self.close(error_code=ALERT_BAD_CERTIFICATE, reason_phrase=refused)
         elif isinstance(event, ConnectionTerminated):
-            for exchange in self.exchanges.values():
-                exchange.disconnect()
-            for stream_id, drop in self._drops.items():
-                drop.cancel()
-                if stream_id not in self.exchanges:
-                    self._count("cancelled")
-            self._drops.clear()
-            if self._pinging is not None:
-                self._pinging.cancel()
+            self._over("cancelled")
             self.on_end()
         if self._h3 is not None:
             for h3_event in self._h3.handle_event(event):
                 self._h3_event(h3_event)
             if isinstance(event, StreamReset | StopSendingReceived):
                 self._reset(event.stream_id)
+            if isinstance(event, StopSendingReceived):
+                self.quic.free(event.stream_id)
+            elif isinstance(event, StreamReset):
+                self._leftovers.ended(event.stream_id)
 
     def datagram_received(self, data: bytes | str, addr: Any) -> None:
         super().datagram_received(data, addr)
@@ -125,12 +130,17 @@ class ServerProtocol(QuicConnectionProtocol):
         self._sending = False
         self.transmit()
 
+    def going_away(self) -> None:
+        """Takes no more requests, and tells the client; those that it has begun are answered."""
+        if not self._stopping:
+            self._stopping = True
+            if self._h3 is not None:
+                self._h3.send_goaway(self._next_stream_id)
+                self.transmit()
+
     async def drain(self, timeout_s: float) -> None:
-        """Takes no more requests, and waits for those that are being answered."""
-        self._stopping = True
-        if self._h3 is not None:
-            self._h3.send_goaway(self._next_stream_id)
-            self.transmit()
+        """Takes no more requests, and waits until those that it has begun are answered and their answers read."""
+        self.going_away()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
         waiting = [task for task in self._tasks if task.cancel()]
@@ -138,18 +148,46 @@ class ServerProtocol(QuicConnectionProtocol):
             await asyncio.wait(waiting)
         self.close(error_code=ErrorCode.H3_NO_ERROR)
 
+    def give_up(self) -> None:
+        """Its client reads too little of what it asked for, and others have need of the memory."""
+        self.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="answers are not read")
+        self.quic.free()
+        self._over("unread")
+
+    def _over(self, outcome: str) -> None:
+        self._is_over = True
+        for exchange in self.exchanges.values():
+            exchange.disconnect(outcome)
+        for drop in self._drops.values():
+            drop.cancel()
+        self._drops.clear()
+        self._leftovers.clear()
+        if self._pinging is not None:
+            self._pinging.cancel()
+        self._front.unread.holds(self, 0)
+
     def silence(self) -> None:
         """Sends nothing more: the socket is about to be closed."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _look_at_senders(self) -> None:
-        for exchange in self.exchanges.values():
-            exchange.drained()
-        arrived = (s for s in self._drops if s not in self.exchanges and not self.quic.unsent_bytes(s))
-        for stream_id in [*arrived]:
-            self._drops.pop(stream_id).cancel()
-            self._count("answered")
+        if not self._is_over:
+            self._front.unread.holds(self, sum(exchange.drained() for exchange in self.exchanges.values()))
+
+    def wrote(self, size_bytes: int) -> None:
+        """So much of an answer was written to the connection."""
+        self._front.unread.holds(self, self._front.unread.of(self) + size_bytes)
+        self.transmit_soon()
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the client has read enough of its answers to have another."""
+        settings = self._front.settings
+        most = settings.unread_bytes
+        if self.trusted:
+            most = max(most, settings.streams * settings.buffer_bytes)
+        return self._front.unread.of(self) < most
 
     def _count(self, outcome: str) -> None:
         self._front.figures.requests[outcome] += 1
@@ -165,6 +203,9 @@ class ServerProtocol(QuicConnectionProtocol):
             exchange = self.exchanges.get(event.stream_id)
             if exchange is not None:
                 exchange.feed(event.data, event.stream_ended)
+            self._leftovers.came(event.stream_id, len(event.data))
+            if event.stream_ended:
+                self._leftovers.ended(event.stream_id)
         elif isinstance(event, Malformed):
             self._reset(event.stream_id)
 
@@ -200,9 +241,23 @@ class ServerProtocol(QuicConnectionProtocol):
     def _ping(self) -> None:
         self._pinging = None
         if self._tasks:
+            self._give_up_unread()
             self.quic.send_ping(0)
             self.transmit_soon()
             self._ping_later()
+
+    def _give_up_unread(self) -> None:
+        for stream_id in stalled(self.exchanges, self._loop.time() - self._front.settings.unread_s):
+            self.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+            self.exchanges[stream_id].disconnect("unread")
+
+    def stop_reading(self, stream_id: int) -> None:
+        """What still comes of the request's body is of no use."""
+        self._leftovers.begin(stream_id)
+
+    def _stop_reading(self, stream_id: int) -> None:
+        self.quic.stop_reading(stream_id, ErrorCode.H3_NO_ERROR)
+        self.transmit_soon()
 
     def abort(self, stream_id: int, error_code: int) -> None:
         """Ends a stream both ways."""
@@ -218,10 +273,9 @@ class ServerProtocol(QuicConnectionProtocol):
         self._tasks.discard(task)
         exchange = self.exchanges.pop(stream_id)
         self._answered += exchange.outcome != "cancelled"
-        if stream_id in self._drops and not self.quic.unsent_bytes(stream_id):
+        if stream_id in self._drops:
             self._drops.pop(stream_id).cancel()
-        if stream_id not in self._drops:  # else it may be dropped yet
-            self._count(exchange.outcome)
+        self._count(exchange.outcome)
         self.transmit_soon()
 
     def drop_at(self, stream_id: int, deadline_s: float | None) -> None:
@@ -235,14 +289,8 @@ class ServerProtocol(QuicConnectionProtocol):
     def _drop(self, stream_id: int) -> None:
         """The answer is past its e2e target; where not all of it has arrived, the rest is of no use."""
         del self._drops[stream_id]
-        exchange = self.exchanges.get(stream_id)
-        unsent = self.quic.unsent_bytes(stream_id) > 0
-        if exchange is None:
-            self._count("dropped" if unsent else "answered")
-        if exchange is not None or unsent:
-            self.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
-        if exchange is not None:
-            exchange.disconnect("dropped")
+        self.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+        self.exchanges[stream_id].disconnect("dropped")
 
     def _reset(self, stream_id: int) -> None:
         exchange = self.exchanges.get(stream_id)
@@ -269,46 +317,54 @@ class RequestStream:
     def __init__(self, protocol: ServerProtocol, stream_id: int) -> None:
         self._protocol = protocol
         self._quic = protocol.quic
-        self._id = stream_id
+        self.stream_id = stream_id
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
     def send_head(self, headers: Headers, end: bool) -> None:
         assert self._protocol._h3 is not None
-        self._protocol._h3.send_headers(self._id, headers, end)
+        self._protocol._h3.send_headers(self.stream_id, headers, end)
         self._protocol.transmit_soon()
 
     def send_body(self, data: bytes, end: bool) -> None:
         assert self._protocol._h3 is not None
-        self._protocol._h3.send_data(self._id, data, end)
-        self._protocol.transmit_soon()
+        self._protocol._h3.send_data(self.stream_id, data, end)
+        self._protocol.wrote(len(data))
 
     def set_priority(self, deadline_s: float | None, urgency: int | None, incremental: bool | None) -> None:
-        self._quic.set_stream(self._id, deadline_s=deadline_s, urgency=urgency, incremental=incremental)
+        self._quic.set_stream(self.stream_id, deadline_s=deadline_s, urgency=urgency, incremental=incremental)
 
-    def due(self, deadline_s: float, slo_class: str) -> None:
-        tally = self._protocol.deadlines(slo_class)
-        if deadline_s > self.now_s():
-            self._quic.due(self._id, deadline_s, tally)
-        else:
+    def due(self, deadline_s: float, slo_class: str | None = None, written_s: float = 0.0) -> None:
+        """What was sent since the last call is due then. slo_class: counts it, as what was written at ``written_s``."""
+        tally = None if slo_class is None else self._protocol.deadlines(slo_class)
+        if tally is not None and deadline_s <= written_s:
             tally.overdue += 1
-            self._quic.due(self._id, deadline_s)
+            tally = None
+        self._quic.due(self.stream_id, deadline_s, tally)
 
     def late_from(self, deadline_s: float | None) -> None:
-        self._protocol.drop_at(self._id, deadline_s)
+        self._protocol.drop_at(self.stream_id, deadline_s)
+
+    def may_begin(self) -> bool:
+        return self._protocol.may_begin
 
     def unsent_bytes(self) -> int:
-        return self._quic.unsent_bytes(self._id)
+        return self._quic.unsent_bytes(self.stream_id)
+
+    def acknowledged_bytes(self) -> int:
+        return self._quic.acknowledged_bytes(self.stream_id)
+
+    def starved(self) -> bool:
+        return self._quic.starved(self.stream_id)
 
     def hold(self, unread_bytes: int) -> None:
-        self._quic.hold(self._id, unread_bytes)
+        self._quic.hold(self.stream_id, unread_bytes)
         if not unread_bytes:
             self._protocol.transmit_soon()
 
     def stop_reading(self) -> None:
-        self._quic.stop_reading(self._id, ErrorCode.H3_NO_ERROR)
-        self._protocol.transmit_soon()
+        self._protocol.stop_reading(self.stream_id)
 
     def abort(self) -> None:
-        self._protocol.abort(self._id, ErrorCode.H3_INTERNAL_ERROR)
+        self._protocol.abort(self.stream_id, ErrorCode.H3_INTERNAL_ERROR)

@@ -24,7 +24,9 @@ class Http3Settings(BaseModel):
     connections, connections_per_address: at once. handshakes_per_s: that are begun, a burst of twice as many included.
     retry_above: from so many unfinished handshakes on a client must show that it receives at its address. idle_s: after
     which a silent connection ends. streams: requests of a connection at once. header_bytes: of one request's headers.
-    buffer_bytes: of one answer that wait for its client; more makes the application wait.
+    buffer_bytes: of one answer that wait for its client; more makes the application wait. unread_bytes: of a
+    connection's answers; more makes its next requests wait. unread_total_bytes: of all connections' answers; more ends
+    the connection that holds the most. unread_s: an answer of which its client reads nothing for so long is reset.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,6 +49,9 @@ class Http3Settings(BaseModel):
     streams: Positive = 128
     header_bytes: Positive = 32_768
     buffer_bytes: Positive = 262_144
+    unread_bytes: Positive = 8 * 2**20
+    unread_total_bytes: Positive = 64 * 2**20
+    unread_s: Seconds = 60.0
 
     @property
     def limits(self) -> Limits:
