@@ -20,7 +20,7 @@ from starlette.types import Message, Send
 from sloserve.api.http3 import Http3Front
 from sloserve.core.errors import ShuttingDown
 from sloserve.settings import plugin_settings
-from sloserve.vllm_plugin.server.front_end import check_open, core_hangs, count_stopped
+from sloserve.vllm_plugin.server.front_end import check_open, core_hangs, count_stopped, on_stop
 from sloserve.wire import errors
 from sloserve.wire.asgi import CLOSE, refuse
 from sloserve.wire.context import HTTPContext
@@ -77,7 +77,7 @@ def unless_overtaken(engine: Any, http: HTTPContext, send: Send) -> Send:
 
 async def started(app: Any, http3: Http3Front) -> None:
     """Bounds the end of the server that begins to serve ``app``, waits until it listens, has ``http3`` listen too, and
-    prints how to try it.
+    prints how to try it. HTTP/3 tells its clients as soon as the server stops: its requests end long before TCP's port.
 
     app: vLLM's, with the server and its arguments in its state; of another nothing is known, and nothing done.
     """
@@ -93,6 +93,7 @@ async def started(app: Any, http3: Http3Front) -> None:
         await asyncio.sleep(_STARTED_POLL_S)
     if server.started and not server.should_exit:
         also = await http3.start(app, args, plugin_settings(engine.vllm_config.additional_config))
+        on_stop(engine, http3.going_away)
         sys.stdout.flush()
         # Below the text layer, where vLLM would put the process's name in front of a line that is there to be copied.
         sys.stdout.buffer.write(how_to_try(args, also).encode())

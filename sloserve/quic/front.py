@@ -116,6 +116,12 @@ class Http3Front:
         self._alt_svc = (b"alt-svc", f'h3=":{port}"; ma={ALT_SVC_MAX_AGE_S}'.encode())
         return f"HTTP/3 on UDP port {port}, streams served by {settings.scheduler}{trust}"
 
+    def going_away(self) -> None:
+        """Takes no more requests, and tells clients so at once; what they have asked for is answered."""
+        self._alt_svc = None
+        if self._listener is not None:
+            self._listener.going_away()
+
     async def stop(self, linger_s: float) -> None:
         """Ends the listener once all requests are answered, or after ``linger_s``."""
         self._alt_svc = None

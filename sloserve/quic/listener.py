@@ -215,6 +215,8 @@ class Listener(asyncio.DatagramProtocol):
             return None
         if not answered or kind != QuicPacketType.INITIAL or self._stopping:
             self.figures.discarded["unknown"] += 1
+            if answered and kind == QuicPacketType.INITIAL:
+                self._send(closing(header, QuicErrorCode.CONNECTION_REFUSED), addr)
             return None
         original, retried = header.destination_cid, None
         now_s = self._loop.time()

@@ -15,9 +15,11 @@ from starlette.routing import Route
 from sloserve.api import lifecycle
 from sloserve.api.http3 import Http3Front
 from sloserve.api.middleware import SLOMiddleware
+from sloserve.quic.client import connect
 from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.httpx_transport import H3Transport
 from sloserve.settings import PluginSettings
+from sloserve.vllm_plugin.server.draining import Drain
 from tests.quic.serving import run
 
 
@@ -65,6 +67,35 @@ def test_one_application_is_served_both_ways() -> None:
                 assert misspelt.status_code == 400
             await middleware._http3.stop(0.0)
             assert "alt-svc" not in (await tcp.post("/v1/completions")).headers
+
+    run(test())
+
+
+def test_clients_are_told_as_soon_as_the_engine_takes_no_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they are told once the port on TCP is closed, which is after all requests have ended."""
+
+    monkeypatch.setattr(lifecycle, "how_to_try", lambda *_: "")
+
+    async def test() -> None:
+        app = Starlette(routes=[Route("/v1/completions", reply, methods=["POST"])])
+        app.state.server = SimpleNamespace(started=True, should_exit=False, config=SimpleNamespace())
+        app.state.server.config.timeout_graceful_shutdown = 1
+        drain, front, shown = Drain(), Http3Front(), SimpleNamespace()
+        app.state.engine_client = SimpleNamespace(vllm_config=shown, sloserve_front_end=SimpleNamespace(drain=drain))
+        shown.parallel_config = None
+        shown.additional_config = {"sloserve": {"http3": {"enabled": True, "self_signed": True}}}
+        app.state.args = arguments()
+        await lifecycle.started(app, front)
+        listener = front._listener
+        assert listener is not None and front._folder is not None
+        certificate = f"{front._folder.name}/localhost.crt"
+        client = await connect("localhost", listener.port, ClientSettings(ca_file=certificate), settled=True)
+        drain._until_s = 1e9
+        drain._on_begin()
+        await client.wait_unusable()
+        assert client.lost is None and front._alt_svc is None
+        await client.end()
+        await front.stop(0.0)
 
     run(test())
 

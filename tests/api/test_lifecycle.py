@@ -21,6 +21,9 @@ from sloserve.wire import context
 class Drain:
     stopping = False
 
+    def on_begin(self, call: Any) -> None:
+        pass
+
     def check_open(self) -> None:
         if self.stopping:
             raise ShuttingDown("the server is shutting down and accepts no more requests; retry in 7 s", 7)

@@ -1,7 +1,7 @@
 """What clients may make a listener hold: in memory and in virtual time, where a minute of silence costs nothing."""
 
 import datetime
-from asyncio import sleep
+from asyncio import create_task, sleep
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from aioquic.tls import CipherSuite, SessionTicket
 
 from sloserve.quic import protocol
 from sloserve.quic.certificates import make_certificate, write_certificate
-from sloserve.quic.client import connect
+from sloserve.quic.client import Lost, connect
 from sloserve.quic.listener import HANDSHAKE_S, Listener
 from tests.quic.serving import answer, ask, listening, read, trusting, whole
 
@@ -269,3 +269,29 @@ def test_many_requests_at_once_have_their_turn(virtually: Any, connections: int,
         assert 125 * min(connections, 8) <= most <= 2 * 128 * connections
 
     virtually(test)
+
+
+def test_clients_are_told_of_a_stop_at_once_and_have_their_answers_in_time(virtually: Any) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read(receive)
+        await sleep(30.0)
+        await answer(send, b"x" * 200_000)
+
+    async def test(loop: Any) -> None:
+        async with listening(app) as listener:
+            client, silent = [await connect("127.0.0.1", listener.port, trusting()) for _ in range(2)]
+            begun = ask(client)
+            await sleep(1.0)
+            listener.going_away()
+            await sleep(0.02)
+            assert not client.usable and not silent.usable  # they go elsewhere
+            with pytest.raises(Lost, match="0x2"):
+                await connect("127.0.0.1", listener.port, trusting())
+            assert loop.time() < 1002.0
+            await sleep(25.0)
+            stopping = create_task(listener.stop(linger_s=60.0))
+            assert await whole(begun) == b"x" * 200_000
+            await stopping
+            assert loop.time() < 1040.0
+
+    virtually(test, rate_bps=1e6)

@@ -9,6 +9,7 @@ Headers, nested bodies and reports need ``sloserve.api.middleware`` besides, whi
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from sloserve.core import process_death
@@ -141,3 +142,10 @@ def count_stopped(engine: Any) -> None:
     front_end = getattr(engine, _ATTRIBUTE, None)
     if front_end is not None:
         front_end.count_stopped()
+
+
+def on_stop(engine: Any, call: Callable[[], None]) -> None:
+    """``call`` is called in the event loop once the server of this engine client takes no more work."""
+    front_end = getattr(engine, _ATTRIBUTE, None)
+    if front_end is not None:
+        front_end.drain.on_begin(call)

@@ -111,3 +111,22 @@ def test_an_engine_that_fails_meanwhile_is_stopped_all_the_same(caplog: pytest.L
 
     serving(engine, body)
     assert "could not end the requests that run" in caplog.text
+
+
+def test_who_asked_for_it_is_told_when_the_stop_begins_or_at_once_if_it_has() -> None:
+    engine, drain, told = Engine("a"), Drain(), []
+
+    def tell() -> None:
+        told.append((drain.begun, list(engine.output_processor.request_states)))
+        asyncio.get_running_loop()  # it may use the event loop
+        raise RuntimeError("is logged")
+
+    async def body(thread: Callable[..., Awaitable[Any]]) -> None:
+        drain.on_begin(tell)
+        assert told == []
+        await thread(drain.run, engine, 0.0)
+        assert told == [(True, ["a"])] and engine.aborted == ["a"]
+        drain.on_begin(lambda: told.append((drain.begun, [])))
+
+    serving(engine, body)
+    assert told[1:] == [(True, [])]
