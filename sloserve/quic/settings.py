@@ -21,7 +21,8 @@ class Http3Settings(BaseModel):
     congestion: ``cubic``, ``reno``, or ``constant``, a window of ``window_bytes`` whatever is lost: for private links
     of known bandwidth alone.
 
-    connections, connections_per_address: at once. handshakes_per_s: that are begun, a burst of twice as many included.
+    connections, connections_per_address: at once. handshakes_per_s, handshakes_per_s_per_address: that are
+    begun, with bursts of twice as many.
     retry_above: from so many unfinished handshakes on a client must show that it receives at its address. idle_s: after
     which a silent connection ends. streams: requests of a connection at once. header_bytes: of one request's headers.
     buffer_bytes: of one answer that wait for its client; more makes the application wait. unread_bytes: of a
@@ -44,6 +45,7 @@ class Http3Settings(BaseModel):
     connections: Positive = 256
     connections_per_address: Positive = 32
     handshakes_per_s: Positive = 50
+    handshakes_per_s_per_address: Positive = 16
     retry_above: Annotated[int, Field(strict=True, ge=0), Allowed("a whole number >= 0")] = 16
     idle_s: Seconds = 60.0
     streams: Positive = 128

@@ -41,6 +41,20 @@ def test_handshakes_come_at_a_rate_and_unfinished_ones_ask_for_a_proof() -> None
     assert counts == {"retried": 1, "rate": 1, "connections": 1, "address": 1}
 
 
+def test_an_address_has_a_rate_of_its_own_that_others_cannot_use_up() -> None:
+    counts: Counter[str] = Counter()
+    door = Doorkeeper(Http3Settings(handshakes_per_s=20, handshakes_per_s_per_address=2, connections=9999), counts)
+    greedy, modest = "192.0.2.1", "192.0.2.2"
+    assert [door.ask(greedy, False, 0.0) for _ in range(100)] == ["admit"] * 4 + ["retry"] * 96
+    assert door.ask(modest, False, 0.0) == "admit"
+    assert [door.ask(greedy, True, 0.0) for _ in range(6)] == ["admit"] * 4 + ["refuse"] * 2  # it was no one else
+    assert [door.ask(greedy, proven, 0.5) for proven in (False, False, True)] == ["admit", "retry", "admit"]
+    assert counts == {"retried": 97, "address_rate": 2}
+    for number in range(10_000):
+        door.ask(f"198.51.{number // 250}.{number % 250}", number % 2 > 0, 1.0 + number)
+    assert len(door._rates) == 80  # what two seconds can let in, twice
+
+
 def test_opening_and_cancelling_requests_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sloserve.quic.protocol.SPARE_RESETS", 20)
 
