@@ -11,6 +11,9 @@ from sloserve.cli.option_groups import with_option_groups
 from sloserve.cli.root import app
 from sloserve.core.errors import ConfigError
 
+PING_S, SILENT_S = 1.0, 4.0
+"""How often the edge pings the engine host, and after how long a silence the host counts as dead."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListenFlags:
@@ -56,7 +59,8 @@ def edge(upstream: UpstreamFlags, listen: ListenFlags) -> None:
     """Forward the requests of HTTP clients to an engine host over one QUIC connection.
 
     The engine host runs `sloserve serve --http3`; with `--ssl-cert-reqs 2 --ssl-ca-certs FILE` it requires --certfile.
-    Keys and request ids are forwarded. /ready is 200 while there is a connection. See docs/edge.md.
+    Keys and request ids are forwarded. /ready is 200 while there is a connection, and an
+    engine host that is silent for 4 s has none. See docs/edge.md.
     """
     try:
         import uvicorn
@@ -88,7 +92,8 @@ def edge(upstream: UpstreamFlags, listen: ListenFlags) -> None:
         ca_file=_text(upstream.ca),
         certfile=_text(upstream.certfile),
         keyfile=_text(upstream.keyfile),
-        keep_alive_s=15.0,
+        keep_alive_s=PING_S,
+        silent_s=SILENT_S,
         requests=upstream.max_requests,
     )
     client.configuration(address[0])  # says now which file cannot be read

@@ -154,6 +154,8 @@ class H3Client(QuicConnectionProtocol):
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._sending = False
         self._going = False
+        self._heard_s: float | None = None
+        self._silent = 0
         self._unusable = asyncio.Event()
         self._settled = asyncio.Event()
         self._closed_socket: asyncio.Future[None] = self._loop.create_future()
@@ -303,10 +305,21 @@ class H3Client(QuicConnectionProtocol):
             self.transmit()
 
     def _keep_alive(self) -> None:
-        if self.settings.keep_alive_s is not None and self.lost is None:
-            self.quic.send_ping(0)
-            self.transmit_soon()
-            self._loop.call_later(self.settings.keep_alive_s, self._keep_alive)
+        """Pings, and gives a server up that has been silent for ``silent_s``: so many pings, as time may also pass
+        while this process itself does nothing.
+        """
+        settings = self.settings
+        if settings.keep_alive_s is None or self.lost is not None:
+            return
+        self._silent = 0 if self.quic.heard_s != self._heard_s else self._silent + 1
+        self._heard_s = self.quic.heard_s
+        if settings.silent_s is not None and self._silent * settings.keep_alive_s >= settings.silent_s:
+            self._fail(Lost(f"the server has been silent for {settings.silent_s:g} s"))
+            self.close(error_code=ErrorCode.H3_NO_ERROR)
+            return
+        self.quic.send_ping(0)
+        self.transmit_soon()
+        self._loop.call_later(settings.keep_alive_s, self._keep_alive)
 
     def _goaway(self) -> None:
         """The server is stopping: what it has begun it ends, and takes no more."""

@@ -17,8 +17,9 @@ class ClientSettings:
     ca_file: authorities that may have signed the server's certificate, ``None`` for those of the system. verify: False
     takes any certificate, for tests alone. certfile, keyfile: of the client itself, for a server that asks for one.
     server_name: that the certificate must have, ``None`` for the host that is connected to. idle_s: after which a
-    silent connection ends. keep_alive_s: how often a ping says that it is in use, ``None`` for never. requests: that
-    are expected at once: an answer that no one reads takes up its own part of the window, and not that of others.
+    silent connection ends. keep_alive_s: how often a ping says that it is in use, ``None`` for never. silent_s: a
+    server that says nothing for so long, to pings either, is given up; ``None`` for not before ``idle_s``. requests:
+    that are expected at once: an answer that no one reads takes up its own part of the window, and not that of others.
     """
 
     scheduler: str = "edf"
@@ -31,6 +32,7 @@ class ClientSettings:
     server_name: str | None = None
     idle_s: float = 60.0
     keep_alive_s: float | None = None
+    silent_s: float | None = None
     buffer_bytes: int = 262_144
     requests: int = 128
 

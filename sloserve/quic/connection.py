@@ -9,12 +9,14 @@ Windows grow as the application reads, so that what a peer may leave unread in m
 as data arrives.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import NetworkAddress, QuicConnection, stream_is_unidirectional
+from aioquic.quic.connection import NetworkAddress, QuicConnection, QuicConnectionId, stream_is_unidirectional
+from aioquic.quic.events import ConnectionTerminated
+from aioquic.quic.packet import QuicErrorCode
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
@@ -23,6 +25,7 @@ from sloserve.quic.figures import Deadlines, Traffic
 from sloserve.quic.limits import Limits
 from sloserve.quic.order import StreamOrder
 from sloserve.quic.schedulers import Scheduler
+from sloserve.quic.stateless_reset import is_stateless_reset
 
 AIOQUIC = "1.7.2"
 """The version whose private parts are used here."""
@@ -33,6 +36,7 @@ class ScheduledConnection(QuicConnection):
 
     request_certificate: whether, as a server, it asks the client for a certificate; see :attr:`client_certificate`.
     traffic: counts what it sends and receives.
+    reset_token: makes, as a server, the token of a connection id by which a client knows a stateless reset.
     others: of :class:`aioquic.quic.connection.QuicConnection`.
     """
 
@@ -44,6 +48,7 @@ class ScheduledConnection(QuicConnection):
         limits: Limits | None = None,
         request_certificate: bool = False,
         traffic: Traffic | None = None,
+        reset_token: Callable[[bytes], bytes] | None = None,
         **others: Any,
     ) -> None:
         self._scheduled = _ServiceQueue([], self._arrange)
@@ -53,12 +58,16 @@ class ScheduledConnection(QuicConnection):
         self._request_certificate = request_certificate
         self._traffic = traffic or Traffic()
         self._sending_s = 0.0
+        self._reset_token = reset_token
+        self.heard_s: float | None = None
+        """When the last packet of the peer came that could be decrypted."""
         configuration = replace(
             configuration,
             max_stream_data=self._caps.stream_window_bytes,
             max_data=self._caps.connection_window_bytes,
         )
         super().__init__(configuration=configuration, **others)
+        self._make_reset_tokens(self._host_cids)
         for limit, count in (
             (self._local_max_streams_bidi, self._caps.streams),
             (self._local_max_streams_uni, self._caps.uni_streams),
@@ -176,7 +185,28 @@ class ScheduledConnection(QuicConnection):
 
     def receive_datagram(self, data: bytes, addr: NetworkAddress, now: float) -> None:
         self._traffic.received_bytes += len(data)
+        if is_stateless_reset(data, self._peer_cid.stateless_reset_token) and self.handshake_complete:
+            self._end_at_once("the server does not know the connection any more (stateless reset)")
+            return
+        ends_at_s = self._close_at
         super().receive_datagram(data, addr, now)
+        if self._close_at != ends_at_s:
+            self.heard_s = now
+
+    def _end_at_once(self, reason: str) -> None:
+        if self._close_event is None:
+            self._close_event = ConnectionTerminated(QuicErrorCode.NO_ERROR, None, reason)
+            self._close_end()
+
+    def _make_reset_tokens(self, ids: Iterable[QuicConnectionId]) -> None:
+        if self._reset_token is not None:
+            for one in ids:
+                one.stateless_reset_token = self._reset_token(one.cid)
+
+    def _replenish_connection_ids(self) -> None:
+        before = len(self._host_cids)
+        super()._replenish_connection_ids()
+        self._make_reset_tokens(self._host_cids[before:])
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
         self._sending_s = now

@@ -1,8 +1,8 @@
 """An HTTP/3 listener in front of an ASGI application: :func:`listen`.
 
-Bounds hold for what has not shown a key yet: connections in all and per address, handshakes per second, a handshake's
-time, and an address is proven (Retry) once many handshakes are unfinished. Sessions are not resumed, so there is no
-0-RTT, whose requests could be replayed.
+Bounds hold for what has not shown a key yet: connections and handshakes per second, both in all and per address, a
+handshake's time, and an address is proven (Retry) once many handshakes are unfinished or come from it. Sessions are not
+resumed, so there is no 0-RTT, whose requests could be replayed.
 """
 
 import asyncio
@@ -34,11 +34,12 @@ from sloserve.quic.asgi import App
 from sloserve.quic.certificates import CertificateFiles
 from sloserve.quic.congestion import congestion_name
 from sloserve.quic.connection import ScheduledConnection
-from sloserve.quic.doorkeeper import Doorkeeper
+from sloserve.quic.doorkeeper import Doorkeeper, Rate
 from sloserve.quic.protocol import Front, ServerProtocol
 from sloserve.quic.schedulers import scheduler
 from sloserve.quic.service import DEFAULT_CLASSIFY, Classify
 from sloserve.quic.settings import Http3Settings
+from sloserve.quic.stateless_reset import key_bytes, stateless_reset, tokens
 from sloserve.quic.unread import Unread
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,9 @@ HANDSHAKE_S = 10.0
 
 REFRESH_S = 1.0
 """How often files of certificates are looked at, at most."""
+
+RESETS_PER_S = 50
+"""Stateless resets, each of which may be asked for by anyone in anyone's name."""
 
 RECEIVE_BUFFER_BYTES = 4 * 2**20
 """Asked of the kernel, which gives what it may: datagrams that come while the application computes."""
@@ -147,6 +151,8 @@ class Listener(asyncio.DatagramProtocol):
         self._scheduler = scheduler(front.settings.scheduler)
         self._by_id: dict[bytes, ServerProtocol] = {}
         self._retry = QuicRetryTokenHandler()
+        self._reset_token = tokens(key_bytes(configuration.private_key), front.address[1])
+        self._resets = Rate(RESETS_PER_S)
         self._loop = asyncio.get_running_loop()
         self._refreshed_s = self._loop.time()
         self._transport: asyncio.DatagramTransport | None = None
@@ -215,7 +221,9 @@ class Listener(asyncio.DatagramProtocol):
             return None
         if not answered or kind != QuicPacketType.INITIAL or self._stopping:
             self.figures.discarded["unknown"] += 1
-            if answered and kind == QuicPacketType.INITIAL:
+            if kind == QuicPacketType.ONE_RTT:
+                self._reset(header, size, addr)
+            elif answered and kind == QuicPacketType.INITIAL:
                 self._send(closing(header, QuicErrorCode.CONNECTION_REFUSED), addr)
             return None
         original, retried = header.destination_cid, None
@@ -236,6 +244,12 @@ class Listener(asyncio.DatagramProtocol):
         elif answer == "refuse":
             self._send(closing(header, QuicErrorCode.CONNECTION_REFUSED), addr)
         return self._enter(header, addr, original, retried) if answer == "admit" else None
+
+    def _reset(self, header: QuicHeader, size: int, addr: Any) -> None:
+        """Tells a client that its connection is lost, as after a restart of this process."""
+        reset = stateless_reset(self._reset_token(header.destination_cid), size)
+        if reset is not None and self._resets.take(self._loop.time()):
+            self._send(reset, addr)
 
     def _ask_again(self, header: QuicHeader, addr: Any, now_s: float) -> None:
         source_cid = os.urandom(8)
@@ -268,6 +282,7 @@ class Listener(asyncio.DatagramProtocol):
             limits=self.front.settings.limits,
             request_certificate=self._ask_certificate,
             traffic=self.figures.traffic,
+            reset_token=self._reset_token,
             original_destination_connection_id=original,
             retry_source_connection_id=retried,
         )

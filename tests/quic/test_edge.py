@@ -51,14 +51,16 @@ async def read_and_echo(scope: Any, receive: Any, send: Any) -> None:
 class Visitor:
     """A client of the edge that sees what it is sent at once, and may leave."""
 
-    def __init__(self, edge: Edge, first: Any = None, **headers: str) -> None:
+    def __init__(self, edge: Edge, first: Any = None, path: str = "/", **headers: str) -> None:
         self.sent: asyncio.Queue[Any] = asyncio.Queue()
         self._leaving = asyncio.Event()
         self._asked = False
         self._first = first or {"type": "http.request", "body": b"{}"}
         given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        scope = {"type": "http", "method": "POST", "path": "/", "raw_path": b"/", "query_string": b"", "headers": given}
-        self.task = asyncio.create_task(edge({**scope, "client": ("192.0.2.9", 1)}, self._receive, self.sent.put))
+        scope: Any = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+        self.task = asyncio.create_task(
+            edge({**scope, "headers": given, "client": ("192.0.2.9", 1)}, self._receive, self.sent.put)
+        )
 
     async def _receive(self) -> Any:
         if not self._asked:
