@@ -1,9 +1,9 @@
 """A QUIC connection of aioquic whose packets are filled in the order of a stream scheduler.
 
-aioquic has no interface for that, so this subclass takes hold of private parts of one version, and nothing else of the
-package does: the list of streams that aioquic goes through for each packet, the function that writes a stream's next
-frame, those that widen flow control windows, a stream's buffer, and the wish for a client certificate.
-:mod:`sloserve.quic.self_check` tries them out at start.
+aioquic has no interface for that, so this subclass takes hold of private parts, and nothing else of the package but
+:mod:`sloserve.quic.h3` does: the list of streams that aioquic goes through for each packet, the function that writes a
+stream's next frame, those that widen flow control windows, a stream's buffer, tokens of connection ids, when it gives
+up a silent peer, and the wish for a client certificate. :mod:`sloserve.quic.self_check` tries them out at start.
 
 Windows grow as the application reads, so that what a peer may leave unread in memory is bounded; aioquic doubles them
 as data arrives.
@@ -27,8 +27,8 @@ from sloserve.quic.order import StreamOrder
 from sloserve.quic.schedulers import Scheduler
 from sloserve.quic.stateless_reset import is_stateless_reset
 
-AIOQUIC = "1.7.2"
-"""The version whose private parts are used here."""
+AIOQUIC = 1, 7
+"""The versions whose private parts are used here: of each release of them the self-check tries all."""
 
 
 class ScheduledConnection(QuicConnection):

@@ -7,10 +7,11 @@ from aioquic.quic.events import StopSendingReceived, StreamReset
 
 from sloserve.core.errors import ConfigError
 from sloserve.quic import self_check
+from sloserve.quic.joined import _CLIENT, Joined
 from sloserve.quic.limits import Limits
 from sloserve.quic.order import StreamOrder
 from sloserve.quic.schedulers import SCHEDULERS, StreamState, Tenant, scheduler
-from sloserve.quic.self_check import Joined, observed_order
+from sloserve.quic.self_check import observed_order
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -98,7 +99,7 @@ def test_the_end_of_a_stream_does_not_wait_behind_data(name: str) -> None:
     joined.client.reset_stream(0, 0x10C)
     joined.client.stop_stream(0, 0x10C)
     first, *_ = joined.client.datagrams_to_send(joined.now_s)
-    joined.server.receive_datagram(first[0], self_check._CLIENT, joined.now_s)
+    joined.server.receive_datagram(first[0], _CLIENT, joined.now_s)
     events = iter(joined.server.next_event, None)
     assert {StreamReset, StopSendingReceived} <= {type(event) for event in events}
 
@@ -127,21 +128,6 @@ def test_windows_grow_as_data_is_read() -> None:
     joined.client.send_stream_data(0, bytes(200_000), end_stream=True)
     joined.run(2000)
     assert joined.received == {0: 200_000}
-
-
-def test_the_check_at_start_refuses_an_order_without_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    self_check.check("edf")
-    self_check._tried.cache_clear()
-    monkeypatch.setattr(StreamOrder, "key", lambda *_: (0,))
-    with pytest.raises(ConfigError, match=r"aioquic does not serve streams in the order of edf: \d+ instead of 3102"):
-        self_check.check("edf")
-    self_check._tried.cache_clear()
-
-
-def test_the_check_at_start_refuses_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_check, "AIOQUIC", "1.6.0")
-    with pytest.raises(ConfigError, match="aioquic 1.7.2 is installed, and the stream schedulers need 1.6.0"):
-        self_check.check("edf")
 
 
 def test_an_unknown_scheduler_is_refused() -> None:
