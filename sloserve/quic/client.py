@@ -158,6 +158,7 @@ class H3Client(QuicConnectionProtocol):
         self._silent = 0
         self._unusable = asyncio.Event()
         self._settled = asyncio.Event()
+        self._fewer = asyncio.Event()
         self._closed_socket: asyncio.Future[None] = self._loop.create_future()
 
     @property
@@ -230,6 +231,7 @@ class H3Client(QuicConnectionProtocol):
 
     def forget(self, stream_id: int) -> None:
         self._replies.pop(stream_id, None)
+        self._fewer.set()
         self.quic.hold(stream_id, 0)
 
     def transmit_soon(self) -> None:
@@ -237,6 +239,13 @@ class H3Client(QuicConnectionProtocol):
         if not self._sending:
             self._sending = True
             self._loop.call_soon(self._transmit_once)
+
+    async def finish(self) -> None:
+        """Ends the connection once its requests are over, however they end."""
+        while self._replies and self.lost is None:
+            self._fewer.clear()
+            await self._fewer.wait()
+        await self.end()
 
     async def end(self) -> None:
         """Ends the connection, and its socket."""
@@ -331,6 +340,7 @@ class H3Client(QuicConnectionProtocol):
             self.lost = error
             self._unusable.set()
             self._settled.set()
+            self._fewer.set()
             if not self._ready.done():
                 self._ready.set_exception(error)
                 self._ready.exception()  # seen, also where no one waits any more

@@ -22,6 +22,7 @@ class Upstream:
         self._client: H3Client | None = None
         self._delay_s = FIRST_DELAY_S
         self._task: asyncio.Task[None] | None = None
+        self._finishing: set[asyncio.Task[None]] = set()
         self._why = "the edge is starting"
 
     @property
@@ -52,6 +53,16 @@ class Upstream:
             await asyncio.wait([self._task])
         if self._client is not None:
             await self._client.end()
+        for finishing in [*self._finishing]:
+            finishing.cancel()
+            await asyncio.wait([finishing])
+
+    async def _finish(self, client: H3Client) -> None:
+        """What an engine host that is stopping has begun it ends; then the connection is of no more use."""
+        try:
+            await client.finish()
+        finally:
+            await client.end()
 
     async def _keep(self) -> None:
         while True:
@@ -61,6 +72,9 @@ class Upstream:
                 self._delay_s = FIRST_DELAY_S
                 await self._client.wait_unusable()
                 self._why = str(self._client.lost or "the engine host is stopping")
+                finishing = asyncio.create_task(self._finish(self._client))
+                self._finishing.add(finishing)
+                finishing.add_done_callback(self._finishing.discard)
                 logger.warning("the connection to %s is lost: %s", self._host, self._why)
             except (Lost, ConfigError) as error:  # a certificate may be half written
                 self._why = str(error)

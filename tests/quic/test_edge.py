@@ -161,6 +161,32 @@ def test_a_lost_connection_is_an_error_and_is_made_again() -> None:
     run(test())
 
 
+def test_what_a_stopping_engine_host_has_begun_ends_well_and_its_connection_with_it(virtually: Any) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read(receive)
+        await asyncio.sleep(30.0)
+        await answer(send, b"done")
+
+    async def test(loop: Any) -> None:
+        async with listening(app) as listener:
+            edge = Edge(EdgeSettings("127.0.0.1", listener.port, trusting(keep_alive_s=1.0, silent_s=4.0)))
+            edge.upstream.start()
+            await asyncio.sleep(1.0)
+            visitor = Visitor(edge)
+            await asyncio.sleep(1.0)
+            listener.going_away()
+            await asyncio.sleep(0.05)
+            assert not edge.upstream.connected and len(listener.protocols) == 1
+            assert (await visitor.sent.get())["status"] == 200
+            assert (await visitor.sent.get())["body"] == b"done"
+            await visitor.task
+            await asyncio.sleep(1.0)
+            assert not edge.upstream._finishing and not listener.protocols
+            await edge.upstream.stop()
+
+    virtually(test)
+
+
 def test_what_one_client_does_ends_no_connection() -> None:
     async def drops() -> AsyncIterator[bytes]:
         for _ in range(1500):
