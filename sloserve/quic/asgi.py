@@ -40,7 +40,7 @@ class Stream(Protocol):
     def late_from(self, deadline_s: float | None) -> None: ...
     def may_begin(self) -> bool: ...
     def unsent_bytes(self) -> int: ...
-    def acknowledged_bytes(self) -> int: ...
+    def sent(self) -> tuple[int, int]: ...
     def starved(self) -> bool: ...
     def hold(self, unread_bytes: int) -> None: ...
     def stop_reading(self) -> None: ...
@@ -166,10 +166,10 @@ class Exchange:
 
     def drained(self) -> int:
         """Some of the answer may have arrived. Returns how many bytes of it are on their way."""
-        unsent_bytes, acknowledged_bytes = self._stream.unsent_bytes(), self._stream.acknowledged_bytes()
+        unsent_bytes, acknowledged_bytes = self._stream.sent()
         if not unsent_bytes or acknowledged_bytes != self._acknowledged_bytes:
             self._acknowledged_bytes, self.moved_s = acknowledged_bytes, self._stream.now_s()
-        if self._ready():
+        if not self._drained.is_set() and self._ready():
             self._drained.set()
         return unsent_bytes
 
@@ -250,22 +250,23 @@ class Exchange:
     async def _body(self, data: bytes, end: bool) -> None:
         written_s = self._stream.now_s()
         due_s = self._deadline.chunk(data, written_s)
-        rest = memoryview(data)
+        rest: bytes | memoryview = data
         while rest or end:
-            if self._stream.unsent_bytes() + min(len(rest), self._part_bytes) > self._buffer_bytes:
+            unsent_bytes = self._stream.unsent_bytes()
+            if unsent_bytes + min(len(rest), self._part_bytes) > self._buffer_bytes:
                 await self._until_unsent(self._buffer_bytes - self._part_bytes)
+                unsent_bytes = self._stream.unsent_bytes()
             if self._gone:
                 return
-            room = max(self._buffer_bytes - self._stream.unsent_bytes(), 1)
-            part, rest = rest[:room], rest[room:]
-            last = not rest
-            self._ended = end and last
-            if not self._stream.unsent_bytes():
+            if not unsent_bytes:
                 self.moved_s = self._stream.now_s()  # the client had read all there was
+            room = max(self._buffer_bytes - unsent_bytes, 1)
+            part, rest = (rest, b"") if len(rest) <= room else (rest[:room], memoryview(rest)[room:])
+            self._ended = end and not rest
             self._stream.send_body(bytes(part), self._ended)
             if due_s is not None:
-                self._stream.due(due_s, self._service.slo_class if last else None, written_s)
-            if last:
+                self._stream.due(due_s, None if rest else self._service.slo_class, written_s)
+            if not rest:
                 break
         if self._ended:
             self._wakened.set()

@@ -101,15 +101,15 @@ class ScheduledConnection(QuicConnection):
 
     def unsent_bytes(self, stream_id: int) -> int:
         """What was written to the stream and the peer has not acknowledged; 0 for one that is over."""
+        return self.sent(stream_id)[0]
+
+    def sent(self, stream_id: int) -> tuple[int, int]:
+        """What the peer has not acknowledged of the stream, as :meth:`unsent_bytes`, and how much it has."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.sender._reset_error_code is not None:
-            return 0
-        return int(stream.sender._buffer_stop - stream.sender._buffer_start)
-
-    def acknowledged_bytes(self, stream_id: int) -> int:
-        """Up to where the peer has all that was written to the stream."""
-        stream = self._streams.get(stream_id)
-        return 0 if stream is None else int(stream.sender._buffer_start)
+            return 0, 0
+        sender = stream.sender
+        return sender._buffer_stop - sender._buffer_start, sender._buffer_start
 
     def starved(self, stream_id: int) -> bool:
         """Whether the stream has something to send that its peer has room for."""

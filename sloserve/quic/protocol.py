@@ -207,6 +207,7 @@ class ServerProtocol(QuicConnectionProtocol):
             if event.stream_ended:
                 self._leftovers.ended(event.stream_id)
         elif isinstance(event, Malformed):
+            self._leftovers.ended(event.stream_id)
             self._reset(event.stream_id)
 
     def _begin(self, stream_id: int, headers: Headers, complete: bool) -> None:
@@ -352,8 +353,8 @@ class RequestStream:
     def unsent_bytes(self) -> int:
         return self._quic.unsent_bytes(self.stream_id)
 
-    def acknowledged_bytes(self) -> int:
-        return self._quic.acknowledged_bytes(self.stream_id)
+    def sent(self) -> tuple[int, int]:
+        return self._quic.sent(self.stream_id)
 
     def starved(self) -> bool:
         return self._quic.starved(self.stream_id)

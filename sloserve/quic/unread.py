@@ -35,9 +35,11 @@ class Unread:
 
     def holds(self, holder: Holder, held_bytes: int) -> None:
         """So much is written to the connection and not acknowledged."""
-        self.total_bytes += held_bytes - self._held.pop(holder, 0)
+        self.total_bytes += held_bytes - self._held.get(holder, 0)
         if held_bytes:
             self._held[holder] = held_bytes
+        else:
+            self._held.pop(holder, None)
         while self.total_bytes > self._max_bytes:
             worst = max(self._held, key=lambda one: (not one.trusted, self._held[one]))
             self.holds(worst, 0)
