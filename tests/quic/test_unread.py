@@ -209,3 +209,24 @@ def test_what_comes_of_a_body_after_its_answer_is_discarded_within_bounds(
             await client.end()
 
     virtually(test)
+
+
+def test_a_client_that_acknowledges_nothing_is_not_waited_for_though_it_pings(virtually: Any) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, bytes(100_000))
+
+    async def test(loop: Any) -> None:
+        async with listening(app, unread_s=20.0) as listener:
+            deaf = await connect("127.0.0.1", listener.port, trusting(keep_alive_s=2.0), settled=True)
+            deaf.datagram_received = lambda *_: None  # type: ignore[method-assign]
+            for _ in range(10):
+                ask(deaf)
+            await sleep(15.0)
+            (protocol,) = listener.protocols
+            assert protocol.quic.buffered_bytes > 1_000_000
+            await sleep(20.0)
+            assert protocol.quic.buffered_bytes == 0 and not protocol.exchanges
+            assert listener.figures.requests == {"unread": 10}
+            await deaf.end()
+
+    virtually(test)
