@@ -1,6 +1,7 @@
 """auto: known rules where they are optimal, and room where the gain exceeds the loss."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sloserve.lso.preemption import Holding
 from sloserve.scheduler.auto.policy import Auto
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
 from sloserve.scheduler.registry import make_policy
@@ -99,3 +101,49 @@ def test_equal_requests_go_as_they_came_and_plans_repeat(snapshot: Make) -> None
     first = order(planned(at))
     assert [slot for slot in first if slot % 2 == 0] == [0, 2, 4, 6, 8, 10]
     assert first == order(planned(at))
+
+
+AHEAD_OF_ITS_READER = {
+    **{"arrival_s": NOW_S - 30.0, "first_token_s": NOW_S - 29.0, "ttft_s": 2.0, "tds": 5.0, "prompt_tokens": 200},
+    **{"computed_tokens": 800, "kv_blocks": 50, "output_tokens": 600, "max_tokens": 700},
+}
+
+
+@pytest.mark.parametrize(("so_far", "gives_way"), [(1, True), (2, False), (3, False)])
+def test_no_request_is_preempted_more_often_than_allowed(so_far: int, gives_way: bool, snapshot: Make) -> None:
+    at = snapshot([CHAT], running=[{**AHEAD_OF_ITS_READER, "num_preemptions": so_far}] * 2, max_num_seqs=2)
+    assert bool(planned(at, max_preemptions=2).preempt.size) == gives_way
+    assert not planned(at, max_preemptions=0).preempt.size
+
+
+def test_what_must_not_be_preempted_is_passed_over(snapshot: Make) -> None:
+    """The guards would drop it from the plan, and nothing would give way in its place."""
+    running = [{**AHEAD_OF_ITS_READER, "preemptable": may} for may in (False, True, False)]
+    assert planned(snapshot([CHAT], running=running, max_num_seqs=3)).preempt.tolist() == [1]
+    assert not planned(snapshot([CHAT], running=running[:1], max_num_seqs=1)).preempt.size
+
+
+def test_the_reserve_of_blocks_is_not_promised_to_whoever_preempts(snapshot: Make) -> None:
+    """Of 64 blocks 10 are free, which is less than a reserve of 20: one that needs 2 has to have them freed."""
+    urgent, running = {"arrival_s": NOW_S - 0.5, "ttft_s": 1.0, "tds": 5.0, "prompt_tokens": 20}, AHEAD_OF_ITS_READER
+    at = snapshot([urgent], running=[running], max_num_seqs=2, free_blocks=10, total_blocks=64)
+    with_reserve, without = planned(at, reserve=0.3), planned(at, reserve=0.0)
+    assert (with_reserve.preempt.tolist(), with_reserve.max_running) == ([0], 1)
+    assert (without.preempt.tolist(), without.max_running) == ([], 2)
+
+
+def test_no_more_are_promised_a_place_than_there_are(snapshot: Make) -> None:
+    """The first one's victim frees blocks for two. The second has no victim of its own: the other that runs would lose
+    more than it gains, although it seems to lose least for its blocks, all of which it shares.
+    """
+    first = {"arrival_s": NOW_S - 5.0, "prompt_tokens": 600, "e2e_s": 10.0}
+    second = {"arrival_s": NOW_S - 0.5, "prompt_tokens": 30, "ttft_s": 2.0, "tds": 5.0, "class_rank": 1}
+    common = {"arrival_s": NOW_S - 5.0, "prompt_tokens": 20, "class_rank": 2}
+    shares = common | {"e2e_s": 10.0, "first_token_s": NOW_S - 1.0, "output_tokens": 5, "max_tokens": 105}
+    shares |= {"computed_tokens": 24, "kv_blocks": 1000}
+    gives = common | {"ttft_s": 1.0, "tds": 5.0, "first_token_s": NOW_S - 29.0, "output_tokens": 150, "max_tokens": 250}
+    gives |= {"computed_tokens": 169, "kv_blocks": 11}
+    at = snapshot([first, second], running=[shares, gives], max_num_seqs=2, free_blocks=0)
+    holding = {0: Holding(0, {1: 2}), 1: Holding(60)}
+    made = planned(replace(at, holding_of=holding.__getitem__), reserve=0.0, hysteresis=0.05)
+    assert (made.preempt.tolist(), made.max_running) == ([1], 2)

@@ -1,0 +1,83 @@
+"""The planner between an engine's events: who has aged is protected once admitted, and its slot afterwards is not."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sloserve.core.clock import ManualClock
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
+from sloserve.core.stated import StatedSLO
+from sloserve.engine.planner import Planner
+from sloserve.engine.step_clock import StepClock
+from sloserve.scheduler.registry import make_policy
+from sloserve.settings import PluginSettings
+from sloserve.sim.model.port import ModelPort
+from sloserve.sim.model.scheduler import ModelScheduler
+from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+
+SLO_OF_ALL = SLO(DEFAULT_CLASSES.default, Targets())
+STATED = StatedSLO(SLO_OF_ALL, class_id=DEFAULT_CLASSES.names.index(DEFAULT_CLASSES.default.name), output_tokens=None)
+AGED_S = DEFAULT_CLASSES.default.aged_after_s + 1.0
+
+
+class Engine:
+    """A model engine and its planner, to which the test tells what happens."""
+
+    def __init__(self) -> None:
+        settings = EngineSettings(max_num_seqs=4, max_num_batched_tokens=64, kv_blocks=20, max_model_len=320)
+        self.scheduler = ModelScheduler(settings)
+        port: Any = ModelPort(self.scheduler, StepClock(), ManualClock())
+        given = {"shadow": None, "settings": PluginSettings(), "counters": Counter(), "on_plan": lambda cost_s: None}
+        self.planner = Planner(port, make_policy("edf"), **given, may_pause=True, cost=None)
+        self.rows = self.planner.table.rows
+
+    def arrives(self, name: str) -> Any:
+        request = self.scheduler.requests.add(WorkloadRequest(name, 0.0, 100, 50, SLO_OF_ALL), 0.0, 50)
+        self.planner.arrived(request, STATED, 0.0)
+        return request
+
+    def slot(self, request: Any) -> int:
+        return self.planner.table.slot_of[request.request_id]
+
+    def may(self, request: Any) -> tuple[bool, bool]:
+        """Whether plans may preempt it, and pause it."""
+        slot = self.slot(request)
+        return bool(self.rows.preemptable[slot]), bool(self.rows.pausable[slot])
+
+
+@pytest.mark.parametrize("how", ["admitted", "loading"])
+def test_who_has_aged_is_protected_from_its_admission_on(how: str) -> None:
+    engine = Engine()
+    old, other = engine.arrives("old"), engine.arrives("other")
+    engine.planner.next_step(AGED_S, 0.0)
+    assert engine.may(old) == (True, True)
+    if how == "admitted":
+        engine.planner.admitted(SimpleNamespace(admitted=[old.index]), 0.0)
+    else:
+        engine.planner.loading([old], 0.0)
+    assert engine.may(old) == (False, False)
+    assert engine.may(other) == (True, True), "it still waits"
+
+
+def test_who_has_not_aged_is_not_protected() -> None:
+    engine = Engine()
+    young = engine.arrives("young")
+    engine.planner.next_step(AGED_S - 2.0, 0.0)
+    engine.planner.admitted(SimpleNamespace(admitted=[young.index]), 0.0)
+    assert engine.may(young) == (True, True)
+
+
+def test_the_slot_of_an_aged_request_that_ended_makes_no_other_one_aged() -> None:
+    """It may be aborted while it waits, and its slot goes to a request that comes before the next plan."""
+    engine = Engine()
+    old = engine.arrives("old")
+    engine.planner.next_step(AGED_S, 0.0)
+    slot = engine.slot(old)
+    engine.planner.finished(old, AGED_S)
+    young = engine.arrives("young")
+    assert engine.slot(young) == slot
+    engine.planner.admitted(SimpleNamespace(admitted=[young.index]), 0.0)
+    assert engine.may(young) == (True, True)
