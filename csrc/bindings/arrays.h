@@ -39,6 +39,23 @@ void check_shape(const char* name, const Matrix<T>& matrix, std::size_t rows, st
   }
 }
 
+// Throws std::invalid_argument where `found` elements are not one for each of `wanted`.
+inline void check_size(const char* name, std::size_t found, std::size_t wanted, const char* of) {
+  if (found != wanted) {
+    throw std::invalid_argument(std::string(name) + ": " + std::to_string(found) + " elements for " + std::to_string(wanted) + " " +
+                                of + "; there must be one for each");
+  }
+}
+
+// An element of what a kernel found. Throws std::out_of_range, in Python IndexError, for a place that is none.
+template <typename T>
+T at_place(const std::vector<T>& found, std::size_t place) {
+  if (place >= found.size()) {
+    throw std::out_of_range("place " + std::to_string(place) + " of " + std::to_string(found.size()));
+  }
+  return found[place];
+}
+
 // Columns of the request table, given as a tuple.
 template <typename T, std::size_t kColumns>
 using Columns = std::array<Column<T>, kColumns>;
@@ -50,7 +67,10 @@ std::size_t capacity_of(const AllColumns&... columns) {
   bool first = true;
   const auto check = [&](const auto& of) {
     for (const auto& one : of) {
-      if (!first && one.shape(0) != capacity) throw std::invalid_argument("columns of several lengths");
+      if (!first && one.shape(0) != capacity) {
+        throw std::invalid_argument("columns of several lengths: " + std::to_string(capacity) + " and " +
+                                    std::to_string(one.shape(0)));
+      }
       capacity = one.shape(0);
       first = false;
     }
@@ -68,6 +88,13 @@ inline Slots slots_of(const Column<std::int64_t>& slots, std::size_t capacity) {
 
 inline ProgressColumns progress_of(const Columns<std::int64_t, 5>& columns) {
   return {columns[0].data(), columns[1].data(), columns[2].data(), columns[3].data(), columns[4].data()};
+}
+
+// As above; throws std::invalid_argument for tokens that no request has in these slots.
+inline ProgressColumns progress_of(const Columns<std::int64_t, 5>& columns, const Slots& slots) {
+  const ProgressColumns found = progress_of(columns);
+  found.check(slots);
+  return found;
 }
 
 template <typename T>

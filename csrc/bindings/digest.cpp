@@ -1,7 +1,6 @@
 // How clients digest what they receive.
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -33,9 +32,9 @@ void bind_digest(nb::module_& m) {
       [](Curves curves, const Column<std::int64_t>& slots, const Column<std::int64_t>& tokens,
          const Column<double>& times_s, const Column<double>& tds) {
         const std::size_t n = slots.shape(0);
-        if (tokens.shape(0) != n || times_s.shape(0) != n || tds.shape(0) != n) {
-          throw std::invalid_argument("slots, tokens, times_s and tds must be of one length");
-        }
+        check_size("tokens", tokens.shape(0), n, "slots");
+        check_size("times_s", times_s.shape(0), n, "slots");
+        check_size("tds", tds.shape(0), n, "slots");
         deliver(curves_of(curves), curves.shape(0), slots.data(), tokens.data(), times_s.data(), tds.data(), n);
       },
       "curves"_a.noconvert(), "slots"_a.noconvert(), "tokens"_a.noconvert(), "times_s"_a.noconvert(),

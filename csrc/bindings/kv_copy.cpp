@@ -1,6 +1,7 @@
 // Copies of KV blocks on the CPU.
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@ void bind_kv_copy(nb::module_& m) {
           const std::int64_t* row = regions.data() + 3 * i;
           all.push_back({static_cast<std::uint64_t>(row[0]), row[1], row[2]});
         }
+        check_within("pool_base", pool_base, 0, std::numeric_limits<std::int64_t>::max());
         auto* pool = reinterpret_cast<unsigned char*>(pool_base);
         nb::gil_scoped_release others_run;
         copy_blocks(KvLayout(all, num_blocks), pool, pool_blocks, device_ids.data(), device_ids.shape(0),

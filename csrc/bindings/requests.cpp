@@ -68,9 +68,13 @@ void bind_requests(nb::module_& m) {
   m.def(
       "counts_of",
       [](const nb::list& objects, const nb::tuple& names) {
-        std::vector<std::vector<std::int64_t>> counts(names.size(), std::vector<std::int64_t>(objects.size()));
-        for (std::size_t i = 0; i < objects.size(); ++i) {
-          for (std::size_t k = 0; k < names.size(); ++k) counts[k][i] = count_of(objects[i], names[k]);
+        const std::size_t n = objects.size();
+        std::vector<std::vector<std::int64_t>> counts(names.size(), std::vector<std::int64_t>(n));
+        for (std::size_t i = 0; i < n; ++i) {
+          const nb::object object = objects[i];
+          for (std::size_t k = 0; k < names.size(); ++k) counts[k][i] = count_of(object, names[k]);
+          // A property may run any code.
+          if (objects.size() != n) throw std::invalid_argument("objects: the list changed while its attributes were read");
         }
         nb::list found;
         for (auto& one : counts) found.append(to_numpy(std::move(one)));
@@ -81,7 +85,7 @@ void bind_requests(nb::module_& m) {
       "tokens_without_kv",
       [](const Columns<std::int64_t, 5>& progress, const Column<std::int64_t>& slots) {
         const Slots of = slots_of(slots, capacity_of(progress));
-        const ProgressColumns columns = progress_of(progress);
+        const ProgressColumns columns = progress_of(progress, of);
         return made<std::int64_t>(of.size, [&](std::size_t i) { return columns.without_kv(of[i]); });
       },
       "progress"_a.noconvert(), "slots"_a.noconvert());
@@ -89,7 +93,7 @@ void bind_requests(nb::module_& m) {
       "uncomputed_tokens",
       [](const Columns<std::int64_t, 5>& progress, const Column<std::int64_t>& slots) {
         const Slots of = slots_of(slots, capacity_of(progress));
-        const ProgressColumns columns = progress_of(progress);
+        const ProgressColumns columns = progress_of(progress, of);
         return made<std::int64_t>(of.size, [&](std::size_t i) { return columns.uncomputed(of[i]); });
       },
       "progress"_a.noconvert(), "slots"_a.noconvert());
@@ -97,7 +101,7 @@ void bind_requests(nb::module_& m) {
       "split_running",
       [](const Columns<std::int64_t, 5>& progress, const Column<std::int64_t>& slots) {
         const Slots of = slots_of(slots, capacity_of(progress));
-        const ProgressColumns columns = progress_of(progress);
+        const ProgressColumns columns = progress_of(progress, of);
         std::vector<std::int64_t> decodes, prompts;
         decodes.reserve(of.size);
         std::int64_t context = 0;
@@ -116,7 +120,7 @@ void bind_requests(nb::module_& m) {
       "context_and_uncomputed",
       [](const Columns<std::int64_t, 5>& progress, const Column<std::int64_t>& slots) {
         const Slots of = slots_of(slots, capacity_of(progress));
-        const ProgressColumns columns = progress_of(progress);
+        const ProgressColumns columns = progress_of(progress, of);
         return std::tuple(made<std::int64_t>(of.size, [&](std::size_t i) { return columns.context(of[i]); }),
                           made<std::int64_t>(of.size, [&](std::size_t i) { return columns.uncomputed(of[i]); }));
       },
@@ -142,7 +146,8 @@ void bind_requests(nb::module_& m) {
           const auto at = static_cast<std::size_t>(slot);
           if (named[at]) worst = 2;
           named[at] = true;
-          if (!(allowed >> state.data()[at] & 1)) worst = std::max(worst, 1);
+          const std::int8_t is = state.data()[at];
+          if (is < 0 || is > 62 || !(allowed >> is & 1)) worst = std::max(worst, 1);
         }
         return worst;
       },
@@ -150,7 +155,7 @@ void bind_requests(nb::module_& m) {
   m.def(
       "values_in_order",
       [](const nb::list& objects, const Column<std::int64_t>& values, const nb::list& order) {
-        if (values.shape(0) != objects.size()) throw std::invalid_argument("values must be one for each object");
+        check_size("values", values.shape(0), objects.size(), "objects");
         const PlaceOf place(objects);
         std::vector<std::int64_t> found;
         found.reserve(order.size());
@@ -234,9 +239,8 @@ void bind_requests(nb::module_& m) {
       "by_class",
       [](const Column<double>& key, const Column<std::int64_t>& rank, const std::optional<Column<bool>>& undecided) {
         const std::size_t n = key.shape(0);
-        if (rank.shape(0) != n || (undecided && undecided->shape(0) != n)) {
-          throw std::invalid_argument("key, rank and undecided must be of one length");
-        }
+        check_size("rank", rank.shape(0), n, "keys");
+        if (undecided) check_size("undecided", undecided->shape(0), n, "keys");
         return to_numpy(by_class(key.data(), rank.data(), undecided ? undecided->data() : nullptr, n));
       },
       "key"_a.noconvert(), "rank"_a.noconvert(), "undecided"_a.noconvert().none());
@@ -247,9 +251,8 @@ void bind_requests(nb::module_& m) {
          const std::optional<Column<bool>>& undecided, std::int64_t most) {
         const std::size_t n = key.shape(0);
         const Slots of = slots_of(slots, class_rank ? std::min(class_rank->shape(0), seq.shape(0)) : seq.shape(0));
-        if (of.size != n || (undecided && undecided->shape(0) != n)) {
-          throw std::invalid_argument("key, slots and undecided must be of one length");
-        }
+        check_size("slots", of.size, n, "keys");
+        if (undecided) check_size("undecided", undecided->shape(0), n, "keys");
         Ranked found = ranked(key.data(), of, queued, class_rank ? class_rank->data() : nullptr, seq.data(),
                               undecided ? undecided->data() : nullptr, most);
         return std::tuple(to_numpy(std::move(found.lowered)), to_numpy(std::move(found.waiting)),

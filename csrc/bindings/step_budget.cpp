@@ -1,7 +1,6 @@
 // What the requests of a step can bear.
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
 #include <tuple>
 #include <vector>
 
@@ -19,10 +18,6 @@ using Made = Columns<std::int64_t, 2>;
 PromiseColumns promises_of(const Promised& stated, const Made& tokens) {
   return {stated[0].data(), stated[1].data(), stated[2].data(), stated[3].data(),
           stated[4].data(), stated[5].data(), tokens[0].data(), tokens[1].data()};
-}
-
-void check_left(const Column<double>& left, std::size_t n) {
-  if (left.shape(0) != n) throw std::invalid_argument("left must be one for each request");
 }
 
 }  // namespace
@@ -45,14 +40,14 @@ void bind_step_budget(nb::module_& m) {
           [](Decoding* self, const Promised& stated, const Made& tokens, const Column<std::int64_t>& slots,
              const Column<double>& left, double starts_s, double alone_s, double headroom, double spend_tokens) {
             const Slots of = slots_of(slots, capacity_of(stated, tokens));
-            check_left(left, of.size);
+            check_size("left", left.shape(0), of.size, "requests");
             new (self) Decoding(promises_of(stated, tokens), of, left.data(), {starts_s, alone_s, headroom, spend_tokens});
           },
           "stated"_a.noconvert(), "tokens"_a.noconvert(), "slots"_a.noconvert(), "left"_a.noconvert(), "starts_s"_a,
           "alone_s"_a, "headroom"_a, "spend_tokens"_a)
       .def("__len__", [](const Decoding& self) { return self.bearable().size(); })
       .def(
-          "bearable_s", [](const Decoding& self, std::size_t place) { return self.bearable().at(place); }, "place"_a)
+          "bearable_s", [](const Decoding& self, std::size_t place) { return at_place(self.bearable(), place); }, "place"_a)
       .def_prop_ro("lost_already", &Decoding::lost_already)
       .def("lost", &Decoding::lost, "step_s"_a, "rate"_a, "pending"_a, "arrival_rate"_a);
   nb::class_<StepPrompts>(m, "StepPrompts")
@@ -69,9 +64,9 @@ void bind_step_budget(nb::module_& m) {
       .def_prop_ro("slots", [](const StepPrompts& self) { return to_numpy(self.slots()); }, nb::rv_policy::automatic)
       .def_prop_ro("startable", &StepPrompts::startable)
       .def(
-          "end", [](const StepPrompts& self, std::size_t place) { return self.ends().at(place); }, "place"_a)
+          "end", [](const StepPrompts& self, std::size_t place) { return at_place(self.ends(), place); }, "place"_a)
       .def(
-          "prefix", [](const StepPrompts& self, std::size_t place) { return self.prefix().at(place); }, "place"_a)
+          "prefix", [](const StepPrompts& self, std::size_t place) { return at_place(self.prefix(), place); }, "place"_a)
       .def(
           "load",
           [](const StepPrompts& self, std::int64_t tokens) {
@@ -84,7 +79,7 @@ void bind_step_budget(nb::module_& m) {
           [](StepPrompts& self, const Promised& stated, const Made& tokens, const Column<double>& left, double step_s,
              double starts_s) {
             Slots{self.slots().data(), self.slots().size()}.check(capacity_of(stated, tokens));
-            check_left(left, self.slots().size());
+            check_size("left", left.shape(0), self.slots().size(), "prompts");
             self.promise(promises_of(stated, tokens), left.data(), step_s, starts_s);
           },
           "stated"_a.noconvert(), "tokens"_a.noconvert(), "left"_a.noconvert(), "step_s"_a, "starts_s"_a)

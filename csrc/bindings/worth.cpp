@@ -28,7 +28,6 @@ struct ChancesOf {
   Column<std::int64_t> slots, ahead;
   Matrix<double> known;
   std::optional<Column<std::int64_t>> known_row;
-  std::vector<double> ahead_tokens;
   std::size_t capacity;
   Chances chances;
 
@@ -40,18 +39,30 @@ struct ChancesOf {
         ahead(std::move(ahead_)),
         known(std::move(known_)),
         known_row(std::move(known_row_)),
-        ahead_tokens(ahead.data(), ahead.data() + ahead.shape(0)),
         capacity(capacity_of(lengths)),
         chances({longer.data(), nullptr, longer.shape(0), longer.shape(1), stride}, lengths_of(lengths),
                 slots_of(slots, capacity), ahead.data(), ahead.shape(0), known.data(),
                 known_row ? known_row->data() : nullptr) {
+    if (known_row) {
+      check_size("known_row", known_row->shape(0), slots.shape(0), "requests");
+      check_shape("known", known, known.shape(0), ahead.shape(0));
+    }
+    check_rows();
+  }
+
+  // The chances, to be looked up now: what they index with is Python's, and may have changed since it was checked.
+  const Chances& checked() const {
+    slots_of(slots, capacity);
+    check_rows();
+    chances.check();
+    return chances;
+  }
+
+ private:
+  void check_rows() const {
     if (!known_row) return;
-    if (known_row->shape(0) != slots.shape(0)) throw std::invalid_argument("known_row must be one for each request");
-    check_shape("known", known, known.shape(0), ahead.shape(0));
     for (std::size_t i = 0; i < known_row->shape(0); ++i) {
-      if (known_row->data()[i] >= static_cast<std::int64_t>(known.shape(0))) {
-        throw std::invalid_argument("known_row: there is no such row of known");
-      }
+      check_within("known_row", known_row->data()[i], -1, static_cast<std::int64_t>(known.shape(0)) - 1);
     }
   }
 };
@@ -65,9 +76,10 @@ void bind_worth(nb::module_& m) {
            "longer"_a.noconvert(), "stride"_a, "lengths"_a.noconvert(), "slots"_a.noconvert(), "ahead"_a.noconvert(),
            "known"_a.noconvert(), "known_row"_a.noconvert().none())
       .def("matrix", [](const ChancesOf& self) {
-        const std::size_t steps = self.chances.steps();
-        std::vector<double> runs(self.chances.size() * steps, 0.0);
-        for (std::size_t i = 0; i < self.chances.size(); ++i) self.chances.row(i, runs.data() + i * steps);
+        const Chances& chances = self.checked();
+        const std::size_t steps = chances.steps();
+        std::vector<double> runs(chances.size() * steps, 0.0);
+        for (std::size_t i = 0; i < chances.size(); ++i) chances.row(i, runs.data() + i * steps);
         return to_numpy(std::move(runs));
       });
   m.def(
@@ -86,10 +98,9 @@ void bind_worth(nb::module_& m) {
       "how_many_fit",
       [](const ChancesOf& runs, const Column<std::int64_t>& tokens, const Column<double>& grown, double block_size,
          const Column<std::int64_t>& held, const Column<std::int64_t>& asked, double capacity, double sigmas) {
-        if (tokens.shape(0) != runs.chances.size() || grown.shape(0) != runs.chances.steps()) {
-          throw std::invalid_argument("tokens and grown must be as many as requests and steps");
-        }
-        return how_many_fit(runs.chances, tokens.data(), grown.data(), block_size, held.data(), held.shape(0), asked.data(),
+        check_size("tokens", tokens.shape(0), runs.chances.size(), "requests");
+        check_size("grown", grown.shape(0), runs.chances.steps(), "steps");
+        return how_many_fit(runs.checked(), tokens.data(), grown.data(), block_size, held.data(), held.shape(0), asked.data(),
                             asked.shape(0), capacity, sigmas);
       },
       "runs"_a, "tokens"_a.noconvert(), "grown"_a.noconvert(), "block_size"_a, "held"_a.noconvert(), "asked"_a.noconvert(),
@@ -100,17 +111,19 @@ void bind_worth(nb::module_& m) {
          const Column<double>& left, const Column<std::int64_t>& prefill, const Column<double>& again_s,
          const Column<double>& weights, double now_s, const Column<double>& engine) {
         const std::size_t n = runs.chances.size();
-        if (capacity_of(stated, counts) != runs.capacity || left.shape(0) != n || prefill.shape(0) != n || queued > n ||
-            again_s.shape(0) != n - queued || engine.shape(0) != sizeof(WorthEngine) / sizeof(double)) {
-          throw std::invalid_argument("columns, requests and engine do not fit together");
-        }
+        check_size("stated, counts", capacity_of(stated, counts), runs.capacity, "slots of the chances");
+        check_size("left", left.shape(0), n, "requests");
+        check_size("prefill", prefill.shape(0), n, "requests");
+        check_within("queued", static_cast<std::int64_t>(queued), 0, static_cast<std::int64_t>(n));
+        check_size("again_s", again_s.shape(0), n - queued, "requests that run");
+        check_size("engine", engine.shape(0), sizeof(WorthEngine) / sizeof(double), "facts");
         const WorthColumns columns{stated[0].data(), stated[1].data(), stated[2].data(), stated[3].data(), stated[4].data(),
                                    stated[5].data(), counts[0].data(), counts[1].data(), counts[2].data(), counts[3].data()};
         const WorthRequests requests{{runs.slots.data(), n}, queued,           left.data(),      prefill.data(),
                                      again_s.data(),         weights.data(), weights.shape(0), now_s};
         const double* e = engine.data();
         std::vector<double> gain(n), cost(n);
-        const double wait_s = worth(columns, requests, runs.chances, runs.ahead_tokens.data(),
+        const double wait_s = worth(columns, requests, runs.checked(),
                                     {e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7], e[8], e[9], e[10], e[11], e[12]},
                                     gain.data(), cost.data());
         return std::tuple(to_numpy(std::move(gain)), to_numpy(std::move(cost)), wait_s);

@@ -1,7 +1,8 @@
 """What follows from the columns of the request table, for some of its slots, compiled: many gathers in one call.
 
 ``progress`` is the columns ``(prompt_tokens, output_tokens, computed_tokens, swapped_tokens, hit_tokens)`` of
-:mod:`sloserve.core.rows`. All raise ValueError for a slot that the columns do not have.
+:mod:`sloserve.core.rows`. All raise ValueError for a slot that the columns do not have, and for tokens below 0 or above
+2^32 - 1 in one of the slots.
 """
 
 from collections.abc import Iterable, Sequence

@@ -187,11 +187,11 @@ def test_refuses_limits_that_contradict_each_other(max_batch: int, fixed: int, c
         anneal(paper_requests(np.random.default_rng(0), 4), max_batch, fixed=fixed, cooling=cooling)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e13])
 def test_refuses_impossible_times(value: float) -> None:
     requests = paper_requests(np.random.default_rng(0), 4)
     requests.columns[2, 1] = value
-    with pytest.raises(ValueError, match="column 2 of request 1 is not a finite number from 0"):
+    with pytest.raises(ValueError, match="column 2 of request 1: .* is not within 0 to 1000000000000"):
         anneal(requests, 2)
 
 

@@ -363,7 +363,7 @@ def test_columns_of_other_lengths_are_refused() -> None:
     curves = DigestCurves()
     good: dict[str, Any] = {"slots": ints(0, 1), "tokens": ints(1, 1), "times_s": floats(1, 1), "tds": floats(1, 1)}
     for name, column in good.items():
-        with pytest.raises(ValueError, match="of one length"):
+        with pytest.raises(ValueError, match="slots; there must be one for each"):
             curves.deliver(**(good | {name: column[:1]}))
         with pytest.raises(TypeError):
             curves.deliver(**(good | {name: column[:, None]}))

@@ -151,7 +151,7 @@ def test_swaps_back_and_forth_are_put_together() -> None:
         ({}, [[0, 0], []], 0, "order: names group 0 twice"),
         ({}, [[7], []], 0, "order: names no group"),
         ({}, [[0]], 0, "sizes: one for each instance"),
-        ({}, (), -1, "moves: -1 is negative"),
+        ({}, (), -1, "moves: -1 is not within 0"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(

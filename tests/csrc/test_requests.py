@@ -103,7 +103,7 @@ def test_objects_are_known_by_which_they_are() -> None:
     a, b, c, d = (Alike() for _ in range(4))
     values = values_in_order([a, b, c], np.array([7, 0, 9]), (c, d, a))
     assert values.tolist() == [9, 7]
-    with pytest.raises(ValueError, match="one for each object"):
+    with pytest.raises(ValueError, match="values: 1 elements for 2 objects"):
         values_in_order([a, b], np.array([7]), [])
 
     def moved(present: Iterable[object], wanted: list[object]) -> list[list[str]] | None:

@@ -1,6 +1,8 @@
 """What the requests of a step can bear: the compiled figures against the same in numpy, and prompt by prompt."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -134,7 +136,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
     times = {"starts_s": NOW_S, "alone_s": ALONE_S, "headroom": HEADROOM, "spend_tokens": SPEND}
     with pytest.raises(ValueError, match="slot 64 of 64"):
         decoding(stated, counted, np.array([64]), np.ones(1), **times)
-    with pytest.raises(ValueError, match="left must be one for each request"):
+    with pytest.raises(ValueError, match="left: 1 elements for 2 requests"):
         decoding(stated, counted, at.running, np.ones(1), **times)
     with pytest.raises(ValueError, match="several lengths"):
         decoding((*stated[:5], np.ones(1)), counted, at.running, np.ones(2), **times)
@@ -142,7 +144,46 @@ def test_what_does_not_fit_together_is_refused() -> None:
         with pytest.raises(ValueError, match=why):
             step_prompts(progress, slots, at.waiting, block_size=block_size, free_blocks=9)
     prompts = step_prompts(progress, at.running, at.waiting, block_size=16, free_blocks=9)
-    with pytest.raises(ValueError, match="left must be one for each request"):
+    with pytest.raises(ValueError, match="left: 3 elements for 2 prompts"):
         prompts.promise(stated, counted, np.ones(3), ALONE_S, NOW_S)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="place 2 of 2"):
         prompts.end(2)
+    with pytest.raises(ValueError, match="tokens: -1 is negative"):
+        prompts.load(-1)
+    with pytest.raises(ValueError, match="rate: 0.000000 is not above 0"):
+        decoding(stated, counted, at.running, np.ones(2), **times).lost(0.1, 0.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("tokens", [-1, 2**32, 2**62])
+def test_counts_that_no_request_has_are_refused(tokens: int) -> None:
+    at = make_snapshot([], [{}])
+    stated, counted, progress = columns(at.rows)
+    times = {"starts_s": NOW_S, "alone_s": ALONE_S, "headroom": HEADROOM, "spend_tokens": SPEND}
+    why = f"{tokens} is not within 0 to 4294967295"
+    for name in ("output_tokens", "in_flight_tokens"):
+        with _of(at.rows, name, tokens), pytest.raises(ValueError, match=f"{name} of slot 0: {why}"):
+            decoding(stated, counted, at.running, np.ones(1), **times)
+    for name in ("prompt_tokens", "output_tokens", "computed_tokens", "swapped_tokens", "hit_tokens"):
+        with _of(at.rows, name, tokens), pytest.raises(ValueError, match=f"{name} of slot 0: {why}"):
+            step_prompts(progress, at.running, at.waiting, block_size=16, free_blocks=9)
+    for wrong in ({"block_size": 2**32}, {"free_blocks": 2**32}, {"free_blocks": -(2**32)}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: .* is not within"):
+            step_prompts(progress, at.running, at.waiting, **({"block_size": 16, "free_blocks": 9} | wrong))
+
+
+def test_prompts_whose_pairs_cannot_be_counted_are_refused() -> None:
+    at = make_snapshot([], [{"prompt_tokens": 2**31}])
+    stated, counted, progress = columns(at.rows)
+    found = step_prompts(progress, at.running, at.waiting, block_size=16, free_blocks=9)
+    assert found.load(2**31) == (2**31, 1, 2**62)
+    with _of(at.rows, "prompt_tokens", 2**31 + 1), pytest.raises(ValueError, match="more pairs than can be counted"):
+        step_prompts(progress, at.running, at.waiting, block_size=16, free_blocks=9)
+
+
+@contextmanager
+def _of(rows: Any, name: str, tokens: int) -> Iterator[None]:
+    """Slot 0 has so many meanwhile."""
+    column = getattr(rows, name)
+    before, column[0] = int(column[0]), tokens
+    yield
+    column[0] = before

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.kernels.survival import Chances, chances
+from sloserve.kernels.survival import Chances, chances, mean_left
 from sloserve.kernels.worth import worth
 
 AHEAD = np.array([0, 4, 10, 30, 100, 400, 2000])
@@ -167,11 +167,38 @@ def test_what_does_not_fit_together_is_refused() -> None:
     fits = (runs, (real,) * 6, (column,) * 4, 1, *rest, np.array(FACTS))
     worth(*fits)
     longer = (runs, (np.zeros(2),) * 6, *fits[2:])
-    for wrong in (longer, (*fits[:3], 2, *fits[4:]), (*fits[:4], np.zeros(2), *fits[5:]), (*fits[:9], real)):
-        with pytest.raises(ValueError, match="do not fit together|of several lengths"):
+    for wrong, why in (
+        (longer, "columns of several lengths: 2 and 1"),
+        ((*fits[:3], 2, *fits[4:]), "queued: 2 is not within 0 to 1"),
+        ((*fits[:4], np.zeros(2), *fits[5:]), "left: 2 elements for 1 requests"),
+        ((*fits[:9], real), "engine: 1 elements for 13 facts"),
+    ):
+        with pytest.raises(ValueError, match=why):
             worth(*wrong)
     for class_id, slots, why in ((column + 1, column, "class_id"), (column, column + 1, "slot 1 of 1")):
         with pytest.raises(ValueError, match=why):
             chances(np.ones((1, 3)), 8, (class_id, column, column), slots, column)
-    with pytest.raises(ValueError, match="known_row"):
-        chances(np.ones((1, 3)), 8, (column, column, column), column, column, (np.ones((1, 1)), column + 1))
+    for row in (1, -2):
+        with pytest.raises(ValueError, match=f"known_row: {row} is not within -1 to 0"):
+            chances(np.ones((1, 3)), 8, (column, column, column), column, column, (np.ones((1, 1)), column + row))
+    for longer, why in ((0.0, "0.000000 is not above 0"), (NAN, "nan is not above 0")):
+        with pytest.raises(ValueError, match=f"longer: {why}"):
+            chances(np.full((1, 3), longer), 8, (column, column, column + 9), column, column).matrix()
+
+
+@pytest.mark.parametrize("ahead", [[1], [5, 9], [-1, 0], [0, 9, 9], [0, 9, 4], [0, 2**32], [0, 2**62]])
+def test_tokens_ahead_ascend_from_0(ahead: list[int]) -> None:
+    """Between two steps the survival is a line: before the first of them there is nothing to read."""
+    column = np.zeros(1, np.int64)
+    with pytest.raises(ValueError, match=r"ahead\[\d\]: -?\d+; it ascends from 0 to 4294967295 at most"):
+        chances(np.ones((1, 3)), 8, (column, column, column), column, np.array(ahead))
+
+
+@pytest.mark.parametrize("tokens", [-1, 2**32, 2**62])
+def test_tokens_that_no_request_has_are_refused(tokens: int) -> None:
+    zero, wrong, longer = np.zeros(1, np.int64), np.array([tokens]), np.ones((1, 3))
+    for lengths in ((zero, wrong, zero), (zero, zero, wrong)):
+        with pytest.raises(ValueError, match=f"tokens of slot 0: {tokens} is not within 0 to 4294967295"):
+            chances(longer, 8, lengths, zero, AHEAD)
+        with pytest.raises(ValueError, match=f"tokens of slot 0: {tokens} is not within 0 to 4294967295"):
+            mean_left(longer, longer, 8, lengths, zero)

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -51,8 +52,8 @@ inline BatchPlan plan_of(const Walk& walk) {
 inline BatchPlan anneal(const std::vector<BatchRequest>& requests, std::int64_t max_batch, std::int64_t fixed,
                         const Cooling& cooling, std::uint64_t seed) {
   check_batch_limits(requests.size(), max_batch, fixed);
-  if (!(cooling.final > 0.0) || !(cooling.tau > 0.0 && cooling.tau < 1.0) || cooling.moves < 0) {
-    throw std::invalid_argument("cooling: the final temperature is above 0, tau between 0 and 1, moves at least 0");
+  if (!std::isfinite(cooling.initial) || !(cooling.final > 0.0) || !(cooling.tau > 0.0 && cooling.tau < 1.0) || cooling.moves < 0) {
+    throw std::invalid_argument("cooling: the final temperature is above 0, tau between 0 and 1, moves at least 0, and all are finite");
   }
   const std::size_t n = requests.size();
   const auto first = static_cast<std::size_t>(fixed);

@@ -48,6 +48,9 @@ struct BatchRequest {
   }
 };
 
+// The longest time, in seconds, and the largest slope: sums over all requests stay finite, and so have an order.
+constexpr double kMostSeconds = 1e12;
+
 // Throws std::invalid_argument unless there are kColumns rows and times, slopes and shares are possible.
 inline std::vector<BatchRequest> batch_requests(const double* columns, std::size_t rows, std::size_t n) {
   if (rows != kColumns) {
@@ -60,9 +63,10 @@ inline std::vector<BatchRequest> batch_requests(const double* columns, std::size
   for (std::size_t i = 0; i < n; ++i) {
     const auto at = [&](Column column) { return columns[column * n + i]; };
     for (const Column column : {kPrefillBase, kPrefillSlope, kDecodeBase, kDecodeSlope, kShare, kWaited}) {
-      if (!(at(column) >= 0.0) || !std::isfinite(at(column))) {
-        throw std::invalid_argument("requests: column " + std::to_string(column) + " of request " + std::to_string(i) +
-                                    " is not a finite number from 0");
+      const double most = column == kShare ? 1.0 : kMostSeconds;
+      if (!(at(column) >= 0.0 && at(column) <= most)) {
+        throw std::invalid_argument("requests: column " + std::to_string(column) + " of request " + std::to_string(i) + ": " +
+                                    std::to_string(at(column)) + " is not within 0 to " + std::to_string(most));
       }
     }
     requests[i] = {at(kPrefillBase), at(kPrefillSlope), at(kDecodeBase), at(kDecodeSlope), at(kShare), at(kWaited),

@@ -51,7 +51,7 @@ static_assert(sizeof(DigestCurve) == kDigestColumns * sizeof(double));
 
 // What is expected of a reply, and foreseen.
 //
-// now_s: since arrival. ttft_s, tds: expected. left: tokens still to come, 1 at least. prefill_s: computing that precedes
+// now_s: since arrival. ttft_s, tds: expected. left: tokens still to come, 1 at least where they are foreseen. prefill_s: computing that precedes
 // its next token. first_s: of the first token, NaN while there is none.
 struct ReplyOutlook {
   double now_s, ttft_s, tds, left, prefill_s, first_s;
@@ -98,6 +98,13 @@ inline ReplyOutlook outlook_at(const double* replies, std::size_t n, std::size_t
           replies[3 * n + i], replies[4 * n + i], replies[5 * n + i]};
 }
 
+inline void check_left(const double* replies, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const double left = outlook_at(replies, n, i).left;
+    if (!(left >= 1.0)) throw std::invalid_argument("left_tokens: " + std::to_string(left) + "; the least is 1");
+  }
+}
+
 inline void check_slots(const std::int64_t* slots, std::size_t n, std::size_t capacity) {
   for (std::size_t i = 0; i < n; ++i) {
     if (slots[i] < 0 || static_cast<std::size_t>(slots[i]) >= capacity) {
@@ -120,6 +127,7 @@ inline void deliver(DigestCurve* curves, std::size_t capacity, const std::int64_
 }
 
 // QoE of n replies if served from now on, and if left waiting for horizon_s, for each of num_steps times of a step.
+// Throws std::invalid_argument for a slot out of range, less than one token to come, and a step that is not above 0 s.
 //
 // QoE at the horizon, or at the last token of a reply that is served and ends sooner. replies: [kOutlookRows, n], the
 // fields of ReplyOutlook. serve: [num_steps, n], wait: [n], written.
@@ -127,6 +135,10 @@ inline void foresee(const DigestCurve* curves, std::size_t capacity, const std::
                     std::size_t n, const double* steps_s, std::size_t num_steps, double horizon_s, double alpha,
                     double* serve, double* wait) {
   detail::check_slots(slots, n, capacity);
+  detail::check_left(replies, n);
+  for (std::size_t b = 0; b < num_steps; ++b) {
+    if (!(steps_s[b] > 0.0)) throw std::invalid_argument("steps_s: " + std::to_string(steps_s[b]) + " is not above 0");
+  }
   constexpr double never = std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < n; ++i) {
     const DigestCurve& curve = curves[slots[i]];
@@ -141,7 +153,7 @@ inline void foresee(const DigestCurve* curves, std::size_t capacity, const std::
   }
 }
 
-// QoE of n replies so far, [n].
+// QoE of n replies so far, [n]. Throws std::invalid_argument for a slot out of range.
 inline void stand(const DigestCurve* curves, std::size_t capacity, const std::int64_t* slots, const double* replies,
                   std::size_t n, double alpha, double* current) {
   detail::check_slots(slots, n, capacity);

@@ -15,6 +15,7 @@
 
 #include "sloserve/fleet_queues.h"
 #include "sloserve/random.h"
+#include "sloserve/request_columns.h"
 
 namespace sloserve {
 
@@ -32,6 +33,7 @@ constexpr std::int64_t kStages = 64;     // of falling temperature
 constexpr double kFalling = 0.93;        // from stage to stage: to a thirtieth when it drops to nothing
 constexpr std::int64_t kMostWalks = 8;   // from the same start: what one walk misses by up to 29 %, the best of 8 misses by 2 %
 constexpr std::int64_t kLeastWalk = 10000, kLeastWalkAGroup = 200;  // moves
+constexpr std::int64_t kMostMoves = std::int64_t{1} << 40;  // days
 
 using GroupList = std::vector<std::int32_t>;
 
@@ -279,7 +281,7 @@ inline FleetResult fleet_search(const Fleet& fleet, const std::vector<std::int64
                                 std::int64_t moves, std::uint64_t seed) {
   detail::check_fleet(fleet);
   if (sizes.size() != fleet.instances) throw std::invalid_argument("sizes: one for each instance");
-  if (moves < 0) throw std::invalid_argument("moves: " + std::to_string(moves) + " is negative; the least is 0");
+  check_within("moves", moves, 0, detail::kMostMoves);
   detail::FleetQueues queues(fleet);
   detail::GroupList missing(fleet.groups);
   std::iota(missing.begin(), missing.end(), 0);
@@ -287,6 +289,7 @@ inline FleetResult fleet_search(const Fleet& fleet, const std::vector<std::int64
   std::size_t at = 0;
   for (std::size_t i = 0; i < fleet.instances; ++i) {
     detail::GroupList queue;
+    check_within("sizes", sizes[i], 0, static_cast<std::int64_t>(order.size()));
     for (std::int64_t k = 0; k < sizes[i]; ++k, ++at) {
       if (at >= order.size() || order[at] < 0 || static_cast<std::size_t>(order[at]) >= fleet.groups) {
         throw std::invalid_argument("order: names no group, or has fewer than the sizes say");
@@ -299,6 +302,7 @@ inline FleetResult fleet_search(const Fleet& fleet, const std::vector<std::int64
     }
     queues.set(i, std::move(queue));
   }
+  if (at != order.size()) throw std::invalid_argument("order: has more groups than the sizes say");
   missing.erase(std::remove(missing.begin(), missing.end(), -1), missing.end());
   const bool from_nothing = missing.size() == fleet.groups;
   detail::put_in(fleet, queues, missing);

@@ -18,11 +18,11 @@ namespace sloserve {
 // runs: of n requests, that each still runs at a step. tokens: [n]; in its KV now. grown: [steps]; tokens that come until a
 // step. held, asked: places of requests, from 0 to n - 1. capacity: blocks that there are. sigmas: standard deviations of
 // the sum that stay free.
-// Throws std::invalid_argument for a place that is none, or a block without tokens.
+// Throws std::invalid_argument for a place that is none, or a block without tokens, and where a look-up throws.
 inline std::size_t how_many_fit(const Chances& runs, const std::int64_t* tokens, const double* grown, double block_size,
                                 const std::int64_t* held, std::size_t num_held, const std::int64_t* asked,
                                 std::size_t num_asked, double capacity, double sigmas) {
-  if (!(block_size > 0.0)) throw std::invalid_argument("block_size must be above 0");
+  if (!(block_size > 0.0)) throw std::invalid_argument("block_size: " + std::to_string(block_size) + " is not above 0");
   const std::size_t n = runs.size(), steps = runs.steps();
   const auto checked = [n](std::int64_t place) {
     if (place < 0 || static_cast<std::size_t>(place) >= n) {

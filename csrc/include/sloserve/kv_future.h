@@ -5,22 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <stdexcept>
-#include <string>
 #include <vector>
+
+#include "sloserve/request_columns.h"
 
 namespace sloserve {
 
 inline constexpr std::int64_t kForever = std::int64_t{1} << 62;
 
 namespace detail {
-
-inline void check_range(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
-  if (value < least || value > most) {
-    throw std::invalid_argument(std::string(name) + ": " + std::to_string(value) + " is not within " +
-                                std::to_string(least) + " to " + std::to_string(most));
-  }
-}
 
 // Counts by step, from now on; 0 from some step on. The caller sees to it that none falls below 0 or exceeds 32 bits.
 class FutureSteps {

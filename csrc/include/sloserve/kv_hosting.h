@@ -46,9 +46,9 @@ class KvHosting {
  public:
   KvHosting(std::int64_t capacity_blocks, std::int64_t block_size, std::int64_t now)
       : capacity_(capacity_blocks), block_size_(block_size), now_(now) {
-    detail::check_range("capacity_blocks", capacity_blocks, 1, std::numeric_limits<std::int32_t>::max());
-    detail::check_range("block_size", block_size, 1, kMostTokens);
-    detail::check_range("now", now, 0, kForever / 2);
+    check_within("capacity_blocks", capacity_blocks, 1, std::numeric_limits<std::int32_t>::max());
+    check_within("block_size", block_size, 1, kMostTokens);
+    check_within("now", now, 0, kForever / 2);
   }
 
   // Exact allocation: blocks of its own for what the request holds and for all that is to come; 0 to come for one that waits
@@ -121,7 +121,7 @@ class KvHosting {
 
   // The steps before this one have run. Spans that were not lent are no longer offered.
   void advance(std::int64_t step) {
-    detail::check_range("step", step, now_, kForever / 2);
+    check_within("step", step, now_, kForever / 2);
     if (step != now_) open_ = {};
     now_ = step;
   }
@@ -129,7 +129,7 @@ class KvHosting {
   // Growing requests that at a step due, at most within_steps ahead, if they go on, need a block that is not theirs or that
   // their host needs; by (due, id). O(live log live).
   std::vector<KvOverrun> overrunners(std::int64_t within_steps) const {
-    detail::check_range("within_steps", within_steps, 0, kMostTokens);
+    check_within("within_steps", within_steps, 0, kMostTokens);
     std::vector<KvOverrun> found;
     for (const auto& [id, entry] : entries_) {
       if (!entry.grows) continue;
@@ -201,10 +201,10 @@ class KvHosting {
   std::int64_t blocks(std::int64_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
 
   void check(const KvCandidate& one, std::int64_t least_steps, std::int64_t reserve_blocks) const {
-    detail::check_range("tokens", one.tokens, 0, kMostTokens);
-    detail::check_range("grow_steps", one.grow_steps, least_steps, kMostTokens);
-    detail::check_range("buffer_tokens", one.buffer, 0, kMostTokens);
-    detail::check_range("reserve_blocks", reserve_blocks, 0, capacity_);
+    check_within("tokens", one.tokens, 0, kMostTokens);
+    check_within("grow_steps", one.grow_steps, least_steps, kMostTokens);
+    check_within("buffer_tokens", one.buffer, 0, kMostTokens);
+    check_within("reserve_blocks", reserve_blocks, 0, capacity_);
   }
 
   // The step at which its growth has filled this many blocks of its span and goes on into the next.

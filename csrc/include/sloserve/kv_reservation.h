@@ -47,9 +47,9 @@ class KvReservation {
  public:
   KvReservation(std::int64_t capacity_blocks, std::int64_t block_size, std::int64_t now)
       : capacity_(capacity_blocks), block_size_(block_size), future_(now) {
-    detail::check_range("capacity_blocks", capacity_blocks, 1, std::numeric_limits<std::int32_t>::max());
-    detail::check_range("block_size", block_size, 1, kMostTokens);
-    detail::check_range("now", now, 0, kForever / 2);
+    check_within("capacity_blocks", capacity_blocks, 1, std::numeric_limits<std::int32_t>::max());
+    check_within("block_size", block_size, 1, kMostTokens);
+    check_within("now", now, 0, kForever / 2);
   }
 
   // States what a request holds and will hold from this step on, in place of what was stated before. Facts are not refused:
@@ -99,7 +99,7 @@ class KvReservation {
   // The steps before this one have run. What was to end and was not removed has overrun: it is counted with what it held
   // last until it is removed or put anew.
   void advance(std::int64_t step) {
-    detail::check_range("step", step, now(), kForever / 2);
+    check_within("step", step, now(), kForever / 2);
     auto end = ends_.lower_bound({now() + 1, std::numeric_limits<std::int64_t>::min()});
     for (; end != ends_.end() && end->first <= step; ++end) held_ += entries_.at(end->second).most;
     future_.advance(step);
@@ -108,7 +108,7 @@ class KvReservation {
   // Requests whose predicted end has come, or comes in within_steps, by (end, id). due: the first step at which it would take
   // a block that is not counted, if it goes on; not before its end.
   std::vector<KvOverrun> overrunners(std::int64_t within_steps) const {
-    detail::check_range("within_steps", within_steps, 0, kMostTokens);
+    check_within("within_steps", within_steps, 0, kMostTokens);
     std::vector<KvOverrun> found;
     for (const auto& [end, id] : ends_) {
       if (end > now() + within_steps) break;
@@ -127,7 +127,7 @@ class KvReservation {
   }
 
   std::int64_t occupied(std::int64_t step) const {
-    detail::check_range("step", step, now(), kForever);
+    check_within("step", step, now(), kForever);
     return held_ + future_.at(step);
   }
 
@@ -149,15 +149,15 @@ class KvReservation {
   std::int64_t blocks(std::int64_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
 
   std::int64_t limit(std::int64_t reserve_blocks) const {
-    detail::check_range("reserve_blocks", reserve_blocks, 0, capacity_);
+    check_within("reserve_blocks", reserve_blocks, 0, capacity_);
     return capacity_ - reserve_blocks;
   }
 
   Entry entry_of(const KvProfile& profile) const {
-    detail::check_range("tokens", profile.tokens, 0, kMostTokens);
-    detail::check_range("grow_steps", profile.grow_steps, 0, kMostTokens);
+    check_within("tokens", profile.tokens, 0, kMostTokens);
+    check_within("grow_steps", profile.grow_steps, 0, kMostTokens);
     if (profile.hold_steps == kForever) return {profile.tokens, kForever, kForever, blocks(profile.tokens)};
-    detail::check_range("hold_steps", profile.hold_steps, 0, kMostTokens);
+    check_within("hold_steps", profile.hold_steps, 0, kMostTokens);
     const std::int64_t grow_from = now() + profile.hold_steps;
     return {profile.tokens, grow_from, grow_from + profile.grow_steps, blocks(profile.tokens + profile.grow_steps)};
   }

@@ -5,16 +5,23 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
 #include <vector>
 
 #include "sloserve/request_columns.h"
 
 namespace sloserve {
 
-// free_blocks: KV blocks that are free. token_budget: tokens that the step may compute. decode_tokens: of each decode.
+// free_blocks: KV blocks that are free; below 0 where some are promised. token_budget: tokens that the step may compute.
+// decode_tokens: of each decode.
 struct StepRoom {
   std::int64_t free_blocks, block_size, token_budget, decode_tokens;
+
+  void check() const {
+    check_within("free_blocks", free_blocks, -kMostCount, kMostCount);
+    check_within("block_size", block_size, 1, kMostCount);
+    check_within("token_budget", token_budget, 0, kMostCount);
+    check_within("decode_tokens", decode_tokens, 0, kMostCount);
+  }
 };
 
 namespace detail {
@@ -46,10 +53,12 @@ inline std::vector<bool> next_victims(const ProgressColumns& progress, const boo
 }  // namespace detail
 
 // Running requests in a policy's order of service as a plan should have them: decodes, unfinished prompts, the next victims,
-// each part in that order. Empty where that is the order given. Throws std::invalid_argument for a block without tokens.
+// each part in that order. Empty where that is the order given. Throws std::invalid_argument for a block without tokens, and
+// for counts below 0 or above kMostCount.
 inline std::vector<std::int64_t> service_order(const ProgressColumns& progress, const bool* preemptable, const Slots& order,
                                                const StepRoom& step) {
-  if (step.block_size < 1) throw std::invalid_argument("block_size must be above 0");
+  step.check();
+  progress.check(order);
   std::vector<std::int64_t> left(order.size);
   std::int64_t decodes = 0;
   for (std::size_t i = 0; i < order.size; ++i) {

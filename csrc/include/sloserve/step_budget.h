@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "sloserve/rank.h"
@@ -36,8 +37,10 @@ struct DecodeRules {
 class Decoding {
  public:
   // left: [slots]; tokens to come, those in flight included.
+  // Throws std::invalid_argument for tokens below 0 or above kMostCount.
   Decoding(const PromiseColumns& columns, const Slots& slots, const double* left, const DecodeRules& rules)
       : alone_s_(rules.alone_s) {
+    check_tokens({{"output_tokens", columns.output_tokens}, {"in_flight_tokens", columns.in_flight_tokens}}, slots);
     std::vector<detail::Sorted> order;
     std::vector<Decode> found;
     std::vector<double> unsorted;
@@ -80,8 +83,9 @@ class Decoding {
   // up later.
   //
   // rate: prompt tokens per second, in such steps; above 0. pending: prompt tokens to compute. arrival_rate: prompt tokens
-  // that arrive, per second.
+  // that arrive, per second. Throws std::invalid_argument for a rate that is not above 0.
   std::int64_t lost(double step_s, double rate, double pending, double arrival_rate) const {
+    if (!(rate > 0.0)) throw std::invalid_argument("rate: " + std::to_string(rate) + " is not above 0");
     const auto below = static_cast<std::size_t>(std::lower_bound(bearable_.begin(), bearable_.end(), step_s) - bearable_.begin());
     std::int64_t lost = 0;
     for (std::size_t i = 0; i < below; ++i) {
@@ -111,12 +115,16 @@ class StepPrompts {
  public:
   // in_progress: requests that run, whose prompts are not computed. waiting: in order of admission, as many as have a slot.
   // free_blocks: KV blocks, of which those in progress take what they still need.
-  // Throws std::invalid_argument for a slot that is none, or a block without tokens.
+  // Throws std::invalid_argument for a slot that is none, a block without tokens, counts below 0 or above kMostCount, and
+  // prompts that attend to more pairs than 64 bits count.
   StepPrompts(const ProgressColumns& progress, std::size_t capacity, const Slots& in_progress, const Slots& waiting,
               std::int64_t block_size, std::int64_t free_blocks) {
-    if (block_size < 1) throw std::invalid_argument("block_size must be above 0");
-    in_progress.check(capacity);
-    waiting.check(capacity);
+    check_within("block_size", block_size, 1, kMostCount);
+    check_within("free_blocks", free_blocks, -kMostCount, kMostCount);
+    for (const Slots& slots : {in_progress, waiting}) {
+      slots.check(capacity);
+      progress.check(slots);
+    }
     for (std::size_t i = 0; i < in_progress.size; ++i) {
       const std::size_t slot = in_progress[i];
       free_blocks -= blocks_of(progress.context(slot), block_size) - blocks_of(progress.computed[slot], block_size);
@@ -145,7 +153,9 @@ class StepPrompts {
   };
 
   // The step that computes so many prompt tokens, in order: its tokens, chunks, and twice the pairs attended.
+  // Throws std::invalid_argument for tokens below 0.
   Load load(std::int64_t tokens) const {
+    if (tokens < 0) throw std::invalid_argument("tokens: " + std::to_string(tokens) + " is negative; the least is 0");
     const auto whole = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), tokens) - ends_.begin());
     Load found{0, static_cast<std::int64_t>(whole), 0};
     if (whole) found = {ends_[whole - 1], found.prompts, pairs_[whole - 1]};
@@ -155,8 +165,9 @@ class StepPrompts {
   }
 
   // Says when each must be computed. left: [n]; tokens of its reply to come. step_s: that each of them takes. starts_s: when
-  // the step can begin.
+  // the step can begin. Throws std::invalid_argument for tokens below 0 or above kMostCount.
   void promise(const PromiseColumns& columns, const double* left, double step_s, double starts_s) {
+    check_tokens({{"output_tokens", columns.output_tokens}}, {slots_.data(), slots_.size()});
     slack_s_.clear();
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       const auto slot = static_cast<std::size_t>(slots_[i]);
@@ -182,10 +193,15 @@ class StepPrompts {
  private:
   void add(const ProgressColumns& progress, std::size_t slot) {
     const std::int64_t left = progress.uncomputed(slot), prefix = progress.computed[slot];
+    const std::int64_t before = pairs_.empty() ? 0 : pairs_.back();
+    if (static_cast<double>(before) + static_cast<double>(left) * static_cast<double>(left + 2 * prefix) > kMostPairs) {
+      throw std::invalid_argument("prompt_tokens: " + std::to_string(left) + " after " + std::to_string(prefix) +
+                                  " computed ones of slot " + std::to_string(slot) + ": more pairs than can be counted");
+    }
     slots_.push_back(static_cast<std::int64_t>(slot));
     prefix_.push_back(prefix);
     ends_.push_back((ends_.empty() ? 0 : ends_.back()) + left);
-    pairs_.push_back((pairs_.empty() ? 0 : pairs_.back()) + left * (left + 2 * prefix));
+    pairs_.push_back(before + left * (left + 2 * prefix));
   }
 
   template <typename Ready, typename FullReady>
@@ -197,6 +213,8 @@ class StepPrompts {
     }
     return late;
   }
+
+  static constexpr double kMostPairs = 0x1p62;
 
   std::vector<std::int64_t> slots_, ends_, prefix_, pairs_;
   std::vector<double> slack_s_;

@@ -29,7 +29,6 @@ struct LengthColumns {
 namespace detail {
 
 inline void check_classes(const LengthTable& table, const LengthColumns& columns, const Slots& slots) {
-  if (table.stride < 1 || table.lengths == 0) throw std::invalid_argument("longer: rows and stride must not be empty");
   for (std::size_t i = 0; i < slots.size; ++i) {
     const std::int64_t one = columns.class_id[slots[i]];
     if (one < 0 || static_cast<std::size_t>(one) >= table.classes) {
@@ -38,31 +37,60 @@ inline void check_classes(const LengthTable& table, const LengthColumns& columns
   }
 }
 
+inline void check_look_up(const LengthTable& table, const LengthColumns& columns, const Slots& slots) {
+  check_within("stride", table.stride, 1, kMostCount);
+  if (table.lengths == 0) throw std::invalid_argument("longer: a row must not be empty");
+  check_tokens({{"output_tokens", columns.output_tokens}, {"max_tokens", columns.max_tokens}}, slots);
+  check_classes(table, columns, slots);
+}
+
+[[noreturn]] inline void refuse_longer(double longer) {
+  throw std::invalid_argument("longer: " + std::to_string(longer) + " is not above 0");
+}
+
+// A chance that others are divided by.
+inline double above_0(double longer) {
+  if (!(longer > 0.0)) refuse_longer(longer);
+  return longer;
+}
+
 }  // namespace detail
 
 // P(more than ahead[k] tokens are still to come), of requests that have emitted output_tokens: looked up when asked for, so
-// that what nobody asks costs nothing.
+// that what nobody asks costs nothing. ahead: [steps]; ascends from 0.
 //
 // known_row: [n]; the row of `known`, [rows, steps], of a request of which more is known than its class; -1 where nothing
 // is; nullptr where that holds for all.
 class Chances {
  public:
-  // Throws std::invalid_argument for a class that has no row, a stride below 1 or an empty row.
+  // Throws std::invalid_argument for a class that has no row, a stride below 1, an empty row, tokens below 0 or above
+  // kMostCount, and an `ahead` that does not ascend from 0; all look-ups for a chance to be divided by that is not above 0.
   Chances(const LengthTable& table, const LengthColumns& columns, const Slots& slots, const std::int64_t* ahead,
           std::size_t steps, const double* known, const std::int64_t* known_row)
       : table_(table), columns_(columns), slots_(slots), ahead_(ahead), steps_(steps), known_(known), known_row_(known_row) {
-    detail::check_classes(table, columns, slots);
+    detail::check_look_up(table, columns, slots);
     // (a + b) / stride from the quotients and remainders of a and b: a division for each look-up takes most of the time.
     quotient_.resize(steps);
     remainder_.resize(steps);
+    ahead_tokens_.resize(steps);
     for (std::size_t k = 0; k < steps; ++k) {
+      if (k > 0 ? ahead[k] <= ahead[k - 1] || ahead[k] > kMostCount : ahead[k] != 0) {
+        throw std::invalid_argument("ahead[" + std::to_string(k) + "]: " + std::to_string(ahead[k]) + "; it ascends from 0 to " +
+                                    std::to_string(kMostCount) + " at most");
+      }
       quotient_[k] = ahead[k] / table.stride;
       remainder_[k] = ahead[k] % table.stride;
+      ahead_tokens_[k] = static_cast<double>(ahead[k]);
     }
   }
 
+  // Throws std::invalid_argument where a class has no row any more: a look-up reads the column anew.
+  void check() const { detail::check_classes(table_, columns_, slots_); }
+
   std::size_t size() const { return slots_.size; }
   std::size_t steps() const { return steps_; }
+  // [steps]; tokens.
+  const std::vector<double>& ahead() const { return ahead_tokens_; }
 
   double at(std::size_t i, std::size_t k) const {
     if (is_known(i)) return known_[static_cast<std::size_t>(known_row_[i]) * steps_ + k];
@@ -99,7 +127,7 @@ class Chances {
       so_far = output / table.stride;
       over = output % table.stride;
       left = of.columns_.max_tokens[slot] - output;
-      reached = row[std::clamp<std::int64_t>(so_far, 0, last)];
+      reached = detail::above_0(row[std::clamp<std::int64_t>(so_far, 0, last)]);
     }
     double at(std::size_t k) const {
       const std::int64_t place = so_far + of.quotient_[k] + (over + of.remainder_[k] >= of.table_.stride);
@@ -115,11 +143,12 @@ class Chances {
   const double* known_;
   const std::int64_t* known_row_;
   std::vector<std::int64_t> quotient_, remainder_;
+  std::vector<double> ahead_tokens_;
 };
 
 // mean: [slots]; tokens still to come, expected: at least 1, at most what max_tokens leaves. Throws as Chances.
 inline void mean_left(const LengthTable& table, const LengthColumns& columns, const Slots& slots, double* mean) {
-  detail::check_classes(table, columns, slots);
+  detail::check_look_up(table, columns, slots);
   const std::int64_t last = static_cast<std::int64_t>(table.lengths) - 1;
   const auto place = [&](std::int64_t tokens) {
     return static_cast<std::size_t>(std::clamp<std::int64_t>(tokens / table.stride, 0, last));
@@ -131,7 +160,7 @@ inline void mean_left(const LengthTable& table, const LengthColumns& columns, co
     // What would come beyond the cap does not count; the table ends before most caps, and has nothing to take off.
     const double beyond_cap = most > last * table.stride ? 0.0 : table.beyond[row + place(most)];
     const double left = static_cast<double>(most - output);
-    mean[i] = std::max(std::min((table.beyond[at] - beyond_cap) / table.longer[at], left), 1.0);
+    mean[i] = std::max(std::min((table.beyond[at] - beyond_cap) / detail::above_0(table.longer[at]), left), 1.0);
   }
 }
 

@@ -54,12 +54,12 @@ namespace detail {
 
 // The chance that at most `tokens` are still to come of the i-th request: between the steps ahead that are known the survival
 // is a line.
-inline double ends_within(double tokens, double most_left, const Chances& runs, std::size_t i, const double* ahead) {
+inline double ends_within(double tokens, double most_left, const Chances& runs, std::size_t i) {
   if (!(tokens >= 1.0)) return 0.0;
   if (tokens >= most_left) return 1.0;
-  const std::size_t steps = runs.steps();
-  const std::size_t next = static_cast<std::size_t>(std::upper_bound(ahead, ahead + steps, tokens) - ahead);
-  if (next == steps) return 1.0 - runs.at(i, steps - 1);
+  const std::vector<double>& ahead = runs.ahead();
+  const auto next = static_cast<std::size_t>(std::upper_bound(ahead.begin(), ahead.end(), tokens) - ahead.begin());
+  if (next == ahead.size()) return 1.0 - runs.at(i, next - 1);
   const double part = (tokens - ahead[next - 1]) / (ahead[next] - ahead[next - 1]);
   const double before = runs.at(i, next - 1);
   return 1.0 - (before + part * (runs.at(i, next) - before));
@@ -76,17 +76,18 @@ inline double ratio2(double span, double late) {
 
 }  // namespace detail
 
-// gain, cost: [n]. runs: of these requests, that more than `ahead` tokens are still to come. ahead: [steps]; ascends from 0.
-// Returns the mean of the delay, in seconds.
-// Throws std::invalid_argument where queued > n, or steps or ranks is 0.
-inline double worth(const WorthColumns& columns, const WorthRequests& of, const Chances& runs, const double* ahead,
-                    const WorthEngine& engine, double* gain, double* cost) {
+// gain, cost: [n]. runs: of these requests. Returns the mean of the delay, in seconds.
+// Throws std::invalid_argument where queued > n, steps or ranks is 0, and for tokens below 0 or above kMostCount.
+inline double worth(const WorthColumns& columns, const WorthRequests& of, const Chances& runs, const WorthEngine& engine,
+                    double* gain, double* cost) {
   const std::size_t n = of.slots.size;
   if (of.queued > n) {
     throw std::invalid_argument("queued: " + std::to_string(of.queued) + " of " + std::to_string(n) + " requests");
   }
   if (runs.steps() == 0) throw std::invalid_argument("ahead: there must be one step at least");
   if (of.ranks == 0) throw std::invalid_argument("weights: there must be one at least");
+  check_tokens({{"prompt_tokens", columns.prompt_tokens}, {"output_tokens", columns.output_tokens}, {"max_tokens", columns.max_tokens}},
+               of.slots);
   constexpr double kInf = std::numeric_limits<double>::infinity();
 
   // What each takes of step time, KV cache and seats, and the prices of these.
@@ -134,7 +135,7 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
     one.lived_s = age + prefill_s;
     one.due_s = e2e - one.lived_s;
     const bool promised = reads || timed;
-    const double chance = timed ? detail::ends_within(one.due_s / engine.step_s, one.most_left, runs, i, ahead) : 1.0;
+    const double chance = timed ? detail::ends_within(one.due_s / engine.step_s, one.most_left, runs, i) : 1.0;
     one.good = promised && one.slack_s >= -engine.full_s ? chance : 0.0;
     if (i < of.queued) waits += cost[i] * (promised ? one.good : 1.0);
   }
@@ -152,7 +153,7 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
       const double delay = again_s + wait_s * kWorthNodes[k];
       if (timed) {
         const double tokens = (one.due_s - delay) / engine.step_s;
-        later += kWorthNodeWeights[k] * detail::ends_within(tokens, one.most_left, runs, i, ahead);
+        later += kWorthNodeWeights[k] * detail::ends_within(tokens, one.most_left, runs, i);
       }
       if (one.dry_s < kInf) experience += kWorthNodeWeights[k] * detail::ratio2(span, std::max(delay - one.dry_s, 0.0));
       stretch += kWorthNodeWeights[k] / (ends_s + delay);
