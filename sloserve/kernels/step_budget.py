@@ -2,7 +2,7 @@
 
 ``stated`` is the columns ``(arrival_s, ttft_s, tpot_s, tds, e2e_s, first_token_s)`` of :mod:`sloserve.core.rows`,
 ``counted`` the columns ``(output_tokens, in_flight_tokens)``, ``progress`` as in :mod:`sloserve.kernels.requests`. All
-raise ValueError for a slot that the columns do not have, for tokens below 0 or above 2^32 - 1, and for what does not fit
+raise ValueError for a slot that the columns do not have, tokens below 0 or above 2^32 - 1, and what does not fit
 together.
 """
 

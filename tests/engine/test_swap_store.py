@@ -193,3 +193,59 @@ def test_the_counters_say_what_became_of_it() -> None:
         "swap_stores": 1, "swapped_out_tokens": 6, "swap_loads": 1, "swapped_in_tokens": 1, "swap_failures": 1,
         "swap_refused_empty": 1, "swap_refused_too_large": 1,
     }  # fmt: skip
+
+
+def kept(*, loads: bool = True) -> SwapStore:
+    """State of "r" in 2 of 4 blocks, loading or not."""
+    store = SwapStore(4, BLOCK)
+    assert store.store("r", 2 * BLOCK, worth_s=1.0) is not None
+    if loads:
+        store.load("r", 0, 2 * BLOCK)
+    return store
+
+
+def test_what_is_kept_does_not_load_until_it_is_asked_for() -> None:
+    store = kept(loads=False)
+    assert (store.is_loading("r"), store.is_loading("unknown"), store.loads) == (False, False, [])
+    store.load("r", 0, 2 * BLOCK)
+    assert (store.is_loading("r"), store.loads) == (True, ["r"])
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_load_that_was_not_wanted_leaves_what_is_kept_unless_it_failed(failed: bool) -> None:
+    store = kept()
+    store.keep_loading("r")
+    assert not store.loaded("r", failed=failed)
+    assert (store.tokens_of("r"), store.free_blocks) == ((0, 4) if failed else (2 * BLOCK, 2))
+    assert store.counters["swap_failures"] == failed
+    if not failed:  # as before it, and for one load only
+        store.load("r", 0, 2 * BLOCK)
+        assert store.loaded("r") and store.free_blocks == 4
+
+
+def test_only_a_load_can_be_kept_from_use() -> None:
+    store = kept(loads=False)
+    store.keep_loading("r")
+    store.keep_loading("unknown")
+    store.load("r", 0, 2 * BLOCK)
+    assert store.loaded("r")
+
+
+def test_a_store_that_failed_is_not_kept() -> None:
+    store = kept(loads=False)
+    store.store_failed("r")
+    assert (store.tokens_of("r"), store.free_blocks) == (0, 4)
+    assert (store.counters["swap_failures"], store.counters["swap_dropped_failed"]) == (1, 1)
+
+
+def test_what_is_kept_is_handed_over_to_a_request_that_has_nothing() -> None:
+    store = kept(loads=False)
+    store.hand_over("r", to="s")
+    store.hand_over("unknown", to="t")
+    assert (store.tokens_of("r"), store.tokens_of("s"), store.tokens_of("t")) == (0, 2 * BLOCK, 0)
+    store.store("t", BLOCK, worth_s=1.0)
+    store.hand_over("s", to="t")
+    assert (store.tokens_of("s"), store.tokens_of("t")) == (2 * BLOCK, BLOCK)
+    store.load("s", 0, 2 * BLOCK)
+    store.hand_over("s", to="u")
+    assert (store.tokens_of("s"), store.tokens_of("u")) == (2 * BLOCK, 0)

@@ -132,3 +132,39 @@ def test_the_price_of_a_preemption_is_a_share_of_computing_it_again() -> None:
     small = engine_of(profile, pool_of(profile, free_blocks=200))
     assert preemption_price(snapshot.rows, slots, small)[-1] == 1.0  # more than the pool has room for
     assert preemption_price(snapshot.rows, slots[:0], small).size == 0
+
+
+class Noted:
+    """Steps that take as long as they have tokens; notes their loads."""
+
+    def __init__(self, per_token_s: float) -> None:
+        self.per_token_s = per_token_s
+        self.loads: list[StepLoad] = []
+
+    def step_s(self, load: StepLoad) -> float:
+        self.loads.append(load)
+        return 1.0 + self.per_token_s * load.prefill_tokens
+
+    def prefill_within(self, seconds: float, base: StepLoad, prefix_tokens: int) -> int:
+        raise NotImplementedError
+
+
+def test_drafts_of_the_decodes_leave_less_room_for_chunks() -> None:
+    engine = replace(engine_of(PROFILES["h100-llama3-8b"], None), step_latency=(steps := Noted(0.01)), token_budget=100)
+    recompute_s(500, StepLoad(decode_seqs=10), replace(engine, decode_tokens=4))
+    assert max(load.prefill_tokens for load in steps.loads) - 1 == 100 - 10 * 4
+
+
+def test_a_preemption_is_priced_beside_all_that_runs() -> None:
+    snapshot = make_snapshot(running=[{"prompt_tokens": 100, "output_tokens": 30}, {"prompt_tokens": 50}])
+    engine = engine_of(PROFILES["h100-llama3-8b"], pool_of(PROFILES["h100-llama3-8b"]))
+    preemption_price(snapshot.rows, snapshot.running, replace(engine, step_latency=(steps := Noted(0.01))))
+    assert {(load.decode_seqs, load.decode_context_tokens) for load in steps.loads} == {(2, 180)}
+
+
+def test_swapping_saves_nothing_where_computing_again_costs_nothing() -> None:
+    snapshot = make_snapshot(running=[{"prompt_tokens": 100}])
+    engine = replace(
+        engine_of(PROFILES["h100-llama3-8b"], pool_of(PROFILES["h100-llama3-8b"])), step_latency=Noted(0.0)
+    )
+    assert preemption_price(snapshot.rows, snapshot.running, engine).tolist() == [1.0]

@@ -150,3 +150,11 @@ def test_a_newer_schema_is_refused_and_an_older_one_goes_forward(opened: OpenSto
         assert session.rows("SELECT count(*) FROM more") == [(0,)]
     with pytest.raises(ConfigError, match=f"schema version {len(STEPS) + 1}.*knows {len(STEPS)}"):
         migrate(opened.database)
+
+
+def test_a_term_ends_when_its_lease_does(opened: OpenStore, store: Store) -> None:
+    assert opened.members.lead("planner", 30.0) == 1
+    store.pass_s(29.0)
+    assert opened.members.lead("planner", 30.0) == 1
+    store.pass_s(30.0)
+    assert opened.members.lead("planner", 30.0) == 2, "another may have led meanwhile"

@@ -51,7 +51,7 @@ def test_results_count_until_they_stand_in_files_and_what_waits_can_be_refused(s
     assert opened.bytes_of("t") == 1_000 and opened.bytes_of("other") == 0 and claim.requests[0].id == "r000"
     assert opened.requests.refuse_queued("t", b"no room") == 1
     rows = {row.id: (row.state, row.status, row.body) for row in opened.requests.results("b")}
-    assert rows["r002"] == (RequestState.FAILED, NO_ROOM, b"no room")
+    assert rows["r002"] == (RequestState.FAILED, NO_ROOM, b"no room") and NO_ROOM == 507  # insufficient storage
     assert opened.requests.counts("b")[RequestState.CLAIMED] == 1, "what runs is finished"
     assert opened.requests.counts("c") == {RequestState.QUEUED: 1}
     opened.requests.forget_results("b")
@@ -292,3 +292,51 @@ def test_nothing_is_left_of_a_batch_that_is_forgotten(store: Store) -> None:
         for table in ("request", "request_body", "request_result", "request_progress"):
             assert session.rows(f"SELECT count(*) FROM {table}") == [(0,)]
     assert BatchState.COMPLETED not in opened.requests.counts("b")
+
+
+def test_half_of_the_suspects_are_claimed_until_one_dies_alone(requests: Requests) -> None:
+    ids = add(requests, 4)
+    assert requests.engine_died([claimed(requests, 4).id]) == []
+    for left in (ids[:2], ids[:1]):
+        claim = requests.claim_suspects("a", "m", LEASE_S)
+        assert claim is not None and claim.alone and [r.id for r in claim.requests] == left
+        failed = requests.engine_died([claim.id])
+    assert failed == ids[:1]
+    assert requests.counts("b") == {RequestState.QUEUED: 3, RequestState.FAILED: 1}
+
+
+def test_a_lapsed_claim_is_no_loss_of_others(requests: Requests, store: Store) -> None:
+    lost, held = add(requests, 2)
+    claimed(requests, 1)
+    healthy = claimed(requests, 1, agent="b")
+    for _ in range(MOST_LOST):
+        store.pass_s(LEASE_S - 1.0)
+        requests.renew("b", LEASE_S)
+        store.pass_s(2.0)
+        requests.take_back()
+        requests.claim("a", 1, 1, LEASE_S)
+    assert [(row.id, row.state) for row in requests.results("b")] == [(lost, RequestState.FAILED)]
+    assert [r.id for r in healthy.requests] == [held]
+    store.pass_s(LEASE_S + 1.0)
+    requests.take_back()
+    assert [r.id for r in claimed(requests, 1).requests] == [held], "it has lapsed once"
+
+
+def test_a_deadline_is_over_when_it_is_reached(requests: Requests, store: Store) -> None:
+    (only,) = add(requests, 1, deadline_s=60.0)
+    store.pass_s(60.0)
+    assert requests.claim("a", 1, 1, LEASE_S) is None
+    assert requests.expire() == [only]
+
+
+def test_what_a_tenant_has_under_way_is_that_of_its_open_batches(store: Store) -> None:
+    opened = OpenStore(store.open())
+    open_, ended = BatchState.IN_PROGRESS, BatchState.COMPLETED
+    for id, tenant, state in (("b", "t", open_), ("c", "t", open_), ("d", "t", ended), ("e", "other", open_)):
+        opened.batches.add(Batch(id, tenant, "/v1/embeddings", "1h", "f", state, {}, 0.0), 3_600.0)
+        given = {"batch": id, "tenant": tenant, "prompt_tokens": 30, "output_tokens": 12.0}
+        opened.requests.accept([new(f"{id}{i}", **given) for i in range(2)])
+    assert opened.requests.open_of("t", without="b") == (2, 84.0)
+    assert opened.requests.open_of("t", without="") == (4, 168.0)
+    assert opened.requests.open_of("nobody", without="") == (0, 0.0)
+    assert (opened.batches.count("t"), opened.batches.count("nobody")) == ((2, 3), (0, 0))

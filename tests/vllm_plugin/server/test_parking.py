@@ -1,6 +1,8 @@
 """Parking from the API process: every rank swaps out before any sleeps, and failures say what state that leaves."""
 
 import asyncio
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,3 +65,54 @@ def test_a_level_that_forgets_the_weights_is_refused(monkeypatch: pytest.MonkeyP
     assert not engines.asked
     with pytest.raises(EngineError, match="the engine does not wake: out of luck"):
         asyncio.run(parking.unpark(engines))
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's EngineCore, as far as parking extends it: one whose calls to workers fail where the test says so."""
+
+    class EngineCore:
+        def __init__(self, **scheduler: Any) -> None:
+            self.told = 0
+            self.scheduler = SimpleNamespace(**scheduler)
+            if scheduler:
+                self.scheduler.weights_changed = lambda: setattr(self, "told", self.told + 1)
+
+        def collective_rpc(self, method: str, fails: bool = False) -> str:
+            if fails:
+                raise RuntimeError("out of luck")
+            return method
+
+    module = ModuleType("vllm.v1.engine.core")
+    module.EngineCore = EngineCore  # type: ignore[attr-defined]
+    for name in ("vllm", "vllm.v1", "vllm.v1.engine"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    parking.install()
+    return EngineCore
+
+
+def test_an_engine_is_extended_once(core: Any) -> None:
+    once = core.collective_rpc
+    assert core.sloserve_park is not None
+    parking.install()
+    assert core.collective_rpc is once
+
+
+@pytest.mark.parametrize(("method", "told"), [("reload_weights", 1), ("finish_weight_update", 1), ("add_lora", 0)])
+def test_the_scheduler_is_told_when_weights_change(core: Any, method: str, told: int) -> None:
+    engine = core(parked=False)
+    assert engine.collective_rpc(method) == method
+    assert engine.told == told
+
+
+def test_whatever_is_called_while_parked_may_have_changed_weights(core: Any) -> None:
+    engine = core(parked=True)
+    engine.collective_rpc("unknown")
+    with pytest.raises(RuntimeError, match="out of luck"):
+        engine.collective_rpc("unknown", fails=True)
+    assert engine.told == 2
+
+
+def test_other_schedulers_are_left_alone(core: Any) -> None:
+    assert core().collective_rpc("reload_weights") == "reload_weights"

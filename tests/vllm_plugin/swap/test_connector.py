@@ -310,3 +310,96 @@ class TestRefusals:
 
         assert PoolSize.of(*configs()) == PoolSize(8, BLOCK_BYTES, 1)
         assert PoolSize.of(*configs(parallel={"world_size": 4, "nnodes_within_dp": 2})) == PoolSize(4, BLOCK_BYTES, 4)
+
+
+class TestWhatVllmIsTold:
+    def test_an_unsupported_model_is_refused_at_the_start(self) -> None:
+        with pytest.raises(ConfigError, match="KV cannot be swapped: .*encoder-decoder models"):
+            connector(is_encoder_decoder=True)
+
+    def test_nothing_is_there_at_first(self) -> None:
+        ours, request = connector(), request_of(70)
+        assert ours.asked_blocks == 0 and ours.reset_cache() and not ours.has_pending_push_work()
+        assert ours.get_num_new_matched_tokens(request, 0) == (0, False)
+
+    def test_a_request_of_which_one_token_is_loaded_is_one_that_loads(self) -> None:
+        ours, request = connector(), request_of(34)
+        ours.update_state_before_preempt(request, ([4, 2],), 34)
+        assert ours.get_num_new_matched_tokens(request, TOKENS) == (1, True)
+        assert ours.asked_blocks == 1
+        ours.update_state_after_alloc(request, blocks_of(4, 2), 1)
+        assert len(ours.build_connector_meta(None).loads) == 1
+
+    def test_it_says_once_that_another_scheduler_keeps_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+        alone, attached = connector(), connector()
+        attached.attach(lambda request, blocks: None, lambda report: None, lambda: False)
+        for _ in range(2):
+            alone.build_connector_meta(None)
+            attached.build_connector_meta(None)
+        assert [one.levelname for one in caplog.records if "keeps nothing without" in one.message] == ["WARNING"]
+
+    def test_what_is_to_be_copied_or_is_being_copied_keeps_the_engine_stepping(self) -> None:
+        ours, request, copying = connector(), request_of(70), [False]
+        ours.attach(lambda request, blocks: None, lambda report: None, lambda: copying[0])
+        ours.update_state_before_preempt(request, ([4, 2, 6],), 70)
+        assert ours.has_pending_push_work()
+        ours.build_connector_meta(None)
+        assert not ours.has_pending_push_work()
+        copying[0] = True
+        assert ours.has_pending_push_work()
+
+
+class TestWorkersHalf:
+    """Between vLLM's calls and the SwapWorker, which a role of its own has."""
+
+    @pytest.fixture
+    def ours(self, worker: tuple[Any, Recorder]) -> Any:
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+        from sloserve.vllm_plugin.swap.connector import SwapConnector
+
+        made = SwapConnector(*configs()[:1], KVConnectorRole.WORKER, configs()[1])
+        made._worker = worker[0]
+        return made
+
+    def test_orders_reach_the_copier_and_its_results_vllm(self, ours: Any, worker: tuple[Any, Recorder]) -> None:
+        same = orders([("a", [1], [2])], [("b", [3], [4]), ("c", [], [])])
+        ours.handle_preemptions(same)
+        ours.bind_connector_metadata(same)
+        ours.start_load_kv(None)
+        assert worker[1].asked == [("store", [1], [2]), ("load", "b", [3], [4])]
+        found = ours.get_transfer_results(set())
+        assert (found.finished_recving, found.failed_recving) == ({"b", "c"}, {"c"})
+        assert ours.get_finished(set()) == (None, {"b"})
+        worker[1].asked.clear()
+        assert ours.get_finished(set()) == (None, None)
+
+    def test_without_a_pool_nothing_is_done(self, ours: Any) -> None:
+        ours._worker = None
+        ours.handle_preemptions(orders())
+        ours.start_load_kv(None)
+        assert not ours.get_transfer_results(set()).finished_recving
+        assert ours.build_connector_worker_meta() is None
+
+    def test_shutdown_waits_for_copies_and_ends_the_copier(self, ours: Any, worker: tuple[Any, Recorder]) -> None:
+        from sloserve.vllm_plugin.swap.connector import DRAIN_S
+
+        told: list[Any] = []
+        worker[1].drain = lambda limit_s: told.append(limit_s) or True  # type: ignore[attr-defined]
+        worker[1].close = lambda: told.append("close")  # type: ignore[attr-defined]
+        ours._pool = SimpleNamespace(close=lambda: told.append("pool"))
+        ours.shutdown()
+        ours.shutdown()
+        assert told == [DRAIN_S, "close", "pool"]
+
+    @pytest.mark.parametrize(("by_bytes", "utilization"), [(None, 0.5), (1 << 30, None)])
+    def test_a_cache_sized_in_bytes_leaves_the_utilization_out(
+        self, by_bytes: int | None, utilization: float | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from sloserve.vllm_plugin.swap import connector as module
+
+        monkeypatch.setattr(module, "gpu_pool", lambda *args: "pool")
+        monkeypatch.setattr(module, "gpu_copier", lambda *args: args[-1])
+        cache = SimpleNamespace(kv_cache_memory_bytes=by_bytes, gpu_memory_utilization=0.5)
+        caches: Any = {"l0": SimpleNamespace(device=SimpleNamespace(type="cuda"))}
+        assert module._pool_and_copier([], 9, 8, caches, cache) == ("pool", utilization)
