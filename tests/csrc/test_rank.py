@@ -35,6 +35,16 @@ def test_equals_lexsort_on_long_columns(n: int, distinct: int) -> None:
         assert top_k(keys, seqs, k).tolist() == reference(keys.tolist(), seqs.tolist(), k)
 
 
+@pytest.mark.parametrize("byte", range(8))
+def test_keys_that_differ_in_one_byte_alone_are_sorted(byte: int) -> None:
+    """From 128 keys on they are sorted byte by byte."""
+    steps = np.random.default_rng(byte).permutation(np.arange(100).repeat(2))
+    keys = (np.float64(2.0).view(np.int64) + steps * 2 ** (8 * byte) * (1 if byte < 7 else 0)).view(np.float64)
+    if byte == 7:
+        keys = np.where(steps % 2, -keys, keys)
+    assert top_k(keys, np.arange(200), 200).tolist() == reference(keys.tolist(), list(range(200)), 200)
+
+
 def test_empty() -> None:
     found = top_k([], [], 3)
     assert found.dtype == np.int64 and found.shape == (0,)

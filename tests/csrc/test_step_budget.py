@@ -130,6 +130,22 @@ def test_prompts_start_while_there_are_blocks(
     assert found.late_by_token(1.0 / rate, 1.0 / full_rate) == np.count_nonzero(in_time & (ends * (1.0 / rate) > slack))
 
 
+@pytest.mark.parametrize(("target", "lost"), [({"tds": 0.5}, 1), ({"tpot_s": 2.0}, 0)])
+def test_a_slow_reader_feels_a_lag_that_is_made_up_later(target: dict[str, float], lost: int) -> None:
+    """Long steps with few prompts leave time for all tokens, so that a mean pace is kept."""
+    at = make_snapshot([], [{"arrival_s": NOW_S, "output_tokens": 1, "first_token_s": NOW_S, **target}])
+    stated, counted, _ = columns(at.rows)
+    times = {"starts_s": NOW_S, "alone_s": ALONE_S, "headroom": 1.0, "spend_tokens": SPEND}
+    assert decoding(stated, counted, at.running, np.full(1, 100.0), **times).lost(3.0, 1000.0, 10.0, 0.0) == lost
+
+
+def test_a_block_may_hold_one_token() -> None:
+    at = make_snapshot([{"prompt_tokens": 3}, {"prompt_tokens": 4}])
+    progress = columns(at.rows)[2]
+    assert step_prompts(progress, at.running, at.waiting, block_size=1, free_blocks=6).startable == 1
+    assert step_prompts(progress, at.running, at.waiting, block_size=1, free_blocks=7).startable == 2
+
+
 def test_what_does_not_fit_together_is_refused() -> None:
     at = make_snapshot([], [{}, {}])
     stated, counted, progress = columns(at.rows)

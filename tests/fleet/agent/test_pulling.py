@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.clock import ManualClock, SystemClock
+from sloserve.core.errors import StoreError
 from sloserve.fleet.agent import line_reply, line_service
 from sloserve.fleet.agent import pulling as pulling_module
 from sloserve.fleet.agent.claims import Pull
@@ -435,3 +436,118 @@ def _user(text: str) -> dict[str, str]:
 
 def _with(line: NewRequest, body: dict[str, Any]) -> NewRequest:
     return replace(line, body=json.dumps(body).encode())
+
+
+def test_what_no_other_engine_can_go_on_with_is_waited_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m", step_s=0.01)
+        async with host(tmp_path, door) as a:
+            a.store.requests.accept([a.line("x", "tell me ", body={"seed": 1})])  # read whole, so nothing is kept of it
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await a.until(lambda: bool(door.asked))
+            await a.pulling.leave("a/0", 60.0)
+            assert a.results() == {"x": reply("m", "tell me ", 20)}
+
+    run(scenario())
+
+
+def test_a_group_in_which_nothing_was_found_is_not_asked_for_again_until_a_new_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, asked = Requests.claim, list[int]()
+
+    def noting(self: Requests, agent: str, group: int, *args: Any) -> Any:
+        asked.append(group)
+        return claim(self, agent, group, *args)
+
+    monkeypatch.setattr(Requests, "claim", noting)
+
+    async def scenario() -> None:
+        async with host(tmp_path, FakeDoor("a/0", "m")) as a:
+            for turn in range(2):
+                asked.clear()
+                a.store.requests.accept([a.line(f"x{turn}", "p", group=2)])
+                a.pulling.follow("a/0", [Pull(1, "m"), Pull(2, "m")])
+                await a.until(lambda: asked.count(2) == 2)
+                assert asked == [1, 2, 2]
+
+    run(scenario())
+
+
+def test_a_renewed_claim_may_still_be_sent(tmp_path: Path) -> None:
+    """Lines at hand wait for room for longer than a lease."""
+
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m", room=1)
+        async with host(tmp_path, door) as a:
+            a.store.requests.accept([a.line("hangs", HANG)])
+            a.accept(1)
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await a.until(lambda: a.pulling.lines_of("a/0") == 2 and bool(door.engine.running))
+            (held,) = a.pulling._work["a/0"].claims.values()
+            held.lease._until_s = float("-inf")  # as if it had lapsed meanwhile
+            await a.pulling._renew_once()
+            door.room = 2
+            a.pulling.follow("a/0", [])
+            assert await a.until_ended(1) == {"1.000": reply("m", "p0 ", 20)}
+
+    run(scenario())
+
+
+def test_an_idle_instance_finds_the_suspects_of_another_agent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with host(tmp_path, FakeDoor("a/0", "m")) as a:
+            work = a.pulling._work["a/0"]
+            await a.until(lambda: not work.has_suspects)  # it has looked
+            a.accept(2)
+            claim = a.store.requests.claim("dies", 1, 2, 30.0)
+            assert claim is not None
+            a.store.requests.engine_died([claim.id])
+            await a.pulling._renew_once()
+            work.wake.set()
+            assert len(await a.until_ended(2)) == 2
+
+    run(scenario())
+
+
+def test_of_one_claim_only_what_is_cancelled_ends(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        door = FakeDoor("a/0", "m", step_s=10.0)
+        async with host(tmp_path, door) as a:
+            a.accept(1)
+            a.store.requests.accept([a.line("x", HANG, batch="c")])
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await a.until(lambda: len(door.engine.running) == 2)
+            a.store.requests.cancel("c")
+            await a.pulling._renew_once()
+            assert a.store.requests.counts("c") == {RequestState.CANCELLED: 1}
+            assert a.pulling.lines_of("a/0") == 1
+            a.store.requests.cancel("b")
+            await a.pulling._renew_once()
+            assert not a.pulling._work["a/0"].claims, "an empty claim is not kept"
+
+    run(scenario())
+
+
+def test_a_store_that_fails_for_long_is_logged_ever_more_seldom(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with host(tmp_path, FakeDoor("a/0", "m")) as a:
+            failures = 0
+
+            def fail(*args: Any) -> Any:
+                nonlocal failures
+                failures += 1
+                raise StoreError("away")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Requests, "claim", fail)
+                for seen in range(5):
+                    a.pulling.follow("a/0", [Pull(1, "m")])
+                    await a.until(lambda: failures > seen)  # noqa: B023
+                a.pulling.follow("a/0", [])
+            said = [one.args[1] for one in caplog.records if "since the store fails" in one.msg and one.args]
+            assert said[:3] == [1, 2, 4]
+
+    run(scenario())
