@@ -98,7 +98,7 @@ class Pulling:
         """From now on the instance pulls from these groups, in this order."""
         work = self._work[instance]
         work.order = order
-        work.empty.clear()
+        work.empty = set()
         work.wake.set()
 
     def lines_of(self, instance: str) -> int:
@@ -123,7 +123,7 @@ class Pulling:
     def came(self, instance: str) -> None:
         work = self._work[instance]
         work.is_open, work.has_suspects = True, True
-        work.empty.clear()
+        work.empty = set()
         work.wake.set()
 
     def died(self, instance: str) -> None:
@@ -185,11 +185,12 @@ class Pulling:
         return True
 
     async def _claim(self, work: Work, model: str, most: int) -> bool:
+        empty = work.empty  # of this plan: another may come while the store is asked
         for pull in work.order:
-            if pull.model == model and pull.group not in work.empty:
+            if pull.model == model and pull.group not in empty:
                 if await self._claimed(work, model, self._requests.claim, self._holder, pull.group, most):
                     return True
-                work.empty.add(pull.group)
+                empty.add(pull.group)
         return False
 
     async def _claimed(self, work: Work, model: str, claim: Callable[..., Any], *args: Any) -> bool:
@@ -269,7 +270,7 @@ class Pulling:
             self._ending -= {claim.id for claim in claims}
             work.burials -= 1
             work.has_suspects = True
-            work.empty.clear()
+            work.empty = set()
             work.wake.set()
 
     async def _accuse(self, claims: Sequence[HeldClaim], streams: int) -> None:
