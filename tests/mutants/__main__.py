@@ -69,7 +69,7 @@ def chosen(target: Target, seed: int) -> list[Change]:
 
 
 def outcome(target: Target, name: str, module: Path) -> str:
-    """``killed`` if a test failed with the module in place of the one of this name; ``timed out`` may mean a busy machine."""
+    """``killed`` if a test failed with the module in place of the one of this name, ``timed out`` on a busy machine."""
     command = [
         sys.executable,
         "-m",
