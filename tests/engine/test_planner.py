@@ -16,7 +16,7 @@ from sloserve.scheduler.registry import make_policy
 from sloserve.settings import PluginSettings
 from sloserve.sim.model.port import ModelPort
 from sloserve.sim.model.scheduler import ModelScheduler
-from sloserve.vllm_plugin.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings
 
 SLO_OF_ALL = SLO(DEFAULT_CLASSES.default, Targets())
 STATED = StatedSLO(SLO_OF_ALL, class_id=DEFAULT_CLASSES.names.index(DEFAULT_CLASSES.default.name), output_tokens=None)
