@@ -150,10 +150,7 @@ def view(n: int, seed: int, fit: Bilinear, error: float = 0.0) -> BatchRequests:
     times = batch_times(fit, Work(prompt, prompt, expected))
     chat = np.array(task) == "chat"
     return BatchRequests.of(
-        prefill_base_s=times.prefill_base_s,
-        prefill_slope_s=times.prefill_slope_s,
-        decode_base_s=times.decode_base_s,
-        decode_slope_s=times.decode_slope_s,
+        times,
         ttft_s=np.where(chat, 10.0, np.nan),
         decode_limit_s=np.where(chat, 0.05 * expected, np.nan),
         e2e_s=np.where(chat, np.nan, 30.0),

@@ -29,6 +29,21 @@ class Cooling:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class BatchTimes:
+    """How long requests take in a batch of b: prefill base + slope * b, and all decode steps together likewise.
+
+    Columns ``[n]``, in seconds; beside the first also one value for all. share: part of its time during which the next
+    batch has to wait; 1 in the paper.
+    """
+
+    prefill_base_s: FloatArray
+    prefill_slope_s: FloatArray | float = 0.0
+    decode_base_s: FloatArray | float = 0.0
+    decode_slope_s: FloatArray | float = 0.0
+    share: FloatArray | float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class BatchRequests:
     """Requests to plan, in order of arrival: one matrix, ``[9, n]``, whose rows :meth:`of` names."""
 
@@ -37,35 +52,29 @@ class BatchRequests:
     @classmethod
     def of(
         cls,
+        times: BatchTimes,
         *,
-        prefill_base_s: ArrayLike,
-        prefill_slope_s: ArrayLike,
-        decode_base_s: ArrayLike,
-        decode_slope_s: ArrayLike,
-        share: ArrayLike = 1.0,
         waited_s: ArrayLike = 0.0,
         ttft_s: ArrayLike = np.nan,
         decode_limit_s: ArrayLike = np.nan,
         e2e_s: ArrayLike = np.nan,
     ) -> Self:
-        """Of columns ``[n]``, beside the first also of one value for all; nan where a request has no such target.
+        """Requests of these times; each argument is a column ``[n]`` or one value for all, nan for no such target.
 
-        In a batch of b, prefill takes base + slope * b, and all decode steps together likewise. share: part of its time
-        during which the next batch has to wait; 1 in the paper. waited_s: since arrival. decode_limit_s: TPOT target *
-        output tokens.
+        waited_s: since arrival. decode_limit_s: TPOT target * output tokens.
         """
-        values = (
-            prefill_base_s,
-            prefill_slope_s,
-            decode_base_s,
-            decode_slope_s,
-            share,
+        values: tuple[ArrayLike, ...] = (
+            times.prefill_base_s,
+            times.prefill_slope_s,
+            times.decode_base_s,
+            times.decode_slope_s,
+            times.share,
             waited_s,
             ttft_s,
             decode_limit_s,
             e2e_s,
         )
-        columns = np.empty((len(values), np.size(prefill_base_s)))
+        columns = np.empty((len(values), times.prefill_base_s.size))
         for row, value in zip(columns, values, strict=True):
             row[:] = value
         return cls(columns)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sloserve.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal, exhaustive
+from sloserve.kernels.anneal import BatchPlan, BatchRequests, BatchTimes, Cooling, anneal, exhaustive
 
 THOROUGH = Cooling(moves=88)
 """Ten times the default: 0.3 ms, what the paper's own search takes."""
@@ -16,10 +16,12 @@ def paper_requests(rng: np.random.Generator, n: int, tightness: float = 1.0) -> 
     context = prompt * output + output * (output + 1) / 2
     chat = rng.random(n) < 0.5
     return BatchRequests.of(
-        prefill_base_s=0.01e-3 * prompt + 43.67e-3,
-        prefill_slope_s=0.1e-3 * prompt + 5.7e-3,
-        decode_base_s=15.85e-3 * output + 0.00088e-3 * context,
-        decode_slope_s=0.275e-3 * output + 0.0002e-3 * context,
+        BatchTimes(
+            prefill_base_s=0.01e-3 * prompt + 43.67e-3,
+            prefill_slope_s=0.1e-3 * prompt + 5.7e-3,
+            decode_base_s=15.85e-3 * output + 0.00088e-3 * context,
+            decode_slope_s=0.275e-3 * output + 0.0002e-3 * context,
+        ),
         ttft_s=np.where(chat, 10.0 * tightness, np.nan),
         decode_limit_s=np.where(chat, 0.05 * output, np.nan),
         e2e_s=np.where(chat, np.nan, 30.0 * tightness),
@@ -99,18 +101,12 @@ def test_exhaustive_is_not_beaten_by_chance() -> None:
 def test_the_papers_examples_of_order_and_of_batch_size() -> None:
     """Fig. 3: a later job with a nearer deadline goes first. Fig. 4: one is delayed so that all are in time."""
     order = BatchRequests.of(
-        prefill_base_s=[0.3, 0.5, 0.8],
-        prefill_slope_s=0.0,
-        decode_base_s=0.0,
-        decode_slope_s=0.0,
+        BatchTimes(np.array([0.3, 0.5, 0.8])),
         e2e_s=[0.8, 0.5, 1.8],
     )
     assert anneal(order, 1).order.tolist() == [1, 0, 2] and anneal(order, 1).met == 3
     size = BatchRequests.of(
-        prefill_base_s=[0.2, 0.2, 0.2],
-        prefill_slope_s=0.2,
-        decode_base_s=0.0,
-        decode_slope_s=0.0,
+        BatchTimes(np.array([0.2, 0.2, 0.2]), 0.2),
         e2e_s=[0.61, 0.61, 1.8],
     )
     plan = anneal(size, 3)
@@ -120,10 +116,7 @@ def test_the_papers_examples_of_order_and_of_batch_size() -> None:
 def test_a_hopeless_request_is_put_behind_those_it_would_spoil() -> None:
     """Fig. 5."""
     requests = BatchRequests.of(
-        prefill_base_s=[0.9, 0.5, 0.4],
-        prefill_slope_s=0.0,
-        decode_base_s=0.0,
-        decode_slope_s=0.0,
+        BatchTimes(np.array([0.9, 0.5, 0.4])),
         waited_s=[1.0, 0.0, 0.0],
         e2e_s=[1.5, 1.0, 1.0],
     )
@@ -142,10 +135,7 @@ def test_decisions_do_not_depend_on_the_platform() -> None:
     """Random numbers and arithmetic are the kernel's own: the plan of a fixed instance is a constant."""
     i = np.arange(12.0)
     requests = BatchRequests.of(
-        prefill_base_s=np.full(12, 0.25),
-        prefill_slope_s=0.125,
-        decode_base_s=1.0 + (i * 7) % 12,
-        decode_slope_s=0.0625 * ((i * 5) % 12),
+        BatchTimes(np.full(12, 0.25), 0.125, 1.0 + (i * 7) % 12, 0.0625 * ((i * 5) % 12)),
         e2e_s=4.0 + 2.0 * ((i * 11) % 12),
     )
     plan = anneal(requests, 3, cooling=Cooling(moves=11), seed=7)
@@ -154,7 +144,7 @@ def test_decisions_do_not_depend_on_the_platform() -> None:
 
 
 def test_none_and_one() -> None:
-    none = BatchRequests.of(prefill_base_s=[], prefill_slope_s=[], decode_base_s=[], decode_slope_s=[])
+    none = BatchRequests.of(BatchTimes(np.empty(0)))
     for plan in (anneal(none, 4), exhaustive(none, 4)):
         assert (plan.order.size, plan.sizes.size, plan.met, plan.goodput) == (0, 0, 0, 0.0)
     one = paper_requests(np.random.default_rng(0), 1)
@@ -163,9 +153,7 @@ def test_none_and_one() -> None:
 
 
 def test_without_targets_the_shortest_goes_first() -> None:
-    requests = BatchRequests.of(
-        prefill_base_s=[3.0, 1.0, 2.0], prefill_slope_s=0.0, decode_base_s=0.0, decode_slope_s=0.0
-    )
+    requests = BatchRequests.of(BatchTimes(np.array([3.0, 1.0, 2.0])))
     plan = anneal(requests, 1)
     assert (plan.order.tolist(), plan.met, plan.latency_s) == ([1, 2, 0], 3, 10.0)
 

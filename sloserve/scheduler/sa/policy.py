@@ -22,14 +22,14 @@ from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.estimator.step_time.profile import ProfileName, load_profile
-from sloserve.kernels.anneal import BatchRequests, Cooling, anneal
+from sloserve.kernels.anneal import BatchRequests, BatchTimes, Cooling, anneal
 from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets
 from sloserve.lso.pace import pace_s
 from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
-from sloserve.scheduler.sa.times import Slots, Times, Work, bilinear_of, slot_times
+from sloserve.scheduler.sa.times import Slots, Work, bilinear_of, slot_times
 
 MOST_ANNEALED = 512
 """Waiting requests that are planned by annealing; the others follow, the shortest first."""
@@ -161,18 +161,14 @@ class SA(Policy):
         context = rows.prompt_tokens[slots] + done
         return Work(uncomputed_tokens(rows, slots), context, left)
 
-    def _requests(self, rows: Rows, slots: IntArray, work: Work, times: Times, now_s: float) -> BatchRequests:
+    def _requests(self, rows: Rows, slots: IntArray, work: Work, times: BatchTimes, now_s: float) -> BatchRequests:
         """The targets that can still be met or missed; what was missed already stays so."""
         waited = np.maximum(now_s - rows.arrival_s[slots], 0.0)
         first, done = rows.first_token_s[slots], rows.output_tokens[slots]
         begun = ~np.isnan(first)
         spent = np.where(begun, now_s - first, 0.0)
         return BatchRequests.of(
-            prefill_base_s=times.prefill_base_s,
-            prefill_slope_s=times.prefill_slope_s,
-            decode_base_s=times.decode_base_s,
-            decode_slope_s=times.decode_slope_s,
-            share=times.share,
+            times,
             waited_s=waited,
             ttft_s=np.where(begun, np.nan, rows.ttft_s[slots]),
             decode_limit_s=pace_s(rows, slots) * (done + work.output_tokens) - spent,

@@ -15,6 +15,7 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.step_time.fit import MeasuredStep, fit_bilinear
 from sloserve.estimator.step_time.latency import BatchFit, Bilinear, StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import Profile
+from sloserve.kernels.anneal import BatchTimes
 
 _MS_PER_S = 1000.0
 _PROMPTS = (64, 256, 512, 1024, 2048)
@@ -56,18 +57,7 @@ class Work:
         return float((self.context_tokens + self.output_tokens).mean())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Times:
-    """base + slope * batch size, in seconds, ``[n]`` each; see :class:`sloserve.kernels.anneal.BatchRequests`."""
-
-    prefill_base_s: FloatArray
-    prefill_slope_s: FloatArray
-    decode_base_s: FloatArray
-    decode_slope_s: FloatArray
-    share: FloatArray | float = 1.0
-
-
-def batch_times(fit: Bilinear, work: Work) -> Times:
+def batch_times(fit: Bilinear, work: Work) -> BatchTimes:
     """Of requests that run in batches."""
     prompt, output = work.prefill_tokens, work.output_tokens
     # Eq. 16: the contexts of all decode steps, summed.
@@ -79,7 +69,7 @@ def batch_times(fit: Bilinear, work: Work) -> Times:
         slope = (at.alpha_ms * tokens + at.beta_ms * steps) / _MS_PER_S
         return base, slope
 
-    return Times(*lines(fit.prefill, prompt, fresh.astype(np.float64)), *lines(fit.decode, context, output))
+    return BatchTimes(*lines(fit.prefill, prompt, fresh.astype(np.float64)), *lines(fit.decode, context, output))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +84,7 @@ class Slots:
     bind: bool
 
 
-def slot_times(fit: Bilinear, work: Work, slots: Slots) -> Times:
+def slot_times(fit: Bilinear, work: Work, slots: Slots) -> BatchTimes:
     """Of requests that run beside others, which take the places of those that end one by one.
 
     A step that computes prompts decodes too. So while requests wait, steps are full, and a prompt gets through at the
@@ -110,9 +100,9 @@ def slot_times(fit: Bilinear, work: Work, slots: Slots) -> Times:
     token_s = (fit.prefill.alpha_ms + fit.prefill.gamma_ms) / _MS_PER_S
     full_step_s = float((decode / work.output_tokens).mean()) + token_s * room
     through = work.prefill_tokens / room * full_step_s
-    slowed = decode * (1.0 + (slots.running - 1) * float(fused.mean()) / float(decode.mean()))
+    slowed = decode * (1.0 + (slots.running - 1) * float(fused.mean()) / float(np.mean(decode)))
     decoding = np.maximum(np.minimum(slowed, work.output_tokens * full_step_s), decode)
     prefill = np.maximum(through, alone)
     delay = fused + decode / slots.running if slots.bind else through
     nothing = np.zeros_like(prefill)
-    return Times(prefill, nothing, decoding, nothing, delay / (prefill + decoding))
+    return BatchTimes(prefill, nothing, decoding, nothing, delay / (prefill + decoding))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.policies.sa_instances import assign_instances, memory_tokens, plan_instances
-from sloserve.kernels.anneal import BatchRequests, anneal
+from sloserve.kernels.anneal import BatchRequests, BatchTimes, anneal
 
 
 def test_memory_in_tokens() -> None:
@@ -22,7 +22,7 @@ def test_equal_instances_take_turns() -> None:
 
 def test_plans_each_instance_by_itself() -> None:
     exec_s = np.array([3.0, 1.0, 2.0, 5.0, 4.0, 6.0])
-    requests = BatchRequests.of(prefill_base_s=exec_s, prefill_slope_s=0.0, decode_base_s=0.0, decode_slope_s=0.0)
+    requests = BatchRequests.of(BatchTimes(exec_s))
     plans = plan_instances(requests, np.full(6, 1.0), [50, 50], 1)
     assert [p.members[p.plan.order].tolist() for p in plans] == [[2, 0, 4], [1, 3, 5]]
     assert [p.plan.latency_s for p in plans] == [2 + 5 + 9, 1 + 6 + 12]
