@@ -78,7 +78,7 @@ def test_no_request_is_lost_or_served_twice(case: Any) -> None:
         assert all(log.token_times_s.size == 4 for log in logs)
 
 
-def test_climbs_to_the_nearest_peak(benchmark_script: dict[str, Any]) -> None:
-    climb = benchmark_script["climb"]
+def test_climbs_to_the_nearest_peak() -> None:
+    climb = import_module("benchmarks.policies.econo_engines").climb
     for start in (-3, 2, 5):
         assert climb(lambda at: -abs(at - 2), start) == 2
