@@ -126,14 +126,23 @@ class Load:
                 if answer.status in (429, 503):
                     return float(answer.headers.get("retry-after", UNTOLD_S))
                 answer.raise_for_status()
-                async for _ in answer.content.iter_any():
-                    if client.ttft_s is None:
+                async for line in answer.content:
+                    if line.startswith(b'data: {"error"'):  # vLLM's own cap refuses in a stream that has begun with 200
+                        return self._refused_in_stream(client, line)
+                    if client.ttft_s is None and line.startswith(b"data: {"):
                         client.ttft_s = self.now_s() - sent_s
         except aiohttp.ClientError:
             client.failed = True
             return None
         client.admitted = True
         self.completed += self.now_s() <= self._given.seconds
+        return None
+
+    @staticmethod
+    def _refused_in_stream(client: Client, line: bytes) -> float | None:
+        if json.loads(line.removeprefix(b"data: "))["error"]["code"] in (429, 503) and client.ttft_s is None:
+            return UNTOLD_S
+        client.failed = True
         return None
 
     def _body(self) -> dict[str, Any]:
