@@ -17,7 +17,7 @@ from sloserve.fleet.agent.flights import Flight, Flights
 from sloserve.fleet.agent.following import LOOK_S
 from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport, Phase
 from sloserve.fleet.file import Fleet
-from sloserve.fleet.gateway.demand import DemandMeter, target_s
+from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.hold import Wanted
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.watch import STORE_S
@@ -84,7 +84,7 @@ class LivePlanner(Dispatcher):
         if not request.generated_tokens:
             self._meter.arrived(asked.model, slo_class.name, asked.prompt_tokens, view.now_s)
         output = self._meter.output_tokens(asked.model, slo_class.name, asked.output_tokens)
-        due_s = asked.arrival_s + (target_s(slo_class) or math.inf)
+        due_s = asked.arrival_s + (slo_class.targets.next_s() or math.inf)
         work = Work(1, request.prompt_tokens, output)
         self._streams[request.request_id] = Wanted(
             asked.model, slo_class.name, asked.arrival_s, due_s, slo_class.rank, work=work

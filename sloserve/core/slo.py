@@ -63,6 +63,15 @@ class Targets:
         paces_s = [pace for pace in (self.tpot_s, 1.0 / self.tds if self.tds else None) if pace is not None]
         return min(paces_s, default=None)
 
+    def next_s(self, *, begun: bool = False) -> float | None:
+        """Seconds from arrival to the deadline that comes next, which orders the request while it is held back.
+
+        Until its first token that is the earlier of TTFT and e2e; once it has ``begun``, the whole reply's. ``None``
+        where nothing is promised.
+        """
+        binding = (self.e2e_s,) if begun else (self.ttft_s, self.e2e_s)
+        return min((limit_s for limit_s in binding if limit_s is not None), default=None)
+
     def over(self, default: "Targets") -> "Targets":
         """These targets, with what they leave open taken from ``default``."""
         return Targets(*(getattr(self if getattr(self, name) is not None else default, name) for name in _TARGETS))

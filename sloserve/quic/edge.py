@@ -133,8 +133,7 @@ class Edge:
     async def _forward(self, scope: Scope, receive: Receive, send: Send, arrived_s: float) -> None:
         service = self._classify(scope["headers"])
         loop = asyncio.get_running_loop()
-        targets = service.targets
-        first_s = targets.ttft_s if targets.ttft_s is not None else targets.e2e_s
+        first_s = service.targets.next_s()
         try:
             client = self.upstream.client()
             reply = client.request(

@@ -82,6 +82,13 @@ IDEAS = {
         homes=frozenset({"sloserve/lso/lengths.py"}),
         under=("sloserve/scheduler/", "sloserve/lso/", "sloserve/engine/"),
     ),
+    "the deadline that orders a request that is held back is chosen once": Idea(
+        kind=ast.IfExp,
+        word=r"(?:ttft|e2e)_s if ",
+        pattern=r"\b(?P<one>ttft_s|e2e_s) if .*\b(?:ttft_s|e2e_s) is not None else .*\b(?!(?P=one))(?:ttft_s|e2e_s)$",
+        example="due_s = t.ttft_s if t.ttft_s is not None else t.e2e_s",
+        instead="Targets.next_s",
+    ),
     "no import hides from the import contracts": Idea(
         kind=ast.Call,
         word="import_",

@@ -79,6 +79,7 @@ class DemandMeter:
 
     def _demand(self, key: tuple[str, str], held: list[Wanted], now_s: float) -> Demand:
         flow, slo_class = self._flows[key], self._classes[key[1]]
+        targets = slo_class.targets
         dues = [wanted.due_s - now_s for wanted in held]
         output = [wanted.work.output_tokens for wanted in held]
         return Demand(
@@ -91,19 +92,13 @@ class DemandMeter:
             first_due_in_s=min(dues, default=None),
             last_due_in_s=max(dues, default=None),
             oldest_s=max((now_s - wanted.arrival_s for wanted in held), default=0.0),
-            until_first_token=slo_class.targets.ttft_s is not None,
+            until_first_token=targets.ttft_s is not None and targets.next_s() == targets.ttft_s,
             rate_per_s=flow.rate_per_s(now_s),
             mean_prompt_tokens=flow.prompt_tokens.value or 0.0,
             mean_output_tokens=flow.output_tokens.value or _USUAL_OUTPUT_TOKENS,
-            target_s=target_s(slo_class),
+            target_s=targets.next_s(),
             weight=weight(slo_class, self._classes),
         )
-
-
-def target_s(slo_class: SLOClass) -> float | None:
-    """The time that a class has for a first token, or else for the whole reply; ``None`` for none."""
-    targets = slo_class.targets
-    return targets.ttft_s if targets.ttft_s is not None else targets.e2e_s
 
 
 def weight(slo_class: SLOClass, classes: ClassTable) -> float:

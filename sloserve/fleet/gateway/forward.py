@@ -287,7 +287,7 @@ class Exchange:
 
     def _wanted(self, asked: Asked) -> Wanted:
         slo = asked.slo
-        target_s = slo.targets.ttft_s if slo.targets.ttft_s is not None else slo.targets.e2e_s
+        target_s = slo.targets.next_s()
         ends_s = self._arrival_s + (math.inf if asked.ttl_s is None else asked.ttl_s)
         output = self._parts.demand.output_tokens(self._model, self._slo_class, asked.most_output)
         return Wanted(

@@ -23,9 +23,10 @@ from sloserve.virtual.engine_settings import EngineSettings
 class Held:
     """A request that no engine has.
 
-    prompt_tokens: with what other engines generated. due_s: of the whole reply, or else of its first token;
-    inf where nothing is promised. kept_on: the instance that keeps the KV of its first ``kept_tokens`` tokens in host
-    memory, if one does. prefix_ids: as of :class:`~sloserve.core.request.WorkloadRequest`.
+    prompt_tokens: with what other engines generated. due_s: the deadline that comes next
+    (:meth:`~sloserve.core.slo.Targets.next_s`), inf where nothing is promised. kept_on: the instance that keeps the KV
+    of its first ``kept_tokens`` tokens in host memory, if one does. prefix_ids: as of
+    :class:`~sloserve.core.request.WorkloadRequest`.
     """
 
     request_id: str
@@ -44,7 +45,7 @@ class Held:
 def held(request: WorkloadRequest, generated_tokens: int = 0, kept_on: str | None = None, kept_tokens: int = 0) -> Held:
     """What a dispatcher is told of ``request``."""
     targets = request.slo.targets
-    limit_s = targets.e2e_s if targets.e2e_s is not None else targets.ttft_s
+    limit_s = targets.next_s(begun=generated_tokens > 0)
     return Held(
         request_id=request.request_id,
         model=request.model,
@@ -52,7 +53,7 @@ def held(request: WorkloadRequest, generated_tokens: int = 0, kept_on: str | Non
         arrival_s=request.arrival_s,
         due_s=math.inf if limit_s is None else request.arrival_s + limit_s,
         rank=request.slo.slo_class.rank,
-        until_first_token=targets.e2e_s is None and targets.ttft_s is not None,
+        until_first_token=not generated_tokens and limit_s is not None and limit_s == targets.ttft_s,
         generated_tokens=generated_tokens,
         kept_on=kept_on,
         kept_tokens=kept_tokens,
