@@ -18,7 +18,7 @@ from sloserve.fleet.agent.following import LOOK_S
 from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport, Phase
 from sloserve.fleet.file import Fleet
 from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.gateway.hold import Wanted
+from sloserve.fleet.gateway.held import HeldRequest
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.watch import STORE_S
 from sloserve.fleet.planning.groups import HORIZON_S, Group
@@ -51,7 +51,7 @@ class LivePlanner(Dispatcher):
         self._fleet, self._urgent = fleet, urgent
         self._of = {request.request_id: request for request in workload}
         self._meter = DemandMeter(fleet.settings.classes)
-        self._streams: dict[str, Wanted] = {}
+        self._streams: dict[str, HeldRequest] = {}
         self._lines: dict[int, list[Held]] = {}
         self._groups: dict[tuple[float, str], int] = {}
         """Of lines, by the file that they came in and their model."""
@@ -86,7 +86,7 @@ class LivePlanner(Dispatcher):
         output = self._meter.output_tokens(asked.model, slo_class.name, asked.output_tokens)
         due_s = asked.arrival_s + (slo_class.targets.next_s() or math.inf)
         work = Work(1, request.prompt_tokens, output)
-        self._streams[request.request_id] = Wanted(
+        self._streams[request.request_id] = HeldRequest(
             asked.model, slo_class.name, asked.arrival_s, due_s, slo_class.rank, work=work
         )
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from sloserve.core.slo import DEFAULT_CLASSES
-from sloserve.fleet.agent.flights import Flights, flight_of
+from sloserve.fleet.agent.flights import Flights
+from sloserve.fleet.agent.in_flight import flight_of
 from sloserve.fleet.file import EngineStart
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.streamed import Streamed, TokensAnEvent

@@ -4,10 +4,17 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from sloserve.fleet.agent.line_reply import LineReply
+from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.store.lease import Lease
 from sloserve.fleet.store.records import Claim, Claimed
+
+MOST_CLAIMED: Final = 64
+"""Requests in one claim."""
+_LEAST_CLAIMED: Final = 16
+"""Claimed at once even where the engine takes fewer now: the rest is at hand when it takes more."""
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +78,25 @@ class Pull:
 
     group: int
     model: str
+
+
+def places_for_lines(report: InstanceReport, on_their_way: int) -> int:
+    """Lines that the instance takes now. on_their_way: lines to its engine that are not in its report yet."""
+    return report.room - report.room_for_streams - on_their_way
+
+
+def lines_to_claim(places: int, at_hand: int) -> int:
+    """How many more lines an instance claims, 0 for none. places: that lines have now. at_hand: claimed, not sent."""
+    if places <= 0 or at_hand >= places + _LEAST_CLAIMED:
+        return 0
+    return min(max(places, _LEAST_CLAIMED), MOST_CLAIMED)
+
+
+def may_leave(loses_nothing: bool, any_runs: bool, streams: int) -> bool:
+    """Whether the lines of an instance whose model leaves are aborted now, rather than awaited. loses_nothing: another
+    engine can go on with each, which need not be waited for unless something else is. any_runs: in the engine.
+    """
+    return loses_nothing and not (any_runs and streams)
 
 
 @dataclass(eq=False, slots=True)

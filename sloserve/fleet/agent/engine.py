@@ -14,6 +14,7 @@ from sloserve.core.errors import EngineError
 from sloserve.fleet.agent.engine_client import EngineClient, EngineLate
 from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
 from sloserve.fleet.agent.flights import Flights
+from sloserve.fleet.agent.places import Places
 
 _READY_POLL_S: Final = 0.05
 _STEPS: Final = 10.0
@@ -57,6 +58,10 @@ class Engine:
         self.flights = Flights(model.tokens_an_event)
         self.ended = asyncio.create_task(process.wait())
         self._limits = limits
+
+    @property
+    def places(self) -> Places:
+        return Places(self.model.max_num_seqs)
 
     @property
     def serves(self) -> set[str]:

@@ -11,7 +11,6 @@ silence. An adapter of the active model comes without a transition.
 import asyncio
 import itertools
 import logging
-import math
 from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -20,7 +19,7 @@ from sloserve.core.errors import EngineError
 from sloserve.fleet.agent.engine import Engine
 from sloserve.fleet.agent.engine_set import EngineSet, HostParts
 from sloserve.fleet.agent.engine_spec import ServedModel
-from sloserve.fleet.agent.flights import flight_of
+from sloserve.fleet.agent.in_flight import flight_of
 from sloserve.fleet.agent.pulse import Pulse
 from sloserve.fleet.agent.rungs import Rung
 from sloserve.fleet.contract.door import Answer, DurableWork, Refusal, Refused
@@ -36,11 +35,6 @@ _PULSES: Final = 4
 """How often the pulse of an engine is felt in the time for which it may stop."""
 _RETRY_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Between starts of an engine that does not start; the last again and again."""
-_QUEUED: Final = 1.25
-"""An engine is given so many times what it runs at once, so that its scheduler has requests to choose from."""
-_FOR_STREAMS: Final = 0.25
-"""Beside these, so many times as many places are there for streams alone: a batch fills all that it may have, and a
-stream that found no place would wait before the engine, where no policy can put it first."""
 _LEAVING_S: Final = 5.0
 """Durable work that has not left by then, beyond its limit, is aborted; what is sent back ends within as long."""
 
@@ -115,8 +109,8 @@ class Instance:
             ready_in_s=0.0 if serves or self._phase is Phase.EMPTY else max(abs(self._ready_s - now_s), 0.1),
             running=engine.flights.sums() if engine else RunningSums(),
             streams=engine.flights.streams if engine else 0,
-            room=max(self._limit(engine) - len(engine.flights), 0) if engine and serves else 0,
-            room_for_streams=self._for_streams(engine),
+            room=engine.places.left(len(engine.flights)) if engine and serves else 0,
+            room_for_streams=engine.places.for_streams if engine else 0,
             drain_s=min(engine.flights.drain_s, self._drain_max_s) if engine else 0.0,
             parked=self._engines.parked,
         )
@@ -315,17 +309,9 @@ class Instance:
             raise Refused(Refusal.FAILED)
         if engine is None or model not in engine.serves:
             raise Refused(Refusal.OTHER_MODEL)
-        if len(engine.flights) >= self._limit(engine) - (self._for_streams(engine) if durable else 0):
+        if not engine.places.left(len(engine.flights), durable=durable):
             raise Refused(Refusal.FULL)
         return engine
-
-    @classmethod
-    def _limit(cls, engine: Engine | None) -> int:
-        return 0 if engine is None else round(_QUEUED * engine.model.max_num_seqs) + cls._for_streams(engine)
-
-    @staticmethod
-    def _for_streams(engine: Engine | None) -> int:
-        return 0 if engine is None else math.ceil(_FOR_STREAMS * engine.model.max_num_seqs)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

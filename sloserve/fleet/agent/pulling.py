@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from sloserve.core.clock import Clock
 from sloserve.core.errors import StoreError
-from sloserve.fleet.agent.claims import HeldClaim, Line, Pull, Work
+from sloserve.fleet.agent.claims import HeldClaim, Line, Pull, Work, lines_to_claim, may_leave, places_for_lines
 from sloserve.fleet.agent.line_service import RETRY_S, attempted, result_of
 from sloserve.fleet.contract.door import Door, Refused
 from sloserve.fleet.contract.reports import Phase
@@ -32,10 +32,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LEASE_S: Final = 30.0
-MOST_CLAIMED: Final = 64
-"""Requests in one claim."""
-_LEAST_CLAIMED: Final = 16
-"""Claimed at once even where the engine takes fewer now: the rest is at hand when it takes more."""
 _IDLE_S: Final = 0.5
 """Where there was nothing to pull it is looked again after so long."""
 _SUSPECTS_S: Final = 10.0
@@ -113,8 +109,7 @@ class Pulling:
         ends_s = self._clock.monotonic_s() + max(limit_s - _COMMIT_S, 0.0)
         while self._clock.monotonic_s() < ends_s:
             running = [line for line in work.lines if line.task is not None]
-            # What another engine can go on with need not be waited for, unless something else is.
-            if all(map(_leaves_well, running)) and not (running and door.report().streams):
+            if may_leave(all(map(_leaves_well, running)), bool(running), door.report().streams):
                 break
             work.wake.clear()
             await self._woken(work, min(0.2, ends_s - self._clock.monotonic_s()))
@@ -166,8 +161,7 @@ class Pulling:
             await self._give_back(work)
             return await self._pull_suspects(work, report.active)
         waiting = [line for line in lines if line.task is None]
-        # What is on its way to the engine is not in its report yet.
-        room = report.room - report.room_for_streams - sum(line.task is not None and not line.is_sent for line in lines)
+        room = places_for_lines(report, sum(line.task is not None and not line.is_sent for line in lines))
         now_s = self._clock.monotonic_s()
         for claim in work.claims.values():
             for line in claim.lines.values():
@@ -176,9 +170,8 @@ class Pulling:
                 if line.task is None and (is_over or can_be_sent):
                     line.task = asyncio.create_task(self._serve(door, work, claim, line))
                     room -= not is_over
-        if room <= 0 or len(waiting) >= room + _LEAST_CLAIMED or alone:
-            return False
-        return await self._claim(work, report.active, min(max(room, _LEAST_CLAIMED), MOST_CLAIMED))
+        most = 0 if alone else lines_to_claim(room, len(waiting))
+        return most > 0 and await self._claim(work, report.active, most)
 
     async def _pull_suspects(self, work: Work, model: str) -> bool:
         work.has_suspects = await self._claimed(work, model, self._requests.claim_suspects, self._holder, model)

@@ -46,6 +46,11 @@ class Plan:
     solver: str = "search"
     pressure: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def order(self) -> dict[str, list[int]]:
+        """The references of each instance's groups."""
+        return {name: [group.ref for group in queue] for name, queue in self.queues.items()}
+
     def instances_of(self, model: str, slo_class: str) -> list[str]:
         """Instances in whose queues this model's requests of the class stand, the earliest place first."""
         places = [

@@ -9,7 +9,7 @@ from typing import Final
 from sloserve.core.slo import ClassTable, SLOClass
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.fleet.contract.reports import Demand, GatewayReport
-from sloserve.fleet.gateway.hold import Wanted
+from sloserve.fleet.gateway.held import HeldRequest
 from sloserve.fleet.gateway.rate import Rate
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
 
@@ -65,9 +65,9 @@ class DemandMeter:
         expected = _USUAL_OUTPUT_TOKENS if mean is None else max(mean, 1.0)
         return expected if limit is None else min(expected, float(limit))
 
-    def report(self, held: Iterable[Wanted], now_s: float) -> GatewayReport:
+    def report(self, held: Iterable[HeldRequest], now_s: float) -> GatewayReport:
         """For the planner. held: those that wait now."""
-        waiting: defaultdict[tuple[str, str], list[Wanted]] = defaultdict(list)
+        waiting: defaultdict[tuple[str, str], list[HeldRequest]] = defaultdict(list)
         for wanted in held:
             waiting[wanted.model, wanted.slo_class].append(wanted)
         told = [
@@ -77,7 +77,7 @@ class DemandMeter:
         ]
         return GatewayReport(tuple(told))
 
-    def _demand(self, key: tuple[str, str], held: list[Wanted], now_s: float) -> Demand:
+    def _demand(self, key: tuple[str, str], held: list[HeldRequest], now_s: float) -> Demand:
         flow, slo_class = self._flows[key], self._classes[key[1]]
         targets = slo_class.targets
         dues = [wanted.due_s - now_s for wanted in held]

@@ -27,7 +27,8 @@ from sloserve.fleet.gateway.asked import Asked, Reader
 from sloserve.fleet.gateway.choosing import Chooser, Chosen, PredictedTimes
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.doors import Broken, Doors, Upstream
-from sloserve.fleet.gateway.hold import HeldTooLong, Hold, HoldFull, Wanted
+from sloserve.fleet.gateway.held import HeldRequest, HoldFull
+from sloserve.fleet.gateway.hold import HeldTooLong, Hold
 from sloserve.fleet.gateway.instances import Flight, Instances
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.limits import InFlight, Place
@@ -252,7 +253,7 @@ class Exchange:
             if gone:
                 wanted = self._elsewhere(asked, wanted)
 
-    def _elsewhere(self, asked: Asked, wanted: Wanted) -> Wanted:
+    def _elsewhere(self, asked: Asked, wanted: HeldRequest) -> HeldRequest:
         """Where another model may serve the request whose engine was lost, the router chooses again."""
         before, now_s = self._model, self._parts.clock.monotonic_s()
         if self._choose_again is None:
@@ -272,7 +273,7 @@ class Exchange:
         self._parts.demand.arrived(self._model, self._slo_class, asked.prompt_tokens, now_s)
         return self._wanted(asked).after(wanted)
 
-    async def _sent_to(self, flight: Flight, path: str, asked: Asked, wanted: Wanted) -> Upstream:
+    async def _sent_to(self, flight: Flight, path: str, asked: Asked, wanted: HeldRequest) -> Upstream:
         parts, instance, late_s = self._parts, flight.instance, wanted.held_s + wanted.away_s
         parts.metrics.sent(parts.clock.monotonic_s() - self._arrival_s - late_s, self._slo_class, wanted.held_s)
         headers = asked.headers_after(late_s)
@@ -285,12 +286,12 @@ class Exchange:
         flight.end(refused=refused, gone=gone)
         self._parts.hold.let_go((self._model,))
 
-    def _wanted(self, asked: Asked) -> Wanted:
+    def _wanted(self, asked: Asked) -> HeldRequest:
         slo = asked.slo
         target_s = slo.targets.next_s()
         ends_s = self._arrival_s + (math.inf if asked.ttl_s is None else asked.ttl_s)
         output = self._parts.demand.output_tokens(self._model, self._slo_class, asked.most_output)
-        return Wanted(
+        return HeldRequest(
             model=self._model,
             slo_class=self._slo_class,
             arrival_s=self._arrival_s,
@@ -302,7 +303,7 @@ class Exchange:
             prompt=beginnings(self._model, asked.messages, asked.prompt) if self._parts.limits.affinity else (),
         )
 
-    async def _flight(self, wanted: Wanted, asked: Asked) -> Flight:
+    async def _flight(self, wanted: HeldRequest, asked: Asked) -> Flight:
         try:
             return await self._parts.hold.flight(wanted)
         except HoldFull:

@@ -11,16 +11,14 @@ from typing import Final
 
 from sloserve.core.clock import Clock
 from sloserve.core.errors import StoreError
-from sloserve.fleet.contract.plan import Plan, PlannedGroup, plan_of, to_json
+from sloserve.fleet.contract.plan import Plan, plan_of, to_json
 from sloserve.fleet.file import Fleet
-from sloserve.fleet.planning.groups import HORIZON_S, Group
-from sloserve.fleet.planning.pressure import slo_pressure
+from sloserve.fleet.planning.groups import durable_groups
+from sloserve.fleet.planning.plan_maker import PlanMaker
 from sloserve.fleet.planning.queued import Queued
-from sloserve.fleet.planning.rules import expects_streams, planner_of
-from sloserve.fleet.planning.snapshot import Members, Swaps, fleet_state, plan_settings, serving_of
+from sloserve.fleet.planning.snapshot import Members
 from sloserve.fleet.store.records import StoredPlan
 from sloserve.fleet.store.store import Store
-from sloserve.scheduler.qlm.contract import FleetPlan, FleetState
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +43,9 @@ class Planning:
     def __init__(
         self, fleet: Fleet, store: Store, holder: str, clock: Clock, *, lease_s: float = LEASE_S, seed: int = 0
     ) -> None:
-        self._fleet, self._store, self._holder = fleet, store, holder
+        self._store, self._holder = store, holder
         self._lease_s = lease_s
-        self._planner = planner_of(fleet.planner, serving_of(fleet), plan_settings(fleet), seed)
-        self._horizon_s = HORIZON_S if expects_streams(fleet.planner) else 0.0
-        self._swaps = Swaps(fleet)
+        self._maker = PlanMaker(fleet, seed=seed)
         self._queued = Queued(store.requests, clock)
         self._written: tuple[int, Plan] | None = None
 
@@ -65,13 +61,7 @@ class Planning:
         stored = self._store.members.plan()
         last = None if stored is None else plan_of(stored.plan)
         members = Members.of(self._store.members.agents())
-        self._swaps.note(report for report, _ in members.agents)
-        now_s = self._store.now_s()
-        in_force = None if last is None else _fleet_plan(last)
-        state, groups = fleet_state(
-            now_s, self._queued.sums(), members, self._swaps.table, in_force, horizon_s=self._horizon_s
-        )
-        plan = self._plan(state, groups)
+        plan = self._maker.plan(self._store.now_s(), durable_groups(self._queued.sums()), members, last)
         if not self._is_news(term, plan):
             return plan
         version = stored.version + 1 if stored is not None and stored.term == term else 1
@@ -97,35 +87,8 @@ class Planning:
                 logger.exception("a round of planning failed; the last plan holds")
             await asyncio.sleep(every_s)
 
-    def _plan(self, state: FleetState, groups: dict[int, Group]) -> Plan:
-        foreseen = self._planner.foresee(state)
-        found = self._planner.search(foreseen)
-        pressure = dict.fromkeys(sorted(one.name for one in self._fleet.settings.classes), 0.0)
-        return Plan(
-            made_s=state.now_s,
-            queues={name: tuple(_planned(groups[r], state.now_s) for r in q) for name, q in found.queues.items()},
-            late_s=round(found.late_s, 3),
-            instances_needed=found.instances_needed,
-            solver=found.solver,
-            pressure=pressure | slo_pressure(foreseen, found, groups),
-        )
-
     def _is_news(self, term: int, plan: Plan) -> bool:
         if self._written is None or self._written[0] != term:
             return True
         last = self._written[1]
-        return _order(plan) != _order(last) or plan.made_s >= last.made_s + REFRESH_S
-
-
-def _planned(group: Group, now_s: float) -> PlannedGroup:
-    sums = group.sums
-    due_in_s = None if sums.first_due_s == float("inf") else round(sums.first_due_s - now_s, 3)
-    return PlannedGroup(sums.ref, sums.model, group.slo_class, due_in_s)
-
-
-def _order(plan: Plan) -> dict[str, list[int]]:
-    return {name: [group.ref for group in queue] for name, queue in plan.queues.items()}
-
-
-def _fleet_plan(plan: Plan) -> FleetPlan:
-    return FleetPlan({name: tuple(refs) for name, refs in _order(plan).items()})
+        return plan.order != last.order or plan.made_s >= last.made_s + REFRESH_S

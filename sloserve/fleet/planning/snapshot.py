@@ -1,7 +1,7 @@
 """What the planner plans for, from what the members of a fleet last said of themselves."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,8 +9,8 @@ from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.queue_backlog import EngineSize
 from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport, Phase, agent_report, gateway_report
 from sloserve.fleet.file import Fleet
-from sloserve.fleet.planning.groups import HORIZON_S, Group, durable_groups, streamed_groups
-from sloserve.fleet.store.records import Agent, QueuedSums
+from sloserve.fleet.planning.groups import HORIZON_S, Group, streamed_groups
+from sloserve.fleet.store.records import Agent
 from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, InstanceState, RunningSums, Swap
 from sloserve.scheduler.qlm.problem import PlanSettings
 from sloserve.scheduler.qlm.swaps import swap_table
@@ -82,19 +82,19 @@ class Swaps:
 
 def fleet_state(
     now_s: float,
-    sums: Sequence[QueuedSums],
+    durable: Iterable[Group],
     members: Members,
     swap_s: Mapping[Swap, float],
     last: FleetPlan | None,
     *,
     horizon_s: float = HORIZON_S,
 ) -> tuple[FleetState, dict[int, Group]]:
-    """The state, and its groups by their references. now_s: by the store's clock. horizon_s: streams that are expected
-    within it count as waiting.
+    """The state, and its groups by their references. now_s: by the store's clock. durable: groups that the store holds.
+    horizon_s: streams that are expected within it count as waiting.
     """
     instances = tuple(_state(now_s - age_s, one) for report, age_s in members.agents for one in report.instances)
     can = Counter(model for instance in instances for model in instance.models)
-    groups = [*durable_groups(sums), *streamed_groups(now_s, members.demands, can, horizon_s)]
+    groups = [*durable, *streamed_groups(now_s, members.demands, can, horizon_s)]
     named = {group.sums.ref: group for group in groups if group.sums.requests}
     state = FleetState(now_s, tuple(group.sums for group in named.values()), instances, swap_s, last)
     return state, named

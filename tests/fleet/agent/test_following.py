@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sloserve.core.clock import SystemClock
-from sloserve.fleet.agent.following import STALE_S, Following, unplanned
+from sloserve.fleet.agent.following import STALE_S, Following
+from sloserve.fleet.agent.orders import unplanned
 from sloserve.fleet.contract.plan import Plan, PlannedGroup, to_json
 from sloserve.fleet.contract.reports import Phase
 from sloserve.fleet.file import parse_fleet

@@ -17,7 +17,8 @@ from sloserve.fleet.agent import engine_logs
 from sloserve.fleet.agent.alike import are_alike, fingerprint
 from sloserve.fleet.agent.costs import Costs
 from sloserve.fleet.agent.engine_spec import ServedModel
-from sloserve.fleet.agent.flights import Flights, flight_of
+from sloserve.fleet.agent.flights import Flights
+from sloserve.fleet.agent.in_flight import flight_of
 from sloserve.fleet.agent.line_reply import CHAT, COMPLETIONS, LineReply
 from sloserve.fleet.agent.rungs import Rung, Situation, choose
 from sloserve.fleet.contract.reports import MeasuredSwap

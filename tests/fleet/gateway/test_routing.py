@@ -20,7 +20,8 @@ from sloserve.fleet.contract.plan import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
 from sloserve.fleet.gateway.asked import Reader
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
-from sloserve.fleet.gateway.hold import HeldTooLong, Hold, HoldFull, Wanted
+from sloserve.fleet.gateway.held import HeldRequest, HoldFull
+from sloserve.fleet.gateway.hold import HeldTooLong, Hold
 from sloserve.fleet.gateway.instances import FRESH_S, Instances
 from sloserve.fleet.gateway.keys import LOCAL, Tenant
 from sloserve.fleet.gateway.limits import InFlight
@@ -139,8 +140,8 @@ def test_room_is_never_more_than_there_is(steps: list[str]) -> None:
             assert instance.room == 0
 
 
-def waiting(name: str, due_s: float, **given: Any) -> Wanted:
-    return Wanted("m", name, 0.0, due_s, **given)
+def waiting(name: str, due_s: float, **given: Any) -> HeldRequest:
+    return HeldRequest("m", name, 0.0, due_s, **given)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -154,7 +155,7 @@ def test_the_earliest_deadline_goes_first_and_others_models_do_not_wait() -> Non
         hold = Hold(instances, ManualClock(0.0), most=3)
         went: list[str] = []
 
-        async def go(wanted: Wanted) -> None:
+        async def go(wanted: HeldRequest) -> None:
             flight = await hold.flight(wanted)
             went.append(wanted.slo_class)
             flight.end()
@@ -165,7 +166,7 @@ def test_the_earliest_deadline_goes_first_and_others_models_do_not_wait() -> Non
         assert len(hold) == 3 and hold.waits.is_set() and [w.slo_class for w in hold.held] == ["late", "soon", "gone"]
         with pytest.raises(HoldFull):
             await hold.flight(waiting("more", 0.0))
-        (await hold.flight(Wanted("n", "other", 0.0))).end()
+        (await hold.flight(HeldRequest("n", "other", 0.0))).end()
         tasks[2].cancel()
         await asyncio.gather(tasks[2], return_exceptions=True)
         instances.reported(AgentReport("a", "u", (report("full", 1),)), "u", instances.sent(), 0.0)
@@ -196,7 +197,7 @@ def test_a_wait_has_an_end_and_one_who_leaves_gives_the_place_back() -> None:
             await asyncio.sleep(0)
             one.cancel()
             await asyncio.gather(one, return_exceptions=True)
-        assert sum(map(len, hold._queues.values())) <= 3
+        assert sum(map(len, hold.held._queues.values())) <= 3
 
     run(test)
 
@@ -207,7 +208,7 @@ def test_a_request_that_was_let_go_waits_no_more_even_before_it_has_its_turn() -
     async def scenario() -> None:
         instances = fleet(report("a", 0))
         hold = Hold(instances, ManualClock(0.0), most=3)
-        waiting = asyncio.create_task(hold.flight(Wanted("m", "c", 0.0)))
+        waiting = asyncio.create_task(hold.flight(HeldRequest("m", "c", 0.0)))
         await asyncio.sleep(0)
         assert hold.waits.is_set()
         instances.reported(AgentReport("a", "unix:a", (report("a", 1),)), "unix:a", instances.sent(), 0.0)

@@ -1,0 +1,157 @@
+"""The requests that one engine has, as far as a door sees them: how many, and how long they will take."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from sloserve.fleet.contract.door import Refusal
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit, whole
+from sloserve.fleet.streamed import Streamed, TokensAnEvent
+from sloserve.scheduler.qlm.contract import RunningSums
+
+_USUAL_TOKENS: Final = 200.0
+"""Of a reply, before any has ended."""
+_LEARNING: Final = 0.05
+
+
+class _Stated(msgspec.Struct):
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    stream: Any = False
+    n: Any = 1
+
+
+_DECODER: Final = msgspec.json.Decoder(_Stated)
+
+
+class Coming(Protocol):
+    """An answer that has begun."""
+
+    @property
+    def parts(self) -> int:
+        """Of its body so far."""
+        ...
+
+    @property
+    def streamed(self) -> Streamed:
+        """What has come of it."""
+        ...
+
+    def close(self, refusal: Refusal | None = None) -> None:
+        """Ends it in the engine."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One request. max_tokens: of its reply; ``None`` for no limit, or where it asks for several. begun_s: monotonic.
+    answer: once it has begun.
+    """
+
+    model: str
+    durable: bool
+    prompt_tokens: float
+    max_tokens: int | None
+    streams: bool
+    begun_s: float
+    answer: Coming | None = None
+    cancel: Callable[[], object] = field(default=lambda: None)
+    """Before its answer has begun."""
+    aborted: Refusal | None = None
+    """What it is answered with, if nothing of its answer has come."""
+
+    @property
+    def parts(self) -> int:
+        """Of its answer so far."""
+        return 0 if self.answer is None else self.answer.parts
+
+    @property
+    def streamed(self) -> Streamed:
+        """What has come of its answer."""
+        return Streamed() if self.answer is None else self.answer.streamed
+
+    def abort(self, refusal: Refusal = Refusal.DIED) -> None:
+        """Ends it in the engine."""
+        self.aborted = self.aborted or refusal
+        if self.answer is None:
+            self.cancel()
+        else:
+            self.answer.close(refusal)
+
+
+def flight_of(model: str, durable: bool, body: bytes, now_s: float) -> Flight:
+    """Of a request with this body; one that cannot be read is the engine's to refuse."""
+    try:
+        stated = _DECODER.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        stated = _Stated()
+    limit = output_limit(stated.max_tokens, stated.max_completion_tokens) if whole(stated.n) in (None, 1) else None
+    return Flight(model, durable, len(body) / BYTES_PER_TOKEN, limit, stated.stream is True, now_s)
+
+
+class InFlight:
+    """All that one engine has. Synchronous. Learns how long replies are, and how fast they come. an_event: tokens that
+    an event of its streams brings, by its flags.
+    """
+
+    def __init__(self, an_event: int = 1) -> None:
+        self._flights: dict[Flight, None] = {}
+        self._an_event = TokensAnEvent(an_event)
+        self._broken = 0
+        self._tokens, self._s_per_token = _USUAL_TOKENS, 0.02
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    @property
+    def streams(self) -> int:
+        """Those of clients; those that broke off count until it is known what became of their engine."""
+        return sum(not flight.durable for flight in self._flights) + self._broken
+
+    def begin(self, flight: Flight) -> None:
+        self._flights[flight] = None
+
+    def ended(self, flight: Flight, now_s: float, *, broken: bool) -> None:
+        self._flights.pop(flight, None)
+        self._broken += broken and not flight.durable
+        if flight.streams and flight.parts > 1:
+            tokens = max(self._an_event.ended(flight.streamed, flight.max_tokens), 1)
+            self._tokens += _LEARNING * (tokens - self._tokens)
+            self._s_per_token += _LEARNING * ((now_s - flight.begun_s) / tokens - self._s_per_token)
+
+    def settle(self) -> None:
+        """What became of the engine of those that broke off is known."""
+        self._broken = 0
+
+    def sums(self) -> RunningSums:
+        """What they are and may still take."""
+        prefill = context = output = output2 = longest = 0.0
+        for flight in self._flights:
+            come = self._come(flight)
+            left = self._left(flight, come)
+            output, output2 = output + left, output2 + 2.0 * left * left  # as of an exponential distribution
+            longest = max(longest, left)
+            if flight.parts:
+                context += flight.prompt_tokens + come
+            else:
+                prefill += flight.prompt_tokens
+        return RunningSums(len(self._flights), prefill, context, output, output2, longest)
+
+    @property
+    def drain_s(self) -> float:
+        """Until all are expected to have ended that are given time to: not durable ones with which another engine can
+        go on, which are aborted sooner.
+        """
+        waited_for = (f for f in self._flights if not (f.durable and f.streams))
+        return max((self._left(f, self._come(f)) for f in waited_for), default=0.0) * self._s_per_token
+
+    def _left(self, flight: Flight, come: int) -> float:
+        """Tokens that it is expected to have left: a reply longer than usual is expected to double."""
+        expected = max(self._tokens - come, come if come > self._tokens else 1.0)
+        return expected if flight.max_tokens is None else min(expected, max(flight.max_tokens - come, 1))
+
+    def _come(self, flight: Flight) -> int:
+        """Tokens of its reply, about."""
+        return self._an_event.tokens(flight.streamed.events)

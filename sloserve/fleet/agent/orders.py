@@ -1,0 +1,155 @@
+"""What one instance does now: which model it has, what it pulls from, which models it keeps warm.
+
+The order of its queue says it all; :mod:`sloserve.lso.fleet_operations` reads it. Synchronous, without store and clock:
+agents follow it in each look at the plan, and a fleet in virtual time does the same.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sloserve.fleet.contract.plan import Plan
+from sloserve.fleet.contract.reports import InstanceReport, Phase
+from sloserve.fleet.file import Fleet
+from sloserve.lso.fleet_operations import Queued, fleet_operations
+from sloserve.scheduler.qlm.contract import FleetState, GroupSums, ModelState
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """Args:
+    pull: durable groups to pull from, the first first.
+    warm: models to have in host memory besides the active one; ``None`` leaves them as they are.
+    activate: the model to switch to now. Nothing is pulled before that is over, and ``warm`` begins with it.
+    head: the first group of the queue. preempt: groups whose running requests may give way to it.
+    """
+
+    pull: tuple[Queued, ...] = ()
+    warm: tuple[str, ...] | None = None
+    activate: str | None = None
+    head: int | None = None
+    preempt: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda:
+    """How one instance follows its queue.
+
+    Args:
+        first: the model to begin with where nothing waits; ``None`` for none.
+        min_active_s: a model that came stays at least so long.
+        weights_bytes: of each model that may be warm. host_bytes: of host memory for them.
+    """
+
+    first: str | None
+    min_active_s: float
+    weights_bytes: Mapping[str, int]
+    host_bytes: int
+
+    def orders(
+        self,
+        report: InstanceReport,
+        queue: Sequence[Queued],
+        others: Iterable[Queued] = (),
+        *,
+        last_head: int | None = None,
+        running: Sequence[Queued] = (),
+    ) -> Orders:
+        """What it does now.
+
+        Args:
+            report: what it says of itself.
+            queue: what waits for it, the head first.
+            others: what waits for other instances, with which it helps where it has room left.
+            last_head, running: see :func:`fleet_operations`; without them nothing gives way.
+        """
+        # A planner that was started with another file may know models that this host does not.
+        queue = [one for one in queue if one.model in report.models]
+        if report.phase is Phase.EMPTY and not queue:
+            return Orders() if self.first is None else Orders(warm=(self.first,), activate=self.first)
+        asked = fleet_operations(
+            queue,
+            active=report.active,
+            last_head=last_head,
+            running=running,
+            warm=[model for model, state in report.models.items() if state is ModelState.WARM],
+            weights_bytes=self.weights_bytes,
+            host_bytes=self.host_bytes,
+        )
+        pulled, warm = set(asked.pull), asked.warm
+        if asked.activate is not None:
+            warm = (asked.activate, *warm)  # which is not to be dropped just before it comes
+            if self._may_switch(report):
+                return Orders(warm=warm, activate=asked.activate)
+            # Until then it serves what it has.
+            pulled = {one.ref for one in queue if one.model == report.active}
+        order = [one for one in queue if one.ref in pulled and one.ref >= 0]
+        # With room left it helps the others of its model: a group may stand behind streams that are only expected.
+        rest = {one.ref: one for one in others if one.ref >= 0}
+        order += sorted((q for q in rest.values() if q.model == report.active and q not in order), key=_by_due)
+        return Orders(tuple(order), warm, head=queue[0].ref if queue else None, preempt=asked.preempt)
+
+    def _may_switch(self, report: InstanceReport) -> bool:
+        if report.phase is Phase.SERVING:
+            return report.active_for_s is None or report.active_for_s >= self.min_active_s
+        return report.phase in (Phase.EMPTY, Phase.FAILED)
+
+
+def agendas(fleet: Fleet, instances: Iterable[str]) -> dict[str, Agenda]:
+    """Of these instances. Its share of the host's memory is an equal part of it."""
+    hosts, swaps = dict(fleet.instances), fleet.swaps()
+    return {
+        name: Agenda(
+            fleet.active.get(name),
+            fleet.switching.min_active_s,
+            {m: swaps[m, hosts[name].device].weights_bytes for m in fleet.models_on(hosts[name])},
+            hosts[name].host_memory_bytes // len(hosts[name].instances),
+        )
+        for name in instances
+    }
+
+
+def planned(plan: Plan, instance: str) -> list[Queued]:
+    """The plan's queue of an instance."""
+    return [
+        Queued(group.ref, group.model, math.inf if group.due_in_s is None else plan.made_s + group.due_in_s)
+        for group in plan.queues.get(instance, ())
+    ]
+
+
+def unplanned(instance: str, last: Plan | None, state: FleetState, max_wait_s: float) -> list[Queued]:
+    """What an instance serves where no planner says: the groups of the last plan that still have requests, then those
+    of the model that it has by their deadlines. A model that is active nowhere, and whose oldest request has waited for
+    ``max_wait_s``, comes before all on one of the instances that can serve it.
+    """
+    groups = {group.ref: group for group in state.groups}
+    kept = [one for one in ([] if last is None else planned(last, instance)) if one.ref in groups]
+    held = {group.ref for queue in ({} if last is None else last.queues).values() for group in queue}
+    others = sorted((g for g in state.groups if g.ref not in held), key=lambda g: (g.first_due_s, g.ref))
+    actives = {one.name: one.active for one in state.instances}
+    own = [_queued(group) for group in others if group.model == actives.get(instance)]
+    starved = [
+        group
+        for group in sorted(state.groups, key=lambda g: (g.first_due_s, g.ref))
+        if group.model not in actives.values() and state.now_s - group.first_arrival_s >= max_wait_s
+    ]
+    mine = [_queued(group) for group in starved if _turns(group.model, state) == instance]
+    first = {one.ref for one in mine}
+    return [*mine, *(one for one in (*kept, *own) if one.ref not in first)]
+
+
+def _turns(model: str, state: FleetState) -> str | None:
+    """The instance that turns to a model that is active nowhere; all agents choose the same one."""
+    can = sorted(one.name for one in state.instances if model in one.models)
+    if not can:
+        return None
+    return can[int.from_bytes(hashlib.sha256(model.encode()).digest()[:4], "big") % len(can)]
+
+
+def _by_due(one: Queued) -> tuple[float, int]:
+    return one.due_s, one.ref
+
+
+def _queued(group: GroupSums) -> Queued:
+    return Queued(group.ref, group.model, group.first_due_s)

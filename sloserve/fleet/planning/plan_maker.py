@@ -1,0 +1,60 @@
+"""Which plan is in force from now on? From what waits, what members said of themselves, and the last plan.
+
+Synchronous, without store and clock, so that the planner's task and a fleet in virtual time make the same plans.
+"""
+
+from collections.abc import Iterable
+
+from sloserve.fleet.contract.plan import Plan, PlannedGroup
+from sloserve.fleet.file import Fleet
+from sloserve.fleet.planning.groups import HORIZON_S, Group
+from sloserve.fleet.planning.pressure import slo_pressure
+from sloserve.fleet.planning.rules import expects_streams, planner_of
+from sloserve.fleet.planning.snapshot import Members, Swaps, fleet_state, plan_settings, serving_of
+from sloserve.scheduler.qlm.contract import FleetPlan
+from sloserve.scheduler.qlm.planner import QLMPlanner
+
+
+class PlanMaker:
+    """Makes plans for one fleet. It keeps nothing but what agents measured of swaps.
+
+    Args:
+        fleet: as its file says.
+        planner: in place of the file's, for comparison.
+        seed: of the search.
+    """
+
+    def __init__(self, fleet: Fleet, *, planner: QLMPlanner | None = None, seed: int = 0) -> None:
+        self._planner = planner or planner_of(fleet.planner, serving_of(fleet), plan_settings(fleet), seed)
+        self._horizon_s = HORIZON_S if expects_streams(fleet.planner) else 0.0
+        self._classes = sorted(one.name for one in fleet.settings.classes)
+        self._swaps = Swaps(fleet)
+
+    def plan(self, now_s: float, durable: Iterable[Group], members: Members, last: Plan | None) -> Plan:
+        """The plan from now on.
+
+        Args:
+            now_s: epoch seconds by the store's clock.
+            durable: groups that the store holds.
+            members: agents and gateways that live.
+            last: the plan in force; ``None`` at the start.
+        """
+        self._swaps.note(report for report, _ in members.agents)
+        in_force = None if last is None else FleetPlan({name: tuple(refs) for name, refs in last.order.items()})
+        state, groups = fleet_state(now_s, durable, members, self._swaps.table, in_force, horizon_s=self._horizon_s)
+        foreseen = self._planner.foresee(state)
+        found = self._planner.search(foreseen)
+        return Plan(
+            made_s=now_s,
+            queues={name: tuple(_planned(groups[r], now_s) for r in q) for name, q in found.queues.items()},
+            late_s=round(found.late_s, 3),
+            instances_needed=found.instances_needed,
+            solver=found.solver,
+            pressure=dict.fromkeys(self._classes, 0.0) | slo_pressure(foreseen, found, groups),
+        )
+
+
+def _planned(group: Group, now_s: float) -> PlannedGroup:
+    sums = group.sums
+    due_in_s = None if sums.first_due_s == float("inf") else round(sums.first_due_s - now_s, 3)
+    return PlannedGroup(sums.ref, sums.model, group.slo_class, due_in_s)
