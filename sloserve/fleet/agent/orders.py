@@ -8,12 +8,16 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sloserve.fleet.contract.plan import Plan
 from sloserve.fleet.contract.reports import InstanceReport, Phase
 from sloserve.fleet.file import Fleet
 from sloserve.lso.fleet_operations import Queued, fleet_operations
 from sloserve.scheduler.qlm.contract import FleetState, GroupSums, ModelState
+
+_PARKED: Final = -1
+"""As a group: streams that wait in an engine which sleeps. It is never pulled from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class Agenda:
         """
         # A planner that was started with another file may know models that this host does not.
         queue = [one for one in queue if one.model in report.models]
+        # No other instance can go on with what is parked here: its model comes back once nothing else waits.
+        queue += [Queued(_PARKED, model, math.inf) for model in sorted(report.parked.keys() & report.models.keys())]
         if report.phase is Phase.EMPTY and not queue:
             return Orders() if self.first is None else Orders(warm=(self.first,), activate=self.first)
         asked = fleet_operations(
