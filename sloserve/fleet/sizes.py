@@ -6,6 +6,8 @@ from sloserve.core.errors import InvalidRequest
 
 BYTES_PER_TOKEN: Final = 4
 """Of a prompt in English."""
+USUAL_OUTPUT_TOKENS: Final = 256
+"""Of a reply of which nothing says how long it is, before any has ended."""
 
 
 def whole(value: object) -> int | None:
@@ -32,3 +34,8 @@ def output_limit(max_tokens: object, max_completion_tokens: object = None) -> in
     alone, and wins.
     """
     return whole(max_completion_tokens) or whole(max_tokens)
+
+
+def line_output_tokens(limit: int | None) -> float:
+    """Expected of a line of a batch, by its ``limit`` if it has one."""
+    return float(min(limit or USUAL_OUTPUT_TOKENS, USUAL_OUTPUT_TOKENS))

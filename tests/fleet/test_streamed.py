@@ -9,6 +9,7 @@ from sloserve.fleet.agent.flights import Flights
 from sloserve.fleet.agent.in_flight import flight_of
 from sloserve.fleet.file import EngineStart
 from sloserve.fleet.gateway.demand import DemandMeter
+from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
 
 DONE = b"data: [DONE]\n\n"
@@ -64,7 +65,7 @@ def test_a_door_counts_tokens_of_what_it_has() -> None:
     flight.answer = Answer(stream(10))
     flights.begin(flight)
     assert flights.sums().context_tokens == len(body) / 4 + 1 + 10 * 16
-    assert flights.sums().longest_output_tokens == 200 - 161
+    assert flights.sums().longest_output_tokens == USUAL_OUTPUT_TOKENS - 161
     flights.ended(flight, 3.0, broken=False)
     assert several.max_tokens is None
 

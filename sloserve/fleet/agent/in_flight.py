@@ -7,12 +7,10 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from sloserve.fleet.contract.door import Refusal
-from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit, whole
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, USUAL_OUTPUT_TOKENS, output_limit, whole
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
 from sloserve.scheduler.qlm.contract import RunningSums
 
-_USUAL_TOKENS: Final = 200.0
-"""Of a reply, before any has ended."""
 _LEARNING: Final = 0.05
 
 
@@ -100,7 +98,7 @@ class InFlight:
         self._flights: dict[Flight, None] = {}
         self._an_event = TokensAnEvent(an_event)
         self._broken = 0
-        self._tokens, self._s_per_token = _USUAL_TOKENS, 0.02
+        self._tokens, self._s_per_token = float(USUAL_OUTPUT_TOKENS), 0.02
 
     def __len__(self) -> int:
         return len(self._flights)

@@ -2,30 +2,36 @@
 
 import math
 from dataclasses import dataclass
-from typing import Final
-
-_QUEUED: Final = 1.25
-"""An engine is given so many times what it runs at once, so that its scheduler has requests to choose from."""
-_FOR_STREAMS: Final = 0.25
-"""Beside these, so many times as many places are there for streams alone: a batch fills all that it may have, and a
-stream that found no place would wait before the engine, where no policy can put it first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Of an engine that runs ``max_num_seqs`` requests at once."""
+    """Of an engine that runs ``max_num_seqs`` requests at once.
+
+    queued: an engine is given so many times as many, so that its scheduler has requests to choose from. streams: beside
+    these, so many times as many places are there for streams alone: a batch fills all that it may have, and a stream
+    that found no place would wait before the engine, where no policy can put it first.
+    """
 
     max_num_seqs: int
+    queued: float = 1.25
+    streams: float = 0.25
 
     @property
     def for_streams(self) -> int:
         """Those that lines of batches leave to streams."""
-        return math.ceil(_FOR_STREAMS * self.max_num_seqs)
+        return math.ceil(self.streams * self.max_num_seqs)
 
     @property
-    def all(self) -> int:
-        return round(_QUEUED * self.max_num_seqs) + self.for_streams
+    def all(self) -> float:
+        """inf where there is no limit."""
+        most = self.queued * self.max_num_seqs
+        return most if most == math.inf else round(most) + self.for_streams
 
     def left(self, in_flight: int, *, durable: bool = False) -> int:
         """How many more requests it takes, or, if they are ``durable``, how many more lines; at least 0."""
-        return max(self.all - in_flight - (self.for_streams if durable else 0), 0)
+        left = max(self.all - in_flight - (self.for_streams if durable else 0), 0)
+        return _UNBOUND if left == math.inf else int(left)
+
+
+_UNBOUND = 1 << 30

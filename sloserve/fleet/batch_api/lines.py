@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from sloserve.core.errors import InvalidRequest, shown
-from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit, replies
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, line_output_tokens, output_limit, replies
 from sloserve.wire import strict_json
 from sloserve.wire.xargs import PREFIX
 
@@ -14,7 +14,6 @@ ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 MOST_DEPTH: Final = 200
 """Of values within values: how deep Python reads and writes them depends on who asks, from 1,000 down."""
 _MAX_CUSTOM_ID: Final = 512
-_USUAL_OUTPUT_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,5 +155,4 @@ def _output_tokens(body: dict[str, Any], endpoint: str) -> float:
         count = replies(body.get("n"))
     except InvalidRequest as error:
         raise _Wrong("invalid_n", str(error), "body.n") from None
-    limit = output_limit(body.get("max_tokens"), body.get("max_completion_tokens"))
-    return float(count * min(limit or _USUAL_OUTPUT_TOKENS, _USUAL_OUTPUT_TOKENS))
+    return count * line_output_tokens(output_limit(body.get("max_tokens"), body.get("max_completion_tokens")))

@@ -29,7 +29,7 @@ MOST_ERRORS: Final = 100
 """Errors that a failed batch lists."""
 _SLICE_LINES, _SLICE_BYTES = 1_000, 4_000_000
 """Read, and accepted in one commit, before the turn of another tenant's batch."""
-_LINES_OF_GROUP: Final = 256
+LINES_OF_GROUP: Final = 256
 """Lines of a file in one request group: some minutes of an engine's work."""
 _SURELY_OLD_S: Final = 86_400.0
 """A file without a row was not written just now, whatever the clocks of store and folder say."""
@@ -44,7 +44,7 @@ def group_of(batch: Batch, line: Line) -> int:
 
     Below 2**53, so that every reader of JSON keeps it whole.
     """
-    return ids.number_of(batch.id, line.model, str(line.number // _LINES_OF_GROUP))
+    return ids.number_of(batch.id, line.model, str(line.number // LINES_OF_GROUP))
 
 
 @dataclass(frozen=True)

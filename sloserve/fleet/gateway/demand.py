@@ -11,11 +11,11 @@ from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.fleet.contract.reports import Demand, GatewayReport
 from sloserve.fleet.gateway.held import HeldRequest
 from sloserve.fleet.gateway.rate import Rate
+from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
 
 _SILENT: Final = 3.0
 """No more is expected in the time of a silence than so many: of Poisson arrivals 5 % are followed by a longer one."""
-_USUAL_OUTPUT_TOKENS: Final = 256.0
 _LEAST_RATE: Final = 1e-3
 """A model and class that less than this comes of a second is not reported."""
 
@@ -62,7 +62,7 @@ class DemandMeter:
     def output_tokens(self, model: str, slo_class: str, limit: int | None) -> float:
         """Expected of a new request. limit: its ``max_tokens``, ``None`` for none."""
         mean = self._flows[model, slo_class].output_tokens.value
-        expected = _USUAL_OUTPUT_TOKENS if mean is None else max(mean, 1.0)
+        expected = float(USUAL_OUTPUT_TOKENS) if mean is None else max(mean, 1.0)
         return expected if limit is None else min(expected, float(limit))
 
     def report(self, held: Iterable[HeldRequest], now_s: float) -> GatewayReport:
@@ -95,7 +95,7 @@ class DemandMeter:
             until_first_token=targets.ttft_s is not None and targets.next_s() == targets.ttft_s,
             rate_per_s=flow.rate_per_s(now_s),
             mean_prompt_tokens=flow.prompt_tokens.value or 0.0,
-            mean_output_tokens=flow.output_tokens.value or _USUAL_OUTPUT_TOKENS,
+            mean_output_tokens=flow.output_tokens.value or float(USUAL_OUTPUT_TOKENS),
             target_s=targets.next_s(),
             weight=weight(slo_class, self._classes),
         )

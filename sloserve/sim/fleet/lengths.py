@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping
 
 from sloserve.core.request import WorkloadRequest
+from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.sim.fleet.contract import Held
 
-_PRIOR_TOKENS, _PRIOR_WEIGHT = 256.0, 4.0
-"""Before replies have ended: so long, with as large a standard deviation, counted as so many replies."""
+_PRIOR_WEIGHT = 4.0
+"""Before replies have ended: of the usual length, with as large a standard deviation, counted as so many replies."""
 
 
 class ReplyLengths:
@@ -33,5 +34,6 @@ class ReplyLengths:
         return (max(mean - generated, 0.5 * deviation, 1.0) if generated else max(mean, 1.0)), deviation
 
     def _of(self, model: str) -> tuple[float, float, float]:
-        prior = _PRIOR_WEIGHT, _PRIOR_WEIGHT * _PRIOR_TOKENS, 2.0 * _PRIOR_WEIGHT * _PRIOR_TOKENS**2
+        usual = float(USUAL_OUTPUT_TOKENS)
+        prior = _PRIOR_WEIGHT, _PRIOR_WEIGHT * usual, 2.0 * _PRIOR_WEIGHT * usual**2
         return self._sums.get(model, prior)

@@ -22,6 +22,7 @@ from sloserve.fleet.agent.in_flight import flight_of
 from sloserve.fleet.agent.line_reply import CHAT, COMPLETIONS, LineReply
 from sloserve.fleet.agent.rungs import Rung, Situation, choose
 from sloserve.fleet.contract.reports import MeasuredSwap
+from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.fleet.store.records import Claimed
 from sloserve.scheduler.qlm.contract import ModelState
 
@@ -135,8 +136,10 @@ def test_what_a_door_expects_of_its_requests() -> None:
     flights.begin(durable)
     sums = flights.sums()
     assert (sums.requests, flights.streams) == (2, 1)
-    assert sums.longest_output_tokens == 200.0 and sums.output_tokens == 250.0
-    assert flights.drain_s == pytest.approx(4.0), "a line that is not streamed is given time to end"
+    assert sums.longest_output_tokens == USUAL_OUTPUT_TOKENS and sums.output_tokens == USUAL_OUTPUT_TOKENS + 50.0
+    assert flights.drain_s == pytest.approx(USUAL_OUTPUT_TOKENS * 0.02), (
+        "a line that is not streamed is given time to end"
+    )
     flights.ended(durable, 1.0, broken=False)
     flights.begin(flight_of("m", True, body.replace(b"50", b"90"), 0.0))
     assert flights.drain_s == pytest.approx(1.0), "one that another engine can go on with is aborted sooner"
