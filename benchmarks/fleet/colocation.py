@@ -7,7 +7,7 @@ same requests:
 - ``alone``: interactive requests without a batch, vLLM's own scheduler.
 - ``uncontrolled``: every line is sent at once, vLLM's own scheduler.
 - ``bounded``: no more than 256 lines are sent at a time, vLLM's own scheduler.
-- ``priority``: a queue in front sends interactive requests first, and no more than the engine admits soon.
+- ``priority``: streams go past a queue that sends no more lines than the engine has seats.
 - ``ours``: every line is sent at once and the engine's policy orders them; ``held``: a fleet's dispatcher (qlm) holds
   lines back as agents do. ``swap``: the engine has swap space for KV. ``100 ms``: that TTFT target, all others 500 ms;
   ``late first``: and late requests keep their place.
@@ -22,7 +22,7 @@ and TPOT), TTFT p50 and p99, output tokens a second of the batch and of both whi
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,13 +34,14 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
 from sloserve.core.slo import SLO
 from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.fleet.agent.places import Places
 from sloserve.fleet.file import Fleet, parse_fleet
 from sloserve.report.runs_csv import read_runs, write_runs
 from sloserve.sim.experiment import MODEL, engine_class
 from sloserve.sim.fleet.contract import Dispatcher, FleetView, Held, Operation
 from sloserve.sim.fleet.dispatchers.assigned import Static
-from sloserve.sim.fleet.dispatchers.pulling import OnDemand
-from sloserve.sim.fleet.dispatchers.qlm import QLM
+from sloserve.sim.fleet.live.fleet import LiveFleet
+from sloserve.sim.fleet.live.options import Options
 from sloserve.sim.fleet.loop import FleetRun
 from sloserve.workloads.length_models import sharegpt
 from sloserve.workloads.seeding import stream
@@ -90,19 +91,26 @@ class Bounded(Static):
         return super().tick(view)
 
 
-class Priority(OnDemand):
-    """First the class, then the order of arrival."""
+@dataclass(frozen=True, slots=True)
+class Seated(Options):
+    """seats: that an agent counts with, whatever its engine has."""
 
-    @staticmethod
-    def key(request: Held) -> float:
-        return request.rank * 1e6 + request.arrival_s
+    seats: int = SEQS
+
+    def places(self, max_num_seqs: int) -> Places:
+        return Places(self.seats)
+
+
+def priority() -> Dispatcher:
+    """Streams first, and no more lines than the engine has seats."""
+    return LiveFleet(options=Seated(seats=round(SEQS / 1.25)))
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """policy: of the engine, ``None`` for stock's scheduler. ttft_ms: target of the interactive class."""
 
-    dispatcher: type[Dispatcher]
+    dispatcher: Callable[[], Dispatcher]
     policy: str | None
     batch: bool = True
     swap: bool = False
@@ -115,12 +123,12 @@ VARIANTS = {
     ALONE: Variant(Static, None, batch=False),
     UNCONTROLLED: Variant(Static, None),
     "bounded": Variant(Bounded, None),
-    "priority": Variant(Priority, None),
+    "priority": Variant(priority, None),
     "ours, edf": Variant(Static, EDF),
     "ours, edf, swap": Variant(Static, EDF, swap=True),
     "ours, edf, 100 ms": Variant(Static, EDF, ttft_ms=100),
     "same, late first": Variant(Static, EDF + ":late_last=false", ttft_ms=100),
-    "ours, edf, held": Variant(QLM, EDF),
+    "ours, edf, held": Variant(LiveFleet, EDF),
     "ours, auto": Variant(Static, AUTO),
     "ours, auto, swap": Variant(Static, AUTO, swap=True),
 }

@@ -21,13 +21,16 @@ import numpy as np
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.arrays import FloatArray
 from sloserve.core.request import WorkloadRequest
+from sloserve.fleet.contract.plan import Plan
 from sloserve.fleet.file import Fleet, parse_fleet
-from sloserve.scheduler.qlm.contract import FleetPlan, GroupSums
+from sloserve.fleet.planning.groups import Group
+from sloserve.fleet.planning.snapshot import Members, fleet_state, serving_of
 from sloserve.scheduler.qlm.problem import PlanSettings, ProblemMaker
 from sloserve.scheduler.qlm.spans import group_spans
-from sloserve.sim.fleet.contract import FleetView
-from sloserve.sim.fleet.dispatchers.qlm import QLM
+from sloserve.scheduler.qlm.swaps import swap_table
 from sloserve.sim.fleet.experiment import FleetExperiment
+from sloserve.sim.fleet.live.fleet import LiveFleet
+from sloserve.sim.fleet.live.options import AT_ONCE, Options
 from sloserve.sim.fleet.loop import FleetRun
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.workloads.multi_model import FleetWorkload
@@ -50,38 +53,40 @@ def fleet_of(profiles: Sequence[str], devices: int) -> Fleet:
     return parse_fleet(TEXT.format(models=lines, devices=devices))
 
 
-class Foreseeing(QLM):
+class Foreseeing(LiveFleet):
     """Notes of each request what the first plan with its group foresees. tokens_per_s: for Eq. 2, by model."""
 
     def __init__(self, tokens_per_s: dict[str, float] | None = None) -> None:
-        super().__init__()
+        super().__init__(options=Options(one_queue=True, periods=AT_ONCE))
         self._tokens_per_s = tokens_per_s
         self.foreseen: dict[str, tuple[float, float, float]] = {}
 
-    def _new_plan(self, view: FleetView, sums: tuple[GroupSums, ...]) -> FleetPlan:
-        plan = super()._new_plan(view, sums)
-        if self.foreseen or not sums:
+    def _planned(self, now_s: float, durable: Sequence[Group], members: Members) -> Plan:
+        plan = super()._planned(now_s, durable, members)
+        if self.foreseen or not durable or not members.agents:
             return plan
-        state = self._state(view, sums)
+        fleet = self._view.fleet
+        state, _ = fleet_state(now_s, durable, members, swap_table(fleet.swaps()), None)
+        sums, order = list(state.groups), plan.order
         serving = {
             key: one if self._tokens_per_s is None else replace(one, tokens_per_s=self._tokens_per_s[key[0]])
-            for key, one in self._serving.items()
+            for key, one in serving_of(fleet).items()
         }
         found = []
         for chance, error in ((0.5, 0.0), (CHANCE, ERROR)):
-            settings = PlanSettings(chance, error, view.switching.min_active_s)
-            problem = ProblemMaker(serving, settings).problem(state, list(sums))
+            settings = PlanSettings(chance, error, fleet.switching.min_active_s)
+            problem = ProblemMaker(serving, settings).problem(state, sums)
             at = {group.ref: k for k, group in enumerate(sums)}
-            queues = [[at[ref] for ref in plan.queues[instance.name]] for instance in state.instances]
+            queues = [[at[ref] for ref in order[instance.name]] for instance in state.instances]
             found.append((group_spans(problem, queues), problem))
         for k, group in enumerate(sums):
-            for place, member in enumerate(self._groups.head(group.ref, group.requests)):
+            for place, request_id in enumerate(self._store.waiting(group.ref, group.requests)):
                 ends = []
                 for spans, problem in found:
                     part = place / group.requests
                     wait = spans.start_s[k] + part * (spans.end_s[k] - spans.start_s[k])
                     ends += [wait, wait + problem.own_s[problem.kind[spans.instance[k]], k]]
-                self.foreseen[str(member.request)] = ends[0], ends[1], ends[3]
+                self.foreseen[request_id] = ends[0], ends[1], ends[3]
         return plan
 
 

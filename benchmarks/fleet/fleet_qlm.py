@@ -57,10 +57,10 @@ MANY_MODELS = Cell(EIGHT, "req/s", 20.0, rps=20.0, seconds=180.0)
 SHORTER = replace(MANY_MODELS, seconds=120.0)
 ONE_MODEL = Cell(ONE, "req/s", 20.0, workload="w-b", rps=20.0, seconds=120.0)
 
-RIVALS = ("on-demand", COLLATE, "edf/stock")
-QLM = "qlm/stock"
-ALL = (STATIC, *RIVALS, "least-loaded/stock", QLM)
-W_A_ONLY = ("random/stock", "shepherd/stock", "qlm:lengths=oracle/stock")
+RIVALS = ("fifo", "on-demand", COLLATE, "edf/stock")
+QLM, PAPER = "qlm/stock", "qlm-paper/stock"
+ALL = (STATIC, *RIVALS, "least-loaded/stock", QLM, PAPER)
+W_A_ONLY = ("random/stock", "shepherd/stock", "qlm-paper:lengths=oracle/stock")
 ROUTERS = ("least-loaded/stock", "edf/stock", QLM)
 OPERATIONS = ("pull", "preempt", "swap", "warm", "balance")
 
@@ -71,7 +71,7 @@ class Section:
 
     question: str
     cells: tuple[Cell, ...]
-    names: tuple[str, ...] = (*RIVALS, QLM)
+    names: tuple[str, ...] = (*RIVALS, QLM, PAPER)
     rates: tuple[float, ...] = ()
     shows: tuple[str, ...] = ("in_time", "interactive")
 
@@ -180,25 +180,33 @@ SECTIONS = {
     "drain": Section(
         "Fig. 5: time to drain 400 requests that are there at once, 8 models on 2 instances",
         (replace(MANY_MODELS, axis="queued", value=400, rps=0.0, queued=400),),
-        (*RIVALS, QLM, "qlm:pull=false/stock", "qlm:warm=false/stock", "qlm:pull=false:warm=false/stock"),
+        (*RIVALS, QLM, PAPER, "qlm-paper:pull=false/stock", "qlm-paper:warm=false/stock"),
         shows=("done_s", "in_time", "swaps"),
     ),
     "operations": Section(
         "Fig. 10: qlm without each of its operations, 8 models on 2 instances, 20 req/s",
         (MANY_MODELS,),
-        (QLM, *(f"qlm:{name}=false/stock" for name in OPERATIONS), "qlm:park=true/stock"),
+        (
+            PAPER,
+            *(f"qlm-paper:{name}=false/stock" for name in OPERATIONS),
+            "qlm-paper:park=true/stock",
+            QLM,
+            "qlm:preempt=true/stock",
+            "qlm:warm=false/stock",
+            "qlm:balance=false/stock",
+        ),
         shows=("in_time", "interactive"),
     ),
     "operations-w-b": Section(
         "Fig. 13: the same with one model on 2 instances, 26 req/s",
         at_rates(ONE_MODEL, (26.0,)),
-        (QLM, *(f"qlm:{name}=false/stock" for name in OPERATIONS)),
+        (PAPER, *(f"qlm-paper:{name}=false/stock" for name in OPERATIONS), QLM, "qlm:preempt=true/stock"),
         shows=("in_time", "interactive"),
     ),
     "delta": Section(
         "Fig. 18: size of request groups in mean batches, 8 models on 2 instances, 20 req/s",
         (SHORTER,),
-        tuple(f"qlm:delta={delta:g}/stock" for delta in (0.5, 4, 16)),
+        tuple(f"qlm-paper:delta={delta:g}/stock" for delta in (0.5, 4, 16)),
         shows=("in_time", "interactive", "cpu_s"),
     ),
     "swap-cost": Section(

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fleet.colocation import INTERACTIVE, full_step_ms
+from benchmarks.fleet.colocation import INTERACTIVE, Seated, full_step_ms
 from benchmarks.fleet.colocation import requests as colocation_requests
 from benchmarks.fleet.paced_fleet import ARGUMENTS, PREDICTED, REAL, PacedFleet, Stream, of_log
 from sloserve.core.request import WorkloadRequest
 from sloserve.fleet.file import parse_fleet
 from sloserve.sim.experiment import MODEL, engine_class
-from sloserve.sim.fleet.contract import FleetView, Held, Operation
-from sloserve.sim.fleet.dispatchers.assigned import Static
+from sloserve.sim.fleet.live.fleet import LiveFleet
 from sloserve.sim.fleet.loop import FleetRun
 
 Row = dict[str, Any]
@@ -148,35 +147,13 @@ async def until_idle(fleet: PacedFleet) -> None:
             await asyncio.sleep(0.2)
 
 
-class Pulled(Static):
-    """Lines go to the engine while it has fewer requests than ``most``, streams at once: as an agent sends them."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most, self._lines = most, []
-
-    def arrived(self, request: Held, view: FleetView) -> None:
-        if request.rank == 1:
-            super().arrived(request, view)
-        else:
-            self._lines.append(request)
-
-    def tick(self, view: FleetView) -> Sequence[Operation]:
-        free = max(self._most - sum(one.num_in_flight for one in view.instances) - len(self._arrived), 0)
-        for line in self._lines[:free]:
-            super().arrived(line, view)
-        del self._lines[:free]
-        return super().tick(view)
-
-
 def colocation_predicted(name: str, seed: int) -> Row:
     policy, seats = ROWS[name]
     fleet = parse_fleet(colocation_file())
     flags = fleet.models[name].flags.model_copy(update={"max_num_seqs": SEQS})
     one = replace(fleet, models={name: replace(fleet.models[name], flags=flags)}, active={"a/0": name})
-    run = FleetRun(
-        one, Pulled(round(1.25 * seats)), engine_class(MODEL), policy=None if policy == "fcfs" else policy, seed=seed
-    )
+    dispatcher = LiveFleet(options=Seated(seats=seats), seed=seed)
+    run = FleetRun(one, dispatcher, engine_class(MODEL), policy=None if policy == "fcfs" else policy, seed=seed)
     log = run.run(colocated(name, seed, name)).run
     streams = [of_log(r) for r in log.requests if r.request.slo.slo_class.name == INTERACTIVE]
     lines = [r for r in log.requests if r.request.slo.slo_class.name != INTERACTIVE]

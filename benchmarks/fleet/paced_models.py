@@ -12,17 +12,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fleet.paced_fleet import ARGUMENTS, PacedFleet, Stream, of_log
-from benchmarks.fleet.paced_planner import LivePlanner
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.plan import Plan, PlannedGroup, to_json
 from sloserve.fleet.file import Fleet, parse_fleet
-from sloserve.fleet.planning.rules import QLM
 from sloserve.fleet.store.records import StoredPlan
 from sloserve.fleet.store.store import open_store
 from sloserve.sim.experiment import MODEL, engine_class
-from sloserve.sim.fleet.contract import Dispatcher, Held
-from sloserve.sim.fleet.dispatchers.pulling import Collate, OnDemand, Pulling
 from sloserve.sim.fleet.dispatchers.registry import FleetRunName
 from sloserve.sim.fleet.experiment import FleetExperiment
 from sloserve.sim.fleet.loop import FleetRun
@@ -213,31 +209,11 @@ def models_row(streams: Sequence[Stream], lines_s: Sequence[float]) -> Row:
     }
 
 
-class StreamsFirst(Pulling):
-    """As a fleet has it whatever its planner says: streams go past the queue that lines wait in."""
-
-    @staticmethod
-    def key(request: Held) -> float:
-        return request.rank * 1e6 + request.arrival_s
-
-
-class OnDemandStreamsFirst(StreamsFirst, OnDemand):
-    """on-demand, live."""
-
-
-class CollateStreamsFirst(StreamsFirst, Collate):
-    """collate, live."""
-
-
 def models_predicted(section: str, name: str, seed: int) -> Row:
-    fleet, parsed = parse_fleet(models_file(name)), FleetRunName.parse(name)
+    fleet = parse_fleet(models_file(name))
     requests = w_a(section, fleet, seed)
-    live = {"on-demand": OnDemandStreamsFirst, "collate": CollateStreamsFirst}.get(parsed.dispatcher)
-    if parsed.dispatcher == QLM:
-        dispatcher: Dispatcher = LivePlanner(fleet, requests, INTERACTIVE)
-    else:
-        dispatcher = parsed.make(seed) if live is None else live(**parsed.options)
-    run = FleetRun(fleet, dispatcher, engine_class(MODEL), policy=None, seed=seed)
+    # Engines have stock's order, and limits say how long replies will be, as those of the real requests do.
+    run = FleetRun(fleet, FleetRunName.parse(name).make(seed), engine_class(MODEL), policy=None, seed=seed, oracle=True)
     log = run.run(requests)
     logs = [of_log(r) for r in log.run.requests]
     streams = [one for one in logs if one.request.slo.slo_class.name == INTERACTIVE]
@@ -329,7 +305,7 @@ def rounds_row(streams: Sequence[Stream]) -> Row:
 
 def rounds_predicted(name: str, seed: int) -> Row:
     fleet = parse_fleet(rounds_file())
-    dispatcher = FleetRunName.parse(f"least-loaded:prefixes={'true' if ROUTING[name] else 'false'}").make(seed)
+    dispatcher = FleetRunName.parse(f"qlm:prefixes={'true' if ROUTING[name] else 'false'}").make(seed)
     run = FleetRun(fleet, dispatcher, engine_class(MODEL), policy=None, seed=seed, prefix_caching=True)
     log = run.run(conversations(fleet, seed)).run
     return rounds_row([of_log(r) for r in log.requests])

@@ -25,8 +25,9 @@ class FleetFlags:
         Path | None,
         typer.Option(
             help="File of a fleet, several models on several instances (docs/fleet.md). --workload is then w-a, "
-            "w-b or w-c, as w-a:latency_share=0.2:tail_share=0.1. --policy names dispatchers: static, on-demand, "
-            "collate, edf, qlm; the engines' policy follows after a slash, collate:max_wait_s=20/edf. --engine is "
+            "w-b or w-c, as w-a:latency_share=0.2:tail_share=0.1. --policy names dispatchers: qlm, edf, collate, "
+            "on-demand, as a live fleet's planner, or a rival: qlm-paper, fifo, static; the engines' policy "
+            "follows after a slash, collate:max_wait_s=20/edf. --engine is "
             "then model by default."
         ),
     ] = None

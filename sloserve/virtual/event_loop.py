@@ -181,11 +181,9 @@ class EventLoop(ABC):
     def kv_used(self) -> float:
         """Share of the KV blocks in use, 0..1."""
 
-    def tell(self, started: Callable[[str], object], ended: Callable[[str], object]) -> None:
-        """From now on ``started`` is called with a request's id when its first token leaves the engine, and ``ended``
-        when it is over, however it ended.
-        """
-        self._front_end.on_started, self._front_end.on_ended = started, ended
+    def tell(self, ended: Callable[[str], object]) -> None:
+        """From now on ``ended`` is called with a request's id when it is over, however it ended."""
+        self._front_end.on_ended = ended
 
     @property
     def _wakes_at(self) -> float:

@@ -35,7 +35,6 @@ class VirtualFrontEnd:
         self._queued_tokens: dict[str, int] = {}
         self._queued_tokens_sum = 0
         self._in_flight = 0
-        self.on_started: Callable[[str], object] | None = None
         self.on_ended: Callable[[str], object] | None = None
         """Called with ids, for what stands before it."""
 
@@ -83,8 +82,6 @@ class VirtualFrontEnd:
         self._queued_tokens_sum -= self._queued_tokens.pop(request_id, 0)
         if self._admission is not None:
             self._tickets[request_id].started(now_s)
-        if self.on_started is not None:
-            self.on_started(request_id)
 
     def ended(self, request_id: str, latency: Latency | None, tokens: int, now_s: float) -> None:
         """A request that came in is over. latency: ``None`` if it was not completed. tokens: of its output."""

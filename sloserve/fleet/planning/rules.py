@@ -2,7 +2,7 @@
 
 An instance serves the model that it has until another takes it. A model that waits takes an instance that is idle:
 nothing runs there, and nothing waits for its model. Rules differ in who comes first, and in when a model may take an
-instance that is busy; they are those of the simulator's dispatchers of these names:
+instance that is busy:
 
 - ``on-demand``: first come, first served. A model that is active nowhere takes one at once.
 - ``collate``: first come, first served. A model takes one when its oldest request has waited for ``max_wait_s``.

@@ -13,8 +13,7 @@ from typing import Protocol
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.estimator.step_time.profile import Profile
-from sloserve.fleet.file_sections import Switching
-from sloserve.lso.model_swap import ModelSwap
+from sloserve.fleet.file import Fleet
 from sloserve.scheduler.qlm.contract import ModelState
 from sloserve.virtual.engine_settings import EngineSettings
 
@@ -26,7 +25,8 @@ class Held:
     prompt_tokens: with what other engines generated. due_s: the deadline that comes next
     (:meth:`~sloserve.core.slo.Targets.next_s`), inf where nothing is promised. kept_on: the instance that keeps the KV
     of its first ``kept_tokens`` tokens in host memory, if one does. prefix_ids: as of
-    :class:`~sloserve.core.request.WorkloadRequest`.
+    :class:`~sloserve.core.request.WorkloadRequest`. slo_class: name of its class. most_tokens: limit of its reply that
+    it states.
     """
 
     request_id: str
@@ -40,10 +40,19 @@ class Held:
     kept_on: str | None = None
     kept_tokens: int = 0
     prefix_ids: tuple[int, ...] = ()
+    slo_class: str = ""
+    most_tokens: int | None = None
 
 
-def held(request: WorkloadRequest, generated_tokens: int = 0, kept_on: str | None = None, kept_tokens: int = 0) -> Held:
-    """What a dispatcher is told of ``request``."""
+def held(
+    request: WorkloadRequest,
+    generated_tokens: int = 0,
+    kept_on: str | None = None,
+    kept_tokens: int = 0,
+    *,
+    oracle: bool = False,
+) -> Held:
+    """What a dispatcher is told of ``request``. oracle: its limit is how long its reply will be."""
     targets = request.slo.targets
     limit_s = targets.next_s(begun=generated_tokens > 0)
     return Held(
@@ -58,6 +67,8 @@ def held(request: WorkloadRequest, generated_tokens: int = 0, kept_on: str | Non
         kept_on=kept_on,
         kept_tokens=kept_tokens,
         prefix_ids=request.prefix_ids,
+        slo_class=request.slo.slo_class.name,
+        most_tokens=request.output_tokens if oracle else request.max_tokens,
     )
 
 
@@ -73,13 +84,12 @@ class Give:
 class Switch:
     """The instance takes no more requests, lets its streams end, and then makes ``model`` active.
 
-    drain_s: streams that have not ended by then go back to the queue with what they have; the fleet's own limit holds
-    where this is larger. keep_kv: their KV is kept in the host's swap space, where that is worth it; else it is lost.
+    What has not ended after the fleet's ``drain_max_s`` goes back to the queue with what it has. keep_kv: its KV is
+    kept in the host's swap space, where that is worth it; else it is lost.
     """
 
     instance: str
     model: str
-    drain_s: float = math.inf
     keep_kv: bool = True
 
 
@@ -162,23 +172,6 @@ class InstanceView(Protocol):
         """Whether it serves, and has its model for long enough."""
         ...
 
-    def has_room(
-        self, prompt_tokens: int, *, given: int = 0, given_tokens: int = 0, leaving: int = 0, leaving_tokens: int = 0
-    ) -> bool:
-        """Whether a request would be admitted soon, and not wait in the engine's own queue.
-
-        Args:
-            prompt_tokens: of the request.
-            given, given_tokens: requests that it was given and does not know of yet, and their prompts.
-            leaving, leaving_tokens: requests in flight that leave before, and the tokens of their KV.
-        """
-        ...
-
-    @property
-    def host_bytes(self) -> int:
-        """Its share of the memory in which its host keeps weights of models that are not active."""
-        ...
-
     def profile(self, model: str) -> Profile:
         """Step times of the model on its devices."""
         ...
@@ -196,24 +189,14 @@ class FleetView(Protocol):
     """The fleet, as its gateway sees it."""
 
     @property
+    def fleet(self) -> Fleet:
+        """As its file says."""
+        ...
+
+    @property
     def now_s(self) -> float: ...
     @property
     def instances(self) -> Sequence[InstanceView]: ...
-    @property
-    def shares(self) -> Mapping[str, float]:
-        """What part of the requests asks for each model, as its operator expects."""
-        ...
-
-    @property
-    def switching(self) -> Switching:
-        """When instances may switch, as the fleet's file says."""
-        ...
-
-    @property
-    def swaps(self) -> Mapping[tuple[str, str], ModelSwap]:
-        """What each model costs to swap, by model and kind of device."""
-        ...
-
     def expected_output(self, request: Held, generated: int = 0) -> tuple[float, float]:
         """Mean and standard deviation of the tokens that are still to come of its reply, after ``generated`` in all."""
         ...
@@ -239,6 +222,19 @@ class Dispatcher(ABC):
     def arrived(self, request: Held, view: FleetView) -> None:
         """A request is held from now on."""
 
+    def ended(self, request_id: str, tokens: int, view: FleetView) -> None:
+        """A request that an instance served is over, after ``tokens`` of its reply in all."""
+        return
+
     @abstractmethod
     def tick(self, view: FleetView) -> Sequence[Operation]:
         """What to do now: asked after requests arrived or ended and models came, and once in a while."""
+
+
+def model_shares(fleet: Fleet) -> dict[str, float]:
+    """What part of the requests asks for each model: as the file says, those without a figure alike; sums to 1."""
+    given = {name: model.share for name, model in fleet.models.items()}
+    stated = [share for share in given.values() if share is not None]
+    rest = sum(stated) / len(stated) if stated else 1.0
+    total = sum(rest if share is None else share for share in given.values())
+    return {name: (rest if share is None else share) / total for name, share in given.items()}

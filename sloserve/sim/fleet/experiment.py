@@ -11,9 +11,10 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.fleet.file import Fleet
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.sim.experiment import ENGINE_KINDS, MODEL, engine_class, pool_of
+from sloserve.sim.fleet.contract import model_shares
 from sloserve.sim.fleet.dispatchers.registry import FleetRunName
 from sloserve.sim.fleet.log import FleetLog
-from sloserve.sim.fleet.loop import FleetRun, engine_settings, model_shares
+from sloserve.sim.fleet.loop import FleetRun, engine_settings
 from sloserve.workloads.multi_model import FleetWorkload, ModelDemand
 
 

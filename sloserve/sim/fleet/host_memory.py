@@ -4,14 +4,10 @@ from collections import OrderedDict
 
 
 class HostMemory:
-    """Copies by instance and model, the least recently used first. A copy is there only while its model sleeps.
+    """Copies by instance and model, the least recently used first. A copy is there only while its model sleeps."""
 
-    share_bytes: an equal part of it for each of the host's ``instances``.
-    """
-
-    def __init__(self, size_bytes: int, instances: int = 1) -> None:
+    def __init__(self, size_bytes: int) -> None:
         self._free = size_bytes
-        self.share_bytes = size_bytes // instances
         self._copies: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def holds(self, instance: str, model: str) -> bool:

@@ -22,11 +22,6 @@ from sloserve.sim.fleet.contract import Held, held
 from sloserve.sim.fleet.host_memory import HostMemory
 from sloserve.virtual.engine_settings import EngineSettings
 
-_KV_ROOM = 0.9
-"""No more requests once so much of the KV cache is used: what runs grows into the rest."""
-_STEPS_AHEAD = 2
-"""Prompts that wait in an engine fill so many steps, one that runs and one that is scheduled behind it."""
-
 
 @dataclass(slots=True)
 class FleetClock:
@@ -56,7 +51,6 @@ class _Part:
     request: WorkloadRequest
     given: WorkloadRequest
     before: int
-    started: bool = False
 
 
 class Instance:
@@ -93,7 +87,6 @@ class Instance:
         self._reading: tuple[float, str] | None = None  # weights that come to host memory, and when they are there
         self._engines: dict[str, Any] = {}
         self._parts: dict[str, _Part] = {}
-        self._prompts_ahead = 0
         self._num_given = 0
         self._history = history
         self._span_since_s = 0.0
@@ -145,25 +138,6 @@ class Instance:
             return True
         return self.serving and self.now_s >= self.activated_s + self._switching.min_active_s
 
-    @property
-    def host_bytes(self) -> int:
-        return self._memory.share_bytes
-
-    def has_room(
-        self, prompt_tokens: int, *, given: int = 0, given_tokens: int = 0, leaving: int = 0, leaving_tokens: int = 0
-    ) -> bool:
-        held = len(self._parts) + given - leaving
-        if held <= 0:
-            return True
-        settings = self._served[self._serving_model].settings
-        waiting = self._prompts_ahead + given_tokens
-        more = (given_tokens - leaving_tokens) / (settings.kv_blocks * settings.block_size)
-        return (
-            held < settings.max_num_seqs
-            and (not waiting or waiting + prompt_tokens <= _STEPS_AHEAD * settings.max_num_batched_tokens)
-            and self._engine.kv_used + more < _KV_ROOM
-        )
-
     def profile(self, model: str) -> Profile:
         return self._served[model].profile
 
@@ -206,7 +180,6 @@ class Instance:
         part = _Part(request, self._given(request, generated), generated)
         self._num_given += 1
         self._parts[request_id] = part
-        self._prompts_ahead += part.given.prompt_tokens
         self._history.setdefault(request_id, []).append((engine, part.given, engine.kept_tokens(request_id)))
         engine.unpark(request_id, part.given.request_id)
         engine.give(part.given, now_s=self.now_s)
@@ -232,15 +205,14 @@ class Instance:
         if model != self.active:
             self._memory.release(self.name, model)
 
-    def switch(self, model: str, drain_s: float, *, keep_kv: bool = True) -> None:
+    def switch(self, model: str, *, keep_kv: bool = True) -> None:
         """Begins the switch to ``model``. Nothing happens where it is active, or the instance may not switch now."""
         if model == self.active or not self.can_switch():
             return
         self._keep_kv = keep_kv
-        limit_s = min(drain_s, self._switching.drain_max_s)
         self._enter(Phase.DRAINING)
         self._leaving, self.active = self.active, model
-        self._until_s = self.now_s + limit_s
+        self._until_s = self.now_s + self._switching.drain_max_s
         self._exchange_if_drained()
 
     def advance(self) -> None:
@@ -287,7 +259,7 @@ class Instance:
     def _activate(self, model: str) -> None:
         if model not in self._engines:
             engine = self._served[model].make_engine()
-            engine.tell(self._first_token, self._over)
+            engine.tell(self._over)
             self._engines[model] = engine
         self.active, self.activated_s = model, self.now_s
         self._until_s, self._leaving = math.inf, None
@@ -310,17 +282,10 @@ class Instance:
     def _part_of(self, given_id: str) -> _Part | None:
         return self._parts.get(given_id.partition("~")[0])
 
-    def _first_token(self, given_id: str) -> None:
-        part = self._part_of(given_id)
-        if part is not None and not part.started:
-            part.started = True
-            self._prompts_ahead -= part.given.prompt_tokens
-
     def _over(self, given_id: str) -> None:
         part = self._part_of(given_id)
         if part is None:
             return
-        self._first_token(given_id)
         tokens = part.before + int(self._engine.output_tokens(given_id))
         del self._parts[part.request.request_id]
         self._ended(part.request, tokens)
@@ -335,8 +300,6 @@ class Instance:
     def _give_back(self, part: _Part, keep_kv: bool) -> None:
         """A request that is no longer among those in flight leaves the engine."""
         engine, request_id, given_id = self._engine, part.request.request_id, part.given.request_id
-        if not part.started:
-            self._prompts_ahead -= part.given.prompt_tokens
         tokens = part.before + int(engine.output_tokens(given_id))
         if keep_kv:
             self._copied_s = engine.park(given_id, request_id, self.now_s)

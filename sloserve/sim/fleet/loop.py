@@ -18,9 +18,20 @@ from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.file import GIB, Fleet, FleetModel
-from sloserve.fleet.file_sections import Switching
 from sloserve.settings import KEY
-from sloserve.sim.fleet.contract import Dispatcher, Drop, Give, Held, Operation, Preempt, Refuse, Switch, Warm, held
+from sloserve.sim.fleet.contract import (
+    Dispatcher,
+    Drop,
+    Give,
+    Held,
+    Operation,
+    Preempt,
+    Refuse,
+    Switch,
+    Warm,
+    held,
+    model_shares,
+)
 from sloserve.sim.fleet.host_memory import HostMemory
 from sloserve.sim.fleet.instance import FleetClock, History, Instance, Served
 from sloserve.sim.fleet.lengths import ReplyLengths
@@ -54,7 +65,7 @@ class FleetRun:
         oracle: bool = False,
         prefix_caching: bool = False,
     ) -> None:
-        self._fleet, self._dispatcher, self._oracle = fleet, dispatcher, oracle
+        self.fleet, self._dispatcher, self._oracle = fleet, dispatcher, oracle
         self._clock = FleetClock()
         self._counters: Counter[str] = Counter()
         self._held: dict[str, tuple[WorkloadRequest, int]] = {}
@@ -65,12 +76,12 @@ class FleetRun:
         self._lengths = ReplyLengths()
         self._changed_s = 0.0
         self._dirty = self._arrived = False
-        self.swaps = fleet.swaps()
+        swaps = fleet.swaps()
         config = (
             None if policy is None else {KEY: {**fleet.section, "policy": policy, "policy_options": {}, "seed": seed}}
         )
         self.instances: list[Instance] = []
-        memory = {name: HostMemory(host.host_memory_bytes, len(host.instances)) for name, host in fleet.hosts.items()}
+        memory = {name: HostMemory(host.host_memory_bytes) for name, host in fleet.hosts.items()}
         for name, host in fleet.instances:
             served = {}
             models = fleet.models_on(host)
@@ -80,7 +91,7 @@ class FleetRun:
                 profile = fleet.models[model].profiles[host.device]
                 settings = engine_settings(fleet.models[model], profile, swap_space_gib, prefix_caching=prefix_caching)
                 make = partial(_make_engine, engine_class, settings, profile, config)
-                served[model] = Served(settings, profile, self.swaps[model, host.device], make)
+                served[model] = Served(settings, profile, swaps[model, host.device], make)
             instance = Instance(
                 name,
                 host.device,
@@ -101,14 +112,6 @@ class FleetRun:
     @property
     def now_s(self) -> float:
         return self._clock.now_s
-
-    @property
-    def shares(self) -> Mapping[str, float]:
-        return model_shares(self._fleet)
-
-    @property
-    def switching(self) -> Switching:
-        return self._fleet.switching
 
     def expected_output(self, request: Held, generated: int = 0) -> tuple[float, float]:
         return self._lengths.expected(request, max(generated, request.generated_tokens))
@@ -149,6 +152,8 @@ class FleetRun:
             else:
                 tick_at = ticked_s + HEARTBEAT_S if self._held else math.inf
             tick_at = min(tick_at, max(self._dispatcher.wakes_s, self._clock.now_s))
+            if self._num_ended == len(workload):  # what is left is the end of the last steps
+                tick_at = math.inf
             if on_progress is not None and self._num_ended >= told + 50:
                 told = self._num_ended
                 on_progress(told)
@@ -160,16 +165,16 @@ class FleetRun:
         """Models to begin with: the file's, the dispatcher's, then those that are not yet anywhere, then the most asked
         for. The others are warm as far as host memory goes, in the order of the file.
         """
-        chosen = dict(self._fleet.active)
+        chosen = dict(self.fleet.active)
         chosen |= {switch.instance: switch.model for switch in self._dispatcher.begin(self)}
-        shares = self.shares
+        shares = model_shares(self.fleet)
         for instance in self.instances:
             if instance.name not in chosen:
                 active = list(chosen.values())
                 chosen[instance.name] = min(instance.models, key=lambda m: (active.count(m) / shares[m], -shares[m]))
             instance.start_with(chosen[instance.name])
-        for name, host in self._fleet.instances:
-            for model in self._fleet.models_on(host):
+        for name, host in self.fleet.instances:
+            for model in self.fleet.models_on(host):
                 size = self._by_name[name].weights_bytes(model)
                 if chosen[name] != model and memory[host.name].fits(size):
                     memory[host.name].keep(name, model, size)
@@ -177,7 +182,7 @@ class FleetRun:
     def _arrive(self, request: WorkloadRequest, generated: int, kept_on: str | None = None, kept: int = 0) -> None:
         self._held[request.request_id] = (request, generated)
         self._arrived = True
-        self._dispatcher.arrived(held(request, generated, kept_on, kept), self)
+        self._dispatcher.arrived(held(request, generated, kept_on, kept, oracle=self._oracle), self)
 
     def _evicted(self, request: WorkloadRequest, generated: int, instance: str, kept: int) -> None:
         self._counters["preempted_for_others" if self._by_name[instance].serving else "evicted_on_switch"] += 1
@@ -191,6 +196,7 @@ class FleetRun:
         self._dirty = True
         self._changed_s = self._clock.now_s
         self._lengths.ended(request.model, tokens)
+        self._dispatcher.ended(request.request_id, tokens, self)
 
     def _carry_out(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
@@ -202,7 +208,7 @@ class FleetRun:
                     self._by_name[kept_on].forget(request)
                 self._by_name[operation.instance].give(request, generated)
             elif isinstance(operation, Switch):
-                self._by_name[operation.instance].switch(operation.model, operation.drain_s, keep_kv=operation.keep_kv)
+                self._by_name[operation.instance].switch(operation.model, keep_kv=operation.keep_kv)
             elif isinstance(operation, Preempt):
                 self._by_name[operation.instance].preempt(operation.request_id, keep_kv=operation.keep_kv)
             elif isinstance(operation, Warm):
@@ -236,15 +242,6 @@ class FleetRun:
             counters.update(log.counters)
         run = RunLog(requests, all_steps([log.steps for log in logs]), {}, dict(counters))
         return FleetLog(run, tuple(span for instance in self.instances for span in instance.spans))
-
-
-def model_shares(fleet: Fleet) -> dict[str, float]:
-    """What part of the requests asks for each model: as the file says, those without a figure alike; sums to 1."""
-    given = {name: model.share for name, model in fleet.models.items()}
-    stated = [share for share in given.values() if share is not None]
-    rest = sum(stated) / len(stated) if stated else 1.0
-    total = sum(rest if share is None else share for share in given.values())
-    return {name: (rest if share is None else share) / total for name, share in given.items()}
 
 
 def engine_settings(

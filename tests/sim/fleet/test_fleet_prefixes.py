@@ -5,12 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from sloserve.core.request import WorkloadRequest
-from sloserve.sim.fleet.contract import held
-from sloserve.sim.fleet.dispatchers.assigned import LeastLoaded
-from sloserve.sim.fleet.dispatchers.prefixes import first_to_complete
 from sloserve.sim.fleet.log import FleetLog
-from sloserve.sim.fleet.loop import FleetRun
-from sloserve.sim.model.engine import ModelEngine
 from tests.sim.fleet.fleets import fleet_of, request, run
 
 pytestmark = pytest.mark.slow  # each runs whole fleets
@@ -30,22 +25,11 @@ TURNS = [turn("x", 0.0, 1, 3000), turn("y", 0.01, 2, 3000), turn("y2", 5.0, 2, 3
 """x goes to the first instance, y to the second; when they go on, the first to ask finds both idle."""
 
 
-@pytest.mark.parametrize("name", ["least-loaded{}/stock", "qlm{}/stock"])
+@pytest.mark.parametrize("name", ["edf{}/stock", "on-demand{}"])
 def test_a_conversation_goes_back_to_where_it_was(name: str) -> None:
     fleet = fleet_of("a", devices=2)
     assert cached(run(fleet, name.format(""), TURNS), TURNS) == 2 * 2992  # whole blocks of 16
     assert cached(run(fleet, name.format(":prefixes=false"), TURNS), TURNS) < 2992
-
-
-def test_a_hit_is_worth_the_seconds_that_it_saves() -> None:
-    """It outweighs one more request beside it, not many: then to compute the prompt elsewhere is sooner."""
-    instances = FleetRun(fleet_of("a", devices=2), LeastLoaded(), ModelEngine, policy=None).instances
-    asked = held(turn("x2", 5.0, 1, 3400))
-
-    def chosen(others: int) -> str:
-        return first_to_complete(asked, 300.0, instances, {"n/0": others, "n/1": 0}, {"n/0": 3000.0}).name
-
-    assert (chosen(1), chosen(31)) == ("n/0", "n/1")
 
 
 def test_a_model_that_sleeps_forgets_its_prefixes() -> None:

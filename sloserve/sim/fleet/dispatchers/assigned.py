@@ -1,7 +1,6 @@
 """Requests are assigned to an instance when they arrive, and each instance serves its own.
 
-``least-loaded`` assigns to the instance that has the fewest, or, where one should have the beginning of the prompt in
-its prefix cache, to the one that should complete the request first; ``random`` to any. An instance serves what it has
+``least-loaded`` assigns to the instance that has the fewest, ``random`` to any. An instance serves what it has
 of the active model, first come, first served, and then turns to the model of its oldest request, which waits at most as
 long as the fleet's file allows. ``static`` never switches.
 """
@@ -11,10 +10,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sloserve.sim.fleet.contract import Dispatcher, FleetView, Give, Held, InstanceView, Operation, Refuse, Switch
-from sloserve.sim.fleet.dispatchers.prefixes import SentPrefixes, first_to_complete
-from sloserve.sim.fleet.dispatchers.queues import Queues, by_arrival
-from sloserve.sim.fleet.dispatchers.room import Room
+from sloserve.fleet.agent.places import Places
+from sloserve.sim.fleet.contract import (
+    Dispatcher,
+    FleetView,
+    Give,
+    Held,
+    InstanceView,
+    Operation,
+    Refuse,
+    Switch,
+    model_shares,
+)
+from sloserve.sim.fleet.dispatchers.queues import Queues
 
 
 class Assigned(Dispatcher):
@@ -27,9 +35,6 @@ class Assigned(Dispatcher):
     def pick(self, request: Held, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
         """One of those that can serve the request."""
 
-    def given(self, request: Held, instance: InstanceView) -> None:
-        """It goes to the instance now."""
-
     def queued(self, instance: InstanceView) -> int:
         """Requests that are assigned to it and not given yet."""
         queues = self._queues.get(instance.name)
@@ -40,7 +45,7 @@ class Assigned(Dispatcher):
 
     def arrived(self, request: Held, view: FleetView) -> None:
         can = [instance for instance in view.instances if request.model in instance.models]
-        self._queues.setdefault(self.pick(request, can, view).name, Queues(by_arrival)).put(request)
+        self._queues.setdefault(self.pick(request, can, view).name, Queues()).put(request)
 
     def tick(self, view: FleetView) -> Sequence[Operation]:
         operations: list[Operation] = []
@@ -52,37 +57,24 @@ class Assigned(Dispatcher):
             if oldest is None:
                 continue
             model, head = oldest
-            if model != instance.active and view.now_s - head.arrival_s >= view.switching.max_wait_s:
+            if model != instance.active and view.now_s - head.arrival_s >= view.fleet.switching.max_wait_s:
                 operations.append(Switch(instance.name, model))
                 continue
-            room = Room(instance)
-            while (own := queues.head(instance.active)) is not None and room.takes(own.prompt_tokens):
+            places = Places(instance.limits(str(instance.active)).max_num_seqs)
+            for _ in range(places.left(instance.num_in_flight)):
+                if (own := queues.head(instance.active)) is None:
+                    break
                 operations.append(Give(queues.pop(own.model).request_id, instance.name))
-                self.given(own, instance)
             if model != instance.active and not queues.size(instance.active):
                 operations.append(Switch(instance.name, model))
         return operations
 
 
 class LeastLoaded(Assigned):
-    """To the instance with the fewest requests, given or not. prefixes: whether hits in prefix caches count."""
-
-    def __init__(self, prefixes: bool = True) -> None:
-        super().__init__()
-        self._prefixes = SentPrefixes() if prefixes else None
+    """To the instance with the fewest requests, given or not."""
 
     def pick(self, request: Held, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
-        load = {instance.name: instance.num_in_flight + self.queued(instance) for instance in instances}
-        if self._prefixes is not None:
-            hits = self._prefixes.hits(request, instances)
-            if hits:
-                tokens, _ = view.expected_output(request)
-                return first_to_complete(request, tokens, instances, load, hits)
-        return min(instances, key=lambda i: (load[i.name], i.name))
-
-    def given(self, request: Held, instance: InstanceView) -> None:
-        if self._prefixes is not None:
-            self._prefixes.sent(request, instance)
+        return min(instances, key=lambda i: (i.num_in_flight + self.queued(i), i.name))
 
 
 class Random(Assigned):
@@ -108,7 +100,7 @@ class Static(Dispatcher):
         self._arrived: list[Held] = []
 
     def begin(self, view: FleetView) -> Sequence[Switch]:
-        wanted = {model: share for model, share in view.shares.items()}
+        wanted = model_shares(view.fleet)
         unserved, placed = dict(wanted), []
         share_of_instance = sum(wanted.values()) / len(view.instances)
         for instance in view.instances:

@@ -1,28 +1,15 @@
-"""Held requests by model, in an order of the dispatcher's own."""
+"""Held requests by model."""
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from sloserve.sim.fleet.contract import Held
 
-Key = Callable[[Held], float]
-
-
-def by_arrival(request: Held) -> float:
-    """First come, first served."""
-    return request.arrival_s
-
-
-def by_deadline(request: Held) -> float:
-    """Earliest deadline first."""
-    return request.due_s
-
 
 class Queues:
-    """One queue for each model. Equal keys are served in the order in which they were put in."""
+    """One queue for each model, first come, first served. Who came at the same time is served as put in."""
 
-    def __init__(self, key: Key) -> None:
-        self._key = key
+    def __init__(self) -> None:
         self._heaps: dict[str, list[tuple[float, int, Held]]] = {}
         self._count = 0
 
@@ -31,7 +18,7 @@ class Queues:
 
     def put(self, request: Held) -> None:
         """The request waits in the queue of its model."""
-        heapq.heappush(self._heaps.setdefault(request.model, []), (self._key(request), self._count, request))
+        heapq.heappush(self._heaps.setdefault(request.model, []), (request.arrival_s, self._count, request))
         self._count += 1
 
     def head(self, model: str | None) -> Held | None:
@@ -48,6 +35,6 @@ class Queues:
         return len(self._heaps.get(model or "", ()))
 
     def waiting(self) -> Iterable[tuple[str, Held]]:
-        """Each model that is waited for, and its head; the first key first."""
+        """Each model that is waited for, and its head; first come, first served."""
         heads = sorted((heap[0] for heap in self._heaps.values() if heap), key=lambda entry: entry[:2])
         return [(head.model, head) for _, _, head in heads]

@@ -7,17 +7,17 @@ the others the policy of the fleet's file. ``lengths=oracle`` lets any of them k
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
 from sloserve.files.model import unknown
+from sloserve.fleet.planning.rules import COLLATE, EDF, ON_DEMAND, QLM
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.sim.fleet.contract import Dispatcher
 from sloserve.sim.fleet.dispatchers.assigned import LeastLoaded, Random, Static
-from sloserve.sim.fleet.dispatchers.pulling import Collate, EarliestDeadline, OnDemand
-from sloserve.sim.fleet.dispatchers.qlm import QLM
-from sloserve.sim.fleet.dispatchers.qlm_queue import Operations
 from sloserve.sim.fleet.dispatchers.shepherd import Shepherd
+from sloserve.sim.fleet.live.fleet import LiveFleet
+from sloserve.sim.fleet.live.options import AT_ONCE, Options
 
 STOCK = "stock"
 """As a policy of engines: vLLM's own scheduler."""
@@ -48,9 +48,31 @@ def _flag(text: str) -> bool:
     return text == "true"
 
 
-def _qlm(options: Mapping[str, Any], seed: int) -> QLM:
-    operations = {name: on for name, on in options.items() if name != "delta"}
-    return QLM(Operations(**operations), seed, **{name: options[name] for name in options.keys() - operations})
+_FLAGS: Final = dict.fromkeys(("pull", "preempt", "swap", "warm", "balance"), _flag)
+"""QLM's operations, each of which can be switched."""
+
+
+def _live(planner: str) -> Callable[[Mapping[str, Any], int], Dispatcher]:
+    """The live fleet with this planner."""
+
+    def make(options: Mapping[str, Any], seed: int) -> Dispatcher:
+        given = dict(options)
+        bound_s = given.pop("max_wait_s", None)
+        text = planner if bound_s is None else f"{planner}:max_wait_s={bound_s}"
+        return LiveFleet(text, Options(**given), seed)
+
+    return make
+
+
+def _one_queue(planner: str, **given: bool) -> Callable[[Mapping[str, Any], int], Dispatcher]:
+    """A rival: as the live fleet, but no request goes past the queue, and nothing waits for a loop."""
+
+    def make(options: Mapping[str, Any], seed: int) -> Dispatcher:
+        rest = {name: value for name, value in options.items() if name != "delta"}
+        own = Options(**{**given, **rest}, one_queue=True, periods=AT_ONCE)
+        return LiveFleet(planner, own, seed, delta=options.get("delta", 4.0))
+
+    return make
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +87,24 @@ class Entry:
     stock: bool = False
 
 
+_PREFIXES: Final = {"prefixes": _flag}
 DISPATCHERS: dict[str, Entry] = {
     "static": Entry(lambda options, seed: Static(), "each instance keeps one model", stock=True),
-    "on-demand": Entry(lambda options, seed: OnDemand(), "swap on demand, first come, first served", stock=True),
+    "on-demand": Entry(_live(ON_DEMAND), "swap on demand, first come, first served", _PREFIXES, stock=True),
     "collate": Entry(
-        lambda options, seed: Collate(**options),
-        "one model after another, within a bound of the wait",
-        {"max_wait_s": _number},
+        _live(COLLATE), "one model after another, within a bound of the wait", _PREFIXES | {"max_wait_s": _number}
     ),
-    "edf": Entry(lambda options, seed: EarliestDeadline(), "earliest deadline first, with affinity"),
-    "least-loaded": Entry(
-        lambda options, seed: LeastLoaded(**options), "assigned on arrival to who has the fewest", {"prefixes": _flag}
-    ),
+    "edf": Entry(_live(EDF), "earliest deadline first, with affinity", _PREFIXES),
+    "least-loaded": Entry(lambda options, seed: LeastLoaded(), "assigned on arrival to who has the fewest"),
     "qlm": Entry(
-        _qlm,
-        "request groups in virtual queues, re-planned where one would be late",
-        {
-            "delta": _positive,
-            **dict.fromkeys(("pull", "preempt", "swap", "warm", "balance", "park", "prefixes"), _flag),
-        },
+        _live(QLM), "request groups in virtual queues, re-planned where one would be late", _PREFIXES | _FLAGS
     ),
+    "qlm-paper": Entry(
+        _one_queue(QLM, preempt=True),
+        "QLM as published: one queue for all, and requests give way to a new first group",
+        _FLAGS | {"delta": _positive, "park": _flag},
+    ),
+    "fifo": Entry(_one_queue(ON_DEMAND), "one queue for all, first come, first served, swap on demand", stock=True),
     "random": Entry(lambda options, seed: Random(seed), "assigned on arrival to any"),
     "shepherd": Entry(
         lambda options, seed: Shepherd(**options),

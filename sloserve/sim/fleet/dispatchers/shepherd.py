@@ -14,8 +14,8 @@ import numpy as np
 from scipy.optimize import linprog
 
 from sloserve.core.arrays import FloatArray
+from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.sim.fleet.contract import Dispatcher, FleetView, Give, Held, InstanceView, Operation, Switch
-from sloserve.sim.fleet.dispatchers.service import reply_s
 
 _MOST = 48
 """Batches that are shared at once, those that are due first."""
@@ -104,4 +104,8 @@ def _takes_s(batch: _Batch, instance: InstanceView, view: FleetView) -> float:
     prompt = sum(request.prompt_tokens for request in batch.requests) / len(batch.requests)
     longest = max(view.expected_output(request)[0] for request in batch.requests)
     swap_s = 0.0 if batch.model == instance.active else instance.swap_s(batch.model)
-    return swap_s + reply_s(instance, batch.model, prompt, longest, len(batch.requests) - 1)
+    profile, size = instance.profile(batch.model), len(batch.requests)
+    prefill_s = profile.step_s(StepLoad.of([(max(int(prompt), 1), 0)], []))
+    context = size * int(prompt + longest / 2.0)
+    step_s = profile.step_s(StepLoad(decode_seqs=size, decode_context_tokens=context))
+    return swap_s + prefill_s + longest * step_s

@@ -1,0 +1,150 @@
+"""One instance in virtual time as its agent knows it: what it was sent, what it has claimed, what it says of itself."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sloserve.fleet.agent.in_flight import Flight, InFlight
+from sloserve.fleet.agent.places import Places
+from sloserve.fleet.contract.door import Refusal
+from sloserve.fleet.contract.reports import InstanceReport, Phase
+from sloserve.fleet.streamed import Streamed
+from sloserve.lso.fleet_operations import Queued
+from sloserve.sim.fleet.contract import Held, InstanceView
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A reply that comes. before: tokens of it that other engines generated. last: tokens in all, once it has ended."""
+
+    instance: InstanceView
+    request: Held
+    last: int | None = None
+
+    @property
+    def parts(self) -> int:
+        if self.last is not None:
+            return self.last
+        return self.instance.generated(self.request.request_id) - self.request.generated_tokens
+
+    @property
+    def streamed(self) -> Streamed:
+        return Streamed(self.parts)
+
+    def close(self, refusal: Refusal | None = None) -> None:
+        """The fleet preempts it."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request in an engine. ref: the group that it was pulled from; ``None`` of a stream."""
+
+    request: Held
+    ref: int | None
+    flight: Flight
+    coming: _Coming
+    model: str
+
+
+@dataclass(slots=True)
+class AgentInstance:
+    """What an agent knows of one instance.
+
+    Args:
+        takes: the requests that an engine takes which runs so many at once.
+        order: groups that it pulls from, the first first; empty: of these, those in which nothing was found.
+        at_hand: claimed, and not sent yet, each with its group.
+        parked: streams that began, by model, whose model left before they ended; they go on once it is back.
+        head, gives_way: see :class:`~sloserve.fleet.agent.orders.Orders`.
+        is_switching: from the order to switch to the end of the switch.
+    """
+
+    view: InstanceView
+    takes: Callable[[int], Places]
+    serves: str | None = None
+    is_switching: bool = False
+    ready_s: float = 0.0
+    order: Sequence[Queued] = ()
+    empty: set[int] = field(default_factory=set)
+    at_hand: list[tuple[int, Held]] = field(default_factory=list)
+    sent: dict[str, Sent] = field(default_factory=dict)
+    parked: dict[str, list[Sent]] = field(default_factory=dict)
+    head: int | None = None
+    gives_way: frozenset[int] = frozenset()
+    _in_flight: dict[str, InFlight] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Takes note of a switch that has ended."""
+        if self.view.serving:
+            self.serves, self.is_switching = self.view.active, False
+
+    @property
+    def in_flight(self) -> InFlight:
+        """Of the engine that has requests: while the model leaves, of that."""
+        return self._in_flight.setdefault(str(self.serves), InFlight())
+
+    @property
+    def _places(self) -> Places:
+        return self.takes(self.view.limits(str(self.serves)).max_num_seqs)
+
+    def room(self, *, durable: bool) -> int:
+        """How many more requests, or lines, it takes."""
+        return self._places.left(len(self.in_flight), durable=durable)
+
+    def refusal(self, request: Held) -> Refusal | None:
+        """Why a stream is not taken, if it is not."""
+        if self.is_switching:
+            return Refusal.SWITCHING
+        if self.serves != request.model:
+            return Refusal.OTHER_MODEL
+        return None if self.room(durable=False) else Refusal.FULL
+
+    def begin(self, request: Held, ref: int | None, now_s: float, *, durable: bool) -> None:
+        """It goes to the engine."""
+        coming = _Coming(self.view, request)
+        limit = None if request.most_tokens is None else max(request.most_tokens - request.generated_tokens, 1)
+        flight = Flight(request.model, durable, request.prompt_tokens, limit, True, now_s, coming)
+        self.in_flight.begin(flight)
+        self.sent[request.request_id] = Sent(request, ref, flight, coming, request.model)
+
+    def resume(self) -> list[Sent]:
+        """Streams that waited for the model that is back; they go on."""
+        back = self.parked.pop(str(self.serves), [])
+        for one in back:
+            one.coming.last = None
+        self.sent |= {one.request.request_id: one for one in back}
+        return back
+
+    def ended(self, request_id: str, tokens: int, now_s: float, *, complete: bool) -> Sent:
+        """It has left the engine, ``tokens`` of its reply in all."""
+        one = self.sent.pop(request_id)
+        # The event that says that it is the last is one more.
+        one.coming.last = tokens - one.request.generated_tokens + complete
+        self._in_flight[one.model].ended(one.flight, now_s, broken=False)
+        return one
+
+    def park(self, request_id: str, tokens: int) -> None:
+        """Its model leaves before it has ended, ``tokens`` of its reply in all."""
+        one = self.sent.pop(request_id)
+        one.coming.last = tokens - one.request.generated_tokens
+        self.parked.setdefault(one.model, []).append(one)
+
+    def report(self, now_s: float, drain_max_s: float) -> InstanceReport:
+        """As its door tells."""
+        view, in_flight = self.view, self.in_flight
+        serves = not self.is_switching and view.serving
+        phase = Phase.SERVING if serves else Phase.DRAINING if view.num_in_flight else Phase.SWAPPING
+        ready_s = view.ready_s if phase is Phase.SWAPPING else self.ready_s
+        return InstanceReport(
+            view.name,
+            view.device,
+            phase,
+            view.models,
+            active_for_s=now_s - view.activated_s if serves else None,
+            ready_in_s=0.0 if serves else max(abs(ready_s - now_s), 0.1),
+            running=in_flight.sums(),
+            streams=in_flight.streams,
+            room=self.room(durable=False) if serves else 0,
+            room_for_streams=self._places.for_streams,
+            drain_s=min(in_flight.drain_s, drain_max_s),
+            parked={model: len(streams) for model, streams in self.parked.items()},
+        )
