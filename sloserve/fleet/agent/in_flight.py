@@ -125,31 +125,33 @@ class InFlight:
 
     def sums(self) -> RunningSums:
         """What they are and may still take."""
-        prefill = context = output = output2 = longest = 0.0
-        for flight in self._flights:
-            come = self._come(flight)
-            left = self._left(flight, come)
-            output, output2 = output + left, output2 + 2.0 * left * left  # as of an exponential distribution
-            longest = max(longest, left)
-            if flight.parts:
-                context += flight.prompt_tokens + come
-            else:
-                prefill += flight.prompt_tokens
-        return RunningSums(len(self._flights), prefill, context, output, output2, longest)
+        return self.outlook()[0]
 
     @property
     def drain_s(self) -> float:
         """Until all are expected to have ended that are given time to: not durable ones with which another engine can
         go on, which are aborted sooner.
         """
-        waited_for = (f for f in self._flights if not (f.durable and f.streams))
-        return max((self._left(f, self._come(f)) for f in waited_for), default=0.0) * self._s_per_token
+        return self.outlook()[1]
+
+    def outlook(self) -> tuple[RunningSums, float]:
+        """:meth:`sums` and :attr:`drain_s`, in one pass."""
+        prefill = context = output = output2 = longest = waited_for = 0.0
+        for flight in self._flights:
+            come = self._an_event.tokens(flight.streamed.events)
+            left = self._left(flight, come)
+            output, output2 = output + left, output2 + 2.0 * left * left  # as of an exponential distribution
+            longest = max(longest, left)
+            if not (flight.durable and flight.streams):
+                waited_for = max(waited_for, left)
+            if come or flight.parts:
+                context += flight.prompt_tokens + come
+            else:
+                prefill += flight.prompt_tokens
+        sums = RunningSums(len(self._flights), prefill, context, output, output2, longest)
+        return sums, waited_for * self._s_per_token
 
     def _left(self, flight: Flight, come: int) -> float:
         """Tokens that it is expected to have left: a reply longer than usual is expected to double."""
         expected = max(self._tokens - come, come if come > self._tokens else 1.0)
         return expected if flight.max_tokens is None else min(expected, max(flight.max_tokens - come, 1))
-
-    def _come(self, flight: Flight) -> int:
-        """Tokens of its reply, about."""
-        return self._an_event.tokens(flight.streamed.events)

@@ -99,6 +99,7 @@ class Instance:
                 models[name] = ModelState.WARM
         if active is not None:
             models[active] = ModelState.ACTIVE
+        running, drain_s = engine.flights.outlook() if engine else (RunningSums(), 0.0)
         return InstanceReport(
             name=self._name,
             device=self._device,
@@ -107,11 +108,11 @@ class Instance:
             active_for_s=max(now_s - self._since_s, 0.0) if serves else None,
             # Once it is late it is expected to be as late again: an estimate that stays near would be waited for.
             ready_in_s=0.0 if serves or self._phase is Phase.EMPTY else max(abs(self._ready_s - now_s), 0.1),
-            running=engine.flights.sums() if engine else RunningSums(),
+            running=running,
             streams=engine.flights.streams if engine else 0,
             room=engine.places.left(len(engine.flights)) if engine and serves else 0,
             room_for_streams=engine.places.for_streams if engine else 0,
-            drain_s=min(engine.flights.drain_s, self._drain_max_s) if engine else 0.0,
+            drain_s=min(drain_s, self._drain_max_s),
             parked=self._engines.parked,
         )
 

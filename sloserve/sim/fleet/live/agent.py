@@ -92,7 +92,7 @@ class Agent:
     def _order(self, one: AgentInstance, queue: Sequence[Queued], others: Sequence[Queued], now_s: float) -> None:
         options, view = self._options, one.view
         orders = self._agendas[view.name].orders(
-            one.report(now_s, self._switching.drain_max_s),
+            one.report(now_s, self._switching.drain_max_s, brief=True),
             queue,
             others,
             last_head=one.head,

@@ -147,7 +147,7 @@ class LiveFleet(Dispatcher):
             self._demand = self._gateway.tell(now_s, self._store.plan), now_s
         if self._is_due("plan", now_s):
             self._plan(now_s)
-        if now_s >= self._due_s["ask"]:
+        if now_s >= self._due_s["ask"] and not self._options.one_queue:
             for agent in self._agents:
                 self._gateway.asked(agent.report(now_s), now_s)
         if self._is_due("look", now_s):

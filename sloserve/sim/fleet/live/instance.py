@@ -9,6 +9,7 @@ from sloserve.fleet.contract.door import Refusal
 from sloserve.fleet.contract.reports import InstanceReport, Phase
 from sloserve.fleet.streamed import Streamed
 from sloserve.lso.fleet_operations import Queued
+from sloserve.scheduler.qlm.contract import RunningSums
 from sloserve.sim.fleet.contract import Held, InstanceView
 
 
@@ -19,6 +20,7 @@ class _Coming:
     instance: InstanceView
     request: Held
     last: int | None = None
+    _streamed: Streamed = field(default_factory=Streamed)
 
     @property
     def parts(self) -> int:
@@ -28,7 +30,8 @@ class _Coming:
 
     @property
     def streamed(self) -> Streamed:
-        return Streamed(self.parts)
+        self._streamed.events = self.parts
+        return self._streamed
 
     def close(self, refusal: Refusal | None = None) -> None:
         """The fleet preempts it."""
@@ -128,9 +131,10 @@ class AgentInstance:
         one.coming.last = tokens - one.request.generated_tokens
         self.parked.setdefault(one.model, []).append(one)
 
-    def report(self, now_s: float, drain_max_s: float) -> InstanceReport:
-        """As its door tells."""
+    def report(self, now_s: float, drain_max_s: float, *, brief: bool = False) -> InstanceReport:
+        """As its door tells. brief: without what runs, which takes longer."""
         view, in_flight = self.view, self.in_flight
+        running, drain_s = (RunningSums(), 0.0) if brief else in_flight.outlook()
         serves = not self.is_switching and view.serving
         phase = Phase.SERVING if serves else Phase.DRAINING if view.num_in_flight else Phase.SWAPPING
         ready_s = view.ready_s if phase is Phase.SWAPPING else self.ready_s
@@ -141,10 +145,10 @@ class AgentInstance:
             view.models,
             active_for_s=now_s - view.activated_s if serves else None,
             ready_in_s=0.0 if serves else max(abs(ready_s - now_s), 0.1),
-            running=in_flight.sums(),
+            running=running,
             streams=in_flight.streams,
             room=self.room(durable=False) if serves else 0,
             room_for_streams=self._places.for_streams,
-            drain_s=min(in_flight.drain_s, drain_max_s),
+            drain_s=min(drain_s, drain_max_s),
             parked={model: len(streams) for model, streams in self.parked.items()},
         )
