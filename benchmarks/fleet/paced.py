@@ -3,7 +3,7 @@
 Real API servers, schedulers, sockets and the whole of `sloserve fleet`: store, gateway, planner, agent, launcher. Only
 the computation is not there: engines wait for a step's time of the profile, and for a swap's (``PacedWorker``).
 
-    python -m benchmarks.fleet.paced --real-time --section colocation|models|streams|rounds [--rows NAME,...]
+    python -m benchmarks.fleet.paced --real-time --section NAME [--rows NAME,...] [--seeds 0,1,2]
 
 - ``colocation``: llm-d-batch-gateway #491's scenario as in ``fleet_colocation.py``: 8 interactive requests/s of
   ShareGPT's lengths for 30 s on one H100 with Llama 3 8B, beside a batch that has run for 5 s. ``alone``: without it;
@@ -12,6 +12,8 @@ the computation is not there: engines wait for a step's time of the profile, and
 - ``models``: QLM's W_A, six models on four H100s: a third of the requests interactive (whole reply within 20 s), the
   others lines of batches due in 2 minutes, a file every 5 s. A row for each planner.
 - ``streams``: the same with 70 % interactive requests, and half of all for seldom used models.
+- ``crowded``: ``streams`` at 15 requests/s. ``mixed``: half interactive, at 17 requests/s. Both are chosen so that
+  simple rules have 50 to 95 % of the interactive requests in time, where predictions can be wrong in both directions.
 - ``rounds``: conversations on four H100s with prefix caches; the gateway sends a prompt where its prefix is, or not.
 
 Writes runs.csv (a real and a predicted row for each run) and table.txt to results/fleet-paced-SECTION/; rows that are

@@ -39,7 +39,13 @@ MODELS = {
 BEGIN_WITH = ("chat", "chat", "code", "legal")
 SEATS, SECONDS, FILE_EVERY_S, BATCH_S, INTERACTIVE_S = 8, 60.0, 5.0, 120.0, 20.0
 """Few seats, so that 10 requests/s fill four engines: two cores do no more."""
-CELLS = {"models": (10.0, "w-a"), "streams": (11.0, "w-a:latency_share=0.7:tail_share=0.5")}
+STREAMS = "w-a:latency_share=0.7:tail_share=0.5"
+CELLS = {
+    "models": (10.0, "w-a"),
+    "streams": (11.0, STREAMS),
+    "crowded": (15.0, STREAMS),
+    "mixed": (17.0, "w-a:latency_share=0.5"),
+}
 """Requests a second, and the workload, of each section."""
 END_LIMIT_S = 100.0
 PLANNERS = ("on-demand", "collate:max_wait_s=5", "collate:max_wait_s=10", "edf", "qlm")
