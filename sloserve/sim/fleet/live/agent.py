@@ -78,7 +78,9 @@ class Agent:
                 continue
             for sent in one.resume():
                 self._operations.append(Give(sent.request.request_id, one.view.name))
-            self._pull(one, now_s)
+            if one.is_woken:
+                one.is_woken = False
+                self._pull(one, now_s)
 
     def expire(self, now_s: float) -> Iterator[str]:
         """Aborts the lines that are due by now; yields the ids of those that no engine has."""
@@ -103,6 +105,7 @@ class Agent:
             one.head, one.gives_way = orders.head, frozenset(orders.preempt)
         one.order = orders.pull
         one.empty.clear()
+        one.is_woken = True
         sleeping = [model for model, state in view.models.items() if state is ModelState.WARM]
         self._operations += [Drop(view.name, model) for model in sleeping if model not in warm]
         cold = [model for model in warm if view.models[model] is ModelState.COLD and model != orders.activate]

@@ -58,6 +58,7 @@ class AgentInstance:
         at_hand: claimed, and not sent yet, each with its group.
         parked: streams that began, by model, whose model left before they ended; they go on once it is back.
         head, gives_way: see :class:`~sloserve.fleet.agent.orders.Orders`.
+        is_woken: there may be lines to pull: a look at the plan is over, or a line. As live, no stream's end says so.
         is_switching: from the order to switch to the end of the switch.
     """
 
@@ -65,6 +66,7 @@ class AgentInstance:
     takes: Callable[[int], Places]
     serves: str | None = None
     is_switching: bool = False
+    is_woken: bool = True
     ready_s: float = 0.0
     order: Sequence[Queued] = ()
     empty: set[int] = field(default_factory=set)
@@ -123,6 +125,7 @@ class AgentInstance:
         # The event that says that it is the last is one more.
         one.coming.last = tokens - one.request.generated_tokens + complete
         self._in_flight[one.model].ended(one.flight, now_s, broken=False)
+        self.is_woken = self.is_woken or one.ref is not None
         return one
 
     def park(self, request_id: str, tokens: int) -> None:
