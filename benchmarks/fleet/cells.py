@@ -12,7 +12,6 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.spans import Phase
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.file import Fleet, parse_fleet
-from sloserve.lso.model_swap import model_swap
 from sloserve.report.statistics import mean_interval
 from sloserve.sim.experiment import engine_class
 from sloserve.sim.fleet.contract import FleetView, Switch
@@ -21,6 +20,7 @@ from sloserve.sim.fleet.dispatchers.registry import FleetRunName
 from sloserve.sim.fleet.experiment import FleetExperiment, FleetResult
 from sloserve.sim.fleet.loop import FleetRun
 from sloserve.sim.fleet.simulate import IN_TIME, record
+from sloserve.virtual_queues.model_swap import model_swap
 from sloserve.workloads.multi_model import FleetWorkload
 
 Row = dict[str, Any]

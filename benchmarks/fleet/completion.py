@@ -25,14 +25,14 @@ from sloserve.fleet.contract.plan import Plan
 from sloserve.fleet.file import Fleet, parse_fleet
 from sloserve.fleet.planning.groups import Group
 from sloserve.fleet.planning.snapshot import Members, fleet_state, serving_of
-from sloserve.scheduler.qlm.problem import PlanSettings, ProblemMaker
-from sloserve.scheduler.qlm.spans import group_spans
-from sloserve.scheduler.qlm.swaps import swap_table
 from sloserve.sim.fleet.experiment import FleetExperiment
 from sloserve.sim.fleet.live.fleet import LiveFleet
 from sloserve.sim.fleet.live.options import AT_ONCE, Options
 from sloserve.sim.fleet.loop import FleetRun
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.virtual_queues.problem import PlanSettings, ProblemMaker
+from sloserve.virtual_queues.spans import group_spans
+from sloserve.virtual_queues.swaps import swap_table
 from sloserve.workloads.multi_model import FleetWorkload
 
 SEEDS = (0, 1, 2)

@@ -30,14 +30,14 @@ from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.queue_backlog import EngineSize
 from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.kernels.fleet import fleet_search
-from sloserve.lso.model_swap import model_swap
-from sloserve.scheduler.qlm.contract import FleetState, GroupSums, InstanceState, ModelState
-from sloserve.scheduler.qlm.edf_queues import edf_queues
-from sloserve.scheduler.qlm.exact import exact_queues
-from sloserve.scheduler.qlm.groups import Groups, Member
-from sloserve.scheduler.qlm.planner import QLMPlanner
-from sloserve.scheduler.qlm.problem import PlanSettings, ProblemMaker
-from sloserve.scheduler.qlm.swaps import swap_table
+from sloserve.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
+from sloserve.virtual_queues.edf_queues import edf_queues
+from sloserve.virtual_queues.exact import exact_queues
+from sloserve.virtual_queues.groups import Groups, Member
+from sloserve.virtual_queues.model_swap import model_swap
+from sloserve.virtual_queues.planner import QLMPlanner
+from sloserve.virtual_queues.problem import PlanSettings, ProblemMaker
+from sloserve.virtual_queues.swaps import swap_table
 
 SEEDS = range(3)
 SMALL = ((5, 2, 2), (6, 2, 3), (7, 2, 3), (8, 2, 3), (8, 3, 4), (10, 4, 4))

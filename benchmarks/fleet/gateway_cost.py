@@ -56,7 +56,7 @@ backend b
 
 def engine(uds: str) -> None:
     from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase, to_json
-    from sloserve.scheduler.qlm.contract import ModelState
+    from sloserve.virtual_queues.contract import ModelState
 
     one = InstanceReport("node-a/0", "h100", Phase.SERVING, {"chat": ModelState.ACTIVE}, room=100_000)
     state = json.dumps(to_json(AgentReport("node-a", f"unix:{uds}", (one,)))).encode()

@@ -40,8 +40,8 @@ from sloserve.fleet.file_sections import (
 )
 from sloserve.fleet.planning.rules import QLM, Rule
 from sloserve.fleet.router_section import FleetRouter, read_section
-from sloserve.lso.model_swap import ModelSwap, model_swap
 from sloserve.settings import PluginSettings, file_problems, policy_problems, read_settings
+from sloserve.virtual_queues.model_swap import ModelSwap, model_swap
 
 GIB = 2**30
 SET_BY_FLEET = ("--uds", "--host", "--port", "--served-model-name", "--slo-config", "--enable-lora", "--admin-key")

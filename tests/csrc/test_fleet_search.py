@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.kernels.fleet import FleetProblem, FleetQueues, fleet_search
-from sloserve.scheduler.qlm.spans import group_spans
+from sloserve.virtual_queues.spans import group_spans
 from tests.seeds import seeds
 
 

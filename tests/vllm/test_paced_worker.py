@@ -62,7 +62,7 @@ def test_each_request_gets_its_tokens_whatever_is_preempted(engine: Any) -> None
 
 def test_a_swap_of_models_takes_the_profiles_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from sloserve.estimator.step_time.profile import load_profile
-    from sloserve.lso.model_swap import model_swap
+    from sloserve.virtual_queues.model_swap import model_swap
     from sloserve.vllm_plugin import paced_worker
 
     worker = object.__new__(paced_worker.PacedWorker)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sloserve.fleet.agent.rungs import Rung
 from sloserve.fleet.contract.reports import MeasuredSwap
-from sloserve.scheduler.qlm.contract import ModelState
+from sloserve.virtual_queues.contract import ModelState
 
 logger = logging.getLogger(__name__)
 

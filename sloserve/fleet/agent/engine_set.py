@@ -20,8 +20,8 @@ from sloserve.fleet.agent.engine_logs import log_path
 from sloserve.fleet.agent.engine_spec import EngineSpec, Launcher, ServedModel
 from sloserve.fleet.agent.memory import HostMemory
 from sloserve.fleet.agent.rungs import Rung, Situation, choose
-from sloserve.scheduler.qlm.contract import ModelState
 from sloserve.settings import ADMIN_KEY
+from sloserve.virtual_queues.contract import ModelState
 
 logger = logging.getLogger(__name__)
 

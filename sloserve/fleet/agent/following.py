@@ -24,7 +24,7 @@ from sloserve.fleet.planning.groups import durable_groups
 from sloserve.fleet.planning.queued import Queued as QueuedGroups
 from sloserve.fleet.planning.snapshot import Members, fleet_state
 from sloserve.fleet.store.store import Store
-from sloserve.lso.fleet_operations import Queued
+from sloserve.virtual_queues.fleet_operations import Queued
 
 logger = logging.getLogger(__name__)
 

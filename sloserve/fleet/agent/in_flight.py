@@ -9,7 +9,7 @@ import msgspec
 from sloserve.fleet.contract.door import Refusal
 from sloserve.fleet.sizes import BYTES_PER_TOKEN, USUAL_OUTPUT_TOKENS, output_limit, whole
 from sloserve.fleet.streamed import Streamed, TokensAnEvent
-from sloserve.scheduler.qlm.contract import RunningSums
+from sloserve.virtual_queues.contract import RunningSums
 
 _LEARNING: Final = 0.05
 

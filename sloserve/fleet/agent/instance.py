@@ -24,7 +24,7 @@ from sloserve.fleet.agent.pulse import Pulse
 from sloserve.fleet.agent.rungs import Rung
 from sloserve.fleet.contract.door import Answer, DurableWork, Refusal, Refused
 from sloserve.fleet.contract.reports import InstanceReport, Phase
-from sloserve.scheduler.qlm.contract import ModelState, RunningSums
+from sloserve.virtual_queues.contract import ModelState, RunningSums
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

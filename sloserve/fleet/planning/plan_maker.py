@@ -11,8 +11,8 @@ from sloserve.fleet.planning.groups import HORIZON_S, Group
 from sloserve.fleet.planning.pressure import slo_pressure
 from sloserve.fleet.planning.rules import expects_streams, planner_of
 from sloserve.fleet.planning.snapshot import Members, Swaps, fleet_state, plan_settings, serving_of
-from sloserve.scheduler.qlm.contract import FleetPlan
-from sloserve.scheduler.qlm.planner import QLMPlanner
+from sloserve.virtual_queues.contract import FleetPlan
+from sloserve.virtual_queues.planner import QLMPlanner
 
 
 class PlanMaker:

@@ -8,8 +8,8 @@ import numpy as np
 from sloserve.core.arrays import FloatArray
 from sloserve.fleet.planning.groups import Group
 from sloserve.kernels.fleet import FleetProblem
-from sloserve.scheduler.qlm.contract import FleetPlan
-from sloserve.scheduler.qlm.planner import Foreseen
+from sloserve.virtual_queues.contract import FleetPlan
+from sloserve.virtual_queues.planner import Foreseen
 
 MOST: Final = 100.0
 """Of a deadline that has passed, or nearly so."""

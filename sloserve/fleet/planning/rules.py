@@ -20,9 +20,9 @@ from typing import Final
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.files.model import unknown
-from sloserve.scheduler.qlm.contract import FleetPlan, GroupSums, InstanceState
-from sloserve.scheduler.qlm.planner import Foreseen, QLMPlanner
-from sloserve.scheduler.qlm.problem import PlanSettings
+from sloserve.virtual_queues.contract import FleetPlan, GroupSums, InstanceState
+from sloserve.virtual_queues.planner import Foreseen, QLMPlanner
+from sloserve.virtual_queues.problem import PlanSettings
 
 QLM: Final = "qlm"
 ON_DEMAND, COLLATE, EDF = "on-demand", "collate", "edf"

@@ -1,4 +1,1 @@
-"""QLM: request groups, virtual queues and the plan of a fleet. Pure: told everything, no clock, no I/O.
-
-``contract.py``: what a planner is told, and what it answers.
-"""
+"""QLM on one engine: a plan of :mod:`sloserve.virtual_queues` for one instance that has one model."""

@@ -9,7 +9,7 @@ blocks, and running ones whose deadlines lie later by ``preempt_margin_s`` can m
 is served before those of less urgent classes, and otherwise behind all groups that have one.
 
 Source: QLM, Sec. 3 to 7. Differs: what serves many models, model swaps and load balancing, is the fleet's
-(``contract.py``).
+(``virtual_queues``).
 """
 
 import math
@@ -30,10 +30,10 @@ from sloserve.lso.pace import PACE_COLUMNS
 from sloserve.scheduler.edf import deadlines_s
 from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import EngineFacts, Plan, Policy, Snapshot
-from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, GroupSums, InstanceState, ModelState, RunningSums
-from sloserve.scheduler.qlm.groups import Groups, Member
-from sloserve.scheduler.qlm.planner import QLMPlanner
-from sloserve.scheduler.qlm.problem import PlanSettings
+from sloserve.virtual_queues.contract import FleetPlan, FleetState, GroupSums, InstanceState, ModelState, RunningSums
+from sloserve.virtual_queues.groups import Groups, Member
+from sloserve.virtual_queues.planner import QLMPlanner
+from sloserve.virtual_queues.problem import PlanSettings
 
 _ENGINE: Final = "engine"
 """Name of the one instance, of its kind and of its model."""

@@ -14,8 +14,8 @@ from typing import Protocol
 from sloserve.core.request import WorkloadRequest
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.file import Fleet
-from sloserve.scheduler.qlm.contract import ModelState
 from sloserve.virtual.engine_settings import EngineSettings
+from sloserve.virtual_queues.contract import ModelState
 
 
 @dataclass(frozen=True, slots=True)

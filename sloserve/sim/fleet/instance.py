@@ -16,11 +16,11 @@ from sloserve.core.slo import SLO
 from sloserve.core.spans import Phase, Span
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.file_sections import Switching
-from sloserve.lso.model_swap import ModelSwap
-from sloserve.scheduler.qlm.contract import ModelState
 from sloserve.sim.fleet.contract import Held, held
 from sloserve.sim.fleet.host_memory import HostMemory
 from sloserve.virtual.engine_settings import EngineSettings
+from sloserve.virtual_queues.contract import ModelState
+from sloserve.virtual_queues.model_swap import ModelSwap
 
 
 @dataclass(slots=True)

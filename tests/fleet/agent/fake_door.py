@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from sloserve.fleet.contract.door import Answer, DurableWork, Refusal, Refused
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase, to_json
-from sloserve.scheduler.qlm.contract import ModelState
+from sloserve.virtual_queues.contract import ModelState
 from tests.fleet.stand_in.engine import StandIn
 from tests.fleet.stand_in.server import Call
 

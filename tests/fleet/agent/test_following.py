@@ -13,8 +13,8 @@ from sloserve.fleet.contract.plan import Plan, PlannedGroup, to_json
 from sloserve.fleet.contract.reports import Phase
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.store.records import RequestState, StoredPlan
-from sloserve.lso.fleet_operations import Queued
-from sloserve.scheduler.qlm.contract import FleetState, GroupSums, InstanceState, ModelState
+from sloserve.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
+from sloserve.virtual_queues.fleet_operations import Queued
 from tests.fleet.agent.fake_door import FakeDoor
 from tests.fleet.agent.test_pulling import Host, host, run
 

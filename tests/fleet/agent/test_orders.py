@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from sloserve.fleet.agent.orders import Agenda, Orders
 from sloserve.fleet.contract.reports import InstanceReport, Phase
-from sloserve.lso.fleet_operations import Queued
-from sloserve.scheduler.qlm.contract import ModelState
+from sloserve.virtual_queues.contract import ModelState
+from sloserve.virtual_queues.fleet_operations import Queued
 
 SERVING = InstanceReport(
     "a/0", "h100", Phase.SERVING, {"m": ModelState.ACTIVE, "n": ModelState.WARM}, active_for_s=60.0

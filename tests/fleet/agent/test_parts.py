@@ -24,7 +24,7 @@ from sloserve.fleet.agent.rungs import Rung, Situation, choose
 from sloserve.fleet.contract.reports import MeasuredSwap
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.fleet.store.records import Claimed
-from sloserve.scheduler.qlm.contract import ModelState
+from sloserve.virtual_queues.contract import ModelState
 
 GIB = 2**30
 

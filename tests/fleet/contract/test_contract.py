@@ -6,7 +6,7 @@ from sloserve.fleet.contract import plan as plans
 from sloserve.fleet.contract import reports
 from sloserve.fleet.contract.plan import Plan, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, Demand, GatewayReport, InstanceReport, Phase
-from sloserve.scheduler.qlm.contract import ModelState, RunningSums
+from sloserve.virtual_queues.contract import ModelState, RunningSums
 
 AGENT = AgentReport(
     "node-a",

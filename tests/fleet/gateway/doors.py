@@ -16,7 +16,7 @@ from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase, to_json
 from sloserve.fleet.file import Fleet, parse_fleet
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
-from sloserve.scheduler.qlm.contract import ModelState
+from sloserve.virtual_queues.contract import ModelState
 from sloserve.wire.asgi import Message, Receive, Scope, Send, answer_json, read_body
 from tests.fleet.stand_in.engine import StandIn
 from tests.fleet.stand_in.server import app as stand_in

@@ -18,8 +18,8 @@ from sloserve.fleet.gateway.calibration import MOST, Calibration
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
 from sloserve.fleet.gateway.keys import Tenant, hash_of
 from sloserve.fleet.gateway.needs import needs_of
-from sloserve.scheduler.qlm.contract import ModelState
 from sloserve.settings import PluginSettings
+from sloserve.virtual_queues.contract import ModelState
 from sloserve.wire.headers import read_headers
 from tests.fleet.gateway.doors import FLEET, until
 from tests.fleet.gateway.test_gateway import line, run

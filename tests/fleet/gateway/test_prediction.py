@@ -11,9 +11,9 @@ from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
 from sloserve.fleet.gateway.instances import Instance, Instances
 from sloserve.fleet.gateway.prediction import NOTHING, Pace, Work
 from sloserve.fleet.gateway.prefixes import chained
-from sloserve.scheduler.qlm.contract import ModelState, RunningSums
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.virtual.engine_settings import EngineSettings
+from sloserve.virtual_queues.contract import ModelState, RunningSums
 
 PROFILE = load_profile("a100-opt-2.7b")
 BUDGET, OUTPUT = 2048, 64

@@ -23,9 +23,9 @@ from sloserve.fleet.planning.planner import LEASE_S, Planning
 from sloserve.fleet.planning.snapshot import ALIVE_S, Members, Swaps, fleet_state, plan_settings, serving_of
 from sloserve.fleet.store.records import NewRequest, RequestState, Result
 from sloserve.fleet.store.store import Store as OpenStore
-from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, InstanceState, ModelState, RunningSums, Swap
-from sloserve.scheduler.qlm.planner import QLMPlanner
-from sloserve.scheduler.qlm.swaps import swap_table
+from sloserve.virtual_queues.contract import FleetPlan, FleetState, InstanceState, ModelState, RunningSums, Swap
+from sloserve.virtual_queues.planner import QLMPlanner
+from sloserve.virtual_queues.swaps import swap_table
 from tests.fleet.store.databases import Store
 
 FLEET = """

@@ -9,12 +9,12 @@ from sloserve.fleet.agent.orders import agendas, planned
 from sloserve.fleet.contract.door import Refusal
 from sloserve.fleet.contract.reports import AgentReport
 from sloserve.fleet.file import Fleet
-from sloserve.lso.fleet_operations import Queued
-from sloserve.scheduler.qlm.contract import ModelState
 from sloserve.sim.fleet.contract import Drop, Give, Held, InstanceView, Operation, Preempt, Switch, Warm
 from sloserve.sim.fleet.live.instance import AgentInstance
 from sloserve.sim.fleet.live.options import Options
 from sloserve.sim.fleet.live.store import Store
+from sloserve.virtual_queues.contract import ModelState
+from sloserve.virtual_queues.fleet_operations import Queued
 
 _PREEMPT_MARGIN_S: Final = 30.0
 _MAX_PREEMPTIONS: Final = 3

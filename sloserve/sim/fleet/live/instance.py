@@ -8,9 +8,9 @@ from sloserve.fleet.agent.places import Places
 from sloserve.fleet.contract.door import Refusal
 from sloserve.fleet.contract.reports import InstanceReport, Phase
 from sloserve.fleet.streamed import Streamed
-from sloserve.lso.fleet_operations import Queued
-from sloserve.scheduler.qlm.contract import RunningSums
 from sloserve.sim.fleet.contract import Held, InstanceView
+from sloserve.virtual_queues.contract import RunningSums
+from sloserve.virtual_queues.fleet_operations import Queued
 
 
 @dataclass(slots=True)

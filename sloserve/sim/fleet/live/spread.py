@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from sloserve.scheduler.qlm.contract import FleetPlan, GroupSums, InstanceState
-from sloserve.scheduler.qlm.planner import Foreseen, QLMPlanner
+from sloserve.virtual_queues.contract import FleetPlan, GroupSums, InstanceState
+from sloserve.virtual_queues.planner import Foreseen, QLMPlanner
 
 
 class Spread(QLMPlanner):

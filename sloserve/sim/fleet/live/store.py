@@ -11,8 +11,8 @@ from typing import Final
 from sloserve.fleet.batch_api.runner import LINES_OF_GROUP
 from sloserve.fleet.contract.plan import Plan
 from sloserve.fleet.planning.groups import Group
-from sloserve.scheduler.qlm.groups import Groups, Member
 from sloserve.sim.fleet.contract import Held
+from sloserve.virtual_queues.groups import Groups, Member
 
 FILE_S: Final = 5.0
 _BATCH_MEMORY: Final = 0.9

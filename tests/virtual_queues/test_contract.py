@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sloserve.lso.plan import PlanError
-from sloserve.scheduler.qlm.contract import (
+from sloserve.virtual_queues.contract import (
     FleetPlan,
     FleetState,
     GroupSums,

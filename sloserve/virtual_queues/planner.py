@@ -13,8 +13,8 @@ import numpy as np
 
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.kernels.fleet import FleetProblem, FleetQueues, fleet_search
-from sloserve.scheduler.qlm.contract import FleetPlan, FleetState, GroupSums
-from sloserve.scheduler.qlm.problem import PlanSettings, ProblemMaker, Times
+from sloserve.virtual_queues.contract import FleetPlan, FleetState, GroupSums
+from sloserve.virtual_queues.problem import PlanSettings, ProblemMaker, Times
 
 _TRIALS = 5
 """Sizes of the fleet that are tried for a scale-up signal."""

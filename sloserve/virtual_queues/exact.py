@@ -15,10 +15,10 @@ from scipy.sparse import csr_array
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.kernels.fleet import FleetProblem, FleetQueues, fleet_search
-from sloserve.scheduler.qlm.contract import FleetPlan, FleetState
-from sloserve.scheduler.qlm.edf_queues import edf_queues
-from sloserve.scheduler.qlm.planner import as_plan, servable
-from sloserve.scheduler.qlm.problem import PlanSettings, ProblemMaker, ServingOf
+from sloserve.virtual_queues.contract import FleetPlan, FleetState
+from sloserve.virtual_queues.edf_queues import edf_queues
+from sloserve.virtual_queues.planner import as_plan, servable
+from sloserve.virtual_queues.problem import PlanSettings, ProblemMaker, ServingOf
 
 CLOSED_GAP: Final = 1e-6
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.scheduler.qlm.contract import FleetState, RunningSums, check_fleet_plan
-from sloserve.scheduler.qlm.planner import QLMPlanner
-from sloserve.scheduler.qlm.problem import PlanSettings
-from tests.scheduler.qlm.fleets import MODELS, SERVING_OF, cold, group, instance, state
+from sloserve.virtual_queues.contract import FleetState, RunningSums, check_fleet_plan
+from sloserve.virtual_queues.planner import QLMPlanner
+from sloserve.virtual_queues.problem import PlanSettings
+from tests.virtual_queues.fleets import MODELS, SERVING_OF, cold, group, instance, state
 
 
 def planner(**settings: float) -> QLMPlanner:

@@ -4,7 +4,7 @@ The order of the queue says it all: its first groups, as long as they are of the
 of another model ends pulling, and the model is swapped once what streams has ended; models further back are kept in
 host memory, in the order of the queue, as far as there is room. Running requests give way only when the head has
 changed. Whether the KV of a request that gives way is dropped or swapped is decided for each request by its cost
-(``swapping.py``), inside the engine.
+(``lso/swapping.py``), inside the engine.
 
 Source: QLM, Sec. 5. Load balancing is the plan's assignment itself, and needs no operation.
 """

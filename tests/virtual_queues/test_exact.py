@@ -5,11 +5,11 @@ import math
 import pytest
 
 from sloserve.kernels.fleet import fleet_search
-from sloserve.scheduler.qlm.contract import check_fleet_plan
-from sloserve.scheduler.qlm.edf_queues import edf_queues
-from sloserve.scheduler.qlm.exact import ExactPlanner, exact_queues
+from sloserve.virtual_queues.contract import check_fleet_plan
+from sloserve.virtual_queues.edf_queues import edf_queues
+from sloserve.virtual_queues.exact import ExactPlanner, exact_queues
 from tests.csrc.test_fleet_search import every_plan, problem
-from tests.scheduler.qlm.fleets import MODELS, SERVING_OF, group, instance, state
+from tests.virtual_queues.fleets import MODELS, SERVING_OF, group, instance, state
 
 
 @pytest.mark.parametrize(("seed", "groups", "instances", "models"), [(0, 4, 2, 2), (1, 4, 1, 3), (2, 3, 3, 2)])

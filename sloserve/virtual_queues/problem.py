@@ -14,7 +14,7 @@ from scipy.special import ndtri
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.completion.group_time import Serving, group_times, running_time
 from sloserve.kernels.fleet import FleetProblem
-from sloserve.scheduler.qlm.contract import FleetState, GroupSums, InstanceState, ModelState, Swap
+from sloserve.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState, Swap
 
 
 @dataclass(frozen=True)
