@@ -1,5 +1,6 @@
 """Seeded requests on a CPU runner whose prompts are cut. On engines: tests/equality/test_cut_prompts.py."""
 
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -88,7 +89,8 @@ def test_a_runner_that_is_not_known_is_refused_by_name(monkeypatch: pytest.Monke
         def sample_tokens(self, grammar_output: Any) -> Any:
             self._bookkeeping_sync()
 
-    with pytest.raises(ConfigError, match=r"sample_tokens: _sample\b.* use one of 0\.30\.0, "):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.99.1"))
+    with pytest.raises(ConfigError, match=r"^vLLM 0\.99\.1 .* sample_tokens: _sample\b.* use one of 0\.30\.0, "):
         seeded_prompts.mend(Other([True], [0]))
     monkeypatch.delattr(Runner, "_sample")
     with pytest.raises(ConfigError, match="_sample: input_batch, _sample: sampling_metadata"):

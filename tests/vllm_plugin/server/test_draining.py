@@ -1,6 +1,7 @@
 """Stopping under load around a fake engine client: who may finish, who is told, and who comes no more."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -31,9 +32,8 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "sloserve.vllm_plugin.engine.compat", SimpleNamespace(stopped=lambda error: error), raising=False
-    )
+    plain = SimpleNamespace(stopped=lambda error: error)
+    monkeypatch.setitem(sys.modules, "sloserve.vllm_plugin.server.stopped", plain)
     monkeypatch.setattr(draining, "POLL_S", 0.001)
 
 
