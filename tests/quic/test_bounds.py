@@ -271,6 +271,7 @@ def test_many_requests_at_once_have_their_turn(virtually: Any, connections: int,
     virtually(test)
 
 
+@pytest.mark.slow
 def test_clients_are_told_of_a_stop_at_once_and_have_their_answers_in_time(virtually: Any) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await read(receive)

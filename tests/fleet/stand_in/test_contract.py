@@ -209,6 +209,7 @@ def test_other_weights_come_in_place_with_their_name(engine: Client, tmp_path: P
     assert engine.complete(PROMPT) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["park 0", "park 1", "sleep", "pause"])
 def test_a_reply_that_waits_keeps_its_weights(engine: Client, how: str) -> None:
     """Other weights are refused while it is parked; it goes on as if nobody had asked."""

@@ -15,6 +15,8 @@ from sloserve.sim.model.engine import ModelEngine
 from sloserve.virtual.engine_settings import EngineSettings
 from tests.properties.test_completion import AGED_AFTER_S, STEP_S, NewestFirst
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_aged_request_is_not_swapped_out_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sloserve.sim.model.planned.make_policy", lambda *args, **kwargs: NewestFirst())
