@@ -9,7 +9,7 @@ string) counts for nothing, and its tokens for the next that has text. Tool call
 from collections.abc import Mapping
 from typing import Any
 
-_TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
+TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
 _TEXT_EVENTS = frozenset(
     {
         "content.delta",  # of the SDK's chat.completions.stream()
@@ -35,14 +35,14 @@ class TextCounter:
         if not choices:
             return int(_field(piece, "type") in _TEXT_EVENTS and bool(_field(piece, "delta")))
         if len(choices) > 1:  # whose tokens the usage counts is not said
-            return sum(_has_text(choice) for choice in choices)
+            return sum(has_text(choice) for choice in choices)
         return self._of_choice(choices[0], _field(_field(piece, "usage"), "completion_tokens"))
 
     def _of_choice(self, choice: object, so_far: int | None) -> int:
         """so_far: tokens of the choice up to here, ``None`` if the server does not say."""
         index = _field(choice, "index")
         counted = self._counted.get(index, 0)
-        if not _has_text(choice):
+        if not has_text(choice):
             if so_far is not None and _field(_field(choice, "delta"), "tool_calls"):
                 self._counted[index] = max(counted, so_far)
             return 0
@@ -51,9 +51,10 @@ class TextCounter:
         return tokens
 
 
-def _has_text(choice: object) -> bool:
+def has_text(choice: object) -> bool:
+    """Whether a choice of a chunk brings its reader text."""
     delta = _field(choice, "delta")
-    return bool(_field(choice, "text")) or any(_field(delta, key) for key in _TEXT_KEYS)
+    return bool(_field(choice, "text")) or any(_field(delta, key) for key in TEXT_KEYS)
 
 
 def _field(value: object, name: str) -> Any:

@@ -1,7 +1,7 @@
 """A streamed reply, chunk by chunk: when its tokens came, and what the server said of it.
 
 A chunk may carry several tokens. Where it says how many there are so far (``continuous_usage_stats``) each chunk counts
-for what it adds; else the total of the final usage is spread evenly over the chunks that carry text.
+for what it adds; else the total of the final usage is spread evenly over the chunks that carry text or a tool call.
 """
 
 import json
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from sloserve.client.pieces import has_text
 from sloserve.core.arrays import FloatArray
 
 DONE = "[DONE]"
-_TEXT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 
 class StreamReader:
@@ -54,7 +54,7 @@ class StreamReader:
         if choices := chunk.get("choices"):
             self.chunk_times_s.append(now_s)
             self._counts.append(usage.get("completion_tokens"))
-            self._visible.append(_carries_text(choices[0]))
+            self._visible.append(has_text(choices[0]) or bool((choices[0].get("delta") or {}).get("tool_calls")))
             self.done = self.done or choices[0].get("finish_reason") is not None
         self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
         self.output_tokens = usage.get("completion_tokens", self.output_tokens)
@@ -86,8 +86,3 @@ def error_message(body: Any) -> str:
         if isinstance(found, dict) and key in found:
             found = found[key]
     return (found if isinstance(found, str) else json.dumps(found))[:300]
-
-
-def _carries_text(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta") or {}
-    return bool(choice.get("text")) or any(delta.get(key) for key in _TEXT_KEYS)

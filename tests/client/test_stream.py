@@ -43,10 +43,12 @@ def test_chunks_without_text_carry_no_token_when_chats_are_not_counted() -> None
     role = json.dumps({"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
     said = json.dumps({"choices": [{"delta": {"content": "hi"}, "finish_reason": None}]})
     thought = json.dumps({"choices": [{"delta": {"reasoning_content": "hm"}, "finish_reason": None}]})
+    refused = json.dumps({"choices": [{"delta": {"refusal": "no"}, "finish_reason": None}]})
+    called = json.dumps({"choices": [{"delta": {"tool_calls": [{"index": 0}]}, "finish_reason": None}]})
     end = json.dumps({"choices": [{"delta": {}, "finish_reason": "stop"}]})
-    reader = read(role, thought, said, end, usage(2))
-    assert reader.token_times_s().tolist() == [2, 3]
-    assert reader.chunk_times_s == [1, 2, 3, 4]
+    reader = read(role, thought, said, refused, called, end, usage(4))
+    assert reader.token_times_s().tolist() == [2, 3, 4, 5]
+    assert reader.chunk_times_s == [1, 2, 3, 4, 5, 6]
 
 
 def test_text_that_is_held_back_does_not_lose_its_tokens() -> None:
