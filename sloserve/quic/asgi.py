@@ -17,14 +17,12 @@ from sloserve.quic import access_log
 from sloserve.quic.priority import Priority, parse_priority
 from sloserve.quic.service import ReplyDeadline, Service
 from sloserve.wire.asgi import SLO_KNOWN, Message, Receive, Scope, Send
+from sloserve.wire.headers import HOP_BY_HOP
 
 logger = logging.getLogger(__name__)
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
-
-HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
-"""Headers that HTTP/3 does not have (RFC 9114, Sec. 4.2)."""
 
 NO_BODY = frozenset({204, 304})
 

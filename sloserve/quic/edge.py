@@ -126,7 +126,7 @@ class Edge:
         headers = [(name.lower(), value.strip(b" \t")) for name, value in remaining(scope["headers"], waited_s)]
         forwarded = [value for name, value in headers if name == b"x-forwarded-for"]
         forwarded += [] if client is None else [str(client[0]).encode()]
-        headers = [(name, value) for name, value in headers if name not in (b"x-forwarded-for", b"te")]
+        headers = [(name, value) for name, value in headers if name != b"x-forwarded-for"]
         headers.append((b"x-forwarded-for", b", ".join(forwarded)))
         return head(scope["method"].encode(), self.upstream.authority, path, headers)
 

@@ -5,11 +5,11 @@ import json
 from collections import deque
 from http import HTTPStatus
 
-from sloserve.quic.asgi import HOP_BY_HOP
 from sloserve.quic.client import Broken, Lost, Reply
 from sloserve.quic.service import EVENT_STREAM
 from sloserve.wire import errors
 from sloserve.wire.asgi import CLOSE, Message, Receive, Send, refuse
+from sloserve.wire.headers import HOP_BY_HOP
 
 BODY_S = 60.0
 """For which a request's body may be waited for."""

@@ -16,9 +16,9 @@ from types import TracebackType
 
 import httpx
 
-from sloserve.quic.asgi import HOP_BY_HOP
 from sloserve.quic.client import Broken, H3Client, Headers, HeadersTooLarge, Lost, Refused, Reply, connect
 from sloserve.quic.client_settings import ClientSettings
+from sloserve.wire.headers import HOP_BY_HOP
 
 Origin = tuple[str, int]
 """Host and port."""

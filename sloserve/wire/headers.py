@@ -46,6 +46,13 @@ OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 TTL = "x-request-ttl-ms"
 """How long the request may wait for its first token."""
 
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
+    b"upgrade".split()
+)
+"""Headers of one connection, which no proxy passes on, and which HTTP/3 does not have. Source: RFC 2616, Sec. 13.5.1;
+RFC 9110, Sec. 7.6.1; RFC 9114, Sec. 4.2."""
+
 REQUEST_ID = "x-request-id"
 RETRY_AFTER = "retry-after"
 DROPPED_REASON = "x-slo-dropped-reason"

@@ -132,6 +132,22 @@ IDEAS = {
         instead="gateway.held.Held",
         homes=frozenset({"sloserve/fleet/gateway/held.py"}),
     ),
+    "headers of one connection are listed once": Idea(
+        kind=ast.Constant,
+        word="keep-alive",
+        pattern="keep-alive",
+        example="kept = 'connection keep-alive'.split()",
+        instead="wire.headers.HOP_BY_HOP",
+        homes=frozenset({"sloserve/wire/headers.py"}),
+    ),
+    "fields of a chunk that hold text are listed once": Idea(
+        kind=ast.Constant,
+        word="reasoning_content",
+        pattern=r"^'reasoning_content'$",
+        example="keys = ('content', 'reasoning_content')",
+        instead="client.pieces.has_text",
+        homes=frozenset({"sloserve/client/pieces.py"}),
+    ),
     "no import hides from the import contracts": Idea(
         kind=ast.Call,
         word="import_",

@@ -19,9 +19,11 @@ from sloserve.quic import edge_passing
 from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
 from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.edge import Edge, EdgeSettings, remaining
+from sloserve.quic.httpx_transport import head
 from sloserve.quic.listener import listen
 from sloserve.quic.settings import Http3Settings
 from sloserve.quic.turns import NoRoom, Turns
+from sloserve.wire.headers import HOP_BY_HOP
 from tests.ports import free_port
 from tests.quic.serving import answer, certificate_files, listening, read, run, trusting
 
@@ -288,6 +290,12 @@ def test_places_go_by_class_and_to_tenants_in_turn() -> None:
         assert (turns._free, turns.waiting, turns._waiting) == (1, 0, {})
 
     run(test())
+
+
+def test_headers_of_one_connection_end_at_it() -> None:
+    """The edge passed a proxy's credentials on to the engine host, which are for the edge alone."""
+    given = [(name, b"x") for name in (*HOP_BY_HOP, b"host", b"authorization")]
+    assert head(b"GET", b"host", b"/", given)[4:] == [(b"authorization", b"x")]
 
 
 def test_what_a_request_waited_is_taken_off_its_targets() -> None:

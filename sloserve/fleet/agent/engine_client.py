@@ -11,6 +11,7 @@ import aiohttp
 from sloserve.core.errors import EngineError
 from sloserve.fleet.contract.door import MODEL_HEADER, Refusal, Refused
 from sloserve.fleet.streamed import Streamed
+from sloserve.wire.headers import HOP_BY_HOP
 
 _URL: Final = "http://engine"
 _CONNECT_S: Final = 5.0
@@ -19,7 +20,7 @@ _CONTROL_BYTES: Final = 1 << 20
 _SHOWN_BYTES: Final = 300
 """Of an engine's error in ours."""
 _LEFT_OUT: Final = frozenset(
-    {"connection", "keep-alive", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"}
+    {name.decode() for name in HOP_BY_HOP}
     | {"host", "content-length", "authorization", "accept-encoding", MODEL_HEADER}
 )
 """Of a hop alone, written anew for the next, or not for engines to see: keys are the gateway's business."""

@@ -15,6 +15,7 @@ from yarl import URL
 
 from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Refusal, Refused
 from sloserve.fleet.contract.reports import AgentReport, agent_report
+from sloserve.wire.headers import HOP_BY_HOP
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +24,6 @@ _CONNECT_S: Final = 5.0
 _STATE_S: Final = 2.0
 _STATE_BYTES: Final = 16 << 20
 _CHUNK_BYTES: Final = 1 << 16
-_HOP_BY_HOP: Final = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
-)
 _OWN: Final = frozenset({b"server", b"date", b"x-request-id", REFUSED_HEADER.encode()})
 """Headers that the gateway's own server writes."""
 _BROKEN: Final = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
@@ -44,7 +42,7 @@ class Upstream:
         self.headers = [
             (lower, value)
             for name, value in response.raw_headers
-            if (lower := name.lower()) not in _HOP_BY_HOP and lower not in _OWN
+            if (lower := name.lower()) not in HOP_BY_HOP and lower not in _OWN
         ]
         self._length = response.content_length
         self.is_stream = response.content_type == "text/event-stream"
