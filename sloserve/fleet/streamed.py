@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sloserve.estimator.step_time.running_fit import RunningMean
+from sloserve.wire.event_stream import EventCounter
 
 _USAGE: Final = re.compile(rb'"completion_tokens":\s*([0-9]{1,9})')
 _AT_LIMIT: Final = re.compile(rb'"finish_reason":\s*"length"')
-_EVENT: Final = b"data:"
 _END_BYTES: Final = 1024
 """Usage and finish reason stand so near the end."""
 
@@ -24,10 +24,11 @@ class Streamed:
 
     events: int = 0
     _end: bytes = b""
+    _counter: EventCounter = field(default_factory=EventCounter)
 
     def add(self, part: bytes) -> None:
         """The next part of its body."""
-        self.events += (self._end[1 - len(_EVENT) :] + part).count(_EVENT)  # one may be cut in two
+        self.events += self._counter.add(part)
         self._end = part if len(part) >= _END_BYTES else (self._end + part)[-_END_BYTES:]
 
     def stated_tokens(self, limit: int | None) -> int | None:

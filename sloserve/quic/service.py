@@ -13,12 +13,12 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
 from sloserve.quic.schedulers import DEFAULT_URGENCY, LEAST_URGENT
 from sloserve.wire.body import BodyFields
+from sloserve.wire.event_stream import EventCounter
 from sloserve.wire.headers import DEFAULT_RULES, HeaderRules, read_headers
 from sloserve.wire.resolve import Rules, resolve
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-EVENT = b"data:"
 EVENT_STREAM = b"text/event-stream"
 
 
@@ -84,6 +84,7 @@ class ReplyDeadline:
         self._renewed = renewed
         self._dry_s: float | None = None
         self._streams = False
+        self._events = EventCounter()
         self.aim(targets)
 
     def aim(self, targets: Targets) -> None:
@@ -101,11 +102,11 @@ class ReplyDeadline:
     def chunk(self, body: bytes, now_s: float) -> float | None:
         """A part of the body is about to be sent; when it is due.
 
-        An event counts as a token. A reader that has run dry is due one at once.
+        An event counts as a token once it is whole. A reader that has run dry is due one at once.
         """
         if not self._streams or self._pace_s is None:
             return self._end_s
-        first = self._dry_s is None
+        first, events = self._dry_s is None, self._events.add(body)
         dry_s = now_s if self._dry_s is None else max(self._dry_s, now_s)
-        self._dry_s = dry_s + self._pace_s * (body.startswith(EVENT) + body.count(b"\n" + EVENT))
+        self._dry_s = dry_s + self._pace_s * events
         return self._begin_s if first and self._begin_s is not None else dry_s

@@ -148,6 +148,13 @@ IDEAS = {
         instead="client.pieces.has_text",
         homes=frozenset({"sloserve/client/pieces.py"}),
     ),
+    "events of a stream are counted in one place": Idea(
+        kind=ast.Call,
+        word="count",
+        pattern=r"(?i)\.count\(.*(?:data:|event)",
+        example=r"events = part.count(b'\ndata:')",
+        instead="wire.event_stream.EventCounter",
+    ),
     "no import hides from the import contracts": Idea(
         kind=ast.Call,
         word="import_",

@@ -49,6 +49,13 @@ def test_what_the_end_says_is_found_however_it_is_cut(last: bytes) -> None:
     assert {stream(3, last, parts=n).events for n in (1, 7, 40)} == {5}
 
 
+def test_text_that_reads_like_events_is_one_event() -> None:
+    """``data:`` within a text was counted: a reply that quotes a stream was taken for three times as long."""
+    found = Streamed()
+    found.add(b'data: {"choices":[{"text":"data: a, data: b"}]}\n\n')
+    assert found.events == 1
+
+
 def test_replies_that_come_16_tokens_at_a_time_are_expected_as_long_as_they_are() -> None:
     """They were expected to have 21 tokens, so that a plan believed them done in 0.2 s, and began them too late."""
     meter = DemandMeter(DEFAULT_CLASSES, {"chat": 16})

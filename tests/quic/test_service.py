@@ -100,7 +100,8 @@ def test_a_chunk_is_due_when_its_reader_runs_dry() -> None:
     assert reply.began(STREAM) == 101.0
     assert reply.chunk(b"data: a\n\n", 100.5) == 101.0
     assert reply.chunk(b"data: b\n\ndata: c\n\n", 100.6) == 100.75  # the first is digested by then
-    assert reply.chunk(b'data: "data:"\n\n', 100.7) == 101.25
+    assert reply.chunk(b'data: "data:"\n', 100.7) == 101.25  # brings nothing to read until it is whole
+    assert reply.chunk(b"\n", 100.7) == 101.25
     assert reply.chunk(b"data: e\n\n", 104.0) == 104.0  # dry since 101.5: due at once
     assert reply.chunk(b"data: f\n\n", 104.0) == 104.25
 
