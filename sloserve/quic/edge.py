@@ -7,7 +7,6 @@ error, and another is made.
 """
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -15,7 +14,6 @@ from http import HTTPStatus
 from aioquic.h3.connection import ProtocolError, validate_request_headers
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.core.slo import DUE_NOW_S
 from sloserve.quic.client import Headers, HeadersTooLarge, Lost
 from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.edge_passing import ReadAhead, answer, upload_body
@@ -36,12 +34,10 @@ from sloserve.wire.asgi import (
     repeating,
 )
 from sloserve.wire.client import WhileClientWaits
-from sloserve.wire.headers import RETRY_AFTER
+from sloserve.wire.headers import RETRY_AFTER, remaining
 
 READY_PATH = "/ready"
 RETRY_FULL_S = 1
-REMAINING = (b"x-slo-ttft-ms", b"x-slo-e2e-ms", b"x-llm-d-slo-ttft-ms")
-"""Targets that count from the client's request, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +154,3 @@ class Edge:
             reply.cancel()
             with suppress(asyncio.CancelledError):
                 await upload
-
-
-def remaining(headers: Headers, waited_s: float) -> Iterator[tuple[bytes, bytes]]:
-    """The headers, with targets that count from the client's request less what it waited here."""
-    for name, value in headers:
-        if name in REMAINING and waited_s >= 1e-3:
-            with suppress(ValueError):  # what is no number is the engine's to refuse
-                value = f"{max(float(value) - waited_s * 1e3, DUE_NOW_S * 1e3):.0f}".encode()
-        yield name, value

@@ -7,7 +7,7 @@ another software's, and is passed over unless the deployment has it refused.
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,6 +45,12 @@ OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 
 TTL = "x-request-ttl-ms"
 """How long the request may wait for its first token."""
+
+COUNTING_DOWN = {"slo_ttft_ms": "ttft_s", "slo_e2e_ms": "e2e_s"}
+"""Targets that count from the client's request, as :data:`TTL` does: key of ``vllm_xargs`` to field of ``Targets``.
+
+Who holds a request for a while states what is left of them, see :func:`left_ms`.
+"""
 
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
@@ -197,6 +203,28 @@ def stating(xargs: Mapping[str, object]) -> list[tuple[str, str]]:
     for _, value in stated:
         value.encode("latin-1")
     return stated
+
+
+def left_ms(total_s: float, late_s: float = 0.0) -> int:
+    """What is left of a time that counts from the client's request, ``late_s`` after that, as a header states it.
+
+    At least 1, which is due now: where nothing is left, the next server is to say so.
+    """
+    return max(round((min(total_s, MAX_TARGET_S) - late_s) * 1e3), 1)
+
+
+_COUNTING_DOWN = frozenset(name.encode() for name, key in FIELDS.items() if key in COUNTING_DOWN) | {TTL.encode()}
+
+
+def remaining(headers: Iterable[tuple[bytes, bytes]], late_s: float) -> Iterator[tuple[bytes, bytes]]:
+    """The headers as they go on ``late_s`` after they came, names in lower case. Values that are no time above 0 stay
+    as they are: what they mean, or that they mean nothing, is for the server that reads them.
+    """
+    for name, value in headers:
+        if name in _COUNTING_DOWN and late_s >= 1e-3:
+            total_s = _seconds(value.decode("latin-1"))
+            value = str(left_ms(total_s, late_s)).encode() if 0.0 < total_s <= MAX_TARGET_S else value
+        yield name, value
 
 
 def _is_past(text: str) -> bool:

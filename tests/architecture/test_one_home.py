@@ -155,6 +155,14 @@ IDEAS = {
         example=r"events = part.count(b'\ndata:')",
         instead="wire.event_stream.EventCounter",
     ),
+    "what is left of a request's times is computed in one place": Idea(
+        kind=ast.Call,
+        word=r"(?:late|left|waited)_s",
+        pattern=r"^max\(.*(?:late|left|waited)_s.*1(?:e3|000\.0)\b",
+        example="stated[key] = max((target_s - late_s) * 1e3, 1.0)",
+        instead="wire.headers.left_ms",
+        homes=frozenset({"sloserve/wire/headers.py"}),
+    ),
     "no import hides from the import contracts": Idea(
         kind=ast.Call,
         word="import_",

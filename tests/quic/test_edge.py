@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,18 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
-from sloserve.cli.edge_command import address_of
-from sloserve.core.errors import ConfigError
 from sloserve.quic import edge_passing
 from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
 from sloserve.quic.client_settings import ClientSettings
-from sloserve.quic.edge import Edge, EdgeSettings, remaining
+from sloserve.quic.edge import Edge, EdgeSettings
 from sloserve.quic.httpx_transport import head
 from sloserve.quic.listener import listen
 from sloserve.quic.settings import Http3Settings
 from sloserve.quic.turns import NoRoom, Turns
 from sloserve.wire.headers import HOP_BY_HOP
-from tests.ports import free_port
 from tests.quic.serving import answer, certificate_files, listening, read, run, trusting
 
 
@@ -296,45 +290,3 @@ def test_headers_of_one_connection_end_at_it() -> None:
     """The edge passed a proxy's credentials on to the engine host, which are for the edge alone."""
     given = [(name, b"x") for name in (*HOP_BY_HOP, b"host", b"authorization")]
     assert head(b"GET", b"host", b"/", given)[4:] == [(b"authorization", b"x")]
-
-
-def test_what_a_request_waited_is_taken_off_its_targets() -> None:
-    headers = [(b"x-slo-ttft-ms", b"500"), (b"x-slo-e2e-ms", b"100"), (b"x-slo-tds", b"9"), (b"x-slo-class", b"batch")]
-    assert list(remaining(headers, 0.0)) == headers
-    kept = [(b"x-slo-ttft-ms", b"300"), (b"x-slo-e2e-ms", b"1"), *headers[2:]]
-    assert list(remaining(headers, 0.2)) == kept
-    assert list(remaining([(b"x-slo-ttft-ms", b"soon")], 0.2)) == [(b"x-slo-ttft-ms", b"soon")]
-
-
-@pytest.mark.parametrize("url", ["http://a:1", "https://", "https://a:port", "https://a/path", "a:8000"])
-def test_an_upstream_is_an_https_origin(url: str) -> None:
-    with pytest.raises(ConfigError, match="is not of the form https://HOST:PORT"):
-        address_of(url)
-    assert address_of("https://engine:8000") == ("engine", 8000)
-
-
-@pytest.mark.slow
-def test_the_command_serves_until_it_is_stopped() -> None:
-    async def test() -> None:
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await answer(send, await read(receive))
-
-        async with listening(app) as listener:
-            command = [sys.executable, "-m", "sloserve.cli", "edge", "--upstream", f"https://localhost:{listener.port}"]
-            command += ["--ca", certificate_files()[0], "--port", "0", "--host", "127.0.0.1"]
-            process = subprocess.Popen(
-                [*command, "--port", str(port := free_port())], stdout=subprocess.PIPE, text=True
-            )
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-                while process.poll() is None:
-                    try:
-                        if (await client.get("/ready")).status_code == 200:
-                            break
-                    except httpx.ConnectError:
-                        await asyncio.sleep(0.05)
-                assert (await client.post("/", content=b"x" * 300_000)).content == b"x" * 300_000
-            process.send_signal(signal.SIGTERM)
-            said, _ = await asyncio.to_thread(process.communicate, timeout=120)
-            assert process.returncode in (0, -signal.SIGTERM) and "sloserve edge on http://127.0.0.1" in said
-
-    run(test())

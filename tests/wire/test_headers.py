@@ -4,7 +4,7 @@ import pytest
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.predicted import Predicted, Quantiles
-from sloserve.wire.headers import FIELDS, MAX_IGNORED, Field, predictions, read_headers
+from sloserve.wire.headers import FIELDS, MAX_IGNORED, Field, predictions, read_headers, remaining
 
 
 def raw(**headers: str) -> list[tuple[bytes, bytes]]:
@@ -75,3 +75,18 @@ def test_unknown_headers_are_passed_over_up_to_a_number() -> None:
     assert len(read_headers(unknown[:-1]).ignored) == MAX_IGNORED
     with pytest.raises(InvalidRequest, match="x-slo-deadline32: '1' is not one of at most 32 unknown"):
         read_headers(unknown)
+
+
+def test_who_holds_a_request_states_what_is_left_of_its_times() -> None:
+    """The edge left its time to live as it was, so that it began anew behind it."""
+    stays = [(b"x-slo-tpot-ms", b"50"), (b"x-slo-tds", b"9"), (b"x-slo-class", b"batch")]
+    times = [(b"x-slo-ttft-ms", b"500"), (b"x-slo-e2e-ms", b"100"), (b"x-request-ttl-ms", b" 1e3"), *stays]
+    assert list(remaining(times, 0.0)) == times
+    left = [(b"x-slo-ttft-ms", b"300"), (b"x-slo-e2e-ms", b"1"), (b"x-request-ttl-ms", b"800"), *stays]
+    assert list(remaining(times, 0.2)) == left
+    assert list(remaining([(b"x-llm-d-slo-ttft-ms", b"900")], 0.2)) == [(b"x-llm-d-slo-ttft-ms", b"700")]
+
+
+@pytest.mark.parametrize("value", [b"soon", b"nan", b"inf", b"-1", b"0", b"1_000", b"1e300", b"\xff", b""])
+def test_a_time_that_the_server_would_refuse_goes_on_as_it_is(value: bytes) -> None:
+    assert list(remaining([(b"x-request-ttl-ms", value)], 0.2)) == [(b"x-request-ttl-ms", value)]

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from sloserve.core.clock import Clock
-from sloserve.core.slo import MAX_TARGET_S
 from sloserve.fleet.agent import line_reply
 from sloserve.fleet.agent.claims import Line
 from sloserve.fleet.agent.line_reply import Broken, LineReply, TooLong, was_aborted
 from sloserve.fleet.contract.door import Answer, Door, Refusal, Refused
 from sloserve.fleet.store.records import RequestState, Result
+from sloserve.wire.headers import left_ms
 
 RETRY_S: Final = 1.0
 _TRIES: Final = 5
@@ -72,7 +72,7 @@ def _headers(line: Line, left_s: float) -> Mapping[str, str]:
     claimed = line.claimed
     headers = {"content-type": "application/json", "x-request-id": claimed.id, "x-slo-class": claimed.slo_class}
     if left_s != math.inf:
-        headers["x-slo-e2e-ms"] = str(max(int(min(left_s, MAX_TARGET_S) * 1e3), 1))
+        headers["x-slo-e2e-ms"] = str(left_ms(left_s))
     return headers
 
 

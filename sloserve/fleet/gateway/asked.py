@@ -14,15 +14,23 @@ from sloserve.fleet.gateway.prefixes import part
 from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit, replies
 from sloserve.settings import PluginSettings
 from sloserve.wire.body import Body, fields_of, parse
-from sloserve.wire.headers import PRIORITY, REPORT, REQUEST_ID, TTL, HeaderRules, read_headers, stating
+from sloserve.wire.headers import (
+    COUNTING_DOWN,
+    PRIORITY,
+    REPORT,
+    REQUEST_ID,
+    TTL,
+    HeaderRules,
+    left_ms,
+    read_headers,
+    stating,
+)
 from sloserve.wire.resolve import XARGS, Resolved, Rules, resolve
 from sloserve.wire.xargs import stated_output_tokens
 
 _TENANT: Final = "x-tenant-id"
 _PASSED: Final = ("content-type", "accept", "traceparent", "tracestate", "baggage")
 """Headers that go on as they are. All others of a client end here."""
-_LEAST_MS: Final = 1.0
-"""Of a target whose time ran out in the gateway."""
 
 
 class _Read(Body):
@@ -81,12 +89,12 @@ class Asked:
         """What goes to the engine, for which the request arrives ``late_s`` late: its times are what is left."""
         stated = dict(self.xargs or {})
         if late_s > 0.0:
-            for key, target_s in (("slo_ttft_ms", self.slo.targets.ttft_s), ("slo_e2e_ms", self.slo.targets.e2e_s)):
-                if target_s is not None:
-                    stated[key] = max((target_s - late_s) * 1e3, _LEAST_MS)
+            for key, name in COUNTING_DOWN.items():
+                if (target_s := getattr(self.slo.targets, name)) is not None:
+                    stated[key] = left_ms(target_s, late_s)
         headers = self.headers + stating(stated)
         if self.ttl_s is not None:
-            headers.append((TTL, str(max((self.ttl_s - late_s) * 1e3, _LEAST_MS))))
+            headers.append((TTL, str(left_ms(self.ttl_s, late_s))))
         return headers
 
     def forget_body(self) -> None:
