@@ -28,7 +28,7 @@ class ServedRequest(FinishedRequest):
     latency: in seconds from the arrival at our front end, queueing included; ``None`` unless it was completed with at
     least one token. qoe: 0..1; ``None`` where it promises no timeline, or was not streamed: no user reads it as it
     comes. waited_s: from arrival to the first step that served it, ``None`` where it never was or is not known.
-    evictions: how often its KV was dropped. predicted: what was told at its admission. It is never in two of waiting,
+    preemptions: by the policy and by vLLM. predicted: what was told at its admission. It is never in two of waiting,
     preempted and paused at once; with the time it ran and what the front end takes they are its e2e latency.
     """
 
@@ -40,7 +40,7 @@ class ServedRequest(FinishedRequest):
     prompt_tokens: int = 0
     output_tokens: int = 0
     waited_s: float | None = None
-    evictions: int = 0
+    preemptions: int = 0
     interruptions: Interruptions = Interruptions()
     predicted: Predicted | None = None
 

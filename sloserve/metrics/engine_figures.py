@@ -37,7 +37,7 @@ class Figures(SwapFigures):
     preempted those of them that ran before; paused: requests that sat out the last step. plans, reused_plans,
     stale_plans: steps with a fresh plan, with the last one, and with none since the last one was too old; plan_errors:
     plans and events on which the policy failed. internal_errors: exceptions of sloserve's own that were kept from vLLM.
-    evictions: by a plan, preemptions: by vLLM, mostly for want of KV. paused_steps: request-steps.
+    policy_preemptions: by a plan, vllm_preemptions: mostly for want of KV. paused_steps: request-steps.
     limited_steps: steps whose prompt tokens the step budget limited.
     malformed_slo: requests served without the SLO that they could not state. shadow_*: of the shadow policy, sums over
     its plans and how many of them had such a figure, see :mod:`sloserve.engine.plan_score`. step_*: how well
@@ -60,8 +60,8 @@ class Figures(SwapFigures):
         metadata=counter("internal_errors", "Exceptions of sloserve's own, after which vLLM schedules by itself")
     )
     plan_seconds_sum: float
-    evictions: float
-    preemptions: float
+    policy_preemptions: float
+    vllm_preemptions: float
     paused_steps: float = field(
         metadata=counter("paused_request_steps", "Engine steps that a request with KV sat out, over all requests")
     )

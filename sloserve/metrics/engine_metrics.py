@@ -73,8 +73,8 @@ def _families(pages: Sequence[PageSnapshot]) -> list[Metric]:
         plans.add_metric([engine, "reused"], page.reused_plans)
         plans.add_metric([engine, "stale"], page.stale_plans)
         plans.add_metric([engine, "error"], page.plan_errors)
-        swapped = {"policy": page.swapped_evictions, "vllm": page.swap_stores - page.swapped_evictions}
-        for by, count in (("policy", page.evictions), ("vllm", page.preemptions)):
+        swapped = {"policy": page.swapped_by_policy, "vllm": page.swap_stores - page.swapped_by_policy}
+        for by, count in (("policy", page.policy_preemptions), ("vllm", page.vllm_preemptions)):
             preemptions.add_metric([engine, "recompute", by], count - swapped[by])
             preemptions.add_metric([engine, "swap", by], swapped[by])
         for name, waiting in page.waiting_by_class.items():

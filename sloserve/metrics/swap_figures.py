@@ -26,7 +26,7 @@ class SwapFigures:
     """Pool gauges in bytes over all ranks of the engine, as of the last step; all else counts from its start.
 
     swap_out_seconds, swap_in_seconds: during which copies in that direction ran, of the rank that took longest.
-    swapped_evictions: of ``swap_stores``, those that a plan preempted. swaps_sum: over the requests that ended.
+    swapped_by_policy: of ``swap_stores``, those that a plan preempted. swaps_sum: over the requests that ended.
     """
 
     swap_pool_used_bytes: float
@@ -35,7 +35,7 @@ class SwapFigures:
     swap_stores: float
     swap_loads: float
     swap_failures: float
-    swapped_evictions: float
+    swapped_by_policy: float
     swapped_out_tokens: float
     swapped_in_tokens: float
     swap_out_bytes: float

@@ -27,7 +27,7 @@ def outcome(served: ServedRequest) -> dict[str, Any]:
         qoe=None if served.qoe is None else round(served.qoe, 4),
         output_tokens=served.output_tokens,
         waited_ms=_ms(served.waited_s),
-        evictions=served.evictions,
+        evictions=served.preemptions,
         preempted_ms=_ms(served.interruptions.preempted_s),
         paused_ms=_ms(served.interruptions.paused_s),
         paused_steps=served.interruptions.paused_steps,

@@ -40,7 +40,15 @@ def test_what_a_scheduler_wrote_is_shown(tmp_path: Path, scrape: Callable[..., f
     page = PageWriter(CLASSES, 0, tmp_path)
     page.set_policies("edf:preempt=false", "sjf")
     write(page, running=3, paused=2, preempted=1, plans=10, reused_plans=20, plan_errors=1, malformed_slo=4)
-    write(page, evictions=5, preemptions=6, paused_steps=7, limited_steps=11, shadow_plans=8, shadow_errors=1)
+    write(
+        page,
+        policy_preemptions=5,
+        vllm_preemptions=6,
+        paused_steps=7,
+        limited_steps=11,
+        shadow_plans=8,
+        shadow_errors=1,
+    )
     write(page, shadow_agreement_sum=6.0, shadow_agreement_count=8, shadow_gain_sum=-2.0, shadow_gain_count=4)
     write(page, plan_seconds_sum=0.5)
     for cost_s in (1e-5, 3e-5, 1.0):
@@ -101,14 +109,19 @@ def test_of_several_engines_of_a_rank_the_one_at_work_is_shown(tmp_path: Path) -
 
 def test_swapping_is_shown_where_there_is_a_pool(tmp_path: Path, scrape: Callable[..., float | None]) -> None:
     without, page = PageWriter(CLASSES, 0, tmp_path), PageWriter(CLASSES, 1, tmp_path)
-    write(without, preemptions=4)
+    write(without, vllm_preemptions=4)
     write(
-        page, swap_pool_used_bytes=3.0, swap_pool_peak_bytes=7.0, swap_pool_total_bytes=9.0, evictions=5, preemptions=6
+        page,
+        swap_pool_used_bytes=3.0,
+        swap_pool_peak_bytes=7.0,
+        swap_pool_total_bytes=9.0,
+        policy_preemptions=5,
+        vllm_preemptions=6,
     )
     write(
         page,
         swap_stores=8,
-        swapped_evictions=3,
+        swapped_by_policy=3,
         swap_loads=2,
         swap_failures=1,
         swap_out_bytes=2e12,

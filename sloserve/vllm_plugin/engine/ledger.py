@@ -28,7 +28,7 @@ from sloserve.wire.xargs import LENGTH_KEY
 logger = logging.getLogger(__name__)
 
 COUNTERS = (
-    "plans", "reused_plans", "stale_plans", "plan_errors", "internal_errors", "evictions", "paused_steps",
+    "plans", "reused_plans", "stale_plans", "plan_errors", "internal_errors", "policy_preemptions", "paused_steps",
     "limited_steps", "malformed_slo",
 )  # fmt: skip
 """Figures that others count in the counters of the scheduler."""
@@ -37,11 +37,15 @@ _AT = Layout.at
 _LAST_STEP_S, _RUNNING, _WAITING, _PREEMPTED, _PAUSED = (
     _AT[name] for name in ("last_step_s", "running", "waiting", "preempted", "paused")
 )
-_STEPS, _TOKENS, _PREEMPTIONS = _AT["steps"], _AT["scheduled_tokens"], _AT["preemptions"]
+_STEPS, _TOKENS, _PREEMPTIONS = _AT["steps"], _AT["scheduled_tokens"], _AT["vllm_preemptions"]
 _SHADOW = {name.removeprefix("shadow_"): at for name, at in _AT.items() if name.startswith("shadow_")}
 _NOTHING = Interruptions()
-_COUNTERS = tuple((_AT[name], name) for name in COUNTERS)
-_SWAP_COUNTERS = tuple((at, name) for name, at in _AT.items() if name in SWAP_COUNTERS or name not in SCALARS)
+_COUNTER_OF = {"policy_preemptions": "evictions", "swapped_by_policy": "swapped_evictions"}
+"""Of figures whose counter has another name: it is a key of result.json, which stays."""
+_COUNTERS = tuple((_AT[name], _COUNTER_OF.get(name, name)) for name in COUNTERS)
+_SWAP_COUNTERS = tuple(
+    (at, _COUNTER_OF.get(name, name)) for name, at in _AT.items() if name in SWAP_COUNTERS or name not in SCALARS
+)
 _SWAP_NAMES = tuple(name for name in _AT if name in SWAP_SCALARS or name not in SCALARS)
 _POOL_USED, _POOL_PEAK, _POOL_TOTAL = (_AT[f"swap_pool_{kind}_bytes"] for kind in ("used", "peak", "total"))
 

@@ -177,7 +177,7 @@ class Observed:
             prompt_tokens=len(getattr(reply, "prompt_token_ids", None) or ()),
             output_tokens=self._output_tokens(reply),
             waited_s=self._waited_s(),
-            evictions=sum(one.num_preemptions for one in self.figures.values()),
+            preemptions=sum(one.num_preemptions for one in self.figures.values()),
             interruptions=(
                 Interruptions() if self.engine_request_id is None else self._interruptions(self.engine_request_id)
             ),

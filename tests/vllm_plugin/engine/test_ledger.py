@@ -57,7 +57,7 @@ def test_who_waits_by_class_is_at_most_a_step_old(build: Build, request_of: Requ
     assert found.enqueued_by_class == found.admitted_by_class
     assert {n: c for n, c in found.admitted_by_class.items() if c} == {name: 4 for name in classes}
     assert (found.running, found.waiting, found.preempted) == (0, 0, 0)
-    assert found.preemptions == sum(r.num_preemptions for r in log.requests) - log.counters.get("evictions", 0) > 0
+    assert found.vllm_preemptions == sum(r.num_preemptions for r in log.requests) - log.counters.get("evictions", 0) > 0
     assert found.plans == log.counters.get("plans", 0) == sum(found.plan_seconds)
     assert (found.plan_seconds_sum > 0) == (policy == "edf")
 

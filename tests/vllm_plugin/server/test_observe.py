@@ -98,7 +98,7 @@ def test_streamed_deltas() -> None:
     assert (served.outcome, served.tenant, served.prompt_tokens, served.output_tokens) == (
         Outcome.COMPLETED, "acme", 3, 4,
     )  # fmt: skip
-    assert (served.evictions, served.interruptions, served.qoe) == (2, MET, 1.0)
+    assert (served.preemptions, served.interruptions, served.qoe) == (2, MET, 1.0)
     assert call.starts == [pytest.approx(0.25)]
 
 
@@ -186,7 +186,7 @@ def test_several_replies_are_told_alike_streamed_or_whole(streamed: bool, last: 
     call.run(timeline, streamed=streamed)
     served = call.served
     assert served.latency == Latency(ttft_s=0.25, tpot_s=2.0, e2e_s=3.0)
-    assert (served.good, served.evictions, served.output_tokens) == (True, 3, 9)
+    assert (served.good, served.preemptions, served.output_tokens) == (True, 3, 9)
     assert served.waited_s == pytest.approx(0.125)
 
 
