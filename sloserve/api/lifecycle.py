@@ -21,8 +21,7 @@ from sloserve.api.http3 import Http3Front
 from sloserve.core.errors import ShuttingDown
 from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.server.front_end import check_open, core_hangs, count_stopped, on_stop
-from sloserve.wire import errors
-from sloserve.wire.asgi import CLOSE, refuse
+from sloserve.wire.asgi import refuse_error
 from sloserve.wire.context import HTTPContext
 
 READY_PATH = "/ready"
@@ -56,7 +55,7 @@ async def refused_for_stopping(engine: Any, send: Send, http: HTTPContext | None
     except ShuttingDown as error:
         if http is None or not (http.calls or http.served):
             count_stopped(engine)
-        await refuse(send, errors.status(error), str(error), headers=[*errors.headers(error), CLOSE])
+        await refuse_error(send, error)
         return True
     return False
 

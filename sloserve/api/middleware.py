@@ -23,11 +23,10 @@ from sloserve.api.lifecycle import LINGER_S, READY_PATH, readiness, refused_for_
 from sloserve.api.report import Reporter
 from sloserve.api.time_to_live import TimeToLive
 from sloserve.core.clock import Clock, SystemClock
-from sloserve.core.errors import InvalidRequest
 from sloserve.settings import ADMIN_KEY, PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server.stated import tell_operator
 from sloserve.wire import context, errors
-from sloserve.wire.asgi import CLOSE, BodyTooLarge, declares_more, first, identified, refuse, repeating, tell_slo
+from sloserve.wire.asgi import CLOSE, BodyTooLarge, declares_more, first, opened, refuse, tell_slo
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import TTL, predictions
 
@@ -59,12 +58,10 @@ class SLOMiddleware:
         if self._admin is not None and path.startswith(PREFIX):
             await self._admin(scope, receive, send)
             return
-        try:
-            scope, request_id = identified(scope)
-        except InvalidRequest as error:
-            await refuse(send, errors.status(error), str(error), error.param, [CLOSE])
+        request = await opened(scope, send)
+        if request is None:
             return
-        send = repeating(request_id, send)
+        scope, send, _ = request
         http = HTTPContext(self._clock.now_s(), on_slo=functools.partial(tell_slo, scope))
         if scope["method"] == "POST":
             if await refused_for_stopping(engine_of(scope), send):

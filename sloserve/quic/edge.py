@@ -21,7 +21,6 @@ from sloserve.quic.httpx_transport import head
 from sloserve.quic.service import DEFAULT_CLASSIFY, Classify
 from sloserve.quic.turns import NoRoom, Turns
 from sloserve.quic.upstream import Upstream
-from sloserve.wire import errors
 from sloserve.wire.asgi import (
     CLOSE,
     ClientLeft,
@@ -29,9 +28,9 @@ from sloserve.wire.asgi import (
     Scope,
     Send,
     answer_json,
-    identified,
+    opened,
     refuse,
-    repeating,
+    refuse_error,
 )
 from sloserve.wire.client import WhileClientWaits
 from sloserve.wire.headers import RETRY_AFTER, remaining
@@ -83,12 +82,14 @@ class Edge:
             status = HTTPStatus.OK if connected else HTTPStatus.SERVICE_UNAVAILABLE
             await answer_json(send, status, {"status": "ready" if connected else "disconnected"})
             return
+        request = await opened(scope, send)
+        if request is None:
+            return
+        scope, send, _ = request
         try:
-            scope, request_id = identified(scope)
-            send = repeating(request_id, send)
             self._check(scope)
         except InvalidRequest as error:
-            await refuse(send, errors.status(error), str(error), error.param, [CLOSE])
+            await refuse_error(send, error)
             return
         service = self._classify(scope["headers"])
         loop = asyncio.get_running_loop()

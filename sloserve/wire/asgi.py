@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
+from sloserve.core.errors import InvalidRequest, SloServeError
 from sloserve.core.slo import SLO
 from sloserve.wire import errors
 from sloserve.wire.headers import REQUEST_ID, label
@@ -37,6 +38,12 @@ async def refuse(
 ) -> None:
     """Answers a request with an error. param: the field at fault, as the client wrote it."""
     await answer_json(send, status, errors.body(status, message, param), headers)
+
+
+async def refuse_error(send: Send, error: SloServeError) -> None:
+    """Answers a request whose body is not read with what is wrong with it."""
+    headers = [*errors.headers(error), CLOSE]
+    await refuse(send, errors.status(error), str(error), getattr(error, "param", None), headers)
 
 
 async def answer_json(send: Send, status: HTTPStatus, value: Any, headers: Iterable[tuple[str, str]] = ()) -> None:
@@ -94,6 +101,18 @@ async def read_body(receive: Receive, max_bytes: int, take: Callable[[int], None
         parts.append(part)
         more = message.get("more_body", False)
     return b"".join(parts)
+
+
+async def opened(scope: Scope, send: Send) -> tuple[Scope, Send, str] | None:
+    """The request with an id, a ``send`` that repeats it in the answer, and the id; ``None`` where the client's is no
+    label: then it was refused.
+    """
+    try:
+        scope, request_id = identified(scope)
+    except InvalidRequest as error:
+        await refuse_error(send, error)
+        return None
+    return scope, repeating(request_id, send), request_id
 
 
 def identified(scope: Scope) -> tuple[Scope, str]:

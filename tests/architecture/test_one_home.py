@@ -163,6 +163,14 @@ IDEAS = {
         instead="wire.headers.left_ms",
         homes=frozenset({"sloserve/wire/headers.py"}),
     ),
+    "every server of ours gives a request its id in one way": Idea(
+        kind=ast.Call,
+        word="identified",
+        pattern=r"^identified\(",
+        example="scope, request_id = identified(scope)",
+        instead="wire.asgi.opened",
+        homes=frozenset({"sloserve/wire/asgi.py"}),
+    ),
     "no import hides from the import contracts": Idea(
         kind=ast.Call,
         word="import_",

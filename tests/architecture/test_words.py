@@ -14,7 +14,9 @@ KEPT = "(request eviction)"
 
 
 def test_code_says_preempted_paused_and_untracked_and_takes_requests_for_no_persons() -> None:
-    """Counters named ``evictions`` and the outcome ``evicted`` (given up after queueing) are on the wire, and stay."""
+    """Names that others read stay: ``evictions`` of a report counts all preemptions, that among the counters of
+    result.json those of the policy; the outcome ``evicted`` (given up after queueing) is no preemption.
+    """
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in sorted((ROOT / "sloserve").rglob("*.py"))

@@ -12,10 +12,8 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import unquote
 
-from sloserve.core.errors import InvalidRequest
 from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Door, Refusal, Refused
 from sloserve.fleet.contract.reports import AgentReport, to_json
-from sloserve.wire import errors
 from sloserve.wire.asgi import (
     CLOSE,
     BodyTooLarge,
@@ -26,10 +24,9 @@ from sloserve.wire.asgi import (
     answer_json,
     bearer,
     first,
-    identified,
+    opened,
     read_body,
     refuse,
-    repeating,
 )
 
 logger = logging.getLogger(__name__)
@@ -64,12 +61,10 @@ class DoorServer:
             message = f"there are GET /state, and for {', '.join(self._doors)} routes that clients may use"
             await refuse(send, HTTPStatus.NOT_FOUND, message, headers=[CLOSE])
             return
-        try:
-            scope, request_id = identified(scope)
-        except InvalidRequest as error:
-            await refuse(send, errors.status(error), str(error), error.param, [CLOSE])
+        request = await opened(scope, send)
+        if request is None:
             return
-        send = repeating(request_id, send)
+        scope, send, request_id = request
         try:
             body = await read_body(receive, MAX_BODY_BYTES)
             await _unless_left(receive, self._serve(door, path, scope, body, send))

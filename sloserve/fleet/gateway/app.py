@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from starlette.routing import Router
 
-from sloserve.core.errors import EngineError, InvalidRequest, QueueFull, SloServeError, UnknownModel
+from sloserve.core.errors import EngineError, QueueFull, SloServeError, UnknownModel
 from sloserve.fleet.gateway.doors import Broken
 from sloserve.fleet.gateway.forward import Exchange, Parts
 from sloserve.fleet.gateway.instances import STATES
@@ -27,8 +27,9 @@ from sloserve.wire.asgi import (
     Send,
     answer_json,
     first,
-    identified,
+    opened,
     refuse,
+    refuse_error,
     repeating,
 )
 
@@ -108,16 +109,15 @@ class GatewayApp:
             status = HTTPStatus.OK if up else HTTPStatus.SERVICE_UNAVAILABLE
             await answer_json(send, status, {"status": "ready" if up else "no agent answers"})
             return
-        try:
-            scope, request_id = identified(scope)
-        except InvalidRequest as error:
-            await refuse(send, errors.status(error), str(error), error.param, [CLOSE])
+        request = await opened(scope, send)
+        if request is None:
             return
+        scope, send_with_id, request_id = request
         tenant = self._keys.tenant_of(first(scope["headers"], b"authorization"))
         if tenant is not None and path in FORWARDED and scope["method"] == "POST":
             await self._forward(scope, receive, send, tenant, request_id)
             return
-        send = repeating(request_id, send)
+        send = send_with_id
         if tenant is None:
             asks = ("www-authenticate", "Bearer")
             await refuse(send, HTTPStatus.UNAUTHORIZED, _NO_KEY, headers=[asks, CLOSE])
@@ -131,7 +131,7 @@ class GatewayApp:
             with self._calls.taken(scope[TENANT].name, MOST_CALLS_OF_TENANT):
                 await batches(scope, receive, send)
         except QueueFull as error:
-            await refuse(send, errors.status(error), str(error), headers=[*errors.headers(error), CLOSE])
+            await refuse_error(send, error)
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send, tenant: Tenant, request_id: str) -> None:
         exchange = Exchange(self._parts, tenant, request_id, send)
