@@ -25,7 +25,7 @@ from sloserve.estimator.step_time.profiling import ProfileSettings, knee_tokens,
 
 REPETITIONS = 5
 SEEDS = (0, 1, 2)
-"""Of which steps are held out."""
+"""Seeds of the split that holds some steps out of the fit."""
 MAX_CONTEXT_TOKENS = 65_536
 FLAGS = ("builtin:tiny", "--max-num-seqs", "128")
 

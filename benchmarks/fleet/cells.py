@@ -180,7 +180,7 @@ def run(cell: Cell, name: str, seed: int) -> Row:
 
 
 def best_static(rows: Sequence[Row], cell: Cell) -> list[Row]:
-    """Of the static runs of the cell those of the placement that has most in time, as ``static``."""
+    """Returns the cell's runs of the placement that has most requests in time, under the policy name ``static``."""
     names = [name for name in placements(cell.plant) if any(row["policy"] == name for row in rows)]
     means = {name: _mean([row for row in rows if row["policy"] == name]) for name in names}
     best = max(names, key=lambda name: means[name])

@@ -21,7 +21,7 @@ from sloserve.sim.fleet.loop import FleetRun
 Row = dict[str, Any]
 
 SEQS, BEGIN_S, SECONDS, LINES = 256, 5.0, 30.0, 2_000
-"""Of co-location: slots of the engine, when streams begin, and for how long they come; lines of the batch."""
+"""Slots of the engine; when streams begin and for how long they come, in seconds; lines of the batch."""
 DRAIN_LIMIT_S = 90.0
 STEP_BUDGET = "edf:step_budget=true"
 ROWS = {
@@ -32,7 +32,7 @@ ROWS = {
     "edf": (STEP_BUDGET, SEQS),
     "auto": ("auto", SEQS),
 }
-"""Of co-location: the engine's policy, and how many slots its agent counts with: 1.25 times as many lines are sent."""
+"""The engine's policy, and how many slots its agent counts with: 1.25 times as many lines are sent."""
 
 
 def colocation_file() -> str:

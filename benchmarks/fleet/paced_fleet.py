@@ -26,8 +26,8 @@ EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 PACED = "sloserve.vllm_plugin.paced_worker.PacedWorker"
 ARGUMENTS = ("--worker-cls", PACED, "--distributed-executor-backend", EXECUTOR, "--block-size", "16", "--enforce-eager")
 ARGUMENTS += ("--stream-interval", "16")
-"""Of each engine. Tokens go out 16 at a time, and the first and the last at once, and the worker has no process of its
-own: else two cores would not do."""
+"""Flags of each engine. Tokens go out 16 at a time, and the first and the last at once, and the worker has no process
+of its own: else two cores would not do."""
 ENVIRONMENT = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
 PROMPTS = TokenPrompts(256)
 READY_LIMIT_S = 240.0
@@ -58,7 +58,7 @@ class Stream:
         return self.last_s - self.request.arrival_s
 
     def tokens_by(self, end_s: float) -> float:
-        """Of its reply, as if they came evenly."""
+        """Returns how many tokens of the reply had come by ``end_s``, as if they came evenly."""
         if self.first_s > end_s:
             return 0.0
         share = min((end_s - self.first_s) / max(self.last_s - self.first_s, 1e-9), 1.0)
@@ -217,7 +217,7 @@ class PacedFleet:
     # What there is to see.
 
     async def reports(self) -> list[dict[str, Any]]:
-        """Of the instances, as the agent says at its door."""
+        """Returns the reports of the instances, as the agent gives them at its door."""
         doors = list(self.sockets.glob("*/door"))
         if not doors:
             return []
@@ -246,7 +246,7 @@ class PacedFleet:
 
 
 def of_log(log: RequestLog) -> Stream:
-    """Of a request in virtual time."""
+    """Returns what became of a request of a run in virtual time, as if it had been streamed."""
     times = log.token_times_s
     if not times.size:
         return Stream(log.request, log.request.arrival_s)
@@ -264,7 +264,7 @@ def body_of(request: WorkloadRequest, seed: int) -> dict[str, Any]:
 
 
 def load() -> float:
-    """Of the machine, over the last minute."""
+    """Returns the machine's load average over the last minute."""
     return os.getloadavg()[0]
 
 

@@ -74,7 +74,7 @@ async def echo_h3(scope: Any, receive: Any, send: Any) -> None:
 
 
 HEAD = struct.Struct("!II")
-"""Of a request on TCP: bytes that follow, bytes of its answer. If they are equal, each part is echoed as it comes."""
+"""Head of a request on TCP: bytes that follow, bytes of its answer. If equal, each part is echoed as it comes."""
 
 
 async def echo_tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -19,7 +19,7 @@ START_S = 1000.0
 ROUND_S = 1e-9
 """What a round of the loop takes: aioquic's loss timer may come a rounding error early, and again until time passes."""
 HEADER_BYTES = 28
-"""Of IP and UDP, which a link carries too."""
+"""Headers of IP and UDP, which a link carries too."""
 
 
 class _Selector(selectors.SelectSelector):

@@ -72,7 +72,7 @@ SHORT = ("sharegpt", "bookcorpus", "multiround")
 """Workloads whose contexts OPT can hold."""
 LOADS = ("0.7", "1", "1.5", "2")
 SIZES = (512, 1024)
-"""Of a step, beside the default, which is 2048 in all profiles."""
+"""Token budgets of a step, beside the default, which is 2048 in all profiles."""
 REQUESTS = {"bookcorpus": 50, "mooncake": 60, "reasoning": 40}
 """A run, where 200 would take too long."""
 

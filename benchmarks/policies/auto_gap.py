@@ -115,7 +115,7 @@ def drawn(rng: np.random.Generator, n: int, seats: int) -> list[One]:
 
 
 def value(requests: Sequence[One], order: Sequence[int], seats: int) -> float:
-    """Of serving them in this order, each from when a seat is free."""
+    """Returns the summed value of serving the requests in this order, each from when a seat is free."""
     free_s, total = [0.0] * seats, 0.0
     for i in order:
         at = free_s.index(min(free_s))

@@ -57,7 +57,7 @@ LINKS = {"400 GB/s": 400e9, "100 Gb/s": 12.5e9}
 CASES = {"econo-sharegpt": 1.0, "econo-azure-conv": 1.0}
 """Row of the experiments' registry, and the load of a decode engine at which the search for rates starts."""
 REQUESTS = 160
-"""Of an engine at load 1."""
+"""Requests that one engine is offered at load 1."""
 STEP = 1.12
 MOST_STEPS = 12
 """From one rate to the next, and how far from the first the search goes."""

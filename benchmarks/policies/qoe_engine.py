@@ -37,11 +37,11 @@ from sloserve.workloads.slo_assignment import ClassRule, SLOAssignment
 WORKLOAD = "sharegpt-poisson"
 MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 512, 1024
 KV_BLOCKS = 440
-"""Of 32 tokens: some 30 of these requests at a time, where 128 could run."""
+"""Blocks of 32 tokens: some 30 of these requests fit at a time, where 128 could run."""
 FLAGS = scarce_kv(KV_BLOCKS)
 LOAD, PACE = 2.5, 3.0
 LEAD_S, URGENT_S = 40.0, 0.5
-"""Of andes by default; the second is an option of its variant for experiments alone."""
+"""Defaults of andes' ``lead_s`` and ``urgent_s``; the second is an option of its variant for experiments alone."""
 CAPACITY_SEED, WARM_UP_SEED = 2**20, 2**21
 WARM_UP = 8
 FIGURES = ("qoe_mean", "qoe_p10", "qoe_p50", "median_ttft_ms", "p90_ttft_ms", "output_throughput", "preemptions")
@@ -49,7 +49,7 @@ FIGURES = ("qoe_mean", "qoe_p10", "qoe_p50", "median_ttft_ms", "p90_ttft_ms", "o
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Of the readers' time, to this engine. rps: offered. tds: of the mean reader."""
+    """Scales the readers' time to this engine. rps: offered. tds: tokens per second of the mean reader."""
 
     rps: float
     tds: float

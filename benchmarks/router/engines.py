@@ -220,7 +220,7 @@ async def ask(http: aiohttp.ClientSession, model: str, task: str, at_s: float, b
 
 
 async def ratios(http: aiohttp.ClientSession) -> dict[str, float]:
-    """Of the gateway's metric: how many, their mean, and the share within 20 %."""
+    """Returns the mean completion ratio by the gateway's metric, and the share of ratios within 20 % of 1."""
     found: dict[str, float] = defaultdict(float)
     async with http.get("/metrics") as answer:
         for family in text_string_to_metric_families(await answer.text()):

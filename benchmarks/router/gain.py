@@ -47,7 +47,7 @@ TRAININGS = [("paper", seed, True) for seed in SEEDS] + [("paper", 0, False), ("
 TRAININGS += [(name, seed, True) for name in ("opt", "network") for seed in SEEDS]
 """System, seed, and whether it is masked; trained one after another."""
 SEED = 1000
-"""Of the requests that all are judged on."""
+"""Seed of the requests that all policies are judged on."""
 QUALITY = """
 quality:
   hellaswag: {opt-125m: 0.45, opt-1.3b: 0.78, opt-6.7b: 1.0}

@@ -47,9 +47,9 @@ def table(rates: Mapping[str, Sequence[float]], found: list[Row], engines: list[
 
 
 TOLERANCE = 0.03
-"""Of mean quality, below the best single model."""
+"""How far a policy's mean quality may lie below that of the best single model."""
 BURSTS = {"network": 0.0}
-"""Of mean quality above the best single model, under rates that change: the paper's Table 4, which its policy lost."""
+"""Mean quality required above the best single model where rates change: the paper's Table 4, which its policy lost."""
 TEN_TIMES = ("paper", "opt")
 """Systems where more than ten times the largest model's rate is to be served."""
 LEAST = {"paper": ((0.25, 2.0, 0.95), (4.0, 20.0, 0.89))}
@@ -95,7 +95,7 @@ def reaches(reward: Mapping[Any, float], quality: float) -> float:
 
 
 def _rewards(found: list[Row], name: str) -> dict[str, dict[Any, float]]:
-    """Of each rule, by rate or process."""
+    """Returns the rewards of each rule, by rate or arrival process."""
     rewards: dict[str, dict[Any, float]] = {}
     for run in found:
         if run["system"] == name:

@@ -54,7 +54,7 @@ TABLE_STEPS = 80
 TABLE_WORKLOADS = ("reading-speed", "sharegpt-poisson")
 """Readers, and the default classes."""
 TABLE_REPEATS = 2
-"""Of each run, which does the same each time: of each window the least mean counts, as others shared the machine."""
+"""Repeats of each run, which are alike: the least mean of each window counts, as others shared the machine."""
 WINDOW = 20
 """Steps whose mean is one point of a fit: a policy may plan at one step and reuse what it found at the next ones."""
 LEAST_SPREAD = 10.0
@@ -103,7 +103,7 @@ def make_engine(policy: str, max_num_seqs: int = 512, work: str = "reading-speed
 
 
 def costs_s(policy: str, n: int, seed: int) -> dict[str, list[float]]:
-    """Of the first steps while ``n`` requests wait or run, by TIMED."""
+    """Returns what each of the first steps costs while ``n`` requests wait or run, in seconds, by ``TIMED``."""
     engine, source = make_engine(policy)
     spent: dict[str, list[float]] = {what: [] for what in TIMED}
     if policy != "stock":

@@ -126,7 +126,9 @@ def watch(scheduler: Any, clock: Stopwatch) -> None:
 
 
 def costs_s(policy: str, requests: int, running: int, seed: int) -> dict[bool, dict[str, list[float]]]:
-    """Of each timed step, with a fresh plan or without: seconds by part, and how many requests ran and waited."""
+    """Returns the seconds by part, and how many requests ran and waited, of each timed step with (True) or without a
+    fresh plan.
+    """
     engine = engine_of(policy, running)
     scheduler, clock = engine.scheduler, Stopwatch()
     watch(scheduler, clock)

@@ -36,7 +36,7 @@ from sloserve.report.runs_csv import RUNS_CSV, read_runs, write_runs
 
 BLOCK_TOKENS, KV_BLOCKS, MAX_MODEL_LEN = 32, 48, 512
 BLOCK_BYTES = 2 * 2 * 2 * 32 * BLOCK_TOKENS * 4
-"""Of builtin:tiny: layers, K and V, heads, size of a head, tokens, float32."""
+"""A KV block of builtin:tiny: layers, K and V, heads, size of a head, tokens, float32."""
 HOST_BLOCKS = 512
 REQUESTS, DOCUMENTS = 48, 6
 ENGINES = ("none", "offload-prompts", "offload-all", "swap")

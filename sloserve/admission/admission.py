@@ -173,7 +173,7 @@ class Admission:
 def _least(
     targets: Targets, output_tokens: int | None, ttft_s: float | None, tpot_s: float | None
 ) -> Iterator[tuple[str, float, float]]:
-    """Of each target that something is known about: its name, its value, and the least that it can take, in seconds."""
+    """Yields (name, target_s, least_s) of each target that can be judged; least_s: the least time it can take."""
     # What is due already is not refused for that: it asks to be served soon, not for a latency.
     if targets.ttft_s is not None and targets.ttft_s > DUE_NOW_S and ttft_s is not None:
         yield "ttft", targets.ttft_s, ttft_s

@@ -39,7 +39,7 @@ class _Promise:
 
 @dataclass(slots=True)
 class Promises:
-    """Of one class. share: of clients that come again when they were told to."""
+    """Places kept for clients of one class that were told when to retry. share: of them that come again then."""
 
     share: float = 1.0
     _later: deque[_Promise] = field(default_factory=deque)

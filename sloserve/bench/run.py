@@ -20,10 +20,10 @@ from sloserve.core.clock import Clock
 from sloserve.core.progress import progress
 
 WARMUP_SEED = 2**31
-"""Of the prompts of warm-up requests: no run has it, so that none finds its prompts in a prefix cache."""
+"""Seed of the prompts of warm-up requests: no run has it, so that none finds its prompts in a prefix cache."""
 WARMUP_CONCURRENCY = 8
 REFRESHES_PER_S = 2
-"""Of the progress bar, which shares the client's processor."""
+"""Refreshes of the progress bar, which shares the client's processor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,14 +50,13 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "length_p50": (np.float64, np.nan),
     "length_p75": (np.float64, np.nan),
     "length_p90": (np.float64, np.nan),
-    # Prompt tokens found in the prefix cache at first admission. No policy reads it yet: the planner of a fleet needs
-    # it to know what a prompt costs on an engine that has its prefix.
+    # Prompt tokens found in the prefix cache at first admission.
     "cached_tokens": (np.int64, 0),
     # Of a waiting request: tokens that the engine's own prefix cache holds, as of when it was last asked, which is when
     # the request was queued or preempted, and from time to time while it is near the head of the queue.
     "hit_tokens": (np.int64, 0),
     "computed_tokens": (np.int64, 0),  # tokens with KV, those in flight included
-    # Scheduled, result not yet seen. No policy reads it yet: a budget for each step needs it to know a request's slack.
+    # Scheduled, result not yet seen: the step budget counts them when it works out a request's slack.
     "in_flight_tokens": (np.int64, 0),
     "output_tokens": (np.int64, 0),
     "kv_blocks": (np.int64, 0),  # ceil(computed_tokens / block_size); shared prefix blocks count for every holder

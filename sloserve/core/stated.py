@@ -9,7 +9,8 @@ from sloserve.core.slo import SLO
 class StatedSLO:
     """What a request states. class_id: index of its class in the table. output_tokens: of the reply, where known.
 
-    length: quantiles of the reply's length in tokens, at ``length_admission.LEVELS``, where the front end predicted.
+    length: quantiles of the reply's length in tokens, at :data:`~sloserve.estimator.length.at_admission.LEVELS`, where
+    the front end predicted them.
     """
 
     slo: SLO

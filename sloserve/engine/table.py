@@ -20,7 +20,7 @@ _PREEMPTED, _RUNNING = int(State.PREEMPTED), int(State.RUNNING)
 MOST_HEADS: Final = 64
 """Requests at the head of the queue whose hits in the prefix cache are kept up to date, more than a step admits."""
 LOOKUPS: Final = 4
-"""Of them, those that are looked up for one plan: a lookup costs some microseconds, a hit lasts for many steps."""
+"""Most heads looked up for one plan: a lookup costs some microseconds, a hit lasts for many steps."""
 
 
 class RequestTable:

@@ -72,7 +72,7 @@ FREE = Line()
 
 
 class PlanningCost(_Section):
-    """Of one policy. plan: of a fresh plan. step: of every step besides."""
+    """What one policy costs. plan: cost of a fresh plan. step: cost that every step adds."""
 
     plan: Line = FREE
     step: Line = FREE

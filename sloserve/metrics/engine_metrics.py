@@ -36,7 +36,7 @@ class PageCollector(Collector):
 
 
 def one_of_each_rank(snapshots: Iterable[PageSnapshot]) -> list[PageSnapshot]:
-    """Of the engines that run, the one of each rank that stepped last: Prometheus refuses a scrape with duplicates."""
+    """Returns the page of each rank's live engine that stepped last: Prometheus refuses a scrape with duplicates."""
     latest: dict[int, PageSnapshot] = {}
     for page in snapshots:
         if page.alive and (page.rank not in latest or page.last_step_s > latest[page.rank].last_step_s):

@@ -25,7 +25,7 @@ from sloserve.quic.schedulers import DEFAULT_URGENCY, scheduler
 Headers = list[tuple[bytes, bytes]]
 
 MAX_HEADER_BYTES = 64 * 1024
-"""Of an answer."""
+"""Most bytes of an answer's headers."""
 SMALL_BYTES = 1024
 """Parts of a request's body that are smaller wait for the next: a server bounds how many frames it takes."""
 

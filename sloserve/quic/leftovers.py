@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import Callable
 
 MAX_BYTES = 32 * 2**20
-"""Of one body: the default of ``max_body_bytes``."""
+"""Most bytes discarded of one body: the default of ``max_body_bytes``."""
 MAX_S = 30.0
-"""Of one body: nginx waits as long (``lingering_time``)."""
+"""Longest that one body is discarded: nginx waits as long (``lingering_time``)."""
 
 
 class Leftovers:
-    """Of one connection. stop: tells the client to send no more of a stream."""
+    """Unread bodies of one connection. stop: tells the client to send no more of a stream."""
 
     def __init__(self, stop: Callable[[int], None]) -> None:
         self._stop = stop

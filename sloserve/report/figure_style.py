@@ -66,7 +66,7 @@ STYLE: Mapping[str, Any] = {
 }
 
 Styles = Mapping[str, Mapping[str, Any]]
-"""Of each policy, in the order in which they are drawn: keyword arguments of a line."""
+"""Keyword arguments of each policy's line, in the order in which they are drawn."""
 
 
 def line_styles(policies: Sequence[str], baseline: str = BASELINE) -> dict[str, dict[str, Any]]:

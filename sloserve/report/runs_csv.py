@@ -17,7 +17,7 @@ TEXT_COLUMNS = ("policy",)
 FIRST_COLUMNS = ("policy", "load", "rps", "seed")
 EMPTY_MAPPING = "{}"
 DECIMALS = {"_ms": 3, "_s": 6}
-"""Of times, by the unit at the end of the name."""
+"""Decimals of times, by the unit at the end of the name."""
 
 
 def write_runs(path: Path, runs: Sequence[Run]) -> None:

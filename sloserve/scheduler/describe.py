@@ -49,7 +49,7 @@ def _options(cls: type[Policy]) -> tuple[Option, ...]:
 
 
 def _meanings(settings: type) -> dict[str, str]:
-    """Of each field that a docstring of the class or of a base names."""
+    """Returns the meaning of each field that a docstring of the class or of a base names."""
     names = "|".join(f.name for f in dataclasses.fields(settings))
     if not names:
         return {}

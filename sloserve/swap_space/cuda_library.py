@@ -19,7 +19,7 @@ from sloserve.swap_space.host_pool import HostPool
 ABI: Final = 1
 MOST_STAGING_BYTES: Final = 128 * 2**20
 SLICES: Final = 8
-"""Of staging memory, for both directions together; each holds one block at least."""
+"""Slices of staging memory, for both directions together; each holds one block at least."""
 
 _Long = ctypes.c_int64
 _Longs = ctypes.POINTER(_Long)

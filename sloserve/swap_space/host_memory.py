@@ -67,7 +67,7 @@ def _available(root: Path) -> Iterator[Room]:
 
 
 def _cgroups(root: Path) -> Iterator[Room]:
-    """Of each control group of this process with a limit, up to the topmost that can be seen from here."""
+    """Yields the room left in each control group with a limit, from this process's own to the topmost visible one."""
     for line in _lines(root / "proc/self/cgroup"):  # cgroups(7): hierarchy, controllers, path
         _, controllers, path = line.split(":", 2)
         if controllers == "":

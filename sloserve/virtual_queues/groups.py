@@ -207,7 +207,7 @@ class Groups:
         return None if group is None else group.ref
 
     def sums(self) -> tuple[GroupSums, ...]:
-        """Of all groups, in the order of their references; costs a microsecond or two a group, whatever its size."""
+        """Returns the sums of all groups, in the order of their references; takes a microsecond or two a group."""
         return tuple(self._groups[ref].sums() for ref in sorted(self._groups))
 
     def tidy(self) -> bool:

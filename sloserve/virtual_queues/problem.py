@@ -48,12 +48,12 @@ class PlanSettings:
                 raise ValueError(f"{name}: {getattr(self, name)} is negative; the least is 0")
 
     def moves(self, groups: int) -> int:
-        """Of the search, for a plan of so many groups."""
+        """Returns how many moves the search makes for a plan of so many groups."""
         return min(max(self.moves_a_group * groups, self.least_moves), self.most_moves)
 
 
 _NO_SWAP_S = 1e6
-"""Of a pair that is not in the table: longer than any deadline is worth."""
+"""Seconds of a model swap that is not in the table: longer than any deadline is worth."""
 
 ServingOf = Mapping[tuple[str, str], Serving]
 """By model and kind of device."""
@@ -99,7 +99,7 @@ class ProblemMaker:
         )
 
     def problem(self, state: FleetState, groups: list[GroupSums], times: Times | None = None) -> FleetProblem:
-        """Of these groups of the state, each of which some instance serves. times: of the same state and groups."""
+        """Returns the problem of these groups, which some instance serves each. times: of the same state and groups."""
         found = self.times(state, groups) if times is None else times
         models = found.models
         at = {model: k for k, model in enumerate(models)}

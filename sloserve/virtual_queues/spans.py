@@ -11,7 +11,7 @@ from sloserve.kernels.fleet import FleetProblem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupSpans:
-    """Of each group, ``[groups]``: where it is served, from when, and from when what comes behind it is; s from now."""
+    """Where each group is served, from when, and when what is behind it begins; ``[groups]`` each, seconds from now."""
 
     instance: IntArray
     start_s: FloatArray

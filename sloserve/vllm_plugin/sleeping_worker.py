@@ -23,7 +23,7 @@ class SleepingCPUWorker(CPUWorker):
     """The same calls as vLLM's GPU worker: ``sleep``, ``wake_up`` by tag, ``discard``."""
 
     level = 0
-    """Of the sleep that it is in."""
+    """Level of the sleep that it is in; 0 while awake."""
 
     def sleep(self, level: int = 1) -> None:
         model = self.model_runner.get_model()

@@ -37,7 +37,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupTimes:
-    """Of n groups on one engine, in seconds, ``[n]`` each. Standard deviations count the lengths alone.
+    """Service times of n groups on one engine, in seconds, ``[n]`` each. Standard deviations count the lengths alone.
 
     work_s, work_sd_s: how long what comes behind the group waits for it. first_token_s: from the start of one request's
     service to its first token; own_s, own_sd_s: to its last. batch: requests of this kind that run at once.
@@ -54,7 +54,9 @@ class GroupTimes:
 def group_times(
     serving: Serving, requests: FloatArray, prompt_tokens: FloatArray, output_tokens: FloatArray, output2: FloatArray
 ) -> GroupTimes:
-    """Of groups of ``requests``, at least 1; their prompts, expected outputs and squares of these sum to the others."""
+    """Returns the times of groups, ``[n]`` each: requests (at least 1), and sums over them of the prompt tokens, of the
+    expected output tokens, and of the squared output tokens (``output2``).
+    """
     engine = serving.engine
     prompt = prompt_tokens / requests
     output = np.maximum(output_tokens / requests, 1.0)
@@ -96,10 +98,10 @@ def running_time(
     output_tokens: float,
     longest_output_tokens: float,
 ) -> tuple[float, float]:
-    """Of what runs: seconds by which it delays what comes next, and seconds until it has ended.
+    """Returns (delay_s, finish_s) of the running requests: how long they delay what comes next, and run themselves.
 
-    The former is the share of the engine that it takes, times how long it takes it; sums as in group_times, over the
-    requests that run. Expected values.
+    Expected values. The delay is the share of the engine that the requests take, times how long they take it.
+    Arguments are sums over the running requests, as in :func:`group_times`.
     """
     if not requests:
         return 0.0, 0.0

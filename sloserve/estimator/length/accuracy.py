@@ -10,7 +10,7 @@ from sloserve.estimator.length.remaining import Rest
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Of ``requests`` predictions; tokens are what was still to come, shares lie within 0..1.
+    """How good ``requests`` predictions were; tokens are what was still to come, shares lie within 0..1.
 
     within_10, within_25: share whose median prediction is off by at most that percentage of the truth. mae_tokens: of
     the median. mean_mae_tokens, mean_bias_tokens: of the mean, the bias above 0 where predictions are too long.

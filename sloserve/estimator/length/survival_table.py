@@ -13,7 +13,7 @@ from sloserve.kernels.survival import Chances, LengthColumns, chances, mean_left
 
 STRIDE_TOKENS: Final = 8
 MOST_TOKENS: Final = 16384
-"""Of a request that is longer the curve is that from here on."""
+"""Longest length with a curve of its own: a longer request has the curve of this length."""
 _LENGTHS: Final[IntArray] = np.arange(0, MOST_TOKENS + 1, STRIDE_TOKENS)
 _RENEW: Final = 32
 _LEAST: Final = 1e-300

@@ -235,7 +235,7 @@ class DistServe:
         return self._decodes_bound_ms(load, 0.0) / _MS_PER_S if load.decode_seqs else 0.0
 
     def decode_floor_s(self, load: StepLoad) -> float:
-        """Of the context alone, since one more sequence may bring the cheaper of the two sets."""
+        """Counts the context alone, since one more sequence may bring the cheaper of the two sets."""
         small, large = self.decode_small, self.decode_large
         context_ms = min(small.context_token_ms, large.context_token_ms) * max(load.decode_context_tokens - 1, 0)
         return max(context_ms - max(small.base_ms + small.seq_ms - large.base_ms, 0.0), 0.0) / _MS_PER_S

@@ -94,7 +94,7 @@ class Measurements:
         self._append({"start": dict(figures)})
 
     def median(self, name: str) -> float | None:
-        """Of ``name`` over the starts that measured it; ``None`` where none did."""
+        """Returns the median of ``name`` over the starts that measured it; ``None`` where none did."""
         found = [start[name] for start in self.starts if name in start]
         return median(found) if found else None
 

@@ -35,7 +35,7 @@ class StepNoise:
             raise ConfigError(f"--step-noise: {self.scatter} is not within 0..1")
 
     def factor(self, step: int) -> float:
-        """Of the ``step``-th step, from 0."""
+        """Returns the factor of the ``step``-th step, counted from 0."""
         if not self.scatter:
             return 1.0
         while step >= len(self._factors):

@@ -32,7 +32,7 @@ _ERROR_STEPS = 32.0
 
 # Plain floats: this runs at every step, and for three of them numpy takes several times as long.
 _Parts = tuple[float, float, float]
-"""Of each part of a step's time one: constant, prefill, decode."""
+"""One figure for each part of a step's time: constant, prefill, decode."""
 _Symmetric = tuple[float, float, float, float, float, float]
 """A symmetric 3 x 3 matrix, its upper triangle row by row."""
 

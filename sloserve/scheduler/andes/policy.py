@@ -138,7 +138,7 @@ class Andes(Policy):
         return self._plan(snapshot, all_, foresight)
 
     def _outlook(self, snapshot: Snapshot, now_s: float) -> Outlook:
-        """Of the waiting requests, then the running ones."""
+        """Returns the outlook of the waiting requests, followed by the running ones."""
         rows, slots = snapshot.rows, np.concatenate((snapshot.waiting, snapshot.running))
         return Outlook(rows, slots, self._lengths.left(rows, slots), self._curves, now_s)
 
@@ -160,7 +160,7 @@ class Andes(Policy):
         return all_.foresee(*self._times_s(engine, all_, batches), self._horizon_s())
 
     def _times_s(self, engine: EngineFacts, all_: Outlook, batches: FloatArray) -> tuple[FloatArray, float]:
-        """Of a step at each batch size, and of a prompt token, which gets through at the rate of full steps."""
+        """Returns the seconds of a step at each batch size, and of a prompt token at the rate of full steps."""
         steps_s = self._step_s(engine, batches, float(all_.context_tokens.mean()))
         return steps_s, float(steps_s.max()) / engine.token_budget
 
@@ -225,7 +225,7 @@ class Andes(Policy):
         )
 
     def _urgent(self, all_: Outlook, foresight: Foresight, queued: int) -> BoolArray:
-        """Of the waiting ones, whose reader is about to run dry, and can still be served well."""
+        """Returns which waiting requests have a reader about to run dry that can still be served well, ``[queued]``."""
         urgent: BoolArray = (
             (all_.lead_s[:queued] < self.urgent_s)
             & (foresight.serve[0, :queued] >= URGENT_QUALITY)

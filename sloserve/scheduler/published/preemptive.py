@@ -21,7 +21,7 @@ RANKED_COLUMNS = RESERVATION_COLUMNS | PREFILL_COLUMNS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Division:
-    """Of requests in order of rank: which are served, and which other running ones keep their KV; ``[n]`` each."""
+    """Which requests, in order of rank, are served, and which other running ones keep their KV; ``[n]`` each."""
 
     served: BoolArray
     stays: BoolArray

@@ -212,7 +212,7 @@ class QLM(Policy):
         )
 
     def _keys(self, waiting: IntArray, due: FloatArray, now_s: float) -> FloatArray:
-        """Of waiting requests: their groups' places, as deadlines; inf for a request without one.
+        """Returns the keys of waiting requests: their groups' places, as deadlines; inf for a request without one.
 
         A group that came since the last plan is placed by deadline.
         """

@@ -141,7 +141,9 @@ class SA(Policy):
     def _best_order(
         self, snapshot: Snapshot, present: IntArray, work: Work, max_batch: int, now_s: float
     ) -> tuple[IntArray, int | None]:
-        """Of the waiting ones of ``present``, which begins with those that run; and how many may run, if limited.
+        """Returns the best order of the waiting requests of ``present``, and how many may run, ``None`` for no limit.
+
+        present: slots, the running requests first.
 
         ``sa-batches`` (:mod:`sloserve.scheduler.published.sa_batches`) plans in batches instead.
         """

@@ -58,7 +58,7 @@ class Work:
 
 
 def batch_times(fit: Bilinear, work: Work) -> BatchTimes:
-    """Of requests that run in batches."""
+    """Returns the times of requests that run in batches."""
     prompt, output = work.prefill_tokens, work.output_tokens
     # Eq. 16: the contexts of all decode steps, summed.
     context = output * work.context_tokens + output * (output + 1.0) / 2.0
@@ -85,7 +85,7 @@ class Slots:
 
 
 def slot_times(fit: Bilinear, work: Work, slots: Slots) -> BatchTimes:
-    """Of requests that run beside others, which take the places of those that end one by one.
+    """Returns the times of requests that run beside others and take the places of those that end, one by one.
 
     A step that computes prompts decodes too. So while requests wait, steps are full, and a prompt gets through at the
     rate of full steps; decoding is slowed by the prompts that start meanwhile, at most to one token a full

@@ -50,7 +50,7 @@ class PrefixCache(KVBlocks):
         return blocks_hit(lambda i: self._node(index, i) in self._blocks_with, self._full_blocks(index), before)
 
     def _full_blocks(self, index: int) -> int:
-        """Of all tokens but the last, which must be computed."""
+        """Full blocks of all tokens but the last, which must be computed."""
         return (int(self._requests.tokens[index]) - 1) // self._block_size
 
     def fits(self, tokens: int, hits: Sequence[int], reserved: int = 0) -> bool:

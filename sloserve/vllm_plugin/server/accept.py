@@ -97,7 +97,7 @@ class FrontEnd:
         return observed
 
     def check_open(self, observed: Observed | None) -> None:
-        """Of a request that enters the engine; observed: ``None`` for one that did not come through :meth:`accept`.
+        """Checks that a request may enter the engine; observed: ``None`` where it did not come through :meth:`accept`.
 
         Raises: vLLM's error for 503 where the server is stopping.
         """

@@ -21,7 +21,7 @@ CONTROL: Final = ("sleep", "wake_up", "collective_rpc")
 
 
 class CoreCheck:
-    """Of one engine client. All in one event loop."""
+    """Finds out whether the engine core of one client hangs. Used in one event loop."""
 
     def __init__(self, limit_s: float) -> None:
         """limit_s: how long an answer may take."""

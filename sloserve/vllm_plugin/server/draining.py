@@ -15,7 +15,7 @@ from sloserve.core.errors import ShuttingDown
 logger = logging.getLogger(__name__)
 
 SHARE = 0.9
-"""Of the time to finish: then running requests are given up, and have the rest to say so to their clients."""
+"""Share of the time to finish after which running requests are given up: the rest is for telling their clients."""
 
 POLL_S = 0.02
 OVERDUE_S = 5.0
@@ -25,7 +25,7 @@ MAX_RETRY_AFTER_S = 30
 
 
 class Drain:
-    """Of one engine client in this process. in_flight: calls that were accepted and are not over."""
+    """How one engine client in this process stops. in_flight: calls that were accepted and are not over."""
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -50,7 +50,7 @@ class Drain:
             raise self.error("accepts no more requests")
 
     def check_running(self) -> None:
-        """Of accepted work that reaches the engine only now. Raises: ShuttingDown once all was given up."""
+        """Checks accepted work that reaches the engine only now. Raises: ShuttingDown once all was given up."""
         if self._given_up:
             raise self.error("stopped before the request began")
 

@@ -11,7 +11,7 @@ class EnginePages:
         self._pages: list[PageReader] = []
 
     def interruptions(self, engine_request_id: str) -> Interruptions:
-        """Of a request, by the name that the engine gave it."""
+        """Returns what interrupted a request, which is named as in the engine."""
         found = (page.interruptions(engine_request_id) for page in self.found())
         return next((met for met in found if met is not None), Interruptions())
 

@@ -199,8 +199,10 @@ class Observed:
 
 
 def _latency(replies: Sequence[tuple[float, float, int]], e2e_s: float) -> Latency:
-    """Of a request, all of its replies together. replies: of each its first token's time after the request's arrival,
-    how long from that to its last, and how many tokens it has; times in seconds.
+    """Returns the latency of a request, all of its replies together.
+
+    replies: (first_s, decode_s, tokens) of each: seconds from the request's arrival to its first token, and from that
+    to its last.
     """
     return Latency(
         ttft_s=min(float(first_s) for first_s, _, _ in replies),
