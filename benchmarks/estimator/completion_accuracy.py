@@ -17,11 +17,12 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks.estimator.arrival_queue import Arrivals
+from benchmarks.estimator.completion_times import Completion, CompletionModel, TokenWaiting, token_moments
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.estimator.completion.queue_backlog import Arrivals, Backlog, EngineSize
-from sloserve.estimator.completion.times import Completion, CompletionModel, TokenWaiting, token_moments
+from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
 from sloserve.estimator.conformal import Calibration
 from sloserve.estimator.length import remaining
 from sloserve.estimator.length.empirical import EmpiricalLength

@@ -1,5 +1,4 @@
-"""When does each request of a queue get its first and its last token? Distributions, from the work ahead of it.
+"""How long does a group of requests keep an engine busy, and each of them once it is served? Means and deviations.
 
-Imports core and the two other subjects. Nothing that serves calls it yet: the planner of a fleet will,
-and benchmarks/estimator/completion_accuracy.py measures how well it foresees.
+Imports core and the two other subjects. The planner of a fleet and ``--policy qlm`` call it.
 """

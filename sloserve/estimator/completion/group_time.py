@@ -1,7 +1,7 @@
 """How long a group of like requests keeps an engine busy, and how long one of them takes once it is served.
 
 The waiting time behind a group is what the steps cost that the group needs: by default from the scarcest of slots, KV
-cache and token budget at the pace of a full batch (QueueFlow's equilibrium); Eq. 2, which divides its output tokens by
+cache and token budget at the pace of a full batch (``steady_state.py``); Eq. 2, which divides its output tokens by
 a constant throughput, is the ablation. A virtual queue is then a sum: a request waits for the groups ahead.
 
 Source: QLM, Sec. 6. Differs: Eq. 5, the maximum over a group, is that its last request comes in when the engine has
@@ -15,7 +15,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray
 from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
-from sloserve.estimator.completion.queue_flow import equilibrium_steps, mean_step_s
+from sloserve.estimator.completion.steady_state import equilibrium_steps, mean_step_s
 from sloserve.estimator.step_time.latency import StepLatency
 
 _FINE = 32.0

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from benchmarks.estimator.completion_times import CompletionModel
 from sloserve.core.arrays import FloatArray
 from sloserve.estimator.completion.group_time import GroupTimes, Serving, group_times
 from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
-from sloserve.estimator.completion.times import CompletionModel
 from sloserve.estimator.step_time.profile import load_profile
 
 PROFILE = load_profile("h100-llama3-8b")

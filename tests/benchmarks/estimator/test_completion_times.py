@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.estimator.completion.queue_backlog import Arrivals, Backlog, EngineSize
-from sloserve.estimator.completion.times import CompletionModel, TokenWaiting, token_moments
+from benchmarks.estimator.arrival_queue import Arrivals
+from benchmarks.estimator.completion_times import CompletionModel, TokenWaiting, token_moments
+from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
 from sloserve.estimator.length import remaining
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.step_time.latency import BatchFit, Bilinear, StepLoad

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.estimator.arrival_queue import NO_ARRIVALS, Arrivals
+from benchmarks.estimator.queue_flow import QueueFlow
+from benchmarks.estimator.time_distribution import TimeDistribution, lognormal_skewness
 from sloserve.core.arrays import FloatArray
-from sloserve.estimator.completion.lognormal import TimeDistribution, lognormal_skewness
-from sloserve.estimator.completion.queue_backlog import NO_ARRIVALS, Arrivals, Backlog, EngineSize
-from sloserve.estimator.completion.queue_flow import QueueFlow
+from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
 from sloserve.estimator.length.remaining import Rest
 from sloserve.estimator.step_time.latency import StepLatency
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.estimator.completion.lognormal import TimeDistribution, lognormal_skewness
+from benchmarks.estimator.time_distribution import TimeDistribution, lognormal_skewness
 
 
 def test_without_skewness_it_is_the_normal_distribution() -> None:
