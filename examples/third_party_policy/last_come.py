@@ -15,9 +15,8 @@ class LastCome(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """short_first_tokens: prompts of at most so many tokens go ahead of all others; 0 makes no difference."""
-
         short_first_tokens: int = 0
+        """prompts of at most so many tokens go ahead of all others; 0 makes no difference"""
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows = snapshot.rows

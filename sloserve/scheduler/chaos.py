@@ -22,13 +22,16 @@ class Chaos(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """preempt, pause, limit, illegal: probability per plan. max_preemptions: per request, so that a run ends."""
-
         preempt: float = 0.1
+        """probability per plan that it preempts"""
         pause: float = 0.3
+        """probability per plan that it pauses"""
         limit: float = 0.2
+        """probability per plan that it sets limits"""
         illegal: float = 0.05
+        """probability per plan that it asks for what is not allowed"""
         max_preemptions: int = 8
+        """most preemptions of one request, so that a run ends"""
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)

@@ -1,13 +1,13 @@
-"""What a policy is and which options it has, as its class and the docstring of its ``Settings`` say.
+"""What a policy is and which options it has, as its class says and the docstring beneath each field of ``Settings``."""
 
-A ``Settings`` docstring explains its fields as ``name: meaning.``, several at once as ``name, other: meaning.``
-"""
-
+import ast
 import dataclasses
 import inspect
+import itertools
 import re
+import textwrap
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from sloserve.scheduler.policy import Policy
 from sloserve.scheduler.registry import make_policy
@@ -15,7 +15,7 @@ from sloserve.scheduler.registry import make_policy
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. kind: its type as written in Python. meaning: empty where the docstring does not name it."""
+    """One option. kind: its type as written in Python. meaning: empty where no docstring stands beneath it."""
 
     name: str
     kind: str
@@ -49,16 +49,18 @@ def _options(cls: type[Policy]) -> tuple[Option, ...]:
 
 
 def _meanings(settings: type) -> dict[str, str]:
-    """Returns the meaning of each field that a docstring of the class or of a base names."""
-    names = "|".join(f.name for f in dataclasses.fields(settings))
-    if not names:
-        return {}
-    label = re.compile(rf"(?:^|(?<=[.;] ))((?:{names})(?:, (?:{names}))*): ")
+    """Returns the docstrings beneath the fields of the class and of its bases, read as vLLM reads its own settings'."""
     found: dict[str, str] = {}
     for base in reversed(settings.__mro__[:-1]):
-        parts = label.split(_plain(vars(base).get("__doc__") or ""))
-        for named, meaning in zip(parts[1::2], parts[2::2], strict=True):
-            found |= dict.fromkeys(named.split(", "), meaning.strip().rstrip(".;"))
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except (OSError, TypeError):  # a class that was made without a file
+            continue
+        body = cast(ast.ClassDef, ast.parse(source).body[0]).body
+        for field, below in itertools.pairwise(body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(meaning))):
+                    found[name] = _plain(meaning).rstrip(".")
     return found
 
 

@@ -63,18 +63,17 @@ class EDF(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """late_last: a waiting request whose deadline has passed comes after those of its class that can be in time.
-
-        preempt: whether to preempt at all. preempt_margin_s: a victim's deadline is later than that of the request that
-        it makes room for by at least this, in seconds. max_preemptions: most preemptions of one request. default_tds:
-        tokens per second at which a request with only a TTFT target is served after its first token; the mean reader's.
-        """
-
         late_last: bool = True
+        """a waiting request whose deadline has passed comes after those of its class that can be in time"""
         preempt: bool = True
+        """whether to preempt at all"""
         preempt_margin_s: float = 30.0
+        """a victim's deadline is later than that of the request that it makes room for by at least this, in seconds"""
         max_preemptions: int = 3
+        """most preemptions of one request"""
         default_tds: float = DEFAULT_TDS
+        """tokens per second at which a request with only a TTFT target is served after its first token; the mean
+        reader's"""
 
         def __post_init__(self) -> None:
             if not 0.0 < self.default_tds <= MAX_TDS:

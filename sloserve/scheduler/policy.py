@@ -37,13 +37,10 @@ class Policy(ABC):
 
     @dataclass(frozen=True)
     class Settings:
-        """Options of the policy, as given in configuration; unknown names are errors. Every policy extends this class.
-
-        step_budget: limit the prompt tokens of each step so that running requests keep their targets, see
-        docs/step-budget.md.
-        """
+        """Options of the policy, as given in configuration; unknown names are errors. Every policy extends it."""
 
         step_budget: bool = False
+        """limit the prompt tokens of each step so that running requests keep their targets, see docs/step-budget.md"""
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         self.settings: Any = settings if settings is not None else self.Settings()

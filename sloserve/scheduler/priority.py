@@ -23,10 +23,10 @@ class Priority(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """preempt: whether to preempt at all. max_preemptions: most preemptions of one request."""
-
         preempt: bool = True
+        """whether to preempt at all"""
         max_preemptions: int = 3
+        """most preemptions of one request"""
 
         def __post_init__(self) -> None:
             check_within(self, 0, math.inf, "max_preemptions")

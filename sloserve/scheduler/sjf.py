@@ -31,20 +31,17 @@ class SJF(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
-
-        length_error: relative error of the oracle's lengths.
-        prompt_weight: work of a prompt token relative to an output token's; on the shipped H100 and A100 profiles a
-        prompt token costs 0.02 to 0.06 ms and an output token of a batch of 50 to 100 costs 0.1 to 0.4 ms.
-        preempt: whether to preempt longer running requests for shorter waiting ones. classes: whether class rank
-        decides first.
-        """
-
         length: str = "predicted"
+        """``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
         length_error: float = 0.0
+        """relative error of the oracle's lengths"""
         prompt_weight: float = 0.2
+        """work of a prompt token relative to an output token's; on the shipped H100 and A100 profiles a prompt token
+        costs 0.02 to 0.06 ms and an output token of a batch of 50 to 100 costs 0.1 to 0.4 ms"""
         preempt: bool = False
+        """whether to preempt longer running requests for shorter waiting ones"""
         classes: bool = True
+        """whether class rank decides first"""
 
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)

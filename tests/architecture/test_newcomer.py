@@ -46,9 +46,8 @@ class Newest(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """most: so many at once."""
-
         most: int = 1
+        """so many at once"""
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         return Plan(waiting=snapshot.waiting[::-1][: self.settings.most])

@@ -22,29 +22,35 @@ class Example(Policy):
 
     @dataclass(frozen=True)
     class Settings:
-        """first, second: ``a`` or ``b``. More on it; third: whether at all.
-
-        fourth: a number: of requests, each with first: no label.
-        """
+        """first: is explained beneath it."""
 
         first: str = "a"
+        """``a`` or ``b``. More on it; second: is no label
+        on the second line."""
         second: int | None = None
-        third: bool = True
-        fourth: float = 1.5
-        fifth: int = 0
+        """Set by default: never."""
+        third: float = 1.5
+        fourth: int = 0
+        """How many."""
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         return Plan.IDENTITY
 
 
-def test_a_docstring_is_read_label_by_label(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_means_what_stands_beneath_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sloserve.scheduler.describe.make_policy", lambda name: Example())
     found = describe_policy("example")
     assert found.summary == "Does one thing, and another on the second line."
     assert found.options == (
-        Option("first", "str", "a", "a or b. More on it"),
-        Option("second", "int | None", None, "a or b. More on it"),
-        Option("third", "bool", True, "whether at all"),
-        Option("fourth", "float", 1.5, "a number: of requests, each with first: no label"),
-        Option("fifth", "int", 0, ""),
+        Option("first", "str", "a", "a or b. More on it; second: is no label on the second line"),
+        Option("second", "int | None", None, "Set by default: never"),
+        Option("third", "float", 1.5, ""),
+        Option("fourth", "int", 0, "How many"),
     )
+
+
+def test_a_class_without_a_file_has_options_without_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = dataclass(frozen=True)(type("Settings", (), {"__annotations__": {"most": int}, "most": 1}))
+    policy = type("Made", (Example,), {"Settings": made})()
+    monkeypatch.setattr("sloserve.scheduler.describe.make_policy", lambda name: policy)
+    assert [(option.name, option.meaning) for option in describe_policy("made").options] == [("most", "")]

@@ -76,20 +76,18 @@ class Andes(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """lead_s: a victim is at least this many seconds ahead of its reader; fewer if swapping makes it cheaper.
-
-        preemption_cap: most preemptions per request on average; max_preemptions: most preemptions of one request.
-        headroom: share of KV blocks left for growth.
-        length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
-        length_error: relative error of the oracle's lengths.
-        """
-
         lead_s: float = 40.0
+        """a victim is at least this many seconds ahead of its reader; fewer if swapping makes it cheaper"""
         preemption_cap: float = 1.0
+        """most preemptions per request on average"""
         max_preemptions: int = 1
+        """most preemptions of one request"""
         headroom: float = 0.02
+        """share of KV blocks left for growth"""
         length: str = "predicted"
+        """``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
         length_error: float = 0.0
+        """relative error of the oracle's lengths"""
 
         def __post_init__(self) -> None:
             check_within(self, 0, 0.5, "headroom")

@@ -44,23 +44,22 @@ class Auto(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """step_budget: limit the prompt tokens of each step, see docs/step-budget.md; on unless it is turned off.
-
-        sigmas: standard deviations of the predicted KV usage to keep free; 0 plans with the mean. reserve: further
-        share of KV blocks to keep free. preempt: whether to preempt at all. hysteresis: by how much the gain of a
-        preemption must exceed its loss, in good requests. max_preemptions: most preemptions of one request.
-        length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
-        length_error: relative error of the oracle's lengths.
-        """
-
         step_budget: bool = True
+        """limit the prompt tokens of each step, see docs/step-budget.md; on unless it is turned off"""
         sigmas: float = 1.0
+        """standard deviations of the predicted KV usage to keep free; 0 plans with the mean"""
         reserve: float = 0.01
+        """further share of KV blocks to keep free"""
         preempt: bool = True
+        """whether to preempt at all"""
         hysteresis: float = 0.25
+        """by how much the gain of a preemption must exceed its loss, in good requests"""
         max_preemptions: int = 2
+        """most preemptions of one request"""
         length: str = "predicted"
+        """``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
         length_error: float = 0.0
+        """relative error of the oracle's lengths"""
 
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)

@@ -67,24 +67,23 @@ class Econo(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """late_last: whether requests whose target has passed come after all others of their class.
-
-        sigmas: standard deviations of the predicted KV usage to keep free; 0 plans with the mean. reserve: further
-        share of KV blocks to keep free. preempt: whether to preempt a long request for waiting ones, if they gain more
-        time than recomputing or swapping it costs. tokens_per_step: context tokens that are recomputed in the time of
-        a step. max_preemptions: most preemptions of one request.
-        length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
-        length_error: relative error of the oracle's lengths.
-        """
-
         late_last: bool = False
+        """whether requests whose target has passed come after all others of their class"""
         sigmas: float = 1.0
+        """standard deviations of the predicted KV usage to keep free; 0 plans with the mean"""
         reserve: float = 0.01
+        """further share of KV blocks to keep free"""
         preempt: bool = True
+        """whether to preempt a long request for waiting ones, if they gain more time than recomputing or swapping it
+        costs"""
         max_preemptions: int = 2
+        """most preemptions of one request"""
         tokens_per_step: float = TOKENS_PER_STEP
+        """context tokens that are recomputed in the time of a step"""
         length: str = "predicted"
+        """``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
         length_error: float = 0.0
+        """relative error of the oracle's lengths"""
 
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)

@@ -32,24 +32,24 @@ class AndesParts(Andes):
 
     @dataclass(frozen=True)
     class Settings(Andes.Settings):
-        """objective: ``mean`` QoE, ``min`` (the worst first) or ``perfect`` (as many of QoE 1 as possible).
-
-        alpha: penalty on a late first token, see ``core.qoe``; 1 is none. horizon_s: prediction timeframe, 0 for the
-        mean time from first to last token. victims: ``lead`` (the request that is furthest ahead of its reader) or
-        ``gain`` (the one that gains least per token). urgent_s: a waiting request with less lead than this goes first,
-        and others are preempted for such requests alone. watermark: share of KV in use from which on plans are made; 0
-        makes them always. search: whether to search the batch size where steps are too slow for the fastest reader, and
-        to pause the running requests that are not of the best batch. pause: whether to pause.
-        """
-
         objective: str = "mean"
+        """``mean`` QoE, ``min`` (the worst first) or ``perfect`` (as many of QoE 1 as possible)"""
         alpha: float = 1.0
+        """penalty on a late first token, see ``core.qoe``; 1 is none"""
         horizon_s: float = 0.0
+        """prediction timeframe, 0 for the mean time from first to last token"""
         victims: str = "lead"
+        """``lead`` (the request that is furthest ahead of its reader) or ``gain`` (the one that gains least per
+        token)"""
         urgent_s: float = Andes.urgent_s
+        """a waiting request with less lead than this goes first, and others are preempted for such requests alone"""
         watermark: float = Andes.watermark
+        """share of KV in use from which on plans are made; 0 makes them always"""
         search: bool = False
+        """whether to search the batch size where steps are too slow for the fastest reader, and to pause the running
+        requests that are not of the best batch"""
         pause: bool = True
+        """whether to pause"""
 
         def __post_init__(self) -> None:
             super().__post_init__()

@@ -34,9 +34,8 @@ class Orca(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """batch: most requests that run at once; 0 for as many as fit. 16 in the paper for OPT-175B."""
-
         batch: int = 8
+        """most requests that run at once; 0 for as many as fit. 16 in the paper for OPT-175B"""
 
         def __post_init__(self) -> None:
             if self.batch < 0:
@@ -63,9 +62,8 @@ class Sarathi(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """tokens: most that a step computes; below the number of requests that run, some get no token in a step."""
-
         tokens: int = 512
+        """most that a step computes; below the number of requests that run, some get no token in a step"""
 
         def __post_init__(self) -> None:
             if self.tokens < 1:
@@ -91,14 +89,12 @@ class SRTF(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
-
-        length_error: relative error of the oracle's lengths. max_preemptions: most preemptions of one request.
-        """
-
         length: str = "predicted"
+        """``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
         length_error: float = 0.0
+        """relative error of the oracle's lengths"""
         max_preemptions: int = 3
+        """most preemptions of one request"""
 
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)

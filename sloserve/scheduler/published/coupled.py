@@ -23,16 +23,12 @@ from sloserve.scheduler.published.allocation import RESERVATION_COLUMNS, admit, 
 
 @dataclass(frozen=True)
 class ExactSettings(Policy.Settings):
-    """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
-
-    length_error: relative error of the oracle's lengths.
-    padding: share of the predicted output added to it; the paper's best for ShareGPT, 0.1 for Alpaca, 0.2 for
-    BookCorpus.
-    """
-
     length: str = "predicted"
+    """``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
     length_error: float = 0.0
+    """relative error of the oracle's lengths"""
     padding: float = 0.15
+    """share of the predicted output added to it; the paper's best for ShareGPT, 0.1 for Alpaca, 0.2 for BookCorpus"""
 
     def __post_init__(self) -> None:
         check_lengths(self.length, self.length_error)
@@ -71,9 +67,8 @@ class MultiRes(_Exact):
 
     @dataclass(frozen=True)
     class Settings(ExactSettings):
-        """window: waiting requests looked at, the oldest."""
-
         window: int = 512
+        """waiting requests looked at, the oldest"""
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -137,9 +132,8 @@ class SyncCoupled(_Exact):
 
     @dataclass(frozen=True)
     class Settings(ExactSettings):
-        """sync_tokens: predicted lengths that differ by less make one group; the default is the paper's KV block."""
-
         sync_tokens: int = 32
+        """predicted lengths that differ by less make one group; the default is the paper's KV block"""
 
         def __post_init__(self) -> None:
             super().__post_init__()

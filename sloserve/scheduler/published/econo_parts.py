@@ -25,14 +25,12 @@ class EconoParts(Econo):
 
     @dataclass(frozen=True)
     class Settings(Econo.Settings):
-        """order: ``stretch`` or ``fcfs``. foresee: whether to look ahead at all.
-
-        pause: whether requests without a next block are paused rather than preempted.
-        """
-
         order: str = "stretch"
+        """``stretch`` or ``fcfs``"""
         foresee: bool = True
+        """whether to look ahead at all"""
         pause: bool = False
+        """whether requests without a next block are paused rather than preempted"""
 
         def __post_init__(self) -> None:
             super().__post_init__()

@@ -36,20 +36,18 @@ class FastServe(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """levels: of the queue. quantum_tokens: output tokens of the first level; by default the five together reach
-        the longest replies of ShareGPT.
-
-        prompt_weight: work of a prompt token relative to an output token's. batch: most requests served at once, 0 for
-        as many as fit. promote_s: time without a token after which a request returns to the top, 0 for never. The
-        3 s of FastServe's code cost a quarter of the throughput where more wait than a batch: a request that returns
-        displaces another, which is recomputed here.
-        """
-
         levels: int = 5
+        """of the queue"""
         quantum_tokens: int = 32
+        """output tokens of the first level; by default the five together reach the longest replies of ShareGPT"""
         prompt_weight: float = 0.2
+        """work of a prompt token relative to an output token's"""
         batch: int = 8
+        """most requests served at once, 0 for as many as fit"""
         promote_s: float = 300.0
+        """time without a token after which a request returns to the top, 0 for never. The 3 s of FastServe's code cost
+        a quarter of the throughput where more wait than a batch: a request that returns displaces another, which is
+        recomputed here"""
 
         def __post_init__(self) -> None:
             check_within(self, 1, 32, "levels")

@@ -36,9 +36,8 @@ class RR(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """interval_steps: steps with output that a request gets before it has to make room; the paper's 50."""
-
         interval_steps: int = 50
+        """steps with output that a request gets before it has to make room; the paper's 50"""
 
         def __post_init__(self) -> None:
             if self.interval_steps < 1:

@@ -45,30 +45,31 @@ predictions, which a classifier makes and an estimate of a mean or a length in t
 
 @dataclass(frozen=True)
 class PaperSettings(Policy.Settings):
-    """parts: ``d``, ``sd``, ``sdo`` or ``full``; each of the next three, where given, takes the place of what it says.
-
-    sync_tokens: predicted lengths are rounded up to a multiple of this, and synced; 0 for neither. order: ``fcfs`` or
-    ``paper``. pipeline: ``none``, ``hosting`` or ``future``.
-    length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
-    length_error: relative error of the oracle's lengths. padding: share of the predicted length that is added to it.
-    reserve: share of the KV blocks that grants leave free. buffer: share of its predicted length by which a guest
-    should end before its host needs the span. Each of the three is a number, or ``auto``: by how far predictions have
-    been off, see ``shares``, at first the paper's (the padding of an oracle without error: 0). remedy: for a request
-    that outlives its grant, ``reserve`` (then pause), ``pause``, or ``preempt``: preempt it at once. tfs_tokens: target
-    size of a step, 0 for the engine's token budget.
-    """
-
     parts: str = "full"
+    """``d``, ``sd``, ``sdo`` or ``full``; ``sync_tokens``, ``order`` and ``pipeline``, where given, take the place of
+    what it says"""
     sync_tokens: int | None = None
+    """predicted lengths are rounded up to a multiple of this, and synced; 0 for neither"""
     order: str | None = None
+    """``fcfs`` or ``paper``"""
     pipeline: str | None = None
+    """``none``, ``hosting`` or ``future``"""
     length: str = "predicted"
+    """``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
     length_error: float = 0.0
+    """relative error of the oracle's lengths"""
     padding: float | str = AUTO
+    """share of the predicted length that is added to it; ``auto``: by how far predictions have been off, see
+    ``shares``, at first the paper's, or 0 for an oracle without error"""
     reserve: float | str = PAPER.reserve
+    """share of the KV blocks that grants leave free, or ``auto``, as for ``padding``"""
     buffer: float | str = PAPER.buffer
+    """share of its predicted length by which a guest should end before its host needs the span, or ``auto``, as for
+    ``padding``"""
     remedy: str = "reserve"
+    """for a request that outlives its grant, ``reserve`` (then pause), ``pause``, or ``preempt``: preempt it at once"""
     tfs_tokens: int = 0
+    """target size of a step, 0 for the engine's token budget"""
 
     def __post_init__(self) -> None:
         check_lengths(self.length, self.length_error)

@@ -59,23 +59,22 @@ class QLM(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """inside: order inside a group, ``fcfs`` or ``edf``.
-
-        delta: largest size of a group, in mean batches. replan_s: seconds between predictions of completion times;
-        until the next one a new group is placed by deadline. preempt: whether to preempt at all. preempt_margin_s: a
-        victim's deadline is later by at least this, in seconds. max_preemptions: most preemptions of one request.
-        length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
-        length_error: relative error of the oracle's lengths.
-        """
-
         inside: str = "fcfs"
+        """order inside a group, ``fcfs`` or ``edf``"""
         delta: float = 4.0
+        """largest size of a group, in mean batches"""
         replan_s: float = 1.0
+        """seconds between predictions of completion times; until the next one a new group is placed by deadline"""
         preempt: bool = True
+        """whether to preempt at all"""
         preempt_margin_s: float = 30.0
+        """a victim's deadline is later by at least this, in seconds"""
         max_preemptions: int = 3
+        """most preemptions of one request"""
         length: str = "predicted"
+        """``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
         length_error: float = 0.0
+        """relative error of the oracle's lengths"""
 
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)

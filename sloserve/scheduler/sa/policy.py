@@ -64,17 +64,14 @@ class SA(Policy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        """length: ``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md.
-
-        length_error: relative error of the oracle's lengths.
-        profile: name or file of the step times; learnt from the engine's steps if not given.
-        effort: number of search moves, as a multiple of what takes 0.25 ms.
-        """
-
         length: str = "gaussian"
+        """``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
         length_error: float = 0.0
+        """relative error of the oracle's lengths"""
         profile: ProfileName | Path | None = None
+        """name or file of the step times; learnt from the engine's steps if not given"""
         effort: float = 1.0
+        """number of search moves, as a multiple of what takes 0.25 ms"""
 
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)
