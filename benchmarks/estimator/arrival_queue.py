@@ -10,7 +10,7 @@ from sloserve.estimator.completion.queue_backlog import Backlog
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class ExpectedArrivals:
     """Requests that are expected to arrive. They keep the batch full, which slows the requests ahead of them."""
 
     rate_per_s: float
@@ -19,7 +19,7 @@ class Arrivals:
     output_sd: float
 
 
-NO_ARRIVALS = Arrivals(0.0, 1.0, 1.0, 0.0)
+NO_ARRIVALS = ExpectedArrivals(0.0, 1.0, 1.0, 0.0)
 
 
 class Sums(NamedTuple):
@@ -37,7 +37,7 @@ class Sums(NamedTuple):
 class Queue:
     """The waiting requests, then the arriving ones: sums up to any index, also between two requests."""
 
-    def __init__(self, waiting: Backlog, arrivals: Arrivals) -> None:
+    def __init__(self, waiting: Backlog, arrivals: ExpectedArrivals) -> None:
         mean, sd = waiting.output_mean, waiting.output_sd
         columns = (waiting.prefill_tokens, mean, mean**2 + sd**2, sd**2)
         self._sums = [[0.0, *np.cumsum(column).tolist()] for column in columns]

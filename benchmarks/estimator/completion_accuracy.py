@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.estimator.arrival_queue import Arrivals
+from benchmarks.estimator.arrival_queue import ExpectedArrivals
 from benchmarks.estimator.completion_times import Completion, CompletionModel, TokenWaiting, token_moments
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
@@ -176,7 +176,7 @@ class Watched:
         context = [r.num_computed_tokens for r in running]
         times, prompts = np.array(self._arrived).T
         rate_per_s = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
-        coming = Arrivals(rate_per_s, float(prompts.mean()), float(mean[-1]), float(sd[-1]))
+        coming = ExpectedArrivals(rate_per_s, float(prompts.mean()), float(mean[-1]), float(sd[-1]))
         queue = columns(len(waiting), [r.num_prompt_tokens for r in waiting], 0.0, mean[-1], sd[-1])
         # The mean length is itself known from so many requests only.
         error = float(np.hypot(RELATIVE_ERROR, sd[-1] / mean[-1] / min(self._ended, WINDOW) ** 0.5))

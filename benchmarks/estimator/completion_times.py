@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.estimator.arrival_queue import NO_ARRIVALS, Arrivals
+from benchmarks.estimator.arrival_queue import NO_ARRIVALS, ExpectedArrivals
 from benchmarks.estimator.queue_flow import QueueFlow
 from benchmarks.estimator.time_distribution import TimeDistribution, lognormal_skewness
 from sloserve.core.arrays import FloatArray
@@ -49,7 +49,7 @@ class CompletionModel:
         self._engine = engine
 
     def predict(
-        self, running: Backlog, waiting: Backlog, arrivals: Arrivals = NO_ARRIVALS, relative_error: float = 0.0
+        self, running: Backlog, waiting: Backlog, arrivals: ExpectedArrivals = NO_ARRIVALS, relative_error: float = 0.0
     ) -> Completion:
         """Times from now of all that run and all that wait, in the order given.
 

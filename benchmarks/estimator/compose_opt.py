@@ -32,7 +32,7 @@ ASSUMED = (
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """One OPT model."""
 
     name: str
@@ -48,7 +48,12 @@ class Shape:
         return 2 * self.layers * self.hidden * 2
 
 
-SHAPES = (Shape("125m", 12, 768), Shape("1.3b", 24, 2048), Shape("2.7b", 32, 2560), Shape("6.7b", 32, 4096))
+SHAPES = (
+    ModelShape("125m", 12, 768),
+    ModelShape("1.3b", 24, 2048),
+    ModelShape("2.7b", 32, 2560),
+    ModelShape("6.7b", 32, 4096),
+)
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -117,7 +122,7 @@ def _heads(row: dict[str, str]) -> tuple[int, int]:
     return int(row["num_heads"]), int(row["num_key_value_heads"])
 
 
-def step_ms(kernels: Kernels, shape: Shape, prefills: tuple[int, int], decodes: tuple[int, int]) -> float:
+def step_ms(kernels: Kernels, shape: ModelShape, prefills: tuple[int, int], decodes: tuple[int, int]) -> float:
     """prefills: number and length; decodes: number and context."""
     h, heads = shape.hidden, shape.hidden / 128
     tokens = prefills[0] * prefills[1] + decodes[0]
@@ -130,7 +135,7 @@ def step_ms(kernels: Kernels, shape: Shape, prefills: tuple[int, int], decodes: 
     return shape.layers * layer + kernels.gemm(prefills[0] + decodes[0], h, VOCABULARY)
 
 
-def steps(kernels: Kernels, shape: Shape) -> list[MeasuredStep]:
+def steps(kernels: Kernels, shape: ModelShape) -> list[MeasuredStep]:
     """The grid of the shipped Llama profiles, up to OPT's context."""
     prefills = [(0, 0)] + [(1, 2**i) for i in range(6, 12)] + [(4, 256), (4, 512), (8, 256)]
     decodes = [(0, 0)] + [(2**i, c) for i in range(9) for c in (128, 512, 1024, 2048) if 2**i * c <= 65536]
@@ -142,7 +147,7 @@ def steps(kernels: Kernels, shape: Shape) -> list[MeasuredStep]:
     ]
 
 
-def profile(kernels: Kernels, shape: Shape) -> str:
+def profile(kernels: Kernels, shape: ModelShape) -> str:
     measured = steps(kernels, shape)
     form = fit_hinge(measured)
     decode_only = [s for s in measured if not s.load.prefill_tokens]

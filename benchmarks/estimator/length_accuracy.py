@@ -76,7 +76,7 @@ RIVALS = {
 
 
 @dataclass
-class Asked:
+class PredictionLog:
     """Predictions so far and what then came."""
 
     median: list[float] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Asked:
         return accuracy(predicted, np.array(self.actual))
 
 
-def replay(trace: Trace, rival: Rival, seed: int) -> dict[tuple[str, int], Asked]:
+def replay(trace: Trace, rival: Rival, seed: int) -> dict[tuple[str, int], PredictionLog]:
     """What ``rival`` predicted in one window, by phase and tokens emitted."""
     n, rng = len(trace), np.random.default_rng(seed)
     first = trace.arrival_s + PREFILL_S + PREFILL_TOKEN_S * trace.prompt_tokens
@@ -103,7 +103,7 @@ def replay(trace: Trace, rival: Rival, seed: int) -> dict[tuple[str, int], Asked
         at = trace.arrival_s if k == 0 else first + DECODE_TOKEN_S * k
         events += [(float(at[i]), 1, i, k) for i in range(n) if trace.output_tokens[i] > k]
     predictor = rival.make()
-    answers: dict[tuple[str, int], Asked] = defaultdict(Asked)
+    answers: dict[tuple[str, int], PredictionLog] = defaultdict(PredictionLog)
     ended: list[int] = []
     live: dict[int, None] = {}
     for now_s, kind, i, k in sorted(events):

@@ -17,7 +17,7 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
-from benchmarks.estimator.arrival_queue import Arrivals, Queue, Sums
+from benchmarks.estimator.arrival_queue import ExpectedArrivals, Queue, Sums
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
 from sloserve.estimator.completion.steady_state import equilibrium_steps, mean_step_s
@@ -38,7 +38,7 @@ class QueueFlow:
     """The recursion, run when built; then answers when places in the queue come in, and when steps end."""
 
     def __init__(
-        self, latency: StepLatency, engine: EngineSize, running: Backlog, waiting: Backlog, arrivals: Arrivals
+        self, latency: StepLatency, engine: EngineSize, running: Backlog, waiting: Backlog, arrivals: ExpectedArrivals
     ) -> None:
         self._latency, self._engine, self._waiting = latency, engine, waiting
         self._queue = Queue(waiting, arrivals)

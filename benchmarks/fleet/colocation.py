@@ -107,7 +107,7 @@ def priority() -> Dispatcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class ColocationVariant:
     """policy: of the engine, ``None`` for stock's scheduler. ttft_ms: target of the interactive class."""
 
     dispatcher: Callable[[], Dispatcher]
@@ -120,21 +120,21 @@ class Variant:
 EDF, AUTO = "edf:step_budget=true", "auto"
 UNCONTROLLED, ALONE = "uncontrolled", "alone"
 VARIANTS = {
-    ALONE: Variant(Static, None, batch=False),
-    UNCONTROLLED: Variant(Static, None),
-    "bounded": Variant(Bounded, None),
-    "priority": Variant(priority, None),
-    "ours, edf": Variant(Static, EDF),
-    "ours, edf, swap": Variant(Static, EDF, swap=True),
-    "ours, edf, 100 ms": Variant(Static, EDF, ttft_ms=100),
-    "same, late first": Variant(Static, EDF + ":late_last=false", ttft_ms=100),
-    "ours, edf, held": Variant(LiveFleet, EDF),
-    "ours, auto": Variant(Static, AUTO),
-    "ours, auto, swap": Variant(Static, AUTO, swap=True),
+    ALONE: ColocationVariant(Static, None, batch=False),
+    UNCONTROLLED: ColocationVariant(Static, None),
+    "bounded": ColocationVariant(Bounded, None),
+    "priority": ColocationVariant(priority, None),
+    "ours, edf": ColocationVariant(Static, EDF),
+    "ours, edf, swap": ColocationVariant(Static, EDF, swap=True),
+    "ours, edf, 100 ms": ColocationVariant(Static, EDF, ttft_ms=100),
+    "same, late first": ColocationVariant(Static, EDF + ":late_last=false", ttft_ms=100),
+    "ours, edf, held": ColocationVariant(LiveFleet, EDF),
+    "ours, auto": ColocationVariant(Static, AUTO),
+    "ours, auto, swap": ColocationVariant(Static, AUTO, swap=True),
 }
 
 
-def make_fleet(variant: Variant) -> Fleet:
+def make_fleet(variant: ColocationVariant) -> Fleet:
     swap_gib = SWAP_GIB if variant.swap else 0
     return parse_fleet(FLEET.format(seqs=SEQS, tokens=TOKENS, swap_gib=swap_gib, ttft_ms=variant.ttft_ms))
 

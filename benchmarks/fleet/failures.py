@@ -73,7 +73,7 @@ class Repetition:
     left: int = 0
 
 
-class Fleet:
+class FleetProcesses:
     """Processes of one fleet in a folder of its own."""
 
     def __init__(self, folder: Path, real: bool, port: int) -> None:
@@ -180,10 +180,10 @@ def _log_of(pid: int, state: Path) -> str:
 
 
 @dataclass
-class Watch:
+class FaultWatch:
     """What ends well while a fault is dealt with."""
 
-    fleet: Fleet
+    fleet: FleetProcesses
     result: Repetition
     killed_s: float = float("inf")
     tasks: list = field(default_factory=list)
@@ -219,9 +219,9 @@ class Watch:
     base: int | None = None
 
 
-async def repetition(fleet: Fleet, kind: str) -> Repetition:
+async def repetition(fleet: FleetProcesses, kind: str) -> Repetition:
     result = Repetition(kind)
-    watch = Watch(fleet, result)
+    watch = FaultWatch(fleet, result)
     id = None
     while id is None:
         id = await fleet.accept()
@@ -248,7 +248,7 @@ async def repetition(fleet: Fleet, kind: str) -> Repetition:
     return result
 
 
-async def fault(fleet: Fleet, kind: str) -> int:
+async def fault(fleet: FleetProcesses, kind: str) -> int:
     """Returns: processes of killed engines that are left after 5 s."""
     before = set(fleet.engines())
     if kind in ("engine", "hang"):
@@ -323,7 +323,7 @@ async def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="fleet-failures-"))
     results: list[Repetition] = []
     kinds = args.only.split(",")
-    fleet = Fleet(folder, args.engines == "real", args.port)
+    fleet = FleetProcesses(folder, args.engines == "real", args.port)
     mounted = "disk full" in kinds and not subprocess.call(
         ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(fleet.state)], stderr=subprocess.DEVNULL
     )

@@ -66,7 +66,7 @@ OPERATIONS = ("pull", "preempt", "swap", "warm", "balance")
 
 
 @dataclass(frozen=True)
-class Section:
+class FigureSection:
     """A figure. names: COLLATE among them stands for the tuned one. rates: a ladder; cells stand at a rate without."""
 
     question: str
@@ -75,7 +75,7 @@ class Section:
     rates: tuple[float, ...] = ()
     shows: tuple[str, ...] = ("in_time", "interactive")
 
-    def lasting(self, seconds: float) -> "Section":
+    def lasting(self, seconds: float) -> "FigureSection":
         """The section with so many virtual seconds of arrivals in every cell."""
         return replace(self, cells=tuple(replace(cell, seconds=seconds) for cell in self.cells))
 
@@ -130,60 +130,60 @@ def mixes(total: int) -> tuple[Cell, ...]:
 
 WAITS = ("hol_s", "interactive", "draining")
 SECTIONS = {
-    "throughput": Section(
+    "throughput": FigureSection(
         "Fig. 8: the rate at which 90 % are in time, 8 models on 2 instances, by the share of tail models",
         option(MANY_MODELS, "tail_share", (0.1, 0.6)),
         (*ALL, *W_A_ONLY),
         (4.0, 8.0, 16.0, 32.0, 64.0),
         ("in_time",),
     ),
-    "rates": Section("W_A above 80 req/s, 6 models on 4 instances", at_rates(MANY_REQUESTS, (120.0,))),
-    "shares": Section(
+    "rates": FigureSection("W_A above 80 req/s, 6 models on 4 instances", at_rates(MANY_REQUESTS, (120.0,))),
+    "shares": FigureSection(
         "Fig. 9: attainment by the share of latency-sensitive requests, 6 models on 4 instances, 120 req/s",
         option(MANY_REQUESTS, "latency_share", (0.05, 0.5)),
     ),
-    "w-b": Section("Fig. 11, 12: one model on 2 instances", at_rates(ONE_MODEL, (16.0, 22.0)), ROUTERS),
-    "w-c": Section(
+    "w-b": FigureSection("Fig. 11, 12: one model on 2 instances", at_rates(ONE_MODEL, (16.0, 22.0)), ROUTERS),
+    "w-c": FigureSection(
         "Fig. 15: mega prompts, 6 models on 4 instances, 40 req/s",
         option(replace(MANY_REQUESTS, workload="w-c", rps=40.0), "mega_share", (0.01, 0.03)),
     ),
-    "devices": Section(
+    "devices": FigureSection(
         "Fig. 14: A100s and H100s, 5 models on 4 instances, as many req/s more as H100s are faster",
         mixes(4),
         (*RIVALS, QLM, "least-loaded/stock", "random/stock"),
     ),
-    "bursts": Section(
+    "bursts": FigureSection(
         "Fig. 16: one model on 2 instances, 18 req/s, by the burstiness of arrivals",
         option(replace(ONE_MODEL, rps=18.0), "cv", (1.0, 8.0)),
         (*RIVALS, "least-loaded/stock", QLM),
     ),
-    "queue": Section(
+    "queue": FigureSection(
         "Fig. 16: one model on 2 instances, 14 req/s, behind a queue at the start",
         vary(replace(ONE_MODEL, rps=14.0), "queued", (0, 400), lambda c, v: replace(c, queued=int(v))),
         (*RIVALS, "least-loaded/stock", QLM),
     ),
-    "slo-scale": Section(
+    "slo-scale": FigureSection(
         "Fig. 20: deadlines of 20 and 120 s times a factor, 8 models on 2 instances, 20 req/s",
         at_slo_scale(SHORTER, (0.5, 1.0, 2.0)),
     ),
-    "memory": Section(
+    "memory": FigureSection(
         "Fig. 21, W_A: KV blocks in use over all time, 8 models on 2 instances, 20 req/s",
         (MANY_MODELS,),
         (*RIVALS, QLM),
         shows=("kv_used", "serving", "draining"),
     ),
-    "hol": Section(
+    "hol": FigureSection(
         "Fig. 1: mean wait of a latency-sensitive request for its first token, 8 models on 2 instances",
         (MANY_MODELS,),
         shows=WAITS,
     ),
-    "drain": Section(
+    "drain": FigureSection(
         "Fig. 5: time to drain 400 requests that are there at once, 8 models on 2 instances",
         (replace(MANY_MODELS, axis="queued", value=400, rps=0.0, queued=400),),
         (*RIVALS, QLM, PAPER, "qlm-paper:pull=false/stock", "qlm-paper:warm=false/stock"),
         shows=("done_s", "in_time", "swaps"),
     ),
-    "operations": Section(
+    "operations": FigureSection(
         "Fig. 10: qlm without each of its operations, 8 models on 2 instances, 20 req/s",
         (MANY_MODELS,),
         (
@@ -197,19 +197,19 @@ SECTIONS = {
         ),
         shows=("in_time", "interactive"),
     ),
-    "operations-w-b": Section(
+    "operations-w-b": FigureSection(
         "Fig. 13: the same with one model on 2 instances, 26 req/s",
         at_rates(ONE_MODEL, (26.0,)),
         (PAPER, *(f"qlm-paper:{name}=false/stock" for name in OPERATIONS), QLM, "qlm:preempt=true/stock"),
         shows=("in_time", "interactive"),
     ),
-    "delta": Section(
+    "delta": FigureSection(
         "Fig. 18: size of request groups in mean batches, 8 models on 2 instances, 20 req/s",
         (SHORTER,),
         tuple(f"qlm-paper:delta={delta:g}/stock" for delta in (0.5, 4, 16)),
         shows=("in_time", "interactive", "cpu_s"),
     ),
-    "swap-cost": Section(
+    "swap-cost": FigureSection(
         "Swaps at a third and at three times what is assumed, 8 models on 2 instances, 20 req/s",
         at_swap_cost(SHORTER, (1 / 3, 3.0)),
     ),

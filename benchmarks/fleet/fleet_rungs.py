@@ -86,7 +86,7 @@ def held_bytes(pids: list[int]) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
-class Bench:
+class SwitchBench:
     def __init__(self, instance: Instance, sizes: dict[str, int]) -> None:
         self._instance, self._sizes = instance, sizes
         self.rows: list[dict[str, Any]] = []
@@ -133,7 +133,7 @@ async def measure(folder: Path, hidden: int, layers: int) -> dict[str, Any]:
         "here", "cpu", {"here/0": {**models, "tuned": tuned}}, folder / "state", host_memory_bytes=8 << 30
     )
     async with Agent(settings, launcher) as agent:
-        bench = Bench(agent.instances["here/0"], sizes)
+        bench = SwitchBench(agent.instances["here/0"], sizes)
         await bench.swap("one", "forked")
         await bench.swap("alike", "in-place")
         await bench.swap("one", "in-place")
@@ -146,7 +146,7 @@ async def measure(folder: Path, hidden: int, layers: int) -> dict[str, Any]:
         await bench.swap("other", "reload")
     cold = AgentSettings("here", "cpu", {"here/0": {"one": models["one"]}}, folder / "state")
     async with Agent(cold, PlainLauncher()) as agent:
-        cold_bench = Bench(agent.instances["here/0"], sizes)
+        cold_bench = SwitchBench(agent.instances["here/0"], sizes)
         await cold_bench.swap("one", "cold")
     return {"weights_bytes": size, "launcher_import": imported, "swaps": [*bench.rows, *cold_bench.rows]}
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.fleet.colocation import INTERACTIVE, Seated, full_step_ms
 from benchmarks.fleet.colocation import requests as colocation_requests
-from benchmarks.fleet.paced_fleet import ARGUMENTS, PREDICTED, REAL, PacedFleet, Stream, of_log
+from benchmarks.fleet.paced_fleet import ARGUMENTS, PREDICTED, REAL, PacedFleet, StreamResult, of_log
 from sloserve.core.request import WorkloadRequest
 from sloserve.fleet.file import parse_fleet
 from sloserve.sim.experiment import MODEL, engine_class
@@ -66,7 +66,7 @@ def colocated(name: str, seed: int, model: str) -> list[WorkloadRequest]:
     return [replace(r, model=model) for r in (*lines, *streams)]
 
 
-def colocation_row(streams: Sequence[Stream], batch_tokens_per_s: float) -> Row:
+def colocation_row(streams: Sequence[StreamResult], batch_tokens_per_s: float) -> Row:
     ttft_ms = np.array([1e3 * one.ttft_s for one in streams])
     in_time = [one.status == 200 and one.ttft_s <= 0.5 and one.tpot_s <= 0.05 for one in streams]
     tpot_ms = [1e3 * one.tpot_s for one in streams if one.request.output_tokens > 1 and one.status == 200]
@@ -110,7 +110,7 @@ class _Begun:
     begun_s: float
     seed: int
     batch: str | None
-    sent: "Sequence[asyncio.Task[Stream]]"
+    sent: "Sequence[asyncio.Task[StreamResult]]"
     contended: bool
 
 
@@ -136,7 +136,7 @@ async def _colocated(fleet: PacedFleet, run: _Begun) -> Row:
     return row | {"cpus": cpu_s / (BEGIN_S + SECONDS), "sent_late_ms": 1e3 * late}
 
 
-async def _settled(tasks: Sequence["asyncio.Task[Stream]"]) -> Sequence["asyncio.Task[Stream]"]:
+async def _settled(tasks: Sequence["asyncio.Task[StreamResult]"]) -> Sequence["asyncio.Task[StreamResult]"]:
     await asyncio.gather(*tasks, return_exceptions=True)
     return tasks
 

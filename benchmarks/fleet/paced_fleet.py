@@ -36,7 +36,7 @@ REAL, PREDICTED = "", ", predicted"
 
 
 @dataclass(slots=True)
-class Stream:
+class StreamResult:
     """What became of a streamed request; seconds from the section's begin. status 0: no answer, or one broken off."""
 
     request: WorkloadRequest
@@ -172,12 +172,12 @@ class PacedFleet:
 
     # Clients.
 
-    async def stream(self, request: WorkloadRequest, begun_s: float, seed: int) -> Stream:
+    async def stream(self, request: WorkloadRequest, begun_s: float, seed: int) -> StreamResult:
         """Sends it when it is due. begun_s: the section's begin by the event loop's clock."""
         loop = asyncio.get_running_loop()
         body = json.dumps(body_of(request, seed) | {"stream": True}).encode()
         await asyncio.sleep(max(begun_s + request.arrival_s - loop.time(), 0.0))
-        found = Stream(request, loop.time() - begun_s)
+        found = StreamResult(request, loop.time() - begun_s)
         headers = {"content-type": "application/json", "x-slo-class": request.slo.slo_class.name}
         with suppress(aiohttp.ClientError, asyncio.TimeoutError):
             async with self.http.post("/v1/completions", data=body, headers=headers) as answer:
@@ -245,12 +245,12 @@ class PacedFleet:
         return sum(_cpu_s(pid) for pid in _descendants([p.pid for p in self.processes.values()]))
 
 
-def of_log(log: RequestLog) -> Stream:
+def of_log(log: RequestLog) -> StreamResult:
     """Returns what became of a request of a run in virtual time, as if it had been streamed."""
     times = log.token_times_s
     if not times.size:
-        return Stream(log.request, log.request.arrival_s)
-    return Stream(log.request, log.request.arrival_s, float(times[0]), float(times[-1]), 200)
+        return StreamResult(log.request, log.request.arrival_s)
+    return StreamResult(log.request, log.request.arrival_s, float(times[0]), float(times[-1]), 200)
 
 
 def body_of(request: WorkloadRequest, seed: int) -> dict[str, Any]:

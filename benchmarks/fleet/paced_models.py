@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fleet.paced_fleet import ARGUMENTS, PacedFleet, Stream, of_log
+from benchmarks.fleet.paced_fleet import ARGUMENTS, PacedFleet, StreamResult, of_log
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.plan import Plan, PlannedGroup, to_json
@@ -130,7 +130,7 @@ async def models_real(section: str, fleet: PacedFleet, name: str, seed: int) -> 
         task.cancel()
     await asyncio.gather(*asked, return_exceptions=True)
     found = [task.result() for task in asked if not task.cancelled()]
-    found += [Stream(one, 0.0) for one in streams[len(found) :]]
+    found += [StreamResult(one, 0.0) for one in streams[len(found) :]]
     ends_s, left = _lines(fleet, batches)
     took_s = [end_s for end_s in ends_s if end_s is not None]
     row = models_row(found, [s if s is not None else math.inf for s in ends_s] + [math.inf] * left)
@@ -202,7 +202,7 @@ def _serves(report: Row | None) -> str | None:
     return next((model for model, state in report["models"].items() if state == "active"), None)
 
 
-def models_row(streams: Sequence[Stream], lines_s: Sequence[float]) -> Row:
+def models_row(streams: Sequence[StreamResult], lines_s: Sequence[float]) -> Row:
     in_time = [one.status == 200 and one.e2e_s <= INTERACTIVE_S for one in streams]
     lines = [seconds <= BATCH_S for seconds in lines_s]
     return {
@@ -298,7 +298,7 @@ async def _cached(fleet: PacedFleet) -> tuple[float, float]:
     return counted[0].get("chat", 0.0), counted[1].get("chat", 0.0)
 
 
-def rounds_row(streams: Sequence[Stream]) -> Row:
+def rounds_row(streams: Sequence[StreamResult]) -> Row:
     ttft_ms = [1e3 * one.ttft_s for one in streams]
     return {
         "ttft_mean_ms": statistics.fmean(ttft_ms),

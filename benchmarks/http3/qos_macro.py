@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.http3.quic_endpoints import window_bytes
-from benchmarks.http3.quic_link import Shape, link, why_not
+from benchmarks.http3.quic_link import LinkShape, link, why_not
 from benchmarks.http3.quic_network import Ends
 from benchmarks.http3.quic_virtual import LinkLoop
 from benchmarks.http3.quic_virtual import run as virtual_run
@@ -137,11 +137,11 @@ def quic_times(system: System, sent: Sent, scheduler: str, seed: int, files: tup
         await client.end()
 
     begun_s = 0.0
-    virtual_run(Shape(delay_s=RTT_MS / 2e3, seed=seed), both)
+    virtual_run(LinkShape(delay_s=RTT_MS / 2e3, seed=seed), both)
     return took
 
 
-class Given(Environment):
+class NetworkEnvironment(Environment):
     """Engines that get requests as a network delivers them. Each system has its own network, ``[systems, n]`` each.
 
     arrival_s: at the server, ascending; of task ``task``, which the network takes ``network_s`` in all of its time.
@@ -186,7 +186,9 @@ def scores(system: System, rule: Rule, sent: Sent, took_s: np.ndarray, seed: int
     order = np.argsort(at_server_s, axis=1, kind="stable")
     task = np.take_along_axis(np.broadcast_to(sent.task, order.shape), order, axis=1)
     network_s = np.take_along_axis(took_s, order, axis=1) + REPLY_S
-    world = Given(system, np.take_along_axis(at_server_s, order, axis=1), task, network_s, np.random.default_rng(seed))
+    world = NetworkEnvironment(
+        system, np.take_along_axis(at_server_s, order, axis=1), task, network_s, np.random.default_rng(seed)
+    )
     score, chosen = np.zeros(order.shape), np.zeros(order.shape, np.int64)
     count = np.zeros(len(order), np.int64)
     while not world.over:
@@ -274,7 +276,7 @@ def tcp_times(
         try:
             for (workload, seed), requests in sent.items():
                 for transport in ("tcp-n", "tcp-1"):
-                    line.shape(Shape(delay_s=RTT_MS / 2e3, seed=seed))
+                    line.shape(LinkShape(delay_s=RTT_MS / 2e3, seed=seed))
                     asked = {"transport": transport, "congestion": "bbr", "sizes": requests.sizes(system)}
                     told = ends.run({**asked, "arrivals_s": requests.arrival_s.tolist(), "reply_bytes": 1})
                     took = [np.inf if x is None else max(x - RTT_MS / 2e3, 0.0) for x in told["latency_s"]]

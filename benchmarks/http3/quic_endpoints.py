@@ -132,7 +132,7 @@ async def serve(host: str, certfile: str, keyfile: str) -> None:
     await asyncio.Event().wait()
 
 
-class Requests:
+class RunRequests:
     """The requests of one run: classes and times of arrival from its seed, and the latency of each.
 
     A run on TCP may state instead ``sizes`` in bytes, ``arrivals_s``, and ``reply_bytes``.
@@ -169,7 +169,9 @@ class Requests:
             task.cancel()
 
 
-async def run_quic(run: dict[str, Any], host: str, ca_file: str, requests: Requests, port: int | None = None) -> None:
+async def run_quic(
+    run: dict[str, Any], host: str, ca_file: str, requests: RunRequests, port: int | None = None
+) -> None:
     size = window_bytes(run["rtt_ms"], run.get("window", WINDOW))
     settings = ClientSettings(scheduler=run["client"], congestion=run["congestion"], window_bytes=size, ca_file=ca_file)
     port = port or quic_port(run["server"], run["congestion"], run["rtt_ms"])
@@ -206,7 +208,7 @@ async def open_tcp(host: str, congestion: str, ca_file: str) -> tuple[asyncio.St
     return await asyncio.open_connection(sock=sock, ssl=context, server_hostname="localhost", limit=2**20)
 
 
-async def run_tcp(run: dict[str, Any], host: str, ca_file: str, requests: Requests) -> None:
+async def run_tcp(run: dict[str, Any], host: str, ca_file: str, requests: RunRequests) -> None:
     if run["transport"] == "tcp-n":
 
         async def each(number: int, kind: str) -> None:
@@ -248,7 +250,7 @@ async def drift(late_s: list[float]) -> None:
 
 
 async def one_run(run: dict[str, Any], host: str, ca_file: str) -> dict[str, Any]:
-    requests = Requests(run)
+    requests = RunRequests(run)
     late_s: list[float] = []
     watch = asyncio.create_task(drift(late_s))
     begun = resource.getrusage(resource.RUSAGE_SELF)

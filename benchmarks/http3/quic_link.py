@@ -31,7 +31,7 @@ _TUNSETIFF, _IFF_TUN_NO_PI = 0x400454CA, 0x0001 | 0x1000
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LinkShape:
     """One direction: bits per second, share of packets lost, seconds one way, packets in the queue."""
 
     rate_bps: float = 5e6
@@ -44,7 +44,7 @@ class Shape:
 class Direction:
     """What becomes of packets in one direction; knows no clock."""
 
-    def __init__(self, shape: Shape, number: int) -> None:
+    def __init__(self, shape: LinkShape, number: int) -> None:
         self._shape = shape
         self._draws = np.random.default_rng((shape.seed, number))
         self._departures: list[float] = []
@@ -71,7 +71,7 @@ class Direction:
 def run_wire(devices: tuple[int, int], commands: int, replies: int) -> None:
     """The wire's process: carries packets until its pipe of commands is closed. A line of JSON is a new shape."""
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # it needs little, and at once: waiting would be delay
-    directions = [Direction(Shape(), 0), Direction(Shape(), 1)]
+    directions = [Direction(LinkShape(), 0), Direction(LinkShape(), 1)]
     waiting: list[tuple[float, int, int, bytes]] = []
     late_s: list[float] = []
     order = 0
@@ -101,7 +101,7 @@ def run_wire(devices: tuple[int, int], commands: int, replies: int) -> None:
             late_ms = [round(float(x) * 1e3, 2) for x in np.quantile(late_s or [0.0], (0.5, 0.99, 1.0))]
             told = {"up": directions[0].counts, "down": directions[1].counts, "late_ms": late_ms}
             os.write(replies, json.dumps(told).encode() + b"\n")
-            shape = Shape(**json.loads(line))
+            shape = LinkShape(**json.loads(line))
             directions = [Direction(shape, 0), Direction(shape, 1)]
             waiting.clear()
             late_s.clear()
@@ -150,7 +150,7 @@ class Link:
         """``words`` as a command that runs at one end."""
         return ["ip", "netns", "exec", NAMES[end], *words]
 
-    def shape(self, shape: Shape) -> dict[str, Any]:
+    def shape(self, shape: LinkShape) -> dict[str, Any]:
         """The link is like that from now on, and empty; what it carried since the last call."""
         if self.backend == "netem":
             return self._shape_netem(shape)
@@ -159,7 +159,7 @@ class Link:
         self._wire.stdin.flush()
         return dict(json.loads(self._wire.stdout.readline()))
 
-    def _shape_netem(self, shape: Shape) -> dict[str, Any]:
+    def _shape_netem(self, shape: LinkShape) -> dict[str, Any]:
         for name in NAMES:
             words = ["rate", f"{shape.rate_bps:.0f}bit", "loss", f"{shape.loss:%}", "delay", f"{shape.delay_s:f}s"]
             words += ["limit", str(shape.queue_packets)]

@@ -29,8 +29,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.http3.quic_endpoints import CLASSES, TCP_CONGESTIONS, WINDOW, Requests, listen_echo, run_quic
-from benchmarks.http3.quic_link import ADDRESSES, Link, Shape, link, why_not
+from benchmarks.http3.quic_endpoints import CLASSES, TCP_CONGESTIONS, WINDOW, RunRequests, listen_echo, run_quic
+from benchmarks.http3.quic_link import ADDRESSES, Link, LinkShape, link, why_not
 from benchmarks.http3.quic_virtual import LinkLoop
 from benchmarks.http3.quic_virtual import run as virtual_run
 from benchmarks.publish import RESULTS, read_rows, write_rows
@@ -133,10 +133,10 @@ class Ends:
 
 def measure(line: Link, ends: Ends, run: dict[str, Any]) -> dict[str, Any]:
     """One run on the wire, as a row."""
-    line.shape(Shape(delay_s=run["rtt_ms"] / 2e3, seed=run["seed"]))
+    line.shape(LinkShape(delay_s=run["rtt_ms"] / 2e3, seed=run["seed"]))
     cpu_s = ends.server_cpu_s()
     told = ends.run(run)
-    wire = line.shape(Shape())
+    wire = line.shape(LinkShape())
     late_ms = max(told["client_late_ms"], wire["late_ms"][1] if wire else 0.0)
     cpu_s = told["client_cpu_s"] + ends.server_cpu_s() - cpu_s
     return row_of(run, line.backend, told["classes"], told["latency_s"], wire, late_ms, cpu_s)
@@ -144,7 +144,7 @@ def measure(line: Link, ends: Ends, run: dict[str, Any]) -> dict[str, Any]:
 
 def simulate(run: dict[str, Any], files: tuple[Path, Path]) -> dict[str, Any]:
     """One run in virtual time, as a row."""
-    requests, begun_s, window = Requests(run), time.process_time(), run.get("window", WINDOW)
+    requests, begun_s, window = RunRequests(run), time.process_time(), run.get("window", WINDOW)
     certificates = CertificateFiles(str(files[0]), str(files[1]))
 
     async def both(loop: LinkLoop) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def simulate(run: dict[str, Any], files: tuple[Path, Path]) -> dict[str, Any]:
         await run_quic(run, "127.0.0.1", str(files[0]), requests, listener.port)
         return {"up": loop.up.counts, "down": loop.down.counts}
 
-    wire = virtual_run(Shape(delay_s=run["rtt_ms"] / 2e3, seed=run["seed"]), both)
+    wire = virtual_run(LinkShape(delay_s=run["rtt_ms"] / 2e3, seed=run["seed"]), both)
     cpu_s = time.process_time() - begun_s
     return row_of(run, "virtual", requests.classes, requests.latency_s, wire, 0.0, cpu_s)
 

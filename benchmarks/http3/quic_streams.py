@@ -25,7 +25,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.http3.quic_link import Shape
+from benchmarks.http3.quic_link import LinkShape
 from benchmarks.http3.quic_virtual import LinkLoop, run
 from benchmarks.publish import RESULTS, write_rows
 from sloserve.core.qoe import qoe
@@ -75,7 +75,7 @@ RUNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StreamRequest:
     """One request. tokens: events of a reader, ``None`` for a bulk reply."""
 
     arrival_s: float
@@ -89,15 +89,15 @@ class Asked:
         return [(b"x-slo-class", b"priority"), (b"x-slo-ttft-ms", ttft_ms), (b"x-slo-tds", tds)]
 
 
-def requests_of(seed: int) -> list[Asked]:
+def requests_of(seed: int) -> list[StreamRequest]:
     draws = np.random.default_rng(seed)
     arrivals_s = draws.uniform(0.0, SPAN_S, draws.poisson(READERS_PER_S * SPAN_S))
-    found = [Asked(float(at_s), int(draws.integers(40, 161))) for at_s in arrivals_s]
-    found += [Asked(at_s, None) for at_s in BURSTS_S for _ in range(BULK_IN_BURST)]
+    found = [StreamRequest(float(at_s), int(draws.integers(40, 161))) for at_s in arrivals_s]
+    found += [StreamRequest(at_s, None) for at_s in BURSTS_S for _ in range(BULK_IN_BURST)]
     return sorted(found, key=lambda asked: asked.arrival_s)
 
 
-def token_times(asked: Sequence[Asked], policy: str) -> list[np.ndarray]:
+def token_times(asked: Sequence[StreamRequest], policy: str) -> list[np.ndarray]:
     """When the engine has each token, in seconds from the start, under that policy."""
     targets = (Targets(ttft_s=TTFT_S / SLOWER, tds=TDS * SLOWER), Targets(e2e_s=BULK_DUE_S / SLOWER))
     workload = [
@@ -117,11 +117,11 @@ def token_times(asked: Sequence[Asked], policy: str) -> list[np.ndarray]:
 
 
 def play(
-    asked: Sequence[Asked],
+    asked: Sequence[StreamRequest],
     times: Sequence[np.ndarray],
     scheduler: str,
     deadlines: str,
-    shape: Shape,
+    shape: LinkShape,
     files: tuple[Path, Path],
 ) -> tuple[list[list[float]], int]:
     """When the parts of each answer reached the client, in seconds from its request; and packets lost."""
@@ -168,7 +168,7 @@ def play(
     return arrived, run(shape, both)
 
 
-def row_of(asked: Sequence[Asked], arrived: Sequence[Sequence[float]]) -> dict[str, Any]:
+def row_of(asked: Sequence[StreamRequest], arrived: Sequence[Sequence[float]]) -> dict[str, Any]:
     readers = [np.array(times) for one, times in zip(asked, arrived, strict=True) if one.tokens is not None]
     bulk = [times[-1] for one, times in zip(asked, arrived, strict=True) if one.tokens is None]
     found = [qoe(times, ttft_s=TTFT_S, tds=TDS) for times in readers]
@@ -222,7 +222,7 @@ def main() -> None:
             times = {policy: token_times(asked, policy) for policy in dict.fromkeys(policy for policy, _, _ in RUNS)}
             for kbit_s in args.kbit_s or LINKS_KBIT_S:
                 for policy, scheduler, deadlines in RUNS:
-                    shape = Shape(kbit_s * 1e3, 0.005, RTT_S / 2, QUEUE_PACKETS, seed)
+                    shape = LinkShape(kbit_s * 1e3, 0.005, RTT_S / 2, QUEUE_PACKETS, seed)
                     arrived, lost = play(asked, times[policy], scheduler, deadlines, shape, files)
                     names = {"kbit_s": kbit_s, "policy": policy, "scheduler": scheduler, "deadlines": deadlines}
                     rows.append({**names, "seed": seed, **row_of(asked, arrived), "lost": lost})

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from benchmarks.http3.quic_link import Direction, Shape
+from benchmarks.http3.quic_link import Direction, LinkShape
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class LinkLoop(asyncio.SelectorEventLoop):
     shape: of both directions. What clients send goes through the first, what listeners send through the second.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LinkShape) -> None:
         self._virtual = _Selector()
         super().__init__(self._virtual)
         self.up, self.down = Direction(shape, 0), Direction(shape, 1)
@@ -101,7 +101,7 @@ class LinkLoop(asyncio.SelectorEventLoop):
         return made, protocol
 
 
-def run(shape: Shape, main: Callable[[LinkLoop], Coroutine[Any, Any, T]]) -> T:
+def run(shape: LinkShape, main: Callable[[LinkLoop], Coroutine[Any, Any, T]]) -> T:
     """What ``main`` returns, in virtual time and over a link of that shape."""
     loop = LinkLoop(shape)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:

@@ -77,7 +77,7 @@ REQUESTS = {"bookcorpus": 50, "mooncake": 60, "reasoning": 40}
 """A run, where 200 would take too long."""
 
 
-class Cell(NamedTuple):
+class AutoCell(NamedTuple):
     workload: str
     targets: str
     kv: str
@@ -95,13 +95,13 @@ class Cell(NamedTuple):
         return itertools.combinations(enumerate(self), 2)
 
 
-def design(seed: int = 0) -> list[Cell]:
+def design(seed: int = 0) -> list[AutoCell]:
     """Cells one after another, each covering the pairs that were covered least; ties are drawn."""
     rng = np.random.default_rng(seed)
-    every = (Cell(*one) for one in itertools.product(WORKLOADS, TARGETS, ("ample", "scarce"), PROFILES, LOADS))
+    every = (AutoCell(*one) for one in itertools.product(WORKLOADS, TARGETS, ("ample", "scarce"), PROFILES, LOADS))
     possible = [cell for cell in every if cell.is_possible]
     covered: Counter[Any] = Counter()
-    chosen: list[Cell] = []
+    chosen: list[AutoCell] = []
     while len(chosen) < NUM_CELLS:
         order = [possible[i] for i in rng.permutation(len(possible))]
         best = max(order, key=lambda cell: sum(1.0 / 4.0 ** covered[pair] for pair in cell.pairs()))
@@ -118,12 +118,12 @@ Row = dict[str, Any]
 COLUMNS = ("cell", "half", "seed", "rps", "policy", *FIGURES)
 
 
-def read_cells() -> dict[int, Cell]:
+def read_cells() -> dict[int, AutoCell]:
     with LIST.open() as file:
-        return {int(row["cell"]): Cell(*(row[name] for name in Cell._fields)) for row in csv.DictReader(file)}
+        return {int(row["cell"]): AutoCell(*(row[name] for name in AutoCell._fields)) for row in csv.DictReader(file)}
 
 
-def experiment(cell: Cell, half: str, seed: int, folder: Path, **flags: Any) -> Experiment:
+def experiment(cell: AutoCell, half: str, seed: int, folder: Path, **flags: Any) -> Experiment:
     """Without policies. flags: of ``build_experiment``, beside the cell's. Raises: ConfigError without its trace."""
     flags = {**WORKLOADS[cell.workload], "profile": cell.profile, "load": cell.load} | flags
     if "trace" in flags:
@@ -210,7 +210,7 @@ def run(ours: Experiment, names: Sequence[str], points: Sequence[Point], **label
         yield row | {name: "" if record[name] is None else f"{record[name]:.6g}" for name in FIGURES}
 
 
-def jobs(cells: dict[int, Cell], seeds: int) -> Iterator[tuple[int, str, int]]:
+def jobs(cells: dict[int, AutoCell], seeds: int) -> Iterator[tuple[int, str, int]]:
     """Cell, half, seed; see the module's text."""
     order = [list(cells)[i] for i in np.random.default_rng(0).permutation(len(cells))]
     for number in order:
@@ -232,7 +232,7 @@ def main() -> None:
     if args.list:
         with LIST.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerows([("cell", *Cell._fields), *((i, *cell) for i, cell in enumerate(design()))])
+            writer.writerows([("cell", *AutoCell._fields), *((i, *cell) for i, cell in enumerate(design()))])
         return
     cells, rows = read_cells(), read_rows(args.raw)
     for number, half, seed in jobs(cells, args.seeds):

@@ -30,7 +30,7 @@ import yaml
 
 from benchmarks.fleet.cells import run as run_fleet
 from benchmarks.fleet.fleet_qlm import ONE_MODEL, SHORTER
-from benchmarks.policies.auto_cells import AUTO, AUTOS, Cell, Row, experiment, read_cells, rival_of, run
+from benchmarks.policies.auto_cells import AUTO, AUTOS, AutoCell, Row, experiment, read_cells, rival_of, run
 from benchmarks.policies.auto_report import ATTAINMENT, LATENCY, PREEMPTIONS, QOE, TOKENS, runs_of, short, shown
 from benchmarks.policies.step_sizes import BUDGET, FIGURES
 from benchmarks.publish import RESULTS, read_rows, write_rows
@@ -114,10 +114,10 @@ def patched(values: Mapping[str, float]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Grid:
+class CellGrid:
     """The cells, and the runs of them that the rates and the rivals come from."""
 
-    cells: Mapping[int, Cell]
+    cells: Mapping[int, AutoCell]
     raw: Sequence[Row]
 
     def point(self, number: int, seed: int) -> Point:
@@ -142,7 +142,7 @@ Task = tuple[dict[str, Any], Any]
 """What names a row, and what makes its figures."""
 
 
-def tasks(section: str, grid: Grid, seeds: int, engine: str) -> Iterator[Task]:
+def tasks(section: str, grid: CellGrid, seeds: int, engine: str) -> Iterator[Task]:
     """All of a section, those of one seed after those of another."""
     for seed in range(seeds):
         if section in ("ablation", "sensitivity"):
@@ -178,12 +178,12 @@ def tasks(section: str, grid: Grid, seeds: int, engine: str) -> Iterator[Task]:
                     yield labels, lambda c=cell, p=policy, s=seed: _fleet_row(run_fleet(c, f"qlm/{p}", s))
 
 
-def _task(section: str, name: str, grid: Grid, cell: int, seed: int, variant: Variant) -> Task:
+def _task(section: str, name: str, grid: CellGrid, cell: int, seed: int, variant: Variant) -> Task:
     labels = {"section": section, "variant": name, "cell": cell, "seed": seed}
     return labels, lambda: grid.run(cell, seed, variant)
 
 
-def _cache_gib(grid: Grid, cell: int) -> float:
+def _cache_gib(grid: CellGrid, cell: int) -> float:
     """A swap space as large as the KV cache of the cell."""
     with TemporaryDirectory() as folder:
         ours = experiment(grid.cells[cell], "later", 0, Path(folder))
@@ -283,7 +283,7 @@ def table_of_groups(rows: Sequence[Row]) -> list[str]:
     return [*lines, ""]
 
 
-def table(rows: Sequence[Row], cells: Mapping[int, Cell]) -> str:
+def table(rows: Sequence[Row], cells: Mapping[int, AutoCell]) -> str:
     names = {number: f"{number}: {', '.join(cell)}" for number, cell in cells.items()}
     there = {row["section"] for row in rows}
     lines: list[str] = []
@@ -304,7 +304,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "auto-parts")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    path, grid = args.out / "runs.csv.gz", Grid(read_cells(), read_rows(args.raw))
+    path, grid = args.out / "runs.csv.gz", CellGrid(read_cells(), read_rows(args.raw))
     rows = read_rows(path)
     key = lambda row: tuple(str(row[name]) for name in COLUMNS[:4])  # noqa: E731
     done = {key(row) for row in rows}

@@ -22,7 +22,7 @@ from benchmarks.policies.auto_cells import (
     AUTOS,
     COLUMNS,
     STOCK,
-    Cell,
+    AutoCell,
     Row,
     budget_of,
     read_cells,
@@ -123,7 +123,7 @@ def shown(difference: Mean | None, digits: int) -> str:
     return f"{difference.value:+.{digits}f}{reach}"
 
 
-def cell_line(number: int, cell: Cell, rival: str, runs: Runs) -> tuple[str, list[str]]:
+def cell_line(number: int, cell: AutoCell, rival: str, runs: Runs) -> tuple[str, list[str]]:
     """A line of the table of cells, and the aims that the cell misses."""
     differences = {figure: mean_interval(pairs(runs, AUTO, rival, figure)) for figure in FIGURES}
     tokens = 1.0 + float(np.mean(pairs(runs, AUTO, STOCK, TOKENS))) / 100.0
@@ -152,7 +152,7 @@ def cell_line(number: int, cell: Cell, rival: str, runs: Runs) -> tuple[str, lis
     return "| " + " | ".join(columns) + " |", missed
 
 
-def workload_lines(cells: Mapping[int, Cell], rivals: Mapping[int, str], runs: Mapping[int, Runs]) -> list[str]:
+def workload_lines(cells: Mapping[int, AutoCell], rivals: Mapping[int, str], runs: Mapping[int, Runs]) -> list[str]:
     """Attainment less the rival's, all cells of a workload pooled, and those beyond its capacity."""
     lines = [
         "| workload | all loads | not inferior by 1 point | load > 1 | above by more than the interval |",
@@ -173,7 +173,7 @@ def workload_lines(cells: Mapping[int, Cell], rivals: Mapping[int, str], runs: M
     return lines
 
 
-def group_lines(cells: Mapping[int, Cell], rivals: Mapping[int, str], runs: Mapping[int, Runs]) -> list[str]:
+def group_lines(cells: Mapping[int, AutoCell], rivals: Mapping[int, str], runs: Mapping[int, Runs]) -> list[str]:
     """Attainment by profile, targets, KV and load: auto with and without step budget, and the rivals of the cells."""
     lines = ["| cells | of them with targets | auto | auto, no budget | rival of the cell |", "| --- |" + " --- |" * 4]
     for field in ("profile", "targets", "kv", "load"):
@@ -233,7 +233,7 @@ def policy_lines(runs: Mapping[int, Runs], best: Mapping[int, Mapping[str, str]]
     return lines
 
 
-def table(rows: Sequence[Row], cells: Mapping[int, Cell]) -> str:
+def table(rows: Sequence[Row], cells: Mapping[int, AutoCell]) -> str:
     """All tables, as Markdown."""
     earlier = {n: [r for r in rows if int(r["cell"]) == n and r["half"] == "earlier"] for n in cells}
     runs = {n: runs_of(rows, n) for n in cells}

@@ -36,7 +36,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.policies.streams import CHECKS, STOCK, Served, compared, counter, must_equal_stock, serve, show
+from benchmarks.policies.streams import CHECKS, STOCK, ServedRun, compared, counter, must_equal_stock, serve, show
 from benchmarks.publish import RESULTS, provenance, write_result
 from benchmarks.servers import ONE_THREAD, plain_vllm_command, scarce_kv, served, sloserve_command
 from sloserve.client.payload import Payload
@@ -114,10 +114,10 @@ async def watched(url: str) -> AsyncIterator[list[Sample]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measured:
+class MeasuredRun:
     """A run and what its engine did meanwhile. step_tokens: computed, by the log. cached: found in the prefix cache."""
 
-    served: Served
+    served: ServedRun
     samples: list[Sample]
     step_tokens: list[int]
     cached: int
@@ -163,7 +163,7 @@ class Server:
         async with httpx.AsyncClient(base_url=self.url, headers=headers) as client:
             (await client.put("/sloserve/policy", json={"policy": policy})).raise_for_status()
 
-    async def measure(self, requests: Sequence[WorkloadRequest], seed: int) -> Measured:
+    async def measure(self, requests: Sequence[WorkloadRequest], seed: int) -> MeasuredRun:
         """Warms up and serves ``requests``."""
         await serve(self.url, at_once(WARM_UP, WARM_UP_SEED), WARM_UP_SEED, ending)
         async with httpx.AsyncClient(base_url=self.url) as client:
@@ -172,7 +172,7 @@ class Server:
                 run = await serve(self.url, requests, seed, ending)
             found = await counter(client, "vllm:prefix_cache_hits_total") - found
         steps = _STEP.findall(self.log.read_bytes()[begin:].decode())
-        return Measured(run, samples, [int(context) + int(decode) for context, decode in steps], found)
+        return MeasuredRun(run, samples, [int(context) + int(decode) for context, decode in steps], found)
 
 
 def main() -> None:
@@ -196,7 +196,7 @@ def main() -> None:
         stock, ours = Server(url, log), Server(own_url, own_log)
         for seed in range(given.repeats):
             requests = at_once(given.requests, seed)
-            runs: dict[str, Measured] = {}
+            runs: dict[str, MeasuredRun] = {}
             begin = seed % len(policies)  # another one each time, so that a drift of the machine favours nobody
             for policy in policies[begin:] + policies[:begin]:
                 if policy != STOCK:

@@ -89,7 +89,7 @@ class DecodeOnly:
         )
 
 
-class Case:
+class EngineCase:
     """A workload on its engine, and runs of it."""
 
     def __init__(self, row: str) -> None:
@@ -179,10 +179,10 @@ def serve(
     return run(requests)
 
 
-class Measured:
+class MeasuredCase:
     """Attainment of a case's splits and ways, a value for each seed, each run once."""
 
-    def __init__(self, case: Case, first_load: float) -> None:
+    def __init__(self, case: EngineCase, first_load: float) -> None:
         self.case, self.first_load = case, first_load
         self.split = cache(self._split)
         self.whole = cache(self._whole)
@@ -267,9 +267,9 @@ def climb(value: Callable[[int], float], start: int) -> int:
     return start
 
 
-def compare(case: Case, first_load: float) -> dict[str, Any]:
+def compare(case: EngineCase, first_load: float) -> dict[str, Any]:
     """For each G the split as in the paper and at its best, and the engines that each way needs instead."""
-    measured, step = Measured(case, first_load), 0
+    measured, step = MeasuredCase(case, first_load), 0
     rows: list[dict[str, Any]] = []
     usual: dict[str, float] = {}
     for total in ENGINES:
@@ -342,7 +342,7 @@ def main() -> None:
     result = {}
     for row, first_load in CASES.items():
         try:
-            case = Case(row)
+            case = EngineCase(row)
         except ConfigError as error:
             print(f"left out: {error}")
             continue

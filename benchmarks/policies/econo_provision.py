@@ -38,7 +38,7 @@ LENGTHS = {"error 30 %": "length=oracle:length_error=0.3", "predicted": "length=
 
 
 @dataclass
-class Grants:
+class GrantWatch:
     """What the requests of a run were granted at first and came to, in tokens. Watches a policy at work."""
 
     policy: EconoPaper
@@ -66,7 +66,7 @@ class Grants:
         self.policy.plan, self.policy.finished = planned, ended  # type: ignore[method-assign]
 
 
-def run(name: str, policy: str, seed: int, n: int) -> Grants:
+def run(name: str, policy: str, seed: int, n: int) -> GrantWatch:
     source, profile = workload(name), load_profile(PROFILE)
     engine = VirtualEngine(
         EngineSettings(
@@ -79,7 +79,7 @@ def run(name: str, policy: str, seed: int, n: int) -> Grants:
         profile,
         {"sloserve": {"policy": policy, "seed": seed} | source.slos.table.as_config()},
     )
-    grants = Grants(engine.scheduler._policy)
+    grants = GrantWatch(engine.scheduler._policy)
     grants.watch()
     engine.run(source.requests(n, seed, CASES[name][0]))
     return grants

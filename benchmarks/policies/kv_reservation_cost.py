@@ -27,7 +27,7 @@ REPEATS = 300
 BLOCK_SIZE = 16
 
 
-class Load:
+class LiveLengths:
     """Lengths of n live requests (ids 0 to n - 1) and n waiting ones (from n on)."""
 
     def __init__(self, n: int, rng: np.random.Generator) -> None:
@@ -48,7 +48,7 @@ class Load:
         return kept
 
 
-def operations(load: Load, kept: KvReservation, one: int) -> dict[str, tuple[Callable[[], Any], int]]:
+def operations(load: LiveLengths, kept: KvReservation, one: int) -> dict[str, tuple[Callable[[], Any], int]]:
     """What to time, and how many requests it deals with; in an order in which each can be repeated."""
     tokens, grow, n = int(load.tokens[one]), int(load.grow[one]), load.n
     new, some = int(load.ids[one]), one % n
@@ -69,7 +69,7 @@ def operations(load: Load, kept: KvReservation, one: int) -> dict[str, tuple[Cal
 
 
 def reservation(n: int, roomy: bool) -> list[dict[str, Any]]:
-    load = Load(n, np.random.default_rng(SEED))
+    load = LiveLengths(n, np.random.default_rng(SEED))
     spent: dict[str, list[float]] = {}
     steps: dict[str, list[float]] = {}
     for repeat in range(REPEATS):
@@ -94,7 +94,7 @@ def reservation(n: int, roomy: bool) -> list[dict[str, Any]]:
 
 def hosting(n: int) -> dict[str, Any]:
     """Half of the live requests get blocks of their own, the other half and all waiting ones look for hosts."""
-    load = Load(n, np.random.default_rng(SEED))
+    load = LiveLengths(n, np.random.default_rng(SEED))
     own, others = slice(0, n // 2), slice(n // 2, 2 * n)
     spent: dict[str, list[float]] = {"allocate": [], "host": [], "remove": []}
     for _ in range(REPEATS):

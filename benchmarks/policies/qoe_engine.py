@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.policies.streams import CHECKS, STOCK, Served, compared, must_equal_stock, serve, show
+from benchmarks.policies.streams import CHECKS, STOCK, ServedRun, compared, must_equal_stock, serve, show
 from benchmarks.publish import RESULTS, write_result
 from benchmarks.servers import ONE_THREAD, plain_vllm_command, scarce_kv, served, sloserve_command
 from sloserve.client.shaping import cap_lengths
@@ -48,7 +48,7 @@ FIGURES = ("qoe_mean", "qoe_p10", "qoe_p50", "median_ttft_ms", "p90_ttft_ms", "o
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class ReaderScale:
     """Scales the readers' time to this engine. rps: offered. tds: tokens per second of the mean reader."""
 
     rps: float
@@ -76,16 +76,16 @@ class Scale:
 
 
 async def warm_up(url: str) -> None:
-    few = [replace(request, arrival_s=0.0) for request in Scale(1.0, 50.0).requests(WARM_UP, WARM_UP_SEED)]
+    few = [replace(request, arrival_s=0.0) for request in ReaderScale(1.0, 50.0).requests(WARM_UP, WARM_UP_SEED)]
     await serve(url, few, WARM_UP_SEED)
 
 
-async def scale_of(url: str, n: int, load: float) -> tuple[Scale, dict[str, Any]]:
+async def scale_of(url: str, n: int, load: float) -> tuple[ReaderScale, dict[str, Any]]:
     """The scale to a server, from ``n`` requests at once, and that run's record."""
     await warm_up(url)
-    at_once = [replace(request, arrival_s=0.0) for request in Scale(1.0, 50.0).requests(n, CAPACITY_SEED)]
+    at_once = [replace(request, arrival_s=0.0) for request in ReaderScale(1.0, 50.0).requests(n, CAPACITY_SEED)]
     record = (await serve(url, at_once, CAPACITY_SEED)).record(STOCK, CAPACITY_SEED, 0.0)
-    return Scale(load * record["request_throughput"], 1e3 / (PACE * record["median_tpot_ms"])), record
+    return ReaderScale(load * record["request_throughput"], 1e3 / (PACE * record["median_tpot_ms"])), record
 
 
 def command(policy: str) -> tuple[list[str], dict[str, str]]:
@@ -112,7 +112,7 @@ def main() -> None:
         print(f"{scale}, {capacity['output_throughput']:.0f} tokens/s at most", flush=True)
         for seed in range(given.repeats):
             requests = scale.requests(given.requests, seed)
-            runs: dict[str, Served] = {}
+            runs: dict[str, ServedRun] = {}
             first = seed % len(policies)  # another one each time, so that a drift of the machine favours nobody
             for policy in policies[first:] + policies[:first]:
                 started, environment = command(scale.policy(policy))

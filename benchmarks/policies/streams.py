@@ -28,7 +28,7 @@ Table = dict[str, dict[str, list[float]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Served:
+class ServedRun:
     """One run. began_s: by the clock. texts: replies by request id. preemptions: that the engine counted during it."""
 
     run: Replay
@@ -45,7 +45,7 @@ class Served:
             "qoe_mean_of_server": statistics.fmean(told) if told else None,
         }
 
-    def checked(self, stock: "Served") -> dict[str, list[str]]:
+    def checked(self, stock: "ServedRun") -> dict[str, list[str]]:
         """By CHECKS, the requests that fail it: a stream broken off or of another length than stock's, another text."""
         tokens = {one.request.request_id: one.token_times_s.size for one in stock.run.exchanges}
         return {
@@ -91,7 +91,7 @@ def as_it_is(sent: Payload) -> Payload:
 
 async def serve(
     url: str, requests: Sequence[WorkloadRequest], seed: int, reshaped: Callable[[Payload], Payload] = as_it_is
-) -> Served:
+) -> ServedRun:
     """Sends ``requests`` when they are due, with prompts of ``seed``, and waits for all.
 
     reshaped: what is sent in place of a reply of exactly ``output_tokens``.
@@ -113,7 +113,7 @@ async def serve(
         began_s = clock.now_s()
         run = await replay(endpoint.client, payloads, clock, settings)
         preemptions = await counter(endpoint.client, "vllm:num_preemptions_total") - before
-    return Served(run, began_s, {name: reply.text() for name, reply in kept.items()}, preemptions)
+    return ServedRun(run, began_s, {name: reply.text() for name, reply in kept.items()}, preemptions)
 
 
 async def counter(client: httpx.AsyncClient, name: str) -> int:

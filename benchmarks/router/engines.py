@@ -134,7 +134,7 @@ def arrivals(seed: int) -> list[tuple[float, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TaskAnswer:
     """What became of a request. model: that served it, ``None`` for no whole answer. took_s: to its last token."""
 
     task: str
@@ -200,7 +200,7 @@ def _descendants(roots: Sequence[int]) -> set[int]:
     return found
 
 
-async def ask(http: aiohttp.ClientSession, model: str, task: str, at_s: float, begun_s: float) -> Answer:
+async def ask(http: aiohttp.ClientSession, model: str, task: str, at_s: float, begun_s: float) -> TaskAnswer:
     loop = asyncio.get_running_loop()
     prompt = np.random.default_rng(round(1e6 * at_s)).integers(16, 99, PROMPT).tolist()
     body = {"model": model, "prompt": prompt, "max_tokens": OUTPUT, "ignore_eos": True, "temperature": 0}
@@ -216,7 +216,7 @@ async def ask(http: aiohttp.ClientSession, model: str, task: str, at_s: float, b
             served = None
         elif f'"model":"{served}"'.encode() not in text.replace(b" ", b""):
             raise AssertionError(f"the header says {served}, and the stream does not: {text[:200]!r}")
-    return Answer(task, served, why, last_s - sent_s)
+    return TaskAnswer(task, served, why, last_s - sent_s)
 
 
 async def ratios(http: aiohttp.ClientSession) -> dict[str, float]:
@@ -231,7 +231,7 @@ async def ratios(http: aiohttp.ClientSession) -> dict[str, float]:
     return {"ratio": found["sum"] / count, "within_20": (found["bucket1.2"] - found["bucket0.8"]) / count}
 
 
-async def run(http: aiohttp.ClientSession, model: str, seed: int) -> list[Answer]:
+async def run(http: aiohttp.ClientSession, model: str, seed: int) -> list[TaskAnswer]:
     begun_s = asyncio.get_running_loop().time() + 0.5
     return await asyncio.gather(*(ask(http, model, task, at_s, begun_s) for at_s, task in arrivals(seed)))
 
@@ -244,7 +244,7 @@ async def until_served(http: aiohttp.ClientSession) -> None:
                 await asyncio.sleep(1.0)
 
 
-def row(rule: str, seed: int, answers: Sequence[Answer]) -> dict[str, Any]:
+def row(rule: str, seed: int, answers: Sequence[TaskAnswer]) -> dict[str, Any]:
     by_why = Counter(answer.why for answer in answers)
     large = [answer.model == "opt-6.7b" for answer in answers]
     limit_s = OUTPUT * TOKEN_MS / 1e3

@@ -65,7 +65,7 @@ class Client:
     ttft_s: float | None = None
 
 
-class Load:
+class ServerClients:
     """Clients of one server. Times are seconds since the load began."""
 
     def __init__(self, url: str, given: argparse.Namespace) -> None:
@@ -225,7 +225,7 @@ def burning(count: int, seconds: float) -> Iterator[None]:
 
 
 async def under_load(url: str, pid: int, given: argparse.Namespace) -> dict[str, Any]:
-    load = Load(url, given)
+    load = ServerClients(url, given)
     per_s = await load.capacity()
     load.completed, done = 0, asyncio.Event()
     memory = asyncio.create_task(watched(psutil.Process(pid), done))

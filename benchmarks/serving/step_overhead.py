@@ -56,7 +56,7 @@ Cells = dict[str, dict[str, list[float]]]
 """Samples by what was measured, of each cell: policy, requests, how many may run, kind of plan."""
 
 
-class _Enough(Exception):
+class _AllTimed(Exception):
     """All steps were timed."""
 
 
@@ -154,7 +154,7 @@ def costs_s(policy: str, requests: int, running: int, seed: int) -> dict[bool, d
         clock.spent.clear()
         steps += 1
         if steps >= WARM_UP + STEPS:
-            raise _Enough
+            raise _AllTimed
         arrival_s = engine._clock.now_s() - began_s
         for request in itertools.islice(coming, requests - len(scheduler.requests) - len(engine._arriving)):
             engine._arriving.append((arrival_s, replace(request, arrival_s=arrival_s)))
@@ -162,7 +162,7 @@ def costs_s(policy: str, requests: int, running: int, seed: int) -> dict[bool, d
     engine.on_step = stepped
     try:
         engine.run([replace(request, arrival_s=0.0) for request in itertools.islice(coming, requests)])
-    except _Enough:
+    except _AllTimed:
         pass
     return found
 

@@ -12,7 +12,7 @@ def virtually() -> Callable[..., None]:
     """Runs a test in virtual time, over a link that loses nothing."""
 
     def run(test: Callable[[Any], Any], rate_bps: float = 1e9) -> None:
-        shape = import_module("benchmarks.http3.quic_link").Shape(rate_bps=rate_bps, loss=0.0, delay_s=0.01)
+        shape = import_module("benchmarks.http3.quic_link").LinkShape(rate_bps=rate_bps, loss=0.0, delay_s=0.01)
         import_module("benchmarks.http3.quic_virtual").run(shape, test)
 
     return run

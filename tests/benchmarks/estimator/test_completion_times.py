@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.estimator.arrival_queue import Arrivals
+from benchmarks.estimator.arrival_queue import ExpectedArrivals
 from benchmarks.estimator.completion_times import CompletionModel, TokenWaiting, token_moments
 from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
 from sloserve.estimator.length import remaining
@@ -95,7 +95,7 @@ def test_arrivals_keep_the_batch_full_and_slow() -> None:
     running, waiting = requests(50, 0, 300, 300, 100), requests(1, 200, 0, 300, 100)
     model = CompletionModel(PROFILE, EngineSize(256, 2048, 400_000))
     alone = model.predict(running, waiting)
-    busy = model.predict(running, waiting, Arrivals(50.0, 800.0, 300.0, 200.0))
+    busy = model.predict(running, waiting, ExpectedArrivals(50.0, 800.0, 300.0, 200.0))
     assert busy.e2e.mean_s[0] > 1.1 * alone.e2e.mean_s[0]
     assert busy.ttft.mean_s[0] == pytest.approx(alone.ttft.mean_s[0], rel=0.35)
 

@@ -43,10 +43,10 @@ def test_the_burst_has_the_figures_that_it_should() -> None:
 
 def test_a_direction_delays_serialises_loses_and_overflows() -> None:
     link = module("quic_link")
-    exact = link.Direction(link.Shape(rate_bps=8000, loss=0.0, delay_s=1.0, queue_packets=2), 0)
+    exact = link.Direction(link.LinkShape(rate_bps=8000, loss=0.0, delay_s=1.0, queue_packets=2), 0)
     assert [exact.offer(500, at_s) for at_s in (0.0, 0.0, 0.0, 0.6)] == [1.5, 2.0, None, 2.5]
     assert exact.counts == {"packets": 4, "lost": 0, "overflowed": 1, "bytes": 1500}
-    lossy = [link.Direction(link.Shape(loss=0.005, seed=7), number) for number in (0, 0, 1)]
+    lossy = [link.Direction(link.LinkShape(loss=0.005, seed=7), number) for number in (0, 0, 1)]
     handed = [[d.offer(1200, at * 0.01) is not None for at in range(8_000)] for d in lossy]
     assert handed[0] == handed[1] != handed[2]
     assert 0.004 < lossy[0].counts["lost"] / 8_000 < 0.006
@@ -85,7 +85,7 @@ def test_the_wire_has_its_rate_and_its_loss() -> None:
         pytest.skip(impossible)
     to = link.ADDRESSES[1]
     with link.link("tun") as line:
-        line.shape(link.Shape(rate_bps=5e6, loss=0.005, delay_s=0.01, queue_packets=6000, seed=1))
+        line.shape(link.LinkShape(rate_bps=5e6, loss=0.005, delay_s=0.01, queue_packets=6000, seed=1))
         python = [sys.executable, "-c"]
         receiver = subprocess.Popen(
             line.command(1, *python, RECEIVER.format(to=to)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -93,7 +93,7 @@ def test_the_wire_has_its_rate_and_its_loss() -> None:
         assert receiver.stdout is not None and receiver.stdout.readline() == "ready\n"
         subprocess.run(line.command(0, *python, SENDER.format(to=to)), check=True)
         said, _ = receiver.communicate(timeout=60)
-        counts = line.shape(link.Shape())["up"]
+        counts = line.shape(link.LinkShape())["up"]
     arrived, mbit_s = said.split()
     assert counts["packets"] >= 5000 and counts["overflowed"] == 0
     assert 0.003 <= counts["lost"] / counts["packets"] <= 0.007
