@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sloserve.estimator.completion.queue_backlog import Backlog
+from sloserve.estimator.completion.queue_backlog import RequestLengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Sums(NamedTuple):
 class Queue:
     """The waiting requests, then the arriving ones: sums up to any index, also between two requests."""
 
-    def __init__(self, waiting: Backlog, arrivals: ExpectedArrivals) -> None:
+    def __init__(self, waiting: RequestLengths, arrivals: ExpectedArrivals) -> None:
         mean, sd = waiting.output_mean, waiting.output_sd
         columns = (waiting.prefill_tokens, mean, mean**2 + sd**2, sd**2)
         self._sums = [[0.0, *np.cumsum(column).tolist()] for column in columns]

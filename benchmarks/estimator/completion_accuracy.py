@@ -22,8 +22,8 @@ from benchmarks.estimator.completion_times import Completion, CompletionModel, T
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
-from sloserve.estimator.conformal import Calibration
+from sloserve.estimator.completion.queue_backlog import EngineSize, RequestLengths
+from sloserve.estimator.conformal import ConformalQuantiles
 from sloserve.estimator.length import remaining
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.step_time.profile import Profile, load_profile
@@ -69,8 +69,10 @@ def r2(actual: np.ndarray, predicted: np.ndarray) -> float:
     return float(1.0 - np.sum((actual - predicted) ** 2) / np.sum((actual - actual.mean()) ** 2))
 
 
-def columns(n: int, prompt: object = 0.0, context: object = 0.0, mean: object = 1.0, sd: object = 0.0) -> Backlog:
-    return Backlog(*(np.broadcast_to(np.asarray(x, np.float64), (n,)) for x in (prompt, context, mean, sd)))
+def columns(
+    n: int, prompt: object = 0.0, context: object = 0.0, mean: object = 1.0, sd: object = 0.0
+) -> RequestLengths:
+    return RequestLengths(*(np.broadcast_to(np.asarray(x, np.float64), (n,)) for x in (prompt, context, mean, sd)))
 
 
 def served(lengths: IndependentLengths, n: int, slots: int, profile: Profile, seed: int):  # type: ignore[no-untyped-def]
@@ -170,7 +172,7 @@ class Watched:
         same = np.zeros(so_far.size, np.int64)
         seq = np.array([self._seen[r.request_id] for r in running], np.int64)
         self._lengths.running(same[:-1], so_far[:-1], seq)
-        rest = self._lengths.rest(remaining.Requests(class_id=same, output_tokens=so_far, max_tokens=same + 4096))
+        rest = self._lengths.rest(remaining.KnownRequests(class_id=same, output_tokens=so_far, max_tokens=same + 4096))
         mean, sd = token_moments(rest)
         prefill = [max(r.num_prompt_tokens - r.num_computed_tokens, 0) for r in running]
         context = [r.num_computed_tokens for r in running]
@@ -190,7 +192,7 @@ def calibrated_hits(
     arrived_s: np.ndarray, predicted_s: np.ndarray, actual_s: np.ndarray, known_after_s: np.ndarray
 ) -> np.ndarray:
     """Whether each was within its p90 once this is calibrated on line by the outcomes known at its arrival."""
-    calibration = Calibration((0.9,))
+    calibration = ConformalQuantiles((0.9,))
     promises, hits = {}, np.zeros(arrived_s.size)
     events = [(t, 1, i) for i, t in enumerate(arrived_s)]
     events += [(t, 0, i) for i, t in enumerate(arrived_s + known_after_s)]

@@ -17,7 +17,7 @@ from benchmarks.estimator.arrival_queue import NO_ARRIVALS, ExpectedArrivals
 from benchmarks.estimator.queue_flow import QueueFlow
 from benchmarks.estimator.time_distribution import TimeDistribution, lognormal_skewness
 from sloserve.core.arrays import FloatArray
-from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
+from sloserve.estimator.completion.queue_backlog import EngineSize, RequestLengths
 from sloserve.estimator.length.remaining import Rest
 from sloserve.estimator.step_time.latency import StepLatency
 
@@ -49,7 +49,11 @@ class CompletionModel:
         self._engine = engine
 
     def predict(
-        self, running: Backlog, waiting: Backlog, arrivals: ExpectedArrivals = NO_ARRIVALS, relative_error: float = 0.0
+        self,
+        running: RequestLengths,
+        waiting: RequestLengths,
+        arrivals: ExpectedArrivals = NO_ARRIVALS,
+        relative_error: float = 0.0,
     ) -> Completion:
         """Times from now of all that run and all that wait, in the order given.
 
@@ -76,7 +80,7 @@ class CompletionModel:
 
 def _ends(
     flow: QueueFlow,
-    requests: Backlog,
+    requests: RequestLengths,
     start: FloatArray,
     late_s: FloatArray,
     start_sd_s: FloatArray,
@@ -94,7 +98,7 @@ def _ends(
 
 
 def token_moments(rest: Rest) -> tuple[FloatArray, FloatArray]:
-    """Mean and standard deviation of the tokens still to come, ``[n]`` each: what a :class:`Backlog` wants to know.
+    """Mean and standard deviation of the tokens still to come, ``[n]`` each, for :class:`RequestLengths`.
 
     The standard deviation is that of the quantiles at ``_LEVELS`` equal probabilities.
     """
@@ -114,7 +118,7 @@ class TokenWaiting:
     prefill_s: float
     decode_s: float
 
-    def predict(self, waiting: Backlog) -> Completion:
+    def predict(self, waiting: RequestLengths) -> Completion:
         """Times from now; prompts, those that run, and the engine's limits do not count."""
         mean, sd = waiting.output_mean, waiting.output_sd
         wait_s = (np.cumsum(mean) - mean) / self.tokens_per_s

@@ -27,8 +27,8 @@ from sloserve.estimator.length.examples import NO_CAP, Examples, count_tokens, m
 from sloserve.estimator.length.gaussian import GaussianLength
 from sloserve.estimator.length.given import OracleLength
 from sloserve.estimator.length.learned import LearnedLength
-from sloserve.estimator.length.remaining import Estimator, Requests
-from sloserve.estimator.length.training import LEAST_EXAMPLES, TrainingSettings, fed, held_out, train
+from sloserve.estimator.length.remaining import Estimator, KnownRequests
+from sloserve.estimator.length.training import LEAST_EXAMPLES, LengthTrainingSettings, fed, held_out, train
 from sloserve.workloads.readers import read_trace
 from sloserve.workloads.trace import Trace
 
@@ -118,7 +118,7 @@ def replay(trace: Trace, rival: Rival, seed: int) -> dict[tuple[str, int], Predi
         if k == 0:
             live[i] = None
             if rival.learned and i == n // 2 and len(ended) >= LEAST_EXAMPLES:
-                predictor = LearnedLength(train(examples(trace, np.array(ended)), TrainingSettings(seed=seed)))
+                predictor = LearnedLength(train(examples(trace, np.array(ended)), LengthTrainingSettings(seed=seed)))
         phase = "start" if i < START else "steady" if i >= n // 2 else None
         if phase is None or (rival.learned and not isinstance(predictor, LearnedLength)):
             continue
@@ -135,8 +135,8 @@ def replay(trace: Trace, rival: Rival, seed: int) -> dict[tuple[str, int], Predi
     return answers
 
 
-def question(trace: Trace, class_id: np.ndarray, i: int, k: int) -> Requests:
-    return Requests(
+def question(trace: Trace, class_id: np.ndarray, i: int, k: int) -> KnownRequests:
+    return KnownRequests(
         class_id=class_id[i : i + 1],
         output_tokens=np.array([k]),
         max_tokens=np.array([NO_CAP]),
@@ -201,7 +201,7 @@ def text_examples(path: Path) -> Examples:
 def on_text(sample: Examples) -> dict[str, object]:
     named: dict[str, list[Accuracy]] = defaultdict(list)
     for text in (True, False):
-        for result in held_out(sample, TrainingSettings(text=text), share=0.2, seeds=SPLITS):
+        for result in held_out(sample, LengthTrainingSettings(text=text), share=0.2, seeds=SPLITS):
             named["learned from text" if text else "learned without text"].append(result["learned"])
             if text:
                 named["empirical, by task"].append(result["empirical"])
@@ -214,10 +214,10 @@ def on_text(sample: Examples) -> dict[str, object]:
 def cost(trace: Trace, sample: Examples) -> dict[str, object]:
     """Microseconds per request, median of repeats: mean, p50 and p90 of what remains."""
     known = examples(trace, np.arange(2000))
-    plain = train(known, TrainingSettings())
-    worded = train(sample, TrainingSettings())
-    predictors: dict[str, tuple[Callable[[], Estimator], Requests]] = {}
-    asked = Requests(
+    plain = train(known, LengthTrainingSettings())
+    worded = train(sample, LengthTrainingSettings())
+    predictors: dict[str, tuple[Callable[[], Estimator], KnownRequests]] = {}
+    asked = KnownRequests(
         class_id=np.zeros(1000, np.int64),
         output_tokens=np.arange(1000) % 300,
         max_tokens=np.full(1000, NO_CAP),
@@ -243,7 +243,7 @@ def oracle() -> Estimator:
     return OracleLength(0.1)
 
 
-def timed_us(make: Callable[[], Estimator], requests: Requests) -> float:
+def timed_us(make: Callable[[], Estimator], requests: KnownRequests) -> float:
     n, times = requests.class_id.size, []
     for _ in range(31 if n == 1 else 5):
         predictor = make()
@@ -298,7 +298,7 @@ def main() -> None:
         "window_requests": WINDOW,
         "seeds": SEEDS,
         "start_requests": START,
-        "training": asdict(TrainingSettings()),
+        "training": asdict(LengthTrainingSettings()),
         "cost_us_per_request": cost(read_trace(folder / f"{TRACES[1]}.csv.gz"), sample),
         "traces": traces,
         "text": on_text(sample),

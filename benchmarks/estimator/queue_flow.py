@@ -19,7 +19,7 @@ from scipy.special import ndtr
 
 from benchmarks.estimator.arrival_queue import ExpectedArrivals, Queue, Sums
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
+from sloserve.estimator.completion.queue_backlog import EngineSize, RequestLengths
 from sloserve.estimator.completion.steady_state import equilibrium_steps, mean_step_s
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 
@@ -38,7 +38,12 @@ class QueueFlow:
     """The recursion, run when built; then answers when places in the queue come in, and when steps end."""
 
     def __init__(
-        self, latency: StepLatency, engine: EngineSize, running: Backlog, waiting: Backlog, arrivals: ExpectedArrivals
+        self,
+        latency: StepLatency,
+        engine: EngineSize,
+        running: RequestLengths,
+        waiting: RequestLengths,
+        arrivals: ExpectedArrivals,
     ) -> None:
         self._latency, self._engine, self._waiting = latency, engine, waiting
         self._queue = Queue(waiting, arrivals)
@@ -98,7 +103,7 @@ class QueueFlow:
             self._time_s.append(time_s)
             head, base = head + more, behind
 
-    def _add_running(self, running: Backlog) -> None:
+    def _add_running(self, running: RequestLengths) -> None:
         """Adds the departures of those that run now, and the KV that they hold until then."""
         mean, sd = running.output_mean, running.output_sd
         offset = np.cumsum(running.prefill_tokens) / self._engine.prompt_budget * (running.prefill_tokens > 0.0)

@@ -26,7 +26,7 @@ from sloserve.report.statistics import mean_interval
 from sloserve.report.summary import summarize
 from sloserve.scheduler.published.sa_batches import SABatches
 from sloserve.scheduler.sa.policy import SA
-from sloserve.scheduler.sa.times import Work, batch_times, bilinear_of
+from sloserve.scheduler.sa.times import RemainingWork, batch_times, bilinear_of
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 from sloserve.workloads.length_models import sharegpt, truncated_lognormal
@@ -147,7 +147,7 @@ def view(n: int, seed: int, fit: Bilinear, error: float = 0.0) -> BatchRequests:
     """The burst of a seed as the annealer sees it, with these coefficients and relative errors of the lengths."""
     prompt, output, task = lengths(n, stream(seed, f"sa-paper/{n}"))
     expected = np.maximum(output * (1.0 + error * stream(seed, "sa-paper/error").standard_normal(n)), 1.0)
-    times = batch_times(fit, Work(prompt, prompt, expected))
+    times = batch_times(fit, RemainingWork(prompt, prompt, expected))
     chat = np.array(task) == "chat"
     return BatchRequests.of(
         times,

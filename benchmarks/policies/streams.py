@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from sloserve.bench.report import NO_STEPS
 from sloserve.bench.slo_encoding import in_xargs
 from sloserve.client.endpoint import open_endpoint
-from sloserve.client.payload import Payload, PayloadSettings, StatedSLO, payload
+from sloserve.client.payload import Payload, PayloadSettings, SLOFields, payload
 from sloserve.client.prompts import TokenPrompts
-from sloserve.client.replay import Replay, ReplaySettings, replay
+from sloserve.client.replay import ReplayedRun, ReplaySettings, replay
 from sloserve.core.clock import SystemClock
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
@@ -31,7 +31,7 @@ Table = dict[str, dict[str, list[float]]]
 class ServedRun:
     """One run. began_s: by the clock. texts: replies by request id. preemptions: that the engine counted during it."""
 
-    run: Replay
+    run: ReplayedRun
     began_s: float
     texts: dict[str, str]
     preemptions: int
@@ -81,8 +81,8 @@ class Kept(httpx.AsyncByteStream):
         return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
 
-def greedy(slo: SLO) -> StatedSLO:
-    return StatedSLO(body=in_xargs(slo).body | {"temperature": 0})
+def greedy(slo: SLO) -> SLOFields:
+    return SLOFields(body=in_xargs(slo).body | {"temperature": 0})
 
 
 def as_it_is(sent: Payload) -> Payload:

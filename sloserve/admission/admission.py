@@ -24,7 +24,7 @@ argument, in epoch seconds. Not for several threads.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sloserve.admission.prediction import Figure, Forecast, NewRequest, Predictor
+from sloserve.admission.prediction import ArrivingRequest, Figure, Forecast, Predictor
 from sloserve.admission.queue_view import Backlog, Elsewhere, Place
 from sloserve.core.errors import ConfigError, QueueFull, SLOUnattainable
 from sloserve.core.finished import TOLERANCE_S, Latency
@@ -66,14 +66,14 @@ class Admission:
         self._backlog = Backlog(class_names, still_waiting, elsewhere)
         self._predictor = Predictor(class_names, () if min_chance is None else (min_chance,))
 
-    def forecast(self, new: NewRequest, now_s: float) -> Forecast:
+    def forecast(self, new: ArrivingRequest, now_s: float) -> Forecast:
         """The prediction of a request that arrives now. Raises: KeyError for an unknown class."""
         name = new.slo.slo_class.name
         self._backlog.sweep(name, now_s)
         ahead, interval_s = self._backlog.waiting(name), self._backlog.interval_s(name)
         return self._predictor.forecast(new, ahead, interval_s, now_s, alone=self._backlog.is_empty)
 
-    def admit(self, new: NewRequest, forecast: Forecast, request: Any, now_s: float) -> "Ticket":
+    def admit(self, new: ArrivingRequest, forecast: Forecast, request: Any, now_s: float) -> "Ticket":
         """Books a request as waiting.
 
         request: what ``still_waiting`` finds again in ``place.request``.
@@ -92,7 +92,7 @@ class Admission:
         self._predictor.admitted(new, forecast)
         return Ticket(new, forecast, place, self._predictor)
 
-    def _take_place(self, new: NewRequest, place: Place, cap: int, now_s: float) -> None:
+    def _take_place(self, new: ArrivingRequest, place: Place, cap: int, now_s: float) -> None:
         """Raises: QueueFull where there is none for it, of those that are not kept for others."""
         name, waiting = new.slo.slo_class.name, self._backlog.waiting_anywhere(new.slo.slo_class.name)
         promised = self._backlog.has_promised(name)
@@ -135,7 +135,7 @@ class Admission:
         """
         return self._backlog.sweep_all(now_s)
 
-    def _refuse_impossible(self, new: NewRequest, now_s: float) -> None:
+    def _refuse_impossible(self, new: ArrivingRequest, now_s: float) -> None:
         targets, floors = new.slo.targets, self._predictor.floors
         ttft_s = None if new.prompt_tokens is None else floors.ttft_s(new.prompt_tokens, now_s)
         tpot_s = floors.tpot_s(now_s)
@@ -148,7 +148,7 @@ class Admission:
                     new.slo.slo_class.name,
                 )
 
-    def _refuse_unlikely(self, new: NewRequest, forecast: Forecast, min_chance: float, now_s: float) -> None:
+    def _refuse_unlikely(self, new: ArrivingRequest, forecast: Forecast, min_chance: float, now_s: float) -> None:
         class_name, targets = new.slo.slo_class.name, new.slo.targets
         # Of a figure that is not known yet, the TTFT is the least that it takes.
         for name, target_s, figure in (
@@ -206,7 +206,7 @@ class Ticket:
 
     __slots__ = ("new", "forecast", "place", "_predictor", "_judged")
 
-    def __init__(self, new: NewRequest, forecast: Forecast, place: Place, predictor: Predictor) -> None:
+    def __init__(self, new: ArrivingRequest, forecast: Forecast, place: Place, predictor: Predictor) -> None:
         self.new = new
         self.forecast = forecast
         self.place = place

@@ -23,10 +23,10 @@ from sloserve.admission.best_observed import Floors
 from sloserve.core.finished import Latency
 from sloserve.core.predicted import MEDIAN, P90, Predicted, Quantiles
 from sloserve.core.slo import SLO
-from sloserve.estimator.conformal import Calibration, Promise
+from sloserve.estimator.conformal import ConformalQuantiles, Promise
 from sloserve.estimator.length.at_admission import expected_tokens
 from sloserve.estimator.length.empirical import EmpiricalLength
-from sloserve.estimator.length.remaining import Requests
+from sloserve.estimator.length.remaining import KnownRequests
 from sloserve.estimator.step_time.running_fit import RunningLine, RunningMean
 
 _MAX_TOKENS = 2**31
@@ -34,7 +34,7 @@ MAX_STALE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class NewRequest:
+class ArrivingRequest:
     """What is known of a request at its admission; ``None`` for what is not.
 
     arrival_s: epoch seconds, from when its latency counts. output_tokens: the reply's length as the client states it.
@@ -86,12 +86,14 @@ class Predictor:
         wanted = tuple(sorted({MEDIAN, P90, *levels}))
         self.floors = Floors()
         self._line = RunningLine()
-        self._due: list[tuple[float, int, Calibration, Promise, float]] = []
+        self._due: list[tuple[float, int, ConformalQuantiles, Promise, float]] = []
         self._counter = 0
         self._lengths = EmpiricalLength()  # for requests that no length model predicts; it knows of replies cut short
         self._classes = {name: _OfClass(i, wanted) for i, name in enumerate(class_names)}
 
-    def forecast(self, new: NewRequest, ahead: int, interval_s: float | None, now_s: float, *, alone: bool) -> Forecast:
+    def forecast(
+        self, new: ArrivingRequest, ahead: int, interval_s: float | None, now_s: float, *, alone: bool
+    ) -> Forecast:
         """The prediction of a request behind ``ahead`` others of its class, which start ``interval_s`` apart.
 
         Raises: KeyError for an unknown class.
@@ -111,7 +113,7 @@ class Predictor:
             e2e = _figure(of_class.e2e_of(new), passed_s + service_s + decode_s, wait_s)
         return Forecast(ttft, e2e, ahead, alone)
 
-    def admitted(self, new: NewRequest, forecast: Forecast) -> None:
+    def admitted(self, new: ArrivingRequest, forecast: Forecast) -> None:
         """It came in; from now on its promises can run out."""
         of_class = self._classes[new.slo.slo_class.name]
         # A first token that is not seen may have come in time.
@@ -123,7 +125,7 @@ class Predictor:
                     due = (new.arrival_s + limit_s, self._counter, calibration, figure.promise, level)
                     heapq.heappush(self._due, due)
 
-    def started(self, new: NewRequest, forecast: Forecast, ttft_s: float, now_s: float) -> None:
+    def started(self, new: ArrivingRequest, forecast: Forecast, ttft_s: float, now_s: float) -> None:
         """Its first token came after ``ttft_s``."""
         if forecast.alone and new.prompt_tokens is not None:
             self._line.add(new.prompt_tokens, ttft_s)
@@ -138,7 +140,7 @@ class Predictor:
                 figure.promise.over = True
 
     def completed(
-        self, new: NewRequest, forecast: Forecast, latency: Latency, output_tokens: int, now_s: float
+        self, new: ArrivingRequest, forecast: Forecast, latency: Latency, output_tokens: int, now_s: float
     ) -> None:
         """It is complete, after ``output_tokens`` in all its replies."""
         output_tokens = max(output_tokens // new.replies, 1)
@@ -157,7 +159,7 @@ class Predictor:
             _, _, calibration, promise, level = heapq.heappop(self._due)
             calibration.ran_out(promise, level)
 
-    def _output_tokens(self, of_class: "_OfClass", new: NewRequest) -> float:
+    def _output_tokens(self, of_class: "_OfClass", new: ArrivingRequest) -> float:
         limit = _MAX_TOKENS if new.max_tokens is None else max(new.max_tokens, 1)
         if new.output_tokens is not None:
             return float(min(new.output_tokens, limit))
@@ -165,7 +167,7 @@ class Predictor:
             return expected_tokens(new.length_quantiles, limit)
         known = of_class.mean_lengths.get(limit)
         if known is None:
-            one = Requests(
+            one = KnownRequests(
                 class_id=np.array([of_class.id]), output_tokens=np.zeros(1, np.int64), max_tokens=np.array([limit])
             )
             known = of_class.mean_lengths[limit] = float(self._lengths.rest(one).mean()[0])
@@ -189,8 +191,8 @@ class _OfClass:
         self.tpot = RunningMean()
         self.mean_lengths: dict[int, float] = {}
         self._seen = self._seen_since = 0
-        self.ttft = Calibration(levels)
-        self._e2e = {known: Calibration(levels) for known in _LengthKnown}
+        self.ttft = ConformalQuantiles(levels)
+        self._e2e = {known: ConformalQuantiles(levels) for known in _LengthKnown}
 
     def saw_length(self) -> None:
         """Forgets the means once enough replies more have come to change them."""
@@ -200,13 +202,13 @@ class _OfClass:
             self._seen_since = 0
             self.mean_lengths.clear()
 
-    def e2e_of(self, new: NewRequest) -> Calibration:
+    def e2e_of(self, new: ArrivingRequest) -> ConformalQuantiles:
         if new.output_tokens is not None:
             return self._e2e[_LengthKnown.STATED]
         return self._e2e[_LengthKnown.OF_CLASS if new.length_quantiles is None else _LengthKnown.PREDICTED]
 
 
-def _figure(calibration: Calibration, unqueued_s: float, wait_s: float) -> Figure:
+def _figure(calibration: ConformalQuantiles, unqueued_s: float, wait_s: float) -> Figure:
     return Figure(calibration.promise(unqueued_s + wait_s), unqueued_s)
 
 

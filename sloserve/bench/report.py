@@ -13,11 +13,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sloserve.bench.settings import Bench, Point
+from sloserve.bench.settings import Bench, LoadPoint
 from sloserve.client.client_stats import client_was_late, findings
 from sloserve.client.endpoint import Agreed, Endpoint
 from sloserve.client.payload import Api
-from sloserve.client.replay import Replay
+from sloserve.client.replay import ReplayedRun
 from sloserve.client.vllm_record import vllm_record
 from sloserve.core.runlog import RunLog, StepLog
 from sloserve.report.compare import Comparison, compare
@@ -48,7 +48,7 @@ COMPARED = (
 """Rows of the table of differences."""
 
 
-class Reporter:
+class BenchReporter:
     """Takes runs as they end. A context manager; ``requests.csv`` holds what was added even if the bench breaks off."""
 
     def __init__(self, bench: Bench, out_dir: Path, console: Console, *, token_log: bool) -> None:
@@ -83,7 +83,7 @@ class Reporter:
         if self._bench.payload.continuous_usage and not agreed.payload.continuous_usage:
             self._say(f"{label}: refuses continuous_usage_stats; tokens are spread evenly over chunks")
 
-    def add(self, label: str, point: Point, run: Replay, *, ended_s: float) -> None:
+    def add(self, label: str, point: LoadPoint, run: ReplayedRun, *, ended_s: float) -> None:
         """Takes one run that ended at ``ended_s``."""
         requests = [ended.log(judged) for ended, judged in zip(run.exchanges, point.judged, strict=True)]
         log = RunLog(requests, NO_STEPS, {"wall_s": run.duration_s})
@@ -145,7 +145,7 @@ class Reporter:
             "warmup": bench.target.warmup,
         }
 
-    def _write_flat(self, label: str, point: Point, run: Replay, ended_s: float) -> None:
+    def _write_flat(self, label: str, point: LoadPoint, run: ReplayedRun, ended_s: float) -> None:
         """One run in a file of its own, with the keys that ``vllm bench serve --save-result`` writes."""
         backend = "openai" if self._bench.payload.api is Api.COMPLETIONS else "openai-chat"
         record = {

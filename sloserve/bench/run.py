@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from sloserve.bench.report import Reporter
-from sloserve.bench.settings import Bench, Point, points
+from sloserve.bench.report import BenchReporter
+from sloserve.bench.settings import Bench, LoadPoint, points
 from sloserve.client.endpoint import Agreed, Endpoint, agree, open_endpoint
 from sloserve.client.payload import payload
-from sloserve.client.replay import Replay, replay
+from sloserve.client.replay import ReplayedRun, replay
 from sloserve.client.shaping import check_context
 from sloserve.core.clock import Clock
 from sloserve.core.progress import progress
@@ -38,14 +38,14 @@ class Measured:
     """One run of one endpoint."""
 
     label: str
-    point: Point
-    run: Replay
+    point: LoadPoint
+    run: ReplayedRun
 
 
 def bench(
     settings: Bench, out_dir: Path, clock: Clock, *, token_log: bool = False, console: Console | None = None
 ) -> list[dict[str, Any]]:
-    """Runs ``settings``, prints the table and writes the files of :class:`~sloserve.bench.report.Reporter`.
+    """Runs ``settings``, prints the table and writes the files of :class:`~sloserve.bench.report.BenchReporter`.
 
     Returns the runs' records.
 
@@ -56,7 +56,7 @@ def bench(
     total = len(settings.target.urls) * sum(len(p.requests) for p in todo)
     with (
         progress("requests", console, total, refresh_per_second=REFRESHES_PER_S) as bar,
-        Reporter(settings, out_dir, console, token_log=token_log) as reporter,
+        BenchReporter(settings, out_dir, console, token_log=token_log) as reporter,
     ):
 
         async def run() -> None:
@@ -69,9 +69,9 @@ def bench(
 
 async def measure(
     settings: Bench,
-    todo: Sequence[Point],
+    todo: Sequence[LoadPoint],
     clock: Clock,
-    reporter: Reporter,
+    reporter: BenchReporter,
     on_ended: Callable[[], None],
 ) -> AsyncIterator[Measured]:
     """Yields every run: points in order, the endpoints in turn, first one and then the other first.
@@ -93,7 +93,7 @@ async def measure(
 
 
 async def _get_ready(
-    stack: AsyncExitStack, label: str, url: str, settings: Bench, todo: Sequence[Point], clock: Clock
+    stack: AsyncExitStack, label: str, url: str, settings: Bench, todo: Sequence[LoadPoint], clock: Clock
 ) -> _Ready:
     target = settings.target
     endpoint = await stack.enter_async_context(
@@ -105,7 +105,7 @@ async def _get_ready(
     return _Ready(label, endpoint, await agree(endpoint, asked, settings.prompts, todo[0].requests[0], clock))
 
 
-async def _warm_up(one: _Ready, settings: Bench, point: Point, clock: Clock) -> None:
+async def _warm_up(one: _Ready, settings: Bench, point: LoadPoint, clock: Clock) -> None:
     """Sends the first requests' lengths with prompts of their own, a few at once; they are not counted."""
     few = [replace(r, arrival_s=0.0, prefix_ids=()) for r in point.requests[: settings.target.warmup]]
     limit = min(settings.replay.max_concurrency or WARMUP_CONCURRENCY, WARMUP_CONCURRENCY)
@@ -114,7 +114,9 @@ async def _warm_up(one: _Ready, settings: Bench, point: Point, clock: Clock) -> 
         await replay(one.endpoint.client, payloads, clock, replace(settings.replay, max_concurrency=limit))
 
 
-async def _run_point(one: _Ready, point: Point, settings: Bench, clock: Clock, on_ended: Callable[[], None]) -> Replay:
+async def _run_point(
+    one: _Ready, point: LoadPoint, settings: Bench, clock: Clock, on_ended: Callable[[], None]
+) -> ReplayedRun:
     payloads = [payload(r, one.agreed.prompts.make(r, point.seed), one.agreed.payload) for r in point.requests]
     # What exists now lives to the end of the run: the collector need not look at it while tokens come.
     gc.collect()

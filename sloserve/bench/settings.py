@@ -65,7 +65,7 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Point:
+class LoadPoint:
     """The requests of one seed at one load. rps: offered, the mean over the seeds of this load. capped: how many were
     cut. judged: the same requests with the targets by which they are judged.
     """
@@ -77,12 +77,12 @@ class Point:
     judged: list[WorkloadRequest]
 
 
-def points(bench: Bench) -> list[Point]:
+def points(bench: Bench) -> list[LoadPoint]:
     """Every load, ascending, with every seed.
 
     Raises: ConfigError for a class of ``--goodput-class`` that no request has, and as workloads do.
     """
-    found: list[Point] = []
+    found: list[LoadPoint] = []
     for rps in bench.load.rps or (None,):
         of_seeds = [
             bench.workload.requests(
@@ -94,7 +94,7 @@ def points(bench: Bench) -> list[Point]:
         for seed, drawn in zip(bench.load.seeds, of_seeds, strict=True):
             requests, capped = cap_lengths(drawn, bench.shape.max_prompt_tokens, bench.shape.max_output_tokens)
             requests = ramp_up(requests, bench.shape.ramp_s)
-            found.append(Point(offered, seed, requests, capped, bench.goodput.judged(requests)))
+            found.append(LoadPoint(offered, seed, requests, capped, bench.goodput.judged(requests)))
     return found
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from enum import StrEnum
 
-from sloserve.client.payload import StatedSLO
+from sloserve.client.payload import SLOFields
 from sloserve.core.slo import SLO
 from sloserve.wire.xargs import to_xargs
 
@@ -16,18 +16,18 @@ class SendSLO(StrEnum):
     NONE = "none"
 
 
-def in_xargs(slo: SLO) -> StatedSLO:
+def in_xargs(slo: SLO) -> SLOFields:
     """In the body, which plain vLLM carries to its engine too."""
-    return StatedSLO(body={"vllm_xargs": to_xargs(slo)})
+    return SLOFields(body={"vllm_xargs": to_xargs(slo)})
 
 
-def in_headers(slo: SLO) -> StatedSLO:
+def in_headers(slo: SLO) -> SLOFields:
     """In headers ``x-slo-*``; milliseconds as whole numbers, at least 1."""
     stated = to_xargs(slo).items()
-    return StatedSLO(headers={"x-" + key.replace("_", "-"): _text(key, value) for key, value in stated})
+    return SLOFields(headers={"x-" + key.replace("_", "-"): _text(key, value) for key, value in stated})
 
 
-STATING: dict[SendSLO, Callable[[SLO], StatedSLO] | None] = {
+STATING: dict[SendSLO, Callable[[SLO], SLOFields] | None] = {
     SendSLO.XARGS: in_xargs,
     SendSLO.HEADERS: in_headers,
     SendSLO.NONE: None,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sloserve.client.exchange import Exchange
-from sloserve.client.replay import Replay
+from sloserve.client.replay import ReplayedRun
 from sloserve.core.arrays import FloatArray
 from sloserve.core.finished import targets_met
 from sloserve.core.outcome import Outcome
@@ -18,7 +18,7 @@ MAX_ERRORS = 10
 """Different error texts that are kept, the most frequent first."""
 
 
-def findings(run: Replay) -> dict[str, Any]:
+def findings(run: ReplayedRun) -> dict[str, Any]:
     """Keys of a run's record: rejected, aborted, errors, client, server_slo and the like; plain values for JSON."""
     ended = run.exchanges
     rejected = [exchange for exchange in ended if exchange.outcome is Outcome.REJECTED]
@@ -41,7 +41,7 @@ def findings(run: Replay) -> dict[str, Any]:
     }
 
 
-def client_was_late(run: Replay) -> bool:
+def client_was_late(run: ReplayedRun) -> bool:
     """Whether the client, rather than the server, may be what was measured."""
     return any(lag_s.size and np.percentile(lag_s, 99) > LATE_S for lag_s in (run.send_lag_s, run.loop_lag_s))
 

@@ -41,7 +41,7 @@ class BufferReport:
     releases_s: FloatArray
 
 
-class Pace:
+class ReaderPace:
     """One reader's progress, piece by piece in order: ``arrive``, ``wait_s`` if need be, ``release``.
 
     All times are seconds since the reply was sent for; where they run backwards, as a wall clock may, they stand still.

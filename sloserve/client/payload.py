@@ -24,7 +24,7 @@ class Api(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StatedSLO:
+class SLOFields:
     """An SLO as it is stated to the server: headers, and fields of the body."""
 
     headers: dict[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class PayloadSettings:
     api: Api = Api.COMPLETIONS
     ignore_eos: bool = True
     continuous_usage: bool = True
-    state_slo: Callable[[SLO], StatedSLO] | None = None
+    state_slo: Callable[[SLO], SLOFields] | None = None
     report: bool = False
 
 

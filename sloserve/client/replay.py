@@ -23,7 +23,7 @@ TICK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Replay:
+class ReplayedRun:
     """One run. exchanges: in the order of the workload. duration_s: until the last of them ended.
 
     send_lag_s: ``[requests]``; loop_lag_s: ``[samples]``; at least 0.
@@ -51,7 +51,7 @@ async def replay(
     clock: Clock,
     settings: ReplaySettings,
     on_ended: Callable[[], None] | None = None,
-) -> Replay:
+) -> ReplayedRun:
     """Sends each of ``payloads`` at its request's ``arrival_s`` from now and waits for all to end.
 
     on_ended: called as each request ends.
@@ -88,7 +88,7 @@ async def replay(
     if failure is not None:
         raise failure
     exchanges = [task.result() for task in tasks]
-    return Replay(
+    return ReplayedRun(
         exchanges,
         duration_s=clock.now_s() - start_s,
         send_lag_s=np.maximum([ended.woke_s - ended.request.arrival_s for ended in exchanges], 0.0),

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from sloserve.client.pacing import BufferReport, Pace
+from sloserve.client.pacing import BufferReport, ReaderPace
 from sloserve.client.pieces import TextCounter
 from sloserve.client.read_ahead import Arrival, End, ReadAheadTask, ReadAheadThread
 from sloserve.core.clock import Clock, SystemClock
@@ -56,7 +56,7 @@ class TokenBuffer(Generic[T]):
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None] | None] | None = None,
     ) -> None:
-        self._pace = Pace(ttft_s=ttft_s, tds=tds)
+        self._pace = ReaderPace(ttft_s=ttft_s, tds=tds)
         self._clock = SystemClock() if clock is None else clock
         now_s = self._clock.now_s()
         self._sent_s = now_s if sent_s is None else sent_s

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from sloserve.client.exchange import Exchange
-from sloserve.client.replay import Replay
+from sloserve.client.replay import ReplayedRun
 from sloserve.core.arrays import FloatArray
 from sloserve.core.finished import Latency, targets_met
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 
 
-def vllm_record(run: Replay, judged: Sequence[WorkloadRequest], *, from_due: bool) -> dict[str, Any]:
+def vllm_record(run: ReplayedRun, judged: Sequence[WorkloadRequest], *, from_due: bool) -> dict[str, Any]:
     """Counts, rates and latencies of ``run``; milliseconds, and per second of its duration.
 
     judged: the requests in the same order, with the targets by which they are judged. from_due: latency counts from

@@ -11,7 +11,7 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.core.slo import ClassTable
 from sloserve.lso.decode_first import PREFILL_COLUMNS, unfinished
-from sloserve.lso.turns import NO_TURNS, Turns
+from sloserve.lso.turns import NO_TURNS, AgedTurns
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
 
 
@@ -71,7 +71,7 @@ class Ageing:
         self._least_age_s = float(self._age_s.min())
         self._since_aged = 0
 
-    def turns(self, rows: Rows, waiting: IntArray, now_s: float) -> Turns:
+    def turns(self, rows: Rows, waiting: IntArray, now_s: float) -> AgedTurns:
         """The turns of the aged requests among ``waiting``, which holds slots."""
         if self.period is None or not waiting.size:
             return NO_TURNS
@@ -82,7 +82,7 @@ class Ageing:
         if not old.size:
             return NO_TURNS
         oldest_first = old[np.argsort(rows.seq[old])]
-        return Turns(oldest_first, self.period, before_next=max(self.period - 1 - self._since_aged, 0))
+        return AgedTurns(oldest_first, self.period, before_next=max(self.period - 1 - self._since_aged, 0))
 
     def admitted(self, slots: IntArray, aged: IntArray) -> IntArray:
         """Counts the admissions of a step; returns the aged requests among them, which must not be preempted.

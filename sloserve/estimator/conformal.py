@@ -5,7 +5,7 @@ which that one is taken follows the misses: it rises when more outcomes than all
 falls when fewer do. So the coverage comes out right in the long run for any sequence of scores, also one that drifts,
 and after a change of regime within about ``WINDOW`` outcomes. What is judged is what was promised when the prediction
 was made. Outcomes may come late and in any order; long ones come last, so a promise that has run out counts as broken
-when it does (:meth:`Calibration.ran_out`), not when the outcome is known.
+when it does (:meth:`ConformalQuantiles.ran_out`), not when the outcome is known.
 
 Source: Gibbs and Candes, "Adaptive conformal inference under distribution shift" (NeurIPS 2021), eq. 2. Differs: one
 sided, over a window of scores that are ratios, and a level that has run past the window's largest score goes on above
@@ -54,7 +54,7 @@ class Promise:
         return None if self.quantiles is None else self.quantiles[level] / self.predicted
 
 
-class Calibration:
+class ConformalQuantiles:
     """The quantiles of one stream of predictions of positive amounts, such as the TTFT of one class.
 
     Args:

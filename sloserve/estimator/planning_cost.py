@@ -26,11 +26,11 @@ NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-class _Section(BaseModel):
+class _CostSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Line(_Section):
+class Line(_CostSection):
     """µs: ``base_us``, and so much for each request that runs and each that waits."""
 
     base_us: NotNegative = 0.0
@@ -56,7 +56,7 @@ class Line(_Section):
         )
 
 
-class GroupLine(_Section):
+class GroupLine(_CostSection):
     """µs of a plan of a fleet: ``base_us``, and so much for each request group."""
 
     base_us: NotNegative = 0.0
@@ -71,14 +71,14 @@ class GroupLine(_Section):
 FREE = Line()
 
 
-class PlanningCost(_Section):
+class PlanningCost(_CostSection):
     """What one policy costs. plan: cost of a fresh plan. step: cost that every step adds."""
 
     plan: Line = FREE
     step: Line = FREE
 
 
-class PlanningCosts(_Section):
+class PlanningCosts(_CostSection):
     """The table. A policy is looked up with its options first, then by its name, and is else a third party's."""
 
     hardware: Text

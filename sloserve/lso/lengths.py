@@ -13,7 +13,7 @@ from sloserve.core.rows import LENGTH_QUANTILES, Rows
 from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.estimator.length.choice import CLASS_PREDICTORS, ORACLE, PREDICTED, check_lengths
 from sloserve.estimator.length.quantiles import quantile_lengths
-from sloserve.estimator.length.remaining import LengthEstimator, Requests, Rest, rest_of
+from sloserve.estimator.length.remaining import KnownRequests, LengthEstimator, Rest, rest_of
 from sloserve.estimator.length.survival_table import SurvivalTable
 from sloserve.kernels.survival import Chances, LengthColumns
 
@@ -117,8 +117,8 @@ def _columns(rows: Rows) -> LengthColumns:
     return rows.class_id, rows.output_tokens, rows.max_tokens
 
 
-def _requests(rows: Rows, slots: IntArray) -> Requests:
-    return Requests(
+def _requests(rows: Rows, slots: IntArray) -> KnownRequests:
+    return KnownRequests(
         class_id=rows.class_id[slots],
         output_tokens=rows.output_tokens[slots],
         max_tokens=rows.max_tokens[slots],

@@ -21,7 +21,7 @@ from sloserve.kernels import requests
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
 from sloserve.lso.plan import NO_SLOTS, Plan, Snapshot
-from sloserve.lso.preemption import Candidate, Head, select_victims
+from sloserve.lso.preemption import Head, PreemptionCandidate, select_victims
 from sloserve.lso.swapping import cheaper_later, preemption_price
 
 
@@ -221,7 +221,7 @@ def _victims(
         return NO_SLOTS
     victims = select_victims(
         map(Head, waiting_key.tolist(), needed.tolist()),
-        map(Candidate, expendable.tolist(), key.tolist()),
+        map(PreemptionCandidate, expendable.tolist(), key.tolist()),
         snapshot.holding,
         free_slots=engine.free_slots,
         free_blocks=free_blocks,

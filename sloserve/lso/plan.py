@@ -16,7 +16,7 @@ from sloserve.estimator.step_time.latency import StepLatency
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.kernels.requests import slots_misused
 from sloserve.lso.preemption import Holding
-from sloserve.lso.turns import NO_TURNS, Turns
+from sloserve.lso.turns import NO_TURNS, AgedTurns
 
 NO_SLOTS: IntArray = np.empty(0, np.int64)
 
@@ -110,7 +110,7 @@ class Snapshot:
     running: IntArray
     engine: EngineFacts
     holding_of: Callable[[int], Holding] | None = None
-    turns: Turns = NO_TURNS
+    turns: AgedTurns = NO_TURNS
 
     def woven(self, order: IntArray) -> IntArray:
         """``order``, waiting slots in the order of admission, with aged requests in the places that are their turn.

@@ -35,7 +35,7 @@ class Head(NamedTuple):
     blocks: int
 
 
-class Candidate(NamedTuple):
+class PreemptionCandidate(NamedTuple):
     """A running request that may be preempted. key: rank, lower is served first."""
 
     slot: int
@@ -50,7 +50,7 @@ def freed_blocks(holdings: Iterable[Holding]) -> Iterator[int]:
 
 def select_victims(
     heads: Iterable[Head],
-    candidates: Iterable[Candidate],
+    candidates: Iterable[PreemptionCandidate],
     holding_of: Callable[[int], Holding],
     *,
     free_slots: int,
@@ -95,10 +95,10 @@ class _Pool:
     shares: whether any candidate examined so far shares blocks.
     """
 
-    def __init__(self, candidates: Iterable[Candidate], holding_of: Callable[[int], Holding]) -> None:
+    def __init__(self, candidates: Iterable[PreemptionCandidate], holding_of: Callable[[int], Holding]) -> None:
         self._more = iter(candidates)
         self._holding_of = holding_of
-        self._seen: list[tuple[Candidate, Holding]] = []
+        self._seen: list[tuple[PreemptionCandidate, Holding]] = []
         self.shares = False
 
     def places_for(

@@ -13,7 +13,7 @@ from sloserve.core.arrays import IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turns:
+class AgedTurns:
     """The turns of aged requests. aged: their slots, oldest first. period: one in so many admissions is a turn.
 
     before_next: admissions of other requests that may come before the next turn.
@@ -47,4 +47,4 @@ class Turns:
         return np.array(list(woven), np.int64)
 
 
-NO_TURNS = Turns()
+NO_TURNS = AgedTurns()

@@ -1,6 +1,6 @@
 """What a scheduler counts. Each figure has a slot on the engine's page (:mod:`sloserve.metrics.engine_page`).
 
-To add one: a field of :class:`Figures`, and the engine's line that stores it in ``values[Layout.at[name]]``. With
+To add one: a field of :class:`EngineFigures`, and the engine's line that stores it in ``values[Layout.at[name]]``. With
 ``metadata=gauge(...)`` or ``metadata=counter(...)`` it is on ``/metrics`` too; metrics that are made of several
 figures, or have labels, are in :mod:`sloserve.metrics.engine_metrics`.
 """
@@ -30,7 +30,7 @@ def counter(name: str, documentation: str) -> Mapping[str, Family]:
 
 
 @dataclass(frozen=True)
-class Figures(SwapFigures):
+class EngineFigures(SwapFigures):
     """What a scheduler counts. Gauges say how it was at the last step, the others count from the engine's start.
 
     Gauges: last_step_s, epoch seconds; running, waiting, preempted: requests by state, waiting those that vLLM queues,

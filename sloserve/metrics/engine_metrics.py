@@ -11,7 +11,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sloserve.metrics.engine_figures import FAMILY, Figures
+from sloserve.metrics.engine_figures import FAMILY, EngineFigures
 from sloserve.metrics.engine_page import PLAN_BUCKETS_S, PageSnapshot
 from sloserve.metrics.swap_figures import swap_families
 
@@ -96,7 +96,7 @@ def _families(pages: Sequence[PageSnapshot]) -> list[Metric]:
 
 def _plain(pages: Sequence[PageSnapshot]) -> Iterator[Metric]:
     """The figures that are shown as they are."""
-    for figure in fields(Figures):
+    for figure in fields(EngineFigures):
         if FAMILY in figure.metadata:
             kind, name, documentation = figure.metadata[FAMILY]
             family = kind(f"{PREFIX}{name}", documentation, labels=["engine"])

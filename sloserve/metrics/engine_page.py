@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sloserve.core.served import Interruptions
 from sloserve.metrics import page_folder
-from sloserve.metrics.engine_figures import Figures
+from sloserve.metrics.engine_figures import EngineFigures
 from sloserve.metrics.interruption_ring import WORDS, InterruptionRing
 from sloserve.metrics.page_folder import ENGINE, PageFile
 from sloserve.metrics.page_memory import PageMemory, found
@@ -26,7 +26,7 @@ PLAN_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e
 
 
 @dataclass(frozen=True)
-class PageSnapshot(Figures):
+class PageSnapshot(EngineFigures):
     """All a page says. plan_seconds: plans in each bucket of :data:`PLAN_BUCKETS_S` and above.
 
     By class: waiting, requests never admitted yet; enqueued and admitted, totals (a request is admitted once).
@@ -47,7 +47,7 @@ class PageSnapshot(Figures):
     admitted_by_class: dict[str, int]
 
 
-SCALARS = tuple(f.name for f in fields(Figures))
+SCALARS = tuple(f.name for f in fields(EngineFigures))
 
 
 class Layout:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from sloserve.core.slo import SLO
 from sloserve.quic import access_log
-from sloserve.quic.priority import Priority, parse_priority
+from sloserve.quic.priority import StreamPriority, parse_priority
 from sloserve.quic.service import ReplyDeadline, Service
 from sloserve.wire.asgi import SLO_KNOWN, Message, Receive, Scope, Send
 from sloserve.wire.headers import HOP_BY_HOP
@@ -76,7 +76,7 @@ def make_scope(pseudo: dict[bytes, bytes], headers: Headers, client: Any, server
     }
 
 
-class Exchange:
+class Http3Exchange:
     """One request and its answer.
 
     Args:
@@ -126,7 +126,7 @@ class Exchange:
         """
         return self._outcome
 
-    def prioritize(self, priority: Priority) -> None:
+    def prioritize(self, priority: StreamPriority) -> None:
         """What the client states of its priority, held to what its class may have."""
         self._stated = priority
         urgency = priority.clamped(self._service.urgency, self._service.most_urgent)

@@ -19,7 +19,7 @@ from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEv
 from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.connection import ScheduledConnection
 from sloserve.quic.h3 import BoundedH3, Malformed, section_bytes
-from sloserve.quic.limits import Limits
+from sloserve.quic.limits import TransportLimits
 from sloserve.quic.schedulers import DEFAULT_URGENCY, scheduler
 
 Headers = list[tuple[bytes, bytes]]
@@ -34,7 +34,7 @@ class Lost(ConnectionError):
     """The connection is gone; what had not begun may be tried again on another."""
 
 
-class Refused(Lost):
+class RequestRefused(Lost):
     """The server did not serve the request (H3_REQUEST_REJECTED), so it may be tried again."""
 
 
@@ -287,7 +287,7 @@ class H3Client(QuicConnectionProtocol):
         if self._h3.received_settings is not None:
             self._settled.set()
         if isinstance(event, StreamReset) and event.stream_id in self._replies:
-            kind = Refused if event.error_code == ErrorCode.H3_REQUEST_REJECTED else Broken
+            kind = RequestRefused if event.error_code == ErrorCode.H3_REQUEST_REJECTED else Broken
             self._replies[event.stream_id].fail(kind(f"the server reset the stream: {event.error_code:#x}"))
         elif isinstance(event, StopSendingReceived) and event.stream_id in self._replies:
             self._replies[event.stream_id].drained()
@@ -361,11 +361,11 @@ async def connect(
     except OSError as error:
         raise Lost(f"{host}: {error.strerror or error}") from error
     family, _, _, _, address = found[0]
-    window_bytes = Limits().stream_window_bytes * settings.requests
+    window_bytes = TransportLimits().stream_window_bytes * settings.requests
     quic = ScheduledConnection(
         configuration=settings.configuration(host),
         scheduler=scheduler(settings.scheduler),
-        limits=Limits(streams=1, connection_window_bytes=window_bytes),
+        limits=TransportLimits(streams=1, connection_window_bytes=window_bytes),
     )
     local = ("::", 0) if family == socket.AF_INET6 else ("0.0.0.0", 0)
     try:

@@ -21,8 +21,8 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
-from sloserve.quic.figures import Deadlines, Traffic
-from sloserve.quic.limits import Limits
+from sloserve.quic.figures import Deadlines, QuicTraffic
+from sloserve.quic.limits import TransportLimits
 from sloserve.quic.order import StreamOrder
 from sloserve.quic.schedulers import Scheduler
 from sloserve.quic.stateless_reset import is_stateless_reset
@@ -45,18 +45,18 @@ class ScheduledConnection(QuicConnection):
         *,
         configuration: QuicConfiguration,
         scheduler: Scheduler,
-        limits: Limits | None = None,
+        limits: TransportLimits | None = None,
         request_certificate: bool = False,
-        traffic: Traffic | None = None,
+        traffic: QuicTraffic | None = None,
         reset_token: Callable[[bytes], bytes] | None = None,
         **others: Any,
     ) -> None:
         self._scheduled = _ServiceQueue([], self._arrange)
         self._order = StreamOrder(scheduler)
         self._unread: dict[int, int] = {}
-        self._caps = limits or Limits()
+        self._caps = limits or TransportLimits()
         self._request_certificate = request_certificate
-        self._traffic = traffic or Traffic()
+        self._traffic = traffic or QuicTraffic()
         self._sending_s = 0.0
         self._reset_token = reset_token
         self.heard_s: float | None = None

@@ -17,7 +17,7 @@ BURST = 2
 """Seconds' worth of handshakes that may come at once."""
 
 
-class Rate:
+class TokenBucket:
     """Lets so many a second pass, and a burst of :data:`BURST` seconds' worth."""
 
     def __init__(self, per_s: float) -> None:
@@ -56,8 +56,8 @@ class Doorkeeper:
         self._settings = settings
         self._by_network: Counter[str] = Counter()
         self._half_open = 0
-        self._rate = Rate(settings.handshakes_per_s)
-        self._rates: OrderedDict[tuple[str, bool], Rate] = OrderedDict()
+        self._rate = TokenBucket(settings.handshakes_per_s)
+        self._rates: OrderedDict[tuple[str, bool], TokenBucket] = OrderedDict()
 
     def ask(self, host: str, proven: bool, now_s: float) -> Answer:
         """Whether a client may begin a handshake. proven: whether it has shown that it receives at its address.
@@ -67,7 +67,7 @@ class Doorkeeper:
         """
         settings = self._settings
         key = network(host), proven
-        rate = self._rates.get(key) or Rate(settings.handshakes_per_s_per_address)
+        rate = self._rates.get(key) or TokenBucket(settings.handshakes_per_s_per_address)
         if not proven and (self._half_open >= settings.retry_above or not rate.ready(now_s)):
             self._handshakes["retried"] += 1
             return "retry"
@@ -79,7 +79,7 @@ class Doorkeeper:
         self._handshakes[refusal] += 1
         return "refuse"
 
-    def _refusal(self, address: str, rate: Rate, now_s: float) -> str | None:
+    def _refusal(self, address: str, rate: TokenBucket, now_s: float) -> str | None:
         if self._by_network.total() >= self._settings.connections:
             return "connections"
         if self._by_network[address] >= self._settings.connections_per_address:
@@ -88,7 +88,7 @@ class Doorkeeper:
             return "address_rate"
         return None if self._rate.take(now_s) else "rate"
 
-    def _keep(self, key: tuple[str, bool], rate: Rate) -> None:
+    def _keep(self, key: tuple[str, bool], rate: TokenBucket) -> None:
         """Rates of addresses that were let in lately. After :data:`BURST` seconds without a handshake an address is as
         good as new, and in that time no more are let in than are kept here: what is forgotten is of no use.
         """

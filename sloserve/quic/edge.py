@@ -19,7 +19,7 @@ from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.edge_passing import ReadAhead, answer, upload_body
 from sloserve.quic.httpx_transport import head
 from sloserve.quic.service import DEFAULT_CLASSIFY, Classify
-from sloserve.quic.turns import NoRoom, Turns
+from sloserve.quic.turns import FairTurns, NoRoom
 from sloserve.quic.upstream import Upstream
 from sloserve.wire.asgi import (
     CLOSE,
@@ -59,7 +59,7 @@ class Edge:
 
     def __init__(self, settings: EdgeSettings, classify: Classify = DEFAULT_CLASSIFY) -> None:
         self.upstream = Upstream(settings.host, settings.port, settings.client)
-        self.turns = Turns(settings.requests, settings.max_waiting)
+        self.turns = FairTurns(settings.requests, settings.max_waiting)
         self._classify = classify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 @dataclass(slots=True)
-class Traffic:
+class QuicTraffic:
     """sent_bytes, received_bytes: of UDP payload. resent_frames: parts of streams that were sent again after a loss."""
 
     sent_bytes: int = 0
@@ -27,12 +27,12 @@ class Deadlines:
 
 
 @dataclass(slots=True)
-class Figures:
+class Http3Figures:
     """handshakes, requests: by how they ended. discarded: datagrams that began or reached no connection, by why.
     deadlines: by service class.
     """
 
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: QuicTraffic = field(default_factory=QuicTraffic)
     handshakes: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
     discarded: Counter[str] = field(default_factory=Counter)

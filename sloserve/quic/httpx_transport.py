@@ -16,7 +16,7 @@ from types import TracebackType
 
 import httpx
 
-from sloserve.quic.client import Broken, H3Client, Headers, HeadersTooLarge, Lost, Refused, Reply, connect
+from sloserve.quic.client import Broken, H3Client, Headers, HeadersTooLarge, Lost, Reply, RequestRefused, connect
 from sloserve.quic.client_settings import ClientSettings
 from sloserve.wire.headers import HOP_BY_HOP
 
@@ -75,7 +75,7 @@ class H3Transport(httpx.AsyncBaseTransport):
             try:
                 reply = await self._send(await self._client(origin, request), request)
                 break
-            except Refused as error:
+            except RequestRefused as error:
                 if attempt == 2:
                     raise httpx.ConnectError(str(error), request=request) from error
             except (Lost, Broken) as error:

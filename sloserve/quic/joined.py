@@ -10,7 +10,7 @@ from aioquic.quic.events import QuicEvent, StreamDataReceived
 
 from sloserve.quic.certificates import make_certificate
 from sloserve.quic.connection import ScheduledConnection
-from sloserve.quic.limits import Limits
+from sloserve.quic.limits import TransportLimits
 from sloserve.quic.schedulers import scheduler
 from sloserve.quic.stateless_reset import tokens
 
@@ -34,7 +34,7 @@ class Joined:
     which the server makes those of its stateless resets.
     """
 
-    def __init__(self, name: str, limits: Limits | None = None, request_certificate: bool = False) -> None:
+    def __init__(self, name: str, limits: TransportLimits | None = None, request_certificate: bool = False) -> None:
         self.now_s = 0.0
         self.token = tokens(b"", 0)
         common: dict[str, Any] = {"alpn_protocols": ["sloserve-check"]}

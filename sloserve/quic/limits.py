@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TransportLimits:
     """streams: that the peer may have open at once. uni_streams: the same of one direction; HTTP/3 needs three.
     stream_window_bytes, connection_window_bytes: that it may send ahead of the application that reads.
     """

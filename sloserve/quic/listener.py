@@ -34,7 +34,7 @@ from sloserve.quic.asgi import App
 from sloserve.quic.certificates import CertificateFiles
 from sloserve.quic.congestion import congestion_name
 from sloserve.quic.connection import ScheduledConnection
-from sloserve.quic.doorkeeper import Doorkeeper, Rate
+from sloserve.quic.doorkeeper import Doorkeeper, TokenBucket
 from sloserve.quic.protocol import Front, ServerProtocol
 from sloserve.quic.schedulers import scheduler
 from sloserve.quic.service import DEFAULT_CLASSIFY, Classify
@@ -152,7 +152,7 @@ class Listener(asyncio.DatagramProtocol):
         self._by_id: dict[bytes, ServerProtocol] = {}
         self._retry = QuicRetryTokenHandler()
         self._reset_token = tokens(key_bytes(configuration.private_key), front.address[1])
-        self._resets = Rate(RESETS_PER_S)
+        self._resets = TokenBucket(RESETS_PER_S)
         self._loop = asyncio.get_running_loop()
         self._refreshed_s = self._loop.time()
         self._transport: asyncio.DatagramTransport | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from sloserve.quic.figures import Deadlines
-from sloserve.quic.schedulers import Key, Scheduler, StreamState, Tenant
+from sloserve.quic.schedulers import Key, Scheduler, StreamState, TenantStreams
 
 _SPARE = 64
 """So many streams that are over may be remembered beside twice those that are not."""
@@ -61,9 +61,9 @@ class StreamOrder:
         self._states: dict[int, StreamState] = {}
         self._due: dict[int, _Due] = {}
         self._turns = itertools.count(1)
-        self._anonymous = Tenant()
-        self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
-        self._waiting: set[Tenant] = set()
+        self._anonymous = TenantStreams()
+        self._tenants: WeakValueDictionary[str, TenantStreams] = WeakValueDictionary()
+        self._waiting: set[TenantStreams] = set()
         self._level = 0
 
     def set(
@@ -84,7 +84,7 @@ class StreamOrder:
         if incremental is not None:
             state.incremental = incremental
         if tenant is not None:
-            state.tenant = self._tenants.setdefault(tenant, Tenant())
+            state.tenant = self._tenants.setdefault(tenant, TenantStreams())
 
     def waiting(self, stream_ids: Iterable[int]) -> None:
         """These have something to send. A tenant that had nothing starts level with the one that was served least: what

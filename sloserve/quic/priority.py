@@ -1,7 +1,7 @@
 """RFC 9218: the ``priority`` field of requests and answers, and PRIORITY_UPDATE frames.
 
-A client may ask for any urgency; :meth:`Priority.clamped` holds it to what its class may have. What cannot be read says
-nothing, as the RFC has it.
+A client may ask for any urgency; :meth:`StreamPriority.clamped` holds it to what its class may have. What cannot be
+read says nothing, as the RFC has it.
 """
 
 import re
@@ -22,7 +22,7 @@ _MEMBER = re.compile(r"(?P<key>[a-z*][a-z0-9_.*-]*)(?:=(?P<value>[^;,]*))?(?:;[^
 
 
 @dataclass(frozen=True, slots=True)
-class Priority:
+class StreamPriority:
     """urgency: 0..7, lower first; ``None`` where none was stated. incremental: whether parts are of use."""
 
     urgency: int | None = None
@@ -33,10 +33,10 @@ class Priority:
         return max(default if self.urgency is None else self.urgency, most_urgent)
 
 
-NONE = Priority()
+NONE = StreamPriority()
 
 
-def parse_priority(raw: bytes) -> Priority:
+def parse_priority(raw: bytes) -> StreamPriority:
     """What a field value states; a member that is malformed or unknown is passed over."""
     urgency, incremental = None, None
     if len(raw) > MAX_FIELD_BYTES:
@@ -50,10 +50,10 @@ def parse_priority(raw: bytes) -> Priority:
             urgency = int(value)
         elif key == "i" and value in (None, "?0", "?1"):
             incremental = value != "?0"
-    return Priority(urgency, incremental)
+    return StreamPriority(urgency, incremental)
 
 
-def parse_update(payload: bytes) -> tuple[int, Priority] | None:
+def parse_update(payload: bytes) -> tuple[int, StreamPriority] | None:
     """Stream and priority of a PRIORITY_UPDATE of a request; ``None`` for one that names no request's stream."""
     buf = Buffer(data=payload)
     try:

@@ -14,8 +14,8 @@ from aioquic.quic.events import ConnectionTerminated, QuicEvent
 
 from sloserve.quic.h3 import MAX_CONTROL_BYTES, SPARE_FRAMES, BoundedH3, Malformed
 from sloserve.quic.joined import Joined
-from sloserve.quic.limits import Limits
-from sloserve.quic.priority import Priority
+from sloserve.quic.limits import TransportLimits
+from sloserve.quic.priority import StreamPriority
 from sloserve.quic.stateless_reset import stateless_reset
 
 HEADER_BYTES = 1000
@@ -38,7 +38,7 @@ class Probe(Joined):
         self._ends: dict[QuicConnection, BoundedH3] = {}
         super().__init__("rr", request_certificate=request_certificate)
         self.told: list[H3Event] = []
-        self.priorities: list[tuple[int, Priority]] = []
+        self.priorities: list[tuple[int, StreamPriority]] = []
         self.going = False
         self.ended: int | None = None
         self.h3 = BoundedH3(self.client, HEADER_BYTES, on_goaway=self._goaway)
@@ -86,7 +86,7 @@ def _told() -> bool:
     probe.h3.send_priority_update(0, "u=1")
     probe.served.send_goaway(0)
     probe.run()
-    return probe.priorities == [(0, Priority(1))] and probe.going
+    return probe.priorities == [(0, StreamPriority(1))] and probe.going
 
 
 def _malformed() -> bool:
@@ -136,7 +136,7 @@ def _certificate_asked_for() -> bool:
 
 
 def _stream_window() -> bool:
-    joined = Joined("fcfs", Limits(stream_window_bytes=8192, connection_window_bytes=65536))
+    joined = Joined("fcfs", TransportLimits(stream_window_bytes=8192, connection_window_bytes=65536))
     joined.server.hold(0, 2**20)  # none of it will be read
     joined.client.send_stream_data(0, bytes(65536))
     joined.run()

@@ -18,12 +18,12 @@ from aioquic.quic.events import (
     StreamReset,
 )
 
-from sloserve.quic.asgi import App, Exchange, Headers, make_scope, split_headers
+from sloserve.quic.asgi import App, Headers, Http3Exchange, make_scope, split_headers
 from sloserve.quic.connection import ScheduledConnection
-from sloserve.quic.figures import Deadlines, Figures
+from sloserve.quic.figures import Deadlines, Http3Figures
 from sloserve.quic.h3 import BoundedH3, Malformed
 from sloserve.quic.leftovers import Leftovers
-from sloserve.quic.priority import Priority
+from sloserve.quic.priority import StreamPriority
 from sloserve.quic.service import Classify
 from sloserve.quic.settings import Http3Settings
 from sloserve.quic.unread import Unread, stalled
@@ -55,7 +55,7 @@ class Front:
     authorize: Callable[[ScheduledConnection], str | None]
     address: tuple[str, int]
     unread: Unread
-    figures: Figures = field(default_factory=Figures)
+    figures: Http3Figures = field(default_factory=Http3Figures)
 
 
 class ServerProtocol(QuicConnectionProtocol):
@@ -64,7 +64,7 @@ class ServerProtocol(QuicConnectionProtocol):
     def __init__(self, quic: ScheduledConnection, front: Front, client: tuple[str, int]) -> None:
         super().__init__(quic)
         self.quic = quic
-        self.exchanges: dict[int, Exchange] = {}
+        self.exchanges: dict[int, Http3Exchange] = {}
         self.shook_hands = False
         self.trusted = False
         self.unfinished = "failed"
@@ -75,7 +75,7 @@ class ServerProtocol(QuicConnectionProtocol):
         self._client = client
         self._h3: BoundedH3 | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._early: OrderedDict[int, Priority] = OrderedDict()
+        self._early: OrderedDict[int, StreamPriority] = OrderedDict()
         self._drops: dict[int, asyncio.TimerHandle] = {}
         self._leftovers = Leftovers(self._stop_reading)
         self._next_stream_id = 0
@@ -224,7 +224,7 @@ class ServerProtocol(QuicConnectionProtocol):
         self.quic.set_stream(stream_id, tenant=service.tenant)
         stream = RequestStream(self, stream_id)
         scope = make_scope(pseudo, rest, self._client, self._front.address)
-        exchange = Exchange(stream, scope, service, settings.deadlines == "renewed", settings.buffer_bytes)
+        exchange = Http3Exchange(stream, scope, service, settings.deadlines == "renewed", settings.buffer_bytes)
         if early is not None:
             exchange.prioritize(early)
         self.exchanges[stream_id] = exchange
@@ -302,7 +302,7 @@ class ServerProtocol(QuicConnectionProtocol):
             if self._resets > self._answered + self._spare_resets:
                 self.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="too many cancelled requests")
 
-    def _reprioritize(self, stream_id: int, priority: Priority) -> None:
+    def _reprioritize(self, stream_id: int, priority: StreamPriority) -> None:
         exchange = self.exchanges.get(stream_id)
         if exchange is not None:
             exchange.prioritize(priority)

@@ -30,7 +30,7 @@ Key = tuple[float, ...]
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class Tenant:
+class TenantStreams:
     """Streams of one tenant share its turns.
 
     served_bytes: what it was served on this connection; one that comes back starts level with the others.
@@ -49,7 +49,7 @@ class StreamState:
     """
 
     stream_id: int
-    tenant: Tenant
+    tenant: TenantStreams
     turn: int = 0
     deadline_s: float = math.inf
     urgency: int = DEFAULT_URGENCY

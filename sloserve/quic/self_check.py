@@ -14,7 +14,7 @@ from itertools import groupby
 from sloserve.core.errors import ConfigError
 from sloserve.quic.connection import AIOQUIC
 from sloserve.quic.joined import Joined
-from sloserve.quic.limits import Limits
+from sloserve.quic.limits import TransportLimits
 from sloserve.quic.probes import failing
 
 STREAM_BYTES = 3000
@@ -39,7 +39,7 @@ def observed_order(name: str) -> str:
 
 def unread_limit() -> int:
     """How many bytes a peer can send that the application leaves unread, with windows of 8 and 16 KiB."""
-    joined = Joined("fcfs", Limits(stream_window_bytes=8192, connection_window_bytes=16384))
+    joined = Joined("fcfs", TransportLimits(stream_window_bytes=8192, connection_window_bytes=16384))
     for stream_id in (0, 4, 8):
         joined.server.hold(stream_id, 2**20)  # none of it will be read
         joined.client.send_stream_data(stream_id, bytes(65536), end_stream=True)

@@ -8,7 +8,7 @@ class NoRoom(Exception):
     """As many wait already as may."""
 
 
-class Turns:
+class FairTurns:
     """places: that are had at once. max_waiting: for one, over all classes and tenants."""
 
     def __init__(self, places: int, max_waiting: int) -> None:

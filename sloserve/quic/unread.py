@@ -46,7 +46,7 @@ class Unread:
             worst.give_up()
 
 
-class Reader(Protocol):
+class AnswerReader(Protocol):
     """One answer. moved_s: when its client last acknowledged some of it, or all that was written had been."""
 
     @property
@@ -56,7 +56,7 @@ class Reader(Protocol):
         """Whether the client has room for more of it, which waits for its turn among the connection's streams."""
 
 
-def stalled(readers: Mapping[int, Reader], before_s: float) -> list[int]:
+def stalled(readers: Mapping[int, AnswerReader], before_s: float) -> list[int]:
     """Which answers of a connection its client has read nothing of since ``before_s``, by its own choice.
 
     One that waits behind others that are read has not had its turn.

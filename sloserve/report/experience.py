@@ -65,7 +65,7 @@ class Timelines:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Replies:
+class TimedReplies:
     """One run's requests that promise a timeline, ``[such requests]``: prompt and whole output in tokens, and QoE."""
 
     total_tokens: FloatArray
@@ -73,7 +73,7 @@ class Replies:
     timelines: Timelines
 
 
-def replies_of(logs: Sequence[RequestLog], seed: int) -> Replies | None:
+def replies_of(logs: Sequence[RequestLog], seed: int) -> TimedReplies | None:
     """The requests of ``logs`` that promise a timeline; ``None`` if none does.
 
     Timelines are of a share of those under the commonest expectation, drawn by ``seed`` without regard to what became
@@ -86,7 +86,7 @@ def replies_of(logs: Sequence[RequestLog], seed: int) -> Replies | None:
     alike = [log for log, expected in told if expected == commonest]
     count = min(int(np.ceil(TIMELINE_SHARE * len(alike))), MAX_TIMELINES)
     picked = np.sort(stream(seed, "timelines").choice(len(alike), count, replace=False))
-    return Replies(
+    return TimedReplies(
         total_tokens=np.array([log.request.prompt_tokens + log.request.output_tokens for log, _ in told], np.float64),
         qoe=qoe_samples(logs),
         timelines=Timelines(

@@ -13,7 +13,7 @@ from matplotlib.ticker import PercentFormatter
 
 from sloserve.core.arrays import FloatArray
 from sloserve.report.compare import BASELINE, load_of, policies_of
-from sloserve.report.experience import Replies
+from sloserve.report.experience import TimedReplies
 from sloserve.report.figure_style import STYLE, Styles, add_legend, line_styles, load_name, plain_log_ticks
 from sloserve.report.load_plots import (
     attainment_figure,
@@ -83,8 +83,8 @@ def write_plots(
     return [out_dir / file for file in figures]
 
 
-def _replies_at(load: float, samples: Sequence[LatencySample]) -> dict[str, list[Replies]]:
-    found: dict[str, list[Replies]] = {}
+def _replies_at(load: float, samples: Sequence[LatencySample]) -> dict[str, list[TimedReplies]]:
+    found: dict[str, list[TimedReplies]] = {}
     for sample in samples:
         if sample.load == load and sample.replies is not None:
             found.setdefault(sample.policy, []).append(sample.replies)

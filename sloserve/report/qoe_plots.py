@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sloserve.report.experience import MAX_TIMELINES, Replies, Timelines
+from sloserve.report.experience import MAX_TIMELINES, TimedReplies, Timelines
 from sloserve.report.figure_style import Styles, baseline_first, folded
 
 MAX_COLUMNS = 4
@@ -27,7 +27,7 @@ def shown_load(loads: Sequence[float], *, in_capacity: bool) -> float:
     return min(loads, key=lambda load: abs(load - SHOWN_LOAD)) if in_capacity else loads[len(loads) // 2]
 
 
-def lengths_figure(replies: Mapping[str, Sequence[Replies]], styles: Styles, load: str) -> Figure:
+def lengths_figure(replies: Mapping[str, Sequence[TimedReplies]], styles: Styles, load: str) -> Figure:
     """QoE of each reply against its prompt and output tokens, with the means of tenths by length: who starves.
 
     replies: by policy, of each seed.
@@ -48,7 +48,7 @@ def lengths_figure(replies: Mapping[str, Sequence[Replies]], styles: Styles, loa
     return figure
 
 
-def timelines_figure(replies: Mapping[str, Sequence[Replies]], styles: Styles, load: str) -> Figure:
+def timelines_figure(replies: Mapping[str, Sequence[TimedReplies]], styles: Styles, load: str) -> Figure:
     """Tokens delivered over the time since arrival, for a random sample of the replies that share the commonest
     expectation, which is the dashed line.
 
@@ -80,11 +80,13 @@ def _expected_line(timelines: Timelines, tokens: int) -> tuple[list[float], list
     return [0.0, timelines.ttft_s, timelines.ttft_s + tokens / timelines.tds], [0.0, 0.0, float(tokens)]
 
 
-def _expectation(replies: Replies) -> tuple[float, float]:
+def _expectation(replies: TimedReplies) -> tuple[float, float]:
     return replies.timelines.ttft_s, replies.timelines.tds
 
 
-def _panels(replies: Mapping[str, Sequence[Replies]], styles: Styles, title: str) -> tuple[Figure, dict[str, Axes]]:
+def _panels(
+    replies: Mapping[str, Sequence[TimedReplies]], styles: Styles, title: str
+) -> tuple[Figure, dict[str, Axes]]:
     """A figure with a panel for each policy on common axes, the baseline's first."""
     policies = [policy for policy in baseline_first(styles) if policy in replies]
     columns = min(len(policies), MAX_COLUMNS)

@@ -14,7 +14,7 @@ from sloserve.core.arrays import FloatArray
 from sloserve.core.goodput import attainment, attainment_by_class, by_class
 from sloserve.core.outcome import Outcome
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
-from sloserve.report.experience import Replies, experience, qoe_samples
+from sloserve.report.experience import TimedReplies, experience, qoe_samples
 from sloserve.report.statistics import mean_of, percentile_of
 
 Run = dict[str, Any]
@@ -49,7 +49,7 @@ class LatencySample:
     policy: str
     load: float
     latencies: Latencies
-    replies: Replies | None = None
+    replies: TimedReplies | None = None
 
 
 def latencies(logs: Sequence[RequestLog]) -> Latencies:

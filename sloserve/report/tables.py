@@ -21,7 +21,7 @@ MARKS: Mapping[Verdict, tuple[str, str]] = {Verdict.WIN: ("+", "green"), Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """One figure of the table: its heading in two lines, the key of a run, its form, whether wins are marked."""
 
     heading: str
@@ -36,23 +36,23 @@ def _seconds(value_ms: float) -> str:
     return f"{value_s:.3f}" if value_s < 1.0 else f"{value_s:.2f}" if value_s < 10.0 else f"{value_s:.1f}"
 
 
-ATTAINMENT = Column("SLO\n%", "slo_attainment", lambda share: f"{100.0 * share:.1f}")
+ATTAINMENT = TableColumn("SLO\n%", "slo_attainment", lambda share: f"{100.0 * share:.1f}")
 COLUMNS = (
-    Column("goodput\nreq/s", "request_goodput", lambda rate: f"{rate:.2f}"),
-    Column("TTFT s\np50", "median_ttft_ms", _seconds),
-    Column("TTFT s\np99", "p99_ttft_ms", _seconds),
-    Column("e2e s\np99", "p99_e2el_ms", _seconds),
-    Column("QoE\nmean", "qoe_mean", lambda qoe: f"{qoe:.3f}"),
-    Column("QoE\np10", "qoe_p10", lambda qoe: f"{qoe:.3f}"),
-    Column("preempt\n/req", "preemptions_per_request", lambda count: f"{count:.2f}", marked=False),
-    Column("output\ntok/s", "output_throughput", lambda rate: f"{rate:.0f}"),
+    TableColumn("goodput\nreq/s", "request_goodput", lambda rate: f"{rate:.2f}"),
+    TableColumn("TTFT s\np50", "median_ttft_ms", _seconds),
+    TableColumn("TTFT s\np99", "p99_ttft_ms", _seconds),
+    TableColumn("e2e s\np99", "p99_e2el_ms", _seconds),
+    TableColumn("QoE\nmean", "qoe_mean", lambda qoe: f"{qoe:.3f}"),
+    TableColumn("QoE\np10", "qoe_p10", lambda qoe: f"{qoe:.3f}"),
+    TableColumn("preempt\n/req", "preemptions_per_request", lambda count: f"{count:.2f}", marked=False),
+    TableColumn("output\ntok/s", "output_throughput", lambda rate: f"{rate:.0f}"),
 )
 
 SWAP_COLUMNS = (
-    Column("swaps\np99", "swaps_per_request_p99", lambda count: f"{count:.0f}", marked=False),
-    Column("moved\nKB/tok", "swap_bytes_per_output_token", lambda size: f"{size / 1e3:.1f}", marked=False),
-    Column("again\ntok/req", "recomputed_tokens_per_request", lambda count: f"{count:.0f}", marked=False),
-    Column("pool\nGiB", "swap_pool_peak_gib", lambda size: f"{size:.1f}", marked=False),
+    TableColumn("swaps\np99", "swaps_per_request_p99", lambda count: f"{count:.0f}", marked=False),
+    TableColumn("moved\nKB/tok", "swap_bytes_per_output_token", lambda size: f"{size / 1e3:.1f}", marked=False),
+    TableColumn("again\ntok/req", "recomputed_tokens_per_request", lambda count: f"{count:.0f}", marked=False),
+    TableColumn("pool\nGiB", "swap_pool_peak_gib", lambda size: f"{size:.1f}", marked=False),
 )
 """Further columns, where an engine of the experiment has swap space."""
 
@@ -127,7 +127,7 @@ def _estimate(found: Estimate | None) -> tuple[str, str]:
     return f"{BOUND_SIGNS[found.bound]}{found.value:.2f}", interval
 
 
-def _figure(column: Column, values: Sequence[float | None], verdict: Verdict | None) -> Text:
+def _figure(column: TableColumn, values: Sequence[float | None], verdict: Verdict | None) -> Text:
     """The mean of ``values``, with a place behind it for the mark so that figures stay aligned."""
     mean = mean_interval([value for value in values if value is not None])
     if mean is None:

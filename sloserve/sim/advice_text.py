@@ -7,7 +7,7 @@ import yaml
 
 from sloserve.core.slo import ClassTable
 from sloserve.sim.admissions import NONE, limit_queue, parse_admission
-from sloserve.sim.advise import Advice, Found, Judged
+from sloserve.sim.advise import Advice, Found, RunComparison
 from sloserve.sim.run_name import STOCK, RunName
 from sloserve.sim.tuning import Score, ranked
 from sloserve.virtual.engine_settings import EngineSettings
@@ -29,7 +29,7 @@ def tried_lines(found: Found) -> list[str]:
     return [f"best of {len(tried)} tried on the earlier part{limit}:", *lines]
 
 
-def judged_lines(judged: Judged) -> list[str]:
+def judged_lines(judged: RunComparison) -> list[str]:
     """One comparison on the later part, and on vLLM's scheduler."""
     difference = judged.difference
     interval = ""

@@ -49,7 +49,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class RunComparison:
     """One run beside another on requests that the search never saw. difference: of shares of requests in time, paired
     by seed. real: shares on vLLM's own scheduler, in one run each, of both; ``None`` if that was not asked.
     """
@@ -75,7 +75,7 @@ class Advice:
     """name: the run that is advised, plain stock where nothing is better. judged: the comparisons made, in order."""
 
     name: str
-    judged: tuple[Judged, ...]
+    judged: tuple[RunComparison, ...]
     found: Found
 
 
@@ -125,7 +125,7 @@ def decide(found: Found, seeds: int, judge: Evaluate, confirm: Evaluate | None) 
     """
     stock, ours = found.best(stock=True)[:1] or [STOCK], found.best(stock=False)[:1]
     scores = judge(list(dict.fromkeys([STOCK, *stock, *ours])))
-    judged: list[Judged] = []
+    judged: list[RunComparison] = []
     for name, reference in ((*ours, stock[0]), (stock[0], STOCK)) if ours else ((stock[0], STOCK),):
         if name == reference:
             continue
@@ -145,8 +145,8 @@ def _judged(
     scores: Mapping[str, Score],
     seeds: int,
     real: tuple[Score, Score] | None = None,
-) -> Judged:
+) -> RunComparison:
     differences = np.subtract(scores[name].attainment, scores[reference].attainment)
     difference = mean_interval(differences.reshape(-1, seeds).mean(axis=0).tolist())
     assert difference is not None, "there is a point"
-    return Judged(name, reference, scores[name], scores[reference], difference, real)
+    return RunComparison(name, reference, scores[name], scores[reference], difference, real)

@@ -22,7 +22,7 @@ _NO_LIMIT: Final = 2**60
 """A control group (v1) without a limit has one near 2**63."""
 
 
-class Room(NamedTuple):
+class MemoryRoom(NamedTuple):
     """Bytes that may still be taken, and what says so."""
 
     bytes: int
@@ -59,14 +59,14 @@ def memlock_warning(pinned_bytes: int, root: Path = Path("/")) -> str | None:
     )
 
 
-def _available(root: Path) -> Iterator[Room]:
+def _available(root: Path) -> Iterator[MemoryRoom]:
     for line in _lines(root / "proc/meminfo"):
         name, _, value = line.partition(":")
         if name == "MemAvailable":
-            yield Room(int(value.split()[0]) * 1024, "this host's available memory (MemAvailable)")
+            yield MemoryRoom(int(value.split()[0]) * 1024, "this host's available memory (MemAvailable)")
 
 
-def _cgroups(root: Path) -> Iterator[Room]:
+def _cgroups(root: Path) -> Iterator[MemoryRoom]:
     """Yields the room left in each control group with a limit, from this process's own to the topmost visible one."""
     for line in _lines(root / "proc/self/cgroup"):  # cgroups(7): hierarchy, controllers, path
         _, controllers, path = line.split(":", 2)
@@ -77,7 +77,7 @@ def _cgroups(root: Path) -> Iterator[Room]:
             yield from _up(base, path, ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
 
 
-def _up(base: Path, path: str, limits: tuple[str, ...], usage: str, reclaimable: str) -> Iterator[Room]:
+def _up(base: Path, path: str, limits: tuple[str, ...], usage: str, reclaimable: str) -> Iterator[MemoryRoom]:
     """``path`` may be as the host sees it, and stand for ``base`` itself: folders that are not here are passed over."""
     group = base / path.lstrip("/")
     for folder in (group, *group.parents):
@@ -88,7 +88,7 @@ def _up(base: Path, path: str, limits: tuple[str, ...], usage: str, reclaimable:
         for name in limits:
             for text in _lines(folder / name):
                 if text != "max" and int(text) < _NO_LIMIT:
-                    yield Room(int(text) - used, f"the memory limit of a control group, {folder / name}")
+                    yield MemoryRoom(int(text) - used, f"the memory limit of a control group, {folder / name}")
         if folder == base:
             return
 

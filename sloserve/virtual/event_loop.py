@@ -28,7 +28,7 @@ from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.virtual.virtual_front_end import VirtualFrontEnd
-from sloserve.virtual.virtual_swap_worker import SwapWorker, Told
+from sloserve.virtual.virtual_swap_worker import Told, VirtualSwapWorker
 
 _BATCH_QUEUE = 2
 _MAX_EMPTY_STEPS = 1000
@@ -79,7 +79,7 @@ class EventLoop(ABC):
         self._steps: list[tuple[float, float, int, int, int, float]] = []
         self._schedule_s: list[float] = []
         self._counters: Counter[str] = Counter()
-        self._swap_worker: SwapWorker | None = None
+        self._swap_worker: VirtualSwapWorker | None = None
 
     @abstractmethod
     def _has_requests(self) -> bool:

@@ -7,7 +7,7 @@ before it ends. Every reply is streamed, so every first token is seen.
 from collections.abc import Callable
 
 from sloserve.admission.admission import Admission, Ticket
-from sloserve.admission.prediction import NewRequest
+from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.errors import Rejected
 from sloserve.core.finished import Latency
 from sloserve.core.predicted import Predicted
@@ -45,7 +45,7 @@ class VirtualFrontEnd:
             return False
         if self._admission is not None:
             length = self.length(item, now_s)
-            new = NewRequest(item.slo, now_s, item.prompt_tokens, self.max_tokens(item), length_quantiles=length)
+            new = ArrivingRequest(item.slo, now_s, item.prompt_tokens, self.max_tokens(item), length_quantiles=length)
             forecast = self._admission.forecast(new, now_s)
             self._predicted[item.request_id] = forecast.predicted
             try:

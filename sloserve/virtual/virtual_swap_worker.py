@@ -46,7 +46,7 @@ class _Copy:
     request_id: str | None = None
 
 
-class SwapWorker:
+class VirtualSwapWorker:
     """The copies of one engine. Times are seconds from the start of the run.
 
     bytes_out, bytes_in: that were sent over the link, to the host and back. loads: how many there were, by request.
@@ -66,7 +66,7 @@ class SwapWorker:
         self.loads: Counter[str] = Counter()
 
     @classmethod
-    def of(cls, settings: EngineSettings, profile: Profile) -> "SwapWorker | None":
+    def of(cls, settings: EngineSettings, profile: Profile) -> "VirtualSwapWorker | None":
         """That of an engine of this size; ``None`` without swap space."""
         if not settings.swap_space_gib:
             return None

@@ -28,7 +28,7 @@ from vllm.v1.request import Request
 
 from sloserve.core.errors import EngineError
 from sloserve.core.progress import progress
-from sloserve.estimator.step_time.grid import EngineLimits, Scenario, Wave
+from sloserve.estimator.step_time.grid import EngineCapacity, Scenario, Wave
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.measurements import Measurements, TimedStep
 from sloserve.estimator.step_time.profile import Profile
@@ -73,9 +73,9 @@ class ProfileEngine:
         self._watch()
 
     @property
-    def limits(self) -> EngineLimits:
+    def limits(self) -> EngineCapacity:
         """What this engine takes."""
-        return EngineLimits(
+        return EngineCapacity(
             max_num_batched_tokens=self._budget,
             max_num_seqs=self._scheduler.max_num_running_reqs,
             max_model_len=self._config.model_config.max_model_len,

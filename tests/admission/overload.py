@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from sloserve.admission.admission import Admission, Ticket
-from sloserve.admission.prediction import NewRequest
+from sloserve.admission.prediction import ArrivingRequest
 from sloserve.admission.queue_view import MAX_RETRY_AFTER_S
 from sloserve.core.errors import QueueFull
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
@@ -66,7 +66,7 @@ class Overload:
         heapq.heappush(self._events, (at_s, next(self._number), call, given))
 
     def _comes(self, now_s: float, key: int, born_s: float, told_s: int | None) -> None:
-        new = NewRequest(DEFAULT_CLASSES.slo("batch", Targets()), T0 + now_s, key=lambda: key)
+        new = ArrivingRequest(DEFAULT_CLASSES.slo("batch", Targets()), T0 + now_s, key=lambda: key)
         promised = told_s is not None and told_s < MAX_RETRY_AFTER_S
         self.seen.promised += promised
         try:

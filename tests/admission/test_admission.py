@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.admission.admission import Admission, Ticket
-from sloserve.admission.prediction import NewRequest
+from sloserve.admission.prediction import ArrivingRequest
 from sloserve.admission.queue_view import (
     DEFAULT_RETRY_AFTER_S,
     MAX_RETRY_AFTER_S,
@@ -33,7 +33,7 @@ class Capped:
         self.waiting = self._admission.waiting
 
     def admit(self, class_name: str, request: object, now_s: float) -> Ticket:
-        new = NewRequest(DEFAULT_CLASSES.slo(class_name, Targets()), now_s)
+        new = ArrivingRequest(DEFAULT_CLASSES.slo(class_name, Targets()), now_s)
         return self._admission.admit(new, self._admission.forecast(new, now_s), request, now_s)
 
 

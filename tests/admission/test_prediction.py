@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.admission.admission import Admission, Ticket
-from sloserve.admission.prediction import NewRequest
+from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.errors import SLOUnattainable
 from sloserve.core.finished import Latency
 from sloserve.core.predicted import Predicted, Quantiles, worst
@@ -18,8 +18,12 @@ T0 = 1_700_000_000.0
 NAMES = DEFAULT_CLASSES.names
 
 
-def request(now_s: float, targets: Targets | None = None, slo_class: str = "batch", **known: int | None) -> NewRequest:
-    return NewRequest(DEFAULT_CLASSES.slo(slo_class, targets or Targets()), now_s, **{"prompt_tokens": 100} | known)
+def request(
+    now_s: float, targets: Targets | None = None, slo_class: str = "batch", **known: int | None
+) -> ArrivingRequest:
+    return ArrivingRequest(
+        DEFAULT_CLASSES.slo(slo_class, targets or Targets()), now_s, **{"prompt_tokens": 100} | known
+    )
 
 
 @dataclass
@@ -28,7 +32,7 @@ class OneByOne:
 
     admission: Admission
     free_s: float = T0
-    log: list[tuple[NewRequest, Ticket, Latency]] = field(default_factory=list)
+    log: list[tuple[ArrivingRequest, Ticket, Latency]] = field(default_factory=list)
     pending: list[tuple[float, int, Ticket, Latency | None, int]] = field(default_factory=list)
 
     def until(self, now_s: float) -> None:
@@ -36,7 +40,7 @@ class OneByOne:
             at_s, _, ticket, latency, tokens = self.pending.pop(0)
             ticket.started(at_s) if latency is None else ticket.ended(latency, tokens, at_s)
 
-    def offer(self, new: NewRequest, tokens: int = 11) -> Ticket:
+    def offer(self, new: ArrivingRequest, tokens: int = 11) -> Ticket:
         now_s = new.arrival_s
         self.until(now_s)
         ticket = self.admission.admit(new, self.admission.forecast(new, now_s), None, now_s)
@@ -64,7 +68,7 @@ def warm(min_chance: float | None = None, count: int = 40) -> tuple[OneByOne, fl
     return served, now_s
 
 
-def predicted(served: OneByOne, new: NewRequest) -> Predicted:
+def predicted(served: OneByOne, new: ArrivingRequest) -> Predicted:
     found = served.admission.forecast(new, new.arrival_s).predicted
     assert found is not None
     return found

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 import pytest
 
 from sloserve.admission.admission import Admission, Ticket
-from sloserve.admission.prediction import NewRequest
+from sloserve.admission.prediction import ArrivingRequest
 from sloserve.admission.promises import GRACE_S, MOST_OF_KEY, Promises
 from sloserve.core.errors import QueueFull
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
@@ -66,7 +66,7 @@ class Full:
         self._waiting.append(self.comes(key))
 
     def comes(self, key: Hashable) -> Ticket:
-        new = NewRequest(DEFAULT_CLASSES.slo("batch", Targets()), self.now_s, key=lambda: key)
+        new = ArrivingRequest(DEFAULT_CLASSES.slo("batch", Targets()), self.now_s, key=lambda: key)
         return self._admission.admit(new, self._admission.forecast(new, self.now_s), None, self.now_s)
 
     def told(self, key: Hashable) -> int:

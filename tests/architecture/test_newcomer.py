@@ -23,7 +23,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.length import choice
-from sloserve.estimator.length.remaining import Estimator, LengthForm, Requests
+from sloserve.estimator.length.remaining import Estimator, KnownRequests, LengthForm
 from sloserve.lso.lengths import Lengths
 from sloserve.metrics import class_metrics, engine_figures, engine_metrics, engine_page
 from sloserve.metrics.class_metrics import Count
@@ -92,7 +92,7 @@ class AsTheLast(Estimator):
     def observe(self, class_id: int, output_tokens: int) -> None:
         self._last = output_tokens
 
-    def form(self, requests: Requests) -> LengthForm:
+    def form(self, requests: KnownRequests) -> LengthForm:
         return Always(self._last)
 
 
@@ -125,7 +125,7 @@ def test_a_workload_is_one_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def test_a_counter_of_requests_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = Count("Requests with more than 100 tokens", lambda served: served.output_tokens > 100)
+    long = Count("KnownRequests with more than 100 tokens", lambda served: served.output_tokens > 100)
     monkeypatch.setitem(class_metrics.COUNTS, "long_replies", long)
     names, scraped = DEFAULT_CLASSES.names, CollectorRegistry(auto_describe=True)
     clock = ManualClock()

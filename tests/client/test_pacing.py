@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.client.pacing import Pace, Stall
+from sloserve.client.pacing import ReaderPace, Stall
 from sloserve.core.qoe import qoe
 
 
-def pace(tds: float = 2.0) -> Pace:
-    return Pace(ttft_s=1.0, tds=tds)
+def pace(tds: float = 2.0) -> ReaderPace:
+    return ReaderPace(ttft_s=1.0, tds=tds)
 
 
 def test_what_a_late_consumer_has_not_taken_is_not_digested() -> None:
@@ -57,7 +57,7 @@ def test_a_clock_that_jumps_keeps_nobody_longer_than_the_last_piece_takes(
 @pytest.mark.parametrize("expectation", [{"ttft_s": 0.0, "tds": 1.0}, {"ttft_s": 1.0, "tds": -1.0}])
 def test_an_expectation_that_is_none_is_refused(expectation: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="is not a positive number"):
-        Pace(**expectation)
+        ReaderPace(**expectation)
 
 
 def test_nothing_to_read_has_no_qoe_and_a_failure_has_none_of_it() -> None:

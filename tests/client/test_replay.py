@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import JSONResponse
 
 from sloserve.client.payload import PayloadSettings, payload
-from sloserve.client.replay import Replay, ReplaySettings, replay
+from sloserve.client.replay import ReplayedRun, ReplaySettings, replay
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
@@ -19,8 +19,8 @@ from tests.client.fake_server import FakeServer, reply
 MakeRequest = Callable[..., WorkloadRequest]
 
 
-def run(fake: FakeServer, requests: Sequence[WorkloadRequest], on_ended: Any = None, **settings: Any) -> Replay:
-    async def main() -> Replay:
+def run(fake: FakeServer, requests: Sequence[WorkloadRequest], on_ended: Any = None, **settings: Any) -> ReplayedRun:
+    async def main() -> ReplayedRun:
         async with httpx.AsyncClient(base_url=fake.url, verify=False) as client:
             payloads = [payload(r, [20], PayloadSettings("fake")) for r in requests]
             return await replay(client, payloads, SystemClock(), ReplaySettings(**settings), on_ended)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.estimator.conformal import MIN_SCORES, WINDOW, Calibration, Promise
+from sloserve.estimator.conformal import MIN_SCORES, WINDOW, ConformalQuantiles, Promise
 
 LEVELS = (0.1, 0.5, 0.9)
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
@@ -20,7 +20,7 @@ def covered(scale_of: np.ndarray, seed: int, delay: int = 0) -> np.ndarray:
     delay: outcomes are known only after so many further predictions.
     """
     rng = np.random.default_rng(seed)
-    calibration = Calibration(LEVELS)
+    calibration = ConformalQuantiles(LEVELS)
     actual = scale_of * rng.lognormal(0.0, 0.5, scale_of.size)
     promised = []
     kept = np.ones((scale_of.size, len(LEVELS)), bool)
@@ -60,7 +60,7 @@ def test_a_surprise_is_believed_before_the_window_has_turned_over() -> None:
 
 
 def test_nothing_is_promised_before_enough_was_seen() -> None:
-    calibration = Calibration(LEVELS)
+    calibration = ConformalQuantiles(LEVELS)
     for _ in range(MIN_SCORES):
         promise = calibration.promise(1.0)
         assert promise.quantiles is None and promise.factor(0.9) is None and calibration.coverage(0.9) is None
@@ -70,7 +70,7 @@ def test_nothing_is_promised_before_enough_was_seen() -> None:
 
 
 def test_the_reported_coverage_is_that_of_the_latest_promises() -> None:
-    calibration = Calibration(LEVELS)
+    calibration = ConformalQuantiles(LEVELS)
     for _ in range(3 * WINDOW):
         calibration.observe(Promise(1.0, {0.9: 1.0}), 2.0)
     for _ in range(WINDOW // 2):
@@ -79,7 +79,7 @@ def test_the_reported_coverage_is_that_of_the_latest_promises() -> None:
 
 
 def test_a_promise_that_ran_out_counts_once_and_at_once() -> None:
-    calibration = Calibration((0.9,))
+    calibration = ConformalQuantiles((0.9,))
     for _ in range(WINDOW):
         calibration.observe(calibration.promise(1.0), 1.0)
     before = calibration.promise(1.0)
@@ -96,7 +96,7 @@ def test_long_outcomes_that_come_last_do_not_go_unseen() -> None:
     """Half the requests take 1 s, half 20 s; ten arrive a second. A promise of 1 s is seen to fail long before 20 s."""
     rng = np.random.default_rng(0)
     actual = np.where(rng.random(400) < 0.5, 1.0, 20.0)
-    calibration, kept = Calibration((0.9,)), []
+    calibration, kept = ConformalQuantiles((0.9,)), []
     events = sorted((i / 10.0 + t, i, "ends") for i, t in enumerate(actual))
     promises: dict[int, Promise] = {}
     for i in range(400):
@@ -120,7 +120,7 @@ def test_long_outcomes_that_come_last_do_not_go_unseen() -> None:
 def test_quantiles_ascend_and_are_finite_and_memory_is_bounded(
     outcomes: list[tuple[float, float]], window: int, predicted: float
 ) -> None:
-    calibration = Calibration(LEVELS, window)
+    calibration = ConformalQuantiles(LEVELS, window)
     for told, actual in outcomes:
         calibration.observe(calibration.promise(told), actual)
     found = calibration.promise(predicted).quantiles
@@ -133,4 +133,4 @@ def test_quantiles_ascend_and_are_finite_and_memory_is_bounded(
 
 def test_a_level_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="levels"):
-        Calibration((0.5, 1.0))
+        ConformalQuantiles((0.5, 1.0))

@@ -18,7 +18,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.metrics.collectors import FrontEndMetrics
 from sloserve.metrics.engine_page import Layout, PageWriter, find_pages
 from sloserve.metrics.process_page import Board, Boards
-from sloserve.quic.figures import Figures
+from sloserve.quic.figures import Http3Figures
 from sloserve.quic.metrics import Http3Collector
 from tests.grafana.queries import check_dashboard, queries, read_scrape
 
@@ -75,7 +75,7 @@ def _vllm_metrics(registry: CollectorRegistry) -> None:
 
 def _http3_metrics(registry: CollectorRegistry) -> None:
     """Of a listener that has answered in time."""
-    figures = Figures()
+    figures = Http3Figures()
     figures.deadlines[DEFAULT_CLASSES.default.name].met += 1
     listener = SimpleNamespace(front=SimpleNamespace(figures=figures), protocols=set(), inode=0)
     registry.register(Http3Collector(listener))  # type: ignore[arg-type]

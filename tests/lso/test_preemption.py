@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.lso.preemption import MOST_LOOKED_AT, MOST_SHARERS, Candidate, Head, Holding, freed_blocks, select_victims
+from sloserve.lso.preemption import (
+    MOST_LOOKED_AT,
+    MOST_SHARERS,
+    Head,
+    Holding,
+    PreemptionCandidate,
+    freed_blocks,
+    select_victims,
+)
 
 
 def victims(
@@ -22,7 +30,7 @@ def victims(
     """waiting: key and blocks needed of each; running: key and blocks held alone."""
     return select_victims(
         [Head(*one) for one in waiting],
-        [Candidate(i, key) for i, (key, _) in enumerate(running)],
+        [PreemptionCandidate(i, key) for i, (key, _) in enumerate(running)],
         lambda slot: Holding(running[slot][1]),
         free_slots=slots,
         free_blocks=blocks,
@@ -70,7 +78,12 @@ def test_one_goes_where_five_that_share_a_prefix_would_free_no_more() -> None:
     """The five rank last; each holds ten blocks, nine of them shared with the others."""
     holdings = [*shared([(1, set(range(9)))] * 5), Holding(10)]
     found = select_victims(
-        [Head(1, 10)], map(Candidate, range(6), [9.0] * 6), holdings.__getitem__, free_slots=0, free_blocks=0, margin=0
+        [Head(1, 10)],
+        map(PreemptionCandidate, range(6), [9.0] * 6),
+        holdings.__getitem__,
+        free_slots=0,
+        free_blocks=0,
+        margin=0,
     )
     assert found == [5]
 
@@ -84,7 +97,7 @@ def test_one_is_not_worth_many_that_free_a_block_each() -> None:
 
     assert select_victims(
         [Head(1, MOST_SHARERS), Head(2, MOST_SHARERS + 1)],
-        map(Candidate, range(400), [9.0] * 400),
+        map(PreemptionCandidate, range(400), [9.0] * 400),
         holding_of,
         free_slots=0,
         free_blocks=0,
@@ -97,7 +110,7 @@ def test_who_is_spared_for_one_is_the_first_to_go_for_the_next() -> None:
     holdings = [*shared([(1, set(range(9)))] * 5), Holding(10)]
     found = select_victims(
         [Head(1, 10), Head(2, 2)],
-        map(Candidate, range(6), [9.0] * 6),
+        map(PreemptionCandidate, range(6), [9.0] * 6),
         holdings.__getitem__,
         free_slots=0,
         free_blocks=0,
@@ -110,7 +123,7 @@ def test_no_more_candidates_are_looked_at_than_needed() -> None:
     looked: list[int] = []
     select_victims(
         [Head(1, 4)],
-        map(Candidate, range(99), [9.0] * 99),
+        map(PreemptionCandidate, range(99), [9.0] * 99),
         lambda slot: looked.append(slot) or Holding(2),  # type: ignore[func-returns-value]
         free_slots=0,
         free_blocks=0,
@@ -134,7 +147,7 @@ def test_victims_are_expendable_make_the_room_counted_and_none_is_needless(
     margin: int,
 ) -> None:
     holdings = shared([(own, ids) for _, own, ids in running])
-    candidates = [Candidate(i, key) for i, (key, _, _) in enumerate(running)]
+    candidates = [PreemptionCandidate(i, key) for i, (key, _, _) in enumerate(running)]
     heads = [Head(*one) for one in waiting]
     found = select_victims(heads, candidates, holdings.__getitem__, free_slots=slots, free_blocks=blocks, margin=margin)
     assert len(set(found)) == len(found)

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.lso.turns import Turns
+from sloserve.lso.turns import AgedTurns
 from sloserve.scheduler.policy import Snapshot, check_plan
 from sloserve.scheduler.registry import make_policy, parse_policy
 
 Make = Callable[..., Snapshot]
 
 
-def turns(aged: list[int], period: int = 4, before_next: int = 3) -> Turns:
-    return Turns(np.array(aged, np.int64), period, before_next)
+def turns(aged: list[int], period: int = 4, before_next: int = 3) -> AgedTurns:
+    return AgedTurns(np.array(aged, np.int64), period, before_next)
 
 
 @pytest.mark.parametrize(

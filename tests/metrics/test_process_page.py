@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from sloserve.admission.admission import Admission, Ticket
-from sloserve.admission.prediction import NewRequest
+from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import QueueFull
 from sloserve.core.finished import Latency
@@ -88,8 +88,8 @@ def test_the_latest_of_all_processes_count_not_the_latest_of_each(tmp_path: Path
     assert set(gauges(registry).values()) == {1.0}
 
 
-def new(clock: ManualClock) -> NewRequest:
-    return NewRequest(DEFAULT_CLASSES.slo("batch", Targets()), clock.now_s())
+def new(clock: ManualClock) -> ArrivingRequest:
+    return ArrivingRequest(DEFAULT_CLASSES.slo("batch", Targets()), clock.now_s())
 
 
 def admissions(seen: list[Boards], cap: int) -> list[Admission]:

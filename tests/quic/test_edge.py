@@ -17,7 +17,7 @@ from sloserve.quic.edge import Edge, EdgeSettings
 from sloserve.quic.httpx_transport import head
 from sloserve.quic.listener import listen
 from sloserve.quic.settings import Http3Settings
-from sloserve.quic.turns import NoRoom, Turns
+from sloserve.quic.turns import FairTurns, NoRoom
 from sloserve.wire.headers import HOP_BY_HOP
 from tests.quic.serving import answer, certificate_files, listening, read, run, trusting
 
@@ -262,7 +262,7 @@ def test_a_certificate_that_is_being_replaced_is_waited_for(tmp_path: Path) -> N
 
 def test_places_go_by_class_and_to_tenants_in_turn() -> None:
     async def test() -> None:
-        turns, order = Turns(1, max_waiting=6), []
+        turns, order = FairTurns(1, max_waiting=6), []
         await turns.take(0, "")
 
         async def one(rank: int, tenant: str) -> None:

@@ -11,7 +11,7 @@ from aioquic.h3.connection import encode_frame as frame
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
-from sloserve.quic.client import Broken, Lost, Refused, connect
+from sloserve.quic.client import Broken, Lost, RequestRefused, connect
 from sloserve.quic.figures import kernel_discards
 from sloserve.quic.listener import listen
 from sloserve.quic.settings import Http3Settings
@@ -257,7 +257,7 @@ def test_a_stopping_listener_ends_what_it_began_and_takes_no_more() -> None:
             await begun.head()
             stopping = asyncio.create_task(listener.stop(5.0))
             await asyncio.sleep(0.01)
-            with pytest.raises((Refused, Lost)):
+            with pytest.raises((RequestRefused, Lost)):
                 await whole(ask(client))
             go.set()
             assert await whole(begun) == b"done"

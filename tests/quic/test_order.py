@@ -8,9 +8,9 @@ from aioquic.quic.events import StopSendingReceived, StreamReset
 from sloserve.core.errors import ConfigError
 from sloserve.quic import self_check
 from sloserve.quic.joined import _CLIENT, Joined
-from sloserve.quic.limits import Limits
+from sloserve.quic.limits import TransportLimits
 from sloserve.quic.order import StreamOrder
-from sloserve.quic.schedulers import SCHEDULERS, StreamState, Tenant, scheduler
+from sloserve.quic.schedulers import SCHEDULERS, StreamState, TenantStreams, scheduler
 from sloserve.quic.self_check import observed_order
 
 
@@ -105,7 +105,7 @@ def test_the_end_of_a_stream_does_not_wait_behind_data(name: str) -> None:
 
 
 def test_absolute_priority_serves_incremental_streams_of_an_urgency_in_rotation() -> None:
-    tenant = Tenant()
+    tenant = TenantStreams()
     whole, first, second = (StreamState(i, tenant, turn=9 - i, incremental=i > 0) for i in (0, 4, 8))
     key = SCHEDULERS["abs"]
     assert sorted((first, second, whole), key=key) == [whole, second, first]
@@ -124,7 +124,7 @@ def test_unread_data_is_bounded_by_the_windows() -> None:
 
 
 def test_windows_grow_as_data_is_read() -> None:
-    joined = Joined("fcfs", Limits(stream_window_bytes=8192, connection_window_bytes=16384))
+    joined = Joined("fcfs", TransportLimits(stream_window_bytes=8192, connection_window_bytes=16384))
     joined.client.send_stream_data(0, bytes(200_000), end_stream=True)
     joined.run(2000)
     assert joined.received == {0: 200_000}

@@ -16,7 +16,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.quic.figures import Deadlines
 from sloserve.quic.metrics import DISCARDED, Http3Collector
 from sloserve.quic.order import StreamOrder
-from sloserve.quic.priority import PRIORITY_UPDATE_REQUEST, ControlFrames, Priority, parse_priority, parse_update
+from sloserve.quic.priority import PRIORITY_UPDATE_REQUEST, ControlFrames, StreamPriority, parse_priority, parse_update
 from sloserve.quic.schedulers import scheduler
 from sloserve.quic.service import DEFAULT_CLASSIFY, ReplyDeadline, by_class
 from sloserve.wire.resolve import Rules
@@ -39,7 +39,7 @@ STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
     ],
 )
 def test_priority_fields(field: bytes, urgency: int | None, incremental: bool | None) -> None:
-    assert parse_priority(field) == Priority(urgency, incremental)
+    assert parse_priority(field) == StreamPriority(urgency, incremental)
 
 
 @given(st.binary(max_size=300))
@@ -67,7 +67,7 @@ def test_frames_of_a_control_stream_are_read_however_they_are_cut(frames: list[t
 def test_classes_bound_what_a_client_may_state() -> None:
     services = {name: DEFAULT_CLASSIFY([(b"x-slo-class", name.encode())]) for name in DEFAULT_CLASSES.names}
     granted = {
-        name: [Priority(stated).clamped(s.urgency, s.most_urgent) for stated in (None, 0, 7)]
+        name: [StreamPriority(stated).clamped(s.urgency, s.most_urgent) for stated in (None, 0, 7)]
         for name, s in services.items()
     }
     assert granted == {

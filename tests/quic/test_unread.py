@@ -10,7 +10,7 @@ import pytest
 from sloserve.quic import client as client_module
 from sloserve.quic import leftovers
 from sloserve.quic.client import Broken, H3Client, Lost, connect
-from sloserve.quic.limits import Limits
+from sloserve.quic.limits import TransportLimits
 from sloserve.quic.listener import Listener
 from sloserve.quic.unread import Unread, stalled
 from tests.quic.serving import answer, ask, listening, read, trusting, whole
@@ -67,7 +67,9 @@ class Reluctant:
 
 
 async def reluctant(listener: Listener, window_bytes: int = 1024, **settings: Any) -> Reluctant:
-    with mock.patch.object(client_module, "Limits", partial(Limits, stream_window_bytes=window_bytes)):
+    with mock.patch.object(
+        client_module, "TransportLimits", partial(TransportLimits, stream_window_bytes=window_bytes)
+    ):
         return Reluctant(await connect("127.0.0.1", listener.port, trusting(**settings)))
 
 

@@ -16,7 +16,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.report.statistics import mean_interval
 from sloserve.sim.advice_text import headline, judged_lines, settings_yaml, vllm_flags
-from sloserve.sim.advise import Advice, Found, Judged, Space, decide, search
+from sloserve.sim.advise import Advice, Found, RunComparison, Space, decide, search
 from sloserve.sim.advising import advise, space_for
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.simulate import build_experiment
@@ -122,7 +122,7 @@ def test_loads_of_a_seed_are_one_observation() -> None:
 def advice_of(name: str) -> Advice:
     difference = mean_interval([0.1, 0.11, 0.12])
     assert difference is not None
-    return Advice(name, (Judged(name, "stock", score(0.9, 0.9), score(0.8, 0.8), difference),), Found())
+    return Advice(name, (RunComparison(name, "stock", score(0.9, 0.9), score(0.8, 0.8), difference),), Found())
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from sloserve.lso.swapping import STAGING_BYTES_PER_S
 from sloserve.sim.experiment import MODEL, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.simulate import build_experiment
-from sloserve.virtual.virtual_swap_worker import SwapWorker
+from sloserve.virtual.virtual_swap_worker import VirtualSwapWorker
 
 BLOCK, RATE = 1_000_000, 1e9
 COPY_S, PACK_S = BLOCK / RATE, BLOCK / STAGING_BYTES_PER_S
 
 
 def test_a_load_waits_for_its_store_and_for_the_loads_before_it() -> None:
-    worker = SwapWorker(BLOCK, RATE)
+    worker = VirtualSwapWorker(BLOCK, RATE)
     told = worker.step([[0, 1], [2]], [], 10.0)
     assert told.longer_s == pytest.approx(3 * PACK_S) and worker.next_s == math.inf
     # In the same step, while its store runs: block 2 is there after 0 and 1.
@@ -31,7 +31,7 @@ def test_a_load_waits_for_its_store_and_for_the_loads_before_it() -> None:
 
 
 def test_what_the_staging_memory_does_not_hold_waits_for_the_link() -> None:
-    worker = SwapWorker(BLOCK, RATE)
+    worker = VirtualSwapWorker(BLOCK, RATE)
     beyond = 50
     blocks = list(range(STAGING_BYTES // BLOCK + beyond))
     rest_s = (len(blocks) * BLOCK - STAGING_BYTES) / RATE

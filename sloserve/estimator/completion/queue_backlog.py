@@ -26,7 +26,7 @@ class EngineSize:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Backlog:
+class RequestLengths:
     """Requests in the order in which they are served, columns ``[n]``.
 
     prefill_tokens: still to be computed before the next output token; 0 for one that decodes. context_tokens: in the KV

@@ -5,11 +5,11 @@ import math
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
-from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
+from sloserve.estimator.completion.queue_backlog import EngineSize, RequestLengths
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 
 
-def equilibrium_steps(waiting: Backlog, engine: EngineSize) -> FloatArray:
+def equilibrium_steps(waiting: RequestLengths, engine: EngineSize) -> FloatArray:
     """Steps by which each that waits delays the next once the engine is full: the scarcest of its needs decides."""
     chunks = np.maximum(waiting.prefill_tokens / engine.prompt_budget, 1.0)
     service = waiting.output_mean + engine.idle_steps + chunks - 1.0

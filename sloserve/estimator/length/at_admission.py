@@ -13,7 +13,7 @@ import numpy as np
 from sloserve.core.arrays import FloatArray
 from sloserve.estimator.length.learned import LearnedLength, load_length_model
 from sloserve.estimator.length.quantiles import quantile_lengths
-from sloserve.estimator.length.remaining import Requests, rest_of
+from sloserve.estimator.length.remaining import KnownRequests, rest_of
 
 LEVELS: Final[FloatArray] = np.array([0.1, 0.25, 0.5, 0.75, 0.9])
 """Levels of the quantiles that travel."""
@@ -22,7 +22,7 @@ LEVELS: Final[FloatArray] = np.array([0.1, 0.25, 0.5, 0.75, 0.9])
 def expected_tokens(quantiles: Sequence[float], max_tokens: int) -> float:
     """Mean length, 1 to ``max_tokens``, of a reply whose quantiles at LEVELS were predicted."""
     none = np.zeros(1, np.int64)
-    asked = Requests(class_id=none, output_tokens=none, max_tokens=np.array([max_tokens]))
+    asked = KnownRequests(class_id=none, output_tokens=none, max_tokens=np.array([max_tokens]))
     return float(rest_of(quantile_lengths(LEVELS, np.array([quantiles])), asked).mean()[0])
 
 
@@ -56,7 +56,7 @@ class LengthAtAdmission:
         """
         # Without a cap: more than any reply, and what the features take for none.
         cap = 1 << 20 if max_tokens is None else max_tokens
-        asked = Requests(
+        asked = KnownRequests(
             class_id=np.array([self._class_id.get(class_name, -1)]),
             output_tokens=np.zeros(1, np.int64),
             max_tokens=np.array([cap]),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sloserve.core.arrays import IntArray
-from sloserve.estimator.length.remaining import Estimator, Requests
+from sloserve.estimator.length.remaining import Estimator, KnownRequests
 from sloserve.estimator.length.survival import CurveOfEach, SurvivalCurve, survival_curve
 
 _NONE: IntArray = np.empty(0, np.int64)
@@ -98,7 +98,7 @@ class EmpiricalLength(Estimator):
         }
         self._curves.clear()
 
-    def form(self, requests: Requests) -> CurveOfEach:
+    def form(self, requests: KnownRequests) -> CurveOfEach:
         """See :meth:`sloserve.estimator.length.remaining.LengthEstimator.form`."""
         parts = [
             (self._curve(int(one)), np.flatnonzero(requests.class_id == one)) for one in np.unique(requests.class_id)

@@ -12,7 +12,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.errors import ConfigError
-from sloserve.estimator.length.remaining import Requests
+from sloserve.estimator.length.remaining import KnownRequests
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _FIELDS = ("prompt", "prompt_tokens", "output", "output_tokens", "max_tokens", "task", "arrival_s")
@@ -25,7 +25,7 @@ class Examples:
     A request's ``class_id`` is its task's place in ``tasks``.
     """
 
-    requests: Requests
+    requests: KnownRequests
     lengths: IntArray
     tasks: tuple[str, ...]
 
@@ -54,7 +54,7 @@ def make_examples(
     labels = task or [""] * lengths.size
     tasks = tuple(sorted(set(labels)))
     place = {label: i for i, label in enumerate(tasks)}
-    requests = Requests(
+    requests = KnownRequests(
         class_id=np.array([place[label] for label in labels], np.int64),
         output_tokens=np.zeros(lengths.size, np.int64),
         max_tokens=np.full(lengths.size, NO_CAP) if max_tokens is None else max_tokens,

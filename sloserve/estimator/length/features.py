@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
-from sloserve.estimator.length.remaining import Requests
+from sloserve.estimator.length.remaining import KnownRequests
 
 _PLAIN = ("prompt_tokens", "max_tokens", "hour", "task_p10", "task_p50", "task_p90")
 _TEXT = ("chars", "words", "lines", "digits", "questions", "code_marks", "number")
@@ -43,7 +43,7 @@ class Features:
         words = tuple(f"word{i}" for i in range(self.buckets))
         return (*_PLAIN, *_TEXT, *words) if self.buckets else _PLAIN
 
-    def matrix(self, requests: Requests, class_names: Sequence[str] = ()) -> FloatArray:
+    def matrix(self, requests: KnownRequests, class_names: Sequence[str] = ()) -> FloatArray:
         """One row per request, ``[n, len(names)]``.
 
         class_names: label of each ``class_id``, used where the requests have no task.

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.estimator.length.remaining import Estimator, Requests
+from sloserve.estimator.length.remaining import Estimator, KnownRequests
 
 _SQRT2 = np.sqrt(2.0)
 
@@ -102,7 +102,7 @@ class GaussianLength(Estimator):
         variance = (variance + step * (output_tokens - mean)) * (1.0 - 1.0 / count)
         self._moments[class_id] = count, mean + step, variance
 
-    def form(self, requests: Requests) -> NormalLengths:
+    def form(self, requests: KnownRequests) -> NormalLengths:
         """See :meth:`sloserve.estimator.length.remaining.LengthEstimator.form`."""
         mean, deviation = np.empty(requests.class_id.size), np.empty(requests.class_id.size)
         for one in np.unique(requests.class_id):

@@ -11,7 +11,7 @@ from scipy import special
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.length.gaussian import NormalLengths
-from sloserve.estimator.length.remaining import Estimator, LengthForm, Requests
+from sloserve.estimator.length.remaining import Estimator, KnownRequests, LengthForm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +104,7 @@ class OracleLength(Estimator):
     def observe(self, class_id: int, output_tokens: int) -> None:
         """Nothing follows: what is stated needs no learning."""
 
-    def form(self, requests: Requests) -> LengthForm:
+    def form(self, requests: KnownRequests) -> LengthForm:
         """See :meth:`sloserve.estimator.length.remaining.LengthEstimator.form`.
 
         Raises: ValueError for a request without a statement, and when an error is to be drawn and ``seq`` is missing.

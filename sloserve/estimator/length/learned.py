@@ -17,7 +17,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.estimator.length.features import TASK_LEVELS, Features
 from sloserve.estimator.length.forest import Forest, forest_from_json
 from sloserve.estimator.length.quantiles import QuantileLengths, quantile_lengths
-from sloserve.estimator.length.remaining import Estimator, Requests
+from sloserve.estimator.length.remaining import Estimator, KnownRequests
 
 FORMAT = "sloserve-length-1"
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -33,7 +33,7 @@ class LengthModel:
     features: Features
     forest: Forest
 
-    def quantiles(self, requests: Requests, class_names: Sequence[str] = ()) -> FloatArray:
+    def quantiles(self, requests: KnownRequests, class_names: Sequence[str] = ()) -> FloatArray:
         """Output tokens at each level, ``[n, levels]``; may cross."""
         log_tokens = self.forest.predict(self.features.matrix(requests, class_names))
         quantiles: FloatArray = np.exp(np.clip(log_tokens, 0.0, _MAX_LOG_TOKENS))
@@ -106,7 +106,7 @@ class LearnedLength(Estimator):
     def observe(self, class_id: int, output_tokens: int) -> None:
         """Nothing follows: the model is fixed. Train it again when the workload changes."""
 
-    def form(self, requests: Requests) -> QuantileLengths:
+    def form(self, requests: KnownRequests) -> QuantileLengths:
         """See :meth:`sloserve.estimator.length.remaining.LengthEstimator.form`.
 
         With ``seq`` each request's features are looked at once, when it is first asked about.

@@ -15,7 +15,7 @@ from sloserve.core.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Requests:
+class KnownRequests:
     """What is known of n requests, one column each; ``None`` where the deployment does not know a column.
 
     output_tokens: emitted so far. stated_tokens: the whole length that a simulator or a client states, -1 where none.
@@ -35,7 +35,7 @@ class Requests:
     task: Sequence[str] | None = None
     prompt: Sequence[str] | None = None
 
-    def take(self, places: Sequence[int] | IntArray) -> "Requests":
+    def take(self, places: Sequence[int] | IntArray) -> "KnownRequests":
         """The requests at ``places``."""
         columns = {}
         for name in self.__dataclass_fields__:
@@ -45,7 +45,7 @@ class Requests:
             elif values is not None:
                 values = [values[place] for place in places]
             columns[name] = values
-        return Requests(**columns)
+        return KnownRequests(**columns)
 
 
 class LengthForm(Protocol):
@@ -96,7 +96,7 @@ class Rest:
         return np.where(asked < 1.0, 1.0, survival)
 
 
-def rest_of(form: LengthForm, requests: Requests) -> Rest:
+def rest_of(form: LengthForm, requests: KnownRequests) -> Rest:
     """What remains of ``requests`` when their whole lengths are distributed as ``form``."""
     left = np.maximum(requests.max_tokens - requests.output_tokens, 1)
     return Rest(form, requests.output_tokens, left)
@@ -109,11 +109,11 @@ class LengthEstimator(Protocol):
         """A request of the class ended by itself after ``output_tokens``."""
         ...
 
-    def form(self, requests: Requests) -> LengthForm:
+    def form(self, requests: KnownRequests) -> LengthForm:
         """The distribution of the whole lengths of ``requests``."""
         ...
 
-    def rest(self, requests: Requests) -> Rest:
+    def rest(self, requests: KnownRequests) -> Rest:
         """The distribution of what ``requests`` have still to emit."""
         ...
 
@@ -126,9 +126,9 @@ class Estimator(ABC):
         """See :meth:`LengthEstimator.observe`."""
 
     @abstractmethod
-    def form(self, requests: Requests) -> LengthForm:
+    def form(self, requests: KnownRequests) -> LengthForm:
         """See :meth:`LengthEstimator.form`."""
 
-    def rest(self, requests: Requests) -> Rest:
+    def rest(self, requests: KnownRequests) -> Rest:
         """See :meth:`LengthEstimator.rest`."""
         return rest_of(self.form(requests), requests)

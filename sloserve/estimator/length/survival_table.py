@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.estimator.length.remaining import LengthEstimator, Requests
+from sloserve.estimator.length.remaining import KnownRequests, LengthEstimator
 from sloserve.kernels.survival import Chances, LengthColumns, chances, mean_left
 
 STRIDE_TOKENS: Final = 8
@@ -65,7 +65,7 @@ class SurvivalTable:
 
     def _row(self, class_id: int) -> tuple[FloatArray, FloatArray]:
         n = _LENGTHS.size
-        fresh = Requests(
+        fresh = KnownRequests(
             class_id=np.full(n, class_id),
             output_tokens=np.zeros(n, np.int64),
             max_tokens=np.full(n, np.iinfo(np.int64).max),
@@ -75,7 +75,7 @@ class SurvivalTable:
         longer = np.maximum(rest.survival(_LENGTHS), _LEAST)
         last = np.full(n, MOST_TOKENS)
         tail = self._estimator.rest(
-            Requests(class_id=fresh.class_id[:1], output_tokens=last[:1], max_tokens=fresh.max_tokens[:1])
+            KnownRequests(class_id=fresh.class_id[:1], output_tokens=last[:1], max_tokens=fresh.max_tokens[:1])
         )
         # Trapezia between the lengths known, and what the last one still expects.
         between = STRIDE_TOKENS * (longer[:-1] + longer[1:]) / 2.0

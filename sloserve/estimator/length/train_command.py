@@ -10,7 +10,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.progress import progress
 from sloserve.estimator.length.accuracy import Accuracy
 from sloserve.estimator.length.examples import read_examples
-from sloserve.estimator.length.training import TrainingSettings, held_out, train
+from sloserve.estimator.length.training import LengthTrainingSettings, held_out, train
 
 _COLUMNS = (
     # heading, field, factor
@@ -38,7 +38,7 @@ def train_and_report(data: Path, out: Path, *, text: bool, seeds: int, share: fl
     if not out.resolve().parent.is_dir():  # known before minutes of training
         raise ConfigError(f"--out: no folder {out.parent} to write {out.name} into")
     examples = read_examples(data)
-    settings = TrainingSettings(text=text, seed=seed)
+    settings = LengthTrainingSettings(text=text, seed=seed)
     console = Console()
     uses_text = text and examples.requests.prompt is not None
     console.print(

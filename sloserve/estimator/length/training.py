@@ -28,7 +28,7 @@ _TASK_PRIOR = 10.0
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class LengthTrainingSettings:
     """levels: quantiles learned; more cost more per prediction. text: whether prompts are used, where there are any.
 
     word_buckets: columns of hashed words; 2,000 short prompts gained nothing from more. trees, leaves, learning_rate,
@@ -50,7 +50,7 @@ Progress = Callable[[], None]
 """Called after each quantile that was learned."""
 
 
-def train(examples: Examples, settings: TrainingSettings, progress: Progress = lambda: None) -> LengthModel:
+def train(examples: Examples, settings: LengthTrainingSettings, progress: Progress = lambda: None) -> LengthModel:
     """The model of ``examples``. Raises: ConfigError for too few examples, or when LightGBM is not installed."""
     if len(examples) < LEAST_EXAMPLES:
         raise ConfigError(f"{len(examples)} requests to train on; at least {LEAST_EXAMPLES} are needed")
@@ -79,7 +79,9 @@ def _task_quantiles(examples: Examples) -> dict[str, tuple[float, ...]]:
     return found
 
 
-def _boost(rows: FloatArray, target: FloatArray, level: float, settings: TrainingSettings) -> list[dict[str, Any]]:
+def _boost(
+    rows: FloatArray, target: FloatArray, level: float, settings: LengthTrainingSettings
+) -> list[dict[str, Any]]:
     """The trees of one quantile, as nested dictionaries."""
     try:
         import lightgbm
@@ -125,7 +127,7 @@ def _forest(levels: list[list[dict[str, Any]]], num_features: int) -> Forest:
 
 
 def held_out(
-    examples: Examples, settings: TrainingSettings, *, share: float, seeds: int, progress: Progress = lambda: None
+    examples: Examples, settings: LengthTrainingSettings, *, share: float, seeds: int, progress: Progress = lambda: None
 ) -> Iterator[dict[str, Accuracy]]:
     """For each seed, the accuracy by predictor on a random ``share`` of the examples, trained on the others.
 

@@ -36,7 +36,7 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class FitScore:
     """How well a form predicts ``steps`` measured ones.
 
     r2: coefficient of determination, of durations; 1 is perfect, 0 no better than their mean. mape_percent: mean
@@ -48,7 +48,7 @@ class Score:
     mape_percent: float
 
 
-def score(form: StepLatency, steps: Sequence[MeasuredStep]) -> Score:
+def score(form: StepLatency, steps: Sequence[MeasuredStep]) -> FitScore:
     """Raises: ValueError for fewer than two steps, of which R^2 says nothing."""
     if len(steps) < 2:
         raise ValueError(f"{len(steps)} steps: R^2 needs at least two")
@@ -56,7 +56,7 @@ def score(form: StepLatency, steps: Sequence[MeasuredStep]) -> Score:
     error = measured - np.array([form.step_s(s.load) for s in steps])
     spread = float(np.sum((measured - measured.mean()) ** 2))
     r2 = 1.0 - float(error @ error) / spread if spread > 0.0 else float("-inf")
-    return Score(len(steps), r2, float(np.mean(np.abs(error) / measured)) * 100.0)
+    return FitScore(len(steps), r2, float(np.mean(np.abs(error) / measured)) * 100.0)
 
 
 def held_out(steps: Sequence[MeasuredStep], share: float, seed: int) -> tuple[list[MeasuredStep], list[MeasuredStep]]:

@@ -25,7 +25,7 @@ _MIN_EACH = 9
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLimits:
+class EngineCapacity:
     """What the engine takes: tokens and requests in a step, tokens of a request, tokens in the KV cache."""
 
     max_num_batched_tokens: int
@@ -70,7 +70,7 @@ class Scenario:
         return f"{self.decode_seqs}@{self.context_tokens}/{waves or 'none'}"
 
 
-def full_grid(limits: EngineLimits, max_context_tokens: int = 131_072) -> list[Scenario]:
+def full_grid(limits: EngineCapacity, max_context_tokens: int = 131_072) -> list[Scenario]:
     """What ``sloserve profile`` measures: about 40 scenarios, some 300 kinds of steps.
 
     max_context_tokens: most tokens that the decoding requests of a scenario hold together; filling the cache is what
@@ -99,7 +99,7 @@ def full_grid(limits: EngineLimits, max_context_tokens: int = 131_072) -> list[S
     return scenarios
 
 
-def small_grid(limits: EngineLimits) -> list[Scenario]:
+def small_grid(limits: EngineCapacity) -> list[Scenario]:
     """A few seconds' worth, for tests: enough steps to fit, not to trust.
 
     Raises: ConfigError for an engine too small to fit anything to.
@@ -119,7 +119,7 @@ def _fitting(sizes: Iterable[int], limit: int) -> list[int]:
     return [size for size in sizes if size <= limit]
 
 
-def _check(scenarios: list[Scenario], limits: EngineLimits) -> None:
+def _check(scenarios: list[Scenario], limits: EngineCapacity) -> None:
     decoding = sum(s.decode_seqs > 0 for s in scenarios)
     if decoding < _MIN_EACH or sum(len(s.waves) for s in scenarios) < _MIN_EACH:
         raise ConfigError(

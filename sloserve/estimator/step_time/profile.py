@@ -24,11 +24,11 @@ Text = Annotated[str, Field(min_length=1)]
 _SHIPPED = resources.files("sloserve.estimator") / "profiles"
 
 
-class _Section(BaseModel):
+class _ProfileSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class Error(_Section):
+class Error(_ProfileSection):
     """How far the latency form is from what it was fitted to."""
 
     mape_percent: NotNegative | None
@@ -37,7 +37,7 @@ class Error(_Section):
     """what the figure covers, and what it leaves out"""
 
 
-class Grid(_Section):
+class Grid(_ProfileSection):
     """The largest step the latency form was fitted on, in each direction."""
 
     max_step_tokens: Count
@@ -62,7 +62,7 @@ class Grid(_Section):
         )
 
 
-class Profile(_Section):
+class Profile(_ProfileSection):
     """One model on one machine. Everything in bytes or tokens is summed over the tensor-parallel ranks."""
 
     name: Text

@@ -10,15 +10,15 @@ import yaml
 
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.fit import (
+    FitScore,
     MeasuredStep,
-    Score,
     fit_bilinear,
     fit_distserve,
     fit_hinge,
     held_out,
     score,
 )
-from sloserve.estimator.step_time.grid import EngineLimits, Scenario, full_grid, small_grid
+from sloserve.estimator.step_time.grid import EngineCapacity, Scenario, full_grid, small_grid
 from sloserve.estimator.step_time.latency import Bilinear, DistServe, Hinge
 from sloserve.estimator.step_time.measurements import Measurements, TimedStep
 from sloserve.estimator.step_time.profile import Profile, load_profile
@@ -58,7 +58,7 @@ class ProfileSettings:
             if number < 1:
                 raise ConfigError(f"--{name}: {number} is not a whole number >= 1")
 
-    def scenarios(self, limits: EngineLimits) -> list[Scenario]:
+    def scenarios(self, limits: EngineCapacity) -> list[Scenario]:
         """The grid for an engine of these limits."""
         return small_grid(limits) if self.grid == "small" else full_grid(limits, self.max_context_tokens)
 
@@ -95,7 +95,7 @@ def measure_grid(
                 on_progress(done, total)
 
 
-def scores(steps: Sequence[MeasuredStep], seed: int = 0) -> dict[str, Score]:
+def scores(steps: Sequence[MeasuredStep], seed: int = 0) -> dict[str, FitScore]:
     """Each form fitted to three quarters of the steps and scored on the rest, by name."""
     fitted, out = held_out(steps, HELD_OUT_SHARE, seed)
     return {name: score(fit(fitted), out) for name, fit in FITS.items()}

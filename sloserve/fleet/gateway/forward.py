@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import quote
 
 from sloserve.admission.admission import Admission, Ticket
-from sloserve.admission.prediction import NewRequest
+from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.clock import Clock
 from sloserve.core.errors import DeadlinePassed, EngineError, Evicted, InvalidRequest, QueueFull, Rejected, UnknownModel
 from sloserve.core.finished import Latency
@@ -208,7 +208,7 @@ class Exchange:
 
     def _admit(self, asked: Asked, now_s: float) -> Ticket:
         """Raises: QueueFull, SLOUnattainable."""
-        new = NewRequest(
+        new = ArrivingRequest(
             asked.slo,
             self._arrival_s,
             asked.prompt_tokens,

@@ -8,7 +8,7 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso import pausing
 from sloserve.lso.decode_first import unfinished
-from sloserve.lso.preemption import Candidate, Head, select_victims
+from sloserve.lso.preemption import Head, PreemptionCandidate, select_victims
 from sloserve.lso.swapping import cheaper_later
 from sloserve.scheduler.andes.outlook import Outlook
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
@@ -82,7 +82,7 @@ def victims_for(
     candidates = order.places[may][:most]
     victims = select_victims(
         map(Head, order.head_key[heads.places].tolist(), heads.blocks.tolist()),
-        map(Candidate, candidates.tolist(), order.key[candidates].tolist()),
+        map(PreemptionCandidate, candidates.tolist(), order.key[candidates].tolist()),
         lambda place: snapshot.holding(int(all_.slots[place])),
         free_slots=snapshot.engine.free_slots,
         free_blocks=free_blocks,

@@ -14,7 +14,7 @@ _MORE_SEQS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class EnginePace:
     """How fast the engine is now, in seconds.
 
     step_s: of a step, between one of decodes alone and a full one, by how many prompts there are to compute. full_s:
@@ -28,7 +28,7 @@ class Pace:
     token_s: float
 
 
-def pace_of(engine: EngineFacts, decodes: int, context_tokens: int, pending_tokens: float) -> Pace:
+def pace_of(engine: EngineFacts, decodes: int, context_tokens: int, pending_tokens: float) -> EnginePace:
     """The engine with these running.
 
     decodes, context_tokens: running requests, and the tokens in their KV. pending_tokens: of prompts, to be computed.
@@ -49,4 +49,6 @@ def pace_of(engine: EngineFacts, decodes: int, context_tokens: int, pending_toke
     alone_s, more_s, full_s = latency.step_s(alone), latency.step_s(more), latency.step_s(full)
     full_s = max(full_s, alone_s)
     share = min(pending_tokens / (constants.CONSTANTS.pending_steps * room), 1.0)
-    return Pace(alone_s + share * (full_s - alone_s), full_s, full_s / room, max((more_s - alone_s) / _MORE_SEQS, 1e-9))
+    return EnginePace(
+        alone_s + share * (full_s - alone_s), full_s, full_s / room, max((more_s - alone_s) / _MORE_SEQS, 1e-9)
+    )

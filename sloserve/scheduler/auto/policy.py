@@ -24,7 +24,7 @@ from sloserve.lso.decode_first import progress_columns, service_order
 from sloserve.lso.forecast import AHEAD, how_many_fit_to_the_end
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, ranked, without_targets, woven_places
-from sloserve.lso.preemption import Candidate, Head, freed_blocks, select_victims
+from sloserve.lso.preemption import Head, PreemptionCandidate, freed_blocks, select_victims
 from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.auto.pace import pace_of
 from sloserve.scheduler.auto.worth import WORTH_COLUMNS, worth_of
@@ -169,7 +169,7 @@ class Auto(Policy):
         free_blocks = engine.free_blocks - int(promised.sum()) - math.ceil(self.settings.reserve * engine.total_blocks)
         victims = select_victims(
             [Head(-value, blocks) for (_, value), blocks in zip(worth_it, needed.tolist(), strict=True)],
-            map(Candidate, slots[able].tolist(), (-loss[able]).tolist()),
+            map(PreemptionCandidate, slots[able].tolist(), (-loss[able]).tolist()),
             snapshot.holding,
             free_slots=free_slots,
             free_blocks=free_blocks,

@@ -41,7 +41,7 @@ from sloserve.kernels.worth import worth
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.pace import PACE_COLUMNS
 from sloserve.scheduler.auto import constants
-from sloserve.scheduler.auto.pace import Pace
+from sloserve.scheduler.auto.pace import EnginePace
 from sloserve.scheduler.policy import EngineFacts
 
 WORTH_COLUMNS: Final = (
@@ -64,7 +64,7 @@ def worth_of(
     rows: Rows,
     queued: int,
     engine: EngineFacts,
-    pace: Pace,
+    pace: EnginePace,
     left: FloatArray,
     runs: Chances,
     prefill_tokens: IntArray,

@@ -31,7 +31,7 @@ from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import ranked, without_targets, woven_places
 from sloserve.lso.pace import pace_s
 from sloserve.lso.swapping import preemption_price
-from sloserve.scheduler.econo.victim import TOKENS_PER_STEP, Ranked, victim_worth_preempting
+from sloserve.scheduler.econo.victim import TOKENS_PER_STEP, ServiceOrder, victim_worth_preempting
 from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
 
@@ -112,7 +112,7 @@ class Econo(Policy):
             most = max(stay.size + fit, 1)
         return Plan(running=service_order(rows, stay, engine), waiting=waiting.slots, preempt=preempt, max_running=most)
 
-    def _ranked(self, snapshot: Snapshot, now_s: float) -> tuple[Ranked, Ranked]:
+    def _ranked(self, snapshot: Snapshot, now_s: float) -> tuple[ServiceOrder, ServiceOrder]:
         """The waiting requests, as many as there are slots, and the running ones, each in the order of service."""
         rows, queued = snapshot.rows, snapshot.waiting.size
         slots = np.concatenate((snapshot.waiting, snapshot.running))
@@ -131,15 +131,17 @@ class Econo(Policy):
         lowered, waiting, running = found.lowered, found.waiting, queued + found.running
         woven = woven_places(snapshot, waiting)
         return (
-            Ranked(slots[woven], lowered[waiting], work[woven], target_s[woven]),
-            Ranked(slots[running], lowered[running], work[running], target_s[running]),
+            ServiceOrder(slots[woven], lowered[waiting], work[woven], target_s[woven]),
+            ServiceOrder(slots[running], lowered[running], work[running], target_s[running]),
         )
 
     def _key(self, rows: Rows, slots: IntArray, work: FloatArray, target_s: FloatArray) -> FloatArray:
         """The least is served first, ``[len(slots)]``."""
         return work * target_s
 
-    def _room(self, rows: Rows, engine: EngineFacts, waiting: Ranked, running: Ranked) -> tuple[int | None, int]:
+    def _room(
+        self, rows: Rows, engine: EngineFacts, waiting: ServiceOrder, running: ServiceOrder
+    ) -> tuple[int | None, int]:
         """Index of the running request to preempt, if any, and how many of ``waiting`` then fit."""
         slots, free_slots = waiting.slots, min(engine.free_slots, MOST_ADMITTED)
         held_mean, held_variance = (one.sum(axis=0) for one in self._occupancy(rows, engine, running.slots))

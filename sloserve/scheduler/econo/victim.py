@@ -23,7 +23,7 @@ either is ever reached)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ranked:
+class ServiceOrder:
     """Requests in the order of service; all ``[n]``.
 
     key: ascending. work: KV tokens x steps to go. target_s: within which it should end, from its arrival.
@@ -36,8 +36,8 @@ class Ranked:
 
 
 def victim_worth_preempting(
-    waiting: Ranked,
-    running: Ranked,
+    waiting: ServiceOrder,
+    running: ServiceOrder,
     again_tokens: FloatArray,
     may_preempt: BoolArray,
     *,

@@ -34,10 +34,10 @@ from sloserve.scheduler.published.allocation import capacity_blocks
 from sloserve.scheduler.published.generation_queue import GenerationTasks
 from sloserve.scheduler.published.grants import Grants
 from sloserve.scheduler.published.paper_order import ORDER_COLUMNS
-from sloserve.scheduler.published.prompt_queue import Prompts, Room, fcfs_prompts, paper_prompts
+from sloserve.scheduler.published.prompt_queue import AdmittedPrompts, StepRoom, fcfs_prompts, paper_prompts
 from sloserve.scheduler.published.reservations import make_ledger
 from sloserve.scheduler.published.shares import Tuning
-from sloserve.scheduler.published.variants import PaperSettings, Parts
+from sloserve.scheduler.published.variants import PaperParts, PaperSettings
 
 
 class EconoPaper(Policy):
@@ -52,7 +52,7 @@ class EconoPaper(Policy):
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
-        self._parts: Parts = self.settings.chosen
+        self._parts: PaperParts = self.settings.chosen
         self.tuning: Tuning = self.settings.tuning()
         self._grants = Grants()
         self._tasks: GenerationTasks | None = None
@@ -75,7 +75,7 @@ class EconoPaper(Policy):
         tasks = self._tasks
         left = uncomputed_tokens(rows, running)
         is_gt, computed = left == 0, rows.computed_tokens[running]
-        gts, pts = running[is_gt], Prompts(running[~is_gt], (computed + left)[~is_gt], left[~is_gt])
+        gts, pts = running[is_gt], AdmittedPrompts(running[~is_gt], (computed + left)[~is_gt], left[~is_gt])
         tasks.forget(waiting)
         tasks.forget(pts.slots)
         capacity = capacity_blocks(engine)
@@ -95,7 +95,7 @@ class EconoPaper(Policy):
         )
 
     def _grant(
-        self, tasks: GenerationTasks, rows: Rows, gts: IntArray, pts: Prompts, capacity: int, now_s: float
+        self, tasks: GenerationTasks, rows: Rows, gts: IntArray, pts: AdmittedPrompts, capacity: int, now_s: float
     ) -> tuple[IntArray, IntArray]:
         """The GTs that still wait after this step's grants, in queue order, and the GTs to preempt."""
         over, preempt = tasks.overrun(rows, gts), NO_SLOTS
@@ -113,7 +113,13 @@ class EconoPaper(Policy):
         return queue, preempt
 
     def _admit(
-        self, tasks: GenerationTasks, snapshot: Snapshot, pts: Prompts, queue: IntArray, served: int, now_s: float
+        self,
+        tasks: GenerationTasks,
+        snapshot: Snapshot,
+        pts: AdmittedPrompts,
+        queue: IntArray,
+        served: int,
+        now_s: float,
     ) -> tuple[IntArray, int]:
         """The order of admission and how many to admit; one at least while nothing else can be served."""
         rows, engine, waiting, ledger = snapshot.rows, snapshot.engine, snapshot.waiting, tasks.ledger
@@ -125,7 +131,7 @@ class EconoPaper(Policy):
             blocks = min(blocks, reserve - held)
         step_tokens = min(self.settings.tfs_tokens or engine.token_budget, engine.token_budget)
         tokens = step_tokens - served - int(pts.left.sum())
-        room = Room(tokens=tokens, blocks=blocks, block_size=engine.block_size, requests=engine.free_slots)
+        room = StepRoom(tokens=tokens, blocks=blocks, block_size=engine.block_size, requests=engine.free_slots)
         if not waiting.size or (busy and min(tokens, blocks, engine.free_slots) < 1):
             return NO_SLOTS, 0
         if self._parts.order == "paper":

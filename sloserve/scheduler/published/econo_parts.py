@@ -12,7 +12,7 @@ from sloserve.core.rows import Rows
 from sloserve.lso.decode_first import unfinished
 from sloserve.lso.pausing import short_of_blocks
 from sloserve.scheduler.econo.policy import Econo
-from sloserve.scheduler.econo.victim import Ranked
+from sloserve.scheduler.econo.victim import ServiceOrder
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
 
 ORDERS: Final = ("stretch", "fcfs")
@@ -49,7 +49,9 @@ class EconoParts(Econo):
         by_arrival: FloatArray = rows.arrival_s[slots]
         return by_arrival if self.settings.order == "fcfs" else super()._key(rows, slots, work, target_s)
 
-    def _room(self, rows: Rows, engine: EngineFacts, waiting: Ranked, running: Ranked) -> tuple[int | None, int]:
+    def _room(
+        self, rows: Rows, engine: EngineFacts, waiting: ServiceOrder, running: ServiceOrder
+    ) -> tuple[int | None, int]:
         return super()._room(rows, engine, waiting, running) if self.settings.foresee else (None, 0)
 
     def _pause(self, snapshot: Snapshot, made: Plan) -> IntArray:

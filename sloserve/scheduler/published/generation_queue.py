@@ -11,16 +11,16 @@ from sloserve.lso.lengths import Lengths
 from sloserve.scheduler.policy import NO_SLOTS
 from sloserve.scheduler.published.grants import NO_GROUP, Grants
 from sloserve.scheduler.published.paper_order import grouped, paper_order
-from sloserve.scheduler.published.prompt_queue import Prompts
+from sloserve.scheduler.published.prompt_queue import AdmittedPrompts
 from sloserve.scheduler.published.reservations import Exact
 from sloserve.scheduler.published.shares import Tuning
-from sloserve.scheduler.published.variants import Parts
+from sloserve.scheduler.published.variants import PaperParts
 
 
 class GenerationTasks:
     """Grants KV to GTs and takes grants back. ledger: what each admitted request has reserved or holds."""
 
-    def __init__(self, parts: Parts, tuning: Tuning, lengths: Lengths, grants: Grants, ledger: Exact) -> None:
+    def __init__(self, parts: PaperParts, tuning: Tuning, lengths: Lengths, grants: Grants, ledger: Exact) -> None:
         self._parts = parts
         self._tuning = tuning
         self._lengths = lengths
@@ -63,7 +63,7 @@ class GenerationTasks:
             self._predict(rows, slots[unknown])
         return over
 
-    def state(self, rows: Rows, granted: IntArray, queue: IntArray, pts: Prompts, capacity: int) -> None:
+    def state(self, rows: Rows, granted: IntArray, queue: IntArray, pts: AdmittedPrompts, capacity: int) -> None:
         """Tells the ledger what requests hold in this step; a prompt counts whole. capacity: KV blocks in all."""
         tokens = np.concatenate((rows.computed_tokens[queue], pts.tokens))
         self.ledger.state(capacity, (granted, *self._need(rows, granted)), (np.concatenate((queue, pts.slots)), tokens))

@@ -12,7 +12,7 @@ from sloserve.scheduler.published.paper_order import BestFit, paper_order
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prompts:
+class AdmittedPrompts:
     """Admitted prompt tasks, ``[n]`` each. tokens: to compute in all. left: of these, not computed yet."""
 
     slots: IntArray
@@ -21,7 +21,7 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class StepRoom:
     """Room that a step has for new prompts: tokens to compute, KV blocks of ``block_size`` tokens, requests."""
 
     tokens: int
@@ -30,7 +30,7 @@ class Room:
     requests: int
 
 
-def fcfs_prompts(snapshot: Snapshot, room: Room) -> tuple[IntArray, int]:
+def fcfs_prompts(snapshot: Snapshot, room: StepRoom) -> tuple[IntArray, int]:
     """Slots in the order of admission, and how many to admit: the last is cut at the end of the step."""
     rows, waiting = snapshot.rows, snapshot.waiting
     seq = rows.seq[waiting]
@@ -42,7 +42,7 @@ def fcfs_prompts(snapshot: Snapshot, room: Room) -> tuple[IntArray, int]:
     return order, min(begun, int(np.searchsorted(blocks, room.blocks, side="right")), max(room.requests, 0))
 
 
-def paper_prompts(snapshot: Snapshot, room: Room, now_s: float) -> tuple[IntArray, int]:
+def paper_prompts(snapshot: Snapshot, room: StepRoom, now_s: float) -> tuple[IntArray, int]:
     """As :func:`fcfs_prompts`, in the paper's order; if the next does not fit, the longest that does comes next."""
     rows, waiting = snapshot.rows, snapshot.waiting
     tokens = rows.prompt_tokens[waiting] + rows.output_tokens[waiting]
@@ -68,7 +68,7 @@ def paper_prompts(snapshot: Snapshot, room: Room, now_s: float) -> tuple[IntArra
     return order, _leading(chosen_tokens, room)
 
 
-def _leading(tokens: IntArray, room: Room) -> int:
+def _leading(tokens: IntArray, room: StepRoom) -> int:
     """How many prompts of an ordered list fit, none of them cut."""
     blocks = blocks_of(tokens, room.block_size)
     return min(

@@ -10,14 +10,14 @@ from sloserve.core.arrays import IntArray
 from sloserve.kernels.anneal import anneal
 from sloserve.scheduler.policy import Snapshot
 from sloserve.scheduler.sa.policy import SA, cooling_for
-from sloserve.scheduler.sa.times import Work, batch_times
+from sloserve.scheduler.sa.times import RemainingWork, batch_times
 
 
 class SABatches(SA):
     """Annealing in batches as its paper plans them, the first of which limits how many requests may run."""
 
     def _best_order(
-        self, snapshot: Snapshot, present: IntArray, work: Work, max_batch: int, now_s: float
+        self, snapshot: Snapshot, present: IntArray, work: RemainingWork, max_batch: int, now_s: float
     ) -> tuple[IntArray, int | None]:
         rows, fixed = snapshot.rows, snapshot.running.size
         requests = self._requests(rows, present, work, batch_times(self._fit, work), now_s)

@@ -24,7 +24,7 @@ _RANGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PaperParts:
     """Which parts of EconoServe are at work beside the two queues and exact allocation; see :class:`PaperSettings`."""
 
     sync_tokens: int
@@ -33,10 +33,10 @@ class Parts:
 
 
 VARIANTS = {
-    "d": Parts(0, "fcfs", "none"),
-    "sd": Parts(32, "fcfs", "none"),
-    "sdo": Parts(32, "paper", "none"),
-    "full": Parts(32, "paper", "hosting"),
+    "d": PaperParts(0, "fcfs", "none"),
+    "sd": PaperParts(32, "fcfs", "none"),
+    "sdo": PaperParts(32, "paper", "none"),
+    "full": PaperParts(32, "paper", "hosting"),
 }
 """EconoServe-D, -SD, -SDO and EconoServe (Sec. 4). 32 tokens are one of the paper's blocks; the paper groups by equal
 predictions, which a classifier makes and an estimate of a mean or a length in tokens does not.
@@ -91,7 +91,7 @@ class PaperSettings(Policy.Settings):
                 raise ValueError(f"{name}: {value} is not within {least}..{most}")
 
     @property
-    def chosen(self) -> Parts:
+    def chosen(self) -> PaperParts:
         """The parts at work."""
         single = {name: getattr(self, name) for name in ("sync_tokens", "order", "pipeline")}
         return replace(VARIANTS[self.parts], **{name: one for name, one in single.items() if one is not None})

@@ -29,7 +29,7 @@ from sloserve.lso.ordering import by_class, first_places, without_targets
 from sloserve.lso.pace import pace_s
 from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
-from sloserve.scheduler.sa.times import Slots, Work, bilinear_of, slot_times
+from sloserve.scheduler.sa.times import RemainingWork, Slots, bilinear_of, slot_times
 
 MOST_ANNEALED = 512
 """Waiting requests that are planned by annealing; the others follow, the shortest first."""
@@ -136,7 +136,7 @@ class SA(Policy):
         return np.concatenate((order, rest)), max_running
 
     def _best_order(
-        self, snapshot: Snapshot, present: IntArray, work: Work, max_batch: int, now_s: float
+        self, snapshot: Snapshot, present: IntArray, work: RemainingWork, max_batch: int, now_s: float
     ) -> tuple[IntArray, int | None]:
         """Returns the best order of the waiting requests of ``present``, and how many may run, ``None`` for no limit.
 
@@ -154,13 +154,15 @@ class SA(Policy):
         plan = anneal(queue, 1, cooling=cooling_for(present.size - fixed, 1, self.settings.effort), seed=self.seed)
         return present[fixed + plan.order], None
 
-    def _work(self, rows: Rows, slots: IntArray) -> Work:
+    def _work(self, rows: Rows, slots: IntArray) -> RemainingWork:
         done = rows.output_tokens[slots]
         left = self._lengths.left(rows, slots)
         context = rows.prompt_tokens[slots] + done
-        return Work(uncomputed_tokens(rows, slots), context, left)
+        return RemainingWork(uncomputed_tokens(rows, slots), context, left)
 
-    def _requests(self, rows: Rows, slots: IntArray, work: Work, times: BatchTimes, now_s: float) -> BatchRequests:
+    def _requests(
+        self, rows: Rows, slots: IntArray, work: RemainingWork, times: BatchTimes, now_s: float
+    ) -> BatchRequests:
         """The targets that can still be met or missed; what was missed already stays so."""
         waited = np.maximum(now_s - rows.arrival_s[slots], 0.0)
         first, done = rows.first_token_s[slots], rows.output_tokens[slots]

@@ -40,7 +40,7 @@ def bilinear_of(latency: StepLatency) -> Bilinear:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class RemainingWork:
     """What is left of requests, ``[n]`` each.
 
     prefill_tokens: prompt, and output so far of preempted ones, still to be computed. context_tokens: of the next
@@ -57,7 +57,7 @@ class Work:
         return float((self.context_tokens + self.output_tokens).mean())
 
 
-def batch_times(fit: Bilinear, work: Work) -> BatchTimes:
+def batch_times(fit: Bilinear, work: RemainingWork) -> BatchTimes:
     """Returns the times of requests that run in batches."""
     prompt, output = work.prefill_tokens, work.output_tokens
     # Eq. 16: the contexts of all decode steps, summed.
@@ -84,7 +84,7 @@ class Slots:
     bind: bool
 
 
-def slot_times(fit: Bilinear, work: Work, slots: Slots) -> BatchTimes:
+def slot_times(fit: Bilinear, work: RemainingWork, slots: Slots) -> BatchTimes:
     """Returns the times of requests that run beside others and take the places of those that end, one by one.
 
     A step that computes prompts decodes too. So while requests wait, steps are full, and a prompt gets through at the

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
-from sloserve.sim.model.requests import Requests
+from sloserve.sim.model.requests import ModelRequests
 
 
 class KVBlocks:
@@ -15,7 +15,7 @@ class KVBlocks:
 
     caches = False
 
-    def __init__(self, requests: Requests, num_blocks: int, block_size: int) -> None:
+    def __init__(self, requests: ModelRequests, num_blocks: int, block_size: int) -> None:
         self.free = num_blocks
         self._requests = requests
         self._block_size = block_size

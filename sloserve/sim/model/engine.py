@@ -31,7 +31,7 @@ from sloserve.sim.model.step import Batch
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.virtual.event_loop import EventLoop
 from sloserve.virtual.virtual_front_end import VirtualFrontEnd
-from sloserve.virtual.virtual_swap_worker import NOTHING, SwapWorker, Told
+from sloserve.virtual.virtual_swap_worker import NOTHING, Told, VirtualSwapWorker
 from sloserve.wire.xargs import to_xargs, with_length
 
 
@@ -72,7 +72,7 @@ class ModelEngine(EventLoop):
         self._planned: PlannedScheduler | None = None
         if plugin is not None:
             self.scheduler = self._planned = PlannedScheduler(settings, plugin, self._clock, planning_costs)
-            self._swap_worker = SwapWorker.of(settings, profile)
+            self._swap_worker = VirtualSwapWorker.of(settings, profile)
             if self._swap_worker is not None:
                 self._planned.swap_with(settings.swap_space_gib, profile.kv_bytes_per_token * settings.block_size)
         self._classes = None if plugin is None else plugin.classes

@@ -27,8 +27,8 @@ from sloserve.settings import PluginSettings
 from sloserve.sim.model.port import ModelPort
 from sloserve.sim.model.requests import PREEMPTED, ModelRequest
 from sloserve.sim.model.scheduler import NONE, ModelScheduler
-from sloserve.sim.model.step import Batch, Limits
-from sloserve.sim.model.swap import ModelSwap
+from sloserve.sim.model.step import Batch, StepLimits
+from sloserve.sim.model.swap import KVSwap
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.virtual.virtual_swap_worker import GIB, NOTHING, Told
 
@@ -71,7 +71,7 @@ class PlannedScheduler(ModelScheduler):
         store = SwapStore(int(space_gib * GIB) // block_bytes, self.settings.block_size, self.slo_counters)
         link = LinkClock(first_bytes_per_s(self._steps.profile))
         control = SwapControl(store, block_bytes, SwapRule(self._swapping), link, self._steps, self._clock)
-        self.swap = ModelSwap(self.requests, control)
+        self.swap = KVSwap(self.requests, control)
 
     def state(self, request: ModelRequest, stated: StatedSLO) -> None:
         """Says what a request asks for, right after it was added."""
@@ -131,7 +131,7 @@ class PlannedScheduler(ModelScheduler):
         self._steps.scheduled(self._load_seen(batch), monotonic_s)
         return batch
 
-    def _scheduled(self, own: Limits) -> Batch:
+    def _scheduled(self, own: StepLimits) -> Batch:
         """What vLLM schedules within ``limits``; ``own`` hold again after it.
 
         A place is left for each request whose KV is being loaded, and those whose KV has been are let in: they hold

@@ -16,7 +16,7 @@ from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.sim.model.requests import BLOCKED, PREEMPTED, RUNNING, ModelRequest
 from sloserve.sim.model.scheduler import ModelScheduler
-from sloserve.sim.model.step import Batch, Limits
+from sloserve.sim.model.step import Batch, StepLimits
 
 _READ = {"computed_tokens": "computed", "in_flight_tokens": "in_flight"}
 """Columns of rows by the name of the count that they are."""
@@ -123,7 +123,7 @@ class ModelPort:
                 raise RuntimeError(f"{request.request_id} is to be preempted or paused, but does not run")
         return found
 
-    def apply_plan(self, plan: Plan, table: RequestTable, limits: Limits) -> list[Any]:
+    def apply_plan(self, plan: Plan, table: RequestTable, limits: StepLimits) -> list[Any]:
         """limits: the engine's own; the caller puts them back after the step, and lifts the pauses."""
         scheduler = self._scheduler
         paused = self.running_requests(plan.pause, table)
@@ -136,7 +136,7 @@ class ModelPort:
         scheduler.paused = np.array([request.index for request in paused], np.int64)
         return paused
 
-    def _narrowed(self, limits: Limits, plan: Plan, num_running: int) -> Limits:
+    def _narrowed(self, limits: StepLimits, plan: Plan, num_running: int) -> StepLimits:
         running, tokens, chunk = limits.running, limits.tokens, limits.chunk
         taken = int(self._scheduler.running.size)
         if plan.max_running is not None:
@@ -146,7 +146,7 @@ class ModelPort:
         if plan.prefill_chunk_tokens is not None:
             planned = int(plan.prefill_chunk_tokens)
             chunk = min(chunk, planned) if chunk > 0 else planned
-        return Limits(running, tokens, chunk)
+        return StepLimits(running, tokens, chunk)
 
     def _in_front(self, present: IntArray, named: IntArray | None, table: RequestTable) -> IntArray:
         """A queue with the named requests first, then the others in their present order; those not in it left out."""

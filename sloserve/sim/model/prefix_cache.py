@@ -13,7 +13,7 @@ from sloserve.engine.prefix_hit import blocks_hit
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
 from sloserve.sim.model.blocks import KVBlocks
-from sloserve.sim.model.requests import Requests
+from sloserve.sim.model.requests import ModelRequests
 
 _OUTPUT = -1
 """Token that all replies are made of; no block of a prompt has it for its id."""
@@ -27,7 +27,7 @@ class PrefixCache(KVBlocks):
 
     caches = True
 
-    def __init__(self, requests: Requests, num_blocks: int, block_size: int) -> None:
+    def __init__(self, requests: ModelRequests, num_blocks: int, block_size: int) -> None:
         super().__init__(requests, num_blocks, block_size)
         self._queue = OrderedDict.fromkeys(range(1, num_blocks + 1))  # free blocks, the next one to be used first
         self._holders = [0] * (num_blocks + 1)

@@ -19,7 +19,7 @@ _COUNTS = (
 )  # fmt: skip
 
 
-class Requests:
+class ModelRequests:
     """One entry per request, by its index; an index is never used again. Counts are in tokens unless they say else.
 
     prompt: of the prompt. last: of prompt and output at most. tokens: of prompt and output so far. left: output tokens
@@ -73,7 +73,7 @@ class Requests:
 class ModelRequest:
     """One request as planner and request table see it, see :class:`~sloserve.engine.port.EngineRequest`."""
 
-    requests: Requests
+    requests: ModelRequests
     index: int
     request_id: str
     workload: WorkloadRequest

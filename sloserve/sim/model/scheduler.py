@@ -13,9 +13,9 @@ from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.lso.blocks import blocks_of
 from sloserve.sim.model.blocks import KVBlocks
 from sloserve.sim.model.prefix_cache import PrefixCache
-from sloserve.sim.model.requests import BLOCKED, FREE, PREEMPTED, RUNNING, ModelRequest, Requests
-from sloserve.sim.model.step import Admitted, Batch, Limits
-from sloserve.sim.model.swap import ModelSwap
+from sloserve.sim.model.requests import BLOCKED, FREE, PREEMPTED, RUNNING, ModelRequest, ModelRequests
+from sloserve.sim.model.step import Admitted, Batch, StepLimits
+from sloserve.sim.model.swap import KVSwap
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.virtual.virtual_swap_worker import NOTHING, Told
 
@@ -36,16 +36,16 @@ class ModelScheduler:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
-        self.requests = Requests()
+        self.requests = ModelRequests()
         blocks = PrefixCache if settings.enable_prefix_caching else KVBlocks
         self.kv: KVBlocks = blocks(self.requests, settings.kv_blocks, settings.block_size)
         self.running = NONE
         self.waiting = NONE
         self.holding: list[int] = []
         self.arrived: set[int] = set()
-        self.swap: ModelSwap | None = None
+        self.swap: KVSwap | None = None
         self.paused = NONE
-        self.limits = Limits(settings.max_num_seqs, settings.max_num_batched_tokens)
+        self.limits = StepLimits(settings.max_num_seqs, settings.max_num_batched_tokens)
         self.preempted: list[str] = []
         self._num_stale = 0  # requests with stale tokens
         self._prefilling: set[int] = set()  # prompts that are unfinished, and loads; kept only with a swap

@@ -6,7 +6,7 @@ from sloserve.core.arrays import BoolArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """Limits of one step. running: no admission while so many run. tokens: of the step. chunk: most of one request, 0
     for any number.
     """

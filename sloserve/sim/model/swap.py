@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from sloserve.engine.swap_control import SwapControl
 from sloserve.scheduler.policy import EngineFacts
-from sloserve.sim.model.requests import ModelRequest, Requests
+from sloserve.sim.model.requests import ModelRequest, ModelRequests
 from sloserve.virtual.virtual_swap_worker import Load, Told
 
 
-class ModelSwap:
+class KVSwap:
     """KV of preempted requests in host memory.
 
     begun: requests whose loads the last step began.
     """
 
-    def __init__(self, requests: Requests, control: SwapControl) -> None:
+    def __init__(self, requests: ModelRequests, control: SwapControl) -> None:
         self._requests = requests
         self.control = control
         self._kept: set[int] = set()

@@ -44,7 +44,7 @@ def preempt(scheduler: Any, victims: Iterable[Request]) -> None:
         scheduler._preempt_request(request, None, drop_stale_output=scheduler.requires_kv_delivery)
 
 
-class Limits:
+class StockLimits:
     """vLLM's own limits, which a plan narrows for one ``schedule()`` and which hold again after it."""
 
     def __init__(self, scheduler: Any) -> None:
@@ -111,7 +111,7 @@ class Limits:
         self._scheduler.scheduler_config.long_prefill_token_threshold = chunk
 
 
-def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: Limits) -> list[Request]:
+def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: StockLimits) -> list[Request]:
     """Applies a plan to the next ``schedule()``: orders the queues, narrows the limits and pauses; all or nothing.
 
     The plan's preemptions are not applied here: call :func:`preempt` first.

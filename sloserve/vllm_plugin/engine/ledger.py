@@ -50,7 +50,7 @@ _SWAP_NAMES = tuple(name for name in _AT if name in SWAP_SCALARS or name not in 
 _POOL_USED, _POOL_PEAK, _POOL_TOTAL = (_AT[f"swap_pool_{kind}_bytes"] for kind in ("used", "peak", "total"))
 
 
-class Ledger:
+class EngineStats:
     """The figures of one scheduler, and each live request's SLO, read once."""
 
     def __init__(self, classes: ClassTable, counters: Counter[str]) -> None:

@@ -37,8 +37,8 @@ from sloserve.scheduler.policy import Policy
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.engine import compat
-from sloserve.vllm_plugin.engine.apply import Limits, preempt
-from sloserve.vllm_plugin.engine.ledger import Ledger
+from sloserve.vllm_plugin.engine.apply import StockLimits, preempt
+from sloserve.vllm_plugin.engine.ledger import EngineStats
 from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort
 from sloserve.vllm_plugin.swap.swapping import Parked, Swapping
@@ -102,7 +102,7 @@ class SLOScheduler(Scheduler):
         self.slo_planning_s = 0.0
         """What planning for the last step costs in virtual time."""
         self._planning_costs = planning_costs
-        self._ledger = Ledger(settings.classes, self.slo_counters)
+        self._ledger = EngineStats(settings.classes, self.slo_counters)
         self._booking = Containment(self.slo_counters, "sloserve failed to count; serving is not affected")
         self._planning = Containment(
             self.slo_counters, "sloserve failed; vLLM schedules by itself for a while", self._drop_planner
@@ -338,7 +338,7 @@ class SLOScheduler(Scheduler):
         if not self._counts:
             return super().schedule(*args, **kwargs)
         now_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
-        limits = Limits(self)
+        limits = StockLimits(self)
         paused: list[Request] = []
         step: Step | None = self._planning(None, self._next_step, now_s, monotonic_s)
         self.slo_planning_s = 0.0 if step is None else step.planning_s
@@ -380,7 +380,7 @@ class SLOScheduler(Scheduler):
         """Whether a KV connector that is not ours may load KV for requests."""
         return self.connector is not None and (self._swapping is None or not self._swapping.alone)
 
-    def _let_in_loaded(self, limits: Limits) -> None:
+    def _let_in_loaded(self, limits: StockLimits) -> None:
         ours = self._swapping.loads if self._swapping is not None else ()
         found = compat.fetching(self)
         limits.let_in(sum(r.request_id not in ours and compat.has_loaded(self, r) for r in found))

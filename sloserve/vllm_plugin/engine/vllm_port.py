@@ -124,5 +124,5 @@ class VllmPort(VllmReader):
     def running_requests(self, slots: IntArray, table: RequestTable) -> list[Request]:
         return apply.running_requests(self._scheduler, slots, table)
 
-    def apply_plan(self, plan: Plan, table: RequestTable, limits: apply.Limits) -> list[Request]:
+    def apply_plan(self, plan: Plan, table: RequestTable, limits: apply.StockLimits) -> list[Request]:
         return apply.apply_plan(self._scheduler, plan, table, limits)

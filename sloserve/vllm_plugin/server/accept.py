@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sloserve.admission.prediction import NewRequest
+from sloserve.admission.prediction import ArrivingRequest
 from sloserve.admission.queue_view import SWEEP_INTERVAL_S, Place
 from sloserve.core.clock import Clock
 from sloserve.core.errors import DeadlinePassed, QueueFull, Rejected, ShuttingDown
@@ -169,7 +169,7 @@ class FrontEnd:
         from vllm.exceptions import GracefulHTTPError
 
         now_s = self._clock.now_s()
-        new = NewRequest(
+        new = ArrivingRequest(
             observed.slo,
             observed.arrival_s,
             prompt_tokens(prompt),

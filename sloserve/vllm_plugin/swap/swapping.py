@@ -26,7 +26,7 @@ from sloserve.engine.swap_rule import SwapRule
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import SwapFacts
 from sloserve.vllm_plugin.engine import compat
-from sloserve.vllm_plugin.engine.apply import Limits, preempt
+from sloserve.vllm_plugin.engine.apply import StockLimits, preempt
 from sloserve.vllm_plugin.swap.abandoned import AbandonedLoads
 from sloserve.vllm_plugin.swap.connector import SwapConnector
 from sloserve.vllm_plugin.swap.messages import SwapReport
@@ -80,7 +80,7 @@ class Swapping:
         self._stepping_s, self._stepped_s = 0.0, clock.monotonic_s()  # a clock that stands while no step is made
         self._pause_ends_s = math.inf
         self._copied = copied
-        self._limits: Limits | None = None
+        self._limits: StockLimits | None = None
         self.alone = len(compat.connectors(scheduler)) == 1
         connector.attach(self._load_begins, self._reported, lambda: bool(self._due_s))
         compat.trust_loads(scheduler, self.alone)
@@ -155,7 +155,7 @@ class Swapping:
 
     # Loads.
 
-    def begin_step(self, limits: Limits) -> None:
+    def begin_step(self, limits: StockLimits) -> None:
         """The next ``schedule()`` begins, within ``limits``."""
         self._begun, self._limits = [], limits
         now_s = self._clock.monotonic_s()

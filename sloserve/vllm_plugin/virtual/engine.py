@@ -33,7 +33,7 @@ from sloserve.settings import KEY, plugin_settings
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.virtual.event_loop import EventLoop
 from sloserve.virtual.virtual_front_end import VirtualFrontEnd
-from sloserve.virtual.virtual_swap_worker import NOTHING, SwapWorker, Told
+from sloserve.virtual.virtual_swap_worker import NOTHING, Told, VirtualSwapWorker
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
@@ -64,7 +64,7 @@ class _Live:
 
 
 @dataclass(slots=True)
-class _Batch:
+class _VirtualBatch:
     output: Any
     sampling: list[str]
     end_s: float
@@ -96,7 +96,7 @@ class VirtualEngine(EventLoop):
         lengths = None if additional_config is None else plugin_settings(additional_config).make_lengths()
         super().__init__(settings, profile, VirtualFrontEnd(settings, admission, lengths), noise)
         if additional_config is not None:
-            self._swap_worker = SwapWorker.of(settings, profile)
+            self._swap_worker = VirtualSwapWorker.of(settings, profile)
         block_bytes = None if self._swap_worker is None else profile.kv_bytes_per_token * settings.block_size
         arguments = scheduler_arguments(settings, additional_config or {}, block_bytes)
         self.scheduler: Any
@@ -182,7 +182,7 @@ class VirtualEngine(EventLoop):
             self._live[item.request_id] = _Live(item, min(item.output_tokens, max_tokens))
             self._stages.arrived(item.request_id, item.arrival_s)
 
-    def _dispatch(self, now_s: float, worker_free_s: float) -> _Batch:
+    def _dispatch(self, now_s: float, worker_free_s: float) -> _VirtualBatch:
         """The step scheduled at ``now_s``. Planning comes first, and meanwhile the worker is at the step before."""
         scheduler = self.scheduler
         began = time.perf_counter()
@@ -200,13 +200,13 @@ class VirtualEngine(EventLoop):
             told = self._swap_worker.step([copy.host_ids for copy in orders.stores], loads, start_s)
         if not output.total_num_scheduled_tokens:
             self._counters["empty_steps"] += 1
-            return _Batch(output, [], start_s + told.longer_s, planning_s, told)
+            return _VirtualBatch(output, [], start_s + told.longer_s, planning_s, told)
         load, sampling = self._inspect(output)
         duration_s = self._duration_s(load) + told.longer_s
         end_s = start_s + duration_s
         running, waiting = scheduler.get_request_counts()
         self._steps.append((end_s, duration_s, output.total_num_scheduled_tokens, running, waiting, self.kv_used))
-        return _Batch(output, sampling, end_s, planning_s, told)
+        return _VirtualBatch(output, sampling, end_s, planning_s, told)
 
     def _inspect(self, output: Any) -> tuple[StepLoad, list[str]]:
         """The step's load, and the requests that get a token from it."""
@@ -237,7 +237,7 @@ class VirtualEngine(EventLoop):
                 sampling.append(request_id)
         return StepLoad.of(prefills, contexts), sampling
 
-    def _apply(self, batch: _Batch, now_s: float) -> None:
+    def _apply(self, batch: _VirtualBatch, now_s: float) -> None:
         scheduler, live_of = self.scheduler, self._live
         ids = list(batch.output.num_scheduled_tokens)
         index = {request_id: i for i, request_id in enumerate(ids)}

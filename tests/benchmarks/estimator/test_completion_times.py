@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from benchmarks.estimator.arrival_queue import ExpectedArrivals
 from benchmarks.estimator.completion_times import CompletionModel, TokenWaiting, token_moments
-from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
+from sloserve.estimator.completion.queue_backlog import EngineSize, RequestLengths
 from sloserve.estimator.length import remaining
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.step_time.latency import BatchFit, Bilinear, StepLoad
@@ -24,8 +24,8 @@ class Constant:
         return STEP_S if load.tokens else 0.0
 
 
-def requests(n: int, prompt: float = 0.0, context: float = 0.0, mean: float = 100.0, sd: float = 0.0) -> Backlog:
-    return Backlog(*(np.full(n, float(x)) for x in (prompt, context, mean, sd)))
+def requests(n: int, prompt: float = 0.0, context: float = 0.0, mean: float = 100.0, sd: float = 0.0) -> RequestLengths:
+    return RequestLengths(*(np.full(n, float(x)) for x in (prompt, context, mean, sd)))
 
 
 NONE = requests(0)
@@ -139,7 +139,7 @@ def test_moments_of_a_predictors_distribution() -> None:
     for tokens in lengths.tolist():
         predictor.observe(0, tokens)
     so_far = np.array([0, 200])
-    asked = remaining.Requests(class_id=np.zeros(2, np.int64), output_tokens=so_far, max_tokens=np.full(2, 4096))
+    asked = remaining.KnownRequests(class_id=np.zeros(2, np.int64), output_tokens=so_far, max_tokens=np.full(2, 4096))
     mean, sd = token_moments(predictor.rest(asked))
     for i, k in enumerate(so_far.tolist()):
         beyond = lengths[lengths > k] - k

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.estimator.completion_times import CompletionModel
 from sloserve.core.arrays import FloatArray
 from sloserve.estimator.completion.group_time import GroupTimes, Serving, group_times
-from sloserve.estimator.completion.queue_backlog import Backlog, EngineSize
+from sloserve.estimator.completion.queue_backlog import EngineSize, RequestLengths
 from sloserve.estimator.step_time.profile import load_profile
 
 PROFILE = load_profile("h100-llama3-8b")
@@ -22,9 +22,9 @@ def times(serving: Serving, n: int, prompt: float, mean: float, sd: float = 0.0)
 def test_work_is_what_those_behind_wait_whatever_is_scarce(prompt: int, mean: int) -> None:
     """Slots, the token budget, the KV cache: a group of 640 against QueueFlow's own figure for the last of them."""
     found = times(Serving(PROFILE, ENGINE), 640, prompt, mean, sd=mean / 3)
-    nothing = Backlog(*(np.empty(0) for _ in range(4)))
+    nothing = RequestLengths(*(np.empty(0) for _ in range(4)))
     each = [np.full(640, float(x)) for x in (prompt, 0, mean, mean / 3)]
-    followed = CompletionModel(PROFILE, ENGINE).predict(nothing, Backlog(*each))
+    followed = CompletionModel(PROFILE, ENGINE).predict(nothing, RequestLengths(*each))
     last_s = float(found.work_s[0] + found.own_s[0])
     assert last_s == pytest.approx(followed.e2e.mean_s[-1], rel=0.12)
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from sloserve.estimator.length.choice import CLASS_PREDICTORS, check_lengths, length_names
-from sloserve.estimator.length.remaining import Requests
+from sloserve.estimator.length.remaining import KnownRequests
 
 
 @pytest.mark.parametrize("name", CLASS_PREDICTORS)
 def test_one_interface(name: str) -> None:
     predictor = CLASS_PREDICTORS[name]()
     predictor.observe(0, 30)
-    asked = Requests(
+    asked = KnownRequests(
         class_id=np.array([0, 1, 1]), output_tokens=np.array([0, 10, 5000]), max_tokens=np.array([1000, 1000, 5100])
     )
     rest = predictor.rest(asked)

@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sloserve.estimator.length.empirical import EmpiricalLength
-from sloserve.estimator.length.remaining import Requests, Rest
+from sloserve.estimator.length.remaining import KnownRequests, Rest
 
 NO_CAP = 1 << 40
 
 
 def remaining(predictor: EmpiricalLength, class_id: int, so_far: int, max_tokens: int = NO_CAP) -> float:
-    asked = Requests(class_id=np.array([class_id]), output_tokens=np.array([so_far]), max_tokens=np.array([max_tokens]))
+    asked = KnownRequests(
+        class_id=np.array([class_id]), output_tokens=np.array([so_far]), max_tokens=np.array([max_tokens])
+    )
     return float(predictor.rest(asked).mean()[0])
 
 
@@ -50,7 +52,7 @@ def test_agrees_with_the_reference(
         predictor.observe(class_id, length)
         by_class.setdefault(class_id, []).append(length)
     class_id, so_far, cap = (np.array(column, dtype=np.int64) for column in zip(*asked, strict=True))
-    got = predictor.rest(Requests(class_id=class_id, output_tokens=so_far, max_tokens=cap)).mean()
+    got = predictor.rest(KnownRequests(class_id=class_id, output_tokens=so_far, max_tokens=cap)).mean()
     want = [naive(by_class.get(c, []), k, cap, window, prior_mean, prior_weight) for c, k, cap in asked]
     np.testing.assert_allclose(got, want, rtol=1e-9)
 
@@ -108,7 +110,9 @@ def test_max_tokens_caps_and_one_is_the_least(so_far: int, max_tokens: int, expe
 
 def test_no_requests_no_predictions() -> None:
     none = np.empty(0, np.int64)
-    assert EmpiricalLength().rest(Requests(class_id=none, output_tokens=none, max_tokens=none)).mean().shape == (0,)
+    assert EmpiricalLength().rest(KnownRequests(class_id=none, output_tokens=none, max_tokens=none)).mean().shape == (
+        0,
+    )
 
 
 def test_a_length_below_one_is_refused() -> None:
@@ -124,7 +128,9 @@ def test_settings_out_of_range_are_refused(arguments: tuple[int, float, float]) 
 
 def rest(predictor: EmpiricalLength, class_id: int, so_far: int, max_tokens: int = NO_CAP) -> Rest:
     return predictor.rest(
-        Requests(class_id=np.array([class_id]), output_tokens=np.array([so_far]), max_tokens=np.array([max_tokens]))
+        KnownRequests(
+            class_id=np.array([class_id]), output_tokens=np.array([so_far]), max_tokens=np.array([max_tokens])
+        )
     )
 
 

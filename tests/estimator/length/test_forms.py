@@ -9,7 +9,7 @@ from sloserve.core.arrays import FloatArray
 from sloserve.estimator.length.gaussian import NormalLengths, cut_normal
 from sloserve.estimator.length.given import LogNormalLengths, RangeLengths
 from sloserve.estimator.length.quantiles import quantile_lengths
-from sloserve.estimator.length.remaining import LengthForm, Requests, Rest, rest_of
+from sloserve.estimator.length.remaining import KnownRequests, LengthForm, Rest, rest_of
 from sloserve.estimator.length.survival import CurveOfEach, survival_curve
 
 SO_FAR = np.array([0, 1, 7, 30, 64, 65, 300, 5000])
@@ -98,7 +98,7 @@ def test_a_cap_is_part_of_the_distribution(name: str) -> None:
 def test_at_least_one_token_is_to_come() -> None:
     rest = rest_of(
         NormalLengths(np.array([10.0]), np.array([1.0])),
-        Requests(class_id=np.zeros(1, np.int64), output_tokens=np.array([100]), max_tokens=np.array([100])),
+        KnownRequests(class_id=np.zeros(1, np.int64), output_tokens=np.array([100]), max_tokens=np.array([100])),
     )
     assert rest.mean() == rest.quantile(0.5) == 1.0
 

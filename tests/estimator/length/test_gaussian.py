@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from sloserve.estimator.length.gaussian import GaussianLength
-from sloserve.estimator.length.remaining import Requests, Rest
+from sloserve.estimator.length.remaining import KnownRequests, Rest
 
 NO_CAP = 1 << 40
 
 
 def rest(predictor: GaussianLength, so_far: int = 0, class_id: int = 0) -> Rest:
     return predictor.rest(
-        Requests(class_id=np.array([class_id]), output_tokens=np.array([so_far]), max_tokens=np.array([NO_CAP]))
+        KnownRequests(class_id=np.array([class_id]), output_tokens=np.array([so_far]), max_tokens=np.array([NO_CAP]))
     )
 
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from sloserve.estimator.length.given import OracleLength
-from sloserve.estimator.length.remaining import Requests
+from sloserve.estimator.length.remaining import KnownRequests
 
 NO_CAP = 1 << 40
 
 
-def requests(*stated: int, so_far: int = 0) -> Requests:
+def requests(*stated: int, so_far: int = 0) -> KnownRequests:
     n = len(stated)
-    return Requests(
+    return KnownRequests(
         class_id=np.zeros(n, np.int64),
         output_tokens=np.full(n, so_far),
         max_tokens=np.full(n, NO_CAP),

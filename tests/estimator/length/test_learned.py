@@ -16,10 +16,10 @@ from sloserve.estimator.length.accuracy import Predictions, accuracy
 from sloserve.estimator.length.examples import Examples, make_examples, read_examples
 from sloserve.estimator.length.features import Features
 from sloserve.estimator.length.learned import LearnedLength, LengthModel, load_length_model
-from sloserve.estimator.length.remaining import Requests
-from sloserve.estimator.length.training import TrainingSettings, held_out, judge, train
+from sloserve.estimator.length.remaining import KnownRequests
+from sloserve.estimator.length.training import LengthTrainingSettings, held_out, judge, train
 
-SMALL = TrainingSettings(levels=(0.1, 0.5, 0.9), trees=40, word_buckets=32, learning_rate=0.15)
+SMALL = LengthTrainingSettings(levels=(0.1, 0.5, 0.9), trees=40, word_buckets=32, learning_rate=0.15)
 NO_CAP = 1 << 40
 
 
@@ -72,7 +72,7 @@ def test_it_learns_from_prompt_and_task_and_is_calibrated(model: LengthModel) ->
 def test_it_learns_from_words_if_it_may() -> None:
     data, fresh = examples(300, text=True), examples(100, seed=1, text=True)
     assert judge(LearnedLength(train(data, SMALL)), fresh).within_25 > 0.95
-    blind = TrainingSettings(levels=SMALL.levels, trees=SMALL.trees, learning_rate=0.15, text=False)
+    blind = LengthTrainingSettings(levels=SMALL.levels, trees=SMALL.trees, learning_rate=0.15, text=False)
     assert judge(LearnedLength(train(data, blind)), fresh).within_25 < 0.7
 
 
@@ -165,12 +165,12 @@ def test_what_is_no_model_is_refused(content: bytes, tmp_path: Path) -> None:
 def test_what_is_not_known_at_admission_is_not_needed(model: LengthModel) -> None:
     predictor = LearnedLength(model)
     none = np.zeros(2, np.int64)
-    left = predictor.rest(Requests(class_id=none, output_tokens=none, max_tokens=np.array([NO_CAP, 5]))).mean()
+    left = predictor.rest(KnownRequests(class_id=none, output_tokens=none, max_tokens=np.array([NO_CAP, 5]))).mean()
     assert 20 < left[0] < 800 and left[1] == pytest.approx(5, abs=0.05)
 
 
 def test_a_class_is_a_task_by_its_name(model: LengthModel) -> None:
-    asked = Requests(
+    asked = KnownRequests(
         class_id=np.array([0, 1, 2]),
         output_tokens=np.zeros(3, np.int64),
         max_tokens=np.full(3, NO_CAP),
@@ -183,10 +183,10 @@ def test_a_class_is_a_task_by_its_name(model: LengthModel) -> None:
 def test_features_are_looked_at_once_per_request(model: LengthModel) -> None:
     data = examples(40, seed=3).requests
     columns = {name: getattr(data, name) for name in ("class_id", "max_tokens", "prompt_tokens", "task")}
-    asked = Requests(**columns, output_tokens=np.zeros(40, np.int64), seq=np.arange(40))
+    asked = KnownRequests(**columns, output_tokens=np.zeros(40, np.int64), seq=np.arange(40))
     predictor = LearnedLength(model)
     first = predictor.rest(asked).quantile(0.5)
-    forgotten = Requests(
+    forgotten = KnownRequests(
         class_id=data.class_id, max_tokens=data.max_tokens, output_tokens=np.full(40, 3), seq=np.arange(40)
     )
     later = predictor.rest(forgotten).quantile(0.5)
@@ -195,7 +195,7 @@ def test_features_are_looked_at_once_per_request(model: LengthModel) -> None:
 
 def test_a_long_prompt_costs_no_more_than_its_ends() -> None:
     features = Features(buckets=8)
-    asked = Requests(
+    asked = KnownRequests(
         class_id=np.zeros(1, np.int64),
         output_tokens=np.zeros(1, np.int64),
         max_tokens=np.ones(1, np.int64),

@@ -3,7 +3,7 @@ import pytest
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.length.empirical import EmpiricalLength
-from sloserve.estimator.length.remaining import Requests
+from sloserve.estimator.length.remaining import KnownRequests
 from sloserve.estimator.length.survival_table import MOST_TOKENS, STRIDE_TOKENS, SurvivalTable
 
 NO_CAP = 10**9
@@ -31,7 +31,7 @@ def survival(
 
 
 def mean_of(plain: EmpiricalLength, class_id: IntArray, output_tokens: IntArray, max_tokens: IntArray) -> FloatArray:
-    return plain.rest(Requests(class_id=class_id, output_tokens=output_tokens, max_tokens=max_tokens)).mean()
+    return plain.rest(KnownRequests(class_id=class_id, output_tokens=output_tokens, max_tokens=max_tokens)).mean()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_the_curves_are_the_estimators(drawn: dict[int, list[int]]) -> None:
     for i in range(6):
         n = ahead.size
         rest = plain.rest(
-            Requests(
+            KnownRequests(
                 class_id=np.full(n, class_id[i]), output_tokens=np.full(n, so_far[i]), max_tokens=np.full(n, NO_CAP)
             )
         )

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.errors import ConfigError
-from sloserve.estimator.step_time.grid import EngineLimits, Scenario, Wave, full_grid, small_grid
+from sloserve.estimator.step_time.grid import EngineCapacity, Scenario, Wave, full_grid, small_grid
 
-H100 = EngineLimits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=131072, kv_capacity_tokens=444_272)
+H100 = EngineCapacity(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=131072, kv_capacity_tokens=444_272)
 
 
 @given(
@@ -18,7 +18,7 @@ H100 = EngineLimits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len
     small=st.booleans(),
 )
 def test_every_scenario_fits_the_engine(budget: int, seqs: int, length: int, capacity: int, small: bool) -> None:
-    limits = EngineLimits(budget, seqs, length, capacity)
+    limits = EngineCapacity(budget, seqs, length, capacity)
     scenarios = small_grid(limits) if small else full_grid(limits, 65536)
     assert len({s.key for s in scenarios}) == len(scenarios)
     for s in scenarios:
@@ -44,7 +44,7 @@ def test_the_full_grid_spans_chunks_prefixes_batches_and_contexts() -> None:
 @pytest.mark.parametrize("grid", [full_grid, small_grid])
 def test_an_engine_too_small_is_told_which_limits_it_has(grid) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match="max_num_seqs 1, max_num_batched_tokens 16.*too few different steps"):
-        grid(EngineLimits(16, 1, 100, 1000))
+        grid(EngineCapacity(16, 1, 100, 1000))
 
 
 def test_several_prompts_are_computed_whole() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.fit import MeasuredStep
-from sloserve.estimator.step_time.grid import EngineLimits, Scenario
+from sloserve.estimator.step_time.grid import EngineCapacity, Scenario
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.measurements import Measurements, TimedStep
 from sloserve.estimator.step_time.profile import load_profile
@@ -22,7 +22,7 @@ from sloserve.estimator.step_time.profiling import (
 )
 
 TRUTH = load_profile("h100-llama3-8b")
-LIMITS = EngineLimits(max_num_batched_tokens=4096, max_num_seqs=256, max_model_len=16384, kv_capacity_tokens=400_000)
+LIMITS = EngineCapacity(max_num_batched_tokens=4096, max_num_seqs=256, max_model_len=16384, kv_capacity_tokens=400_000)
 SUBJECT: dict[str, Any] = {
     "name": "mine",
     "hardware": "1x test",

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from sloserve.admission.admission import Admission
-from sloserve.admission.prediction import NewRequest
+from sloserve.admission.prediction import ArrivingRequest
 from sloserve.fleet import bounded_protocol as protocol
 from sloserve.fleet.contract.reports import Phase
 from sloserve.fleet.gateway.gateway import Surroundings
@@ -280,7 +280,7 @@ def test_a_request_that_is_sent_again_is_known_by_its_body(tmp_path: Path, monke
     keys: list[Any] = []
     stock = Admission.admit
 
-    def admit(self: Admission, new: NewRequest, *args: Any) -> Any:
+    def admit(self: Admission, new: ArrivingRequest, *args: Any) -> Any:
         assert new.key is not None
         keys.append(new.key())
         return stock(self, new, *args)

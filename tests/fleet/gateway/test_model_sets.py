@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sloserve.admission.prediction import NewRequest
+from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError, InvalidRequest
 from sloserve.core.slo import Targets
@@ -250,7 +250,7 @@ def test_a_full_queue_of_a_class_sends_its_requests_to_another_model() -> None:
     parts, now_s = gateway.parts, gateway.parts.clock.monotonic_s()
     law = {"x_slo_task": "law", "x_slo_class": "interactive"}
     assert chosen(gateway, **law) == "legal"
-    new = NewRequest(PluginSettings().classes.slo("interactive", Targets()), now_s, 5, 5, None, 1, True)
+    new = ArrivingRequest(PluginSettings().classes.slo("interactive", Targets()), now_s, 5, 5, None, 1, True)
     admission = parts.admission("legal")
     admission.admit(new, admission.forecast(new, now_s), Waits(), now_s)
     assert chosen(gateway, **law) == "chat"

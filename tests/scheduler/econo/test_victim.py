@@ -4,17 +4,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.scheduler.econo.victim import TOKENS_PER_STEP, Ranked, victim_worth_preempting
+from sloserve.scheduler.econo.victim import TOKENS_PER_STEP, ServiceOrder, victim_worth_preempting
 
 TOTAL = 1000
 
 
-def ranked(work: list[float], target_s: list[float]) -> Ranked:
+def ranked(work: list[float], target_s: list[float]) -> ServiceOrder:
     columns = np.array(sorted(zip(work, target_s, strict=True), key=lambda one: one[0] * one[1])).reshape(-1, 2)
-    return Ranked(np.arange(len(columns)), columns.prod(axis=1), columns[:, 0], columns[:, 1])
+    return ServiceOrder(np.arange(len(columns)), columns.prod(axis=1), columns[:, 0], columns[:, 1])
 
 
-def saved(waiting: Ranked, running: Ranked, victim: int, context_tokens: float) -> float:
+def saved(waiting: ServiceOrder, running: ServiceOrder, victim: int, context_tokens: float) -> float:
     """Delay of all as a share of the targets, in steps, with the victim where it is minus that without."""
     own, share = running.work[victim] / TOTAL, 1.0 / running.target_s[victim]
     again = context_tokens / TOKENS_PER_STEP

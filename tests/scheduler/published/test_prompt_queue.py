@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from sloserve.core.arrays import IntArray
-from sloserve.scheduler.published.prompt_queue import Room, fcfs_prompts, paper_prompts
+from sloserve.scheduler.published.prompt_queue import StepRoom, fcfs_prompts, paper_prompts
 from tests.snapshots import make_snapshot
 
 NOW_S = 1000.0
 
 
-def room(tokens: int, blocks: int = 1000, requests: int = 8) -> Room:
-    return Room(tokens, blocks, 16, requests)
+def room(tokens: int, blocks: int = 1000, requests: int = 8) -> StepRoom:
+    return StepRoom(tokens, blocks, 16, requests)
 
 
 def admitted(found: tuple[IntArray, int]) -> list[int]:
@@ -34,7 +34,7 @@ def admitted(found: tuple[IntArray, int]) -> list[int]:
         (room(1000, requests=0), []),
     ],
 )
-def test_fcfs_admits_in_order_until_the_step_or_the_blocks_are_full(given: Room, expected: list[int]) -> None:
+def test_fcfs_admits_in_order_until_the_step_or_the_blocks_are_full(given: StepRoom, expected: list[int]) -> None:
     at = make_snapshot([{"prompt_tokens": tokens} for tokens in (200, 100, 300, 10)])
     assert admitted(fcfs_prompts(at, given)) == expected
 
@@ -56,7 +56,7 @@ def test_what_was_preempted_is_computed_again_with_its_output() -> None:
         (room(5), []),
     ],
 )
-def test_paper_fills_the_step_with_the_longest_that_fit(given: Room, expected: list[int]) -> None:
+def test_paper_fills_the_step_with_the_longest_that_fit(given: StepRoom, expected: list[int]) -> None:
     at = make_snapshot([{"prompt_tokens": tokens} for tokens in (250, 100, 300, 10)])
     order, count = paper_prompts(at, given, NOW_S)
     assert order[:count].tolist() == expected

@@ -14,7 +14,7 @@ from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
 from sloserve.scheduler.published.sa_batches import SABatches
 from sloserve.scheduler.sa.policy import MOST_ANNEALED, SA, cooling_for
-from sloserve.scheduler.sa.times import Slots, Work, batch_times, bilinear_of, slot_times
+from sloserve.scheduler.sa.times import RemainingWork, Slots, batch_times, bilinear_of, slot_times
 
 Make = Callable[..., Snapshot]
 ORACLE = SA.Settings(length="oracle", profile="v100x2-qwen2.5-7b")
@@ -168,7 +168,7 @@ def test_step_times_are_the_engines_unless_a_profile_is_named(snapshot: Make) ->
 
 def test_times_are_those_of_the_papers_equations() -> None:
     fit = bilinear_of(load_profile("v100x2-qwen2.5-7b"))
-    times = batch_times(fit, Work(np.array([100, 0]), np.array([100, 130]), np.array([3.0, 2.0])))
+    times = batch_times(fit, RemainingWork(np.array([100, 0]), np.array([100, 130]), np.array([3.0, 2.0])))
     for b in (1, 4):
         prefill = fit.step_s(StepLoad.of([(100, 0)] * b))
         decode = [
@@ -180,7 +180,7 @@ def test_times_are_those_of_the_papers_equations() -> None:
 
 def test_in_slots_a_token_takes_at_most_a_full_step_and_free_slots_shorten_the_queue() -> None:
     fit = bilinear_of(load_profile("h100-llama3-8b"))
-    work = Work(np.full(50, 1000), np.full(50, 1000), np.full(50, 100.0))
+    work = RemainingWork(np.full(50, 1000), np.full(50, 1000), np.full(50, 100.0))
     small, large = (slot_times(fit, work, Slots(50, budget, bind=True)) for budget in (256, 2048))
     assert (small.decode_base_s < large.decode_base_s).all()
     free = slot_times(fit, work, Slots(50, 2048, bind=False))

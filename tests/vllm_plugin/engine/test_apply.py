@@ -78,7 +78,7 @@ def apply_plan(scheduler: Scheduler, plan: Plan, table: Any) -> list[Any]:
     from sloserve.vllm_plugin.engine import apply
 
     apply.preempt(scheduler, apply.running_requests(scheduler, plan.preempt, table))
-    return apply.apply_plan(scheduler, plan, table, apply.Limits(scheduler))
+    return apply.apply_plan(scheduler, plan, table, apply.StockLimits(scheduler))
 
 
 @pytest.mark.parametrize(
@@ -225,11 +225,11 @@ def limits(scheduler: Any) -> tuple[int, int, int]:
     ],
 )
 def test_limits_hold_within_and_only_within(plan: Plan, threshold: int, within: tuple[int, int, int]) -> None:
-    from sloserve.vllm_plugin.engine.apply import Limits
+    from sloserve.vllm_plugin.engine.apply import StockLimits
 
     scheduler = Scheduler()
     scheduler.scheduler_config.long_prefill_token_threshold = threshold
-    before, own = limits(scheduler), Limits(scheduler)
+    before, own = limits(scheduler), StockLimits(scheduler)
     own.narrow(plan, scheduler.table().num_running)
     assert limits(scheduler) == within
     assert {type(limit) for limit in limits(scheduler)} == {int}

@@ -112,10 +112,10 @@ def test_a_malformed_slo_is_counted_warned_of_once_and_served_as_default(caplog:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
-    from sloserve.vllm_plugin.engine.ledger import Ledger
+    from sloserve.vllm_plugin.engine.ledger import EngineStats
 
     counters: Counter[str] = Counter()
-    ledger = Ledger(DEFAULT_CLASSES, counters)
+    ledger = EngineStats(DEFAULT_CLASSES, counters)
     malformed: list[Any] = [{"slo_ttft_ms": -1, "slo_class": "batch"}, {"slo_output_tokens": 0}, {"slo_e2e_ms": 1e-323}]
     with caplog.at_level(logging.WARNING, logger="sloserve"):
         found = [

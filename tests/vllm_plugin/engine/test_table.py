@@ -37,9 +37,9 @@ def add(table: Any, request: Any) -> Any:
 
 
 def stated(request: Any) -> Any:
-    from sloserve.vllm_plugin.engine.ledger import Ledger
+    from sloserve.vllm_plugin.engine.ledger import EngineStats
 
-    return Ledger(DEFAULT_CLASSES, Counter()).enqueued(request)
+    return EngineStats(DEFAULT_CLASSES, Counter()).enqueued(request)
 
 
 def test_a_row_says_what_the_request_says() -> None:

@@ -18,7 +18,7 @@ from sloserve.core.errors import ShuttingDown
 from sloserve.core.served import ServedRequest
 from sloserve.estimator.length.at_admission import LEVELS
 from sloserve.estimator.length.examples import make_examples
-from sloserve.estimator.length.training import TrainingSettings, train
+from sloserve.estimator.length.training import LengthTrainingSettings, train
 from sloserve.metrics import page_folder
 from sloserve.metrics.collectors import REASONS
 from sloserve.quic.service import by_class
@@ -428,7 +428,7 @@ def test_what_train_length_learned_reaches_the_engine_and_a_clients_own_quantile
     metrics: Metrics, tmp_path: Path
 ) -> None:
     tokens = np.arange(1, 201)
-    model = train(make_examples(tokens, prompt_tokens=tokens), TrainingSettings(levels=(0.1, 0.5, 0.9), trees=5))
+    model = train(make_examples(tokens, prompt_tokens=tokens), LengthTrainingSettings(levels=(0.1, 0.5, 0.9), trees=5))
     model.save(tmp_path / "model.json")
     server = Server(length_model=str(tmp_path / "model.json"))
     server.extra_args = {LENGTH_KEY: [1.0] * LEVELS.size}
