@@ -19,7 +19,7 @@ from benchmarks.publish import RESULTS, write_result
 from sloserve.report.summary import summarize
 from sloserve.sim.experiment import MODEL, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.sim.model.port import ModelPort
+from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.simulate import build_experiment
 from sloserve.workloads.readers.found import find_trace
 

@@ -10,8 +10,8 @@ import numpy as np
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.core.slo import ClassTable
+from sloserve.lso.aged_turns import NO_TURNS, AgedTurns
 from sloserve.lso.decode_first import PREFILL_COLUMNS, unfinished
-from sloserve.lso.turns import NO_TURNS, AgedTurns
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
 
 
@@ -56,7 +56,7 @@ class PlanBudget:
 
 
 class Ageing:
-    """Finds the requests that have aged and gives them turns in the order of admission: see :mod:`sloserve.lso.turns`.
+    """Finds requests that have aged and gives them turns in the order of admission: see :mod:`sloserve.lso.aged_turns`.
 
     With k aged requests before it, at most ``(k + 1) * period`` requests are admitted before an aged one. Once it is
     admitted no plan preempts or pauses it, and it is served before all others, so that vLLM preempts it last when KV is

@@ -14,8 +14,8 @@ from sloserve.engine.containment import log_seldom
 from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress, spare_decodes
 from sloserve.engine.held_plan import HeldPlan
 from sloserve.engine.port import EnginePort, EngineRequest
+from sloserve.engine.request_table import RequestTable
 from sloserve.engine.shadow import Shadow
-from sloserve.engine.table import RequestTable
 from sloserve.estimator.planning_cost import PlanningCost
 from sloserve.kernels.requests import slots_found
 from sloserve.lso.decode_first import service_order

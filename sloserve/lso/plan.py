@@ -15,8 +15,8 @@ from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.latency import StepLatency
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.kernels.requests import slots_misused
+from sloserve.lso.aged_turns import NO_TURNS, AgedTurns
 from sloserve.lso.preemption import Holding
-from sloserve.lso.turns import NO_TURNS, AgedTurns
 
 NO_SLOTS: IntArray = np.empty(0, np.int64)
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from sloserve.core.slo import SLO
 from sloserve.quic import access_log
-from sloserve.quic.priority import StreamPriority, parse_priority
 from sloserve.quic.service import ReplyDeadline, Service
+from sloserve.quic.stream_priority import StreamPriority, parse_priority
 from sloserve.wire.asgi import SLO_KNOWN, Message, Receive, Scope, Send
 from sloserve.wire.headers import HOP_BY_HOP
 

@@ -19,8 +19,8 @@ from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEv
 from sloserve.quic.client_settings import ClientSettings
 from sloserve.quic.connection import ScheduledConnection
 from sloserve.quic.h3 import BoundedH3, Malformed, section_bytes
-from sloserve.quic.limits import TransportLimits
 from sloserve.quic.schedulers import DEFAULT_URGENCY, scheduler
+from sloserve.quic.transport_limits import TransportLimits
 
 Headers = list[tuple[bytes, bytes]]
 

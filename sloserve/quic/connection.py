@@ -22,10 +22,10 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
 from sloserve.quic.figures import Deadlines, QuicTraffic
-from sloserve.quic.limits import TransportLimits
 from sloserve.quic.order import StreamOrder
 from sloserve.quic.schedulers import Scheduler
 from sloserve.quic.stateless_reset import is_stateless_reset
+from sloserve.quic.transport_limits import TransportLimits
 
 AIOQUIC = 1, 7
 """The versions whose private parts are used here: of each release of them the self-check tries all."""

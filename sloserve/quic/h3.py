@@ -30,7 +30,7 @@ from aioquic.h3.events import H3Event, Headers
 from aioquic.quic.events import StreamDataReceived
 
 from sloserve.quic.connection import ScheduledConnection
-from sloserve.quic.priority import PRIORITY_UPDATE_REQUEST, ControlFrames, StreamPriority, parse_update
+from sloserve.quic.stream_priority import PRIORITY_UPDATE_REQUEST, ControlFrames, StreamPriority, parse_update
 
 KEPT_UNTIL_WHOLE = (FrameType.SETTINGS, FrameType.MAX_PUSH_ID)
 """Frames of a control stream that aioquic keeps until all of them is there."""

@@ -10,9 +10,9 @@ from aioquic.quic.events import QuicEvent, StreamDataReceived
 
 from sloserve.quic.certificates import make_certificate
 from sloserve.quic.connection import ScheduledConnection
-from sloserve.quic.limits import TransportLimits
 from sloserve.quic.schedulers import scheduler
 from sloserve.quic.stateless_reset import tokens
+from sloserve.quic.transport_limits import TransportLimits
 
 _CLIENT, _SERVER = ("192.0.2.1", 1), ("192.0.2.2", 2)
 

@@ -14,9 +14,9 @@ from aioquic.quic.events import ConnectionTerminated, QuicEvent
 
 from sloserve.quic.h3 import MAX_CONTROL_BYTES, SPARE_FRAMES, BoundedH3, Malformed
 from sloserve.quic.joined import Joined
-from sloserve.quic.limits import TransportLimits
-from sloserve.quic.priority import StreamPriority
 from sloserve.quic.stateless_reset import stateless_reset
+from sloserve.quic.stream_priority import StreamPriority
+from sloserve.quic.transport_limits import TransportLimits
 
 HEADER_BYTES = 1000
 QPACK_ENCODER_STREAM_ERROR = 0x201

@@ -23,9 +23,9 @@ from sloserve.quic.connection import ScheduledConnection
 from sloserve.quic.figures import Deadlines, Http3Figures
 from sloserve.quic.h3 import BoundedH3, Malformed
 from sloserve.quic.leftovers import Leftovers
-from sloserve.quic.priority import StreamPriority
 from sloserve.quic.service import Classify
 from sloserve.quic.settings import Http3Settings
+from sloserve.quic.stream_priority import StreamPriority
 from sloserve.quic.unread import Unread, stalled
 
 SPARE_RESETS = 256

@@ -14,8 +14,8 @@ from itertools import groupby
 from sloserve.core.errors import ConfigError
 from sloserve.quic.connection import AIOQUIC
 from sloserve.quic.joined import Joined
-from sloserve.quic.limits import TransportLimits
 from sloserve.quic.probes import failing
+from sloserve.quic.transport_limits import TransportLimits
 
 STREAM_BYTES = 3000
 STREAMS = ((7.0, 5), (2.0, 3), (7.1, 5), (1.0, 1))

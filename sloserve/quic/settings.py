@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.files.model import Allowed
-from sloserve.quic.limits import TransportLimits
+from sloserve.quic.transport_limits import TransportLimits
 
 Positive = Annotated[int, Field(strict=True, ge=1), Allowed("a whole number >= 1")]
 Seconds = Annotated[float, Field(strict=True, gt=0.0, le=3600.0), Allowed("a number of seconds above 0, up to 3600")]

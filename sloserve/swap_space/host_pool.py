@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.swap_space.host_memory import GIB, check_room
+from sloserve.swap_space.memory_limits import GIB, check_room
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
 from sloserve.kernels.kv_copy import Region
-from sloserve.swap_space.host_memory import GIB
+from sloserve.swap_space.memory_limits import GIB
 
 SPACE_KEY: Final = "swap_space_gib"
 ENGINES_KEY: Final = "engines_of_host"

@@ -12,10 +12,10 @@ from sloserve.core.rows import COLUMNS
 from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.prefix_hit import blocks_hit
+from sloserve.engine.request_table import LOOKUPS, RequestTable
 from sloserve.engine.step_clock import StepClock
-from sloserve.engine.table import LOOKUPS, RequestTable
 from sloserve.lso.decode_first import uncomputed_tokens
-from sloserve.sim.model.port import ModelPort
+from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.scheduler import ModelScheduler
 from sloserve.virtual.engine_settings import EngineSettings
 

@@ -24,7 +24,7 @@ ROUNDS = 12
 PACKAGE = Path(__file__).parents[2] / "sloserve"
 FILES = frozenset(
     str(path)
-    for room in ("engine/*.py", "vllm_plugin/engine/*.py", "core/rows.py", "lso/plan.py", "lso/turns.py")
+    for room in ("engine/*.py", "vllm_plugin/engine/*.py", "core/rows.py", "lso/plan.py", "lso/aged_turns.py")
     for path in PACKAGE.glob(room)
     if path.name not in ("containment.py", "__init__.py")
 )

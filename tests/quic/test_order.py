@@ -8,10 +8,10 @@ from aioquic.quic.events import StopSendingReceived, StreamReset
 from sloserve.core.errors import ConfigError
 from sloserve.quic import self_check
 from sloserve.quic.joined import _CLIENT, Joined
-from sloserve.quic.limits import TransportLimits
 from sloserve.quic.order import StreamOrder
 from sloserve.quic.schedulers import SCHEDULERS, StreamState, TenantStreams, scheduler
 from sloserve.quic.self_check import observed_order
+from sloserve.quic.transport_limits import TransportLimits
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

@@ -16,9 +16,15 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.quic.figures import Deadlines
 from sloserve.quic.metrics import DISCARDED, Http3Collector
 from sloserve.quic.order import StreamOrder
-from sloserve.quic.priority import PRIORITY_UPDATE_REQUEST, ControlFrames, StreamPriority, parse_priority, parse_update
 from sloserve.quic.schedulers import scheduler
 from sloserve.quic.service import DEFAULT_CLASSIFY, ReplyDeadline, by_class
+from sloserve.quic.stream_priority import (
+    PRIORITY_UPDATE_REQUEST,
+    ControlFrames,
+    StreamPriority,
+    parse_priority,
+    parse_update,
+)
 from sloserve.wire.resolve import Rules
 from tests.quic.serving import answer, ask, connected, listening, run, whole
 

@@ -10,8 +10,8 @@ import pytest
 from sloserve.quic import client as client_module
 from sloserve.quic import leftovers
 from sloserve.quic.client import Broken, H3Client, Lost, connect
-from sloserve.quic.limits import TransportLimits
 from sloserve.quic.listener import Listener
+from sloserve.quic.transport_limits import TransportLimits
 from sloserve.quic.unread import Unread, stalled
 from tests.quic.serving import answer, ask, listening, read, trusting, whole
 

@@ -26,7 +26,7 @@ from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, ranked, without_targets, woven_places
 from sloserve.lso.preemption import Head, PreemptionCandidate, freed_blocks, select_victims
 from sloserve.lso.swapping import preemption_price
-from sloserve.scheduler.auto.pace import pace_of
+from sloserve.scheduler.auto.engine_pace import pace_of
 from sloserve.scheduler.auto.worth import WORTH_COLUMNS, worth_of
 from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot

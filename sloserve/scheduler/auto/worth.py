@@ -41,7 +41,7 @@ from sloserve.kernels.worth import worth
 from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.pace import PACE_COLUMNS
 from sloserve.scheduler.auto import constants
-from sloserve.scheduler.auto.pace import EnginePace
+from sloserve.scheduler.auto.engine_pace import EnginePace
 from sloserve.scheduler.policy import EngineFacts
 
 WORTH_COLUMNS: Final = (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
-from sloserve.sim.model.requests import ModelRequests
+from sloserve.sim.model.model_requests import ModelRequests
 
 
 class KVBlocks:

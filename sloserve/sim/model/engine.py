@@ -24,8 +24,8 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.settings import plugin_settings
+from sloserve.sim.model.model_requests import FREE, RUNNING
 from sloserve.sim.model.planned import PlannedScheduler
-from sloserve.sim.model.requests import FREE, RUNNING
 from sloserve.sim.model.scheduler import ModelScheduler
 from sloserve.sim.model.step import Batch
 from sloserve.virtual.engine_settings import EngineSettings

@@ -24,8 +24,8 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import make_policy, policy_text
 from sloserve.settings import PluginSettings
-from sloserve.sim.model.port import ModelPort
-from sloserve.sim.model.requests import PREEMPTED, ModelRequest
+from sloserve.sim.model.model_port import ModelPort
+from sloserve.sim.model.model_requests import PREEMPTED, ModelRequest
 from sloserve.sim.model.scheduler import NONE, ModelScheduler
 from sloserve.sim.model.step import Batch, StepLimits
 from sloserve.sim.model.swap import KVSwap

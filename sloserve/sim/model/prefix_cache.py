@@ -13,7 +13,7 @@ from sloserve.engine.prefix_hit import blocks_hit
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
 from sloserve.sim.model.blocks import KVBlocks
-from sloserve.sim.model.requests import ModelRequests
+from sloserve.sim.model.model_requests import ModelRequests
 
 _OUTPUT = -1
 """Token that all replies are made of; no block of a prompt has it for its id."""

@@ -12,8 +12,8 @@ import numpy as np
 from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.lso.blocks import blocks_of
 from sloserve.sim.model.blocks import KVBlocks
+from sloserve.sim.model.model_requests import BLOCKED, FREE, PREEMPTED, RUNNING, ModelRequest, ModelRequests
 from sloserve.sim.model.prefix_cache import PrefixCache
-from sloserve.sim.model.requests import BLOCKED, FREE, PREEMPTED, RUNNING, ModelRequest, ModelRequests
 from sloserve.sim.model.step import Admitted, Batch, StepLimits
 from sloserve.sim.model.swap import KVSwap
 from sloserve.virtual.engine_settings import EngineSettings

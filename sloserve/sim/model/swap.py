@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sloserve.engine.swap_control import SwapControl
 from sloserve.scheduler.policy import EngineFacts
-from sloserve.sim.model.requests import ModelRequest, ModelRequests
+from sloserve.sim.model.model_requests import ModelRequest, ModelRequests
 from sloserve.virtual.virtual_swap_worker import Load, Told
 
 

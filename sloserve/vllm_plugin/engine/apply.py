@@ -14,7 +14,7 @@ from typing import Any
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.arrays import IntArray
-from sloserve.engine.table import RequestTable
+from sloserve.engine.request_table import RequestTable
 from sloserve.kernels.requests import moved_to_front
 from sloserve.scheduler.policy import Plan
 from sloserve.vllm_plugin.engine import compat

@@ -11,8 +11,8 @@ from sloserve.core.clock import Clock
 from sloserve.core.rows import State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.columns import live_columns, static_columns
+from sloserve.engine.request_table import RequestTable
 from sloserve.engine.step_clock import StepClock
-from sloserve.engine.table import RequestTable
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import apply, compat

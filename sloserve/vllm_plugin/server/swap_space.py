@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
-from sloserve.swap_space.host_memory import GIB, check_room, memlock_warning
+from sloserve.swap_space.memory_limits import GIB, check_room, memlock_warning
 from sloserve.swap_space.regions import ENGINES_KEY, SPACE_KEY
 
 FLAG: Final = "--swap-space-gib"

@@ -17,8 +17,8 @@ from sloserve.core.errors import ConfigError
 from sloserve.kernels.kv_copy import Region, block_bytes
 from sloserve.swap_space.cuda_copier import CudaCopier, Transfer
 from sloserve.swap_space.cuda_library import MOST_STAGING_BYTES, SLICES, CudaTransfer, built_library
-from sloserve.swap_space.host_memory import GIB
 from sloserve.swap_space.host_pool import CudaPinner, HostPool, cpus_beside
+from sloserve.swap_space.memory_limits import GIB
 from sloserve.swap_space.op_transfer import OpTransfer
 
 logger = logging.getLogger(__name__)

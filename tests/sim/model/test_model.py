@@ -14,7 +14,7 @@ from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.experiment import run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.sim.model.port import ModelPort
+from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.simulate import build_experiment
 from sloserve.virtual.engine_settings import EngineSettings
 from tests.properties.test_conservation import MODEL_LEN, expected_tokens, random_workload

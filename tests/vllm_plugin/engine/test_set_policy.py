@@ -140,7 +140,7 @@ def test_a_fault_while_rows_change_hands_is_told_and_the_old_policy_plans_again_
     build: Build, request_of: RequestOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows are shared by the planner that goes and the one that comes: half changed, neither may use them."""
-    from sloserve.engine.table import RequestTable
+    from sloserve.engine.request_table import RequestTable
 
     engine = build("sjf", kv_blocks=24)
     scheduler = engine.scheduler

@@ -26,7 +26,7 @@ def make_request(request_id: str, extra_args: dict[str, Any] | None = None, **ot
 
 
 def make_table() -> Any:
-    from sloserve.engine.table import RequestTable
+    from sloserve.engine.request_table import RequestTable
     from sloserve.vllm_plugin.engine.vllm_port import VllmReader
 
     return RequestTable(frozenset(COLUMNS), VllmReader())
@@ -211,7 +211,7 @@ NAMES = ("fresh", "running", "preempted", "paced")
 
 
 def test_columns_change_while_slots_order_and_what_was_noted_stay() -> None:
-    from sloserve.engine.table import RequestTable
+    from sloserve.engine.request_table import RequestTable
     from sloserve.vllm_plugin.engine.vllm_port import VllmReader
 
     table = RequestTable(frozenset({"priority", "first_token_s"}), VllmReader())
@@ -236,7 +236,7 @@ def test_columns_change_while_slots_order_and_what_was_noted_stay() -> None:
 def test_of_the_running_requests_only_what_is_kept_is_read(needs: set[str]) -> None:
     from vllm.v1.request import RequestStatus
 
-    from sloserve.engine.table import RequestTable
+    from sloserve.engine.request_table import RequestTable
     from sloserve.vllm_plugin.engine.vllm_port import VllmReader
 
     table = RequestTable(frozenset(needs), VllmReader())

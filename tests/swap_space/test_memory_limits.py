@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.swap_space.host_memory import GIB, check_room, memlock_warning
+from sloserve.swap_space.memory_limits import GIB, check_room, memlock_warning
 
 FLAG = "--swap-space-gib 8"
 MEMINFO = "MemTotal: 67108864 kB\nMemFree: 1048576 kB\nMemAvailable: {} kB\n"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sloserve.scheduler.auto.pace import pace_of
+from sloserve.scheduler.auto.engine_pace import pace_of
 from tests.snapshots import STEP_S, make_snapshot
 
 

@@ -10,11 +10,11 @@ from sloserve.core.clock import Clock
 from sloserve.core.rows import State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.columns import live_columns, static_columns
+from sloserve.engine.request_table import RequestTable
 from sloserve.engine.step_clock import StepClock
-from sloserve.engine.table import RequestTable
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
-from sloserve.sim.model.requests import BLOCKED, PREEMPTED, RUNNING, ModelRequest
+from sloserve.sim.model.model_requests import BLOCKED, PREEMPTED, RUNNING, ModelRequest
 from sloserve.sim.model.scheduler import ModelScheduler
 from sloserve.sim.model.step import Batch, StepLimits
 

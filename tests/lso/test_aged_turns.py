@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.lso.turns import AgedTurns
+from sloserve.lso.aged_turns import AgedTurns
 from sloserve.scheduler.policy import Snapshot, check_plan
 from sloserve.scheduler.registry import make_policy, parse_policy
 
