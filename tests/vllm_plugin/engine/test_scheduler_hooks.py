@@ -285,7 +285,9 @@ def test_a_step_budget_counts_no_prompt_whose_grammar_is_pending(build: Build, m
     from sloserve.lso.step_budget import StepBudget
 
     seen: list[list[int]] = []
-    monkeypatch.setattr(StepBudget, "tokens", lambda self, rows, running, waiting, *rest: seen.append(waiting.tolist()))
+    monkeypatch.setattr(
+        StepBudget, "tokens", lambda self, rows, running, waiting, *rest, admits: seen.append(waiting.tolist())
+    )
     scheduler = build("fcfs:step_budget=true").scheduler
     made = [Request(str(i), [2], SamplingParams(max_tokens=9), None, arrival_time=0.0) for i in range(3)]
     for pending in made[:2]:
