@@ -33,7 +33,7 @@ UNCAUGHT = {
     "schedule", "add_request", "update_from_output", "_preempt_request", "_free_request", "preempt", "_drop_planner",
     "_inflight_prefill_reserved_blocks",
     # vLLM's limits: read, and restored.
-    "Limits.__init__", "Limits.restore", "Limits._now", "Limits._set", "admission_limit_name",
+    "StockLimits.__init__", "StockLimits.restore", "StockLimits._now", "StockLimits._set", "admission_limit_name",
     # The virtual engine's, not the plugin's.
     "on_preemption.<locals>.telling",
 }  # fmt: skip

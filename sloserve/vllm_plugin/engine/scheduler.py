@@ -115,7 +115,10 @@ class SLOScheduler(Scheduler):
         )
         if self._swapping is not None:
             self._ledger.swap_space(self._swapping.facts(), 0)
-        self._may_pause = compat.may_pause(self, self._swapping is not None and self._swapping.alone)
+        alone = self._swapping is not None and self._swapping.alone
+        self._others_load = self.connector is not None and not alone
+        """Whether a KV connector that is not ours may load KV for requests."""
+        self._may_pause = compat.may_pause(self, alone)
         self._policy_spec: tuple[str, Mapping[str, Any]] = (settings.policy, settings.policy_options)
         self._policy = self._make_policy(*self._policy_spec)
         self._policy_text = policy_text(*self._policy_spec)
@@ -374,11 +377,6 @@ class SLOScheduler(Scheduler):
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)
         self._booking(None, self.step_clock.scheduled, load, monotonic_s)
         return output
-
-    @property
-    def _others_load(self) -> bool:
-        """Whether a KV connector that is not ours may load KV for requests."""
-        return self.connector is not None and (self._swapping is None or not self._swapping.alone)
 
     def _let_in_loaded(self, limits: StockLimits) -> None:
         ours = self._swapping.loads if self._swapping is not None else ()

@@ -64,7 +64,7 @@ def test_who_loads_is_blocked_holds_blocks_and_runs_when_the_load_ends(
     policy = AdmitsNone()
     engine = build(policy)
     scheduler = engine.scheduler
-    scheduler.connector = LoadsPrompts()
+    scheduler.connector, scheduler._others_load = LoadsPrompts(), True
     engine._add([request_of(name, prompt_tokens=40, output_tokens=9) for name in "abc"], engine._clock.now_s())
     step(engine)
     assert states(scheduler, "abc") == [State.BLOCKED] * 3
