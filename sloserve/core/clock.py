@@ -7,7 +7,7 @@ scheduler compares times on a :class:`SteadyClock`. Policies get ``now_s`` as an
 """
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -28,6 +28,10 @@ class SystemClock:
         return time.monotonic()
 
 
+_NOT_SET_S: Final = 1e-3
+"""The host's two clocks are read one after the other: when neither was set they differ by less than this."""
+
+
 class SteadyClock:
     """Epoch seconds that are never set: those of the host at the start, and the seconds that have passed since then.
 
@@ -46,12 +50,13 @@ class SteadyClock:
         return self._host.monotonic_s()
 
     def of_host(self, stamped_s: float) -> float:
-        """When it was on this clock, now at the latest, that the host's clock said ``stamped_s``, a moment ago.
+        """When it was on this clock that the host's clock said ``stamped_s``, a moment ago.
 
-        If the host's clock was set within that moment, the answer is off by as much.
+        That is ``stamped_s`` itself while nobody has set the host's clock; else the time that has passed since counts,
+        now at the latest. If the host's clock was set within that moment, the answer is off by as much.
         """
-        now_s = self.now_s()
-        return now_s - max(self._host.now_s() - stamped_s, 0.0)
+        now_s, host_s = self.now_s(), self._host.now_s()
+        return stamped_s if abs(host_s - now_s) < _NOT_SET_S else now_s - max(host_s - stamped_s, 0.0)
 
 
 class ManualClock:

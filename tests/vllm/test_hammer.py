@@ -52,8 +52,11 @@ def world(
     try:
         ours.wait_ready()
         with served([*plain_vllm_command(), *flags], free_port(), log, VLLM_PLUGINS="", **ONE_THREAD) as stock:
-            models = list(adapters) if request.param == "lora" else [MODEL]
-            yield ours, stock, requests(REQUESTS if request.param == "base" else REQUESTS // 3, 7, models)
+            if request.param == "lora":
+                # vLLM's CPU engine ends with an error where a prompt with an adapter gets log probabilities.
+                yield ours, stock, requests(REQUESTS // 3, 7, list(adapters), without=["prompt logprobs"])
+            else:
+                yield ours, stock, requests(REQUESTS, 7, [MODEL])
     finally:
         if ours.process.poll() is None:
             ours.stop()

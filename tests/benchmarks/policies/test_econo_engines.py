@@ -22,7 +22,7 @@ OFFERED = None
 @pytest.fixture
 def case(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A case whose requests are ``case.given``."""
-    found = import_module("benchmarks.policies.econo_engines").Case("econo-sharegpt")
+    found = import_module("benchmarks.policies.econo_engines").EngineCase("econo-sharegpt")
     monkeypatch.setattr(found, "requests", lambda offered, seed: found.given)
     return found
 
