@@ -47,8 +47,9 @@ GIB = 2**30
 SET_BY_FLEET = ("--uds", "--host", "--port", "--served-model-name", "--slo-config", "--enable-lora", "--admin-key")
 """Flags of ``sloserve serve`` that an engine of a fleet is given anyway."""
 _TOOLS = "--enable-auto-tool-choice"
-_STREAM_INTERVAL = "--stream-interval"
 """The flag with which an engine calls tools."""
+_STREAM_INTERVAL = "--stream-interval"
+"""The flag that states the tokens per event of a stream."""
 SECTIONS = ("models", "hosts", "switching", "settings", "gateway", "batches", "router", "planner", "store", "state")
 
 _Entry = TypeVar("_Entry", bound=Section)
@@ -63,7 +64,7 @@ class EngineStart:
         arguments: further flags of that.
         environment: of the engine.
         adapter_of: the model that it is a LoRA adapter of.
-        settings: name or path of its profile, by kind of device, as the file has it.
+        profiles: name or path of its profile, by kind of device, as the file has it.
     """
 
     model: str | None = None
@@ -74,7 +75,7 @@ class EngineStart:
 
     @property
     def tokens_an_event(self) -> int:
-        """Of its streams, as the flags say; speculative decoding is not counted."""
+        """Tokens per event of its streams, as the flags say; speculative decoding is not counted."""
         words = [word for one in self.arguments for word in one.replace("_", "-").split("=", 1)]
         value = dict(pairwise(words)).get(_STREAM_INTERVAL, "1")
         return int(value) if value.isdecimal() and int(value) > 0 else 1
