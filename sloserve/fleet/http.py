@@ -3,8 +3,8 @@
 from typing import Any, Final
 
 KEEP_ALIVE_S: Final = 75
-"""Of an idle connection. Clients let go of theirs after 5 to 15 s, proxies after 60 s, and are to be the first: a
-request that is sent as its connection closes is reset, and looks like a server that died of it."""
+"""An idle connection is kept for so long. Clients let go of theirs after 5 to 15 s, proxies after 60 s, and are to be
+the first: a request that is sent as its connection closes is reset, and looks like a server that died of it."""
 
 
 def bounded_http() -> Any:

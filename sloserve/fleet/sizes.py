@@ -5,9 +5,9 @@ from typing import Final
 from sloserve.core.errors import InvalidRequest
 
 BYTES_PER_TOKEN: Final = 4
-"""Of a prompt in English."""
+"""Usual length of a token of a prompt in English."""
 USUAL_OUTPUT_TOKENS: Final = 256
-"""Of a reply of which nothing says how long it is, before any has ended."""
+"""Assumed length of a reply of which nothing says how long it is, before any has ended."""
 
 
 def whole(value: object) -> int | None:

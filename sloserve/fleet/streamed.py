@@ -32,7 +32,9 @@ class Streamed:
         self._end = part if len(part) >= _END_BYTES else (self._end + part)[-_END_BYTES:]
 
     def stated_tokens(self, limit: int | None) -> int | None:
-        """Of an answer that has ended: what its usage says, or ``limit`` where that is why it ended; else ``None``."""
+        """Returns the tokens of an answer that has ended: what its usage says, or ``limit`` where that is why it ended;
+        else ``None``.
+        """
         end = self._end[-_END_BYTES:]
         usage = _USAGE.findall(end)
         if usage:
@@ -42,7 +44,9 @@ class Streamed:
 
 @dataclass(slots=True)
 class TokensAnEvent:
-    """Of one model's streams. stated: by the flags of its engines; holds until an answer says how long it is."""
+    """Tokens per event of one model's streams. stated: by the flags of its engines; holds until an answer says how long
+    it is.
+    """
 
     stated: int = 1
     _tokens: RunningMean = field(default_factory=RunningMean)

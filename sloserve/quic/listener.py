@@ -143,7 +143,7 @@ class Listener(asyncio.DatagramProtocol):
         self.figures = front.figures
         self.doorkeeper = Doorkeeper(front.settings, front.figures.handshakes)
         self.inode = 0
-        """Of its socket: how the kernel's tables name it."""
+        """Inode of its socket, by which the kernel's tables name it."""
         self.protocols: set[ServerProtocol] = set()
         self._configuration = configuration
         self._certificates = certificates

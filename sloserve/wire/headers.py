@@ -250,7 +250,7 @@ def _network_s(text: str) -> float:
 
 
 def _seconds(text: str) -> float:
-    """Of a number of milliseconds; nan where it is none."""
+    """Returns the seconds of a text that states milliseconds; nan where it is no number."""
     try:
         return float(text) / 1e3 if "_" not in text else math.nan
     except ValueError:

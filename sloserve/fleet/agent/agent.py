@@ -74,7 +74,7 @@ class _Server(uvicorn.Server):
 
 
 class Agent:
-    """Of one host. ``async with`` it: then its door is open; at the end all engines have ended.
+    """Runs the engines of one host. Within ``async with`` its door is open; at the end all engines have ended.
 
     Raises: ConfigError, when it is entered, for a door that cannot be opened.
 

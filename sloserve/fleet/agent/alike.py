@@ -10,7 +10,7 @@ from typing import Any, Final
 from sloserve.fleet.agent.engine_spec import ServedModel
 
 _IGNORED: Final = frozenset({"_name_or_path", "transformers_version", "model_name"})
-"""Of config.json: says where the weights come from."""
+"""Keys of config.json that are not compared: they say where the weights come from."""
 _FILES: Final = (
     "generation_config.json",
     "tokenizer.json",
@@ -52,7 +52,9 @@ def _contents(flags: tuple[str, ...]) -> list[str | bytes]:
 
 
 def fingerprint(folder: Path) -> str | None:
-    """Of all but the values of the weights. Reads no weights; ``None`` where it is no folder of safetensors."""
+    """Returns a digest of a model without the values of its weights, which are not read; ``None`` where its config or
+    its safetensors cannot be read.
+    """
     try:
         stamps = [(path.name, (found := path.stat()).st_size, found.st_mtime_ns) for path in sorted(folder.iterdir())]
     except OSError:

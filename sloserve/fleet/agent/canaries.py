@@ -18,14 +18,17 @@ class Canaries:
         self._tokens: dict[str, list[int]] = {}
 
     async def record(self, engine: Engine, model: str) -> None:
-        """Of an engine that was just started, whose word is taken. Raises: EngineError."""
+        """Records the answer of an engine that was just started, taken to be right. Raises: EngineError."""
         tokens = await engine.canary(model)
         if self._tokens.setdefault(model, tokens) != tokens:
             logger.warning("model %s answers the canary prompt differently than when it was first loaded", model)
             self._tokens[model] = tokens
 
     async def check(self, engine: Engine, model: str) -> None:
-        """Of an engine that was woken or has read weights. Raises: EngineError where it is late or wrong."""
+        """Compares the answer of an engine that was woken or has read weights with the recorded one.
+
+        Raises: EngineError where it is late or wrong.
+        """
         if model not in self._tokens:
             await self.record(engine, model)
         elif await engine.canary(model) != self._tokens[model]:

@@ -31,7 +31,9 @@ _FIELDS: Final = {
 
 
 class Costs:
-    """Of one kind of device. path: of the file, which need not exist; one that cannot be read is written anew."""
+    """Measured times of swaps on one kind of device. path: the file, which need not exist; one that cannot be read is
+    written anew.
+    """
 
     def __init__(self, path: Path, device: str) -> None:
         self._path, self._device = path, device

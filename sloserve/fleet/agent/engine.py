@@ -51,7 +51,7 @@ class Engine:
     ) -> None:
         self.model, self.process, self.client = model, process, client
         self.level = 0
-        """Of its sleep; 0 is awake."""
+        """Its level of sleep; 0 is awake."""
         self.parked = 0
         """Requests that it keeps over its sleep."""
         self.adapters: set[str] = set()
@@ -99,7 +99,7 @@ class Engine:
         return max(self._limits.hung_s, _STEPS * self.model.longest_step_s)
 
     async def status(self, limit_s: float) -> list[tuple[float, float]]:
-        """Of each rank's core, between two of its steps: requests running, and tokens computed so far."""
+        """Returns (requests running, tokens computed so far) of each rank's core, read between two of its steps."""
         ranks = await self.client.call("GET", "/sloserve/status", limit_s=limit_s)
         try:
             return [(float(rank["running"]), float(rank["scheduled_tokens"])) for rank in ranks]

@@ -18,12 +18,13 @@ _CONNECT_S: Final = 5.0
 _CONTROL_BYTES: Final = 1 << 20
 """Longest answer to a control call."""
 _SHOWN_BYTES: Final = 300
-"""Of an engine's error in ours."""
+"""Most bytes of an engine's error that are repeated in ours."""
 _LEFT_OUT: Final = frozenset(
     {name.decode() for name in HOP_BY_HOP}
     | {"host", "content-length", "authorization", "accept-encoding", MODEL_HEADER}
 )
-"""Of a hop alone, written anew for the next, or not for engines to see: keys are the gateway's business."""
+"""Headers that are not passed on: they belong to one hop, are written anew for the next, or are not for engines to
+see (keys are the gateway's business)."""
 _BROKEN: Final = (aiohttp.ClientError, OSError, EOFError, asyncio.TimeoutError)
 
 
@@ -32,7 +33,7 @@ class EngineLate(EngineError):
 
 
 class EngineClient:
-    """Of the engine at ``socket``, whose admin routes ``admin_key`` opens. To be closed.
+    """HTTP client of the engine at ``socket``, whose admin routes ``admin_key`` opens. Has to be closed.
 
     Each request has a connection of its own: an engine closes idle ones when it likes, and one that is closed as a
     request is sent looks like an engine that died of it.

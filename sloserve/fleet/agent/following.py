@@ -34,7 +34,7 @@ STALE_S: Final = 15.0
 
 
 class Following:
-    """Of one agent. Used in one event loop.
+    """Follows the plan on the instances of one agent. Used in one event loop.
 
     Args:
         fleet: as its file says.
@@ -93,7 +93,7 @@ class Following:
     # Reading, in a thread.
 
     def _read(self) -> Mapping[str, Sequence[Queued]]:
-        """Of each instance what waits for it, the head first."""
+        """Reads the plan. Returns the queue of each instance by its name, the head first."""
         stored = self._store.members.plan()
         plan = None if stored is None else plan_of(stored.plan)
         self.plan = None if stored is None else (stored.term, stored.version)

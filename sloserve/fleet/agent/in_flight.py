@@ -29,7 +29,7 @@ class Coming(Protocol):
 
     @property
     def parts(self) -> int:
-        """Of its body so far."""
+        """How many parts of its body have come so far."""
         ...
 
     @property
@@ -62,7 +62,7 @@ class Flight:
 
     @property
     def parts(self) -> int:
-        """Of its answer so far."""
+        """How many parts of its answer have come so far."""
         return 0 if self.answer is None else self.answer.parts
 
     @property
@@ -80,7 +80,7 @@ class Flight:
 
 
 def flight_of(model: str, durable: bool, body: bytes, now_s: float) -> Flight:
-    """Of a request with this body; one that cannot be read is the engine's to refuse."""
+    """Returns the flight of a request with this body; a body that cannot be read is the engine's to refuse."""
     try:
         stated = _DECODER.decode(body)
     except (msgspec.DecodeError, RecursionError):

@@ -31,7 +31,7 @@ _CONTINUED: Final = frozenset(
 _ABORTED: Final = "abort"
 _BYTES_OF_ID: Final = 8
 _USUAL_MAX_TOKENS: Final = 16
-"""Of completions that state none."""
+"""``max_tokens`` of completions that state none."""
 
 
 class Broken(Exception):
@@ -46,7 +46,9 @@ class TooLong(Broken):
 
 
 class _Choice(msgspec.Struct):
-    """Of an event of the stream. What an engine says is read into types here, so that nothing else has to doubt it."""
+    """What is read of a choice in an event of the stream. What an engine says is read into types here, so that nothing
+    else has to doubt it.
+    """
 
     text: str | None = None
     delta: dict[str, Any] | None = None

@@ -103,7 +103,7 @@ class Agenda:
 
 
 def agendas(fleet: Fleet, instances: Iterable[str]) -> dict[str, Agenda]:
-    """Of these instances. Its share of the host's memory is an equal part of it."""
+    """Returns the agenda of each of these instances by its name. A host's instances share its memory equally."""
     hosts, swaps = dict(fleet.instances), fleet.swaps()
     return {
         name: Agenda(

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Of an engine that runs ``max_num_seqs`` requests at once.
+    """How many requests are given to an engine that runs ``max_num_seqs`` of them at once.
 
-    queued: an engine is given so many times as many, so that its scheduler has requests to choose from. streams: beside
-    these, so many times as many places are there for streams alone: a batch fills all that it may have, and a stream
+    queued: in multiples of ``max_num_seqs``; above 1, so that the engine's scheduler has requests to choose from.
+    streams: further places for streams alone, in the same multiples: a batch fills all that it may have, and a stream
     that found no place would wait before the engine, where no policy can put it first.
     """
 

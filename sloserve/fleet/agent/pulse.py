@@ -15,7 +15,7 @@ _AGAIN_S: Final = 5.0
 
 
 class Pulse:
-    """Of the engines of one instance, one after another."""
+    """Tells whether the engine of one instance still computes; for its engines one after another."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

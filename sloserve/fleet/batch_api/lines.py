@@ -12,7 +12,7 @@ from sloserve.wire.xargs import PREFIX
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 MOST_DEPTH: Final = 200
-"""Of values within values: how deep Python reads and writes them depends on who asks, from 1,000 down."""
+"""Deepest nesting of values: how deep Python reads and writes depends on its caller's stack, 1,000 at most."""
 _MAX_CUSTOM_ID: Final = 512
 
 

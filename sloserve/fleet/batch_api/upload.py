@@ -18,7 +18,7 @@ _FORM_BYTES: Final = 65_536
 SILENT_S: Final = 60.0
 """A client that sends nothing of its body for so long is answered without it."""
 LEAST_BYTES_PER_S: Final = 8_192
-"""Of a body on average, after the first :data:`SILENT_S`: one that trickles in keeps its place from others."""
+"""Least average rate of a body after the first :data:`SILENT_S`: one that trickles in keeps its place from others."""
 
 
 class Answer(Exception):
@@ -30,7 +30,7 @@ class Answer(Exception):
 
 
 def least_file_bytes(request: Request) -> int:
-    """Of an upload, by what it declares; 0 where it declares nothing."""
+    """Returns the least bytes of the file in an upload, by the length that it declares; 0 where it declares none."""
     declared = request.headers.get("content-length", "0")
     return max(int(declared[:20]) - _FORM_BYTES, 0) if declared.isdigit() else 0
 

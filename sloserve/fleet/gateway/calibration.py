@@ -17,7 +17,7 @@ LEAST, MOST = 0.5, 8.0
 
 @dataclass(slots=True)
 class Calibration:
-    """Of one model. Times are seconds of one clock that never goes back."""
+    """Ratio of measured to predicted times of one model. Times are seconds of one clock that never goes back."""
 
     _log: float = 0.0
     _seen_s: float = float("-inf")

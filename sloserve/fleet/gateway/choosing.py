@@ -34,7 +34,7 @@ class Chooser(Protocol):
     """Chooses a model for requests that name a set of them."""
 
     def sets(self, models: Collection[str]) -> Mapping[str, Collection[str]]:
-        """Of ``models``, which a tenant may use, those in each set: by the names that a request may ask for."""
+        """Returns those of ``models``, which a tenant may use, in each set, by the name that requests ask for."""
         ...
 
     def choose(

@@ -89,7 +89,7 @@ class Parts:
         self.in_flight = InFlight(self.limits.max_requests, self.limits.max_body_mib << 20)
 
     def admission(self, model: str) -> Admission:
-        """Of one model, over all its instances."""
+        """Returns the admission of one model, over all its instances."""
         known = self.admissions.get(model)
         if known is None:
             known = self.admissions[model] = self.settings.admission.make(
@@ -104,7 +104,7 @@ class Exchange:
     def __init__(self, parts: Parts, tenant: Tenant, request_id: str, send: Send) -> None:
         self._parts, self._tenant, self._send = parts, tenant, send
         self._headers = [(_REQUEST_ID, request_id.encode())]
-        """Of the answer, beside the engine's."""
+        """Headers that the answer has beside the engine's."""
         self._request_id = request_id
         self._arrival_s = parts.clock.monotonic_s()
         self._model, self._slo_class = NO_MODEL, ""

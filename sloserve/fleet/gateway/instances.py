@@ -16,7 +16,7 @@ FRESH_S: Final = 3.0
 
 UNAVAILABLE: Final = "unavailable"
 STATES: Final = ("active", "coming", "warm", "cold", UNAVAILABLE)
-"""Of a model, the readiest first."""
+"""States of a model, the readiest first."""
 
 UNKNOWN: Final = Pace(None)
 _ORDER: Final = {ModelState.ACTIVE: 0, ModelState.WARM: 1, ModelState.COLD: 2}
@@ -148,7 +148,7 @@ class Instances:
                 instance.seen_s = float("-inf")
 
     def sent(self) -> dict[str, int]:
-        """Of each instance, how many requests went there so far."""
+        """How many requests went to each instance so far, by its name."""
         return {name: instance.sent for name, instance in self.by_name.items()}
 
     def choose(

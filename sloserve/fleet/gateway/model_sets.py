@@ -42,7 +42,7 @@ class ModelSets:
             raise ConfigError(f"{fleet.source}: router: {error}") from None
 
     def sets(self, models: Collection[str]) -> Mapping[str, Collection[str]]:
-        """Of ``models``, those in each set that has any."""
+        """Returns those of ``models`` that are in each set, by its name; without the sets that have none of them."""
         among = {name: [model for model in of if model in models] for name, of in self._sets.items()}
         return {name: of for name, of in among.items() if of}
 

@@ -67,7 +67,7 @@ def needs_of(asked: Asked) -> Needs:
 
 
 def _longest_share(prompt: Any) -> float:
-    """Of several prompts the longest one's part; 1 of one."""
+    """Returns the longest prompt's share of the length of all; 1 where there is one prompt."""
     sizes = [len(one) for one in prompt if isinstance(one, str | list)] if isinstance(prompt, list) else []
     return max(sizes) / total if (total := sum(sizes)) else 1.0
 

@@ -32,7 +32,10 @@ class Beginning(NamedTuple):
 
 
 def beginnings(model: str, messages: memoryview, prompt: memoryview) -> tuple[Beginning, ...]:
-    """Of a request's prompt, the longest last. messages, prompt: as they stand in the body, where they do."""
+    """Returns the beginnings of a request's prompt, the longest last.
+
+    messages, prompt: as they stand in the body, where they do.
+    """
     size = 0
 
     def sized() -> Iterator[tuple[memoryview, int]]:
@@ -45,7 +48,10 @@ def beginnings(model: str, messages: memoryview, prompt: memoryview) -> tuple[Be
 
 
 def chained(model: str, pieces: Iterable[tuple[bytes | memoryview, int]]) -> tuple[Beginning, ...]:
-    """Of a prompt in pieces, the longest last. pieces: each with the tokens of the prompt up to its end."""
+    """Returns the beginnings of a prompt that end with a piece, the longest last; only the last of many.
+
+    pieces: each with the tokens of the prompt up to its end.
+    """
     digest = hashlib.blake2b(model.encode(), digest_size=12)
     found: list[Beginning] = []
     for piece, tokens in pieces:

@@ -63,7 +63,7 @@ class ForkingLauncher:
 
     @property
     def pid(self) -> int | None:
-        """Of the launcher process, once it is ready."""
+        """Process id of the launcher process; ``None`` until it is ready."""
         started = self._starting
         return started.result().pid if started and started.done() and not started.exception() else None
 

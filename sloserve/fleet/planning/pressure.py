@@ -12,12 +12,12 @@ from sloserve.virtual_queues.contract import FleetPlan
 from sloserve.virtual_queues.planner import Foreseen
 
 MOST: Final = 100.0
-"""Of a deadline that has passed, or nearly so."""
+"""Largest pressure: that of a deadline that has passed, or nearly so."""
 
 
 def slo_pressure(foreseen: Foreseen, plan: FleetPlan, groups: Mapping[int, Group]) -> dict[str, float]:
-    """Of each class that has requests waiting: the largest of its groups' expected times until the first and the last
-    reply, over the time that its deadline leaves. 1 is full; above it deadlines are missed.
+    """Returns the pressure of each class that has requests waiting: the largest, among its groups, of the expected time
+    until the first or last reply over the time that its deadline leaves. 1 is full; above it deadlines are missed.
     """
     if foreseen.problem is None:
         return {}

@@ -9,7 +9,7 @@ from sloserve.fleet.store.requests import Requests
 
 _LEAST_S: Final = 1.0
 _SHARE: Final = 0.05
-"""Of the time that reading them may take: of 400,000 requests it takes 0.4 s on SQLite, so each 8 s."""
+"""Largest share of time for reading them: 400,000 requests take 0.4 s on SQLite, and are read each 8 s."""
 
 
 class Queued:

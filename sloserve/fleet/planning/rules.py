@@ -41,7 +41,9 @@ class Rule:
 
     @classmethod
     def parse(cls, text: str, max_wait_s: float) -> "Rule | None":
-        """Of ``collate:max_wait_s=20``; ``None`` for ``qlm``. max_wait_s: where the text does not say it.
+        """Returns the rule of a text such as ``collate:max_wait_s=20``; ``None`` for ``qlm``.
+
+        max_wait_s: used where the text does not say it.
 
         Raises: ConfigError that says what is wrong.
         """
@@ -94,7 +96,7 @@ class RulePlanner(QLMPlanner):
 
 
 class _Turns:
-    """Of one plan: who turns to which model."""
+    """Makes one plan by a rule: which instance turns to which model."""
 
     def __init__(
         self, rule: Rule, foreseen: Foreseen, serving: Mapping[tuple[str, str], Serving], min_active_s: float

@@ -116,7 +116,9 @@ def _state(reported_s: float, report: InstanceReport) -> InstanceState:
 
 
 def _activated_s(reported_s: float, report: InstanceReport) -> float:
-    """Of a model that comes: when it should be there, from when on it stays for its time like any other."""
+    """Returns when the active model came, or should come, from when on it stays for its time, by the store's clock;
+    -inf where there is none.
+    """
     if report.active_for_s is not None:
         return reported_s - report.active_for_s
     return reported_s + report.ready_in_s if report.active is not None else float("-inf")

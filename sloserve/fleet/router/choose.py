@@ -38,7 +38,7 @@ class Why(StrEnum):
     BEST = "best"
     """The best for its task of those that should be in time."""
     POLICY = "policy"
-    """Of those that should be in time, what the trained policy values most."""
+    """The one that the trained policy values most, among those that should be in time."""
     SOONEST = "soonest"
     """None should be in time; this one is least late."""
     NONE = "none"

@@ -271,7 +271,7 @@ class Environment:
         return step_s
 
     def _beside(self, alone_s: FloatArray) -> FloatArray:
-        """Of each replica, the steps of the others on its device, summed."""
+        """Summed steps, in seconds, of the other replicas on each replica's device, ``[..., replicas]``."""
         by_device = alone_s.reshape(*alone_s.shape[:-1], self.system.devices, -1)
         others: FloatArray = (by_device.sum(axis=-1, keepdims=True) - by_device).reshape(alone_s.shape)
         return others

@@ -72,7 +72,7 @@ def serve_all(system: System, rule: Rule, arrivals: Arrivals, systems: int, rng:
 def at_rates(
     system: System, rule: Rule, rates: Sequence[float], *, replicas: int, seed: int, limits: float = STABLE_LIMITS
 ) -> list[Served]:
-    """Of each rate, what arrived in ``replicas`` systems within ``limits`` guarantees."""
+    """Returns what arrived at each rate, in ``replicas`` systems and within ``limits`` mean guarantees."""
     every = np.repeat(np.asarray(rates, np.float64), replicas)
     rng = np.random.default_rng((seed, 11))
     arrivals = Stable(every, limits * float(system.limit_s.mean()), rng)

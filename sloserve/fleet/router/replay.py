@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 
 _FEWEST = 20
-"""Of each system, so many requests before anything is learnt."""
+"""Fewest requests of each system before anything is learnt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

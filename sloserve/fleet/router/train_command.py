@@ -27,7 +27,7 @@ LIMITS = 3.0
 CHANGING_LIMITS = 30.0
 """Time of arrivals at each rate, and at changing rates, in parts of a request's guarantee."""
 JUDGED_SEED = 1000
-"""Of the requests that policies are judged on; trainings have lower ones."""
+"""Seed of the requests that policies are judged on; trainings have lower ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

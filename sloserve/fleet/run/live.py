@@ -48,7 +48,7 @@ class Place:
 
     @property
     def logs(self) -> Path:
-        """Of engines and agents."""
+        """Logs of engines and agents."""
         return self.folder / "logs"
 
 
@@ -85,7 +85,7 @@ def check_doors(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = None)
 
 
 def file_limits(fleet: Fleet) -> Limits:
-    """Of one input file of a batch."""
+    """Returns the limits of one input file of a batch."""
     section = fleet.batches
     return Limits(section.file_mb * 1_000_000, section.lines, section.line_mb * 1_000_000)
 
@@ -166,8 +166,8 @@ def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Served
 
 
 def _longest_step_s(profile: Profile, budget: int, seqs: int, max_model_len: int) -> float:
-    """Of an engine with these flags: a chunk of its whole budget at the end of the longest prompt, beside a full batch
-    over a full KV cache.
+    """Returns the seconds of an engine's longest step with these flags: a chunk of its whole budget at the end of the
+    longest prompt, beside a full batch over a full KV cache.
     """
     attention = budget * (budget + 2 * max(max_model_len - budget, 0))
     return profile.step_s(StepLoad(budget, 1, seqs, profile.kv_capacity_tokens, attention))

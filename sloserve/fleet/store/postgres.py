@@ -24,7 +24,8 @@ _PATIENCE: Final[Mapping[str, int]] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
-"""Of connections whose other end is gone without a word, which takes hours to see else. An address may state others."""
+"""Options of connections that find a server which is gone without a word; without them that takes hours. An address
+may state others."""
 _SILENT_S: Final = 30.0
 """A server that says nothing for so long during a statement is away. One that is stopped, not dead, keeps its
 connections open, acknowledges what it is sent, and runs no timeout of its own: only the client can see it."""

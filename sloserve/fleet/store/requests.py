@@ -20,7 +20,8 @@ that more attempts will not mend, and each one costs an engine's time. What is g
 says that it lost by being slow."""
 
 MOST_BYTES: Final = 16_000_000
-"""Of results in one answer to :meth:`Requests.results`, and one result more: a page of long ones fills memory."""
+"""One answer to :meth:`Requests.results` ends with the result that passes so many bytes: a page of long ones fills
+memory."""
 
 _POISON: Final = b"the engine died while it served this request and nothing else"
 _GIVEN_UP: Final = b"no engine finished this request, however often it was tried"

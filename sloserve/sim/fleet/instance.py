@@ -41,7 +41,7 @@ class Served:
 
 
 History = dict[str, list[tuple[Any, WorkloadRequest, int]]]
-"""Of each request, the engines that had it, in order, what each was given, and how many tokens' KV it had kept."""
+"""The engines that had each request, in order, what each was given, and how many tokens' KV it had kept."""
 
 
 @dataclass(slots=True)

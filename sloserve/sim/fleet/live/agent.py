@@ -22,7 +22,7 @@ _MAX_PREEMPTIONS: Final = 3
 
 
 class Agent:
-    """Of the instances of one host. What they are to do is appended to ``operations``."""
+    """Decides for the instances of one host. What they are to do is appended to ``operations``."""
 
     def __init__(
         self,

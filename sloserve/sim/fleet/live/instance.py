@@ -84,7 +84,7 @@ class AgentInstance:
 
     @property
     def in_flight(self) -> InFlight:
-        """Of the engine that has requests: while the model leaves, of that."""
+        """Requests in the engine; while its model leaves, those of that model."""
         return self._in_flight.setdefault(str(self.serves), InFlight())
 
     @property

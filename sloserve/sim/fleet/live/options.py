@@ -27,7 +27,7 @@ class Periods:
 
 LIVE: Final = Periods()
 AT_ONCE: Final = Periods(*(_AT_ONCE_S,) * 6)
-"""Of a rival without a gateway, a store and processes that look at it."""
+"""Periods of a rival without a gateway, a store and processes that look at it."""
 
 
 @dataclass(frozen=True, slots=True)
