@@ -104,15 +104,15 @@ class Work:
     """What one instance works on.
 
     is_open: it may pull. order: groups to pull from, the first first. empty: groups of these in which nothing was
-    found. has_suspects: some may be in the store, and are run before anything else. burials: deaths of its engine that
-    the store does not know yet.
+    found. has_suspects: some may be in the store, and are run before anything else. pending_crashes: crashes of
+    its engine that the store does not know yet.
     """
 
     is_open: bool = False
     order: Sequence[Pull] = ()
     empty: set[int] = field(default_factory=set)
     has_suspects: bool = True
-    burials: int = 0
+    pending_crashes: int = 0
     claims: dict[int, HeldClaim] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None

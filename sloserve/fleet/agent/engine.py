@@ -154,7 +154,7 @@ class Engine:
         """At once, with all of its processes."""
         self.process.kill()
 
-    async def buried(self) -> None:
+    async def kill_and_wait(self) -> None:
         """Kills it, and waits until it is gone."""
         self.kill()
         await self.ended

@@ -246,7 +246,7 @@ class EngineSet:
     async def _remove(self, engine: Engine | None) -> None:
         if engine is not None and engine in self._engines:
             self._forget(engine)
-            await engine.buried()
+            await engine.kill_and_wait()
 
     def _forget(self, engine: Engine) -> None:
         self._engines.remove(engine)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 HEALTH_EVERY_S: Final = 1.0
 PULSE_EVERY_S: Final = 5.0
 _PULSES: Final = 4
-"""How often the pulse of an engine is felt in the time for which it may stop."""
+"""How often an engine's progress is checked in the time for which it may stop."""
 _RETRY_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Between starts of an engine that does not start; the last again and again."""
 _LEAVING_S: Final = 5.0
@@ -81,8 +81,8 @@ class Instance:
         self._coming = 0
         """How often a model has begun to come, or come."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._spawn(self._watch(HEALTH_EVERY_S, self._feel_health))
-        self._spawn(self._watch(min(host.limits.hung_s / _PULSES, PULSE_EVERY_S), self._feel_pulse))
+        self._spawn(self._watch(HEALTH_EVERY_S, self._check_active))
+        self._spawn(self._watch(min(host.limits.hung_s / _PULSES, PULSE_EVERY_S), self._check_progress))
 
     @property
     def name(self) -> str:
@@ -275,12 +275,12 @@ class Instance:
             except Exception:  # a fault of ours must not leave the engine without a watch
                 logger.exception("%s: a look at the engine failed", self._name)
 
-    async def _feel_health(self) -> None:
+    async def _check_active(self) -> None:
         engine = self._engines.active
         if engine is not None and self._phase is Phase.SERVING:
             await self._check_health(engine)
 
-    async def _feel_pulse(self) -> None:
+    async def _check_progress(self) -> None:
         engine, coming = self._engines.active, self._coming
         if engine is None or coming % 2 or self._phase not in (Phase.SERVING, Phase.DRAINING):
             return

@@ -38,7 +38,7 @@ _SUSPECTS_S: Final = 10.0
 """An idle instance looks for suspects so often."""
 _COMMIT_S: Final = 1.0
 """Left of the time in which a model leaves, to give its lines back in the store."""
-_ACCUSED_AT: Final = 5
+_FAILED_AT: Final = 5
 """A line that ran alone when its engine died, but with streams beside it, has failed at this attempt."""
 
 
@@ -61,7 +61,7 @@ class Pulling:
         self._commit: GroupCommit[Result, bool] = GroupCommit(requests.finish, executor)
         self._doors: dict[str, Door] = {}
         self._work: dict[str, Work] = {}
-        self._burials: set[asyncio.Task[None]] = set()
+        self._requeuing: set[asyncio.Task[None]] = set()
         self._ending: set[int] = set()
         self._store_errors = 0
         self._renewing: asyncio.Task[None] | None = None
@@ -82,7 +82,7 @@ class Pulling:
     async def stop(self, limit_s: float) -> None:
         """Gives back within ``limit_s`` what is not finished by then, and ends."""
         self._stops = True
-        await asyncio.gather(*(self.leave(name, limit_s) for name in self._work), *self._burials)
+        await asyncio.gather(*(self.leave(name, limit_s) for name in self._work), *self._requeuing)
         pulls = [work.task for work in self._work.values() if work.task is not None]
         for work in self._work.values():
             work.wake.set()
@@ -127,10 +127,10 @@ class Pulling:
         streams = self._doors[instance].report().streams
         claims, work.claims = work.claims, {}
         self._ending |= claims.keys()
-        work.burials += 1
-        burial = asyncio.create_task(self._bury(work, list(claims.values()), streams))
-        self._burials.add(burial)
-        burial.add_done_callback(self._burials.discard)
+        work.pending_crashes += 1
+        requeuing = asyncio.create_task(self._requeue_after_crash(work, list(claims.values()), streams))
+        self._requeuing.add(requeuing)
+        requeuing.add_done_callback(self._requeuing.discard)
 
     # Pulling.
 
@@ -151,7 +151,7 @@ class Pulling:
     async def _pull_once(self, door: Door, work: Work) -> bool:
         """Whether there may be more to do at once."""
         report = door.report()
-        if not work.is_open or work.burials or report.phase is not Phase.SERVING or report.active is None:
+        if not work.is_open or work.pending_crashes or report.phase is not Phase.SERVING or report.active is None:
             return False
         lines = work.lines
         alone = any(claim.alone for claim in work.claims.values())
@@ -253,28 +253,28 @@ class Pulling:
         finally:
             self._ending -= {claim.id for claim in claims}  # what could not be told, renewing gives back
 
-    async def _bury(self, work: Work, claims: Sequence[HeldClaim], streams: int) -> None:
+    async def _requeue_after_crash(self, work: Work, claims: Sequence[HeldClaim], streams: int) -> None:
         """The engine that had these has died. Nothing is pulled until the store knows."""
         try:
-            await self._accuse(claims, streams)
+            await self._mark_suspects(claims, streams)
         except Exception:  # a fault of ours; renewing gives the claims back
             logger.exception("the death of an engine is not told to the store")
         finally:
             self._ending -= {claim.id for claim in claims}
-            work.burials -= 1
+            work.pending_crashes -= 1
             work.has_suspects = True
             work.empty = set()
             work.wake.set()
 
-    async def _accuse(self, claims: Sequence[HeldClaim], streams: int) -> None:
+    async def _mark_suspects(self, claims: Sequence[HeldClaim], streams: int) -> None:
         await self._abort(claims)
         held = [claim for claim in claims if claim.lines]
-        accused = [claim for claim in held if claim.was_sent and not _is_doubtful(claim, streams)]
+        suspects = [claim for claim in held if claim.was_sent and not _is_doubtful(claim, streams)]
         for claim in held:
-            if claim not in accused:
+            if claim not in suspects:
                 await self._tell(self._requests.give_back, claim.id, claim.progress())
-        if accused:
-            failed = await self._tell(self._requests.engine_died, [claim.id for claim in accused])
+        if suspects:
+            failed = await self._tell(self._requests.engine_died, [claim.id for claim in suspects])
             for id in failed or ():
                 logger.warning("request %s has failed: the engine died while it served this request alone", id)
 
@@ -375,7 +375,7 @@ def _is_doubtful(claim: HeldClaim, streams: int) -> bool:
     """A single suspect whose engine died with streams in it: one of them may have been it."""
     if not (claim.alone and len(claim.lines) == 1 and streams):
         return False
-    return next(iter(claim.lines.values())).claimed.attempt < _ACCUSED_AT
+    return next(iter(claim.lines.values())).claimed.attempt < _FAILED_AT
 
 
 async def _cancelled(tasks: Iterable["asyncio.Task[None]"]) -> None:
