@@ -153,7 +153,9 @@ class ServerClients:
     @staticmethod
     def _session() -> aiohttp.ClientSession:
         timeout = aiohttp.ClientTimeout(total=600.0)
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+        # Idle connections are let go of well before vLLM's server closes them (5 s), which would look like a failure.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1.0)
+        return aiohttp.ClientSession(connector=connector, timeout=timeout)
 
     def row(self) -> dict[str, Any]:
         """What became of the clients, by class."""
