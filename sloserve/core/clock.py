@@ -52,7 +52,7 @@ class SteadyClock:
     def of_host(self, stamped_s: float) -> float:
         """When it was on this clock that the host's clock said ``stamped_s``, a moment ago.
 
-        That is ``stamped_s`` itself while nobody has set the host's clock; else the time that has passed since counts,
+        That is ``stamped_s`` itself unless the host's clock has been set; then the time that has passed since counts,
         now at the latest. If the host's clock was set within that moment, the answer is off by as much.
         """
         now_s, host_s = self.now_s(), self._host.now_s()
