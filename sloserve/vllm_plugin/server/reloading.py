@@ -44,11 +44,11 @@ def _refused(self: Any, paused: bool) -> str | None:
     state = PauseState.PAUSED_NEW if paused else PauseState.UNPAUSED
     if self.model_executor.is_sleeping or scheduler.pause_state != state:
         return "the engine is parked, asleep or paused; POST /sloserve/unpark first, which has its requests go on"
-    ending = set() if paused else {request.request_id for request in scheduler.running}  # before the pause has come
+    # What runs ends before the pause has come; but for a session, which then waits for its next input.
+    ending = set() if paused else {request.request_id for request in scheduler.running}
     begun = sum(
-        bool(request.num_output_tokens or request.resumable)
+        bool(request.resumable or (request.num_output_tokens and request.request_id not in ending))
         for request in compat.live_requests(scheduler)
-        if request.request_id not in ending
     )
     if begun:
         return (
@@ -91,10 +91,10 @@ async def reload(async_llm: Any, models: Any, weights_path: str, name: str, api_
         )
     await asyncio.to_thread(check_weights, weights_path)
     await _check(async_llm, paused=False)
-    await async_llm.pause_generation(mode="wait", clear_cache=True)
     try:
+        await _pause(async_llm)
         await _check(async_llm, paused=True)
-    except EngineError:
+    except BaseException:  # whatever it is: no weights were read yet, and requests wait
         await async_llm.resume_generation()
         raise
     # One of some GB takes minutes to read.
@@ -108,6 +108,15 @@ async def reload(async_llm: Any, models: Any, weights_path: str, name: str, api_
     known = models.base_model_paths  # one list, which others hold too
     known[:] = [type(known[0])(name=name, model_path=weights_path)]
     await async_llm.resume_generation()
+
+
+async def _pause(async_llm: Any) -> None:
+    """Returns once no request runs. Raises: EngineError where the engine cannot be paused; it may be paused in part."""
+    try:
+        await async_llm.pause_generation(mode="wait", clear_cache=True)
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise EngineError(f"the weights were not read: the engine cannot be paused: {reason}; try again") from error
 
 
 async def _check(async_llm: Any, paused: bool) -> None:

@@ -14,16 +14,18 @@ from sloserve.vllm_plugin.server import engine_control, reloading
 class Client:
     """Stands for ``AsyncLLM`` over two ranks; notes the calls, and what the second rank has against a reload.
 
-    fails: at the reload. refuses: from the n-th time on that it is asked; 0: never.
+    fails: at the reload. refuses: from the n-th time on that it is asked; 0: never. unpausable: what the pause ends in.
     """
 
-    def __init__(self, fails: bool = False, refuses: int = 0) -> None:
+    def __init__(self, fails: bool = False, refuses: int = 0, unpausable: BaseException | None = None) -> None:
         self.asked: list[Any] = []
-        self._fails, self._refuses = fails, refuses
+        self._fails, self._refuses, self._unpausable = fails, refuses, unpausable
 
     async def pause_generation(self, mode: str, clear_cache: bool) -> None:
         assert (mode, clear_cache) == ("wait", True)
         self.asked.append("pause")
+        if self._unpausable is not None:
+            raise self._unpausable
 
     async def resume_generation(self) -> None:
         self.asked.append("resume")
@@ -70,6 +72,36 @@ def test_what_one_rank_refuses_none_does_and_requests_go_on(tmp_path: Path, when
         reloaded(client, tmp_path)
     paused = ["pause", ("reload_refused", True), "resume"] if when == 2 else []
     assert client.asked == [("reload_refused", False), *paused]
+
+
+@pytest.mark.parametrize(
+    ("unpausable", "seen"),
+    [(RuntimeError("Failed to reset the KV connector cache."), EngineError), (asyncio.CancelledError(), None)],
+)
+def test_an_engine_that_cannot_be_paused_goes_on(
+    tmp_path: Path, unpausable: BaseException, seen: type[BaseException] | None
+) -> None:
+    (tmp_path / "model.safetensors").touch()
+    client = Client(unpausable=unpausable)
+    with pytest.raises(seen or type(unpausable), match="not read: .* cannot be paused: Failed" if seen else None):
+        reloaded(client, tmp_path)
+    assert client.asked == [("reload_refused", False), "pause", "resume"]
+
+
+def test_a_session_is_a_reason_even_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reply goes on with its next input, after the pause."""
+    from vllm.v1.core.sched.interface import PauseState
+
+    from sloserve.vllm_plugin.engine import compat
+
+    running = [SimpleNamespace(request_id=str(i), num_output_tokens=3, resumable=i == 1) for i in range(2)]
+    scheduler = SimpleNamespace(pause_state=PauseState.UNPAUSED, running=running, set_policies=None)
+    engine = SimpleNamespace(scheduler=scheduler, model_executor=SimpleNamespace(is_sleeping=False))
+    monkeypatch.setattr(compat, "live_requests", lambda of: of.running)
+    reason = reloading._refused(engine, paused=False)
+    assert reason is not None and reason.startswith("1 replies have begun")
+    running.pop()
+    assert reloading._refused(engine, paused=False) is None
 
 
 def test_a_server_of_several_processes_would_take_the_name_in_one(tmp_path: Path) -> None:
