@@ -141,7 +141,8 @@ class AdminApp:
             models = getattr(scope["app"].state, "openai_serving_models", None)
             async with self._alone(engine):
                 processes = front_end.api_processes(engine)
-                await reloading.reload(engine, models, weights.weights_path, weights.model, processes)
+                with front_end.controlling(engine):  # weights of some GB take minutes to read
+                    await reloading.reload(engine, models, weights.weights_path, weights.model, processes)
             return {"model": weights.model}
         async with self._alone(engine):
             await parking.unpark(engine)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,13 +140,21 @@ def test_park_and_unpark(client: httpx.Client, ranks: Ranks) -> None:
 
 def test_reload_knows_how_many_processes_hold_names(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
+    controls: list[str] = []
+
+    @contextmanager
+    def controlling() -> Iterator[None]:
+        controls.append("begun")
+        yield
 
     async def reload(*args: Any) -> None:
         given.extend(args)
+        assert controls == ["begun"], "what reads weights for minutes does not hang"
         raise EngineNotReady("parked; unpark it")
 
     monkeypatch.setattr(reloading, "reload", reload)
-    engine = SimpleNamespace(sloserve_front_end=SimpleNamespace(processes=3))
+    core_check = SimpleNamespace(controlling=controlling)
+    engine = SimpleNamespace(sloserve_front_end=SimpleNamespace(processes=3, core_check=core_check))
     answer = TestClient(ServerApp(engine), headers=BEARER).post(
         PREFIX + "reload", json={"weights_path": "/models/b", "model": "b"}
     )

@@ -10,6 +10,7 @@ Headers, nested bodies and reports need ``sloserve.api.middleware`` besides, whi
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from sloserve.core import process_death
@@ -98,13 +99,17 @@ def install() -> None:
 def _controlling(stock: Any) -> Any:
     @functools.wraps(stock)
     async def controlled(self: Any, *args: Any, **kwargs: Any) -> Any:
-        front_end = getattr(self, _ATTRIBUTE, None)
-        if front_end is None:
-            return await stock(self, *args, **kwargs)
-        with front_end.core_check.controlling():
+        with controlling(self):
             return await stock(self, *args, **kwargs)
 
     return controlled
+
+
+def controlling(engine: Any) -> AbstractContextManager[None]:
+    """While a call runs that may keep the core behind this engine client busy; see :mod:`.core_check`."""
+    front_end = getattr(engine, _ATTRIBUTE, None)
+    control: AbstractContextManager[None] = nullcontext() if front_end is None else front_end.core_check.controlling()
+    return control
 
 
 def runs_our_scheduler(vllm_config: Any) -> bool:
