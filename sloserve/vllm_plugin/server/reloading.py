@@ -68,7 +68,6 @@ def _reload(self: Any, weights_path: str, version: str) -> None:
         raise EngineNotReady(reason)
     self.collective_rpc("reload_weights", kwargs={"weights_path": weights_path})
     self.reset_prefix_cache()
-    self.reset_mm_cache()
     self.set_weight_version(version)
 
 
@@ -105,6 +104,8 @@ async def reload(async_llm: Any, models: Any, weights_path: str, name: str, api_
         raise EngineError(
             f"the weights in {weights_path} were not read, and what the engine holds is not known: {failed}; kill it"
         )
+    # Of requests that came since the pause; the API process' cache says what is in the engines', so it empties both.
+    await async_llm.reset_mm_cache()
     known = models.base_model_paths  # one list, which others hold too
     known[:] = [type(known[0])(name=name, model_path=weights_path)]
     await async_llm.resume_generation()

@@ -27,6 +27,9 @@ class Client:
         if self._unpausable is not None:
             raise self._unpausable
 
+    async def reset_mm_cache(self) -> None:
+        self.asked.append("reset_mm_cache")
+
     async def resume_generation(self) -> None:
         self.asked.append("resume")
 
@@ -52,7 +55,7 @@ def reloaded(client: Client, path: Path, api_processes: int = 1) -> list[str]:
         asyncio.run(reloading.reload(client, models, str(path), "new", api_processes))
     finally:
         names = [one.name for one in shared]
-        assert (names == ["new"]) == (client.asked[-2:-1] == [("reload", str(path), "new")])
+        assert (names == ["new"]) == (client.asked[-3:-2] == [("reload", str(path), "new")])
     return names
 
 
@@ -61,7 +64,7 @@ def test_every_rank_is_asked_before_any_reads_and_requests_go_on_after_all_have(
     client = Client()
     assert reloaded(client, tmp_path) == ["new"]
     before, after, reload = ("reload_refused", False), ("reload_refused", True), ("reload", str(tmp_path), "new")
-    assert client.asked == [before, "pause", after, reload, "resume"]
+    assert client.asked == [before, "pause", after, reload, "reset_mm_cache", "resume"]
 
 
 @pytest.mark.parametrize("when", [1, 2])
