@@ -16,8 +16,11 @@ logger = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 1.0
 """For an answer that is here and not read yet: a process that was stopped itself finds the time over first."""
+CONTROL_LIMITS: Final = 12
+"""Silence within control, in limits of an answer: an hour by default, in which the weights of the largest models are
+read from a slow disk. Without an end, a call to a core that hangs would hide that for ever."""
 CONTROL: Final = ("sleep", "wake_up", "collective_rpc")
-"""Methods of ``AsyncLLM`` that keep the core busy for as long as they like, such as to read weights."""
+"""Methods of ``AsyncLLM`` that keep the core busy for long, such as to read weights."""
 
 
 class CoreCheck:
@@ -29,6 +32,7 @@ class CoreCheck:
         self._question: asyncio.Task[None] | None = None
         self._asked_s = 0.0
         self._controlling = 0
+        self._control_since_s = 0.0
 
     async def hangs(self, ask: Callable[[], Awaitable[Any]]) -> bool:
         """Whether the core has not answered for too long. To be called again and again.
@@ -39,7 +43,9 @@ class CoreCheck:
         if self._question is None or self._question.done():
             self._question, self._asked_s = asyncio.create_task(_answer(ask)), now_s
             return False
-        if self._controlling or now_s - self._asked_s < self._limit_s:
+        controlled_s = self._controlled_s(now_s)
+        silent_s = now_s - self._asked_s - controlled_s
+        if silent_s < self._limit_s and controlled_s < CONTROL_LIMITS * self._limit_s:
             return False
         await asyncio.wait({self._question}, timeout=_AGAIN_S)
         if self._question.done():
@@ -49,13 +55,23 @@ class CoreCheck:
 
     @contextmanager
     def controlling(self) -> Iterator[None]:
-        """A call runs that may keep the core busy; the time that it takes is not the core's silence."""
+        """A call runs that may keep the core busy; the time that it takes is not the core's silence, up to a limit.
+
+        Silence before it counts: a core that hung when the call came still does.
+        """
+        if not self._controlling:
+            self._control_since_s = asyncio.get_running_loop().time()
         self._controlling += 1
         try:
             yield
         finally:
+            if self._controlling == 1:
+                self._asked_s += self._controlled_s(asyncio.get_running_loop().time())
             self._controlling -= 1
-            self._asked_s = asyncio.get_running_loop().time()
+
+    def _controlled_s(self, now_s: float) -> float:
+        """How much of the time since the question was asked falls into the control that goes on."""
+        return now_s - max(self._asked_s, self._control_since_s) if self._controlling else 0.0
 
 
 async def _answer(ask: Callable[[], Awaitable[Any]]) -> None:

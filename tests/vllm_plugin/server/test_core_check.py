@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sloserve.vllm_plugin.server.core_check import CoreCheck
+from sloserve.vllm_plugin.server.core_check import CONTROL_LIMITS, CoreCheck
 from tests.client.virtual_time import run
 
 LIMIT_S = 300.0
@@ -72,6 +72,34 @@ def test_what_an_operator_orders_may_take_as_long_as_it_likes() -> None:
         assert not await check.hangs(core.ask)
         await asyncio.sleep(1.0)
         assert await check.hangs(core.ask)
+        core.answers.set()
+
+    run(test())
+
+
+def test_a_control_call_does_not_hide_a_hang() -> None:
+    async def test() -> None:
+        core = Core()
+        check = CoreCheck(LIMIT_S)
+        core.answers.clear()
+        assert not await check.hangs(core.ask)
+        await asyncio.sleep(LIMIT_S)
+        with check.controlling():
+            await asyncio.sleep(1.0)
+            assert await check.hangs(core.ask), "it hung before the call came"
+        assert await check.hangs(core.ask)
+
+        core.answers.set()
+        await asyncio.sleep(0.0)
+        assert not await check.hangs(core.ask)
+        await asyncio.sleep(1.0)
+        core.answers.clear()
+        with check.controlling(), check.controlling():
+            assert not await check.hangs(core.ask)
+            await asyncio.sleep(CONTROL_LIMITS * LIMIT_S - 1.0)
+            assert not await check.hangs(core.ask)
+            await asyncio.sleep(1.0)
+            assert await check.hangs(core.ask), "the call never returns"
         core.answers.set()
 
     run(test())
