@@ -92,13 +92,16 @@ def prompt_text(prompt: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def key_of(tenant: str | None, prompt: Any, sampling_params: Any) -> Hashable:
+def key_of(tenant: str | None, prompt: Any, sampling_params: Any) -> Hashable | None:
     """By what a request is known when its client sends it again: whose it is, its prompt, and what it asks for.
 
-    Two that are alike in all of this need not be told apart: either may have the place of the other.
+    Two that are alike in all of this need not be told apart: either may have the place of the other. ``None`` for a
+    prompt that is neither token ids nor text, as of embeddings: strangers' would all look alike.
     """
     get = prompt.get if isinstance(prompt, dict) else functools.partial(getattr, prompt)
     ids = get("prompt_token_ids", None)
     text = prompt if isinstance(prompt, str) else prompt_text(prompt)
+    if get("prompt_embeds", None) is not None or (not ids and text is None):
+        return None
     asked = (getattr(sampling_params, name, None) for name in ("max_tokens", "n", "seed", "temperature"))
     return hash((tenant, text if ids is None else tuple(ids), *asked))

@@ -244,7 +244,12 @@ def test_a_request_that_is_sent_again_is_known_by_what_it_asks_for() -> None:
     assert key() == key() and key(prompt="Hello") == key(prompt={"prompt": "Hello"})
     different = [key(), key("b"), key(prompt={"prompt_token_ids": [1]}), key(prompt="Hello"), key(n=2), key(seed=1)]
     assert len(set(different)) == len(different)
-    assert key(prompt=SimpleNamespace(prompt_embeds=[0.5])) == key(prompt=SimpleNamespace(prompt_embeds=[0.1]))
+    for indistinct in (
+        {"prompt_embeds": [0.5]},
+        {"prompt_embeds": [0.5], "prompt_token_ids": [0]},
+        {"encoder_prompt": 1},
+    ):
+        assert key(prompt=indistinct) is None and key(prompt=SimpleNamespace(**indistinct)) is None
 
 
 def test_a_place_is_kept_for_a_request_that_was_refused(metrics: Metrics) -> None:
