@@ -82,9 +82,14 @@ class Admission:
         """
         name = new.slo.slo_class.name
         if self._min_chance is not None and new.slo.targets:
-            self._refuse_impossible(new, now_s)
-            if forecast.ahead:
-                self._refuse_unlikely(new, forecast, self._min_chance, now_s)
+            try:
+                self._refuse_impossible(new, now_s)
+                if forecast.ahead:
+                    self._refuse_unlikely(new, forecast, self._min_chance, now_s)
+            except SLOUnattainable:  # whatever its chance, who came for a place does not need it now
+                if new.key is not None and self._backlog.has_promised(name):
+                    self._backlog.came(name, new.key(), now_s)
+                raise
         place = self._backlog.enter(name, request, now_s)
         cap = None if self._caps is None else self._caps[name]
         if cap is not None:
@@ -100,7 +105,7 @@ class Admission:
         kept = self._backlog.kept(name, key, cap, now_s) if promised else 0
         if waiting <= cap - kept:
             if promised:
-                self._backlog.came(name, key)
+                self._backlog.came(name, key, now_s)
             return
         place.left(now_s)
         retry_after_s = self._backlog.promise_place(name, now_s, key=key)

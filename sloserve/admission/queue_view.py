@@ -134,10 +134,12 @@ class Backlog:
             return 0
         return min(promises.kept, cap // 2)
 
-    def came(self, class_name: str, key: Hashable | None) -> None:
-        """A request of this key was let in: if a place was kept for it, it is kept no more."""
+    def came(self, class_name: str, key: Hashable | None, now_s: float) -> None:
+        """A request of this key came, and needs no place any more: if one was kept for it, it is kept no more."""
         if key is not None:
-            self._queues[class_name].promises.fulfil(key)
+            promises = self._queues[class_name].promises
+            promises.pass_time(now_s)
+            promises.fulfil(key)
 
     def promise_place(self, class_name: str, now_s: float, after_s: float = 0.0, key: Hashable | None = None) -> int:
         """Whole seconds until the next place that was promised to no client yet is predicted to be free, from 1 to 30.

@@ -7,7 +7,7 @@ import pytest
 from sloserve.admission.admission import Admission, Ticket
 from sloserve.admission.prediction import ArrivingRequest
 from sloserve.admission.promises import GRACE_S, MOST_OF_KEY, Promises
-from sloserve.core.errors import QueueFull
+from sloserve.core.errors import QueueFull, SLOUnattainable
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from tests.admission.overload import CAP, SLOTS, T0, Overload
 
@@ -46,10 +46,10 @@ def test_who_comes_when_told_finds_a_place(
 class Full:
     """A class of ``cap`` places, all taken, of which one has been freed every ``1 / per_s`` seconds."""
 
-    def __init__(self, cap: int = 4, per_s: float = 1.0, starts: int = 40) -> None:
+    def __init__(self, cap: int = 4, per_s: float = 1.0, starts: int = 40, min_chance: float | None = None) -> None:
         self.now_s = T0
         self._interval_s = 1.0 / per_s
-        self._admission = Admission(("batch",), lambda place: True, caps={"batch": cap})
+        self._admission = Admission(("batch",), lambda place: True, caps={"batch": cap}, min_chance=min_chance)
         self._waiting = [self.comes("first") for _ in range(cap)]
         for _ in range(starts):
             self.pass_s(self._interval_s)
@@ -65,8 +65,9 @@ class Full:
     def enters(self, key: Hashable) -> None:
         self._waiting.append(self.comes(key))
 
-    def comes(self, key: Hashable) -> Ticket:
-        new = ArrivingRequest(DEFAULT_CLASSES.slo("batch", Targets()), self.now_s, key=lambda: key)
+    def comes(self, key: Hashable, targets: Targets | None = None) -> Ticket:
+        slo = DEFAULT_CLASSES.slo("batch", targets or Targets())
+        new = ArrivingRequest(slo, self.now_s, prompt_tokens=100, key=lambda: key)
         return self._admission.admit(new, self._admission.forecast(new, self.now_s), None, self.now_s)
 
     def told(self, key: Hashable) -> int:
@@ -86,6 +87,16 @@ def test_a_place_is_kept_for_who_was_promised_it() -> None:
     full.starts()
     full.pass_s(10.0 + GRACE_S)
     full.comes("another")  # the newcomer has not come again in time
+
+
+def test_who_comes_and_is_refused_for_its_targets_blocks_no_place() -> None:
+    full = Full(min_chance=0.5)
+    assert full.told("a") == 1
+    full.pass_s(1.0)
+    full.starts()
+    with pytest.raises(SLOUnattainable):
+        full.comes("a", Targets(ttft_s=0.01))
+    full.comes("newcomer")
 
 
 def test_who_comes_too_early_has_no_claim() -> None:
