@@ -96,7 +96,7 @@ def key_of(tenant: str | None, prompt: Any, sampling_params: Any) -> Hashable | 
     """By what a request is known when its client sends it again: whose it is, its prompt, and what it asks for.
 
     Two that are alike in all of this need not be told apart: either may have the place of the other. ``None`` for a
-    prompt that is neither token ids nor text, as of embeddings: strangers' would all look alike.
+    prompt that is neither token ids nor text, as of embeddings: all of these would look alike.
     """
     get = prompt.get if isinstance(prompt, dict) else functools.partial(getattr, prompt)
     ids = get("prompt_token_ids", None)
