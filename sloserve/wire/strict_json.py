@@ -15,7 +15,7 @@ from sloserve.core.errors import shown
 def loads(text: bytes) -> Any:
     """The value. Raises: ValueError that says what is wrong, to be read after the name of the text."""
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_float)
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_float, parse_int=_int)
     except _Stated:
         raise
     except RecursionError:
@@ -40,6 +40,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
+        _refuse(text)
+    return value
+
+
+def _int(text: str) -> int:
+    value = int(text)
+    try:
+        float(value)
+    except OverflowError:
         _refuse(text)
     return value
 
