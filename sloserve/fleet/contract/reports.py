@@ -122,7 +122,7 @@ class Demand:
         until_first_token: the deadlines are those of first tokens.
         rate_per_s: how many come a second, lately.
         mean_prompt_tokens, mean_output_tokens: of those that came lately.
-        target_s: the time that their class has for a first token, or else for the whole reply; ``None`` for none.
+        target_s: the time that their class has for a first token or the whole reply, the shorter; ``None`` for none.
         weight: what a second of lateness counts.
     """
 
