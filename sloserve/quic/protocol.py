@@ -248,6 +248,7 @@ class ServerProtocol(QuicConnectionProtocol):
             self._ping_later()
 
     def _give_up_unread(self) -> None:
+        self._look_at_senders()  # an answer of which nothing waits to be read has no silence to count
         for stream_id in stalled(self.exchanges, self._loop.time() - self._front.settings.unread_s):
             self.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
             self.exchanges[stream_id].disconnect("unread")

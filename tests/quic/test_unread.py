@@ -139,6 +139,22 @@ def test_an_answer_that_no_one_reads_is_reset_and_the_others_go_on(virtually: An
     virtually(test)
 
 
+def test_an_answer_that_is_long_in_coming_is_not_unread(virtually: Any) -> None:
+    """However short ``unread_s`` is: no one can read what is not written."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await sleep(25.0)
+        await answer(send, b"at last")
+
+    async def test(loop: Any) -> None:
+        async with listening(app, unread_s=1.0) as listener:
+            client = await connect("127.0.0.1", listener.port, trusting())
+            assert await whole(ask(client)) == b"at last"
+            await client.end()
+
+    virtually(test)
+
+
 @pytest.mark.slow
 def test_a_slow_client_is_waited_for(virtually: Any) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
