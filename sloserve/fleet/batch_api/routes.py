@@ -5,9 +5,10 @@ not there.
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -19,11 +20,12 @@ from starlette.routing import Route
 from sloserve.core.errors import InvalidRequest, SloServeError, StoreAway, StoreError, StoreFull, shown
 from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.folder import Folder
+from sloserve.fleet.batch_api.json_objects import batch_json, file_json
 from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits, storable
 from sloserve.fleet.batch_api.upload import Answer, UploadForm, in_time, least_file_bytes
 from sloserve.fleet.places import Places
 from sloserve.fleet.quota import Quota
-from sloserve.fleet.store.records import Batch, BatchState, File, RequestState
+from sloserve.fleet.store.records import Batch, BatchState, File
 from sloserve.fleet.store.store import Store
 from sloserve.wire import errors, strict_json
 
@@ -40,7 +42,6 @@ _MOST_METADATA: Final = 16
 _UPLOADS, _UPLOADS_OF_TENANT = 16, 4
 """At a time: each may take a file's bytes on the disk before it is kept."""
 _JSON_BYTES: Final = 65_536
-_STAMPS: Final = tuple(state for state in BatchState if state is not BatchState.VALIDATING)
 _CANCELLABLE: Final = (BatchState.VALIDATING, BatchState.IN_PROGRESS)
 _RETRY_AFTER_S: Final = 5
 _STORE_S: Final = 4.0
@@ -108,9 +109,12 @@ class BatchApi:
 
     async def _stored(self, call: Callable[..., T], *args: Any) -> T:
         """What the store says to ``call``. Raises: StoreAway where it says nothing in time; ``call`` may happen yet."""
+        return await self._stored_by(self._in_thread(call, *args))
+
+    async def _stored_by(self, answer: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(_STORE_S):
-                return await self._in_thread(call, *args)
+                return await answer
         except TimeoutError:
             raise StoreAway(f"it has not answered within {_STORE_S:g} s") from None
 
@@ -225,7 +229,31 @@ class BatchApi:
             due_s=0.0,
             metadata=metadata,
         )
-        return JSONResponse(batch_json(await self._stored(self.store.batches.add, new, window_s), {}))
+        return JSONResponse(batch_json(await self._added(new, window_s), {}))
+
+    async def _added(self, new: Batch, window_s: float) -> Batch:
+        """Keeps a batch. Raises: StoreAway; its client then asks again, so a batch that is kept late is cancelled."""
+        adding = self.executor.submit(self.store.batches.add, new, window_s)
+        try:
+            return await self._stored_by(asyncio.wrap_future(adding))
+        except (StoreAway, asyncio.CancelledError):
+            adding.add_done_callback(partial(self._cancel_unanswered, new.id))
+            raise
+
+    def _cancel_unanswered(self, id: str, adding: "Future[Batch]") -> None:
+        # What calls this may be the event loop, which never waits for the store.
+        if not adding.cancelled() and adding.exception() is None:
+            self.executor.submit(self._cancel_late, id)
+
+    def _cancel_late(self, id: str) -> None:
+        try:
+            self._cancelling(id)
+        except StoreError as error:
+            logger.warning("batch %s was kept after its client was told 503, and is not cancelled: %s", id, error)
+
+    def _cancelling(self, id: str) -> bool:
+        """Whether it could still be cancelled, and is now being."""
+        return any(self.store.batches.move(id, before, BatchState.CANCELLING) for before in _CANCELLABLE)
 
     async def _batches(self, request: Request, tenant: str) -> Response:
         limit, after = _page(request, most=100, usual=20)
@@ -239,10 +267,7 @@ class BatchApi:
 
     async def _cancel(self, request: Request, tenant: str) -> Response:
         batch = await self._known_batch(request, tenant)
-        for before in _CANCELLABLE:
-            if await self._stored(self.store.batches.move, batch.id, before, BatchState.CANCELLING):
-                break
-        else:
+        if not await self._stored(self._cancelling, batch.id):
             batch = await self._known_batch(request, tenant)
             if batch.state not in (BatchState.CANCELLING, BatchState.CANCELLED):
                 message = f"the batch {batch.id} is {batch.state.value}, and can be cancelled no more"
@@ -259,50 +284,6 @@ class BatchApi:
         if found is None:
             raise _missing("batch", id)
         return found
-
-
-def file_json(file: File) -> dict[str, Any]:
-    """A file as OpenAI writes it."""
-    return {
-        "id": file.id,
-        "object": "file",
-        "bytes": file.bytes,
-        "created_at": int(file.created_s),
-        "expires_at": None if file.expires_s is None else int(file.expires_s),
-        "filename": file.name,
-        "purpose": file.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
-
-
-def batch_json(batch: Batch, counts: Mapping[RequestState, int]) -> dict[str, Any]:
-    """A batch as OpenAI writes it."""
-    failed = sum(counts.get(state, 0) for state in (RequestState.FAILED, RequestState.EXPIRED, RequestState.CANCELLED))
-    return {
-        "id": batch.id,
-        "object": "batch",
-        "endpoint": batch.endpoint,
-        "errors": {"object": "list", "data": list(batch.errors)} if batch.errors else None,
-        "input_file_id": batch.input_file,
-        "completion_window": batch.window,
-        "status": batch.state.value,
-        "output_file_id": batch.output_file,
-        "error_file_id": batch.error_file,
-        "created_at": int(batch.stamps[BatchState.VALIDATING.value]),
-        "expires_at": int(batch.due_s),
-        **{f"{state.value}_at": _second(batch.stamps.get(state.value)) for state in _STAMPS},
-        "request_counts": {
-            "total": batch.lines or sum(counts.values()),
-            "completed": counts.get(RequestState.DONE, 0),
-            "failed": failed,
-        },
-        "metadata": batch.metadata,
-    }
-
-
-def _second(stamp: float | None) -> int | None:
-    return None if stamp is None else int(stamp)
 
 
 def _error(

@@ -226,6 +226,22 @@ class Never(Executor):
         return Future()
 
 
+class Late(AtOnce):
+    """One call is answered only when the test says so."""
+
+    def __init__(self, late: Callable[..., Any]) -> None:
+        self.late = late
+        self.answer: Callable[[], None] = lambda: None
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        if call != self.late:
+            return super().submit(call, *args, **kwargs)
+        done: Future[Any] = Future()
+        done.set_running_or_notify_cancel()
+        self.answer = lambda: done.set_result(call(*args, **kwargs))
+        return done
+
+
 @pytest.fixture
 def ask(fleet: Fleet) -> Answered:
     """Sends a request to the routes, its body in parts, each ``gap_s`` after the one before, in virtual time."""
@@ -295,6 +311,24 @@ def test_a_store_that_is_stopped_is_away_within_5_s_for_every_route(fleet: Fleet
     answer, took_s = run(asked())
     assert answer.status_code == 503 and answer.headers["retry-after"] == "5" and took_s <= 5.0
     assert len(api.routes()) == 9, "each is among the parameters"
+
+
+def test_a_batch_that_is_kept_after_its_client_was_told_503_is_cancelled(fleet: Fleet) -> None:
+    """Its client creates it again: else all its lines would be served twice."""
+    fleet.store.batches.add_file(File("file-1", "t", "", "batch", 1, 0.0), None)
+    executor = Late(fleet.store.batches.add)
+    api = BatchApi(fleet.store, fleet.runner.folder, lambda request: "t", executor=executor)
+    values = {"endpoint": CHAT, "completion_window": "1h", "input_file_id": "file-1"}
+
+    async def create() -> int:
+        transport = httpx.ASGITransport(Starlette(routes=api.routes()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return (await client.post("/v1/batches", json=values)).status_code
+
+    assert run(create()) == 503
+    executor.answer()
+    (batch,) = fleet.store.batches.list("t", None, 2)
+    assert batch.state is BatchState.CANCELLING
 
 
 def test_an_upload_that_trickles_in_is_ended(ask: Answered) -> None:

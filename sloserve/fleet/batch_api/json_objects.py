@@ -1,0 +1,52 @@
+"""Files and batches as OpenAI writes them."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sloserve.fleet.store.records import Batch, BatchState, File, RequestState
+
+_STAMPS: Final = tuple(state for state in BatchState if state is not BatchState.VALIDATING)
+
+
+def file_json(file: File) -> dict[str, Any]:
+    """A file as OpenAI writes it."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": int(file.created_s),
+        "expires_at": None if file.expires_s is None else int(file.expires_s),
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def batch_json(batch: Batch, counts: Mapping[RequestState, int]) -> dict[str, Any]:
+    """A batch as OpenAI writes it."""
+    failed = sum(counts.get(state, 0) for state in (RequestState.FAILED, RequestState.EXPIRED, RequestState.CANCELLED))
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": list(batch.errors)} if batch.errors else None,
+        "input_file_id": batch.input_file,
+        "completion_window": batch.window,
+        "status": batch.state.value,
+        "output_file_id": batch.output_file,
+        "error_file_id": batch.error_file,
+        "created_at": int(batch.stamps[BatchState.VALIDATING.value]),
+        "expires_at": int(batch.due_s),
+        **{f"{state.value}_at": _second(batch.stamps.get(state.value)) for state in _STAMPS},
+        "request_counts": {
+            "total": batch.lines or sum(counts.values()),
+            "completed": counts.get(RequestState.DONE, 0),
+            "failed": failed,
+        },
+        "metadata": batch.metadata,
+    }
+
+
+def _second(stamp: float | None) -> int | None:
+    return None if stamp is None else int(stamp)
