@@ -97,6 +97,8 @@ class ServerProtocol(QuicConnectionProtocol):
             self._front.figures.handshakes["completed" if refused is None else "certificate"] += 1
             if refused is None:
                 self._h3 = BoundedH3(self.quic, self._front.settings.header_bytes, self._reprioritize)
+                if self._stopping:  # the stop began while the client shook hands
+                    self._h3.send_goaway(self._next_stream_id)
             else:
                 self.close(error_code=ALERT_BAD_CERTIFICATE, reason_phrase=refused)
         elif isinstance(event, ConnectionTerminated):

@@ -271,6 +271,22 @@ def test_many_requests_at_once_have_their_turn(virtually: Any, connections: int,
     virtually(test)
 
 
+def test_a_client_that_shakes_hands_while_a_stop_begins_is_told_of_it(virtually: Any) -> None:
+    async def test(loop: Any) -> None:
+        async with listening(nothing) as listener:
+            connecting = create_task(connect("127.0.0.1", listener.port, trusting()))
+            await sleep(0.015)  # its first datagram has come, and its last of the handshake has not
+            (protocol,) = listener.protocols
+            assert not protocol.shook_hands
+            listener.going_away()
+            client = await connecting
+            await sleep(0.1)
+            assert protocol.shook_hands and not client.usable  # it goes elsewhere
+            await client.end()
+
+    virtually(test)
+
+
 @pytest.mark.slow
 def test_clients_are_told_of_a_stop_at_once_and_have_their_answers_in_time(virtually: Any) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
