@@ -196,11 +196,12 @@ class ServerProtocol(QuicConnectionProtocol):
 
     def _h3_event(self, event: H3Event) -> None:
         if isinstance(event, HeadersReceived):
-            exchange = self.exchanges.get(event.stream_id)
-            if exchange is not None:  # trailers, which are of no use here
-                exchange.feed(b"", event.stream_ended)
-            else:
+            if any(name == b":method" for name, _ in event.headers):
                 self._begin(event.stream_id, event.headers, event.stream_ended)
+            elif event.stream_ended:  # trailers, which are of no use here; the answer may have arrived before them
+                if (exchange := self.exchanges.get(event.stream_id)) is not None:
+                    exchange.feed(b"", True)
+                self._leftovers.ended(event.stream_id)
         elif isinstance(event, DataReceived):
             exchange = self.exchanges.get(event.stream_id)
             if exchange is not None:

@@ -155,6 +155,28 @@ def test_an_answer_that_is_long_in_coming_is_not_unread(virtually: Any) -> None:
     virtually(test)
 
 
+def test_trailers_of_a_body_that_is_answered_already_are_its_end_and_no_request(virtually: Any) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, b"no", 401)
+
+    async def test(loop: Any) -> None:
+        async with listening(app) as listener:
+            client = await connect("127.0.0.1", listener.port, trusting())
+            reply = ask(client, method="POST", body=True)
+            assert await whole(reply) == b"no"
+            await sleep(1.0)
+            (protocol,) = listener.protocols
+            assert len(protocol._leftovers._left) == 1 and not protocol.exchanges
+            assert client._h3 is not None
+            client._h3.send_headers(reply._stream_id, [(b"sum", b"1")], True)
+            client.transmit()
+            await sleep(1.0)
+            assert not protocol._leftovers._left and listener.figures.requests == {"answered": 1}
+            await client.end()
+
+    virtually(test)
+
+
 @pytest.mark.slow
 def test_a_slow_client_is_waited_for(virtually: Any) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
