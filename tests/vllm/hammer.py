@@ -70,10 +70,10 @@ TARGETS: tuple[dict[str, str], ...] = (
 )
 
 
-def requests(count: int, seed: int, models: Sequence[str], without: Sequence[str] = ()) -> list[Sent]:
-    """``count`` requests of all kinds but some, the same for the same ``seed``."""
+def requests(count: int, seed: int, models: Sequence[str]) -> list[Sent]:
+    """``count`` requests, the same for the same ``seed``."""
     rng = np.random.default_rng(seed)
-    kinds = sorted(KINDS.keys() - set(without))
+    kinds = sorted(KINDS)
     return [_request(i, kinds[i % len(kinds)], models[i % len(models)], rng) for i in range(count)]
 
 
