@@ -14,7 +14,6 @@ router's queueing simulator, under each rule of the router. Answers are small, s
 ``router-policies`` has ``network-N.safetensors``, of ``benchmarks/router/gain.py --train network N``.
 """
 
-import argparse
 import asyncio
 import tempfile
 import time
@@ -25,28 +24,26 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
 from benchmarks.http3.quic_endpoints import window_bytes
 from benchmarks.http3.quic_link import LinkShape, link, why_not
 from benchmarks.http3.quic_network import Ends
 from benchmarks.http3.quic_virtual import LinkLoop
 from benchmarks.http3.quic_virtual import run as virtual_run
-from benchmarks.publish import RESULTS, read_rows, write_rows
+from benchmarks.publish import RESULTS, read_rows, write_rows, write_table
 from benchmarks.router.gain import system_called
-from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.fleet.router.arrivals import Changing, Phases, Stable
 from sloserve.fleet.router.environment import Environment, System
 from sloserve.fleet.router.features import Schema
 from sloserve.fleet.router.network import load_network
 from sloserve.fleet.router.routing import Rule, always, learned, masked_greedy
-from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
-from sloserve.quic.client import connect
-from sloserve.quic.client_settings import ClientSettings
-from sloserve.quic.httpx_transport import head
-from sloserve.quic.listener import listen
-from sloserve.quic.schedulers import SCHEDULERS
-from sloserve.quic.service import by_class
-from sloserve.quic.settings import Http3Settings
-from sloserve.wire.resolve import Rules
+from sloserve.http3.certificates import CertificateFiles, make_certificate, write_certificate
+from sloserve.http3.client_connection import connect
+from sloserve.http3.client_settings import ClientSettings
+from sloserve.http3.httpx_transport import head
+from sloserve.http3.listener import listen
+from sloserve.http3.stream_schedulers import SCHEDULERS
+from sloserve.wire.optional_http3 import Http3Settings
 
 FOLDER = RESULTS / "qos-macro"
 REQUESTS, SEEDS = 200, 3
@@ -56,7 +53,6 @@ REPLY_S = RTT_MS / 2e3 + 1200 * 8 / 5e6
 STABLE_PER_S, CHANGING_PER_S = 17.0, (5.0, 40.0)
 PHASE_REQUESTS = (20, 60)
 LONG, PRIORITY = "piqa", "openbookqa"
-TRANSPORTS = (*SCHEDULERS, "tcp-n", "tcp-1")
 PAPER = {
     "stable": {
         "rr": "0.20 0.25 0.42", "fcfs": "0.19 0.24 0.36", "edf": "0.21 0.37 0.52", "abs": "0.20 0.35 0.49",
@@ -71,14 +67,14 @@ PAPER = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentRequests:
     """Requests as they leave the client: when, in seconds from the first one, and of which task by its index."""
 
     arrival_s: np.ndarray
     task: np.ndarray
 
     @classmethod
-    def draw(cls, system: System, workload: str, seed: int) -> "Sent":
+    def draw(cls, system: System, workload: str, seed: int) -> "SentRequests":
         rng = np.random.default_rng((seed, 31))
         task = rng.integers(len(system.tasks), size=REQUESTS)
         if workload == "stable":
@@ -95,7 +91,7 @@ class Sent:
         return [102_400 if system.tasks[t] == LONG else 8_000 for t in self.task]
 
 
-def quic_times(system: System, sent: Sent, scheduler: str, seed: int, files: tuple[Path, Path]) -> list[float]:
+def quic_times(system: System, sent: SentRequests, scheduler: str, seed: int, files: tuple[Path, Path]) -> list[float]:
     """How long each request took to the server, scheduled so by its client, in virtual time."""
     took = [float("inf")] * REQUESTS
     sizes, limit_s = sent.sizes(system), system.limit_s[sent.task]
@@ -116,8 +112,7 @@ def quic_times(system: System, sent: Sent, scheduler: str, seed: int, files: tup
             "scheduler": scheduler,
         }
         certificates = CertificateFiles(str(files[0]), str(files[1]))
-        classify = by_class(Rules(DEFAULT_CLASSES))
-        listener = await listen(app, Http3Settings(streams=1000, **common), certificates, ("127.0.0.1", 0), classify)
+        listener = await listen(app, Http3Settings(streams=1000, **common), certificates, ("127.0.0.1", 0))
         client = await connect("127.0.0.1", listener.port, ClientSettings(ca_file=str(files[0]), **common))
         begun_s = loop.time()
 
@@ -180,7 +175,9 @@ class _Times:
         return np.where(left, np.maximum(at_s - now_s[systems], 0.0), np.inf)
 
 
-def scores(system: System, rule: Rule, sent: Sent, took_s: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def scores(
+    system: System, rule: Rule, sent: SentRequests, took_s: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Score and model of each request under ``rule``; ``[transports, n]``, as ``took_s`` has them."""
     at_server_s = sent.arrival_s + took_s
     order = np.argsort(at_server_s, axis=1, kind="stable")
@@ -217,7 +214,7 @@ def rules_of(system: System, folder: Path) -> dict[str, Rule]:
 
 
 def rows_of(
-    workload: str, seed: int, system: System, sent: Sent, took: dict[str, list[float]], rules: dict[str, Rule]
+    workload: str, seed: int, system: System, sent: SentRequests, took: dict[str, list[float]], rules: dict[str, Rule]
 ) -> Iterator[dict[str, Any]]:
     priority, long = (sent.task == system.tasks.index(name) for name in (PRIORITY, LONG))
     times = np.array(list(took.values()))
@@ -267,7 +264,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def tcp_times(
-    sent: dict[tuple[str, int], Sent], system: System, files: Path
+    sent: dict[tuple[str, int], SentRequests], system: System, files: Path
 ) -> dict[tuple[str, int], dict[str, list[float]]]:
     """The same of TLS over TCP, by workload and seed: from the request to the answer, less the way back."""
     found: dict[tuple[str, int], dict[str, list[float]]] = {}
@@ -288,7 +285,7 @@ def tcp_times(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--policies", type=Path, default=Path("router-policies"))
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--no-tcp", action="store_true", help="only what needs no root")
@@ -300,7 +297,7 @@ def main() -> None:
     begun_s, rows = time.process_time(), []
     system = replace(system_called("network")[0], devices=1)
     rules = rules_of(system, args.policies)
-    sent = {(w, s): Sent.draw(system, w, s) for w in PAPER for s in range(1, args.seeds + 1)}
+    sent = {(w, s): SentRequests.draw(system, w, s) for w in PAPER for s in range(1, args.seeds + 1)}
     with tempfile.TemporaryDirectory() as folder:
         files = write_certificate(Path(folder), make_certificate(("localhost", "127.0.0.1", "10.231.7.2")))
         tcp = {} if args.no_tcp else tcp_times(sent, system, Path(folder))
@@ -311,7 +308,7 @@ def main() -> None:
             print(f"{workload} {seed}: {time.process_time() - begun_s:.0f} s of CPU time", flush=True)
     rows = means(rows)
     write_rows(args.out / "runs.csv", rows)
-    (args.out / "table.txt").write_text(table_of(rows))
+    write_table(args.out, table_of(rows))
     print(table_of(read_rows(args.out / "runs.csv")))
 
 

@@ -17,16 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.slo import DEFAULT_CLASSES
-from sloserve.quic.certificates import CertificateFiles
-from sloserve.quic.client import H3Client, connect
-from sloserve.quic.client_settings import ClientSettings
-from sloserve.quic.httpx_transport import head
-from sloserve.quic.listener import Listener, listen
-from sloserve.quic.schedulers import SCHEDULERS
-from sloserve.quic.service import by_class
-from sloserve.quic.settings import Http3Settings
-from sloserve.wire.resolve import Rules
+from sloserve.http3.certificates import CertificateFiles
+from sloserve.http3.client_connection import H3Client, connect
+from sloserve.http3.client_settings import ClientSettings
+from sloserve.http3.httpx_transport import head
+from sloserve.http3.listener import Listener, listen
+from sloserve.http3.stream_schedulers import SCHEDULERS
+from sloserve.wire.optional_http3 import Http3Settings
 
 CLASSES = {
     "real-time": (8_000, 1.0, "priority", 1),
@@ -44,7 +41,6 @@ TCP_CONGESTIONS = [
 """Those that this kernel has; where bbr is asked for and missing, cubic stands in, and in the row."""
 FIRST_PORT = 7000
 GIVE_UP_S = 45.0
-PART_BYTES = 4096
 
 
 def quic_port(scheduler: str, congestion: str, rtt_ms: int) -> int:
@@ -113,7 +109,7 @@ async def listen_echo(
         window_bytes=window_bytes(rtt_ms, window),
         deadlines="fixed",
     )
-    return await listen(echo_h3, settings, files, (host, port), by_class(Rules(DEFAULT_CLASSES)))
+    return await listen(echo_h3, settings, files, (host, port))
 
 
 async def serve(host: str, certfile: str, keyfile: str) -> None:

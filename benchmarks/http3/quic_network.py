@@ -11,7 +11,6 @@ there. Each row has its backend.
     python -m benchmarks.http3.quic_network [--only burst-constant] [--wire] [--out benchmarks/results/quic-network]
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -29,13 +28,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import parser_for
 from benchmarks.http3.quic_endpoints import CLASSES, TCP_CONGESTIONS, WINDOW, RunRequests, listen_echo, run_quic
 from benchmarks.http3.quic_link import ADDRESSES, Link, LinkShape, link, why_not
 from benchmarks.http3.quic_virtual import LinkLoop
 from benchmarks.http3.quic_virtual import run as virtual_run
-from benchmarks.publish import RESULTS, read_rows, write_rows
-from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
-from sloserve.quic.schedulers import SCHEDULERS
+from benchmarks.publish import RESULTS, read_rows, write_rows, write_table
+from sloserve.http3.certificates import CertificateFiles, make_certificate, write_certificate
+from sloserve.http3.stream_schedulers import SCHEDULERS
 
 REQUESTS = 90
 FOLDER = RESULTS / "quic-network"
@@ -264,11 +264,11 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 def write(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
     write_rows(folder / "runs.csv", rows)
-    (folder / "table.txt").write_text(table_of(rows))
+    write_table(folder, table_of(rows))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--only", choices=[c.name for c in CONDITIONS], action="append")
     parser.add_argument("--seeds", type=int, help="fewer than a condition has, for a try")
     parser.add_argument("--wire", action="store_true", help="QUIC on the emulated link too, beside virtual time")

@@ -10,7 +10,6 @@ QoE follows from when each event reaches the client, as its token buffer has it.
     python -m benchmarks.http3.quic_streams [--seeds 1] [--out benchmarks/results/quic-streams]
 """
 
-import argparse
 import asyncio
 import tempfile
 import time
@@ -25,23 +24,22 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import parser_for
 from benchmarks.http3.quic_link import LinkShape
 from benchmarks.http3.quic_virtual import LinkLoop, run
-from benchmarks.publish import RESULTS, write_rows
+from benchmarks.publish import RESULTS, write_rows, write_table
 from sloserve.core.qoe import qoe
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.quic.certificates import CertificateFiles, make_certificate, write_certificate
-from sloserve.quic.client import connect
-from sloserve.quic.client_settings import ClientSettings
-from sloserve.quic.httpx_transport import head
-from sloserve.quic.listener import listen
-from sloserve.quic.service import by_class
-from sloserve.quic.settings import Http3Settings
+from sloserve.http3.certificates import CertificateFiles, make_certificate, write_certificate
+from sloserve.http3.client_connection import connect
+from sloserve.http3.client_settings import ClientSettings
+from sloserve.http3.httpx_transport import head
+from sloserve.http3.listener import listen
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.wire.resolve import Rules
+from sloserve.wire.optional_http3 import Http3Settings
 
 FOLDER = RESULTS / "quic-streams"
 SPAN_S, READERS_PER_S = 40.0, 0.5
@@ -143,8 +141,7 @@ def play(
 
         settings = Http3Settings(scheduler=scheduler, deadlines=deadlines)  # type: ignore[arg-type]
         certificates = CertificateFiles(str(files[0]), str(files[1]))
-        classify = by_class(Rules(DEFAULT_CLASSES))
-        listener = await listen(app, settings, certificates, ("127.0.0.1", 0), classify)
+        listener = await listen(app, settings, certificates, ("127.0.0.1", 0))
         client = await connect("127.0.0.1", listener.port, ClientSettings(ca_file=str(files[0])))
 
         async def one(number: int) -> None:
@@ -207,7 +204,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--kbit-s", type=int, choices=LINKS_KBIT_S, action="append", help="one link alone")
     parser.add_argument("--first-seed", type=int, default=0)
@@ -229,8 +226,7 @@ def main() -> None:
                     print(rows[-1], flush=True)
     rows.sort(key=lambda row: row["kbit_s"])
     write_rows(args.out / "runs.csv", rows)
-    (args.out / "table.txt").write_text(table_of(rows))
-    print(table_of(rows))
+    write_table(args.out, table_of(rows), shown=True)
     print(f"{time.process_time() - begun_s:.0f} s of CPU time")
 
 

@@ -1,0 +1,74 @@
+"""The process of an edge: ``sloserve edge``."""
+
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from sloserve.core.errors import ConfigError
+from sloserve.http3 import self_check
+from sloserve.http3.client_settings import ClientSettings
+from sloserve.http3.edge import Edge, EdgeSettings
+from sloserve.http3.stream_schedulers import scheduler
+
+PING_S, SILENT_S = 1.0, 4.0
+"""How often the edge pings the engine host, and after how long a silence the host counts as dead."""
+
+
+def serve(upstream: Any, listen: Any) -> None:
+    """Serves until it is told to stop. upstream, listen: the flags of :mod:`sloserve.cli.edge_command`.
+
+    Raises: ConfigError.
+    """
+    scheduler(upstream.quic_scheduler)
+    self_check.check(upstream.quic_scheduler)
+    if upstream.quic_congestion not in ("cubic", "reno", "constant"):
+        raise ConfigError(f"--quic-congestion: {upstream.quic_congestion!r} is not one of cubic, reno, constant")
+    for one, other, names in (
+        (upstream.certfile, upstream.keyfile, "--certfile and --keyfile"),
+        (listen.ssl_certfile, listen.ssl_keyfile, "--ssl-certfile and --ssl-keyfile"),
+    ):
+        if (one is None) != (other is None):
+            raise ConfigError(f"{names} belong together; give both or none")
+    address = address_of(upstream.upstream)
+    client = ClientSettings(
+        scheduler=upstream.quic_scheduler,
+        congestion=upstream.quic_congestion,
+        window_bytes=upstream.window_bytes,
+        ca_file=_text(upstream.ca),
+        certfile=_text(upstream.certfile),
+        keyfile=_text(upstream.keyfile),
+        keep_alive_s=PING_S,
+        silent_s=SILENT_S,
+        requests=upstream.max_requests,
+    )
+    client.configuration(address[0])  # says now which file cannot be read
+    settings = EdgeSettings(*address, client, upstream.max_requests, upstream.max_waiting)
+    url = f"http{'s' if listen.ssl_certfile else ''}://{listen.host}:{listen.port}"
+    print(f"sloserve edge on {url}, forwarding to {upstream.upstream}", flush=True)
+    uvicorn.run(
+        Edge(settings),
+        host=listen.host,
+        port=listen.port,
+        log_level="warning",
+        ssl_certfile=_text(listen.ssl_certfile),
+        ssl_keyfile=_text(listen.ssl_keyfile),
+        timeout_graceful_shutdown=5,
+    )
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Host and port of the engine host. Raises: ConfigError."""
+    try:
+        found = urllib.parse.urlsplit(url)
+        port = found.port or 443
+    except ValueError:
+        found, port = urllib.parse.urlsplit(""), 0
+    if found.scheme != "https" or not found.hostname or found.path not in ("", "/") or found.query:
+        raise ConfigError(f"--upstream: {url!r} is not of the form https://HOST:PORT")
+    return found.hostname, port
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -1,0 +1,159 @@
+"""HTTP/3 under httpx, hence under OpenAI's SDK::
+
+    import httpx, openai
+    from sloserve.http3.httpx_transport import H3Transport
+
+    http_client = httpx.AsyncClient(transport=H3Transport())
+    client = openai.AsyncOpenAI(base_url="https://localhost:8000/v1", http_client=http_client)
+
+One connection per origin carries all requests. A request that a lost connection did not begin is tried once more.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+
+import httpx
+
+from sloserve.http3.client_connection import (
+    BrokenOff,
+    H3Client,
+    Headers,
+    HeadersTooLarge,
+    Lost,
+    Reply,
+    RequestRefused,
+    connect,
+)
+from sloserve.http3.client_settings import ClientSettings
+from sloserve.wire.headers import HOP_BY_HOP
+
+Origin = tuple[str, int]
+"""Host and port."""
+
+
+def _timeout_s(request: httpx.Request, kind: str) -> float | None:
+    found: float | None = request.extensions.get("timeout", {}).get(kind)
+    return found
+
+
+@asynccontextmanager
+async def _within(kind: str, error: type[httpx.TimeoutException], request: httpx.Request) -> AsyncIterator[None]:
+    """Ends its block with ``error`` once it has taken as long as the request's timeout of this kind."""
+    timeout_s = _timeout_s(request, kind)
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise error(f"{kind}: nothing for {timeout_s:g} s", request=request) from None
+
+
+class _ReplyStream(httpx.AsyncByteStream):
+    def __init__(self, reply: Reply, request: httpx.Request) -> None:
+        self._reply = reply
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        parts = aiter(self._reply.body())
+        while True:
+            try:
+                async with _within("read", httpx.ReadTimeout, self._request):
+                    part = await anext(parts)
+            except StopAsyncIteration:
+                return
+            except (Lost, BrokenOff) as error:
+                raise httpx.ReadError(str(error), request=self._request) from error
+            yield part
+
+    async def aclose(self) -> None:
+        self._reply.cancel()
+
+
+class H3Transport(httpx.AsyncBaseTransport):
+    """Sends requests over HTTP/3. settings: of the client's side of each connection."""
+
+    def __init__(self, settings: ClientSettings | None = None) -> None:
+        self._settings = settings or ClientSettings()
+        self._clients: dict[Origin, H3Client] = {}
+        self._connecting: dict[Origin, asyncio.Task[H3Client]] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        origin = (request.url.host, request.url.port or 443)
+        for attempt in (1, 2):
+            try:
+                reply = await self._send(await self._client(origin, request), request)
+                break
+            except RequestRefused as error:
+                if attempt == 2:
+                    raise httpx.ConnectError(str(error), request=request) from error
+            except (Lost, BrokenOff) as error:
+                raise httpx.ReadError(str(error), request=request) from error
+            except HeadersTooLarge as error:
+                raise httpx.LocalProtocolError(str(error), request=request) from error
+        headers = [(name, value) for name, value in reply.headers]
+        return httpx.Response(
+            reply.status, headers=headers, stream=_ReplyStream(reply, request), extensions={"http_version": b"HTTP/3"}
+        )
+
+    async def _send(self, client: H3Client, request: httpx.Request) -> Reply:
+        headers = head(request.method.encode(), request.url.netloc, request.url.raw_path, request.headers.raw)
+        chunks = aiter(request.stream) if isinstance(request.stream, httpx.AsyncByteStream) else None
+        first = None if chunks is None else await anext(chunks, None)
+        reply = client.request(headers, body_follows=first is not None)
+        try:
+            while chunks is not None and first is not None:
+                async with _within("write", httpx.WriteTimeout, request):
+                    await reply.send(first)
+                first = await anext(chunks, None)
+                if first is None:
+                    await reply.send(b"", end=True)
+            async with _within("read", httpx.ReadTimeout, request):
+                await reply.head()
+        except BaseException:
+            reply.cancel()
+            raise
+        return reply
+
+    async def _client(self, origin: Origin, request: httpx.Request) -> H3Client:
+        client = self._clients.get(origin)
+        if client is not None and client.usable:
+            return client
+        connecting = self._connecting.get(origin)
+        if connecting is None:
+            timeout_s = _timeout_s(request, "connect") or 10.0
+            connecting = asyncio.create_task(connect(*origin, self._settings, timeout_s))
+            self._connecting[origin] = connecting
+            connecting.add_done_callback(lambda done: self._connected(origin, done))
+        try:
+            return await asyncio.shield(connecting)
+        except Lost as error:
+            raise httpx.ConnectError(str(error), request=request) from error
+
+    def _connected(self, origin: Origin, done: "asyncio.Task[H3Client]") -> None:
+        del self._connecting[origin]
+        if not done.cancelled() and done.exception() is None:
+            self._clients[origin] = done.result()
+
+    async def aclose(self) -> None:
+        for connecting in [*self._connecting.values()]:
+            connecting.cancel()
+            await asyncio.wait([connecting])
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.end()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self.aclose()
+
+
+def head(method: bytes, authority: bytes, path: bytes, headers: Headers) -> Headers:
+    """A request's headers as HTTP/3 has them."""
+    pseudo = [(b":method", method), (b":scheme", b"https"), (b":authority", authority), (b":path", path)]
+    rest = [(name.lower(), value) for name, value in headers]
+    return pseudo + [(name, value) for name, value in rest if name not in HOP_BY_HOP and name != b"host"]

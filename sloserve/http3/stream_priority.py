@@ -1,0 +1,101 @@
+"""RFC 9218: the ``priority`` field of requests and answers, and PRIORITY_UPDATE frames.
+
+A client may ask for any urgency; :meth:`StreamPriority.clamped` holds it to what its class may have. What cannot be
+read says nothing, as the RFC has it.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from aioquic.buffer import Buffer, BufferReadError
+
+from sloserve.http3.stream_schedulers import DEFAULT_URGENCY
+
+PRIORITY_UPDATE_REQUEST = 0xF0700
+PRIORITY_UPDATE_PUSH = 0xF0701
+
+MAX_FIELD_BYTES = 256
+"""Longest field value that is read; what is sensible has six characters."""
+
+_MEMBER = re.compile(r"(?P<key>[a-z*][a-z0-9_.*-]*)(?:=(?P<value>[^;,]*))?(?:;[^,]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPriority:
+    """urgency: 0..7, lower first; ``None`` where none was stated. incremental: whether parts are of use."""
+
+    urgency: int | None = None
+    incremental: bool | None = None
+
+    def clamped(self, default: int = DEFAULT_URGENCY, most_urgent: int = 0) -> int:
+        """The urgency that is granted: ``default`` where none was stated, and nothing below ``most_urgent``."""
+        return max(default if self.urgency is None else self.urgency, most_urgent)
+
+
+NONE = StreamPriority()
+
+
+def parse_priority(raw: bytes) -> StreamPriority:
+    """What a field value states; a member that is malformed or unknown is passed over."""
+    urgency, incremental = None, None
+    if len(raw) > MAX_FIELD_BYTES:
+        return NONE
+    for member in raw.decode("latin-1").split(","):
+        match = _MEMBER.fullmatch(member.strip(" \t"))
+        if match is None:
+            continue
+        key, value = match["key"], match["value"]
+        if key == "u" and value is not None and re.fullmatch("[0-7]", value):
+            urgency = int(value)
+        elif key == "i" and value in (None, "?0", "?1"):
+            incremental = value != "?0"
+    return StreamPriority(urgency, incremental)
+
+
+def parse_update(payload: bytes) -> tuple[int, StreamPriority] | None:
+    """Stream and priority of a PRIORITY_UPDATE of a request; ``None`` for one that names no request's stream."""
+    buf = Buffer(data=payload)
+    try:
+        stream_id = buf.pull_uint_var()
+    except BufferReadError:
+        return None
+    return None if stream_id % 4 else (stream_id, parse_priority(payload[buf.tell() :]))
+
+
+class ControlFrames:
+    """Reads what passes on a peer's unidirectional stream: the frames of a control stream, for their headers.
+
+    aioquic's own reader passes over frames that it does not know. ``payload_types``: whose payload is kept, up to
+    ``max_payload`` bytes; of all others it says type and length alone.
+    """
+
+    def __init__(self, payload_types: frozenset[int], max_payload: int) -> None:
+        self._payload_types = payload_types
+        self._max_payload = max_payload
+        self._buffer = b""
+        self._skip = 0
+        self._stream_type: int | None = None
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes | None]]:
+        """Type, length and payload of each frame that begins, or with a payload: ends, in ``data``."""
+        data = self._buffer + data
+        buf, read, self._buffer = Buffer(data=data), 0, b""
+        while read < len(data) and self._stream_type in (None, 0):
+            skipped = min(self._skip, len(data) - read)
+            self._skip -= skipped
+            buf.seek(read + skipped)
+            read = buf.tell()
+            try:
+                if self._stream_type is None:
+                    self._stream_type = buf.pull_uint_var()
+                    read = buf.tell()
+                    continue
+                frame_type, length = buf.pull_uint_var(), buf.pull_uint_var()
+                kept = frame_type in self._payload_types and length <= self._max_payload
+                payload = buf.pull_bytes(length) if kept else None
+            except BufferReadError:  # the rest is yet to come
+                self._buffer = data[read:]
+                return
+            self._skip, read = 0 if kept else length, buf.tell()
+            yield frame_type, length, payload

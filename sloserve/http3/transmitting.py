@@ -1,0 +1,31 @@
+"""What both ends of an HTTP/3 connection do alike as protocols of asyncio."""
+
+from aioquic.asyncio.protocol import QuicConnectionProtocol
+
+from sloserve.http3.bounded_h3 import BoundedH3
+from sloserve.http3.scheduled_connection import ScheduledConnection
+
+
+class TransmittingProtocol(QuicConnectionProtocol):
+    """Sends together what several callbacks have written, so that packets are filled.
+
+    is_over: nothing is sent any more but what ends the connection.
+    """
+
+    def __init__(self, quic: ScheduledConnection) -> None:
+        super().__init__(quic)
+        self.quic = quic
+        self.is_over = False
+        self._h3: BoundedH3 | None = None
+        self._sending = False
+
+    def transmit_soon(self) -> None:
+        """Sends what there is to send once the callbacks at hand are done."""
+        if not self._sending:
+            self._sending = True
+            self._loop.call_soon(self._transmit_once)
+
+    def _transmit_once(self) -> None:
+        self._sending = False
+        if not self.is_over:
+            self.transmit()

@@ -1,0 +1,151 @@
+"""HTTP/3 as all other packages see it: its settings, its certificates, and a server that may run beside a TCP port.
+
+All that knows QUIC is in :mod:`sloserve.http3`, which nothing imports: it may be taken out, and so may aioquic, which
+it needs. :func:`part` loads it once it is asked for.
+"""
+
+import importlib
+import ssl
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sloserve.core.errors import ConfigError
+from sloserve.files.model import Allowed
+from sloserve.wire.asgi import Message, Scope, Send
+from sloserve.wire.resolve import Classify
+
+Positive = Annotated[int, Field(strict=True, ge=1), Allowed("a whole number >= 1")]
+Seconds = Annotated[float, Field(strict=True, gt=0.0, le=3600.0), Allowed("a number of seconds above 0, up to 3600")]
+
+
+class Http3Settings(BaseModel):
+    """What an HTTP/3 listener does, and what it puts up with.
+
+    enabled: whether there is one. scheduler: of streams, see docs/http3.md. port: UDP,
+    ``None`` for the number of the TCP port. self_signed: makes a certificate for localhost at start. deadlines:
+    ``renewed`` gives each chunk of an event stream the moment when its reader runs dry, ``fixed`` one deadline for the
+    whole answer.
+    late: ``send`` goes on with an answer that is past its e2e target, ``drop`` resets its stream then.
+    congestion: ``cubic``, ``reno``, or ``constant``, a window of ``window_bytes`` whatever is lost: for private links
+    of known bandwidth alone.
+
+    connections, connections_per_address: at once. handshakes_per_s, handshakes_per_s_per_address: that are
+    begun, with bursts of twice as many.
+    retry_above: from so many unfinished handshakes on a client must show that it receives at its address. idle_s: after
+    which a silent connection ends. streams: requests of a connection at once. header_bytes: of one request's headers.
+    buffer_bytes: of one answer that wait for its client; more makes the application wait. unread_bytes: of a
+    connection's answers; more makes its next requests wait. unread_total_bytes: of all connections' answers; more ends
+    the connection that holds the most. unread_s: an answer of which its client reads nothing for so long is reset.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: Annotated[bool, Allowed("true or false")] = False
+    scheduler: Annotated[Literal["edf", "ml", "abs", "rr", "fcfs"], Allowed("one of edf, ml, abs, rr, fcfs")] = "edf"
+    port: Annotated[
+        Annotated[int, Field(strict=True, ge=1, le=65535)] | None, Allowed("a port from 1 to 65535, or null")
+    ] = None
+    self_signed: Annotated[bool, Allowed("true or false")] = False
+    deadlines: Annotated[Literal["renewed", "fixed"], Allowed("one of renewed, fixed")] = "renewed"
+    late: Annotated[Literal["send", "drop"], Allowed("one of send, drop")] = "send"
+    congestion: Annotated[Literal["cubic", "reno", "constant"], Allowed("one of cubic, reno, constant")] = "cubic"
+    window_bytes: Positive = 75_000
+    connections: Positive = 256
+    connections_per_address: Positive = 32
+    handshakes_per_s: Positive = 50
+    handshakes_per_s_per_address: Positive = 16
+    retry_above: Annotated[int, Field(strict=True, ge=0), Allowed("a whole number >= 0")] = 16
+    idle_s: Seconds = 60.0
+    streams: Positive = 128
+    header_bytes: Positive = 32_768
+    buffer_bytes: Positive = 262_144
+    unread_bytes: Positive = 8 * 2**20
+    unread_total_bytes: Positive = 64 * 2**20
+    unread_s: Seconds = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """As vLLM's flags ``--ssl-*``. cert_reqs: what clients must show, as ``ssl.CERT_REQUIRED``. refresh: files that
+    change are read for the next connection.
+    """
+
+    certfile: str | None = None
+    keyfile: str | None = None
+    ca_certs: str | None = None
+    cert_reqs: int = ssl.CERT_NONE
+    refresh: bool = False
+
+    @property
+    def client_authorities(self) -> str | None:
+        """Who must have signed a client's certificate; ``None`` where clients need none."""
+        return self.ca_certs if self.cert_reqs == ssl.CERT_REQUIRED else None
+
+
+def part(name: str) -> Any:
+    """A module of :mod:`sloserve.http3`. Raises: ConfigError where it, or what it needs, is not installed."""
+    try:
+        return importlib.import_module(f"sloserve.http3.{name}")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"HTTP/3 (--http3, sloserve edge) needs {error.name}, which is not installed: pip install 'sloserve[http3]'"
+        ) from error
+
+
+def check(settings: Http3Settings, tls: Tls, address: tuple[str, int]) -> None:
+    """Raises: ConfigError for whatever would keep a server at this UDP address from being what was asked for."""
+    part("beside_tcp").check(settings, tls, address)
+
+
+class Http3Server(Protocol):
+    """HTTP/3 that is being served. where: for the operator to read. alt_svc: the header that tells clients of it."""
+
+    where: str
+    alt_svc: tuple[bytes, bytes]
+
+    def going_away(self) -> None: ...
+    async def stop(self, linger_s: float) -> None: ...
+
+
+class Http3Front:
+    """Serves HTTP/3 beside a TCP port from :meth:`listen` to :meth:`stop`; before and after that it does nothing."""
+
+    def __init__(self) -> None:
+        self._serving: Http3Server | None = None
+        self._going = False
+
+    async def listen(
+        self, app: Any, settings: Http3Settings, tls: Tls, address: tuple[str, int], classify: Classify, registry: Any
+    ) -> str:
+        """Listens, and says where, and which certificate to trust. registry: of metrics. Raises: ConfigError."""
+        serving: Http3Server = await part("beside_tcp").serve(app, settings, tls, address, classify, registry)
+        self._serving = serving
+        return serving.where
+
+    def going_away(self) -> None:
+        """Takes no more requests, and tells clients so at once; what they have asked for is answered."""
+        self._going = True
+        if self._serving is not None:
+            self._serving.going_away()
+
+    async def stop(self, linger_s: float) -> None:
+        """Ends once all requests are answered, or after ``linger_s``."""
+        self._going = True
+        if self._serving is not None:
+            await self._serving.stop(linger_s)
+
+    def advertising(self, scope: Scope, send: Send) -> Send:
+        """``send``, which tells clients on TCP where HTTP/3 is served."""
+        if self._serving is None or self._going or scope["http_version"] == "3":
+            return send
+        alt_svc = self._serving.alt_svc
+
+        def advertise(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), alt_svc]
+            return send(message)
+
+        return advertise
