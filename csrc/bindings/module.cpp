@@ -5,6 +5,7 @@ NB_MODULE(_csrc, m) {
   sloserve::bindings::bind_anneal(m);
   sloserve::bindings::bind_knapsack(m);
   sloserve::bindings::bind_digest(m);
+  sloserve::bindings::bind_kv_layout(m);
   sloserve::bindings::bind_worth(m);
   sloserve::bindings::bind_requests(m);
   sloserve::bindings::bind_step_budget(m);

@@ -128,12 +128,12 @@ void bind_requests(nb::module_& m) {
   m.def(
       "service_order",
       [](const Columns<std::int64_t, 5>& progress, const Column<bool>& preemptable, const Column<std::int64_t>& order,
-         std::int64_t free_blocks, std::int64_t block_size, std::int64_t token_budget, std::int64_t decode_tokens) {
+         const KvLayout& layout, std::int64_t free_blocks, std::int64_t token_budget, std::int64_t decode_tokens) {
         const Slots of = slots_of(order, std::min(capacity_of(progress), preemptable.shape(0)));
         return to_numpy(service_order(progress_of(progress), preemptable.data(), of,
-                                      {free_blocks, block_size, token_budget, decode_tokens}));
+                                      {layout, free_blocks, token_budget, decode_tokens}));
       },
-      "progress"_a.noconvert(), "preemptable"_a.noconvert(), "order"_a.noconvert(), "free_blocks"_a, "block_size"_a,
+      "progress"_a.noconvert(), "preemptable"_a.noconvert(), "order"_a.noconvert(), "layout"_a, "free_blocks"_a,
       "token_budget"_a, "decode_tokens"_a);
   m.def(
       "slots_misused",

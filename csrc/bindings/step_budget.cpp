@@ -54,12 +54,12 @@ void bind_step_budget(nb::module_& m) {
       .def(
           "__init__",
           [](StepPrompts* self, const Columns<std::int64_t, 5>& progress, const Column<std::int64_t>& in_progress,
-             const Column<std::int64_t>& waiting, std::int64_t block_size, std::int64_t free_blocks) {
+             const Column<std::int64_t>& waiting, const KvLayout& layout, std::int64_t free_blocks) {
             const std::size_t capacity = capacity_of(progress);
             new (self) StepPrompts(progress_of(progress), capacity, {in_progress.data(), in_progress.shape(0)},
-                                   {waiting.data(), waiting.shape(0)}, block_size, free_blocks);
+                                   {waiting.data(), waiting.shape(0)}, layout, free_blocks);
           },
-          "progress"_a.noconvert(), "in_progress"_a.noconvert(), "waiting"_a.noconvert(), "block_size"_a, "free_blocks"_a)
+          "progress"_a.noconvert(), "in_progress"_a.noconvert(), "waiting"_a.noconvert(), "layout"_a, "free_blocks"_a)
       .def("__len__", [](const StepPrompts& self) { return self.slots().size(); })
       .def_prop_ro("slots", [](const StepPrompts& self) { return to_numpy(self.slots()); }, nb::rv_policy::automatic)
       .def_prop_ro("startable", &StepPrompts::startable)
@@ -74,6 +74,7 @@ void bind_step_budget(nb::module_& m) {
             return std::tuple(found.tokens, found.prompts, found.pairs);
           },
           "tokens"_a)
+      .def("aligned", &StepPrompts::aligned, "tokens"_a, "multiple"_a)
       .def(
           "promise",
           [](StepPrompts& self, const Promised& stated, const Made& tokens, const Column<double>& left, double step_s,

@@ -96,18 +96,18 @@ void bind_worth(nb::module_& m) {
       "longer"_a.noconvert(), "beyond"_a.noconvert(), "stride"_a, "lengths"_a.noconvert(), "slots"_a.noconvert());
   m.def(
       "how_many_fit",
-      [](const ChancesOf& runs, const Column<std::int64_t>& tokens, const Column<double>& grown, double block_size,
+      [](const ChancesOf& runs, const Column<std::int64_t>& tokens, const Column<double>& grown, const KvLayout& layout,
          const Column<std::int64_t>& held, const Column<std::int64_t>& asked, double capacity, double sigmas) {
         check_size("tokens", tokens.shape(0), runs.chances.size(), "requests");
         check_size("grown", grown.shape(0), runs.chances.steps(), "steps");
-        return how_many_fit(runs.checked(), tokens.data(), grown.data(), block_size, held.data(), held.shape(0), asked.data(),
+        return how_many_fit(runs.checked(), tokens.data(), grown.data(), layout, held.data(), held.shape(0), asked.data(),
                             asked.shape(0), capacity, sigmas);
       },
-      "runs"_a, "tokens"_a.noconvert(), "grown"_a.noconvert(), "block_size"_a, "held"_a.noconvert(), "asked"_a.noconvert(),
+      "runs"_a, "tokens"_a.noconvert(), "grown"_a.noconvert(), "layout"_a, "held"_a.noconvert(), "asked"_a.noconvert(),
       "capacity"_a, "sigmas"_a);
   m.def(
       "worth",
-      [](const ChancesOf& runs, const Columns<double, 6>& stated, const Columns<std::int64_t, 4>& counts, std::size_t queued,
+      [](const ChancesOf& runs, const KvLayout& layout, const Columns<double, 6>& stated, const Columns<std::int64_t, 4>& counts, std::size_t queued,
          const Column<double>& left, const Column<std::int64_t>& prefill, const Column<double>& again_s,
          const Column<double>& weights, double now_s, const Column<double>& engine) {
         const std::size_t n = runs.chances.size();
@@ -123,12 +123,12 @@ void bind_worth(nb::module_& m) {
                                      again_s.data(),         weights.data(), weights.shape(0), now_s};
         const double* e = engine.data();
         std::vector<double> gain(n), cost(n);
-        const double wait_s = worth(columns, requests, runs.checked(),
+        const double wait_s = worth(columns, requests, runs.checked(), layout,
                                     {e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7], e[8], e[9], e[10], e[11], e[12]},
                                     gain.data(), cost.data());
         return std::tuple(to_numpy(std::move(gain)), to_numpy(std::move(cost)), wait_s);
       },
-      "runs"_a, "stated"_a.noconvert(), "counts"_a.noconvert(), "queued"_a, "left"_a.noconvert(), "prefill"_a.noconvert(),
+      "runs"_a, "layout"_a, "stated"_a.noconvert(), "counts"_a.noconvert(), "queued"_a, "left"_a.noconvert(), "prefill"_a.noconvert(),
       "again_s"_a.noconvert(), "weights"_a.noconvert(), "now_s"_a, "engine"_a.noconvert());
 }
 

@@ -30,15 +30,17 @@ class Step:
     """What a plan asks of the next step.
 
     preempt: running requests to preempt before the plan is applied. is_fresh: whether the plan was made for this step.
-    engine: what the engine can do in it; ``None`` where no snapshot was taken, and the rows may be out of date.
-    others_s: seconds since the plan budget started that were spent on other work than the plan. plan_s: what a fresh
-    plan costs in virtual time, ``None`` where it is measured; planning_s: what all planning for the step does.
+    engine: what the engine can do in it; ``None`` where that was not asked. is_read: whether the rows of the running
+    requests are up to date, as they are where a snapshot was taken. others_s: seconds since the plan budget started
+    that were spent on other work than the plan. plan_s: what a fresh plan costs in virtual time, ``None`` where it is
+    measured; planning_s: what all planning for the step does.
     """
 
     plan: Plan
     preempt: list[EngineRequest] = field(default_factory=list)
     is_fresh: bool = False
     engine: EngineFacts | None = None
+    is_read: bool = False
     others_s: float = 0.0
     plan_s: float | None = None
     planning_s: float = 0.0
@@ -174,7 +176,7 @@ class Planner:
         self._count_admissions(self.table.admitted(output), monotonic_s)
 
     def _count_admissions(self, slots: IntArray, monotonic_s: float) -> None:
-        """Who has aged by its admission is protected from now on."""
+        """Counts admissions, and protects requests that were admitted because of their age."""
         if slots.size and self.ageing.period is not None:
             aged = self.ageing.admitted(slots, self.aged)
             if aged.size:
@@ -213,16 +215,19 @@ class Planner:
         if not self.policy.needs:
             planning_s, engine = 0.0, None
             if self.shadow is not None and self.shadow.is_due(monotonic_s):
-                snapshot = self._snapshot(now_s)
+                snapshot = self._snapshot(self._facts_for_plan(), now_s)
                 self._consider(Plan.IDENTITY, snapshot, now_s, monotonic_s)
                 planning_s, engine = self.shadow.charged_s(snapshot) or 0.0, snapshot.engine
-            return Step(Plan.IDENTITY, engine=engine, planning_s=planning_s)
+            return Step(Plan.IDENTITY, engine=engine, is_read=engine is not None, planning_s=planning_s)
         if not self.budget.allows(monotonic_s):
             plan = self.held.now(self.table.rows, monotonic_s)
             self._counters["reused_plans" if plan is not None else "stale_plans"] += 1
             return Step(plan or Plan.IDENTITY)
         self.budget.start()
-        snapshot, shadow_s, planning_s = self._snapshot(now_s), 0.0, 0.0
+        engine = self._facts_for_plan()
+        if self._is_idle(engine, monotonic_s):
+            return self._idle_step(engine)
+        snapshot, shadow_s, planning_s = self._snapshot(engine, now_s), 0.0, 0.0
         self.aged = snapshot.turns.aged
         plan = self._checked(snapshot, now_s)
         if plan is not None and self.shadow is not None and self.shadow.is_due(monotonic_s):
@@ -237,7 +242,25 @@ class Planner:
             plan_s = self._cost.plan.seconds(snapshot.running.size, snapshot.waiting.size)
             planning_s += plan_s
         preempt = self.port.running_requests(plan.preempt, self.table)
-        return Step(plan, preempt, True, snapshot.engine, shadow_s, plan_s, planning_s)
+        return Step(plan, preempt, True, snapshot.engine, True, shadow_s, plan_s, planning_s)
+
+    def _is_idle(self, engine: EngineFacts, monotonic_s: float) -> bool:
+        if self.shadow is not None and self.shadow.is_due(monotonic_s):
+            return False
+        if self.table.protected_running().size:  # decodes are spared their prompts: the guards make a plan of IDENTITY
+            return False
+        self.table.unblock()
+        return self.policy.is_idle(self.table.num_waiting, self.table.num_running, engine)
+
+    def _idle_step(self, engine: EngineFacts) -> Step:
+        """The step of an engine that leaves the policy nothing to plan: what the rows say of it is not read."""
+        self._order_planned = self.aged = NO_SLOTS
+        self.held = HeldPlan()
+        self._counters["plans"] += 1
+        plan_s = None
+        if self._cost is not None:
+            plan_s = self._cost.plan.seconds(self.table.num_running, self.table.num_waiting)
+        return Step(Plan.IDENTITY, is_fresh=True, engine=engine, plan_s=plan_s, planning_s=plan_s or 0.0)
 
     def apply_plan(self, step: Step, limits: Any, monotonic_s: float) -> list[EngineRequest]:
         """Applies all of a step but its preemptions, which came before; all or nothing.
@@ -256,17 +279,24 @@ class Planner:
     def _limited(self, step: Step, budget: StepBudget, now_s: float) -> Step:
         """``step`` with the tokens that the requests running now can bear, whether its plan is fresh or not."""
         plan, table, engine = step.plan, self.table, step.engine
-        if engine is None:
-            engine = self._facts()
-            table.read_running(engine.block_size)
+        admits = MOST_PROMPTS
+        if plan.max_running is not None:
+            admits = max(int(plan.max_running) - table.num_running + plan.preempt.size, 0)
+        table.unblock()
+        may_begin = admits and (table.num_waiting or plan.preempt.size)
+        if not (self.port.takes_back_computed or table.has_prompts() or may_begin):
+            budget.nothing_to_compute()
+            return step
+        engine = engine or self._facts()
+        if not step.is_read:
+            table.read_running(engine.layout)
         order = self._order(plan.running)
         served = order
         if plan.preempt.size or plan.pause.size:
             stays_out = _marks(table.rows, plan.preempt, plan.pause)
             served = order[~stays_out[order]]
         waiting = self._admissible() if plan.waiting is None else plan.waiting[:MOST_PROMPTS]
-        admits = MOST_PROMPTS if plan.max_running is None else int(plan.max_running) - order.size + plan.preempt.size
-        tokens = budget.tokens(table.rows, served, waiting, self._in_turn(), engine, now_s, admits=max(admits, 0))
+        tokens = budget.tokens(table.rows, served, waiting, self._in_turn(), engine, now_s, admits=admits)
         if tokens is None:
             return step
         self._counters["limited_steps"] += 1
@@ -311,10 +341,13 @@ class Planner:
         table = self.table
         return self.port.facts(table.num_running, table.others(self.port.requests))
 
-    def _snapshot(self, now_s: float) -> Snapshot:
+    def _facts_for_plan(self) -> EngineFacts:
+        self.table.look_up(self._order_planned)
+        return self._facts()
+
+    def _snapshot(self, engine: EngineFacts, now_s: float) -> Snapshot:
         table = self.table
-        table.look_up(self._order_planned)
-        snapshot = table.snapshot(self._facts(), self.port.holding)
+        snapshot = table.snapshot(engine, self.port.holding)
         turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s)
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 

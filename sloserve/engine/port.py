@@ -98,6 +98,10 @@ class EnginePort(RequestReader, Protocol):
     def max_loras(self) -> int | None:
         """Adapters that may run at once; ``None`` where it serves none."""
 
+    @property
+    def takes_back_computed(self) -> bool:
+        """Whether tokens of a running request may lose their KV without a preemption, as where a load of KV fails."""
+
     def facts(self, num_running: int, others: Iterable[Any]) -> EngineFacts:
         """What it can do for the requests of a snapshot, as of now.
 

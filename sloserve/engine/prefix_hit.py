@@ -1,6 +1,6 @@
 """How much of a waiting request the prefix cache holds, asked for a few blocks instead of all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 def blocks_hit(is_cached: Callable[[int], object], most: int, before: int) -> int:
@@ -33,3 +33,20 @@ def blocks_hit(is_cached: Callable[[int], object], most: int, before: int) -> in
         else:
             high = probe - 1
     return low
+
+
+def is_unchanged(
+    is_cached: Callable[[int, int], object], kinds: int, whole: Iterable[int], most: int, before: int
+) -> bool:
+    """Whether a hit of ``before`` blocks, above 0, that layers of several kinds agreed on is there still, and no longer
+    one can be: two questions a kind. (What a window has lost of its middle is not seen, so the hit may be less.)
+
+    Args:
+        is_cached: whether the cache holds, for a kind of layers, the request's block of this number.
+        kinds: how many.
+        whole: those that keep all tokens: the cache has none of their blocks after the first that it lacks.
+        most: the last block that a hit may have is the one before it.
+    """
+    if not all(is_cached(kind, before - 1) for kind in range(kinds)):
+        return False
+    return before >= most or any(not is_cached(kind, before) for kind in whole)

@@ -10,12 +10,12 @@ from sloserve.core.arrays import IntArray, ObjectArray, grown
 from sloserve.core.rows import READ_COLUMNS, Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.port import EngineRequest, RequestReader
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.kernels.requests import values_in_order
-from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 
-_PREEMPTED, _RUNNING = int(State.PREEMPTED), int(State.RUNNING)
+_WAITING, _PREEMPTED, _RUNNING = int(State.WAITING), int(State.PREEMPTED), int(State.RUNNING)
 
 MOST_HEADS: Final = 64
 """Requests at the head of the queue whose hits in the prefix cache are kept up to date, more than a step admits."""
@@ -43,6 +43,10 @@ class RequestTable:
         self._read = self._columns_to_read()
         self._blocked: dict[int, EngineRequest] = {}
         self._loading: set[int] = set()
+        self._unanswered: set[int] = set()  # admitted, without a first token so far as is known
+        self._computing: set[int] = (
+            set()
+        )  # admitted, with prefill tokens that no step has been given so far as is known
         self._swapped: dict[int, EngineRequest] = {}
         self._next_head = 0
         self._lora_of: dict[str, int] = {}
@@ -78,6 +82,8 @@ class RequestTable:
             if self.rows.state[slot] != State.BLOCKED:
                 self.rows.state[slot] = self._reader.state_of(request)
             self._fill(slot, self._reader.live_columns(request, stated, now_s), self.rows.kept)
+            self._unanswered.add(slot)
+            self._computing.add(slot)
             self._note_swapped(slot, request)
             self._note_hit(slot, request)
         return slot
@@ -86,6 +92,7 @@ class RequestTable:
         """Keeps these columns from now on, slots and order unchanged; those that were not kept are made up for."""
         new = self.rows.keep(needs)
         self._read = self._columns_to_read()
+        self._unanswered.update(self.slot_of.values())
         for request_id, slot in self.slot_of.items():
             request, stated = self.request_at[slot], slo_of[request_id]
             self._fill(
@@ -128,7 +135,7 @@ class RequestTable:
 
     def _columns_to_read(self) -> frozenset[str]:
         kept = self.rows.kept
-        return (kept | ({"computed_tokens"} if "kv_blocks" in kept else frozenset())) & READ_COLUMNS
+        return (kept | ({"computed_tokens", "in_flight_tokens"} if "kv_blocks" in kept else frozenset())) & READ_COLUMNS
 
     def _fill(self, slot: int, values: Mapping[str, float], columns: frozenset[str]) -> None:
         for name in columns & values.keys():
@@ -138,6 +145,12 @@ class RequestTable:
     def num_running(self) -> int:
         """How many requests with a row run."""
         return int(np.count_nonzero(self.rows.state == _RUNNING))
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests with a row could be admitted, blocked ones left out."""
+        state = self.rows.state
+        return int(np.count_nonzero((state == _WAITING) | (state == _PREEMPTED)))
 
     def has_all(self, requests: Mapping[str, EngineRequest]) -> bool:
         """Whether each of ``requests``, which are all that vLLM has, has a row."""
@@ -208,6 +221,8 @@ class RequestTable:
             return NO_SLOTS
         slots = np.array([self.slot_of[i] for i in ids if i in self.slot_of], np.int64)
         self.rows.state[slots] = State.RUNNING
+        self._unanswered.update(slots.tolist())
+        self._computing.update(slots.tolist())
         if self._blocked:
             for slot in slots:
                 self._blocked.pop(int(slot), None)
@@ -230,11 +245,27 @@ class RequestTable:
 
     def note_first_tokens(self, now_s: float) -> None:
         """A step's results are in: a request that has its first token from it got that just now."""
-        rows = self.rows
-        if "first_token_s" in rows.kept:
-            without = np.flatnonzero((rows.state >= _PREEMPTED) & np.isnan(rows.first_token_s))
-            begun = np.array([request.num_output_tokens > 0 for request in self.requests_in(without)], np.bool_)
-            rows.first_token_s[without[begun]] = now_s
+        if "first_token_s" not in self.rows.kept:
+            return
+        for slot in list(self._unanswered):
+            if self.request_at[slot].num_output_tokens > 0:
+                self._unanswered.discard(slot)
+                if np.isnan(self.rows.first_token_s[slot]):
+                    self.rows.first_token_s[slot] = now_s
+
+    def has_prompts(self) -> bool:
+        """Whether a running request may have prefill tokens that no step has been given yet; others decode."""
+        rows, found = self.rows, False
+        for slot in list(self._computing):
+            if rows.state[slot] != _RUNNING:
+                continue  # it lost its KV, and begins anew
+            request = self.request_at[slot]
+            done = request.num_output_tokens
+            if int(rows.prompt_tokens[slot]) + done - request.num_computed_tokens <= (done > 0):
+                self._computing.discard(slot)
+            else:
+                found = True
+        return found
 
     def new_tokens(self, outputs: Any) -> tuple[IntArray, IntArray]:
         """Slots of the requests that a step's results brought new tokens and that go on; and how many each."""
@@ -263,6 +294,8 @@ class RequestTable:
         self.request_at[slot] = None
         self._blocked.pop(slot, None)
         self._loading.discard(slot)
+        self._unanswered.discard(slot)
+        self._computing.discard(slot)
         self._swapped.pop(slot, None)
         self._protected.discard(slot)
         self.rows.free(slot)
@@ -318,12 +351,12 @@ class RequestTable:
         return Snapshot(
             rows,
             rows.slots_in(State.WAITING, State.PREEMPTED),
-            self.read_running(engine.block_size),
+            self.read_running(engine.layout),
             engine,
             None if holding is None else lambda slot: holding(self.request_at[slot]),
         )
 
-    def read_running(self, block_size: int) -> IntArray:
+    def read_running(self, layout: KVLayout) -> IntArray:
         """Brings up to date what changes with every step, in the rows of the running requests; returns their slots.
 
         What the host pool keeps for others changes too: it may give up or lose what it keeps.
@@ -335,7 +368,7 @@ class RequestTable:
         if self._read and running.size:
             found = self._reader.gather(self.requests_in(running), self._read)
             if "kv_blocks" in rows.kept:
-                rows.kv_blocks[running] = blocks_of(found["computed_tokens"], block_size)
+                rows.kv_blocks[running] = layout.held(found["computed_tokens"], found["in_flight_tokens"])
             for name in self._read & rows.kept:
                 getattr(rows, name)[running] = found[name]
         return running

@@ -1,4 +1,4 @@
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -24,6 +24,20 @@ def stand(
     curves: NDArray[np.float64], slots: NDArray[np.int64], replies: NDArray[np.float64], alpha: float
 ) -> NDArray[np.float64]: ...
 
+class KvLayout:
+    def __init__(
+        self,
+        groups: Sequence[tuple[int, ...]],
+        lookahead_tokens: int,
+        max_model_len: int,
+    ) -> None: ...
+    def held(self, computed: NDArray[np.int64], in_flight: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def growth(self, computed: NDArray[np.int64], tokens: int) -> NDArray[np.int64]: ...
+    def most_growth(self, tokens: int, requests: int) -> int: ...
+    def to_admit(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def filled(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]: ...
+    def mean(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]: ...
+
 class Chances:
     def __init__(
         self,
@@ -48,7 +62,7 @@ def how_many_fit(
     runs: Chances,
     tokens: NDArray[np.int64],
     grown: NDArray[np.float64],
-    block_size: float,
+    layout: KvLayout,
     held: NDArray[np.int64],
     asked: NDArray[np.int64],
     capacity: float,
@@ -56,6 +70,7 @@ def how_many_fit(
 ) -> int: ...
 def worth(
     runs: Chances,
+    layout: KvLayout,
     stated: tuple[NDArray[np.float64], ...],
     counts: tuple[NDArray[np.int64], ...],
     queued: int,
@@ -79,8 +94,8 @@ def service_order(
     progress: tuple[NDArray[np.int64], ...],
     preemptable: NDArray[np.bool_],
     order: NDArray[np.int64],
+    layout: KvLayout,
     free_blocks: int,
-    block_size: int,
     token_budget: int,
     decode_tokens: int,
 ) -> NDArray[np.int64]: ...
@@ -136,7 +151,7 @@ class StepPrompts:
         progress: tuple[NDArray[np.int64], ...],
         in_progress: NDArray[np.int64],
         waiting: NDArray[np.int64],
-        block_size: int,
+        layout: KvLayout,
         free_blocks: int,
     ) -> None: ...
     def __len__(self) -> int: ...
@@ -147,6 +162,7 @@ class StepPrompts:
     def end(self, place: int) -> int: ...
     def prefix(self, place: int) -> int: ...
     def load(self, tokens: int) -> tuple[int, int, int]: ...
+    def aligned(self, tokens: int, multiple: int) -> int: ...
     def promise(
         self,
         stated: tuple[NDArray[np.float64], ...],

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloserve.kernels import _csrc
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.kernels.survival import Chances
 
 
@@ -11,7 +12,7 @@ def how_many_fit(
     runs: Chances,
     tokens: NDArray[np.int64],
     grown: NDArray[np.float64],
-    block_size: int,
+    layout: KVLayout,
     held: NDArray[np.int64],
     asked: NDArray[np.int64],
     capacity_blocks: float,
@@ -23,7 +24,7 @@ def how_many_fit(
         runs: of ``n`` requests, that each still runs at each of ``t`` steps.
         tokens: ``[n]``, that each has in its KV, or will when it is admitted.
         grown: ``[t]``, tokens that come until each step.
-        block_size: tokens of a block.
+        layout: of the KV cache.
         held, asked: places among the ``n``.
         capacity_blocks: blocks that there are.
         sigmas: standard deviations of the sum to keep free.
@@ -34,7 +35,7 @@ def how_many_fit(
         runs,
         tokens,
         grown,
-        block_size,
+        layout.compiled,
         np.ascontiguousarray(held, np.int64),
         np.ascontiguousarray(asked, np.int64),
         capacity_blocks,

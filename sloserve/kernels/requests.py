@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloserve.kernels import _csrc
+from sloserve.kernels.kv_layout import KVLayout
 
 Progress = tuple[NDArray[np.int64], ...]
 
@@ -46,14 +47,14 @@ def service_order(
     preemptable: NDArray[np.bool_],
     order: NDArray[np.int64],
     *,
+    layout: KVLayout,
     free_blocks: int,
-    block_size: int,
     token_budget: int,
     decode_tokens: int,
 ) -> NDArray[np.int64]:
     """See :func:`sloserve.lso.decode_first.service_order`; empty where it is ``order``. preemptable: a column."""
     slots = np.ascontiguousarray(order)
-    return _csrc.service_order(progress, preemptable, slots, free_blocks, block_size, token_budget, decode_tokens)
+    return _csrc.service_order(progress, preemptable, slots, layout.compiled, free_blocks, token_budget, decode_tokens)
 
 
 def values_in_order(objects: list[Any], values: NDArray[np.int64], order: Sequence[object]) -> NDArray[np.int64]:

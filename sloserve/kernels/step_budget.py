@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sloserve.kernels import _csrc
 from sloserve.kernels._csrc import Decoding, StepPrompts
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.kernels.requests import Progress
 
 __all__ = ["Counted", "Decoding", "Stated", "StepPrompts", "any_promised", "decoding", "step_prompts"]
@@ -57,7 +58,7 @@ def step_prompts(
     in_progress: NDArray[np.int64],
     waiting: NDArray[np.int64],
     *,
-    block_size: int,
+    layout: KVLayout,
     free_blocks: int,
 ) -> StepPrompts:
     """Prompts in order of service, ``slots``: those in progress, then the first of ``waiting`` that have KV blocks
@@ -65,12 +66,13 @@ def step_prompts(
 
     ``end(place)`` is the prompt tokens of a step that computes each and those before it, ``prefix(place)`` the tokens
     computed of it. ``load(tokens)``: prompt tokens, chunks, and ``sum(chunk * (chunk + 2 * prefix))`` of a step of so
-    many, in order.
+    many, in order. ``aligned(tokens, multiple)``: how many of them are computed where a chunk that does not end its
+    prompt ends at a multiple.
 
     ``promise(stated, counted, left, step_s, starts_s)`` says when each must be computed, from the tokens ``left`` of
     its reply, of ``step_s`` each; after it ``late(rate, full_rate)`` says how many are late at ``rate`` prompt tokens
     per second and would be in time at ``full_rate``, and ``late_by_token`` the same for seconds a token.
     """
     return StepPrompts(
-        progress, np.ascontiguousarray(in_progress), np.ascontiguousarray(waiting), block_size, free_blocks
+        progress, np.ascontiguousarray(in_progress), np.ascontiguousarray(waiting), layout.compiled, free_blocks
     )

@@ -71,8 +71,8 @@ def service_order(rows: Rows, order: IntArray, engine: EngineFacts, token_budget
         progress_columns(rows),
         rows.preemptable,
         order,
+        layout=engine.layout,
         free_blocks=engine.free_blocks,
-        block_size=engine.block_size,
         token_budget=engine.token_budget if token_budget is None else token_budget,
         decode_tokens=engine.decode_tokens,
     )

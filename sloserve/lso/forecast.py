@@ -14,6 +14,7 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.kernels import forecast
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.kernels.survival import Chances
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 
@@ -26,11 +27,10 @@ OCCUPANCY_COLUMNS = LENGTH_COLUMNS | {"prompt_tokens"}
 """Columns that :func:`occupancy` reads."""
 
 
-def occupancy(lengths: Lengths, rows: Rows, slots: IntArray, block_size: int) -> tuple[FloatArray, FloatArray]:
+def occupancy(lengths: Lengths, rows: Rows, slots: IntArray, layout: KVLayout) -> tuple[FloatArray, FloatArray]:
     """Mean and variance of the blocks that each will hold AHEAD, ``[n, t]``."""
     runs = lengths.survival(rows, slots, AHEAD)
-    # Half of the last block is empty.
-    blocks = ((rows.prompt_tokens[slots] + rows.output_tokens[slots])[:, None] + _GROWN) / block_size + 0.5
+    blocks = layout.mean((rows.prompt_tokens[slots] + rows.output_tokens[slots])[:, None] + _GROWN)
     mean = blocks * runs
     return mean, mean * (blocks - mean)
 
@@ -38,7 +38,7 @@ def occupancy(lengths: Lengths, rows: Rows, slots: IntArray, block_size: int) ->
 def how_many_fit_to_the_end(
     runs: Chances,
     context_tokens: IntArray,
-    block_size: int,
+    layout: KVLayout,
     held: IntArray,
     asked: IntArray,
     capacity_blocks: float,
@@ -49,13 +49,13 @@ def how_many_fit_to_the_end(
     Args:
         runs: that each of n requests still runs AHEAD.
         context_tokens: ``[n]``, of prompt and output.
-        block_size: tokens of a block.
+        layout: of the KV cache.
         held: places of the running requests among the n.
         asked: places of those that ask, in order.
         capacity_blocks: blocks that there are.
         sigmas: standard deviations to keep free.
     """
-    return forecast.how_many_fit(runs, context_tokens, _GROWN, block_size, held, asked, capacity_blocks, sigmas)
+    return forecast.how_many_fit(runs, context_tokens, _GROWN, layout, held, asked, capacity_blocks, sigmas)
 
 
 def how_many_fit(

@@ -18,7 +18,6 @@ from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.kernels import rank as compiled
 from sloserve.kernels import requests
-from sloserve.lso.blocks import blocks_of
 from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
 from sloserve.lso.plan import NO_SLOTS, Plan, Snapshot
 from sloserve.lso.preemption import Head, PreemptionCandidate, select_victims
@@ -205,9 +204,9 @@ def _victims(
     running_key: FloatArray,
 ) -> IntArray:
     rows, engine = snapshot.rows, snapshot.engine
-    free_blocks = engine.free_blocks - math.ceil(rule.keep_free * engine.total_blocks)
+    free_blocks = engine.admission_blocks - math.ceil(rule.keep_free * engine.total_blocks)
     tokens = rows.prompt_tokens[waiting] + rows.output_tokens[waiting]
-    needed = blocks_of(tokens + 1, engine.block_size)  # + 1: the slot of the next token
+    needed = engine.layout.to_admit(tokens + 1)  # + 1: the slot of the next token
     if waiting.size <= engine.free_slots and int(needed.sum()) <= free_blocks:
         return NO_SLOTS
     allowed = rows.preemptable[running] & (rows.num_preemptions[running] < rule.max_preemptions)

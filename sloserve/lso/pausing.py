@@ -6,26 +6,36 @@ QLM and Andes do not pause. EconoServe does, under the name "offload-free preemp
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray
+from sloserve.kernels.kv_layout import KVLayout
 
 
 def short_of_blocks(
-    computed_tokens: IntArray, decodes: BoolArray, may_pause: BoolArray, *, block_size: int, free_blocks: int
+    computed_tokens: IntArray,
+    decodes: BoolArray,
+    may_pause: BoolArray,
+    *,
+    layout: KVLayout,
+    decode_tokens: int,
+    free_blocks: int,
 ) -> IntArray:
     """Indices of the requests to pause for the next step, the last in the order of service first.
 
-    A decoding request needs a new block when its tokens fill its last one. One request is paused for each block that is
-    missing, as far as ``may_pause`` allows.
+    A decoding request needs a new block when its tokens fill its last one: as many requests are paused as would take
+    the blocks that are missing, as far as ``may_pause`` allows.
 
     Args:
         computed_tokens: ``[n]``, in order of service, as the next two.
         decodes: ``[n]``; which requests decode.
         may_pause: ``[n]``; which requests may be paused.
-        block_size: tokens in a KV block.
+        layout: of the KV cache.
+        decode_tokens: tokens that a decode takes of the step.
         free_blocks: KV blocks that are free.
     """
-    if free_blocks >= computed_tokens.size:
+    if free_blocks >= computed_tokens.size * layout.most_growth(decode_tokens, 1):
         return np.empty(0, np.int64)
-    grows = decodes & (computed_tokens % block_size == 0)
-    missing = max(int(grows.sum()) - free_blocks, 0)
-    indices: IntArray = np.flatnonzero(grows & may_pause)[::-1][:missing]
-    return indices
+    growth = np.where(decodes, layout.growth(computed_tokens, decode_tokens), 0)
+    missing = int(growth.sum()) - free_blocks
+    if missing <= 0:
+        return np.empty(0, np.int64)
+    indices: IntArray = np.flatnonzero((growth > 0) & may_pause)[::-1]
+    return indices[: 1 + int(np.searchsorted(np.cumsum(growth[indices]), missing))]

@@ -14,6 +14,7 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.latency import StepLatency
 from sloserve.estimator.step_time.online import OnlineLatency
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.kernels.requests import slots_misused
 from sloserve.lso.aged_turns import NO_TURNS, AgedTurns
 from sloserve.lso.preemption import Holding
@@ -65,7 +66,7 @@ class EngineFacts:
     Args:
         free_blocks: KV blocks that are free.
         total_blocks: KV blocks in all.
-        block_size: tokens in a KV block.
+        layout: how many blocks tokens take.
         max_num_seqs: requests that may run at once, at least 1.
         token_budget: tokens that one step may compute.
         free_slots: how many more requests could be admitted now.
@@ -73,12 +74,14 @@ class EngineFacts:
         chunked_prefill: whether a prompt may be computed over several steps.
         step_latency: how long the engine's steps take, as observed so far.
         busy_s: seconds until the steps in flight are predicted to end, and the next one can start; 0 where none is.
+        watermark_blocks: free blocks that no admission may take while others run.
+        freeing_blocks: blocks of requests that run no more, which are free once the steps in flight are over.
         swap: host pool and link for the KV of preempted requests; ``None``: what is preempted is computed again.
     """
 
     free_blocks: int
     total_blocks: int
-    block_size: int
+    layout: KVLayout
     max_num_seqs: int
     token_budget: int
     free_slots: int
@@ -86,7 +89,18 @@ class EngineFacts:
     chunked_prefill: bool = True
     step_latency: StepLatency = field(default_factory=OnlineLatency)
     busy_s: float = 0.0
+    watermark_blocks: int = 0
+    freeing_blocks: int = 0
     swap: SwapFacts | None = None
+
+    @property
+    def admission_blocks(self) -> int:
+        """KV blocks for requests that are admitted now or in the next steps; below 0 where running ones need more."""
+        return self.free_blocks + self.freeing_blocks - self.watermark_blocks
+
+    def has_room_for(self, decodes: int) -> bool:
+        """Whether so many decodes have blocks for the next step, whatever each needs."""
+        return self.free_blocks >= decodes * self.layout.most_growth(self.decode_tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)

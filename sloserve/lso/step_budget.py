@@ -18,7 +18,7 @@ import numpy as np
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
-from sloserve.estimator.step_time.latency import StepLatency, StepLoad
+from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.kernels.requests import split_running
 from sloserve.kernels.step_budget import Decoding, StepPrompts, any_promised, decoding, step_prompts
 from sloserve.lso.decode_first import PREFILL_COLUMNS, progress_columns
@@ -49,8 +49,10 @@ _SACRIFICED: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 class _Prompts:
     """Prompts in order of service, beside the decodes of a step."""
 
-    def __init__(self, found: StepPrompts, decodes: StepLoad, latency: StepLatency) -> None:
-        self.found, self.decodes, self.latency = found, decodes, latency
+    def __init__(self, found: StepPrompts, decodes: StepLoad, engine: EngineFacts) -> None:
+        self.found, self.decodes, self.latency = found, decodes, engine.step_latency
+        self._multiple = engine.layout.chunk_multiple
+        self._decode_tokens = decodes.decode_seqs * engine.decode_tokens
 
     @property
     def left(self) -> int:
@@ -59,6 +61,8 @@ class _Prompts:
 
     def load(self, tokens: int) -> StepLoad:
         """The step that computes so many prompt tokens, in order."""
+        if self._decode_tokens + tokens >= self._multiple > 1:  # a step below one multiple may end a chunk anywhere
+            tokens = self.found.aligned(tokens, self._multiple)
         done, chunks, pairs = self.found.load(tokens)
         decodes = self.decodes
         return StepLoad(done, chunks, decodes.decode_seqs, decodes.decode_context_tokens, pairs)
@@ -170,8 +174,12 @@ class StepBudget:
         """
         tokens = self._limited(rows, running, waiting, aged, engine, now_s, admits)
         if tokens is None:
-            self._owed_tokens, self._last_s = 0.0, None
+            self.nothing_to_compute()
         return tokens
+
+    def nothing_to_compute(self) -> None:
+        """A step that limits no prompt: none is owed anything from before it."""
+        self._owed_tokens, self._last_s = 0.0, None
 
     def _limited(
         self,
@@ -189,7 +197,7 @@ class StepBudget:
         if not (engine.chunked_prefill and decodes.size and most > 0 and (in_progress.size or waiting.size)):
             return None
         heads = waiting[: min(engine.free_slots, MOST_PROMPTS, admits)]
-        found = step_prompts(progress, in_progress, heads, block_size=engine.block_size, free_blocks=engine.free_blocks)
+        found = step_prompts(progress, in_progress, heads, layout=engine.layout, free_blocks=engine.admission_blocks)
         no_room = found.startable < waiting.size
         if not len(found):
             return None
@@ -203,7 +211,7 @@ class StepBudget:
             return None
         latency, starts_s = engine.step_latency, now_s + engine.busy_s
         beside = StepLoad(decode_seqs=decodes.size, decode_context_tokens=context_tokens + decodes.size)
-        prompts = _Prompts(found, beside, latency)
+        prompts = _Prompts(found, beside, engine)
         alone_s = latency.step_s(beside)
         full = prompts.load(min(most, prompts.left))
         full_s = latency.step_s(full)

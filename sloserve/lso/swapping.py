@@ -19,6 +19,7 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import EngineFacts, SwapFacts
 
@@ -64,9 +65,9 @@ def stall_s(num_bytes: int, swap: SwapFacts) -> float:
     return max(swap.out_s + (num_bytes - swap.staging_bytes) / swap.bytes_per_s, 0.0)
 
 
-def swap_s(tokens: int, block_size: int, swap: SwapFacts) -> float:
+def swap_s(tokens: int, layout: KVLayout, swap: SwapFacts) -> float:
     """What it costs to swap the KV of ``tokens`` out and in, to be held against :func:`recompute_s`."""
-    num_bytes = blocks_of(tokens, block_size) * swap.block_bytes
+    num_bytes = blocks_of(tokens, layout.block_size) * swap.block_bytes
     copies_s = swap.out_s + swap.in_s + 2.0 * num_bytes / swap.bytes_per_s
     own_s = max(copies_s - swap.wait_s, 0.0)
     return 2.0 * num_bytes / STAGING_BYTES_PER_S + max(stall_s(num_bytes, swap), own_s)
@@ -79,7 +80,7 @@ def swap_worth_s(tokens: int, running: StepLoad, engine: EngineFacts) -> float:
     """
     if engine.swap is None:
         return 0.0
-    return recompute_s(tokens, running, engine) - swap_s(tokens, engine.block_size, engine.swap)
+    return recompute_s(tokens, running, engine) - swap_s(tokens, engine.layout, engine.swap)
 
 
 def preemption_price(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatArray:
@@ -95,11 +96,11 @@ def preemption_price(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatA
     running = _decodes(rows)
     contexts = np.unique(np.geomspace(max(int(tokens.min()), 1), max(int(tokens.max()), 1), _CONTEXTS).astype(np.int64))
     again = [recompute_s(context, running, engine) for context in contexts.tolist()]
-    copied = [swap_s(context, engine.block_size, swap) for context in contexts.tolist()]
+    copied = [swap_s(context, engine.layout, swap) for context in contexts.tolist()]
     shares = [min(s / r, 1.0) if r > 0.0 else 1.0 for s, r in zip(copied, again, strict=True)]
     found: FloatArray = np.interp(tokens, contexts, shares)
     # A full pool gives up what it keeps for another, which is then computed again.
-    found[blocks_of(tokens, engine.block_size) > swap.free_blocks] = 1.0
+    found[blocks_of(tokens, engine.layout.block_size) > swap.free_blocks] = 1.0
     return found
 
 

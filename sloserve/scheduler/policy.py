@@ -29,6 +29,9 @@ class Policy(ABC):
     """Columns of :class:`~sloserve.core.rows.Rows` that this policy reads; with none its plan is IDENTITY.
     """
 
+    full_attention_only: ClassVar[bool] = False
+    """Whether it counts a request's KV blocks as tokens / block size: elsewhere it makes no plans."""
+
     wants_progress: ClassVar[bool] = False
     """Whether :meth:`progressed` is to be called; costs one call a step."""
 
@@ -65,6 +68,10 @@ class Policy(ABC):
         if type(before) is type(self) and before.settings == self.settings:
             for name in self.learned:
                 setattr(self, name, getattr(before, name))
+
+    def is_idle(self, waiting: int, running: int, engine: EngineFacts) -> bool:
+        """Whether its plan is IDENTITY with so many requests, whatever their rows say; then no snapshot is taken."""
+        return False
 
     @abstractmethod
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:

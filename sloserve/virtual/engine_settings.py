@@ -1,13 +1,24 @@
 """Size and limits of a virtual engine. Imports nothing of vllm, so that they can be checked before it is loaded."""
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Final, Literal, Self, get_args
+
+import numpy as np
 
 from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.profile import Profile
+from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
+from sloserve.lso.blocks import blocks_of
 
 Swapping = Literal["cost", "always"]
 """What becomes of a preempted request's KV where there is swap space; as in the server's settings."""
+
+
+STEPS_IN_FLIGHT: Final = 2
+"""Steps that vLLM's asynchronous scheduler has under way at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +28,8 @@ class EngineSettings:
     kv_blocks: blocks a request can use (vLLM keeps one more for itself). block_size: tokens a block.
     max_num_queued_reqs, max_num_queued_tokens: vLLM's own caps, on requests in flight and on prompt tokens of those
     that have no output yet; ``None`` for none.
+
+    kv_groups: the KV cache groups of the model's layers; none: one of full attention, with blocks of ``block_size``.
 
     swap_space_gib: host memory for the KV of preempted requests, 0 for none. link_gb_per_s: 1e9 bytes a second of the
     link to it, in each direction; ``None`` for the profile's. swapping: who is copied to it, not computed again.
@@ -33,6 +46,7 @@ class EngineSettings:
     swap_space_gib: float = 0.0
     link_gb_per_s: float | None = None
     swapping: Swapping = "cost"
+    kv_groups: tuple[KVGroups, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -52,9 +66,63 @@ class EngineSettings:
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is below max_num_seqs, {self.max_num_seqs}; a "
                 "step needs a token for each request that runs"
             )
-        if self.max_model_len > self.kv_blocks * self.block_size:
+        if self.swap_space_gib and not self.layout.is_full:
+            raise ConfigError(  # as SwapConnector refuses to start
+                f"swap_space_gib: {self.swap_space_gib} GiB for a model whose layers do not all keep the whole "
+                "context; KV is swapped under full attention alone. Give 0"
+            )
+        if self.kv_groups:
+            longest = int(self.layout.to_admit(np.array([self.max_model_len]))[0])
+            if longest > self.kv_blocks:
+                raise ConfigError(
+                    f"max_model_len: {self.max_model_len} tokens take {longest} blocks of all layers, but the KV cache "
+                    f"has {self.kv_blocks}; give fewer tokens, or more kv_blocks"
+                )
+        elif self.max_model_len > self.kv_blocks * self.block_size:
             # As vLLM refuses to start: a request of full length could never be served.
             raise ConfigError(
                 f"max_model_len: {self.max_model_len} tokens do not fit the KV cache of {self.kv_blocks} blocks of "
                 f"{self.block_size} tokens; give at most {self.kv_blocks * self.block_size}, or more kv_blocks"
             )
+
+    @classmethod
+    def of_profile(cls, profile: Profile, **sizes: Any) -> Self:
+        """The engine of a profile. No request is longer than its KV cache holds.
+
+        sizes: fields of this class, of which ``kv_blocks``, ``max_num_seqs``, ``max_num_batched_tokens`` and
+        ``max_model_len`` are else the profile's.
+        """
+        for name in ("kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            sizes.setdefault(name, getattr(profile, name))
+        max_model_len = sizes.pop("max_model_len")
+        sizes["block_size"] = profile.block_size
+        if profile.kv_cache is None:
+            return cls(**sizes, max_model_len=max(min(max_model_len, sizes["kv_blocks"] * profile.block_size), 1))
+        caches = sizes.get("enable_prefix_caching", False)
+        groups = tuple(one.groups(max_model_len, caches=caches) for one in profile.kv_cache.groups)
+        layout, blocks = _admitting(groups, sizes["max_num_batched_tokens"], max_model_len), sizes["kv_blocks"]
+        longest = bisect_right(range(1, max_model_len + 1), blocks, key=lambda n: layout.to_admit(np.array([n]))[0])
+        return cls(**sizes, kv_groups=groups, max_model_len=max(longest, 1))
+
+    @property
+    def layout(self) -> KVLayout:
+        """How many blocks requests take, with the limits on admission that vLLM derives from these settings.
+
+        Source: ``max_admission_blocks_per_request`` in vLLM's v1/kv_cache_interface.py.
+        """
+        groups = self.kv_groups or (KVGroups(1, self.block_size),)
+        return _admitting(groups, self.max_num_batched_tokens, self.max_model_len)
+
+
+def _admitting(groups: Sequence[KVGroups], max_num_batched_tokens: int, max_model_len: int) -> KVLayout:
+    """The layout of these groups in an engine with these limits."""
+    in_flight = STEPS_IN_FLIGHT * max_num_batched_tokens
+    limited = []
+    for one in groups:
+        most = 0
+        if one.window_tokens > STATE_WINDOW:
+            most = blocks_of(min(one.window_tokens - 1 + in_flight, max_model_len), one.block_size) + 1
+        elif one.chunk_tokens:
+            most = blocks_of(min(one.chunk_tokens + in_flight, max_model_len), one.block_size)
+        limited.append(one._replace(most_blocks=most))
+    return KVLayout(tuple(limited), max_model_len=max_model_len)

@@ -16,6 +16,7 @@ from sloserve.kernels.digest import DigestCurves, Replies
 from sloserve.kernels.fleet import FleetProblem, fleet_search
 from sloserve.kernels.knapsack import PackRule, best_batch, pack_exact, pack_greedy, pack_priced
 from sloserve.kernels.kv_copy import Region, copy_blocks
+from sloserve.kernels.kv_layout import KVGroups, KVLayout
 from sloserve.kernels.kv_reservation import FOREVER, KvHosting, KvReservation
 from sloserve.kernels.worth import worth
 
@@ -77,6 +78,17 @@ class Draw:
     def progress(self) -> tuple[IntArray, ...]:
         return tuple(self.ints(self.capacity) for _ in range(5))
 
+    def layout(self) -> KVLayout:
+        """Of a KV cache, of one or several groups."""
+        if self.rng.random() < 0.5:
+            return KVLayout.full(self.int(1, 20))
+        rules = [(0, 0, 0), (self.int(1, 90), 0, 0), (0, self.int(1, 90), 0), (0, 0, self.int(1, 3))]
+        groups = [
+            KVGroups(self.int(1, 5), self.int(1, 20), *rules[self.rng.integers(4)], *(self.int(0, 1) for _ in range(4)))
+            for _ in range(int(self.rng.integers(1, 4)))
+        ]
+        return KVLayout(tuple(groups), self.int(0, 4), self.int(1, 2000))
+
     def table(self, rows: int, columns: int) -> FloatArray:
         return np.cumprod(self.rng.uniform(0.5, 1.0, (self.size(rows), self.size(columns))), axis=1) * self.float(
             0.9, 1.0
@@ -120,7 +132,7 @@ def columns_of_requests(draw: Draw) -> None:
     assert requests.tokens_without_kv(progress, slots).size == slots.size
     decodes, prompts, tokens = requests.split_running(progress, slots)
     assert sorted([*decodes, *prompts]) == sorted(slots) and tokens >= 0
-    room = {"free_blocks": draw.int(), "block_size": draw.int(1, 20), "token_budget": draw.int()}
+    room = {"free_blocks": draw.int(), "layout": draw.layout(), "token_budget": draw.int()}
     order = requests.service_order(progress, draw.bools(draw.capacity), slots, **room, decode_tokens=draw.int(1, 3))
     assert not order.size or sorted(order) == sorted(slots)
 
@@ -143,7 +155,7 @@ def lengths(draw: Draw) -> None:
     assert mean.size == slots.size
     held, asked = (draw.ints(draw.n // 2, 0, draw.n - 1) if draw.n > 1 else np.zeros(0, np.int64) for _ in range(2))
     fit = forecast.how_many_fit(
-        chances, draw.ints(draw.n), draw.floats(steps), draw.int(1, 20), held, asked, draw.float(), draw.float()
+        chances, draw.ints(draw.n), draw.floats(steps), draw.layout(), held, asked, draw.float(), draw.float()
     )
     assert 0 <= fit <= asked.size
 
@@ -154,7 +166,7 @@ def gain_and_cost(draw: Draw) -> None:
     queued, engine = draw.int(0, draw.n), draw.floats(13, 0.01)
     again_s, weights = draw.floats(max(draw.n - queued, 0)), draw.floats(3)
     of = (draw.stated(), counted, queued, draw.floats(draw.n, 1.0), draw.ints(draw.n), again_s, weights)
-    gain, cost, _ = worth(chances, *of, draw.float(), engine)
+    gain, cost, _ = worth(chances, draw.layout(), *of, draw.float(), engine)
     assert gain.size == cost.size == draw.n
 
 
@@ -176,7 +188,7 @@ def decodes(draw: Draw) -> None:
 
 def prompts(draw: Draw) -> None:
     progress, slots = draw.progress(), draw.slots()
-    room = {"block_size": draw.int(1, 20), "free_blocks": draw.int(0, 900)}
+    room = {"layout": draw.layout(), "free_blocks": draw.int(0, 900)}
     found = step_budget.step_prompts(progress, slots[: draw.n // 2], slots[draw.n // 2 :], **room)
     assert set(found.slots.tolist()) <= set(slots.tolist()) and found.startable <= slots.size
     ends = [found.end(place) for place in range(len(found))]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fleet.group_spans import group_spans
 from sloserve.kernels.fleet import FleetProblem, FleetQueues, fleet_search
-from sloserve.virtual_queues.spans import group_spans
 from tests.seeds import seeds
 
 

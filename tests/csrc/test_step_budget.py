@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.kernels.step_budget import any_promised, decoding, step_prompts
 from tests.snapshots import make_snapshot
 
@@ -89,7 +90,7 @@ def test_prompts_start_while_there_are_blocks(
     at = make_snapshot([one | {"computed_tokens": 0} for one in waiting], [one | {"hit_tokens": 0} for one in running])
     rows = at.rows
     stated, counted, progress = columns(rows)
-    found = step_prompts(progress, at.running, at.waiting, block_size=BLOCK, free_blocks=free_blocks)
+    found = step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(BLOCK), free_blocks=free_blocks)
 
     def left_of(slot: int) -> int:
         without = (
@@ -142,8 +143,8 @@ def test_a_slow_reader_feels_a_lag_that_is_made_up_later(target: dict[str, float
 def test_a_block_may_hold_one_token() -> None:
     at = make_snapshot([{"prompt_tokens": 3}, {"prompt_tokens": 4}])
     progress = columns(at.rows)[2]
-    assert step_prompts(progress, at.running, at.waiting, block_size=1, free_blocks=6).startable == 1
-    assert step_prompts(progress, at.running, at.waiting, block_size=1, free_blocks=7).startable == 2
+    assert step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(1), free_blocks=6).startable == 1
+    assert step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(1), free_blocks=7).startable == 2
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
@@ -156,10 +157,9 @@ def test_what_does_not_fit_together_is_refused() -> None:
         decoding(stated, counted, at.running, np.ones(1), **times)
     with pytest.raises(ValueError, match="several lengths"):
         decoding((*stated[:5], np.ones(1)), counted, at.running, np.ones(2), **times)
-    for slots, block_size, why in ((np.array([-1]), 16, "slot -1 of 64"), (at.running, 0, "block_size")):
-        with pytest.raises(ValueError, match=why):
-            step_prompts(progress, slots, at.waiting, block_size=block_size, free_blocks=9)
-    prompts = step_prompts(progress, at.running, at.waiting, block_size=16, free_blocks=9)
+    with pytest.raises(ValueError, match="slot -1 of 64"):
+        step_prompts(progress, np.array([-1]), at.waiting, layout=KVLayout.full(16), free_blocks=9)
+    prompts = step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(16), free_blocks=9)
     with pytest.raises(ValueError, match="left: 3 elements for 2 prompts"):
         prompts.promise(stated, counted, np.ones(3), ALONE_S, NOW_S)
     with pytest.raises(IndexError, match="place 2 of 2"):
@@ -181,19 +181,19 @@ def test_counts_that_no_request_has_are_refused(tokens: int) -> None:
             decoding(stated, counted, at.running, np.ones(1), **times)
     for name in ("prompt_tokens", "output_tokens", "computed_tokens", "swapped_tokens", "hit_tokens"):
         with _of(at.rows, name, tokens), pytest.raises(ValueError, match=f"{name} of slot 0: {why}"):
-            step_prompts(progress, at.running, at.waiting, block_size=16, free_blocks=9)
-    for wrong in ({"block_size": 2**32}, {"free_blocks": 2**32}, {"free_blocks": -(2**32)}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: .* is not within"):
-            step_prompts(progress, at.running, at.waiting, **({"block_size": 16, "free_blocks": 9} | wrong))
+            step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(16), free_blocks=9)
+    for free_blocks in (2**32, -(2**32)):
+        with pytest.raises(ValueError, match="free_blocks: .* is not within"):
+            step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(16), free_blocks=free_blocks)
 
 
 def test_prompts_whose_pairs_cannot_be_counted_are_refused() -> None:
     at = make_snapshot([], [{"prompt_tokens": 2**31}])
     stated, counted, progress = columns(at.rows)
-    found = step_prompts(progress, at.running, at.waiting, block_size=16, free_blocks=9)
+    found = step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(16), free_blocks=9)
     assert found.load(2**31) == (2**31, 1, 2**62)
     with _of(at.rows, "prompt_tokens", 2**31 + 1), pytest.raises(ValueError, match="more pairs than can be counted"):
-        step_prompts(progress, at.running, at.waiting, block_size=16, free_blocks=9)
+        step_prompts(progress, at.running, at.waiting, layout=KVLayout.full(16), free_blocks=9)
 
 
 @contextmanager
@@ -203,3 +203,15 @@ def _of(rows: Any, name: str, tokens: int) -> Iterator[None]:
     before, column[0] = int(column[0]), tokens
     yield
     column[0] = before
+
+
+def test_chunks_end_at_multiples_but_for_the_last_of_a_prompt() -> None:
+    at = make_snapshot(
+        [], [{"prompt_tokens": 3000, "computed_tokens": 500}, {"prompt_tokens": 100}, {"prompt_tokens": 900}]
+    )
+    found = step_prompts(columns(at.rows)[2], at.running, at.waiting, layout=KVLayout.full(16), free_blocks=900)
+    asked = {tokens: found.aligned(tokens, 528) for tokens in (0, 27, 28, 600, 2499, 2500, 2700, 3200, 9000)}
+    assert asked == {0: 0, 27: 0, 28: 28, 600: 556, 2499: 2240, 2500: 2500, 2700: 2600, 3200: 3128, 9000: 3500}
+    assert found.aligned(700, 1) == 700
+    with pytest.raises(ValueError, match="multiple: 0 is not within"):
+        found.aligned(1, 0)

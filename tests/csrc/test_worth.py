@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.kernels.survival import Chances, chances, mean_left
 from sloserve.kernels.worth import worth
 
@@ -18,6 +19,10 @@ STEP_S, FULL_S, PROMPT_TOKEN_S, TOKEN_S, KV_TOKENS, SEATS, SHARE, TTFT_S, TDS, *
 )
 NODES, WEIGHTS = np.polynomial.laguerre.laggauss(3)
 NAN = math.nan
+
+
+TOKENS = KVLayout.full(1)
+"""Blocks of one token each."""
 
 
 def row(draw: st.DrawFn) -> list[float]:
@@ -67,6 +72,7 @@ def found_worth(
     tokens = (np.zeros_like(output), counts(context) - output, output, output + counts(most))
     return worth(
         as_known(runs, output, tokens[3]),
+        TOKENS,
         *(stated, tokens, queued, left.copy(), counts(prefill), again_s[queued:].copy()),
         *(np.array([0.5]), 0.0, np.array(facts)),
     )
@@ -164,14 +170,14 @@ def test_what_does_not_fit_together_is_refused() -> None:
     column, real = np.zeros(1, np.int64), np.zeros(1)
     runs = as_known(np.ones((1, AHEAD.size)), column, column)
     rest = (real, column, np.empty(0), np.ones(1), 0.0)
-    fits = (runs, (real,) * 6, (column,) * 4, 1, *rest, np.array(FACTS))
+    fits = (runs, TOKENS, (real,) * 6, (column,) * 4, 1, *rest, np.array(FACTS))
     worth(*fits)
-    longer = (runs, (np.zeros(2),) * 6, *fits[2:])
+    longer = (runs, TOKENS, (np.zeros(2),) * 6, *fits[3:])
     for wrong, why in (
         (longer, "columns of several lengths: 2 and 1"),
-        ((*fits[:3], 2, *fits[4:]), "queued: 2 is not within 0 to 1"),
-        ((*fits[:4], np.zeros(2), *fits[5:]), "left: 2 elements for 1 requests"),
-        ((*fits[:9], real), "engine: 1 elements for 13 facts"),
+        ((*fits[:4], 2, *fits[5:]), "queued: 2 is not within 0 to 1"),
+        ((*fits[:5], np.zeros(2), *fits[6:]), "left: 2 elements for 1 requests"),
+        ((*fits[:10], real), "engine: 1 elements for 13 facts"),
     ):
         with pytest.raises(ValueError, match=why):
             worth(*wrong)

@@ -12,9 +12,10 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.rows import COLUMNS, Rows, State
 from sloserve.core.slo import ClassTable, SLOClass
 from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress, spare_decodes
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
 
-ENGINE = EngineFacts(100, 100, 16, 8, 2048, 8)
+ENGINE = EngineFacts(100, 100, KVLayout.full(16), 8, 2048, 8)
 
 
 class Meter:

@@ -7,9 +7,10 @@ import pytest
 
 from sloserve.core.rows import Rows, State
 from sloserve.engine.held_plan import MAX_PAUSE_AGE_S, MAX_PLAN_AGE_S, HeldPlan
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
 
-ENGINE = EngineFacts(100, 100, 16, 8, 2048, 8)
+ENGINE = EngineFacts(100, 100, KVLayout.full(16), 8, 2048, 8)
 MADE_S = 50.0
 
 

@@ -17,6 +17,7 @@ from sloserve.engine.plan_score import (
     predicted_gain,
     predicted_met,
 )
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot
 
 NOW_S = 100.0
@@ -29,7 +30,7 @@ def snapshot_of(waiting: list[dict[str, Any]], running: int = 0, free_slots: int
         rows.add(**({"arrival_s": NOW_S} | request))
     for _ in range(running):
         rows.add(state=State.RUNNING)
-    engine = EngineFacts(10, 10, 16, 8, 64, free_slots)
+    engine = EngineFacts(10, 10, KVLayout.full(16), 8, 64, free_slots)
     return Snapshot(rows, rows.slots_in(State.WAITING, State.PREEMPTED), rows.slots_in(State.RUNNING), engine)
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sloserve.core.clock import ManualClock
@@ -12,7 +13,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.planner import Planner
 from sloserve.engine.step_clock import StepClock
-from sloserve.scheduler.registry import make_policy
+from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.settings import PluginSettings
 from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.scheduler import ModelScheduler
@@ -26,12 +27,12 @@ AGED_S = DEFAULT_CLASSES.default.aged_after_s + 1.0
 class Engine:
     """A model engine and its planner, to which the test tells what happens."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: str = "edf") -> None:
         settings = EngineSettings(max_num_seqs=4, max_num_batched_tokens=64, kv_blocks=20, max_model_len=320)
         self.scheduler = ModelScheduler(settings)
         port: Any = ModelPort(self.scheduler, StepClock(), ManualClock())
         given = {"shadow": None, "settings": PluginSettings(), "counters": Counter(), "on_plan": lambda cost_s: None}
-        self.planner = Planner(port, make_policy("edf"), **given, may_pause=True, cost=None)
+        self.planner = Planner(port, make_policy(*parse_policy(policy)), **given, may_pause=True, cost=None)
         self.rows = self.planner.table.rows
 
     def arrives(self, name: str) -> Any:
@@ -81,3 +82,22 @@ def test_the_slot_of_an_aged_request_that_ended_makes_no_other_one_aged() -> Non
     assert engine.slot(young) == slot
     engine.planner.admitted(SimpleNamespace(admitted=[young.index]), 0.0)
     assert engine.may(young) == (True, True)
+
+
+@pytest.mark.parametrize("policy", ["fcfs:step_budget=true", "edf:step_budget=true"])
+def test_who_is_blocked_no_more_counts_in_the_step_that_may_admit_it(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its plan is fresh or not: the engine will begin with its prompt."""
+    engine, pending, seen = Engine(policy), [True], []
+    monkeypatch.setattr(ModelPort, "is_blocked", lambda *args: pending[0])
+    engine.planner.budget = SimpleNamespace(allows=lambda now_s: False)  # type: ignore[assignment]
+    budget: Any = engine.planner._step_budget
+    monkeypatch.setattr(budget, "tokens", lambda rows, running, waiting, *args, **kwargs: seen.append(waiting.tolist()))
+    request = engine.arrives("a")
+    engine.scheduler.waiting = np.array([request.index])
+    engine.planner.next_step(0.0, 0.0)
+    assert not any(seen)
+    pending[0] = False
+    engine.planner.next_step(0.1, 0.1)
+    assert seen == [[engine.slot(request)]]

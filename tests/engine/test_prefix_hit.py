@@ -15,6 +15,7 @@ from sloserve.engine.prefix_hit import blocks_hit
 from sloserve.engine.request_table import LOOKUPS, RequestTable
 from sloserve.engine.step_clock import StepClock
 from sloserve.lso.decode_first import uncomputed_tokens
+from sloserve.sim.model.blocks import Hit
 from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.scheduler import ModelScheduler
 from sloserve.virtual.engine_settings import EngineSettings
@@ -62,9 +63,9 @@ class Cached:
     def compute(self, index: int) -> None:
         """All of the prompt of request ``index``, with blocks of its own."""
         kv, prompt = self.scheduler.kv, int(self.scheduler.requests.prompt[index])
-        kv.admit(index, ())
-        kv.take(index, -(-prompt // 16))
-        kv.cache(index, prompt // 16)
+        kv.admit(index, Hit(blocks=[[]]))
+        kv.grow(index, prompt)
+        kv.cache(index, prompt)
 
     def owed(self, slot: int) -> int:
         return int(uncomputed_tokens(self.table.rows, np.array([slot]))[0])
@@ -81,8 +82,8 @@ def test_a_prompt_owes_what_the_prefix_cache_does_not_hold() -> None:
 
     engine.scheduler.kv.release(0)
     engine.scheduler.requests.computed[2] = 0
-    engine.scheduler.kv.admit(2, ())
-    engine.scheduler.kv.take(2, 60)  # all but four of the 64 blocks, the last of the first prompt before its first
+    engine.scheduler.kv.admit(2, Hit(blocks=[[]]))
+    engine.scheduler.kv.grow(2, 60 * 16)  # all but four of the 64 blocks, the last of the first prompt before its first
     assert engine.owed(again) == 40  # not asked yet
     engine.table.look_up(np.array([again]))
     assert engine.owed(again) == 200 - 64

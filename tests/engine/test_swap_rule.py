@@ -7,12 +7,13 @@ import pytest
 from sloserve.engine.swap_rule import SwapRule
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.plan import EngineFacts, SwapFacts
 from sloserve.lso.swapping import recompute_s
 
 PROFILE = load_profile("h100-llama2-7b")
 POOL = SwapFacts(block_bytes=16 * PROFILE.kv_bytes_per_token, total_blocks=1000, free_blocks=1000, bytes_per_s=50e9)
-ENGINE = EngineFacts(0, 7000, 16, 256, 2048, 0, step_latency=PROFILE, swap=POOL)
+ENGINE = EngineFacts(0, 7000, KVLayout.full(16), 256, 2048, 0, step_latency=PROFILE, swap=POOL)
 RUNNING = StepLoad(decode_seqs=64, decode_context_tokens=64 * 500)
 
 

@@ -7,7 +7,7 @@ every request has ended and the model runner was told so: what is left is weight
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -98,6 +98,11 @@ class Engine:
     def scheduler(self) -> Any:
         return self.core.scheduler
 
+    @property
+    def groups(self) -> Any:
+        """vLLM's KV cache groups."""
+        return self._settings["kv_cache_config"].kv_cache_groups
+
     def use_stock(self) -> None:
         """A fresh scheduler of the class that vLLM itself chose for this configuration."""
         self._exchange(self._stock_class, {})
@@ -107,6 +112,12 @@ class Engine:
         from sloserve.vllm_plugin import SLOScheduler
 
         self._exchange(SLOScheduler, {"sloserve": section}, **test_doubles)
+
+    def limit_blocks(self, blocks: int) -> None:
+        """Schedulers from now on have so many KV blocks, of those that the engine was started with."""
+        kv_cache_config = self._settings["kv_cache_config"]
+        self.llm.vllm_config.cache_config.num_gpu_blocks = blocks
+        self._settings["kv_cache_config"] = replace(kv_cache_config, num_blocks=blocks)
 
     def _exchange(self, scheduler_class: Any, additional_config: dict[str, Any], **arguments: Any) -> None:
         assert self.idle(), "an earlier run on this engine failed and left its requests"

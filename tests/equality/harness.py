@@ -87,7 +87,10 @@ class _Observer:
             assert not is_paused(scheduler, request), "a paused request was scheduled"
         grammar_pending = any(compat.is_blocked(r) for r in scheduler.requests.values())
         idle = not scheduler.has_unfinished_requests()
-        self._empty = 0 if output.total_num_scheduled_tokens or idle or grammar_pending else self._empty + 1
+        # A connector still reads blocks of what has ended, so that there may be none for anybody.
+        being_read = len(scheduler.requests) > sum(scheduler.get_request_counts())
+        may_be_empty = output.total_num_scheduled_tokens or idle or grammar_pending or being_read
+        self._empty = 0 if may_be_empty else self._empty + 1
         assert self._empty <= MAX_EMPTY_RUN, "the engine spins on empty steps"
         return output
 

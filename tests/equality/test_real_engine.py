@@ -45,6 +45,10 @@ class Bench:
             self._stock[workload] = self.serve_stock(workload, margins=True)
         return self._stock[workload]
 
+    def forget_stock(self) -> None:
+        """What changed since makes it serve otherwise."""
+        self._stock.clear()
+
     def serve_stock(self, workload: str, *, order: int = 1, margins: bool = False) -> Served:
         self.engine.use_stock()
         return serve(self.engine, WORKLOADS[workload](), ManualClock(), self._adapters, order=order, margins=margins)

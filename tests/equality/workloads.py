@@ -84,6 +84,18 @@ def mixed() -> list[Job]:
     return [_job(i, _prompt(i), kind=kinds[i % 6][0], params=kinds[i % 6][1]) for i in range(18)]
 
 
+def short() -> list[Job]:
+    """Each kind of the above twice, the longest prompts among them."""
+    return mixed()[:12]
+
+
+def greedy() -> list[Job]:
+    """Without draws, which stock's CPU engine does not survive beside drafts; of words that come again, for drafts."""
+    again = "to be or not to be, "
+    chosen = [job for job in mixed() if job.params["temperature"] == 0.0]
+    return [replace(job, prompt=f"{job.prompt} {again * (i % 4)}") for i, job in enumerate(chosen)]
+
+
 ABORT_STATES = ("new", "waiting", "prefilling", "decoding", "preempted", "paused")
 
 
@@ -140,6 +152,8 @@ def prompt_logprobs() -> list[Job]:
 
 WORKLOADS: dict[str, Callable[[], list[Job]]] = {
     "mixed": mixed,
+    "short": short,
+    "greedy": greedy,
     "many": many,
     "prompt-logprobs": prompt_logprobs,
     "aborts": aborts,

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.kernels.kv_reservation import KvReservation
 from sloserve.lso.forecast import AHEAD, how_many_fit, how_many_fit_to_the_end, occupancy
 from sloserve.lso.lengths import Lengths
 from tests.snapshots import make_snapshot
 
 BLOCK = 16
+LAYOUT = KVLayout.full(BLOCK)
 KNOWN = Lengths("oracle", 0.0, seed=0)
 PREDICTED = Lengths("predicted", 0.0, seed=0)
 """Learnt from nobody."""
@@ -31,7 +33,7 @@ def test_occupancy_is_that_of_drawn_lengths() -> None:
     rng = np.random.default_rng(1)
     ended = rng.geometric(1 / 150, 512)
     at = make_snapshot(running=[{"prompt_tokens": 100, "output_tokens": 40, "max_tokens": 10**6}])
-    mean, variance = occupancy(learnt(ended.tolist()), at.rows, at.running, BLOCK)
+    mean, variance = occupancy(learnt(ended.tolist()), at.rows, at.running, LAYOUT)
     assert mean.shape == variance.shape == (1, AHEAD.size)
     drawn = rng.choice(ended[ended > 40], 20_000) - 40
     until = np.append(AHEAD[1:], AHEAD[-1])
@@ -48,7 +50,7 @@ def test_known_lengths_are_exact_and_certain() -> None:
         for p, d, n in ((16, 5, 50), (100, 1, 400), (7, 20, 27), (300, 90, 99))
     ]
     at = make_snapshot(running=running)
-    mean, variance = occupancy(KNOWN, at.rows, at.running, BLOCK)
+    mean, variance = occupancy(KNOWN, at.rows, at.running, LAYOUT)
     assert not variance.any()
     exact = KvReservation(1000, BLOCK)
     left = at.rows.oracle_output_tokens[at.running] - at.rows.output_tokens[at.running]
@@ -68,13 +70,13 @@ def test_an_error_spreads_what_is_stated_and_who_states_nothing_is_predicted() -
     predicted = PREDICTED.left(at.rows, at.running)
     for one in (KNOWN, erring):
         assert one.left(at.rows, at.running)[1] == predicted[1]
-    assert not occupancy(KNOWN, at.rows, at.running, BLOCK)[1][0].any()
-    assert occupancy(erring, at.rows, at.running, BLOCK)[1][0].any()
+    assert not occupancy(KNOWN, at.rows, at.running, LAYOUT)[1][0].any()
+    assert occupancy(erring, at.rows, at.running, LAYOUT)[1][0].any()
 
 
 def test_max_tokens_is_the_end_of_all() -> None:
     at = make_snapshot(running=[{"max_tokens": 30, "output_tokens": 10}])
-    mean, _ = occupancy(PREDICTED, at.rows, at.running, BLOCK)
+    mean, _ = occupancy(PREDICTED, at.rows, at.running, LAYOUT)
     assert (mean[0, AHEAD < 20] > 0.0).all() and not mean[0, AHEAD >= 20].any()
 
 
@@ -116,16 +118,16 @@ def test_the_compiled_sum_lets_in_whom_the_plain_one_does(seed: int) -> None:
     runs = lengths.chances(at.rows, slots, AHEAD)
     context = at.rows.prompt_tokens[slots] + at.rows.output_tokens[slots]
     asked, held = rng.permutation(20), 20 + rng.permutation(12)
-    beside = occupancy(lengths, at.rows, slots[held], BLOCK)
-    total, wanted = (beside[0].sum(0), beside[1].sum(0)), occupancy(lengths, at.rows, slots[asked], BLOCK)
+    beside = occupancy(lengths, at.rows, slots[held], LAYOUT)
+    total, wanted = (beside[0].sum(0), beside[1].sum(0)), occupancy(lengths, at.rows, slots[asked], LAYOUT)
     found = {
-        capacity: how_many_fit_to_the_end(runs, context, BLOCK, held, asked, capacity, 1.0)
+        capacity: how_many_fit_to_the_end(runs, context, LAYOUT, held, asked, capacity, 1.0)
         for capacity in range(300, 2100, 150)
     }
     assert found == {capacity: how_many_fit(total, wanted, capacity, 1.0) for capacity in found}
     assert 0 in found.values() and len(set(found.values())) > 5
     with pytest.raises(ValueError, match="place 32 of 32"):
-        how_many_fit_to_the_end(runs, context, BLOCK, held, asked + 13, 9e9, 1.0)
+        how_many_fit_to_the_end(runs, context, LAYOUT, held, asked + 13, 9e9, 1.0)
 
 
 @pytest.mark.parametrize("sigmas", [0.0, 2.0])
@@ -135,7 +137,7 @@ def test_errors_even_out_over_many_requests(sigmas: float) -> None:
 
     def share(n: int) -> float:
         at = make_snapshot([{"max_tokens": 4000, "prompt_tokens": 160}] * n, max_num_seqs=n)
-        asked = occupancy(lengths, at.rows, at.waiting, BLOCK)
+        asked = occupancy(lengths, at.rows, at.waiting, LAYOUT)
         none = (np.zeros(AHEAD.size), np.zeros(AHEAD.size))
         return how_many_fit(none, asked, n * 8.0, sigmas) / n
 

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.pausing import short_of_blocks
 
 BLOCK = 16
@@ -12,7 +13,8 @@ def sits_out(computed: list[int], *, free: int, prompt: int = 10, may: list[bool
         np.array(computed),
         np.array(computed) >= prompt,
         np.ones(n, np.bool_) if may is None else np.array(may),
-        block_size=BLOCK,
+        layout=KVLayout.full(BLOCK),
+        decode_tokens=1,
         free_blocks=free,
     ).tolist()
 

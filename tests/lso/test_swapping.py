@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.plan import EngineFacts, SwapFacts
 from sloserve.lso.swapping import preemption_price, recompute_s, swap_s, swap_worth_s
 from tests.snapshots import make_snapshot
@@ -20,6 +21,8 @@ loads = st.builds(
     lambda n, each: StepLoad(decode_seqs=n, decode_context_tokens=n * each), st.integers(0, 200), contexts
 )
 
+LAYOUT = KVLayout.full(16)
+
 
 def pool_of(profile: Profile, link: float = 1.0, **others: float) -> SwapFacts:
     block_bytes = profile.kv_bytes_per_token * profile.block_size
@@ -29,7 +32,9 @@ def pool_of(profile: Profile, link: float = 1.0, **others: float) -> SwapFacts:
 
 
 def engine_of(profile: Profile, swap: SwapFacts | None) -> EngineFacts:
-    return EngineFacts(0, profile.kv_blocks, profile.block_size, 256, 2048, 0, step_latency=profile, swap=swap)
+    return EngineFacts(
+        0, profile.kv_blocks, KVLayout.full(profile.block_size), 256, 2048, 0, step_latency=profile, swap=swap
+    )
 
 
 def stepwise_s(profile: Profile, tokens: int, running: StepLoad) -> float:
@@ -66,13 +71,13 @@ def test_swapping_costs_more_behind_a_queue_and_less_on_a_faster_link(
     profile: Profile, a: int, b: int, link: float, faster: float, queued_s: float, wait_s: float
 ) -> None:
     pool = pool_of(profile, link)
-    cost = swap_s(a, 16, pool)
+    cost = swap_s(a, LAYOUT, pool)
     assert cost > 0.0
-    assert swap_s(min(a, b), 16, pool) <= swap_s(max(a, b), 16, pool)
-    assert swap_s(a, 16, replace(pool, bytes_per_s=pool.bytes_per_s * faster)) <= cost
+    assert swap_s(min(a, b), LAYOUT, pool) <= swap_s(max(a, b), LAYOUT, pool)
+    assert swap_s(a, LAYOUT, replace(pool, bytes_per_s=pool.bytes_per_s * faster)) <= cost
     for queue in ("out_s", "in_s"):
-        assert swap_s(a, 16, replace(pool, **{queue: queued_s})) >= cost  # type: ignore[arg-type]
-    assert swap_s(a, 16, replace(pool, wait_s=wait_s)) <= cost
+        assert swap_s(a, LAYOUT, replace(pool, **{queue: queued_s})) >= cost  # type: ignore[arg-type]
+    assert swap_s(a, LAYOUT, replace(pool, wait_s=wait_s)) <= cost
 
 
 @given(profiles, contexts, loads, st.floats(0.1, 1.0))
@@ -115,10 +120,10 @@ def test_a_victim_that_waits_long_costs_packing_and_what_staging_does_not_hold()
     pool = pool_of(profile, wait_s=10.0)
     held = pool.staging_bytes // profile.kv_bytes_per_token
     packing_s = 2.0 * profile.kv_bytes_per_token / 0.7e12
-    assert swap_s(held, 16, pool) == pytest.approx(held * packing_s)
+    assert swap_s(held, LAYOUT, pool) == pytest.approx(held * packing_s)
     beyond_s = held * profile.kv_bytes_per_token / pool.bytes_per_s
-    assert swap_s(2 * held, 16, pool) == pytest.approx(2 * held * packing_s + beyond_s)
-    assert swap_s(held, 16, replace(pool, out_s=0.5)) == pytest.approx(held * packing_s + 0.5)
+    assert swap_s(2 * held, LAYOUT, pool) == pytest.approx(2 * held * packing_s + beyond_s)
+    assert swap_s(held, LAYOUT, replace(pool, out_s=0.5)) == pytest.approx(held * packing_s + 0.5)
 
 
 def test_the_price_of_a_preemption_is_a_share_of_computing_it_again() -> None:

@@ -7,18 +7,19 @@
 #include <cstdint>
 #include <vector>
 
+#include "sloserve/kv_layout.h"
 #include "sloserve/request_columns.h"
 
 namespace sloserve {
 
-// free_blocks: KV blocks that are free; below 0 where some are promised. token_budget: tokens that the step may compute.
-// decode_tokens: of each decode.
+// layout: of the KV cache. free_blocks: that are free; below 0 where some are promised. token_budget: tokens that the step may
+// compute. decode_tokens: of each decode.
 struct StepRoom {
-  std::int64_t free_blocks, block_size, token_budget, decode_tokens;
+  const KvLayout& layout;
+  std::int64_t free_blocks, token_budget, decode_tokens;
 
   void check() const {
     check_within("free_blocks", free_blocks, -kMostCount, kMostCount);
-    check_within("block_size", block_size, 1, kMostCount);
     check_within("token_budget", token_budget, 0, kMostCount);
     check_within("decode_tokens", decode_tokens, 0, kMostCount);
   }
@@ -32,20 +33,19 @@ inline std::vector<bool> next_victims(const ProgressColumns& progress, const boo
                                       const std::vector<std::int64_t>& left, std::int64_t decodes, const StepRoom& step) {
   std::vector<bool> victims(order.size, false);
   const std::int64_t decodes_tokens = step.decode_tokens * decodes;
-  // T tokens of n requests grow into at most T / block_size + n blocks.
-  const std::int64_t most = std::max(step.token_budget, decodes_tokens) / step.block_size + static_cast<std::int64_t>(order.size);
-  if (step.free_blocks > most) return victims;
+  const auto requests = static_cast<std::int64_t>(order.size);
+  if (step.free_blocks > step.layout.most_growth(std::max(step.token_budget, decodes_tokens), requests)) return victims;
   std::int64_t room = std::max<std::int64_t>(step.token_budget - decodes_tokens, 0), missing = -step.free_blocks;
   for (std::size_t i = 0; i < order.size; ++i) {
     const std::int64_t computed = progress.computed[order[i]];
     const std::int64_t chunk = left[i] > 0 ? std::min(room, left[i]) : step.decode_tokens;
     if (left[i] > 0) room -= chunk;
-    missing += blocks_of(computed + chunk, step.block_size) - blocks_of(computed, step.block_size);
+    missing += step.layout.growth(computed, chunk);
   }
   for (std::size_t i = order.size; i-- > 0 && missing > 0;) {
     if (!preemptable[order[i]]) continue;
     victims[i] = true;
-    missing -= blocks_of(progress.computed[order[i]], step.block_size);
+    missing -= step.layout.held(progress.computed[order[i]], 0);
   }
   return victims;
 }
@@ -53,8 +53,8 @@ inline std::vector<bool> next_victims(const ProgressColumns& progress, const boo
 }  // namespace detail
 
 // Running requests in a policy's order of service as a plan should have them: decodes, unfinished prompts, the next victims,
-// each part in that order. Empty where that is the order given. Throws std::invalid_argument for a block without tokens, and
-// for counts below 0 or above kMostCount.
+// each part in that order. Empty where that is the order given. Throws std::invalid_argument for counts below 0 or above
+// kMostCount.
 inline std::vector<std::int64_t> service_order(const ProgressColumns& progress, const bool* preemptable, const Slots& order,
                                                const StepRoom& step) {
   step.check();

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "sloserve/kv_layout.h"
 #include "sloserve/rank.h"
 #include "sloserve/request_columns.h"
 
@@ -115,11 +116,10 @@ class StepPrompts {
  public:
   // in_progress: requests that run, whose prompts are not computed. waiting: in order of admission, as many as have a slot.
   // free_blocks: KV blocks, of which those in progress take what they still need.
-  // Throws std::invalid_argument for a slot that is none, a block without tokens, counts below 0 or above kMostCount, and
-  // prompts that attend to more pairs than 64 bits count.
+  // Throws std::invalid_argument for a slot that is none, counts below 0 or above kMostCount, and prompts that attend to more
+  // pairs than 64 bits count.
   StepPrompts(const ProgressColumns& progress, std::size_t capacity, const Slots& in_progress, const Slots& waiting,
-              std::int64_t block_size, std::int64_t free_blocks) {
-    check_within("block_size", block_size, 1, kMostCount);
+              const KvLayout& layout, std::int64_t free_blocks) {
     check_within("free_blocks", free_blocks, -kMostCount, kMostCount);
     for (const Slots& slots : {in_progress, waiting}) {
       slots.check(capacity);
@@ -127,12 +127,13 @@ class StepPrompts {
     }
     for (std::size_t i = 0; i < in_progress.size; ++i) {
       const std::size_t slot = in_progress[i];
-      free_blocks -= blocks_of(progress.context(slot), block_size) - blocks_of(progress.computed[slot], block_size);
+      const std::int64_t held = layout.held(progress.computed[slot], 0);
+      free_blocks -= std::max<std::int64_t>(layout.to_admit(progress.context(slot)) - held, 0);
       add(progress, slot);
     }
     for (; startable_ < waiting.size; ++startable_) {
       const std::size_t slot = waiting[startable_];
-      free_blocks -= blocks_of(progress.context(slot), block_size);
+      free_blocks -= layout.to_admit(progress.context(slot));
       if (free_blocks < 0) break;
       // What the host pool keeps is loaded, not computed.
       if (progress.uncomputed(slot) > 0) add(progress, slot);
@@ -162,6 +163,20 @@ class StepPrompts {
     const std::int64_t part = whole < ends_.size() ? tokens - found.tokens : 0;
     if (part) found = {found.tokens + part, found.prompts + 1, found.pairs + part * (part + 2 * prefix_[whole])};
     return found;
+  }
+
+  // Prompt tokens, of so many, that are computed where a chunk that does not end its prompt ends at a multiple.
+  // Throws std::invalid_argument for a multiple that is not above 0.
+  std::int64_t aligned(std::int64_t tokens, std::int64_t multiple) const {
+    check_within("multiple", multiple, 1, kMostCount);
+    if (multiple == 1) return tokens;
+    std::int64_t done = 0, before = 0;
+    for (std::size_t i = 0; i < slots_.size() && done < tokens; ++i) {
+      const std::int64_t left = ends_[i] - before, room = tokens - done;
+      before = ends_[i];
+      done += left <= room ? left : std::max<std::int64_t>((prefix_[i] + room) / multiple * multiple - prefix_[i], 0);
+    }
+    return done;
   }
 
   // Says when each must be computed. left: [n]; tokens of its reply to come. step_s: that each of them takes. starts_s: when

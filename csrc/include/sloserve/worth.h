@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "sloserve/kv_layout.h"
 #include "sloserve/request_columns.h"
 #include "sloserve/survival.h"
 
@@ -38,11 +39,11 @@ struct WorthRequests {
   double now_s;
 };
 
-// step_s .. token_s: how fast the engine is, see the Python side. kv_tokens: that its cache holds. seats: requests that may
+// step_s .. token_s: how fast the engine is, see the Python side. kv_blocks: that its cache holds. seats: requests that may
 // run. wait_share: of the cost of what waits, after which a request that is not served now is. reader_ttft_s, reader_tds:
 // of a reader that states only the other. experience .. price_power: chosen, sloserve/scheduler/auto/constants.py.
 struct WorthEngine {
-  double step_s, full_s, prompt_token_s, token_s, kv_tokens, seats, wait_share, reader_ttft_s, reader_tds;
+  double step_s, full_s, prompt_token_s, token_s, kv_blocks, seats, wait_share, reader_ttft_s, reader_tds;
   double experience, stretch, unhurried_s, price_power;
 };
 
@@ -76,10 +77,10 @@ inline double ratio2(double span, double late) {
 
 }  // namespace detail
 
-// gain, cost: [n]. runs: of these requests. Returns the mean of the delay, in seconds.
+// gain, cost: [n]. runs: of these requests. layout: of the KV cache. Returns the mean of the delay, in seconds.
 // Throws std::invalid_argument where queued > n, steps or ranks is 0, and for tokens below 0 or above kMostCount.
-inline double worth(const WorthColumns& columns, const WorthRequests& of, const Chances& runs, const WorthEngine& engine,
-                    double* gain, double* cost) {
+inline double worth(const WorthColumns& columns, const WorthRequests& of, const Chances& runs, const KvLayout& layout,
+                    const WorthEngine& engine, double* gain, double* cost) {
   const std::size_t n = of.slots.size;
   if (of.queued > n) {
     throw std::invalid_argument("queued: " + std::to_string(of.queued) + " of " + std::to_string(n) + " requests");
@@ -98,7 +99,7 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
     const double left = of.left[i], seconds = left * engine.step_s;
     const double context = static_cast<double>(columns.prompt_tokens[slot] + columns.output_tokens[slot]);
     taken[i] = {static_cast<double>(of.prefill[i]) * engine.prompt_token_s + left * engine.token_s,
-                (context + left / 2.0) * seconds / engine.kv_tokens, seconds / engine.seats};
+                layout.filled(context + left / 2.0) * seconds / engine.kv_blocks, seconds / engine.seats};
     for (std::size_t k = 0; k < 3; ++k) needed[k] += taken[i][k];
   }
   const double most = std::max({needed[0], needed[1], needed[2], 1e-12});

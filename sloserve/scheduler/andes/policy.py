@@ -34,7 +34,6 @@ from sloserve.estimator.length.choice import check_lengths
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
-from sloserve.lso.blocks import blocks_of
 from sloserve.lso.decode_first import service_order, uncomputed_tokens
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
@@ -186,8 +185,8 @@ class Andes(Policy):
         ranked = first_places(key, lowered, rank, rows.seq[snapshot.waiting], min(queued, engine.max_num_seqs))
         order = woven_places(snapshot, ranked)
         running = queued + np.lexsort((rows.seq[snapshot.running], all_.lead_s[queued:]))
-        needed = blocks_of(all_.context_tokens[order] + 1, engine.block_size)  # + 1: the slot of the next token
-        free_blocks = engine.free_blocks - math.ceil(self.settings.headroom * engine.total_blocks)
+        needed = engine.layout.to_admit(all_.context_tokens[order] + 1)  # + 1: the slot of the next token
+        free_blocks = engine.admission_blocks - math.ceil(self.settings.headroom * engine.total_blocks)
         # No more urgent ones than a step can begin with: the others' victims would stand idle until then.
         begun = 1 + int(np.searchsorted(np.cumsum(all_.prefill_tokens[order]), engine.token_budget))
         head = slice(min(int(urgent.sum()), begun, most_urgent))

@@ -101,7 +101,8 @@ def short_of_blocks(all_: Outlook, running: IntArray, rows: Rows, engine: Engine
         rows.computed_tokens[slots],
         ~unfinished(rows, slots),
         rows.pausable[slots] & (all_.lead_s[running] > PAUSING_LEAD_S),
-        block_size=engine.block_size,
+        layout=engine.layout,
+        decode_tokens=engine.decode_tokens,
         free_blocks=engine.free_blocks,
     )
     return slots[places]

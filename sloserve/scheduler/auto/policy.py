@@ -17,9 +17,9 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.kernels.requests import context_and_uncomputed
 from sloserve.kernels.survival import Chances
-from sloserve.lso.blocks import blocks_of
 from sloserve.lso.decode_first import progress_columns, service_order
 from sloserve.lso.forecast import AHEAD, how_many_fit_to_the_end
 from sloserve.lso.lengths import Lengths
@@ -73,10 +73,13 @@ class Auto(Policy):
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
         self._lengths.observe(rows, slot)
 
+    def is_idle(self, waiting: int, running: int, engine: EngineFacts) -> bool:
+        return not waiting and engine.has_room_for(running)
+
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, engine = snapshot.rows, snapshot.engine
         queued = snapshot.waiting.size
-        if not queued and engine.free_blocks >= snapshot.running.size:
+        if self.is_idle(queued, snapshot.running.size, engine):
             return Plan.IDENTITY
         slots = np.concatenate((snapshot.waiting, snapshot.running))
         context, prefill = context_and_uncomputed(progress_columns(rows), slots)
@@ -117,9 +120,9 @@ class Auto(Policy):
         most = min(engine.free_slots, MOST_ADMITTED)
         if not most:
             return 0
-        capacity = engine.total_blocks * (1.0 - self.settings.reserve)
+        capacity = engine.total_blocks * (1.0 - self.settings.reserve) - engine.watermark_blocks
         return how_many_fit_to_the_end(
-            runs, context, engine.block_size, running, waiting[:most], capacity, self.settings.sigmas
+            runs, context, engine.layout, running, waiting[:most], capacity, self.settings.sigmas
         )
 
     def _heads(
@@ -164,9 +167,10 @@ class Auto(Policy):
         if not worth_it:
             return NO_SLOTS, 0
         places = np.array([place for place, _ in worth_it])
-        needed, promised = (_blocks_to_start(rows, slots[some], engine.block_size) for some in (places, admitted))
+        needed, promised = (_blocks_to_start(rows, slots[some], engine.layout) for some in (places, admitted))
         free_slots = engine.free_slots - admitted.size
-        free_blocks = engine.free_blocks - int(promised.sum()) - math.ceil(self.settings.reserve * engine.total_blocks)
+        kept = int(promised.sum()) + math.ceil(self.settings.reserve * engine.total_blocks)
+        free_blocks = engine.admission_blocks - kept
         victims = select_victims(
             [Head(-value, blocks) for (_, value), blocks in zip(worth_it, needed.tolist(), strict=True)],
             map(PreemptionCandidate, slots[able].tolist(), (-loss[able]).tolist()),
@@ -180,6 +184,6 @@ class Auto(Policy):
         return (np.array(victims, np.int64) if victims else NO_SLOTS), more
 
 
-def _blocks_to_start(rows: Rows, slots: IntArray, block_size: int) -> IntArray:
+def _blocks_to_start(rows: Rows, slots: IntArray, layout: KVLayout) -> IntArray:
     """KV blocks that each takes until its next token is there."""
-    return blocks_of(rows.prompt_tokens[slots] + rows.output_tokens[slots] + 1, block_size)
+    return layout.to_admit(rows.prompt_tokens[slots] + rows.output_tokens[slots] + 1)

@@ -84,13 +84,14 @@ def worth_of(
     chosen = constants.CONSTANTS
     facts = (
         *(pace.step_s, pace.full_s, pace.prompt_token_s, pace.token_s),
-        *(engine.total_blocks * engine.block_size, engine.max_num_seqs, chosen.wait_share),
+        *(engine.total_blocks, engine.max_num_seqs, chosen.wait_share),
         *(DEFAULT_TTFT_S, DEFAULT_TDS),
         *(chosen.experience, chosen.stretch, chosen.unhurried_s, chosen.price_power),
     )
     return Worth(
         *worth(
             runs,
+            engine.layout,
             (rows.arrival_s, rows.ttft_s, rows.tpot_s, rows.tds, rows.e2e_s, rows.first_token_s),
             (rows.class_rank, rows.prompt_tokens, rows.output_tokens, rows.max_tokens),
             queued,

@@ -99,9 +99,12 @@ class Econo(Policy):
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
         self._lengths.observe(rows, slot)
 
+    def is_idle(self, waiting: int, running: int, engine: EngineFacts) -> bool:
+        return not waiting and engine.has_room_for(running)
+
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, engine = snapshot.rows, snapshot.engine
-        if not snapshot.waiting.size and engine.free_blocks >= snapshot.running.size:
+        if self.is_idle(snapshot.waiting.size, snapshot.running.size, engine):
             return Plan.IDENTITY
         waiting, running = self._ranked(snapshot, now_s)
         stay, preempt, most = running.slots, NO_SLOTS, None
@@ -150,7 +153,7 @@ class Econo(Policy):
         if free_slots and self._fit(engine, held_mean, held_variance, first):
             asked = self._occupancy(rows, engine, slots[:free_slots])
             return None, self._fit(engine, held_mean, held_variance, asked)
-        if not self.settings.preempt:
+        if not (self.settings.preempt and running.slots.size):
             return None, 0
         context_tokens = rows.prompt_tokens[running.slots] + rows.output_tokens[running.slots]
         victim = victim_worth_preempting(
@@ -158,7 +161,7 @@ class Econo(Policy):
             running,
             context_tokens * preemption_price(rows, running.slots, engine),
             rows.preemptable[running.slots] & (rows.num_preemptions[running.slots] < self.settings.max_preemptions),
-            total_tokens=engine.total_blocks * engine.block_size,
+            total_tokens=engine.layout.capacity_tokens(engine.total_blocks, float(context_tokens.mean())),
             tokens_per_step=self.settings.tokens_per_step,
         )
         if victim is None:
@@ -170,12 +173,12 @@ class Econo(Policy):
         return (victim, 1) if fit else (None, 0)
 
     def _occupancy(self, rows: Rows, engine: EngineFacts, slots: IntArray) -> tuple[FloatArray, FloatArray]:
-        return occupancy(self._lengths, rows, slots, engine.block_size)
+        return occupancy(self._lengths, rows, slots, engine.layout)
 
     def _fit(
         self, engine: EngineFacts, mean: FloatArray, variance: FloatArray, asked: tuple[FloatArray, FloatArray]
     ) -> int:
-        capacity_blocks = engine.total_blocks * (1.0 - self.settings.reserve)
+        capacity_blocks = engine.total_blocks * (1.0 - self.settings.reserve) - engine.watermark_blocks
         return how_many_fit((mean, variance), asked, capacity_blocks, self.settings.sigmas)
 
 

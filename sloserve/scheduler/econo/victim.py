@@ -41,7 +41,7 @@ def victim_worth_preempting(
     again_tokens: FloatArray,
     may_preempt: BoolArray,
     *,
-    total_tokens: int,
+    total_tokens: float,
     tokens_per_step: float = TOKENS_PER_STEP,
 ) -> int | None:
     """Index in ``running`` of the request whose preemption saves most; ``None`` if no preemption saves anything.

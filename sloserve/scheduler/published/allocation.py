@@ -52,7 +52,7 @@ def exact_blocks(rows: Rows, slots: IntArray, left: FloatArray, padding: float, 
 
 
 def _blocks(tokens: IntArray, engine: EngineFacts) -> IntArray:
-    blocks: IntArray = np.minimum(blocks_of(tokens, engine.block_size), capacity_blocks(engine))
+    blocks: IntArray = np.minimum(blocks_of(tokens, engine.layout.block_size), capacity_blocks(engine))
     return blocks
 
 

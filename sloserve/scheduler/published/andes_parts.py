@@ -13,7 +13,6 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.kernels.knapsack import best_batch
-from sloserve.lso.blocks import blocks_of
 from sloserve.scheduler.andes.outlook import Foresight, Outlook, reading_tds
 from sloserve.scheduler.andes.policy import Andes
 from sloserve.scheduler.andes.room import VictimOrder
@@ -117,7 +116,7 @@ class AndesParts(Andes):
         cache (optimization 2).
         """
         engine = snapshot.engine
-        blocks = blocks_of(all_.context_tokens + 1, engine.block_size)  # + 1: the slot of the next token
+        blocks = engine.layout.to_admit(all_.context_tokens + 1)  # + 1: the slot of the next token
         most = int(np.searchsorted(np.cumsum(np.sort(blocks)), engine.total_blocks, side="right"))
         most = max(min(most, engine.max_num_seqs), 1)
         sizes = np.arange(1, most + 1).astype(np.float64)

@@ -30,6 +30,7 @@ class Orca(Policy):
     gives the batch of 8. Differs: chunked prompts; prompts and tokens share attention kernels.
     """
 
+    full_attention_only = True
     needs = RESERVATION_COLUMNS
 
     @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Sarathi(Policy):
     Differs: vLLM chunks prompts and serves running requests first by itself; the budget is all there is to set.
     """
 
+    full_attention_only = True
     needs = frozenset({"seq"})
 
     @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class SRTF(Policy):
     predicted may grow while a request runs.
     """
 
+    full_attention_only = True
     needs = RANKED_COLUMNS | LENGTH_COLUMNS | {"num_preemptions", "preemptable"}
 
     learned = ("_lengths",)

@@ -38,6 +38,7 @@ class ExactSettings(Policy.Settings):
 class _Exact(Policy):
     """What both share: lengths, and reservations."""
 
+    full_attention_only = True
     needs = RESERVATION_COLUMNS | LENGTH_COLUMNS
 
     learned = ("_lengths",)

@@ -43,6 +43,7 @@ from sloserve.scheduler.published.variants import PaperParts, PaperSettings
 class EconoPaper(Policy):
     """Admits prompts to fill the step; a reply runs once KV for its whole length is reserved, else it is paused."""
 
+    full_attention_only = True
     needs = LENGTH_COLUMNS | ORDER_COLUMNS | PREFILL_COLUMNS
 
     Settings = PaperSettings
@@ -70,7 +71,7 @@ class EconoPaper(Policy):
         if not (waiting.size or running.size):
             return Plan.IDENTITY
         if self._tasks is None:
-            ledger = make_ledger(self._parts.pipeline, engine.block_size)
+            ledger = make_ledger(self._parts.pipeline, engine.layout.block_size)
             self._tasks = GenerationTasks(self._parts, self.tuning, self._lengths, self._grants, ledger)
         tasks = self._tasks
         left = uncomputed_tokens(rows, running)
@@ -131,7 +132,7 @@ class EconoPaper(Policy):
             blocks = min(blocks, reserve - held)
         step_tokens = min(self.settings.tfs_tokens or engine.token_budget, engine.token_budget)
         tokens = step_tokens - served - int(pts.left.sum())
-        room = StepRoom(tokens=tokens, blocks=blocks, block_size=engine.block_size, requests=engine.free_slots)
+        room = StepRoom(tokens=tokens, blocks=blocks, block_size=engine.layout.block_size, requests=engine.free_slots)
         if not waiting.size or (busy and min(tokens, blocks, engine.free_slots) < 1):
             return NO_SLOTS, 0
         if self._parts.order == "paper":

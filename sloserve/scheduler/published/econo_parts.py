@@ -62,7 +62,8 @@ class EconoParts(Econo):
                 rows.computed_tokens[stay],
                 ~unfinished(rows, stay),
                 rows.pausable[stay],
-                block_size=snapshot.engine.block_size,
+                layout=snapshot.engine.layout,
+                decode_tokens=snapshot.engine.decode_tokens,
                 free_blocks=snapshot.engine.free_blocks,
             )
         ]

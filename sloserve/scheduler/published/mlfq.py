@@ -31,6 +31,7 @@ from sloserve.scheduler.published.preemptive import RANKED_COLUMNS, plan_ranked
 class FastServe(Policy):
     """Serves the requests with the least service so far, in levels; those of lower levels are paused or preempted."""
 
+    full_attention_only = True
     needs = RANKED_COLUMNS | {"kv_blocks", "preemptable", "pausable"}
     wants_progress = True
 

@@ -31,6 +31,7 @@ _FAR = 1e15
 class RR(Policy):
     """Serves in turns, the least recently served first; while others wait, preempts requests whose turn is over."""
 
+    full_attention_only = True
     needs = PREEMPTION_COLUMNS
     wants_progress = True
 

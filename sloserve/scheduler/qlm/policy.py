@@ -22,7 +22,7 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray, grown
 from sloserve.core.rows import Rows
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.estimator.completion.queue_backlog import EngineSize
+from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, PreemptionRule, plan_by_key
@@ -32,8 +32,8 @@ from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import EngineFacts, Plan, Policy, Snapshot
 from sloserve.virtual_queues.contract import FleetPlan, FleetState, GroupSums, InstanceState, ModelState, RunningSums
 from sloserve.virtual_queues.groups import Groups, Member
-from sloserve.virtual_queues.planner import QLMPlanner
 from sloserve.virtual_queues.problem import PlanSettings
+from sloserve.virtual_queues.qlm_planner import QLMPlanner
 
 _ENGINE: Final = "engine"
 """Name of the one instance, of its kind and of its model."""
@@ -41,6 +41,8 @@ _APART_S: Final = 1e-3
 """Between the keys of two groups, so that no deadline inside one reaches into the next."""
 _MOST_APART_S: Final = 1e6
 _PLAN: Final = PlanSettings(min_active_s=0.0, moves_a_group=50, least_moves=400, most_moves=2000, scale_up=False)
+_CONTEXT_TOKENS: Final = 2048.0
+"""Context at which the KV cache is counted in tokens, where it holds more tokens of long requests than of short."""
 _NOT_WAITING: Final = -1
 _DONE: Final = object()
 
@@ -227,7 +229,8 @@ class QLM(Policy):
 
 
 def _size_of(engine: EngineFacts) -> EngineSize:
-    return EngineSize(engine.max_num_seqs, engine.token_budget, engine.total_blocks * engine.block_size)
+    kv_tokens = int(engine.layout.capacity_tokens(engine.total_blocks, _CONTEXT_TOKENS))
+    return EngineSize(engine.max_num_seqs, engine.token_budget, kv_tokens)
 
 
 def _keys_of(order: list[GroupSums]) -> FloatArray:

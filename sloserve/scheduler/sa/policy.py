@@ -130,7 +130,7 @@ class SA(Policy):
         present = np.concatenate((running, waiting))
         work = self._work(rows, present)
         # Eq. 20, at full use of the memory: a batch holds as many as the KV cache does.
-        room = int(engine.total_blocks * engine.block_size / work.mean_kv_tokens)
+        room = int(engine.layout.capacity_tokens(engine.total_blocks, work.mean_kv_tokens) / work.mean_kv_tokens)
         max_batch = max(min(engine.max_num_seqs, room), running.size, 1)
         order, max_running = self._best_order(snapshot, present, work, max_batch, now_s)
         return np.concatenate((order, rest)), max_running

@@ -8,7 +8,7 @@ Every request is in one of the queues at all times, so that no exception loses o
 the first change: slots are resolved to requests and new queues are built, then each change is one assignment.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
@@ -16,6 +16,7 @@ from vllm.v1.request import Request, RequestStatus
 from sloserve.core.arrays import IntArray
 from sloserve.engine.request_table import RequestTable
 from sloserve.kernels.requests import moved_to_front
+from sloserve.lso.chunk_ends import advancing_tokens
 from sloserve.scheduler.policy import Plan
 from sloserve.vllm_plugin.engine import compat
 
@@ -42,6 +43,9 @@ def preempt(scheduler: Any, victims: Iterable[Request]) -> None:
         scheduler.running.remove(request)
         # No timestamp: vLLM then takes its own monotonic time for the event, as it does for a preemption of its own.
         scheduler._preempt_request(request, None, drop_stale_output=scheduler.requires_kv_delivery)
+        # Where its output in flight is dropped it may come back in this very step, and a worker is told the tokens only
+        # of requests that were not in the step before. vLLM's own reset of the prefix cache forgets these likewise.
+        scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
 
 class StockLimits:
@@ -65,6 +69,8 @@ class StockLimits:
             running = min(running, max(int(plan.max_running) + others, len(self._scheduler.running)))
         if plan.token_budget is not None:
             tokens = min(tokens, max(int(plan.token_budget), least))
+            decodes = len(self._scheduler.running) * (1 + int(self._scheduler.num_spec_tokens))
+            tokens = min(advancing_tokens(tokens, compat.chunk_multiple(self._scheduler), decodes), self._own[1])
         if plan.prefill_chunk_tokens is not None:
             planned = max(int(plan.prefill_chunk_tokens), least)
             chunk = min(chunk, planned) if chunk > 0 else planned
@@ -82,7 +88,7 @@ class StockLimits:
             self._set(max(running, len(self._scheduler.running)), tokens, chunk)
 
     def let_in(self, loaded: int) -> None:
-        """Lets in requests whose KV another connector has loaded: they hold blocks, and vLLM admits them first."""
+        """Lets in so many requests whose KV has been loaded."""
         if loaded:
             running, tokens, chunk = self._now()
             self._set(min(running + loaded, self._own[0]), tokens, chunk)
@@ -109,6 +115,15 @@ class StockLimits:
         setattr(self._scheduler, self._name, running)
         self._scheduler.max_num_scheduled_tokens = tokens
         self._scheduler.scheduler_config.long_prefill_token_threshold = chunk
+
+
+def let_in_loaded(scheduler: Any, ours: Container[str], limits: StockLimits) -> None:
+    """Lets in requests whose KV another connector has loaded: they hold blocks, and vLLM admits them first.
+
+    ours: ids of the requests whose KV our own connector loads.
+    """
+    found = compat.fetching(scheduler)
+    limits.let_in(sum(r.request_id not in ours and compat.has_loaded(scheduler, r) for r in found))
 
 
 def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: StockLimits) -> list[Request]:

@@ -1,57 +1,26 @@
-"""The one place that names vLLM's private attributes, and what differs between its versions.
+"""What is read of vLLM's scheduler and asked of it, the same in each of its versions.
 
-The scheduler interface of vLLM is not public. Whatever of it this package reads or calls stands in the tables below and
-is checked once at start-up, so that a vLLM that moved something fails with a name instead of a wrong schedule.
+(:mod:`~sloserve.vllm_plugin.engine.private_names` lists what of it is private.)
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-import vllm
 import vllm.logger
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.rows import State
-from sloserve.engine.prefix_hit import blocks_hit
+from sloserve.engine.prefix_hit import blocks_hit, is_unchanged
 from sloserve.engine.step_clock import StepClock
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts
-from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
-
-SCHEDULER_ATTRIBUTES = (
-    "block_size", "connector", "current_step", "has_mamba_layers", "is_encoder_decoder", "kv_cache_config",
-    "kv_cache_manager", "lora_config", "max_num_running_reqs", "max_num_scheduled_tokens", "num_spec_tokens",
-    "num_waiting_for_streaming_input", "pause_state", "requests", "requires_kv_delivery", "running", "scheduler_config",
-    "use_pp", "vllm_config", "waiting", "defer_block_free", "finished_recving_kv_req_ids", "recompute_kv_load_failures",
-    "_inflight_prefills", "encoder_cache_manager", "failed_recving_kv_req_ids", "num_prefill_lookahead",
-)  # fmt: skip
-SCHEDULER_METHODS = (
-    "schedule",
-    "update_from_output",
-    "add_request",
-    "_preempt_request",
-    "_free_request",
-    "get_request_counts",
-    "reset_prefix_cache",
-    "_inflight_prefill_reserved_blocks",
-    "_free_blocks",
-    "set_pause_state",
-)
-REQUEST_ATTRIBUTES = (
-    "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
-    "arrival_time", "block_hashes", "is_prefill_chunk", "prefill_stats", "resumable", "skip_reading_prefix_cache",
-    "status", "structured_output_request", "_output_token_ids",
-)  # fmt: skip
-
-_WHOLE_CONTEXT = (FullAttentionSpec, MLAAttentionSpec)
-"""Exact types of layers that keep the KV of all tokens: a subclass of these may not (RSWASpec)."""
+from sloserve.vllm_plugin.engine.kv_groups import keeps_all_tokens, layout_of
 
 _HOLDERS = attrgetter("ref_cnt")
 
@@ -62,28 +31,6 @@ BLOCKED_STATUSES = frozenset(
         RequestStatus.WAITING_FOR_STREAMING_REQ,
     }
 )
-
-
-def check_version() -> None:
-    """Raises: ConfigError when this vLLM was never tested and the operator has not said that it may be used."""
-    version = vllm.__version__.split("+")[0]
-    if version not in TESTED_VLLM and os.environ.get(ALLOW_UNTESTED) != "1":
-        raise ConfigError(
-            f"vLLM {version} is not tested with sloserve; tested: {', '.join(TESTED_VLLM)}. "
-            f"Install one of these, or set {ALLOW_UNTESTED}=1 to try it anyway."
-        )
-
-
-def check_scheduler(scheduler: Any) -> None:
-    """Raises: ConfigError naming every attribute this package needs that the scheduler no longer has."""
-    missing = [f"Scheduler.{name}" for name in SCHEDULER_ATTRIBUTES + SCHEDULER_METHODS if not hasattr(scheduler, name)]
-    probe = set(Request.__init__.__code__.co_names) | set(dir(Request))
-    missing += [f"Request.{name}" for name in REQUEST_ATTRIBUTES if name not in probe]
-    if missing:
-        raise ConfigError(
-            f"vLLM {vllm.__version__} lacks {', '.join(missing)}, which sloserve needs; "
-            f"use one of {', '.join(TESTED_VLLM)}"
-        )
 
 
 def check_model(vllm_config: Any) -> None:
@@ -117,6 +64,11 @@ def pause_for_next_step(scheduler: Any, request: Request) -> None:
     configuration; ``schedule()`` first counts ``current_step`` up by one. A longer wait of vLLM's own stays.
     """
     request.next_decode_eligible_step = max(request.next_decode_eligible_step, scheduler.current_step + 2)
+
+
+def chunk_multiple(scheduler: Any) -> int:
+    """Tokens at whose multiples the chunks of a prompt must end, but for the last; 1 for any."""
+    return int(scheduler.cache_config.block_size) if scheduler.need_mamba_block_aligned_split else 1
 
 
 def on_preemption(scheduler: Any, told: Callable[[str], object]) -> None:
@@ -197,7 +149,7 @@ def holding(scheduler: Any, request: Request) -> Holding:
     return Holding(own, {block.block_id: block.ref_cnt for block in blocks if block.ref_cnt > 1})
 
 
-def hit_tokens(scheduler: Any, request: Request, before: int) -> int:
+def hit_tokens(scheduler: Any, layout: KVLayout, request: Request, before: int) -> int:
     """Tokens that a waiting request would find in the prefix cache, see :func:`sloserve.engine.prefix_hit.blocks_hit`.
 
     (``get_computed_blocks`` of vLLM's looks up every block, and may emit events.)
@@ -206,11 +158,31 @@ def hit_tokens(scheduler: Any, request: Request, before: int) -> int:
     if not manager.enable_caching or request.skip_reading_prefix_cache:
         return 0
     pool, hashes = manager.block_pool, request.block_hashes
-    if pool.hash_block_size != block_size:
-        return 0
+    if not layout.is_full or pool.hash_block_size != block_size:
+        # Only all groups together know, and each may have given up another part of a prefix.
+        if before and _still_hit(manager.coordinator, pool, hashes, request.num_tokens - 1, before):
+            return before
+        return int(manager.coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1)[1])
     most = min((request.num_tokens - 1) // block_size, len(hashes))
     found = blocks_hit(lambda i: pool.get_cached_block(hashes[i], [0]), most, before // block_size)
     return found * block_size
+
+
+def _still_hit(coordinator: Any, pool: Any, hashes: Sequence[Any], most: int, before: int) -> bool:
+    """Whether the hit of ``before`` tokens, of ``most``, is there still and no longer one can be.
+
+    vLLM's own look-up asks for each block of a prefix: 1.2 ms for one of 32k tokens.
+    """
+    size = pool.hash_block_size
+    groups = coordinator.single_type_managers
+    if any(group.block_size != size for group in groups):
+        return False
+
+    def cached(group: int, block: int) -> bool:
+        return pool.get_cached_block(hashes[block], [group]) is not None
+
+    whole = [place for place, group in enumerate(groups) if keeps_all_tokens(group)]
+    return is_unchanged(cached, len(groups), whole, min(most // size, len(hashes)), before // size)
 
 
 def places_taken(scheduler: Any) -> int:
@@ -219,12 +191,19 @@ def places_taken(scheduler: Any) -> int:
 
 
 def engine_facts(
-    scheduler: Any, running: int, others: Iterable[Request], clock: StepClock, monotonic_s: float, promised: int = 0
+    scheduler: Any,
+    layout: KVLayout,
+    running: int,
+    others: Iterable[Request],
+    clock: StepClock,
+    monotonic_s: float,
+    promised: int = 0,
 ) -> EngineFacts:
     """What the engine can do for the requests of a snapshot, as of ``monotonic_s``, a time of ``clock``.
 
     Args:
         scheduler: vLLM's.
+        layout: of its KV cache.
         running: how many requests of the snapshot run.
         others: requests that are not in the snapshot and may hold KV.
         clock: of the engine's steps.
@@ -236,7 +215,7 @@ def engine_facts(
     return EngineFacts(
         free_blocks=free_blocks(scheduler),
         total_blocks=max(total_blocks(scheduler) - held, 1),
-        block_size=scheduler.block_size,
+        layout=layout,
         max_num_seqs=max(limit - (taken - running), 1),
         token_budget=scheduler.max_num_scheduled_tokens,
         free_slots=max(limit - taken, 0),
@@ -244,6 +223,8 @@ def engine_facts(
         chunked_prefill=scheduler.scheduler_config.enable_chunked_prefill,
         step_latency=clock.latency,
         busy_s=clock.busy_s(monotonic_s),
+        watermark_blocks=int(scheduler.kv_cache_manager.watermark_blocks),
+        freeing_blocks=sum(len(blocks) for _, blocks in scheduler.deferred_frees),
     )
 
 
@@ -270,31 +251,28 @@ def identity_reason(scheduler: Any) -> str | None:
         return "pipeline parallelism"
     if scheduler.is_encoder_decoder:
         return "encoder-decoder models"
-    if scheduler.has_mamba_layers:
-        return "Mamba layers"
-    if not blocks_follow_tokens(scheduler.kv_cache_config.kv_cache_groups):
-        return (
-            "a KV cache of several groups or with sliding windows, whose blocks are not tokens / block size; "
-            "--disable-hybrid-kv-cache-manager has vLLM keep one of full attention"
-        )
-    if scheduler.connector is not None and scheduler.requires_kv_delivery:
-        return "a KV connector that requires delivery"
+    try:
+        layout_of(scheduler)
+    except LookupError as error:
+        return f"{error.args[0]}, a kind of KV cache whose blocks it cannot count"
     return None
 
 
-def blocks_follow_tokens(groups: Sequence[Any]) -> bool:
-    """Whether a request of n tokens holds n / block size blocks, on which every count of a policy rests."""
-    layers = [one for group in groups for one in getattr(group.kv_cache_spec, "kv_cache_specs", {}).values()]
-    layers += [group.kv_cache_spec for group in groups if not hasattr(group.kv_cache_spec, "kv_cache_specs")]
-    return len(groups) <= 1 and all(type(layer) in _WHOLE_CONTEXT for layer in layers)
+def other_than_full_attention(scheduler: Any) -> str | None:
+    """What hinders a policy that counts blocks as tokens / block size; ``None`` where all layers keep all tokens."""
+    if layout_of(scheduler).is_full:
+        return None
+    return "a KV cache of several groups or with windows under a policy that counts tokens / block size"
 
 
 def may_pause(scheduler: Any, alone: bool) -> bool:
-    """Whether pausing is shown to keep outputs equal: not under speculative decoding, not beside others' KV connectors.
+    """Whether pausing is shown to keep outputs equal: not beside others' KV connectors, with drafts on the V1 model
+    runner alone.
 
     alone: whether all connectors that there are are ours.
     """
-    return scheduler.num_spec_tokens == 0 and (scheduler.connector is None or alone)
+    drafts = scheduler.num_spec_tokens == 0 or not scheduler.vllm_config.use_v2_model_runner
+    return drafts and (scheduler.connector is None or alone)
 
 
 def connectors(scheduler: Any) -> list[Any]:

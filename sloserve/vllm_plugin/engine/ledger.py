@@ -41,7 +41,7 @@ _STEPS, _TOKENS, _PREEMPTIONS = _AT["steps"], _AT["scheduled_tokens"], _AT["vllm
 _SHADOW = {name.removeprefix("shadow_"): at for name, at in _AT.items() if name.startswith("shadow_")}
 _NOTHING = Interruptions()
 _COUNTER_OF = {"policy_preemptions": "evictions", "swapped_by_policy": "swapped_evictions"}
-"""Of figures whose counter has another name: it is a key of result.json, which stays."""
+"""Figures whose counter has another name, which is a key of result.json and stays."""
 _COUNTERS = tuple((_AT[name], _COUNTER_OF.get(name, name)) for name in COUNTERS)
 _SWAP_COUNTERS = tuple(
     (at, _COUNTER_OF.get(name, name)) for name, at in _AT.items() if name in SWAP_COUNTERS or name not in SCALARS
@@ -196,9 +196,9 @@ class EngineStats:
         page.values[:] = self._values
         self._values, self._page = page.values, page
 
-    def say_policies(self, policy: str, shadow_policy: str | None) -> None:
+    def say_policies(self, policy: str, shadow_policy: str | None, plans_off: str | None) -> None:
         if self._page is not None:
-            self._page.set_policies(policy, shadow_policy)
+            self._page.set_policies(policy, shadow_policy, plans_off)
 
     def close(self) -> None:
         """Takes the page away; counting goes on."""

@@ -13,10 +13,8 @@ again: then that may be at fault.
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Self
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -36,8 +34,9 @@ from sloserve.metrics.engine_page import PageWriter
 from sloserve.scheduler.policy import Policy
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.settings import plugin_settings
-from sloserve.vllm_plugin.engine import compat
-from sloserve.vllm_plugin.engine.apply import StockLimits, preempt
+from sloserve.vllm_plugin.engine import compat, private_names
+from sloserve.vllm_plugin.engine.apply import StockLimits, let_in_loaded, preempt
+from sloserve.vllm_plugin.engine.asynchronous import asynchronous
 from sloserve.vllm_plugin.engine.ledger import EngineStats
 from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort
@@ -79,16 +78,16 @@ class SLOScheduler(Scheduler):
 
     def __new__(cls, vllm_config: Any = None, *args: Any, **kwargs: Any) -> Self:
         is_async = vllm_config is not None and vllm_config.scheduler_config.async_scheduling
-        chosen = _asynchronous(cls) if is_async else cls  # type: ignore[arg-type]  # mypy takes no class for hashable
+        chosen = asynchronous(cls) if is_async else cls  # type: ignore[arg-type]  # mypy takes no class for hashable
         made: Self = super().__new__(chosen)
         return made
 
     def __init__(
         self, *args: Any, clock: Clock | None = None, planning_costs: PlanningCosts | None = None, **kwargs: Any
     ) -> None:
-        compat.check_version()
+        private_names.check_version()
         super().__init__(*args, **kwargs)
-        compat.check_scheduler(self)
+        private_names.check_scheduler(self)
         compat.check_model(self.vllm_config)
         self._settings = settings = plugin_settings(self.vllm_config.additional_config)
         self.slo_counters: Counter[str] = Counter()
@@ -124,8 +123,8 @@ class SLOScheduler(Scheduler):
         self._policy_text = policy_text(*self._policy_spec)
         self._shadow, self._shadow_text = self._make_shadow(settings.shadow_policy), settings.shadow_policy
         self._unsafe = compat.identity_reason(self)
-        if self._unsafe is not None and (self._policy.reads or self._shadow is not None):
-            logger.warning("sloserve leaves scheduling to vLLM: plans are not yet shown safe with %s", self._unsafe)
+        self._plans_off: str | None = None
+        """Why vLLM schedules by itself where a policy would plan."""
         self._planner = self._make_planner(self._policy, self._shadow, self._policy_text)
         self._counts = True
 
@@ -141,16 +140,23 @@ class SLOScheduler(Scheduler):
     def _make_shadow(self, text: str | None, allow_files: bool = True) -> Shadow | None:
         if text is None:
             return None
-        name, options = parse_policy(text)
-        policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
+        policy = make_policy(*parse_policy(text), seed=self._settings.seed, allow_files=allow_files)
         return Shadow(policy, self._settings.plan_share, self._cost_of(text))
 
     def _cost_of(self, policy: str) -> PlanningCost | None:
         return None if self._planning_costs is None else self._planning_costs.of(policy)
 
     def _make_planner(self, policy: Policy, shadow: Shadow | None, text: str) -> Planner | None:
-        """``None`` where vLLM is to schedule by itself without a shadow policy."""
-        if self._unsafe is not None or (not policy.reads and shadow is None):
+        """``None``: vLLM schedules by itself. Raises: ConfigError for a shadow policy that cannot plan here."""
+        flat = None if self._unsafe else compat.other_than_full_attention(self)
+        if flat is not None and shadow is not None and shadow.policy.full_attention_only:
+            raise ConfigError(f"the shadow policy cannot plan with {flat}; choose another, or none")
+        self._plans_off = None
+        if not policy.reads and shadow is None:
+            return None
+        self._plans_off = self._unsafe or (flat if policy.full_attention_only else None)
+        if self._plans_off is not None:
+            logger.warning("sloserve leaves scheduling to vLLM: plans are not yet shown safe with %s", self._plans_off)
             return None
         return Planner(
             VllmPort(self, self.step_clock, self._clock, self._swapping),
@@ -181,8 +187,7 @@ class SLOScheduler(Scheduler):
         """
         if self._planner is None:
             self._policy, self._shadow = self._made_anew()
-        used, shadow = self._policy, self._shadow
-        spec, shadow_text = self._policy_spec, self._shadow_text
+        used, shadow, spec, shadow_text = self._policy, self._shadow, self._policy_spec, self._shadow_text
         if policy is not None:
             spec = parse_policy(policy)
             used = self._make_policy(*spec, allow_files)
@@ -219,7 +224,8 @@ class SLOScheduler(Scheduler):
 
     def status(self) -> dict[str, Any]:
         """What is going on, in plain values."""
-        return {"policy": self._policy_text, "shadow_policy": self._shadow_text, **self._ledger.status()}
+        policies = {"policy": self._policy_text, "shadow_policy": self._shadow_text, "plans_off": self._plans_off}
+        return policies | self._ledger.status()
 
     def publish(self, rank: int) -> None:
         """Puts the figures on a page that the API process can read; without one the engine serves all the same."""
@@ -233,7 +239,7 @@ class SLOScheduler(Scheduler):
         self._say_policies()
 
     def _say_policies(self) -> None:
-        self._ledger.say_policies(self._policy_text, self._shadow_text)
+        self._ledger.say_policies(self._policy_text, self._shadow_text, self._plans_off)
 
     def shutdown(self) -> None:
         if self._counts:
@@ -244,7 +250,7 @@ class SLOScheduler(Scheduler):
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
-        if self._counts and not known:
+        if self._counts:  # also the next input of a session, which is known: vLLM takes its time of arrival over
             request.arrival_time = self._booking(request.arrival_time, self._clock.of_host, request.arrival_time)
         super().add_request(request)
         if not self._counts or known or request.request_id not in self.requests:
@@ -356,7 +362,7 @@ class SLOScheduler(Scheduler):
                 paused = self._planning([], self._planner.apply_plan, step, limits, monotonic_s)
         swapping = self._swapping
         if self._others_load:
-            self._booking(None, self._let_in_loaded, limits)
+            self._booking(None, let_in_loaded, self, () if swapping is None else swapping.loads, limits)
         if swapping is not None:
             self._booking(None, swapping.begin_step, limits)
         try:
@@ -371,21 +377,11 @@ class SLOScheduler(Scheduler):
             if swapping is not None and swapping.begun:
                 self._planning(None, self._planner.loading, swapping.begun, monotonic_s)
             if self._planner is not None and self._others_load:
-                self._planning(None, self._load_elsewhere, monotonic_s)
+                self._planning(None, self._planner.loading, compat.fetching(self), monotonic_s)
         self._booking(None, self._book, output, paused, now_s)
-        # A step whose load cannot be read has an output all the same.
-        load: StepLoad = self._booking(_NO_LOAD, step_load, output)
+        load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step whose load cannot be read has an output
         self._booking(None, self.step_clock.scheduled, load, monotonic_s)
         return output
-
-    def _let_in_loaded(self, limits: StockLimits) -> None:
-        ours = self._swapping.loads if self._swapping is not None else ()
-        found = compat.fetching(self)
-        limits.let_in(sum(r.request_id not in ours and compat.has_loaded(self, r) for r in found))
-
-    def _load_elsewhere(self, monotonic_s: float) -> None:
-        assert self._planner is not None
-        self._planner.loading(compat.fetching(self), monotonic_s)
 
     def _next_step(self, now_s: float, monotonic_s: float) -> Step | None:
         if self._planner is None and monotonic_s >= self._plan_again_s > 0.0:
@@ -402,9 +398,3 @@ class SLOScheduler(Scheduler):
             self._ledger.swap_space(self._swapping.facts(), self._swapping.peak_blocks)
         if self._shadow is not None:
             self._ledger.shadowed(self._shadow.figures)
-
-
-@cache
-def _asynchronous(cls: type[SLOScheduler]) -> type[Any]:
-    """``cls`` on top of vLLM's AsyncScheduler."""
-    return type(cls.__name__, (cls, AsyncScheduler), {"__module__": cls.__module__, "__doc__": cls.__doc__})

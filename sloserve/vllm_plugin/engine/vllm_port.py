@@ -16,6 +16,7 @@ from sloserve.engine.step_clock import StepClock
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import apply, compat
+from sloserve.vllm_plugin.engine.kv_groups import layout_of
 from sloserve.vllm_plugin.engine.vllm_columns import gathered, item_tokens
 from sloserve.vllm_plugin.swap.swapping import Swapping
 
@@ -88,6 +89,7 @@ class VllmPort(VllmReader):
         super().__init__(swapping)
         self._scheduler = scheduler
         self._steps, self._clock = steps, clock
+        self._layout = layout_of(scheduler)
 
     @property
     def running(self) -> Sequence[Request]:
@@ -108,15 +110,20 @@ class VllmPort(VllmReader):
     def max_loras(self) -> int | None:
         return compat.max_loras(self._scheduler)
 
+    @property
+    def takes_back_computed(self) -> bool:
+        return self._scheduler.connector is not None
+
     def facts(self, num_running: int, others: Iterable[Request]) -> EngineFacts:
-        now_s, swapping = self._clock.monotonic_s(), self._swapping
-        if swapping is None:
-            return compat.engine_facts(self._scheduler, num_running, others, self._steps, now_s)
-        facts = compat.engine_facts(self._scheduler, num_running, others, self._steps, now_s, swapping.promised)
-        return replace(facts, swap=swapping.facts())
+        swapping = self._swapping
+        promised = 0 if swapping is None else swapping.promised
+        facts = compat.engine_facts(
+            self._scheduler, self._layout, num_running, others, self._steps, self._clock.monotonic_s(), promised
+        )
+        return facts if swapping is None else replace(facts, swap=swapping.facts())
 
     def hit_tokens(self, request: Request, before: int) -> int:
-        return compat.hit_tokens(self._scheduler, request, before)
+        return compat.hit_tokens(self._scheduler, self._layout, request, before)
 
     def holding(self, request: Request) -> Holding:
         return compat.holding(self._scheduler, request)

@@ -314,7 +314,7 @@ def test_every_plan_can_be_carried_out_and_preempts_only_whom_it_may_for_whom_it
     free_blocks = facts.free_blocks - kept
     if preempt:
         # Not all that wait had room, and now the first has.
-        needed = [-(-(int(rows.prompt_tokens[s]) + 1) // facts.block_size) for s in waiting]
+        needed = [-(-(int(rows.prompt_tokens[s]) + 1) // facts.layout.block_size) for s in waiting]
         assert len(waiting) > facts.free_slots or sum(needed) > free_blocks
         assert needed[0] <= free_blocks + int(rows.kv_blocks[preempt].sum())
     else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.core.rows import COLUMNS, Rows, State
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Policy, Snapshot, check_plan
 
 STEP_S = 0.025
@@ -107,7 +108,7 @@ class FakeEngine:
         facts = EngineFacts(
             free_blocks=self.free_blocks,
             total_blocks=self.blocks + 1,
-            block_size=self.block_size,
+            layout=KVLayout.full(self.block_size),
             max_num_seqs=self.slots,
             token_budget=self.budget,
             free_slots=max(self.slots - len(self._running), 0),

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Plan, Snapshot, check_plan
 from sloserve.scheduler.published.allocation import capacity_blocks, max_blocks
 from sloserve.scheduler.published.preemptive import divide, plan_ranked
@@ -37,7 +38,7 @@ def plain_division(
 def test_division_is_that_of_a_plain_loop(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n, slots = int(rng.integers(1, 12)), int(rng.integers(1, 9))
-    engine = EngineFacts(0, int(rng.integers(12, 60)), 16, slots, 64, 0)
+    engine = EngineFacts(0, int(rng.integers(12, 60)), KVLayout.full(16), slots, 64, 0)
     blocks = rng.integers(1, 12, n)
     held = np.minimum(rng.integers(0, 12, n), blocks)
     runs = rng.random(n) < 0.5

@@ -47,6 +47,9 @@ class Scheduler(SimpleNamespace):
             num_waiting_for_streaming_input=0,
             max_num_scheduled_tokens=100,
             num_prefill_lookahead=0,
+            need_mamba_block_aligned_split=False,
+            num_spec_tokens=0,
+            prev_step_scheduled_req_ids={"a", "b"},
             scheduler_config=SimpleNamespace(long_prefill_token_threshold=0),
         )
 

@@ -1,4 +1,4 @@
-"""KV caches whose blocks do not follow from tokens: scheduling is vLLM's, and the log says why and what helps."""
+"""KV caches of several groups of layers: how their blocks are counted, and which are left to vLLM."""
 
 import logging
 from collections.abc import Callable
@@ -6,63 +6,63 @@ from typing import Any
 
 import pytest
 
+from sloserve.kernels.kv_layout import KVGroups
+
 pytestmark = pytest.mark.vllm
 
 
-def layers(*windows: int | None) -> Any:
-    """Makes a KV cache of one group for each: full attention (``None``), or a window of so many tokens."""
-    import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
-
-    shape: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
-    specs = [FullAttentionSpec(**shape) if w is None else SlidingWindowSpec(**shape, sliding_window=w) for w in windows]
-    groups = [KVCacheGroupSpec([f"layer.{i}"], spec) for i, spec in enumerate(specs)]
-    return KVCacheConfig(num_blocks=41, kv_cache_tensors=[], kv_cache_groups=groups)
-
-
-@pytest.mark.parametrize(("windows", "plans"), [((None,), True), ((None, 32), False), ((32,), False)])
-def test_plans_are_made_only_where_blocks_follow_from_tokens(
-    build: Callable[..., Any],
-    request_of: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    windows: tuple[int | None, ...],
-    plans: bool,
-) -> None:
-    from sloserve.vllm_plugin.virtual import engine
-    from sloserve.vllm_plugin.virtual.vllm_config import scheduler_arguments
-
-    monkeypatch.setattr(
-        engine,
-        "scheduler_arguments",
-        lambda *args: scheduler_arguments(*args) | {"kv_cache_config": layers(*windows)},
-    )
-    workload = [request_of(f"r{i}", 0.01 * i, 90, 40, e2e_s=4.0 - 0.3 * i) for i in range(10)]
-    monkeypatch.setattr(logging.getLogger("sloserve"), "propagate", True)
-    with caplog.at_level(logging.WARNING, logger="sloserve"):
-        mine = build("edf:preempt_margin_s=0.1").run(workload)
-    stock = build(None).run(workload)
-    same = [r.token_times_s.tolist() for r in mine.requests] == [r.token_times_s.tolist() for r in stock.requests]
-    assert (mine.counters.get("plans", 0) > 0, same) == (plans, not plans)
-    assert ("--disable-hybrid-kv-cache-manager" in caplog.text) == (not plans)
-
-
-@pytest.mark.parametrize(("subclass", "plans"), [("MLAAttentionSpec", True), ("RSWASpec", False), ("Unknown", False)])
-def test_a_subclass_of_full_attention_may_count_its_blocks_otherwise(subclass: str, plans: bool) -> None:
+def unknown_layers(kind: str) -> Any:
+    """Makes the layers of a KV cache of ``kind``, none of which can be counted."""
     import torch
     from vllm.v1 import kv_cache_interface as interface
-
-    from sloserve.vllm_plugin.engine.compat import blocks_follow_tokens
 
     class Unknown(interface.FullAttentionSpec):
         """One that a later vLLM adds."""
 
     shape: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
-    shape |= {"rswa_window": 32} if subclass == "RSWASpec" else {}
-    layer = vars(interface).get(subclass, Unknown)(**shape)
-    both = interface.UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"layer.0": layer})
-    for spec in (layer, both):
-        assert blocks_follow_tokens([interface.KVCacheGroupSpec(["layer.0"], spec)]) == plans
+    return interface.RSWASpec(**shape, rswa_window=32) if kind == "RSWASpec" else Unknown(**shape)
+
+
+@pytest.mark.parametrize("kind", ["RSWASpec", "Unknown"])
+def test_layers_that_are_not_known_by_their_exact_type_are_left_to_vllm(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """A subclass may give blocks back otherwise. Log and status say which layer it is."""
+    from sloserve.vllm_plugin.virtual import vllm_config
+
+    build(None)  # vLLM registers its own kinds of layers with the first engine
+    layer = unknown_layers(kind)
+    monkeypatch.setattr(vllm_config, "_spec_of", lambda groups, settings: layer)
+    if kind == "Unknown":
+        from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+        from vllm.v1.kv_cache_interface import FullAttentionSpec
+        from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+        KVCacheSpecRegistry.register(type(layer), FullAttentionManager, uniform_type_base_spec=FullAttentionSpec)
+    monkeypatch.setattr(logging.getLogger("sloserve"), "propagate", True)
+    with caplog.at_level(logging.WARNING, logger="sloserve"):
+        scheduler = build("edf").scheduler
+    assert kind in scheduler.status()["plans_off"] and kind in caplog.text
+    assert build("fcfs").scheduler.status()["plans_off"] is None  # it plans nothing
+
+
+def test_a_policy_that_counts_tokens_by_block_size_makes_no_plans_for_windows(
+    build: Callable[..., Any], request_of: Callable[..., Any]
+) -> None:
+    both = (KVGroups(1, 16), KVGroups(2, 16, window_tokens=32))
+    workload = [request_of(f"r{i}", 0.01 * i, 90, 40) for i in range(10)]
+    size: dict[str, Any] = {"kv_groups": both, "kv_blocks": 120}
+    mine = build("econo-paper", **size)
+    reason = mine.scheduler.status()["plans_off"]
+    assert "counts tokens / block size" in reason and "counts tokens" not in str(
+        build("econo-paper").scheduler.status()
+    )
+    times = [
+        [r.token_times_s.tolist() for r in engine.run(workload).requests] for engine in (mine, build(None, **size))
+    ]
+    assert times[0] == times[1]
+    mine.scheduler.set_policies("edf")
+    assert mine.scheduler.status()["plans_off"] is None
 
 
 @pytest.mark.parametrize("cache", [False, True])

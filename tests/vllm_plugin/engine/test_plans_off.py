@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from sloserve.core.errors import ConfigError
+from sloserve.kernels.kv_layout import KVGroups
+
 pytestmark = pytest.mark.vllm
 
 
@@ -16,8 +19,6 @@ pytestmark = pytest.mark.vllm
         ({"vllm_config.model_config.runner_type": "pooling"}, "pooling models"),
         ({"use_pp": True}, "pipeline parallelism"),
         ({"is_encoder_decoder": True}, "encoder-decoder models"),
-        ({"has_mamba_layers": True}, "Mamba layers"),
-        ({"connector": SimpleNamespace(), "requires_kv_delivery": True}, "a KV connector that requires delivery"),
     ],
 )
 def test_plans_are_off_by_name(
@@ -33,12 +34,30 @@ def test_plans_are_off_by_name(
     assert compat.identity_reason(scheduler) == reason
 
 
-def test_no_pauses_with_drafts_or_beside_the_connector_of_others(build: Callable[..., Any]) -> None:
+def test_no_pauses_with_drafts_on_the_v2_runner_or_beside_the_connector_of_others(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sloserve.vllm_plugin.engine import compat
 
     scheduler = build("edf").scheduler
     assert compat.may_pause(scheduler, alone=False)
     scheduler.num_spec_tokens = 2
-    assert not compat.may_pause(scheduler, alone=True)
+    for is_v2 in (True, False):
+        monkeypatch.setattr(type(scheduler.vllm_config), "use_v2_model_runner", is_v2)
+        assert compat.may_pause(scheduler, alone=True) == (not is_v2)
     scheduler.num_spec_tokens, scheduler.connector = 0, SimpleNamespace()
     assert compat.may_pause(scheduler, alone=True) and not compat.may_pause(scheduler, alone=False)
+
+
+def test_a_shadow_policy_that_counts_one_block_size_does_not_end_the_plans_of_another(
+    build: Callable[..., Any],
+) -> None:
+    groups = (KVGroups(1, 16), KVGroups(1, 16, window_tokens=64))
+    scheduler = build("edf", kv_groups=groups).scheduler
+    with pytest.raises(ConfigError, match="the shadow policy cannot plan with a KV cache of several groups"):
+        scheduler.set_policies(shadow_policy="fastserve")
+    assert scheduler.status()["plans_off"] is None and scheduler._planner is not None
+    scheduler.set_policies("fastserve")
+    assert "several groups" in scheduler.status()["plans_off"] and scheduler._planner is None
+    scheduler.set_policies("edf", "sjf")
+    assert scheduler.status()["plans_off"] is None and scheduler._planner.shadow is not None

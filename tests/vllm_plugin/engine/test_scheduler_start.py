@@ -87,7 +87,7 @@ def test_a_diffusion_model_is_refused_by_name() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from sloserve.vllm_plugin import SLOScheduler
-    from sloserve.vllm_plugin.server import front_end
+    from sloserve.vllm_plugin.server import install
 
     arguments = scheduler_arguments()
     arguments["vllm_config"].diffusion_config = DiffusionConfig(canvas_length=4)
@@ -96,7 +96,7 @@ def test_a_diffusion_model_is_refused_by_name() -> None:
     arguments["vllm_config"].model_config.model = "org/dream"
     with pytest.raises(ConfigError, match=r"org/dream is a diffusion model.*serve it with `vllm serve`, without --sch"):
         SLOScheduler(**arguments)
-    front_end.install()
+    install.install()
     with pytest.raises(ConfigError, match="org/dream is a diffusion model"):  # before anything is loaded
         AsyncLLM(arguments["vllm_config"], None, log_stats=False)
 
@@ -116,17 +116,17 @@ def test_an_untested_vllm_is_refused_and_the_override_named(monkeypatch: pytest.
 def test_a_local_build_of_a_tested_version_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm
 
-    from sloserve.vllm_plugin.engine import compat
+    from sloserve.vllm_plugin.engine import private_names
 
     monkeypatch.setattr(vllm, "__version__", "0.32.0+cpu")
-    compat.check_version()
+    private_names.check_version()
 
 
 def test_a_scheduler_that_lost_an_attribute_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from sloserve.vllm_plugin import SLOScheduler
-    from sloserve.vllm_plugin.engine import compat
+    from sloserve.vllm_plugin.engine import private_names
 
-    monkeypatch.setattr(compat, "SCHEDULER_ATTRIBUTES", (*compat.SCHEDULER_ATTRIBUTES, "was_renamed"))
-    monkeypatch.setattr(compat, "REQUEST_ATTRIBUTES", (*compat.REQUEST_ATTRIBUTES, "went_away"))
-    with pytest.raises(ConfigError, match=r"lacks Scheduler\.was_renamed, Request\.went_away, which sloserve needs"):
+    monkeypatch.setattr(private_names, "SCHEDULER_ATTRIBUTES", (*private_names.SCHEDULER_ATTRIBUTES, "was_renamed"))
+    monkeypatch.setattr(private_names, "REQUEST_ATTRIBUTES", (*private_names.REQUEST_ATTRIBUTES, "went_away"))
+    with pytest.raises(ConfigError, match=r"lacks Request\.went_away, Scheduler\.was_renamed, which sloserve needs"):
         SLOScheduler(**scheduler_arguments())

@@ -89,3 +89,18 @@ def test_a_limited_step_has_a_token_for_each_decode_beside_a_session(
         assert step < 3 or sorted(ids) == ["a", "b", "session"]
         index = {request_id: i for i, request_id in enumerate(ids)}
         scheduler.update_from_output(output, ModelRunnerOutput(ids, index, sampled_token_ids=[[1]] * len(ids)))
+
+
+@pytest.mark.parametrize("set_by_s", [0.0, -3600.0, 3600.0])
+def test_the_next_input_of_a_session_arrives_now_by_whatever_clock(build: Build, set_by_s: float) -> None:
+    """What has no row is served in the order of arrival, among requests whose times are of the steady clock."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    engine = with_idle_session(build("edf"))
+    scheduler, clock = engine.scheduler, engine._clock
+    clock.advance_to(clock.now_s() + 10.0)
+    clock.set_wall(clock.now_s() + set_by_s)
+    params = SamplingParams(max_tokens=1)
+    scheduler.add_request(Request("session", [2], params, None, arrival_time=clock.now_s(), resumable=True))
+    assert scheduler.requests["session"].arrival_time == pytest.approx(scheduler._clock.now_s(), abs=1e-3)

@@ -9,11 +9,12 @@ import pytest
 
 from sloserve.core.rows import COLUMNS, State
 from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts
 
 pytestmark = pytest.mark.vllm
 
-ENGINE = EngineFacts(10, 20, 16, 4, 64, 4)
+ENGINE = EngineFacts(10, 20, KVLayout.full(16), 4, 64, 4)
 
 
 def make_request(request_id: str, extra_args: dict[str, Any] | None = None, **others: Any) -> Any:
@@ -247,7 +248,7 @@ def test_of_the_running_requests_only_what_is_kept_is_read(needs: set[str]) -> N
     for at, request in enumerate(requests):
         request.num_computed_tokens, request.num_in_flight_tokens = 16 + at, at
         request.append_output_token_ids([5] * at)
-    assert table.read_running(block_size=16).tolist() == slots[1:]
+    assert table.read_running(KVLayout.full(16)).tolist() == slots[1:]
     read = {"kv_blocks": [0, 2, 2, 2], "computed_tokens": [0, 17, 18, 19], "in_flight_tokens": [0, 1, 2, 3]}
     read["output_tokens"] = [0, 1, 2, 3]
     for name, expected in read.items():

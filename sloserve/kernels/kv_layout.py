@@ -1,0 +1,146 @@
+"""How many blocks of the KV cache a request takes, whatever its layers keep.
+
+vLLM gives layers that keep the same tokens a group of their own, and all groups blocks of one pool. So a token may take
+a block in each group, and a request's blocks do not follow from its tokens and one block size: layers with a window
+give back what has left it, Mamba layers keep a state.
+
+Source: vLLM's v1/core/single_type_kv_cache_manager.py and kv_cache_manager.py (``allocate_slots``).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloserve.kernels import _csrc
+
+MOST_TOKENS = 2**32 - 1
+"""The longest context that is counted."""
+
+
+STATE_WINDOW = 2
+"""Window of a Mamba layer, which needs the state at the last token alone."""
+
+
+class KVGroups(NamedTuple):
+    """KV cache groups that are counted alike. At most one of ``window_tokens``, ``chunk_tokens`` and ``states`` is set;
+    where none is, all tokens are kept.
+
+    Args:
+        num_groups: how many.
+        block_size: tokens in a block.
+        window_tokens: a token is given back once it is out of reach of a next token that sees so many, itself included;
+            STATE_WINDOW for a Mamba layer.
+        chunk_tokens: tokens before the last multiple of it are given back.
+        states: for Mamba layers that keep a state at the end of each chunk (``align``): of how many steps at once.
+        checkpoints: 1 where the last chunk of a prompt keeps a state inside it besides.
+        spare_blocks: blocks beside those of tokens, for the states of draft tokens.
+        most_blocks: most blocks that vLLM wants free to admit a request; 0 for no limit.
+        copied_blocks: 1 where a prefix that ends inside a block is copied into a block of the request's own.
+    """
+
+    num_groups: int
+    block_size: int
+    window_tokens: int = 0
+    chunk_tokens: int = 0
+    states: int = 0
+    checkpoints: int = 0
+    spare_blocks: int = 0
+    most_blocks: int = 0
+    copied_blocks: int = 0
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether a request of n tokens holds n / block size blocks in each group."""
+        return not any(self[2:])
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """The groups of one KV cache. Tokens and blocks are those of one request, over all groups.
+
+    Counts are vLLM's own but for Mamba states at chunk ends and for drafts that were rejected, where they may be above.
+
+    Args:
+        groups: at least one.
+        lookahead_tokens: slots beyond the tokens of a step, for drafts.
+        max_model_len: beyond which no slots are taken.
+
+    Raises:
+        ValueError: where a field is out of its range.
+    """
+
+    groups: tuple[KVGroups, ...]
+    lookahead_tokens: int = 0
+    max_model_len: int = MOST_TOKENS
+    compiled: _csrc.KvLayout = field(init=False, repr=False, compare=False)
+    """For the kernels of this package."""
+
+    def __post_init__(self) -> None:
+        compiled = _csrc.KvLayout(list(self.groups), self.lookahead_tokens, self.max_model_len)
+        object.__setattr__(self, "compiled", compiled)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.groups, self.lookahead_tokens, self.max_model_len)
+
+    @classmethod
+    def full(cls, block_size: int) -> Self:
+        """Full attention in all layers."""
+        return cls((KVGroups(1, block_size),))
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block, where a request of n tokens holds n / block size blocks.
+
+        Raises: ValueError where blocks do not follow from tokens so.
+        """
+        if not self.is_full:
+            raise ValueError(f"no one block size says what tokens take of {self.groups}")
+        return self.groups[0].block_size
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is one group, of full attention."""
+        return len(self.groups) == 1 and self.groups[0].num_groups == 1 and self.groups[0].keeps_all
+
+    def capacity_tokens(self, blocks: int, tokens: float) -> float:
+        """Tokens that ``blocks`` hold, of requests of so many ``tokens`` each."""
+        if self.is_full:
+            return blocks * self.block_size
+        each = float(self.filled(np.array([tokens], np.float64))[0])
+        return blocks * tokens / each if each > 0.0 else float(blocks)
+
+    @property
+    def chunk_multiple(self) -> int:
+        """Tokens of whose multiples the chunks of a prompt must end, but for the last; 1 for any."""
+        return max((one.block_size for one in self.groups if one.states), default=1)
+
+    def held(self, computed: NDArray[np.int64], in_flight: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Blocks held, ``[n]``, once vLLM has given back what ``[n]`` computed tokens no longer need that are not in
+        flight, ``[n]``; it does so when it next schedules the request.
+        """
+        return self.compiled.held(computed, in_flight)
+
+    def growth(self, computed: NDArray[np.int64], tokens: int) -> NDArray[np.int64]:
+        """Blocks that each takes in a step of ``tokens`` beyond ``[n]`` computed ones, ``[n]``.
+
+        What a window gives back in the same step is not taken off, so a sum may be above what the step takes.
+        """
+        return self.compiled.growth(computed, tokens)
+
+    def most_growth(self, tokens: int, requests: int) -> int:
+        """Most blocks that ``requests`` take in a step of so many tokens in all."""
+        return self.compiled.most_growth(tokens, requests)
+
+    def to_admit(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Blocks that must be free to admit requests of ``[n]`` tokens of which the prefix cache has none, ``[n]``."""
+        return self.compiled.to_admit(tokens)
+
+    def filled(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Blocks that tokens fill, in the shape of ``tokens``: fractions, on average over a long reply."""
+        return self.compiled.filled(np.ascontiguousarray(tokens, np.float64).ravel()).reshape(np.shape(tokens))
+
+    def mean(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Blocks held on average, in the shape of ``tokens``: half of each group's last block is empty."""
+        return self.compiled.mean(np.ascontiguousarray(tokens, np.float64).ravel()).reshape(np.shape(tokens))

@@ -1,0 +1,79 @@
+"""The layout of a KV cache, read from vLLM's KV cache groups."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SinkFullAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+)
+
+from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
+
+_WHOLE_CONTEXT = (FullAttentionSpec, MLAAttentionSpec, SinkFullAttentionSpec)
+_WITHOUT_SINKS = (FullAttentionSpec, MLAAttentionSpec)
+_WINDOWS = (SlidingWindowSpec, SlidingWindowMLASpec)
+
+
+def layout_of(scheduler: Any) -> KVLayout:
+    """How vLLM's scheduler counts the blocks of a request.
+
+    Raises: LookupError naming a kind of layer whose blocks cannot be counted. Kinds are known by their exact type: a
+    subclass may give blocks back otherwise.
+    """
+    coordinator = scheduler.kv_cache_manager.coordinator
+    # Where a prefix may end inside a block, vLLM copies that block for the request.
+    copied = int(getattr(coordinator, "enable_partial_hash_hits", False))
+    found: dict[KVGroups, int] = {}
+    for manager in coordinator.single_type_managers:
+        group = _groups_of(scheduler, manager)._replace(most_blocks=_most_blocks(manager) or 0, copied_blocks=copied)
+        found[group] = found.get(group, 0) + 1
+    groups = tuple(group._replace(num_groups=count) for group, count in found.items())
+    return KVLayout(groups, scheduler.num_lookahead_tokens, scheduler.max_model_len)
+
+
+def _groups_of(scheduler: Any, manager: Any) -> KVGroups:
+    spec = manager.kv_cache_spec
+    one = KVGroups(1, manager.block_size)
+    if keeps_all_tokens(manager):
+        return one
+    if type(spec) in _WINDOWS:
+        return one._replace(window_tokens=spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
+    if type(spec) is ChunkedLocalAttentionSpec:
+        return one._replace(chunk_tokens=spec.attention_chunk_size)
+    if type(spec) is MambaSpec:
+        one = one._replace(spare_blocks=spec.num_speculative_blocks)
+        if spec.mamba_cache_mode != "align":
+            return one._replace(window_tokens=STATE_WINDOW)
+        return one._replace(
+            states=scheduler.vllm_config.max_concurrent_batches,
+            checkpoints=int(getattr(spec, "num_prefill_checkpoint_blocks", 0) > 0),
+        )
+    raise LookupError(type(spec).__name__)
+
+
+def keeps_all_tokens(manager: Any) -> bool:
+    """Whether the layers of a group of vLLM's keep all tokens of a request."""
+    return type(manager.kv_cache_spec) in _WHOLE_CONTEXT
+
+
+def _most_blocks(manager: Any) -> int | None:
+    """vLLM's limit on the blocks that it wants free to admit a request; 0.30 keeps it to itself."""
+    name = "max_admission_blocks_per_request"
+    found: int | None = getattr(manager, name) if hasattr(manager, name) else getattr(manager, f"_{name}")
+    return found
+
+
+def keeps_whole_context(groups: Sequence[Any]) -> bool:
+    """Whether there is one group, whose block i holds tokens i * block size and on, from a request's first to its last.
+
+    groups: vLLM's ``kv_cache_groups``.
+    """
+    layers = [one for group in groups for one in getattr(group.kv_cache_spec, "kv_cache_specs", {}).values()]
+    layers += [group.kv_cache_spec for group in groups if not hasattr(group.kv_cache_spec, "kv_cache_specs")]
+    return len(groups) <= 1 and all(type(layer) in _WITHOUT_SINKS for layer in layers)

@@ -1,0 +1,85 @@
+"""The private names of vLLM that this package reads or calls.
+
+The scheduler interface of vLLM is not public. Whatever of it is used stands in the tables below and is checked once, at
+the start, so that a vLLM that moved something fails with a name instead of a wrong schedule.
+"""
+
+import os
+from typing import Any
+
+import vllm
+from vllm.v1.request import Request
+
+from sloserve.core.errors import ConfigError
+from sloserve.vllm_plugin.versions import ALLOW_UNTESTED, TESTED_VLLM
+
+SCHEDULER_ATTRIBUTES = (
+    "block_size", "connector", "current_step", "has_mamba_layers", "is_encoder_decoder", "kv_cache_config",
+    "kv_cache_manager", "lora_config", "max_num_running_reqs", "max_num_scheduled_tokens", "num_spec_tokens",
+    "num_waiting_for_streaming_input", "pause_state", "requests", "requires_kv_delivery", "running", "scheduler_config",
+    "use_pp", "vllm_config", "waiting", "defer_block_free", "finished_recving_kv_req_ids", "recompute_kv_load_failures",
+    "_inflight_prefills", "cache_config", "deferred_frees", "encoder_cache_manager", "failed_recving_kv_req_ids",
+    "max_model_len", "need_mamba_block_aligned_split", "num_lookahead_tokens", "num_prefill_lookahead",
+    "prev_step_scheduled_req_ids",
+)  # fmt: skip
+SCHEDULER_METHODS = (
+    "schedule",
+    "update_from_output",
+    "add_request",
+    "_preempt_request",
+    "_free_request",
+    "get_request_counts",
+    "reset_prefix_cache",
+    "_inflight_prefill_reserved_blocks",
+    "_free_blocks",
+    "set_pause_state",
+)
+REQUEST_ATTRIBUTES = (
+    "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
+    "arrival_time", "block_hashes", "is_prefill_chunk", "prefill_stats", "resumable", "skip_reading_prefix_cache",
+    "status", "structured_output_request", "_output_token_ids",
+)  # fmt: skip
+KV_MANAGER_ATTRIBUTES = (
+    "block_pool",
+    "watermark_blocks",
+    "coordinator",
+    "enable_caching",
+    "get_block_ids",
+    "get_blocks",
+    "pop_blocks_for_free",
+)
+COORDINATOR_ATTRIBUTES = ("find_longest_cache_hit", "single_type_managers")
+GROUP_ATTRIBUTES = ("block_size", "kv_cache_spec")
+
+
+def check_version() -> None:
+    """Raises: ConfigError when this vLLM was never tested and the operator has not said that it may be used."""
+    version = vllm.__version__.split("+")[0]
+    if version not in TESTED_VLLM and os.environ.get(ALLOW_UNTESTED) != "1":
+        raise ConfigError(
+            f"vLLM {version} is not tested with sloserve; tested: {', '.join(TESTED_VLLM)}. "
+            f"Install one of these, or set {ALLOW_UNTESTED}=1 to try it anyway."
+        )
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Raises: ConfigError naming every attribute this package needs that the scheduler no longer has."""
+    probe = set(Request.__init__.__code__.co_names) | set(dir(Request))
+    missing = [f"Request.{name}" for name in REQUEST_ATTRIBUTES if name not in probe]
+    missing += _lacking("Scheduler", scheduler, SCHEDULER_ATTRIBUTES + SCHEDULER_METHODS)
+    if not missing:
+        manager = scheduler.kv_cache_manager
+        missing = _lacking("KVCacheManager", manager, KV_MANAGER_ATTRIBUTES)
+        missing += _lacking("KVCacheCoordinator", manager.coordinator, COORDINATOR_ATTRIBUTES)
+    if not missing:
+        for group in manager.coordinator.single_type_managers:
+            missing += _lacking(type(group).__name__, group, GROUP_ATTRIBUTES)
+    if missing:
+        raise ConfigError(
+            f"vLLM {vllm.__version__} lacks {', '.join(missing)}, which sloserve needs; "
+            f"use one of {', '.join(TESTED_VLLM)}"
+        )
+
+
+def _lacking(of: str, owner: Any, names: tuple[str, ...]) -> list[str]:
+    return [f"{of}.{name}" for name in names if not hasattr(owner, name)]
