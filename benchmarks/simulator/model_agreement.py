@@ -10,32 +10,28 @@ With --rows only those rows are run, and replace theirs in the result.
         [--rows reading-bursts]
 """
 
-import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, provenance, write_result
+from benchmarks.traces import MOONCAKE, TRACES
 from sloserve.core.errors import ConfigError
 from sloserve.core.runlog import RunLog
 from sloserve.report.summary import summarize
+from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, VLLM, Experiment, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.sim.simulate import build_experiment
-from sloserve.workloads.readers.found import find_trace
 
 POLICIES = "stock,fcfs,edf,sjf,sa,andes,econo"
 FIGURES = ("slo_attainment", "qoe_mean", "output_throughput")
 H100: dict[str, Any] = {"profile": "h100-llama3-8b"}
 ROWS: dict[str, dict[str, Any]] = {
-    "azure-conv": H100 | {"trace": "azure2023_conv_first_two_thirds.csv.gz"},
-    "azure-code": H100 | {"trace": "azure2023_code_first_two_thirds.csv.gz"},
-    "mooncake": {"profile": "h200-llama3-8b", "trace": "mooncake_conversation_first_half.csv.gz"},
-    "servegen-10h": H100 | {"trace": "servegen_mlarge_day2_10h.csv.gz"},
-    "servegen-19h": H100 | {"trace": "servegen_mlarge_day2_19h.csv.gz"},
+    **{name: H100 | {"trace": file} for name, file in TRACES.items()},
+    "mooncake": {"profile": "h200-llama3-8b", "trace": MOONCAKE},
     "sharegpt": H100 | {"workload": "sharegpt-poisson"},
     "reading-bursts": H100 | {"workload": "reading-speed-gamma3"},
 }
@@ -53,12 +49,10 @@ def experiments(max_requests: int, seeds: int, policies: str) -> dict[str, Exper
     for name, row in ROWS.items():
         flags = dict(row) | {"max_requests": max_requests, "seeds": seeds, "policy": policies, "load": "1.5"}
         try:
-            if "trace" in flags:
-                flags["trace"] = find_trace(Path(flags["trace"]))
+            found[name] = build_experiment(SimulateOptions(**flags))
         except ConfigError:
             found[name] = None
             continue
-        found[name] = build_experiment(SimulateOptions(**flags))
         if name != "mooncake":  # its prompts do not fit
             found[f"{name}-scarce-kv"] = build_experiment(SimulateOptions(**flags, **SCARCE))
         if name in SWAPPED:
@@ -82,7 +76,7 @@ def differences(theirs: RunLog, ours: RunLog, **run: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--max-requests", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--policies", default=POLICIES)

@@ -9,16 +9,25 @@ import statistics
 import time
 from typing import Any
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
-from benchmarks.simulator.speed import RUNNING, workload
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
 REPEATS = 5
+REQUESTS, RUNNING = 300, 100
 POLICIES = ("stock", "fcfs", "edf", "sjf", "andes", "econo")
 SETTINGS = EngineSettings(kv_blocks=20_000, max_num_seqs=RUNNING, max_num_batched_tokens=2048, max_model_len=2048)
+
+
+def workload() -> list[WorkloadRequest]:
+    """Keeps RUNNING requests running: max_num_seqs holds them there, all arrive at once."""
+    slo = DEFAULT_CLASSES.slo(None, Targets(ttft_s=0.5, tpot_s=0.05))
+    return [WorkloadRequest(f"r{i}", 0.0, 500, 400, slo) for i in range(REQUESTS)]
 
 
 def measure(engine_class: Any, policy: str) -> dict[str, float]:
@@ -39,6 +48,7 @@ def measure(engine_class: Any, policy: str) -> dict[str, float]:
 
 
 def main() -> None:
+    parser_for(__doc__).parse_args()
     engines = {"vllm": VirtualEngine, "model": ModelEngine}
     runs: dict[str, dict[str, list[dict[str, float]]]] = {p: {name: [] for name in engines} for p in POLICIES}
     for _ in range(REPEATS):

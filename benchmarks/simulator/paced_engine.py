@@ -5,20 +5,20 @@ output processing; requests are added when they arrive. Machine time that a step
 shows as real time above virtual time.
 """
 
-import argparse
 import os
 import time
 from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 from sloserve.wire.xargs import to_xargs
-from sloserve.workloads.registry import workload
+from sloserve.workloads.workload_registry import workload
 
 PROFILE = "h100-llama3-8b"
 SEQS, TOKENS, CONTEXT = 128, 2048, 4096
@@ -78,12 +78,8 @@ def real(items: list[WorkloadRequest], policy: str | None) -> dict[str, np.ndarr
 
 def virtual(items: list[WorkloadRequest], policy: str | None) -> dict[str, np.ndarray]:
     profile = load_profile(PROFILE)
-    settings = EngineSettings(
-        kv_blocks=profile.kv_blocks,
-        block_size=profile.block_size,
-        max_num_seqs=SEQS,
-        max_num_batched_tokens=TOKENS,
-        max_model_len=CONTEXT,
+    settings = EngineSettings.of_profile(
+        profile, max_num_seqs=SEQS, max_num_batched_tokens=TOKENS, max_model_len=CONTEXT
     )
     config = None if policy is None else {"sloserve": {"policy": policy, "profile": PROFILE}}
     log = VirtualEngine(settings, profile, config).run(items)
@@ -104,7 +100,7 @@ def figures(items: list[WorkloadRequest], times: dict[str, np.ndarray]) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rps", type=float, default=12.0)
     arguments = parser.parse_args()

@@ -1,16 +1,36 @@
-"""KV blocks of a model engine without prefix caching: no requests share a block, so numbers of blocks say it all."""
+"""KV blocks of a model engine where numbers of blocks say it all: full attention, and no requests share a block."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
+
+from sloserve.core.arrays import IntArray
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.preemption import Holding
 from sloserve.sim.model.model_requests import ModelRequests
 
 
+class Hit(NamedTuple):
+    """What the prefix cache has of a waiting request.
+
+    tokens: whose KV is there. blocks: for each kind of layer by place, see ``kept.Found``. junction: tokens that one
+    kind of layer has of a prefix and another has not; 0 where all have the same.
+    """
+
+    tokens: int = 0
+    blocks: Sequence[Sequence[tuple[int, ...] | None]] = ()
+    junction: int = 0
+
+
+NO_HIT = Hit()
+
+
 class KVBlocks:
     """How many blocks are free, and how many each request holds.
 
-    free: how many are free. caches: whether blocks outlive their request in a prefix cache.
+    free: how many are free. block_size: tokens of one that is cached. caches: whether blocks outlive their request in a
+    prefix cache.
     """
 
     caches = False
@@ -18,43 +38,78 @@ class KVBlocks:
     def __init__(self, requests: ModelRequests, num_blocks: int, block_size: int) -> None:
         self.free = num_blocks
         self._requests = requests
-        self._block_size = block_size
+        self.block_size = block_size
 
-    def lookup(self, index: int) -> Sequence[int]:
-        """The cached blocks that the request's tokens begin with, all but its last token."""
-        return ()
+    def step_begins(self) -> None:
+        """What was cached from here on is of the same step."""
 
-    def hits(self, index: int, before: int) -> int:
-        """How many blocks :meth:`lookup` would find, of which it found ``before`` last time."""
+    # Of a waiting request.
+
+    def lookup(self, index: int) -> Hit:
+        """What the cache has of the request's tokens, all but its last."""
+        return NO_HIT
+
+    def hit_tokens(self, index: int, before: int) -> int:
+        """The tokens that :meth:`lookup` would find, where it found ``before`` last time."""
         return 0
 
-    def fits(self, tokens: int, hits: Sequence[int], reserved: int = 0) -> bool:
-        """Whether a request of that many tokens can be held, of which ``hits`` are there already, beside ``reserved``
-        blocks that stay free.
+    def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0) -> bool:
+        """Whether a request of so many tokens can be held, of which ``hit`` is there already, and its first ``first``
+        tokens beside ``reserved`` blocks that stay free.
         """
-        return blocks_of(tokens, self._block_size) <= self.free - reserved
+        size = self.block_size
+        return blocks_of(tokens, size) <= self.free and blocks_of(first, size) <= self.free - reserved
 
-    def admit(self, index: int, hits: Sequence[int]) -> None:
-        """The request holds the blocks that it found in the cache."""
+    def admit(self, index: int, hit: Hit) -> None:
+        """The request holds what it found in the cache."""
 
-    def take(self, index: int, count: int) -> None:
-        """The request gets so many more of the free blocks."""
+    # Of one that runs.
+
+    def grow_all(self, members: IntArray, after: IntArray) -> bool:
+        """Gives requests blocks for ``after`` tokens each, ``[n]``, if all fit and nothing else is to be done;
+        ``False`` where each is to be looked at, and none has got any.
+        """
+        held = self._requests.blocks
+        need = blocks_of(after, self.block_size) - held[members]
+        short = need > 0
+        if int(np.add.reduce(need, where=short)) > self.free:
+            return False
+        rows = short.nonzero()[0]
+        if rows.size:
+            taken = need[rows]
+            held[members[rows]] += taken
+            self.free -= int(np.add.reduce(taken))
+        return True
+
+    def changed(self, members: IntArray, after: IntArray, new: IntArray) -> IntArray:
+        """Which of the requests, by place, take or give back blocks, or have some to be cached, so that each has
+        ``after`` tokens, ``[n]``, of which ``new`` are this step's.
+        """
+        return (blocks_of(after, self.block_size) > self._requests.blocks[members]).nonzero()[0]
+
+    def need(self, index: int, tokens: int) -> int:
+        """Gives back what the request no longer needs; returns the blocks that it lacks for so many tokens."""
+        return max(blocks_of(tokens, self.block_size) - int(self._requests.blocks[index]), 0)
+
+    def grow(self, index: int, tokens: int) -> None:
+        """The request gets the blocks that it lacks, which are free."""
+        count = self.need(index, tokens)
         self.free -= count
         self._requests.blocks[index] += count
 
-    def cache(self, index: int, full_blocks: int) -> None:
-        """The request's first so many blocks are full from now on, so that others may find them."""
+    def cache(self, index: int, tokens: int) -> None:
+        """The request's first so many tokens are there from now on, so that others may find them."""
 
     def release(self, index: int) -> None:
         """The request gives its blocks back."""
         self.free += int(self._requests.blocks[index])
         self._requests.blocks[index] = 0
 
-    def empty_cache(self) -> None:
-        """What is cached is gone. No request holds a block."""
-
     def ended(self, index: int) -> None:
         """The request will not come back."""
+
+    def empty_cache(self) -> None:
+        """What is cached is gone. No request holds a block."""
 
     def holding(self, index: int) -> Holding:
         """The blocks of a request: its own, and those that it shares."""

@@ -12,6 +12,7 @@ from sloserve.core.stated import StatedSLO
 from sloserve.engine.columns import live_columns, static_columns
 from sloserve.engine.request_table import RequestTable
 from sloserve.engine.step_clock import StepClock
+from sloserve.lso.chunk_ends import advancing_tokens
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.sim.model.model_requests import BLOCKED, PREEMPTED, RUNNING, ModelRequest
@@ -65,8 +66,7 @@ class ModelPort:
         return int(self._counts.found[request.index])
 
     def hit_tokens(self, request: ModelRequest, before: int) -> int:
-        block_size = self._scheduler.settings.block_size
-        return self._scheduler.kv.hits(request.index, before // block_size) * block_size
+        return self._scheduler.kv.hit_tokens(request.index, before)
 
     def swapped_tokens(self, request: ModelRequest) -> int:
         swap = self._scheduler.swap
@@ -95,6 +95,10 @@ class ModelPort:
         handles = self._counts.handles
         return [handles[index].request_id for index in outputs.tolist()], [1] * outputs.size
 
+    @property
+    def takes_back_computed(self) -> bool:
+        return self._scheduler.swap is not None
+
     def facts(self, num_running: int, others: Iterable[ModelRequest]) -> EngineFacts:
         scheduler = self._scheduler
         taken = int(scheduler.running.size) + len(scheduler.holding)
@@ -102,7 +106,7 @@ class ModelPort:
         return EngineFacts(
             free_blocks=scheduler.kv.free,
             total_blocks=scheduler.settings.kv_blocks + 1 - held,  # vLLM counts the one that it keeps for itself
-            block_size=scheduler.settings.block_size,
+            layout=scheduler.layout,
             max_num_seqs=max(scheduler.limits.running - (taken - num_running), 1),
             token_budget=scheduler.limits.tokens,
             free_slots=max(scheduler.limits.running - taken, 0),
@@ -142,7 +146,8 @@ class ModelPort:
         if plan.max_running is not None:
             running = min(running, max(int(plan.max_running) + taken - num_running, taken))
         if plan.token_budget is not None:
-            tokens = min(tokens, int(plan.token_budget))
+            planned = min(tokens, int(plan.token_budget))
+            tokens = min(tokens, advancing_tokens(planned, self._scheduler.layout.chunk_multiple, taken))
         if plan.prefill_chunk_tokens is not None:
             planned = int(plan.prefill_chunk_tokens)
             chunk = min(chunk, planned) if chunk > 0 else planned

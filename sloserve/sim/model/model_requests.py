@@ -15,7 +15,7 @@ FREE, WAITING, PREEMPTED, RUNNING, BLOCKED = (
 
 _COUNTS = (
     "prompt", "last", "tokens", "left", "computed", "in_flight", "placeholders", "stale", "found",
-    "blocks", "cached", "preemptions", "prefilled", "recomputed",
+    "blocks", "cached", "settled", "junction", "preemptions", "prefilled", "recomputed",
 )  # fmt: skip
 
 
@@ -27,7 +27,8 @@ class ModelRequests:
     placeholders: of output that is in flight. stale: in flight since before a preemption. found: in the prefix cache at
     the first admission. prefilled: whose KV existed once. recomputed: whose KV was computed again.
 
-    blocks: KV blocks held. cached: how many of them the prefix cache knows. preemptions: how often it was preempted.
+    blocks: KV blocks held. cached: how many of them the prefix cache knows, by place. settled: tokens not in flight
+    when it last gave blocks back. junction: see ``Hit``. preemptions: how often it was preempted.
     state: a :class:`~sloserve.core.rows.State`; FREE once it has ended.
     """
 
@@ -42,6 +43,8 @@ class ModelRequests:
     found: IntArray
     blocks: IntArray
     cached: IntArray
+    settled: IntArray
+    junction: IntArray
     preemptions: IntArray
     prefilled: IntArray
     recomputed: IntArray

@@ -1,4 +1,4 @@
-"""vLLM's scheduling rules on arrays: AsyncScheduler's, for one KV cache group of full attention, text, no drafts.
+"""vLLM's scheduling rules on arrays: AsyncScheduler's, for text and without drafts.
 
 What the rules are is vLLM's (v1/core/sched/scheduler.py, async_scheduler.py, kv_cache_manager.py), and the order of the
 steps here is theirs, so that the two can be read side by side. A step in which running requests get their tokens costs
@@ -11,7 +11,9 @@ import numpy as np
 
 from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.lso.blocks import blocks_of
-from sloserve.sim.model.blocks import KVBlocks
+from sloserve.sim.model.blocks import Hit, KVBlocks
+from sloserve.sim.model.chunks import ChunkEnds, Prompt
+from sloserve.sim.model.grouped_blocks import GroupedBlocks
 from sloserve.sim.model.model_requests import BLOCKED, FREE, PREEMPTED, RUNNING, ModelRequest, ModelRequests
 from sloserve.sim.model.prefix_cache import PrefixCache
 from sloserve.sim.model.step import Admitted, Batch, StepLimits
@@ -37,8 +39,13 @@ class ModelScheduler:
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.requests = ModelRequests()
-        blocks = PrefixCache if settings.enable_prefix_caching else KVBlocks
-        self.kv: KVBlocks = blocks(self.requests, settings.kv_blocks, settings.block_size)
+        self.layout, caches = settings.layout, settings.enable_prefix_caching
+        self.kv = KVBlocks(self.requests, settings.kv_blocks, settings.block_size)
+        if not self.layout.is_full:
+            self.kv = GroupedBlocks(self.requests, settings.kv_blocks, self.layout, caches=caches)
+        elif caches:
+            self.kv = PrefixCache(self.requests, settings.kv_blocks, self.layout)
+        self._aligned = self.layout.chunk_multiple > 1
         self.running = NONE
         self.waiting = NONE
         self.holding: list[int] = []
@@ -70,6 +77,8 @@ class ModelScheduler:
     def schedule(self) -> Batch:
         """What the next step computes; it counts as done from now on, but for its output."""
         self._untold = False
+        if self.kv.caches:
+            self.kv.step_begins()
         limits, counts = self.limits, self.requests
         chunk = limits.chunk if self.running.size + self.num_waiting > 1 else 0
         budget = min(limits.tokens, self.settings.max_num_batched_tokens)
@@ -113,11 +122,12 @@ class ModelScheduler:
             new[counts.marked[members]] = 0
             counts.marked[self.paused] = False
         total = np.cumsum(new)
-        if total[-1] > budget:
+        if self._aligned and (prompts := self._aligned_prompts(members, computed)):
+            self._chunk_ends().of_step(prompts, new, budget)
+        elif total[-1] > budget:
             new = np.clip(budget - (total - new), 0, new)
         after = computed + new
-        need = blocks_of(after, self.settings.block_size) - counts.blocks[members]
-        kept = self._grow(members, need, after, new)
+        kept = self._grow(members, after, new)
         if kept < members.size:
             self.running = members = members[:kept]
             new = new[:kept]
@@ -126,35 +136,36 @@ class ModelScheduler:
             return members, new
         return members[served], new[served]
 
-    def _grow(self, members: IntArray, need: IntArray, after: IntArray, new: IntArray) -> int:
+    def _chunk_ends(self) -> ChunkEnds:
+        """Where chunks of this step may end."""
+        most, chunk = min(self.limits.tokens, self.settings.max_num_batched_tokens), self.limits.chunk
+        return ChunkEnds(self.layout.chunk_multiple, min(most, chunk) if chunk > 0 else most)
+
+    def _aligned_prompts(self, members: IntArray, computed: IntArray) -> dict[int, Prompt]:
+        """By place in ``members``, the prompts whose chunks must end at multiples of a block."""
+        counts = self.requests
+        ends = np.maximum(counts.prompt[members], counts.tokens[members] - 1)
+        places = (computed < ends).nonzero()[0].tolist()
+        return {place: Prompt.of(counts, int(members[place]), int(computed[place])) for place in places}
+
+    def _grow(self, members: IntArray, after: IntArray, new: IntArray) -> int:
         """Gives running requests their blocks; returns how many of them, from the first, still run."""
         counts, kv = self.requests, self.kv
-        short = need > 0
-        if kv.caches:
-            full = np.minimum(after, counts.tokens[members]) // self.settings.block_size
-            full[new == 0] = 0
-            short |= full > counts.cached[members]
-        elif int(np.add.reduce(need, where=short)) <= kv.free:
-            rows = short.nonzero()[0]
-            if rows.size:
-                taken = need[rows]
-                counts.blocks[members[rows]] += taken
-                kv.free -= int(np.add.reduce(taken))
-            return int(members.size)
         kept = int(members.size)
-        for row in short.nonzero()[0].tolist():
+        if kv.grow_all(members, after):
+            return kept
+        for row in kv.changed(members, after, new).tolist():
             if row >= kept:
                 break
-            wanted = max(int(need[row]), 0)
+            index, tokens = int(members[row]), int(after[row])
+            wanted = kv.need(index, tokens)
             while wanted > kv.free and kept > row:
                 kept -= 1
                 self.preempt(int(members[kept]))
             if row >= kept:
                 break
-            if wanted:
-                kv.take(int(members[row]), wanted)
-            if kv.caches:
-                kv.cache(int(members[row]), int(full[row]))
+            kv.grow(index, tokens)
+            kv.cache(index, min(tokens, int(counts.tokens[index])))
         return kept
 
     def _admit(self, budget: int, chunk: int) -> Admitted:
@@ -177,39 +188,46 @@ class ModelScheduler:
                 passed.append(index)
                 looked_at += 1
                 continue
-            blocks = kv.lookup(index)
+            hit = kv.lookup(index)
+            counts.junction[index] = hit.junction
             if swap is not None:
-                frontier = swap.frontier(index, len(blocks) * self.settings.block_size)
+                frontier = swap.frontier(index, hit.tokens)
                 if frontier:
-                    if not self._load(step, index, blocks, frontier):
+                    if not self._load(step, index, hit, frontier):
                         break
                     looked_at += 1
                     continue
-            if not kv.fits(min(int(counts.tokens[index]), self.settings.max_model_len), blocks):
+            new = self._first_chunk(step, index, hit.tokens)
+            tokens = min(int(counts.tokens[index]), self.settings.max_model_len)
+            if not (new and kv.fits(hit, tokens, hit.tokens + new)):
                 break
             looked_at += 1
-            kv.admit(index, blocks)
+            kv.admit(index, hit)
             if swap is not None:
                 swap.runs(index)
-            hit = len(blocks) * self.settings.block_size
             if not counts.preemptions[index]:
-                counts.found[index] = hit
-            self._take_in(step, index, hit)
+                counts.found[index] = hit.tokens
+            self._take_in(step, index, hit.tokens, new)
         if looked_at > len(passed):
             rest = self.waiting[looked_at:]
             self.waiting = np.concatenate((np.array(passed, np.int64), rest)) if passed else rest
         return step
 
-    def _take_in(self, step: Admitted, index: int, computed: int) -> None:
-        """A request that fits runs from now on; it has KV of its first ``computed`` tokens."""
-        counts, kv = self.requests, self.kv
-        tokens = int(counts.tokens[index])
-        new = tokens - computed
+    def _first_chunk(self, step: Admitted, index: int, computed: int) -> int:
+        """Tokens that the step computes of a request that it admits, with KV of its first ``computed`` tokens."""
+        new = int(self.requests.tokens[index]) - computed
         if 0 < step.chunk < new:
             new = step.chunk
         new = min(new, step.budget)
-        kv.take(index, blocks_of(computed + new, self.settings.block_size) - int(counts.blocks[index]))
-        kv.cache(index, min(computed + new, tokens) // self.settings.block_size)
+        if not self._aligned:
+            return new
+        return self._chunk_ends().within(Prompt.of(self.requests, index, computed), new)
+
+    def _take_in(self, step: Admitted, index: int, computed: int, new: int) -> None:
+        """A request that fits runs from now on, with KV of ``computed`` tokens; the step computes ``new`` more."""
+        counts, tokens = self.requests, int(self.requests.tokens[index])
+        self.kv.grow(index, computed + new)
+        self.kv.cache(index, min(computed + new, tokens))
         step.budget -= new
         counts.state[index] = RUNNING
         if self.swap is not None and computed + new < tokens:
@@ -220,20 +238,20 @@ class ModelScheduler:
 
     # KV that comes from elsewhere (vLLM's KV connectors): a request holds its blocks while its KV is loaded.
 
-    def _load(self, step: Admitted, index: int, hits: Sequence[int], frontier: int) -> bool:
-        """Gives a request the blocks of its first ``frontier`` tokens and has what is not in ``hits`` loaded; ``False``
+    def _load(self, step: Admitted, index: int, hit: Hit, frontier: int) -> bool:
+        """Gives a request the blocks of its first ``frontier`` tokens and has what is not in ``hit`` loaded; ``False``
         if they do not fit.
         """
         counts, kv, swap = self.requests, self.kv, self.swap
         assert swap is not None
         full = min(int(counts.tokens[index]), self.settings.max_model_len)
         # What loads makes no progress and cannot be preempted: it leaves room for all prompts that are unfinished.
-        num_blocks = blocks_of(frontier, self.settings.block_size) - len(hits)
-        if not (kv.fits(full, hits) and kv.fits(frontier, hits, self._reserved(step, num_blocks))):
+        num_blocks = blocks_of(frontier - hit.tokens, self.settings.block_size)
+        if not kv.fits(hit, full, frontier, self._reserved(step, num_blocks)):
             return False
-        kv.admit(index, hits)
-        kv.take(index, num_blocks)
-        swap.load(index, len(hits) * self.settings.block_size, frontier)
+        kv.admit(index, hit)
+        kv.grow(index, frontier)
+        swap.load(index, hit.tokens, frontier)
         counts.computed[index] = frontier
         counts.state[index] = BLOCKED
         self._prefilling.add(index)
@@ -255,7 +273,7 @@ class ModelScheduler:
 
     def _admit_holding(self, step: Admitted) -> bool:
         """Admits the requests whose KV has arrived, ahead of all others; ``False`` if admission ends with them."""
-        counts, kv, block_size = self.requests, self.kv, self.settings.block_size
+        counts, kv = self.requests, self.kv
         waits: list[int] = []
         for place, index in enumerate(self.holding):
             fits = not step.is_full
@@ -265,12 +283,12 @@ class ModelScheduler:
                     continue
                 self.arrived.discard(index)
                 counts.state[index] = PREEMPTED
-                kv.cache(index, int(counts.computed[index]) // block_size)
-            tokens = min(int(counts.tokens[index]), self.settings.max_model_len)
-            if not fits or blocks_of(tokens, block_size) - int(counts.blocks[index]) > kv.free:
+                kv.cache(index, int(counts.computed[index]))
+            tokens, computed = min(int(counts.tokens[index]), self.settings.max_model_len), int(counts.computed[index])
+            if not fits or kv.need(index, tokens) > kv.free:
                 self.holding = waits + self.holding[place:]
                 return False
-            self._take_in(step, index, int(counts.computed[index]))
+            self._take_in(step, index, computed, self._first_chunk(step, index, computed))
         self.holding = waits
         return True
 
@@ -356,12 +374,12 @@ class ModelScheduler:
         """Lets the prefix cache know of blocks that output has filled, and ends requests, each in its turn."""
         counts, kv = self.requests, self.kv
         # The newest token has no KV yet.
-        full = (counts.tokens[sampled] - 1) // self.settings.block_size
+        full = (counts.tokens[sampled] - 1) // kv.block_size
         full[counts.state[sampled] != RUNNING] = 0
         for row in (ending | (full > counts.cached[sampled])).nonzero()[0].tolist():
             index = int(sampled[row])
             if full[row] > counts.cached[index]:
-                kv.cache(index, int(full[row]))
+                kv.cache(index, int(full[row]) * kv.block_size)
             if ending[row]:
                 self._end(index)
 

@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
-from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.planning_cost import constant_cost, planning_costs
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile, load_profile
+from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.workloads.registry import workload
+from sloserve.workloads.workload_registry import workload
 
 ROUNDS = 4
 
@@ -110,3 +112,78 @@ def cases() -> Iterator[Case]:
     yield Case("swap-prefix-cache", "chaos", several, chats_in_rounds(40, 25.0, 4))
     yield Case("pauses", "chaos:pause=0.9", SCARCE, generated("alpaca-poisson", 50, 60.0, 5))
     yield Case("reused-plans", "andes", SCARCE, generated("reading-speed-gamma3", 50, 25.0, 6), plan_cost_us=3000.0)
+
+
+MAX_LEN = 1024
+STATE = {"window_tokens": STATE_WINDOW}
+LAYOUTS: dict[str, tuple[KVGroups, ...]] = {
+    "windows": (KVGroups(1, 16, window_tokens=64),),
+    "gemma-3": (KVGroups(1, 16), KVGroups(5, 16, window_tokens=128)),
+    "gpt-oss": (KVGroups(1, 16), KVGroups(1, 16, window_tokens=64)),
+    "two-windows": (KVGroups(1, 16, window_tokens=48), KVGroups(1, 16), KVGroups(2, 16, window_tokens=200)),
+    "llama-4": (KVGroups(1, 16), KVGroups(3, 16, chunk_tokens=256)),
+    "chunks": (KVGroups(2, 16, chunk_tokens=128),),
+    "mamba-none": (KVGroups(1, 64), KVGroups(3, MAX_LEN, **STATE)),
+    "mamba-all": (KVGroups(1, 64), KVGroups(3, 64, **STATE)),
+    "mamba-align": (KVGroups(1, 64), KVGroups(3, 64, states=2)),
+    "mamba-align-windows": (KVGroups(1, 64, window_tokens=150), KVGroups(1, 64), KVGroups(2, 64, states=2)),
+    "mamba-alone": (KVGroups(1, MAX_LEN, **STATE),),
+}
+
+
+def layout_cases() -> Iterator[Case]:
+    """Every layout under several policies, where KV holds a few requests; with a prefix cache where that is known."""
+    for name, groups in LAYOUTS.items():
+        engine = EngineSettings(
+            kv_blocks=10_000,
+            block_size=groups[0].block_size,
+            max_num_seqs=16,
+            max_num_batched_tokens=160,
+            max_model_len=MAX_LEN,
+            kv_groups=groups,
+        )
+        layout = engine.layout
+        few = max(5 * layout.mean(np.array([300.0]))[0], layout.to_admit(np.array([MAX_LEN]))[0] + 4)
+        engine = replace(engine, kv_blocks=int(few))
+        of_one_size = len({one.block_size for one in groups}) == 1 and groups[0].block_size < MAX_LEN
+        for policy in (None, "chaos", "edf:preempt_margin_s=0.1", "econo", "auto"):
+            yield Case(name, policy, engine, prompts_by_halves(40, shared=False))
+            if of_one_size:
+                cached = replace(engine, enable_prefix_caching=True)
+                yield Case(f"{name}-cache", policy, cached, prompts_by_halves(40, shared=True))
+
+
+FEW_BLOCKS = {
+    "h100-gpt-oss-20b": 900,
+    "h100-gemma3-12b": 2500,
+    "h100x2-qwen3-next-80b": 40,
+    "h100-granite4-small": 100,
+}
+
+
+def profile_cases() -> Iterator[Case]:
+    """The engines of the shipped profiles of hybrid models with few of their blocks, prefix cache on and off."""
+    for name, blocks in FEW_BLOCKS.items():
+        for caches, policy in product((False, True), (None, "edf")):
+            engine = EngineSettings.of_profile(
+                load_profile(name),
+                kv_blocks=blocks,
+                max_num_seqs=32,
+                max_model_len=8192,
+                enable_prefix_caching=caches,
+            )
+            requests = chats_in_rounds(40, 25.0, 4) if caches else generated("multiround", 40, 12.0, 3)
+            yield Case(f"{name}-cache" if caches else name, policy, engine, requests)
+
+
+def prompts_by_halves(n: int, *, shared: bool) -> list[WorkloadRequest]:
+    """Prompts of 20 to 600 tokens. shared: every other one begins with what the longest of them begins with."""
+    rng = np.random.default_rng(5)
+    requests = []
+    for i in range(n):
+        prompt = int(rng.integers(20, 600))
+        targets = Targets(ttft_s=2.0, e2e_s=(9.0, 30.0, 2.5, 60.0)[i % 4])
+        ids = tuple(range(-(-prompt // PREFIX_BLOCK_TOKENS))) if shared and i % 2 else ()
+        slo = DEFAULT_CLASSES.slo("interactive", targets)
+        requests.append(WorkloadRequest(f"r{i}", 0.02 * i, prompt, int(rng.integers(4, 200)), slo, prefix_ids=ids))
+    return requests

@@ -1,0 +1,89 @@
+"""The blocks of a KV cache that are free, and what the prefix cache knows of them: vLLM's BlockPool.
+
+Which block a request gets decides which prompt is forgotten, so the queue of free blocks is kept in vLLM's order: what
+the prefix cache knows is appended when it is freed (the least recently used is taken first), what it does not know is
+put in front.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+
+NULL = 0
+"""Stands for a block that is not kept; vLLM's null block."""
+
+
+class BlockPool:
+    """Blocks by number, from 1. A node identifies what a block may hold, and for which KV cache group.
+
+    holders: by block, how many requests hold it.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._queue = OrderedDict.fromkeys(range(1, num_blocks + 1))  # free blocks, the next one to be used first
+        self.holders = [0] * (num_blocks + 1)
+        self._node_of: list[Hashable] = [None] * (num_blocks + 1)
+        self._blocks_with: dict[Hashable, dict[int, None]] = {}  # by node, in the order in which they were cached
+
+    @property
+    def free(self) -> int:
+        """How many blocks no request holds."""
+        return len(self._queue)
+
+    def take(self, count: int) -> list[int]:
+        """The next so many free blocks; what they held is forgotten."""
+        taken = []
+        for _ in range(count):
+            block, _ = self._queue.popitem(last=False)
+            if self._node_of[block] is not None:
+                self._forget(block)
+            self.holders[block] = 1
+            taken.append(block)
+        return taken
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """One request more holds each of these, which the prefix cache knows."""
+        for block in blocks:
+            if not self.holders[block]:
+                del self._queue[block]
+            self.holders[block] += 1
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """One request fewer holds each. They are used again in this order, those first that the cache does not know."""
+        known: list[int] = []
+        unknown: list[int] = []
+        for block in blocks:
+            self.holders[block] -= 1
+            if not self.holders[block]:
+                (unknown if self._node_of[block] is None else known).append(block)
+        for block in reversed(unknown):
+            self._queue[block] = None
+            self._queue.move_to_end(block, last=False)
+        for block in known:
+            self._queue[block] = None
+
+    def remember(self, block: int, node: Hashable) -> None:
+        """The block holds this from now on, so that others may find it."""
+        self._node_of[block] = node
+        self._blocks_with.setdefault(node, {})[block] = None
+
+    def found(self, node: Hashable) -> int | None:
+        """The first block that was cached with this, of those that still are."""
+        blocks = self._blocks_with.get(node)
+        return None if blocks is None else next(iter(blocks))
+
+    def node_of(self, block: int) -> Hashable:
+        """What the block is known to hold; ``None`` for nothing."""
+        return self._node_of[block]
+
+    def _forget(self, block: int) -> None:
+        node = self._node_of[block]
+        self._node_of[block] = None
+        blocks = self._blocks_with[node]
+        del blocks[block]
+        if not blocks:
+            del self._blocks_with[node]
+
+    def forget_all(self) -> None:
+        """No block holds anything. No request holds a block."""
+        self._node_of = [None] * len(self._node_of)
+        self._blocks_with.clear()

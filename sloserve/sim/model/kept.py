@@ -1,0 +1,202 @@
+"""What layers of one kind keep of a request's blocks, and which blocks of a prefix they need to find.
+
+The rules are those of vLLM's managers, one for each kind of layer (v1/core/single_type_kv_cache_manager.py); how many
+blocks follow from tokens alone is in :mod:`sloserve.kernels.kv_layout`, where Mamba's states are a bound and here not.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
+from sloserve.lso.blocks import blocks_of
+from sloserve.sim.model.block_pool import NULL
+
+Found = list[tuple[int, ...] | None]
+"""By place, the block of each group of a kind; ``None`` where a prefix is found without it."""
+
+
+class Table(list[int]):
+    """A request's blocks in one group by place: NULL where one was given back, or was never kept.
+
+    grown: whether it was given blocks, beside those it found. state: of Mamba's states, the place of the one before the
+    last growth, -1 for none. given_back: how many places, from the first.
+    """
+
+    __slots__ = ("given_back", "grown", "state")
+
+    def __init__(self, blocks: Iterable[int] = ()) -> None:
+        super().__init__(blocks)
+        self.grown, self.state, self.given_back = False, -1, 0
+
+
+class Whole:
+    """All blocks, from the first to the last: full attention.
+
+    ``skipped`` is of tokens that are settled, and below 0 where nothing is.
+    """
+
+    keeps_states = False
+    """Whether vLLM counts it as Mamba: what is cached in a step is found in the next one first."""
+
+    def __init__(self, groups: KVGroups) -> None:
+        self.num_groups, self.block_size, self.spare = groups.num_groups, groups.block_size, groups.spare_blocks
+        self._most = groups.most_blocks
+
+    def skipped(self, settled: Any) -> Any:
+        """Blocks from the first that are no longer needed, of a count or of an array of counts."""
+        return settled * 0
+
+    def find(self, cached: Callable[[int], tuple[int, ...] | None], tokens: int) -> Found:
+        """The longest prefix of at most so many tokens that is there. cached: by place."""
+        found: Found = []
+        for i in range(tokens // self.block_size):
+            blocks = cached(i)
+            if blocks is None:
+                break
+            found.append(blocks)
+        return found
+
+    def to_admit(self, tokens: int, hit_tokens: int, hit_blocks: int, *, whole: bool) -> int:
+        """New blocks of a group for so many tokens, of which the first ``hit_blocks`` places were found. whole: asked
+        of the whole request, where vLLM knows that a window will not hold it all at once.
+        """
+        required = blocks_of(tokens, self.block_size) + self.spare
+        if whole and self._most:
+            required = min(required, self._most)
+        return max(required - max(int(self.skipped(hit_tokens)), hit_blocks), 0)
+
+    def held_of(self, hit_tokens: int) -> int:
+        """Place of the first block of a found prefix that is held."""
+        return max(int(self.skipped(hit_tokens)), 0)
+
+    def growth(self, table: Table, tokens: int) -> int:
+        """New blocks of a group so that a request has so many tokens."""
+        return max(blocks_of(tokens, self.block_size) + self.spare - len(table), 0)
+
+    def extend(self, table: Table, tokens: int, take: Callable[[int], list[int]]) -> None:
+        """Gives the table the blocks that :meth:`growth` counted."""
+        table += take(self.growth(table, tokens))
+
+    def give_back(self, table: Table, settled: int) -> list[list[int]]:
+        """Takes out of the table what is no longer needed; returns the blocks in the portions that are freed."""
+        freed = []
+        for place in range(min(self.skipped(settled), len(table)) - 1, -1, -1):
+            if table[place] == NULL:
+                break
+            freed.append(table[place])
+            table[place] = NULL
+        return [freed] if freed else []
+
+
+class Windowed(Whole):
+    """The blocks that the next token sees; Mamba layers, which see the last token's state alone, among them."""
+
+    def __init__(self, groups: KVGroups) -> None:
+        super().__init__(groups)
+        self._window = groups.window_tokens
+        self.keeps_states = groups.window_tokens == STATE_WINDOW
+
+    def skipped(self, settled: Any) -> Any:
+        return (settled - self._window + 1) // self.block_size
+
+    def find(self, cached: Callable[[int], tuple[int, ...] | None], tokens: int) -> Found:
+        most = tokens // self.block_size
+        if self.keeps_states:
+            return _last_state(cached, most)
+        wanted = blocks_of(self._window - 1, self.block_size)
+        found: Found = [None] * most
+        run = 0
+        for i in range(most - 1, -1, -1):
+            blocks = cached(i)
+            if blocks is None:
+                run = 0
+                continue
+            found[i] = blocks
+            run += 1
+            if run >= wanted:
+                return found[: i + run]
+        return found[:run]  # from the first on, fewer are enough
+
+
+class Chunked(Whole):
+    """The blocks from the last multiple of a chunk's tokens on: chunked local attention."""
+
+    def __init__(self, groups: KVGroups) -> None:
+        super().__init__(groups)
+        self._chunk = groups.chunk_tokens
+
+    def skipped(self, settled: Any) -> Any:
+        return settled // self._chunk * self._chunk // self.block_size
+
+    def find(self, cached: Callable[[int], tuple[int, ...] | None], tokens: int) -> Found:
+        first = self.skipped(tokens)
+        found: Found = [None] * first
+        for i in range(first, tokens // self.block_size):
+            blocks = cached(i)
+            if blocks is None:
+                break
+            found.append(blocks)
+        return found
+
+
+class States(Whole):
+    """Mamba's states at the ends of chunks (``align``): of the last settled token, and of each step in flight."""
+
+    keeps_states = True
+
+    def skipped(self, settled: Any) -> Any:
+        return (settled - 1) // self.block_size
+
+    def find(self, cached: Callable[[int], tuple[int, ...] | None], tokens: int) -> Found:
+        return _last_state(cached, tokens // self.block_size)
+
+    def to_admit(self, tokens: int, hit_tokens: int, hit_blocks: int, *, whole: bool) -> int:
+        return min(blocks_of(tokens, self.block_size) + self.spare - hit_blocks, 1 + self.spare)
+
+    def growth(self, table: Table, tokens: int) -> int:
+        new = blocks_of(tokens, self.block_size) + self.spare - len(table)
+        return max(min(new, 1 if table.grown else 1 + self.spare), 0)
+
+    def extend(self, table: Table, tokens: int, take: Callable[[int], list[int]]) -> None:
+        required, before = blocks_of(tokens, self.block_size) + self.spare, len(table)
+        grown, table.grown = table.grown, True
+        if required <= before:
+            return
+        table.state = before - 1 - (self.spare if grown else 0)
+        last = required - self.spare - 1  # the place of this step's state
+        table += [NULL] * (last - before)
+        if grown:  # the blocks for drafts move on
+            for place in range(before - self.spare, min(before, last)):
+                table.append(table[place])
+                table[place] = NULL
+        table += take(required - len(table))
+
+    def give_back(self, table: Table, settled: int) -> list[list[int]]:
+        portions = []
+        first, end = table.given_back, min(self.skipped(settled), len(table))
+        if first < end:
+            portions.append([table[place] for place in range(end - 1, first - 1, -1) if table[place] != NULL])
+            table[first:end] = [NULL] * (end - first)
+            table.given_back = end
+        if 0 <= table.state < blocks_of(settled, self.block_size) - 1 and table[table.state] != NULL:
+            portions.append([table[table.state]])
+            table[table.state] = NULL
+        return portions
+
+
+def _last_state(cached: Callable[[int], tuple[int, ...] | None], most: int) -> Found:
+    """The last state of the first so many blocks: none before it is needed."""
+    for i in range(most - 1, -1, -1):
+        blocks = cached(i)
+        if blocks is not None:
+            return [None] * i + [blocks]
+    return []
+
+
+def kept_by(groups: KVGroups) -> Whole:
+    """What these groups keep."""
+    if groups.states:
+        return States(groups)
+    if groups.window_tokens:
+        return Windowed(groups)
+    return Chunked(groups) if groups.chunk_tokens else Whole(groups)

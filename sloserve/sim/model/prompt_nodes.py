@@ -1,0 +1,55 @@
+"""What identifies the content of a request's blocks, so that equal prefixes are found equal: vLLM's block hashes."""
+
+from collections.abc import Hashable
+
+from sloserve.core.request import PREFIX_BLOCK_TOKENS
+from sloserve.sim.model.model_requests import ModelRequests
+
+_OUTPUT = -1
+"""Token that all replies are made of; no block of a prompt has it for its id."""
+
+
+class PromptNodes:
+    """A block's content is a node: its tokens and the node before it.
+
+    Prompts without ``prefix_ids`` share nothing, so their nodes are their own.
+    """
+
+    def __init__(self, requests: ModelRequests, block_size: int) -> None:
+        self._requests = requests
+        self._block_size = block_size
+        self._nodes: dict[tuple[Hashable, ...], int] = {}
+        self._nodes_of: dict[int, list[int]] = {}  # by request, as far as asked for
+
+    def node(self, index: int, i: int) -> Hashable:
+        """What identifies the content of the request's block ``i``, all before it included."""
+        item = self._requests.handles[index].workload
+        if not item.prefix_ids:
+            return (index, i)
+        nodes = self._nodes_of.setdefault(index, [])
+        while len(nodes) <= i:
+            key = (nodes[-1] if nodes else None, *self._content(item.prompt_tokens, item.prefix_ids, len(nodes)))
+            nodes.append(self._nodes.setdefault(key, len(self._nodes)))
+        return nodes[i]
+
+    def ended(self, index: int) -> None:
+        """The request will not come back."""
+        self._nodes_of.pop(index, None)
+
+    def _content(self, prompt_tokens: int, prefix_ids: tuple[int, ...], i: int) -> tuple[int, ...]:
+        """The tokens of a block: each run of equal ones as one, with its length."""
+        at, end = i * self._block_size, (i + 1) * self._block_size
+        runs: list[int] = []
+        while at < end:
+            chunk = min(at // PREFIX_BLOCK_TOKENS, len(prefix_ids) - 1)
+            token, until = _OUTPUT, end
+            if at < prompt_tokens:
+                token = prefix_ids[chunk]
+                is_last = chunk == len(prefix_ids) - 1
+                until = min(end, prompt_tokens, end if is_last else (chunk + 1) * PREFIX_BLOCK_TOKENS)
+            if runs and runs[-2] == token:
+                runs[-1] += until - at
+            else:
+                runs += [token, until - at]
+            at = until
+        return tuple(runs)
