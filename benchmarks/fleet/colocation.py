@@ -19,7 +19,6 @@ and table.txt to results/fleet-colocation-LINES/: interactive requests that meet
 and TPOT), TTFT p50 and p99, output tokens a second of the batch and of both while interactive requests came.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -28,20 +27,21 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.publish import RESULTS
+from benchmarks.arguments import parser_for
+from benchmarks.publish import RESULTS, runs_there, write_table
 from sloserve.core.goodput import attainment, by_class
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
 from sloserve.core.slo import SLO
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.fleet.agent.places import Places
+from sloserve.fleet.agent.engine_places import EnginePlaces
 from sloserve.fleet.file import Fleet, parse_fleet
-from sloserve.report.runs_csv import read_runs, write_runs
+from sloserve.report.runs_csv import write_runs
 from sloserve.sim.experiment import MODEL, engine_class
-from sloserve.sim.fleet.contract import Dispatcher, FleetView, Held, Operation
+from sloserve.sim.fleet.dispatcher import Dispatcher, FleetView, Operation, WaitingRequest
 from sloserve.sim.fleet.dispatchers.assigned import Static
-from sloserve.sim.fleet.live.fleet import LiveFleet
-from sloserve.sim.fleet.live.options import Options
+from sloserve.sim.fleet.live.live_fleet import LiveFleet
+from sloserve.sim.fleet.live.live_options import Options
 from sloserve.sim.fleet.loop import FleetRun
 from sloserve.workloads.length_models import sharegpt
 from sloserve.workloads.seeding import stream
@@ -74,9 +74,9 @@ class Bounded(Static):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: list[Held] = []
+        self._lines: list[WaitingRequest] = []
 
-    def arrived(self, request: Held, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
         if request.rank == 1:
             super().arrived(request, view)
         else:
@@ -97,8 +97,8 @@ class Seated(Options):
 
     seats: int = SEQS
 
-    def places(self, max_num_seqs: int) -> Places:
-        return Places(self.seats)
+    def places(self, max_num_seqs: int) -> EnginePlaces:
+        return EnginePlaces(self.seats)
 
 
 def priority() -> Dispatcher:
@@ -223,7 +223,7 @@ def table(rows: Sequence[dict[str, str | float]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--lines", choices=LINES, default="chat")
     parser.add_argument("--only", help="rows to run again, separated by semicolons; the others stay")
@@ -231,14 +231,14 @@ def main() -> None:
     arguments = parser.parse_args()
     out = arguments.out or RESULTS / f"fleet-colocation-{arguments.lines}"
     only = list(VARIANTS) if arguments.only is None else arguments.only.split(";")
-    rows = [row for row in read_runs(out / "runs.csv") if row["policy"] not in only] if arguments.only else []
+    rows = [row for row in runs_there(out / "runs.csv") if row["policy"] not in only] if arguments.only else []
     for name in only:
         for seed in range(arguments.seeds):
             rows.append(measure(name, seed, arguments.lines))
             print({key: round(v, 3) if isinstance(v, float) else v for key, v in rows[-1].items()}, flush=True)
             rows.sort(key=lambda row: (list(VARIANTS).index(row["policy"]), int(row["seed"])))
             write_runs(out / "runs.csv", rows)
-        (out / "table.txt").write_text(table(rows), encoding="utf-8")
+        write_table(out, table(rows))
     print(table(rows))
 
 

@@ -10,7 +10,6 @@ workload. Engines have stock's scheduler, in the engine model. R2 and coverage a
 Writes results/fleet_completion.json.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,20 +17,21 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
+from benchmarks.fleet.group_spans import group_spans
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.arrays import FloatArray
 from sloserve.core.request import WorkloadRequest
-from sloserve.fleet.contract.plan import Plan
+from sloserve.fleet.contract.plan_in_force import Plan
 from sloserve.fleet.file import Fleet, parse_fleet
-from sloserve.fleet.planning.groups import Group
-from sloserve.fleet.planning.snapshot import Members, fleet_state, serving_of
-from sloserve.sim.fleet.experiment import FleetExperiment
-from sloserve.sim.fleet.live.fleet import LiveFleet
-from sloserve.sim.fleet.live.options import AT_ONCE, Options
+from sloserve.fleet.planning.snapshot import LiveMembers, fleet_state, serving_of
+from sloserve.fleet.planning.waiting_groups import Group
+from sloserve.sim.fleet.fleet_experiment import FleetExperiment
+from sloserve.sim.fleet.live.live_fleet import LiveFleet
+from sloserve.sim.fleet.live.live_options import AT_ONCE, Options
 from sloserve.sim.fleet.loop import FleetRun
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.virtual_queues.problem import PlanSettings, ProblemMaker
-from sloserve.virtual_queues.spans import group_spans
 from sloserve.virtual_queues.swaps import swap_table
 from sloserve.workloads.multi_model import FleetWorkload
 
@@ -61,7 +61,7 @@ class Foreseeing(LiveFleet):
         self._tokens_per_s = tokens_per_s
         self.foreseen: dict[str, tuple[float, float, float]] = {}
 
-    def _planned(self, now_s: float, durable: Sequence[Group], members: Members) -> Plan:
+    def _planned(self, now_s: float, durable: Sequence[Group], members: LiveMembers) -> Plan:
         plan = super()._planned(now_s, durable, members)
         if self.foreseen or not durable or not members.agents:
             return plan
@@ -128,7 +128,7 @@ def throughputs(log: Any, devices: int, models: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
     result: dict[str, Any] = {}

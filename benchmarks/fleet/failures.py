@@ -14,7 +14,6 @@ killed engines left after 5 s.
 Rows of other kinds stay as they are in the file.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -23,7 +22,6 @@ import signal
 import sqlite3
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -32,6 +30,8 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.arguments import parser_for
+from benchmarks.fleet.fleet_processes import FleetProcesses
 from benchmarks.publish import RESULTS, provenance
 from sloserve.core.clock import SystemClock
 
@@ -73,56 +73,37 @@ class Repetition:
     left: int = 0
 
 
-class FleetProcesses:
-    """Processes of one fleet in a folder of its own."""
+class FailingFleet(FleetProcesses):
+    """The fleet whose parts are killed, and a client of it."""
 
     def __init__(self, folder: Path, real: bool, port: int) -> None:
-        self.folder, self.real, self.port = folder, real, port
-        self.state = folder / "state"
-        self.state.mkdir()
-        self.file = folder / "fleet.yaml"
+        super().__init__(folder, {"STAND_IN_STEP_S": str(STEP_S)})
         text = FILE.replace("MODEL", "builtin:tiny").replace("PROFILE", str(ROOT / "configs" / "cpu-tiny.yaml"))
         self.file.write_text(text)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.client = httpx.AsyncClient(timeout=120.0)
+        lease = ("--lease-s", str(LEASE_S))
+        engines = () if real else ("--engine-module", "tests.fleet.stand_in.server")
+        self._arguments = {
+            "planner-1": lease,
+            "planner-2": lease,
+            **{f"agent-{host}": ("--host", host, *lease, *engines) for host in "ab"},
+            "gateway": ("--port", str(port)),
+        }
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120.0)
 
-    def start(self, name: str) -> None:
-        module = [] if self.real else ["--engine-module", "tests.fleet.stand_in.server"]
-        lease = ["--lease-s", str(LEASE_S)]
-        host = name.removeprefix("agent-")
-        arguments = {
-            "gateway": ["gateway", str(self.file), "--port", str(self.port)],
-            "planner-1": ["planner", str(self.file), *lease],
-            "planner-2": ["planner", str(self.file), *lease],
-        }.get(name, ["agent", str(self.file), "--host", host, *lease, *module])
-        self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", "sloserve.cli", "fleet", *arguments, "--state", str(self.state)],
-            stdout=(self.folder / f"{name}.log").open("ab"),
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "STAND_IN_STEP_S": str(STEP_S)},
-            cwd=ROOT,
-        )
+    def restart(self, name: str) -> None:
+        """Kills the part, if it runs, and starts it as a supervisor would."""
+        if name in self.running:
+            self.running[name].kill()
+            self.running[name].wait()
+        self.start(name, *self._arguments[name])
 
     async def begin(self) -> None:
-        for name in ("agent-a", "agent-b", "planner-1", "planner-2", "gateway"):
-            self.start(name)
-        self.client.base_url = httpx.URL(f"http://127.0.0.1:{self.port}")
+        for name in self._arguments:
+            self.restart(name)
         async with asyncio.timeout(LIMIT_S):
             for model in MODELS:
                 while not await self.stream(model):
                     await asyncio.sleep(0.2)
-
-    def kill(self, name: str) -> None:
-        self.processes[name].kill()
-        self.processes[name].wait()
-
-    def end(self) -> None:
-        for process in self.processes.values():
-            process.send_signal(signal.SIGTERM)
-        for process in self.processes.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            process.kill()
 
     async def stream(self, model: str) -> bool:
         """Whether a streamed reply came whole."""
@@ -183,7 +164,7 @@ def _log_of(pid: int, state: Path) -> str:
 class FaultWatch:
     """What ends well while a fault is dealt with."""
 
-    fleet: FleetProcesses
+    fleet: FailingFleet
     result: Repetition
     killed_s: float = float("inf")
     tasks: list = field(default_factory=list)
@@ -219,7 +200,7 @@ class FaultWatch:
     base: int | None = None
 
 
-async def repetition(fleet: FleetProcesses, kind: str) -> Repetition:
+async def repetition(fleet: FailingFleet, kind: str) -> Repetition:
     result = Repetition(kind)
     watch = FaultWatch(fleet, result)
     id = None
@@ -248,7 +229,7 @@ async def repetition(fleet: FleetProcesses, kind: str) -> Repetition:
     return result
 
 
-async def fault(fleet: FleetProcesses, kind: str) -> int:
+async def fault(fleet: FailingFleet, kind: str) -> int:
     """Returns: processes of killed engines that are left after 5 s."""
     before = set(fleet.engines())
     if kind in ("engine", "hang"):
@@ -256,17 +237,14 @@ async def fault(fleet: FleetProcesses, kind: str) -> int:
         os.kill(victim, signal.SIGKILL if kind == "engine" else signal.SIGSTOP)
     elif kind == "agent":
         victims = {pid for pid in before if "a%2F0@" in _log_of(pid, fleet.state)}
-        fleet.kill("agent-a")
-        fleet.start("agent-a")
+        fleet.restart("agent-a")
         await asyncio.sleep(5.0)
         return len(victims & set(fleet.engines()))
     elif kind == "gateway":
-        fleet.kill("gateway")
-        fleet.start("gateway")
+        fleet.restart("gateway")
     elif kind == "planner":
         for name in ("planner-1", "planner-2"):  # one of them leads: both die, one after the other
-            fleet.kill(name)
-            fleet.start(name)
+            fleet.restart(name)
             await asyncio.sleep(0.1)
     elif kind == "disk full":
         filler = fleet.state / "filler"
@@ -277,9 +255,9 @@ async def fault(fleet: FleetProcesses, kind: str) -> int:
         await asyncio.sleep(FULL_S)
         filler.unlink()
     elif kind == "zombie":
-        fleet.processes["agent-a"].send_signal(signal.SIGSTOP)
+        fleet.running["agent-a"].send_signal(signal.SIGSTOP)
         await asyncio.sleep(STOPPED_S)
-        fleet.processes["agent-a"].send_signal(signal.SIGCONT)
+        fleet.running["agent-a"].send_signal(signal.SIGCONT)
     return 0
 
 
@@ -314,7 +292,7 @@ def keep(results: list[Repetition], engines: str) -> None:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--engines", choices=("stand-in", "real"), default="stand-in")
     parser.add_argument("--only", default=",".join(KINDS))
@@ -323,7 +301,7 @@ async def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="fleet-failures-"))
     results: list[Repetition] = []
     kinds = args.only.split(",")
-    fleet = FleetProcesses(folder, args.engines == "real", args.port)
+    fleet = FailingFleet(folder, args.engines == "real", args.port)
     mounted = "disk full" in kinds and not subprocess.call(
         ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(fleet.state)], stderr=subprocess.DEVNULL
     )
@@ -337,7 +315,7 @@ async def main() -> None:
                 results.append(await repetition(fleet, kind))
                 print(json.dumps(asdict(results[-1])), flush=True)
     finally:
-        fleet.end()
+        fleet.stop()
         await fleet.client.aclose()
         if mounted:
             subprocess.call(["umount", "-l", str(fleet.state)])

@@ -16,7 +16,6 @@ requests were served and as many came. Writes results/fleet_planner.json, each p
 on; ``--quick`` writes nothing.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,18 +24,19 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
+from benchmarks.fleet.edf_queues import edf_queues
+from benchmarks.fleet.exact_plans import exact_queues
 from benchmarks.publish import RESULTS, provenance
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.estimator.completion.queue_backlog import EngineSize
+from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import Profile, load_profile
 from sloserve.kernels.fleet import fleet_search
 from sloserve.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
-from sloserve.virtual_queues.edf_queues import edf_queues
-from sloserve.virtual_queues.exact import exact_queues
 from sloserve.virtual_queues.groups import Groups, Member
 from sloserve.virtual_queues.model_swap import model_swap
-from sloserve.virtual_queues.planner import QLMPlanner
 from sloserve.virtual_queues.problem import PlanSettings, ProblemMaker
+from sloserve.virtual_queues.qlm_planner import QLMPlanner
 from sloserve.virtual_queues.swaps import swap_table
 
 SEEDS = range(3)
@@ -183,7 +183,7 @@ def exact_rows(quick: bool, limit_s: float, loads: Sequence[float] = LOADS) -> I
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=("exact", "slack", "queue"))
     parser.add_argument("--limit-s", type=float, default=60.0, help="of wall time, for each exact plan")

@@ -8,15 +8,15 @@ the best of all placements, on the seeds shown. Writes runs.csv and table.txt to
 run, so that what is stopped early leaves whole rows, and a plot at the end.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.arguments import parser_for
 from benchmarks.fleet.cells import STATIC, Cell, Plant, Row, at, ladder, tuned_bound
 from benchmarks.fleet.fleet_tables import figure, table
-from benchmarks.publish import RESULTS
+from benchmarks.publish import RESULTS, write_table
 from sloserve.report.runs_csv import write_runs
 
 SEEDS, TUNING_SEED = 3, 100
@@ -218,7 +218,7 @@ SECTIONS = {
 
 def main() -> None:
     """Runs a section, prints and writes it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--section", required=True, choices=SECTIONS)
     parser.add_argument("--out", type=Path, help="a folder; results/fleet-qlm-SECTION if not given")
     parser.add_argument("--seconds", type=float, help="of arrivals, virtual; the section's if not given")
@@ -235,7 +235,7 @@ def main() -> None:
         print({key: row[key] for key in ("policy", "value", "rps", "seed", "in_time", "interactive")}, flush=True)
         text = table(section.question, axis, rows, section.shows, ladder=bool(section.rates))
         write_runs(out / "runs.csv", rows)
-        (out / "table.txt").write_text(text)
+        write_table(out, text)
     print(text, f"{(time.process_time() - began_s) / 60.0:.1f} minutes of CPU time", sep="")
     if section.rates:  # of the first cell, against the rate
         axis = "req/s"

@@ -6,7 +6,6 @@ checked token of the one that comes; CPU seconds are of all processes of the eng
 included. Host bytes are what the engine's processes hold by themselves (PSS) once it sleeps.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -17,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine_spec import ServedModel
@@ -96,7 +96,7 @@ class SwitchBench:
         engines = self._instance._engines
         leaving = engines.active
         begun_s = time.perf_counter()
-        if not await self._instance.activate(model):
+        if not await self._instance.switch(model):
             sys.exit(f"{model} did not come; see the logs of its engine")
         seconds = time.perf_counter() - begun_s
         active = engines.active
@@ -152,7 +152,7 @@ async def measure(folder: Path, hidden: int, layers: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_for(__doc__)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--out", type=Path, default=RESULTS / "fleet_rungs.json")

@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.fleet.cells import Row
 from sloserve.report.load_capacity import load_capacity
 from sloserve.report.statistics import mean_interval
-from sloserve.sim.fleet.simulate import IN_TIME
+from sloserve.sim.fleet.simulate_fleet import IN_TIME
 
 SHARES = ("in_time", "interactive", "batch", "kv_used", "swapping", "draining", "serving")
 """In percent."""
@@ -81,15 +81,14 @@ def _throughput(axis: str, rows: Sequence[Row]) -> list[str]:
 
 def figure(path: Path, axis: str, rows: Sequence[Row], question: str) -> None:
     """Latency-sensitive requests in time against the axis, a line a policy; nothing where there is one point."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from sloserve.report.figure_style import STYLE, add_legend, line_styles, percent_labels
+    from sloserve.report.figure_style import add_legend, line_styles, percent_labels, styled, write_figure
 
     points, policies = (list(dict.fromkeys(row[key] for row in rows)) for key in ("value", "policy"))
     if len(points) == 1:
         return
-    with rc_context(dict(STYLE)):
+    with styled():
         made = Figure(figsize=(5.6, 3.4), dpi=80, layout="constrained")
         axes = made.subplots()
         for policy, style in line_styles(policies, baseline="on-demand").items():
@@ -105,4 +104,4 @@ def figure(path: Path, axis: str, rows: Sequence[Row], question: str) -> None:
         axes.set_title(question, fontsize=8, wrap=True)
         axes.set_ylabel("latency-sensitive in time")
         add_legend(made)
-        made.savefig(path)
+        write_figure(made, path)

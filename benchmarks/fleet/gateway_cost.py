@@ -24,7 +24,9 @@ from typing import Any
 import aiohttp
 import uvicorn
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
+from benchmarks.servers import free_port
 
 EVENTS, STREAMS, ROUNDS, SINGLE, TURNS = 200, 64, 2, 300, 3
 PAUSE_S = 0.02
@@ -55,7 +57,8 @@ backend b
 
 
 def engine(uds: str) -> None:
-    from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase, to_json
+    from sloserve.core.spans import Phase
+    from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
     from sloserve.virtual_queues.contract import ModelState
 
     one = InstanceReport("node-a/0", "h100", Phase.SERVING, {"chat": ModelState.ACTIVE}, room=100_000)
@@ -182,12 +185,6 @@ def started(*command: str, ready: int | Path) -> Iterator[int]:
         process.wait()
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 async def measure(proxies: dict[str, Proxy]) -> None:
     for _ in range(TURNS):
         for proxy in proxies.values():
@@ -195,7 +192,7 @@ async def measure(proxies: dict[str, Proxy]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_for(__doc__)
     parser.add_argument("--role", choices=("engine", "gateway"), help=argparse.SUPPRESS)
     parser.add_argument("--uds", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)

@@ -5,7 +5,7 @@ the computation is not there: engines wait for a step's time of the profile, and
 
     python -m benchmarks.fleet.paced --real-time --section NAME [--rows NAME,...] [--seeds 0,1,2]
 
-- ``colocation``: llm-d-batch-gateway #491's scenario as in ``fleet_colocation.py``: 8 interactive requests/s of
+- ``colocation``: llm-d-batch-gateway #491's scenario as in ``colocation.py``: 8 interactive requests/s of
   ShareGPT's lengths for 30 s on one H100 with Llama 3 8B, beside a batch that has run for 5 s. ``alone``: without it;
   ``uncontrolled``: lines are sent at once, as requests; ``priority``: no more lines than the engine has seats;
   the others: the Batch API, and an engine that runs this policy.
@@ -20,7 +20,6 @@ Writes runs.csv (a real and a predicted row for each run) and table.txt to resul
 there already are not run again.
 """
 
-import argparse
 import asyncio
 import shutil
 import statistics
@@ -30,11 +29,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import parser_for
 from benchmarks.fleet import paced_colocation as colocation
 from benchmarks.fleet import paced_models as models
 from benchmarks.fleet.paced_fleet import PREDICTED, REAL, PacedFleet, load
-from benchmarks.publish import RESULTS
-from sloserve.report.runs_csv import read_runs, write_runs
+from benchmarks.publish import RESULTS, runs_there, write_table
+from sloserve.report.runs_csv import write_runs
 
 Row = dict[str, Any]
 SECTIONS = {
@@ -78,7 +78,7 @@ def rounded(row: Row) -> Row:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--section", choices=SECTIONS, required=True)
     parser.add_argument("--rows", help="separated by commas; all if not given")
     parser.add_argument("--seeds", default="0")
@@ -92,7 +92,7 @@ async def main() -> None:
     file, names, real, predicted, table = SECTIONS[args.section]
     names = names if args.rows is None else tuple(args.rows.split(","))
     out = args.out or RESULTS / f"fleet-paced-{args.section}"
-    rows = read_runs(out / "runs.csv") if (out / "runs.csv").exists() else []
+    rows = runs_there(out / "runs.csv")
     there = {(row["policy"], int(row["seed"])) for row in rows}
     wanted = [(name, seed) for seed in map(int, args.seeds.split(",")) for name in names if (name, seed) not in there]
     folder = args.keep_logs or Path(tempfile.mkdtemp(prefix="paced-"))
@@ -102,7 +102,7 @@ async def main() -> None:
             if (name + PREDICTED, seed) in of_name:
                 of_name[name + PREDICTED, seed].update(rounded(predicted(name, seed)))
         write_runs(out / "runs.csv", rows)
-        (out / "table.txt").write_text(table(rows, means(rows)), encoding="utf-8")
+        write_table(out, table(rows, means(rows)))
     elif wanted:
         async with PacedFleet(folder, file(), real_time=args.real_time) as fleet:
             for name, seed in wanted:
@@ -112,7 +112,7 @@ async def main() -> None:
                     rows.append(named | rounded(row))
                     print(rows[-1], flush=True)
                 write_runs(out / "runs.csv", rows)
-                (out / "table.txt").write_text(table(rows, means(rows)), encoding="utf-8")
+                write_table(out, table(rows, means(rows)))
     print(table(rows, means(rows)))
     if args.keep_logs is None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Section ``colocation`` of ``fleet_paced.py``: what runs, really and in virtual time, and what it shows."""
+"""Section ``colocation`` of ``paced.py``: what runs, really and in virtual time, and what it shows."""
 
 import asyncio
 import json
@@ -11,11 +11,12 @@ import numpy as np
 
 from benchmarks.fleet.colocation import INTERACTIVE, Seated, full_step_ms
 from benchmarks.fleet.colocation import requests as colocation_requests
-from benchmarks.fleet.paced_fleet import ARGUMENTS, PREDICTED, REAL, PacedFleet, StreamResult, of_log
+from benchmarks.fleet.fleet_processes import PACED_ENGINE
+from benchmarks.fleet.paced_fleet import PREDICTED, REAL, PacedFleet, StreamResult, of_log
 from sloserve.core.request import WorkloadRequest
 from sloserve.fleet.file import parse_fleet
 from sloserve.sim.experiment import MODEL, engine_class
-from sloserve.sim.fleet.live.fleet import LiveFleet
+from sloserve.sim.fleet.live.live_fleet import LiveFleet
 from sloserve.sim.fleet.loop import FleetRun
 
 Row = dict[str, Any]
@@ -36,7 +37,7 @@ ROWS = {
 
 
 def colocation_file() -> str:
-    common = (*ARGUMENTS, "--no-enable-prefix-caching", "--max-num-seqs", str(SEQS), "--policy")
+    common = (*PACED_ENGINE, "--no-enable-prefix-caching", "--max-num-seqs", str(SEQS), "--policy")
     models = {
         name: {
             "profile": "h100-llama3-8b",

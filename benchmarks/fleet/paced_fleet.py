@@ -1,4 +1,4 @@
-"""A fleet of paced engines in real processes, and clients of its gateway, for ``fleet_paced.py``.
+"""A fleet of paced engines in real processes, and clients of its gateway, for ``paced.py``.
 
 Agent, gateway and planner are the commands of `sloserve fleet`, so that a row can change one and leave the engines.
 """
@@ -6,29 +6,20 @@ Agent, gateway and planner are the commands of `sloserve fleet`, so that a row c
 import asyncio
 import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from benchmarks.fleet.fleet_processes import PACED_ENVIRONMENT, FleetProcesses
 from sloserve.client.prompts import TokenPrompts
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog
 from sloserve.fleet.gateway.keys import new_key
 
-EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-PACED = "sloserve.vllm_plugin.paced_worker.PacedWorker"
-ARGUMENTS = ("--worker-cls", PACED, "--distributed-executor-backend", EXECUTOR, "--block-size", "16", "--enforce-eager")
-ARGUMENTS += ("--stream-interval", "16")
-"""Flags of each engine. Tokens go out 16 at a time, and the first and the last at once, and the worker has no process
-of its own: else two cores would not do."""
-ENVIRONMENT = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
 PROMPTS = TokenPrompts(256)
 READY_LIMIT_S = 240.0
 REAL, PREDICTED = "", ", predicted"
@@ -65,26 +56,20 @@ class StreamResult:
         return 1.0 + share * (self.request.output_tokens - 1)
 
 
-@dataclass
-class PacedFleet:
-    """``async with`` it: agent, gateway and planner run in ``folder`` by the file ``text``.
+class PacedFleet(FleetProcesses):
+    """``async with`` it: agent, gateway and planner run in ``folder`` by the file ``text``."""
 
-    real_time: gives the fleet's processes real-time priority while a row runs.
-    """
+    port = 18741
+    warmed = False
+    """Whether every model was on each instance once."""
 
-    folder: Path
-    text: str
-    port: int = 18741
-    real_time: bool = False
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    warmed: bool = False
+    def __init__(self, folder: Path, text: str, *, real_time: bool = False) -> None:
+        self.sockets = folder / "run"
+        super().__init__(folder, {**PACED_ENVIRONMENT, "XDG_RUNTIME_DIR": str(self.sockets)}, real_time)
+        self.sockets.mkdir()
+        self.file.write_text(text)
 
     async def __aenter__(self) -> "PacedFleet":
-        self.state = self.folder / "state"
-        self.sockets = self.folder / "run"
-        for made in (self.state, self.sockets):
-            made.mkdir(parents=True)
-        self.write(self.text)
         key, digest = new_key()
         tenant = {"keys": [digest], "quota": {"requests": 8192}}
         (self.folder / "keys.yaml").write_text(json.dumps({"tenants": {"benchmark": tenant}}))
@@ -94,53 +79,19 @@ class PacedFleet:
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None),
         )
-        for name in ("agent", "planner", "gateway"):
-            self.start(name)
+        self.start("agent")
+        self.start("planner")
+        self.start_gateway()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.http.close()
-        for process in self.processes.values():
-            process.send_signal(signal.SIGTERM)
-        for process in self.processes.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(40)
-            process.kill()
+        self.stop()
 
-    def write(self, text: str) -> None:
-        """Changes the file; parts that start from now on read it."""
-        self.file = self.folder / "fleet.yaml"
-        self.file.write_text(text)
-
-    def start(self, name: str) -> None:
-        arguments = {"gateway": ["--port", str(self.port), "--keys", str(self.folder / "keys.yaml")]}.get(name, [])
-        self.processes[name] = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "sloserve.cli",
-                "fleet",
-                name,
-                str(self.file),
-                "--state",
-                str(self.state),
-                *arguments,
-            ],
-            stdout=(self.folder / f"{name}.log").open("ab"),
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **ENVIRONMENT, "XDG_RUNTIME_DIR": str(self.sockets)},
-        )
-
-    def stop(self, name: str) -> None:
-        process = self.processes.pop(name, None)
-        if process is not None:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-
-    def restart(self, name: str) -> None:
-        """As a supervisor would after a new file."""
-        self.stop(name)
-        self.start(name)
+    def start_gateway(self) -> None:
+        """It reads the file as it is now."""
+        self.stop("gateway")
+        self.start("gateway", "--port", str(self.port), "--keys", str(self.folder / "keys.yaml"))
 
     async def until_served(self, model: str) -> None:
         """A request of ``model`` is answered, which brings the model."""
@@ -154,21 +105,6 @@ class PacedFleet:
             async with self.http.post("/v1/completions", json=body, headers={"x-slo-class": "interactive"}) as answer:
                 return answer.status == 200
         return False
-
-    @contextmanager
-    def hurried(self) -> Iterator[None]:
-        """Within it what other work the machine has waits for the fleet and its clients, as far as it is let."""
-        self._schedule(os.SCHED_RR, 1)
-        try:
-            yield
-        finally:
-            self._schedule(os.SCHED_OTHER, 0)
-
-    def _schedule(self, policy: int, priority: int) -> None:
-        pids = [*_descendants([p.pid for p in self.processes.values()]), os.getpid()] if self.real_time else []
-        for thread in [thread for pid in pids for thread in _threads(pid)]:
-            with suppress(OSError):
-                os.sched_setscheduler(thread, policy, os.sched_param(priority))
 
     # Clients.
 
@@ -240,10 +176,6 @@ class PacedFleet:
                         found[model] = found.get(model, 0.0) + float(line.rpartition(" ")[2])
         return found
 
-    def cpu_s(self) -> float:
-        """CPU seconds of all its processes that live."""
-        return sum(_cpu_s(pid) for pid in _descendants([p.pid for p in self.processes.values()]))
-
 
 def of_log(log: RequestLog) -> StreamResult:
     """Returns what became of a request of a run in virtual time, as if it had been streamed."""
@@ -266,30 +198,3 @@ def body_of(request: WorkloadRequest, seed: int) -> dict[str, Any]:
 def load() -> float:
     """Returns the machine's load average over the last minute."""
     return os.getloadavg()[0]
-
-
-def _descendants(roots: Sequence[int]) -> set[int]:
-    children: dict[int, list[int]] = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(pid))
-    found, left = set(roots), list(roots)
-    while left:
-        new = children.get(left.pop(), [])
-        found |= set(new)
-        left += new
-    return found
-
-
-def _threads(pid: int) -> list[int]:
-    with suppress(OSError):
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    return []
-
-
-def _cpu_s(pid: int) -> float:
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0

@@ -1,4 +1,4 @@
-"""Sections ``models`` and ``rounds`` of ``fleet_paced.py``: what runs, really and in virtual time, and its figures."""
+"""Sections ``models`` and ``rounds`` of ``paced.py``: what runs, really and in virtual time, and its figures."""
 
 import asyncio
 import json
@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fleet.paced_fleet import ARGUMENTS, PacedFleet, StreamResult, of_log
+from benchmarks.fleet.fleet_processes import PACED_ENGINE
+from benchmarks.fleet.paced_fleet import PacedFleet, StreamResult, of_log
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.spans import Phase
-from sloserve.fleet.contract.plan import Plan, PlannedGroup, to_json
+from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup, to_json
 from sloserve.fleet.file import Fleet, parse_fleet
 from sloserve.fleet.store.records import StoredPlan
 from sloserve.fleet.store.store import open_store
 from sloserve.sim.experiment import MODEL, engine_class
-from sloserve.sim.fleet.dispatchers.registry import FleetRunName
-from sloserve.sim.fleet.experiment import FleetExperiment
+from sloserve.sim.fleet.dispatchers.by_name import FleetRunName
+from sloserve.sim.fleet.fleet_experiment import FleetExperiment
 from sloserve.sim.fleet.loop import FleetRun
 from sloserve.workloads.multi_model import FleetWorkload
 
@@ -63,7 +64,7 @@ def _models(named: dict[str, tuple[str, float]], seats: int, active_on: dict[str
             "tail": share < 0.1,
             "model": "builtin:tiny",
             "flags": {"max_num_seqs": seats, "max_num_batched_tokens": 2048, "max_model_len": 8192},
-            "arguments": [*ARGUMENTS, flag, "--policy", "fcfs"],
+            "arguments": [*PACED_ENGINE, flag, "--policy", "fcfs"],
             "active_on": active_on.get(name, []),
         }
         for name, (profile, share) in named.items()
@@ -159,7 +160,7 @@ def _lines(fleet: PacedFleet, batches: Iterable[str]) -> tuple[list[float | None
 
 
 def _swaps(fleet: PacedFleet) -> int:
-    return sum(" by rung " in line for line in (fleet.folder / "agent.log").read_text().splitlines())
+    return sum(" by method " in line for line in (fleet.folder / "agent.log").read_text().splitlines())
 
 
 async def _to_begin(fleet: PacedFleet, text: str) -> None:
@@ -175,7 +176,7 @@ async def _to_begin(fleet: PacedFleet, text: str) -> None:
         store.members.lead("benchmark", 0.1)
     finally:
         store.close()
-    fleet.write(text)
+    fleet.file.write_text(text)
     fleet.start("planner")
     await asyncio.sleep(4.0)
 
@@ -224,7 +225,7 @@ def models_predicted(section: str, name: str, seed: int) -> Row:
     logs = [of_log(r) for r in log.run.requests]
     streams = [one for one in logs if one.request.slo.slo_class.name == INTERACTIVE]
     lines_s = [one.e2e_s for one in logs if one.request.slo.slo_class.name != INTERACTIVE]
-    return models_row(streams, lines_s) | {"swaps": sum(span.phase is Phase.SWAPPING for span in log.spans)}
+    return models_row(streams, lines_s) | {"swaps": sum(span.phase is Phase.SWITCHING for span in log.spans)}
 
 
 def models_table(section: str, rows: Sequence[Row], mean: Callable[[str, str], float]) -> str:
@@ -268,8 +269,8 @@ def conversations(fleet: Fleet, seed: int) -> list[WorkloadRequest]:
 
 
 async def rounds_real(fleet: PacedFleet, name: str, seed: int) -> Row:
-    fleet.write(rounds_file(ROUTING[name]))
-    fleet.restart("gateway")
+    fleet.file.write_text(rounds_file(ROUTING[name]))
+    fleet.start_gateway()
     await fleet.until_served("chat")
     async with asyncio.timeout(60.0):
         while [_serves(one) for one in await fleet.reports()] != ["chat"] * ROUNDS_ENGINES:

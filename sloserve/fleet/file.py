@@ -25,6 +25,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
 from sloserve.files.marked_yaml import Node, load_yaml, parse_yaml
@@ -35,10 +37,9 @@ from sloserve.fleet.file_sections import (
     GatewaySection,
     HostEntry,
     ModelEntry,
-    Section,
     Switching,
 )
-from sloserve.fleet.planning.rules import QLM, Rule
+from sloserve.fleet.planner_rule import QLM, Rule
 from sloserve.fleet.router_section import FleetRouter, read_section
 from sloserve.settings import PluginSettings, file_problems, policy_problems, read_settings
 from sloserve.virtual_queues.model_swap import ModelSwap, model_swap
@@ -52,7 +53,7 @@ _STREAM_INTERVAL = "--stream-interval"
 """The flag that states the tokens per event of a stream."""
 SECTIONS = ("models", "hosts", "switching", "settings", "gateway", "batches", "router", "planner", "store", "state")
 
-_Entry = TypeVar("_Entry", bound=Section)
+_Entry = TypeVar("_Entry", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Host:
 class Fleet:
     """What the file says. active: the model that each instance starts with, where that is said. section: of settings,
     as written. swap_cost: multiple of what swaps of models are known or assumed to take. router: for requests that
-    name no model. planner: of a fleet that is run, see ``planning/rules.py``. store, state: as written.
+    name no model. planner: of a fleet that is run, see ``planner_rule.py``. store, state: as written.
     """
 
     source: str
@@ -199,12 +200,9 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
     problems += [Problem(("settings", *path), text) for path, text in wrong]
     if settings is not None and settings.http3.enabled:
         problems.append(Problem(("settings", "http3"), "engines of a fleet serve no HTTP/3; move it to gateway"))
-    switching, wrong = check_model(Switching, top["switching"].plain() if "switching" in top else {}, ("switching",))
-    problems += wrong
-    gateway, wrong = check_model(GatewaySection, top["gateway"].plain() if "gateway" in top else {}, ("gateway",))
-    problems += wrong
-    batches, wrong = check_model(BatchSection, top["batches"].plain() if "batches" in top else {}, ("batches",))
-    problems += wrong
+    switching = _section(Switching, top, "switching", problems)
+    gateway = _section(GatewaySection, top, "gateway", problems)
+    batches = _section(BatchSection, top, "batches", problems)
     router, wrong = read_section(
         top["router"].plain() if "router" in top else None,
         Path(source).parent,
@@ -228,11 +226,11 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
             models,
             hosts,
             active,
-            switching or Switching(),
+            switching,
             settings or PluginSettings(),
             section,
-            gateway=gateway or GatewaySection(),
-            batches=batches or BatchSection(),
+            gateway=gateway,
+            batches=batches,
             router=router,
             planner=planner,
             store=paths["store"],
@@ -243,6 +241,12 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
     if problems:
         raise ConfigError("\n".join(at_place(root, problem) for problem in problems))
     return fleet
+
+
+def _section(kind: type[_Entry], top: Mapping[str, Node], name: str, problems: list[Problem]) -> _Entry:
+    found, wrong = check_model(kind, top[name].plain() if name in top else {}, (name,))
+    problems += wrong
+    return found or kind()
 
 
 def _entries(kind: type[_Entry], section: Node, name: str, problems: list[Problem]) -> list[tuple[str, _Entry]]:

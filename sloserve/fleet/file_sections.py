@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.files.model import Allowed
-from sloserve.fleet.gateway.settings import GatewaySettings
-from sloserve.quic.settings import Http3Settings
+from sloserve.fleet.gateway_settings import GatewaySettings
+from sloserve.wire.optional_http3 import Http3Settings
 
 MAX_DEVICES = 1024
 

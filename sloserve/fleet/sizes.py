@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from pydantic import TypeAdapter, ValidationError
+
 from sloserve.core.errors import InvalidRequest
 
 BYTES_PER_TOKEN: Final = 4
@@ -10,21 +12,34 @@ USUAL_OUTPUT_TOKENS: Final = 256
 """Assumed length of a reply of which nothing says how long it is, before any has ended."""
 
 
-def whole(value: object) -> int | None:
-    """A count that a body states; ``None`` for what is none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None
-
-
 MOST_REPLIES: Final = 16_384
 """To one prompt: vLLM's own limit (VLLM_MAX_N_SEQUENCES)."""
+GENERATING: Final = ("/v1/chat/completions", "/v1/completions")
+"""Routes on which ``n`` is the number of replies; on others it means nothing, and vLLM does not read it."""
+
+_INT: Final = TypeAdapter(int)
+"""A number as vLLM's pydantic reads it, which takes ``"2"``, ``2.0`` and ``true`` for numbers too."""
 
 
-def replies(n: object) -> int:
+def _number(value: object) -> int | None:
+    try:
+        return _INT.validate_python(value)
+    except ValidationError:
+        return None
+
+
+def whole(value: object) -> int | None:
+    """A count that a body states, as vLLM reads it; ``None`` for what is none."""
+    count = _number(value)
+    return count if count is not None and 0 < count < 2**31 else None
+
+
+def replies(n: object, route: str) -> int:
     """How many replies a body asks for. Raises: InvalidRequest for what no engine serves, before it counts anywhere."""
-    if n is None:
+    if n is None or route not in GENERATING:
         return 1
-    count = int(n) if isinstance(n, float) and n.is_integer() else n  # vLLM reads 2.0 as 2
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_REPLIES:
+    count = _number(n)
+    if count is None or not 1 <= count <= MOST_REPLIES:
         raise InvalidRequest("n", n, f"a whole number of 1 to {MOST_REPLIES}")
     return count
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from sloserve.lso.plan import PlanError
-
 
 class ModelState(Enum):
     """Where the weights of a model are, as seen from one instance."""
@@ -128,7 +126,7 @@ class FleetPlan:
         unserved: groups whose model no instance can serve.
         late_s: lateness that this plan is expected to bring, summed over requests times weights, in seconds.
         instances_needed: where no plan that was found keeps all deadlines: how many instances would do; else ``None``.
-        solver: what made it: ``kept`` (the last plan, gone on with), ``search``, ``exact`` or ``edf``.
+        solver: what made it: ``kept`` (the last plan, gone on with), ``search``, or the name of a rule.
     """
 
     queues: Mapping[str, tuple[int, ...]]
@@ -168,26 +166,3 @@ class FleetPlanner(Protocol):
         fit together.
         """
         ...
-
-
-def check_fleet_plan(plan: FleetPlan, state: FleetState) -> None:
-    """Raises PlanError unless each group is planned once, on an instance that is there and can serve its model."""
-    models = {group.ref: group.model for group in state.groups}
-    serves = {instance.name: instance.models for instance in state.instances}
-    found: set[int] = set()
-    for name, queue in plan.queues.items():
-        if name not in serves:
-            raise PlanError(f"queues: no instance is named {name!r}")
-        for ref in queue:
-            if ref not in models:
-                raise PlanError(f"queue of {name!r}: there is no group {ref}")
-            if ref in found:
-                raise PlanError(f"queue of {name!r}: group {ref} is planned twice")
-            if models[ref] not in serves[name]:
-                raise PlanError(f"queue of {name!r}: group {ref} asks for {models[ref]!r}, which it cannot serve")
-            found.add(ref)
-    nowhere = {ref for ref, model in models.items() if not any(model in can for can in serves.values())}
-    if set(plan.unserved) != nowhere:
-        raise PlanError(f"unserved: {sorted(plan.unserved)}; no instance can serve {sorted(nowhere)}")
-    if missing := models.keys() - found - nowhere:
-        raise PlanError(f"queues: groups {sorted(missing)} are in none")

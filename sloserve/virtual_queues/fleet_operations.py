@@ -1,7 +1,7 @@
-"""What a virtual queue asks of its instance: pull, preempt, park, swap the model, keep models warm. Plain values.
+"""What a virtual queue asks of its instance: pull, preempt, park, switch models, keep models warm. Plain values.
 
 The order of the queue says it all: its first groups, as long as they are of the active model, are pulled from; a head
-of another model ends pulling, and the model is swapped once what streams has ended; models further back are kept in
+of another model ends pulling, and the model is switched once what streams has ended; models further back are kept in
 host memory, in the order of the queue, as far as there is room. Running requests give way only when the head has
 changed. Whether the KV of a request that gives way is dropped or swapped is decided for each request by its cost
 (``lso/swapping.py``), inside the engine.
@@ -31,7 +31,7 @@ class FleetOperations:
         preempt: groups whose running requests give way to the first of ``pull``, in this order, as far as it needs.
         park: groups whose running requests that do not stream return to the queue with their tokens so far, since
             their model leaves.
-        activate: the model to swap in once nothing runs; ``None`` where the active one stays.
+        switch_to: the model to switch to once nothing runs; ``None`` where the active one stays.
         warm: models to have in host memory, the most needed first.
         drop: models to remove from host memory.
     """
@@ -39,7 +39,7 @@ class FleetOperations:
     pull: tuple[int, ...] = ()
     preempt: tuple[int, ...] = ()
     park: tuple[int, ...] = ()
-    activate: str | None = None
+    switch_to: str | None = None
     warm: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
 
@@ -79,7 +79,7 @@ def fleet_operations(
     drop = tuple(model for model in sorted(warm) if model not in kept and model != stays)
     if head is None or comes is not None:
         park = tuple(one.ref for one in running) if comes is not None else ()
-        return FleetOperations(park=park, activate=comes, warm=tuple(kept), drop=drop)
+        return FleetOperations(park=park, switch_to=comes, warm=tuple(kept), drop=drop)
     others = next((k for k, one in enumerate(queue) if one.model != active), len(queue))
     later = sorted((one for one in running if one.ref != head.ref and one.due_s > head.due_s), key=_latest_first)
     return FleetOperations(

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from sloserve.core.slo import DEFAULT_CLASSES
-from sloserve.fleet.agent.flights import Flights
-from sloserve.fleet.agent.in_flight import flight_of
+from sloserve.fleet.agent.awaited_requests import AwaitedRequests
+from sloserve.fleet.agent.engine_requests import stream_of
 from sloserve.fleet.file import EngineStart
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
@@ -66,14 +66,14 @@ def test_replies_that_come_16_tokens_at_a_time_are_expected_as_long_as_they_are(
 
 def test_a_door_counts_tokens_of_what_it_has() -> None:
     """An instance with 8 replies of 300 tokens left told the planner that it had 8 of 20, and was taken for free."""
-    flights = Flights(16)
+    requests = AwaitedRequests(16)
     body = json.dumps({"prompt": "x" * 40, "max_tokens": 500, "stream": True}).encode()
-    flight, several = flight_of("m", False, body, 0.0), flight_of("m", False, body[:-1] + b', "n": 2}', 0.0)
-    flight.answer = Answer(stream(10))
-    flights.begin(flight)
-    assert flights.sums().context_tokens == len(body) / 4 + 1 + 10 * 16
-    assert flights.sums().longest_output_tokens == USUAL_OUTPUT_TOKENS - 161
-    flights.ended(flight, 3.0, broken=False)
+    request, several = stream_of("m", body, 0.0), stream_of("m", body[:-1] + b', "n": 2}', 0.0)
+    request.answer = Answer(stream(10))
+    requests.begin(request)
+    assert requests.sums().context_tokens == len(body) / 4 + 1 + 10 * 16
+    assert requests.sums().longest_output_tokens == USUAL_OUTPUT_TOKENS - 161
+    requests.ended(request, 3.0, broken=False)
     assert several.max_tokens is None
 
 

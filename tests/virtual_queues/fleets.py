@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.estimator.completion.queue_backlog import EngineSize
+from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState, RunningSums
 from sloserve.virtual_queues.model_swap import ModelSwap

@@ -12,8 +12,8 @@ from sloserve.virtual_queues.contract import (
     GroupSums,
     InstanceState,
     ModelState,
-    check_fleet_plan,
 )
+from tests.virtual_queues.checks import check_fleet_plan
 
 
 def group(ref: int, model: str) -> GroupSums:

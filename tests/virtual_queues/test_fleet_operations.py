@@ -19,14 +19,14 @@ CODE, TAIL = Queued(3, "code", 50.0), Queued(4, "tail", math.inf)
 
 def test_pulls_from_the_head_up_to_the_first_group_of_another_model() -> None:
     found = asked([CHAT, MORE_CHAT, CODE, Queued(5, "chat", 99.0)])
-    assert (found.pull, found.activate, found.park) == ((1, 2), None, ())
+    assert (found.pull, found.switch_to, found.park) == ((1, 2), None, ())
     assert asked([]) == FleetOperations()
 
 
 def test_a_head_of_another_model_ends_pulling_and_parks_what_runs() -> None:
     found = asked([CODE, CHAT], running=[CHAT, MORE_CHAT])
-    assert (found.pull, found.preempt, found.park, found.activate) == ((), (), (1, 2), "code")
-    assert asked([CODE], active=None).activate == "code"
+    assert (found.pull, found.preempt, found.park, found.switch_to) == ((), (), (1, 2), "code")
+    assert asked([CODE], active=None).switch_to == "code"
 
 
 def test_a_new_head_makes_later_ones_give_way_the_latest_first_and_once() -> None:
@@ -42,6 +42,6 @@ def test_models_further_back_are_warm_in_the_order_of_the_queue() -> None:
     assert (found.warm, found.drop) == (("tail", "code"), ("huge",))
     # A model that leaves stays warm, before those that nothing asks for.
     left = asked([CODE], warm=("code", "tail"))
-    assert (left.activate, left.warm, left.drop) == ("code", ("chat", "tail"), ())
+    assert (left.switch_to, left.warm, left.drop) == ("code", ("chat", "tail"), ())
     assert asked([CODE], warm=("code", "tail"), host_bytes=16).drop == ("tail",)
     assert asked([CHAT], warm=("tail",), host_bytes=0).drop == ("tail",)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sloserve.virtual_queues.contract import FleetState, RunningSums, check_fleet_plan
-from sloserve.virtual_queues.planner import QLMPlanner
+from sloserve.virtual_queues.contract import FleetState, RunningSums
 from sloserve.virtual_queues.problem import PlanSettings
+from sloserve.virtual_queues.qlm_planner import QLMPlanner
+from tests.virtual_queues.checks import check_fleet_plan
 from tests.virtual_queues.fleets import MODELS, SERVING_OF, cold, group, instance, state
 
 

@@ -6,8 +6,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -15,7 +14,7 @@ from typing import Final
 import uvicorn
 
 from sloserve.core.clock import Clock, SystemClock
-from sloserve.core.errors import ConfigError, StoreError
+from sloserve.core.errors import ConfigError
 from sloserve.fleet.agent.costs import Costs
 from sloserve.fleet.agent.door_server import DoorServer
 from sloserve.fleet.agent.engine import EngineLimits
@@ -26,15 +25,16 @@ from sloserve.fleet.agent.instance import Instance, NoDurableWork
 from sloserve.fleet.agent.memory import HostMemory
 from sloserve.fleet.contract.door import DurableWork
 from sloserve.fleet.contract.reports import AgentReport, to_json
-from sloserve.fleet.http import KEEP_ALIVE_S, bounded_http
+from sloserve.fleet.http import KEEP_ALIVE_S, EmbeddedServer, bounded_http
 from sloserve.fleet.store.members import Members
+from sloserve.fleet.supervised import Faults, supervised
 
 logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
 _UNIX: Final = "unix:"
-_LOGS_EVERY: Final = 10
-"""Beats between looks at the sizes of logs."""
+_LOGS_EVERY_S: Final = 10.0
+"""Between looks at the sizes of logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,6 @@ class AgentSettings:
     host_memory_bytes: int = 0
     drain_max_s: float = 60.0
     limits: EngineLimits = EngineLimits()
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to the process that it is a part of."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Agent:
@@ -103,8 +95,6 @@ class Agent:
         self.instances: dict[str, Instance] = {}
         self.plan: Callable[[], tuple[int, int] | None] = lambda: None
         """Term and version of the plan that is followed; to be set by who follows it."""
-        self._tasks: list[asyncio.Task[None]] = []
-        self._server: uvicorn.Server | None = None
 
     @property
     def id(self) -> str:
@@ -156,46 +146,40 @@ class Agent:
             log_config=None,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
-        self._server = _Server(config)
-        self._tasks = [asyncio.create_task(self._server.serve([listening])), asyncio.create_task(self._beat())]
+        self._server = EmbeddedServer(config)
+        loops = [
+            supervised(f"{self.id} gives no sign of life", self._beat, BEAT_S),
+            supervised(f"logs in {self._logs} are not rotated", self._rotate_logs, _LOGS_EVERY_S),
+        ]
+        self._loops = [asyncio.create_task(loop) for loop in loops]
+        self._serving = asyncio.create_task(self._server.serve([listening]))
         return self
 
     async def drain(self) -> None:
-        """Takes no more requests, and waits until those that run end, for the time that streams have at a swap."""
+        """Takes no more requests, and waits until those that run end, for the time that streams have at a switch."""
         await asyncio.gather(*(one.drain(self._settings.drain_max_s) for one in self.instances.values()))
 
     async def __aexit__(self, *_: object) -> None:
-        if self._server is not None:
-            self._server.should_exit = self._server.force_exit = True
+        self._server.should_exit = self._server.force_exit = True
         await asyncio.gather(*(instance.close() for instance in self.instances.values()))
         await self._launcher.close()
-        self._tasks[1].cancel()
-        await asyncio.wait(self._tasks)
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(self._serving, *self._loops, return_exceptions=True)
         if self._members is not None:
-            await self._told(self._members.leave, self.id)
+            with Faults(f"{self.id} cannot say that it ends"):
+                await asyncio.to_thread(self._members.leave, self.id)
         shutil.rmtree(self._run_folder, ignore_errors=True)
 
     async def _beat(self) -> None:
-        """Signs of life, as long as there is a store to have them. Keeps logs small besides."""
-        beats = 0
-        while True:
-            try:
-                if self._members is not None:
-                    await self._told(self._members.beat, self.id, to_json(self.report()))
-                if beats % _LOGS_EVERY == 0:
-                    await asyncio.to_thread(self._rotate_logs)
-            except Exception:  # a fault of ours must not end signs of life for good: gateways would forget this agent
-                logger.exception("agent %s gives no sign of life", self.id)
-            beats += 1
-            await asyncio.sleep(BEAT_S)
+        """Gives a sign of life, if there is a store to have it."""
+        if self._members is not None:
+            await asyncio.to_thread(self._members.beat, self.id, to_json(self.report()))
 
-    async def _told(self, call: Callable[..., None], *args: object) -> None:
-        try:
-            await asyncio.to_thread(call, *args)
-        except StoreError as error:
-            logger.warning("agent %s cannot report to the store: %s", self.id, error)
+    async def _rotate_logs(self) -> None:
+        await asyncio.to_thread(self._rotated)
 
-    def _rotate_logs(self) -> None:
+    def _rotated(self) -> None:
         for path in self._logs.glob("*.log"):
             try:
                 rotate(path)

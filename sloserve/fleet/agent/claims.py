@@ -18,7 +18,7 @@ _LEAST_CLAIMED: Final = 16
 
 
 @dataclass(eq=False, slots=True)
-class Line:
+class ClaimedLine:
     """One claimed request.
 
     Args:
@@ -42,6 +42,11 @@ class Line:
         """What its attempt leaves to go on from, beside what the store has."""
         return None if self.reply is None else self.reply.progress()
 
+    @property
+    def leaves_well(self) -> bool:
+        """Whether nothing is lost of it when it is aborted now."""
+        return not self.is_sent or self.has_ended or self.progress is not None
+
 
 @dataclass(eq=False, slots=True)
 class HeldClaim:
@@ -50,7 +55,7 @@ class HeldClaim:
     id: int
     lease: Lease
     alone: bool
-    lines: dict[str, Line] = field(default_factory=dict)
+    lines: dict[str, ClaimedLine] = field(default_factory=dict)
 
     @classmethod
     def of(cls, claim: Claim, lease: Lease, model: str, asked_s: float) -> "HeldClaim":
@@ -58,7 +63,7 @@ class HeldClaim:
         lines = {}
         for one in claim.requests:
             due_s = math.inf if one.left_s is None else asked_s + one.left_s
-            lines[one.id] = Line(one, model, due_s)
+            lines[one.id] = ClaimedLine(one, model, due_s)
         return cls(claim.id, lease, claim.alone, lines)
 
     @property
@@ -100,7 +105,7 @@ def may_leave(loses_nothing: bool, any_runs: bool, streams: int) -> bool:
 
 
 @dataclass(eq=False, slots=True)
-class Work:
+class InstanceWork:
     """What one instance works on.
 
     is_open: it may pull. order: groups to pull from, the first first. empty: groups of these in which nothing was
@@ -115,9 +120,20 @@ class Work:
     pending_crashes: int = 0
     claims: dict[int, HeldClaim] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    task: "asyncio.Task[None] | None" = None
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[ClaimedLine]:
         """All that have no committed result."""
         return [line for claim in self.claims.values() for line in claim.lines.values()]
+
+    def ended(self, claim: HeldClaim, line: ClaimedLine) -> None:
+        """The result of the line is committed."""
+        claim.lines.pop(line.claimed.id, None)
+        if not claim.lines:
+            self.claims.pop(claim.id, None)
+
+    def look_again(self) -> None:
+        """There may be suspects, and lines in groups that had none."""
+        self.has_suspects = True
+        self.empty = set()
+        self.wake.set()

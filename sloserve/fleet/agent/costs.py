@@ -1,7 +1,8 @@
-"""What swaps of models have taken on this host, kept in a file so that it outlives the agent.
+"""What switches of models have taken on this host, kept in a file so that it outlives the agent.
 
-Each step of a swap is measured by itself: a model that goes to sleep, and one that comes, by its rung. A pair of models
-that was never seen is the sum of its steps. The agent reports both, and the planner takes them over what profiles say.
+Each step of a switch is measured by itself: a model that goes to sleep, and one that comes, by its method. A pair of
+models that was never seen is the sum of its steps. The agent reports both, and the planner takes them over what
+profiles say.
 """
 
 import json
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from sloserve.fleet.agent.rungs import Rung
+from sloserve.fleet.agent.switch_methods import SwitchMethod
 from sloserve.fleet.contract.reports import MeasuredSwap
 from sloserve.virtual_queues.contract import ModelState
 
@@ -21,18 +22,18 @@ _LATEST: Final = 0.3
 """Least weight of the latest measurement in a mean."""
 _SLEEP: Final = "sleep_s"
 _FIELDS: Final = {
-    Rung.WAKE: "wake_s",
-    Rung.RELOAD: "reload_s",
-    Rung.IN_PLACE: "in_place_s",
-    Rung.FORKED: "forked_start_s",
-    Rung.COLD: "start_s",
-    Rung.ADAPTER: "adapter_s",
+    SwitchMethod.WAKE: "wake_s",
+    SwitchMethod.RELOAD: "reload_s",
+    SwitchMethod.IN_PLACE: "in_place_s",
+    SwitchMethod.FORKED: "forked_start_s",
+    SwitchMethod.COLD: "start_s",
+    SwitchMethod.ADAPTER: "adapter_s",
 }
 
 
 class Costs:
-    """Measured times of swaps on one kind of device. path: the file, which need not exist; one that cannot be read is
-    written anew.
+    """Measured times of switches on one kind of device. path: the file, which need not exist; one that cannot be read
+    is written anew.
     """
 
     def __init__(self, path: Path, device: str) -> None:
@@ -46,25 +47,25 @@ class Costs:
         """The model has gone to sleep, or has otherwise left the device."""
         self._note(model, _SLEEP, seconds)
 
-    def note_coming(self, model: str, rung: Rung, seconds: float) -> None:
+    def note_switch(self, model: str, method: SwitchMethod, seconds: float) -> None:
         """The model has come, its check included."""
-        if rung is not Rung.WAKE:
-            self._last[model] = _FIELDS[rung]
-        self._note(model, _FIELDS[rung], seconds)
+        if method is not SwitchMethod.WAKE:
+            self._last[model] = _FIELDS[method]
+        self._note(model, _FIELDS[method], seconds)
 
     def sleep_s(self, model: str) -> float | None:
         """``None`` for what was never measured."""
         return self._of(model, _SLEEP)
 
-    def coming_s(self, model: str, rung: Rung) -> float | None:
-        return self._of(model, _FIELDS[rung])
+    def switch_s(self, model: str, method: SwitchMethod) -> float | None:
+        return self._of(model, _FIELDS[method])
 
     def swaps(self, models: Iterable[str]) -> tuple[MeasuredSwap, ...]:
-        """All swaps between these models whose steps were measured."""
+        """All switches between these models whose steps were measured."""
         names, found = list(models), []
         for coming in names:
-            ways = ((ModelState.WARM, self.coming_s(coming, Rung.WAKE)), (ModelState.COLD, self._cold_s(coming)))
-            for state, comes_s in ways:
+            warm_s, cold_s = self.switch_s(coming, SwitchMethod.WAKE), self._cold_s(coming)
+            for state, comes_s in ((ModelState.WARM, warm_s), (ModelState.COLD, cold_s)):
                 for leaving in (None, *names):
                     leaves_s = 0.0 if leaving is None else self.sleep_s(leaving)
                     if comes_s is not None and leaves_s is not None and leaving != coming:
@@ -95,7 +96,7 @@ class Costs:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.warning("measured costs of swaps in %s cannot be read, and are measured anew: %s", self._path, error)
+            logger.warning("costs of switches in %s cannot be read, and are measured anew: %s", self._path, error)
 
     def _write(self) -> None:
         scratch = self._path.with_suffix(".new")
@@ -103,4 +104,4 @@ class Costs:
             scratch.write_text(json.dumps({self._device: {"steps": self._steps, "last": self._last}}, indent=1))
             os.replace(scratch, self._path)
         except OSError as error:  # it is measured again after a restart
-            logger.warning("measured costs of swaps cannot be written to %s: %s", self._path, error)
+            logger.warning("costs of switches cannot be written to %s: %s", self._path, error)

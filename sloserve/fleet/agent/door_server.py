@@ -7,16 +7,17 @@ agent alone. Neither prompts nor replies are logged.
 import asyncio
 import hmac
 import logging
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import unquote
 
+from sloserve.core.errors import BodyTooLarge
 from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Door, Refusal, Refused
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.wire.asgi import (
     CLOSE,
-    BodyTooLarge,
     ClientLeft,
     Receive,
     Scope,
@@ -24,10 +25,9 @@ from sloserve.wire.asgi import (
     answer_json,
     bearer,
     first,
-    opened,
-    read_body,
     refuse,
 )
+from sloserve.wire.opening import BodyLimits, open_request
 
 logger = logging.getLogger(__name__)
 
@@ -61,16 +61,15 @@ class DoorServer:
             message = f"there are GET /state, and for {', '.join(self._doors)} routes that clients may use"
             await refuse(send, HTTPStatus.NOT_FOUND, message, headers=[CLOSE])
             return
-        request = await opened(scope, send)
+        request = await open_request(scope, receive, send, BodyLimits(MAX_BODY_BYTES, whole_s=math.inf))
         if request is None:
             return
-        scope, send, request_id = request
+        scope, send, request_id = request.scope, request.send, request.id
         try:
-            body = await read_body(receive, MAX_BODY_BYTES)
+            body = await request.body.read()
             await _unless_left(receive, self._serve(door, path, scope, body, send))
-        except BodyTooLarge:
-            message = f"request body: more than {MAX_BODY_BYTES} bytes"
-            await refuse(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, headers=[CLOSE])
+        except BodyTooLarge as error:
+            await request.refuse(error)
         except ClientLeft:
             return
         except Refused as refused:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sloserve.core.errors import EngineError
+from sloserve.fleet.agent.awaited_requests import AwaitedRequests
 from sloserve.fleet.agent.engine_client import EngineClient, EngineLate
+from sloserve.fleet.agent.engine_places import EnginePlaces
 from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
-from sloserve.fleet.agent.flights import Flights
-from sloserve.fleet.agent.places import Places
 
 _READY_POLL_S: Final = 0.05
 _STEPS: Final = 10.0
@@ -55,13 +55,13 @@ class Engine:
         self.parked = 0
         """Requests that it keeps over its sleep."""
         self.adapters: set[str] = set()
-        self.flights = Flights(model.tokens_an_event)
+        self.requests = AwaitedRequests(model.tokens_an_event)
         self.ended = asyncio.create_task(process.wait())
         self._limits = limits
 
     @property
-    def places(self) -> Places:
-        return Places(self.model.max_num_seqs)
+    def places(self) -> EnginePlaces:
+        return EnginePlaces(self.model.max_num_seqs)
 
     @property
     def serves(self) -> set[str]:
@@ -132,7 +132,7 @@ class Engine:
             await self._call("/wake_up")
         self.level = self.parked = 0
 
-    async def become(self, model: ServedModel) -> None:
+    async def read_weights(self, model: ServedModel) -> None:
         """Reads the weights of a model that is built alike, in place of its own, and takes its name."""
         await self._call("/sloserve/reload", {"weights_path": model.model, "model": model.name})
         self.model = model

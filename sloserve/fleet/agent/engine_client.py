@@ -70,7 +70,7 @@ class EngineClient:
 
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, ended: Callable[[bool], None]
-    ) -> "EngineAnswer":
+    ) -> "EngineStream":
         """Passes a request on. ended: called once when it has, with whether the engine broke it off.
 
         Raises: Refused with ``DIED`` where the engine breaks off before its answer begins.
@@ -85,7 +85,7 @@ class EngineClient:
         except BaseException:
             ended(False)
             raise
-        return EngineAnswer(answer, ended)
+        return EngineStream(answer, ended)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -109,7 +109,7 @@ async def _text(answer: aiohttp.ClientResponse) -> str:
     return body.decode(errors="replace")
 
 
-class EngineAnswer(AsyncIterator[bytes]):
+class EngineStream(AsyncIterator[bytes]):
     """What an engine answers: an iterator over the body, to be closed.
 
     Raises from ``__anext__``: ConnectionResetError where the engine breaks off, or the request was ended; Refused where

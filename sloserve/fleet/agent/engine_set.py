@@ -1,4 +1,4 @@
-"""The engines of one instance: one is active, others sleep. Brings a model by the cheapest rung that is valid."""
+"""The engines of one instance: one is active, others sleep. Switches between models by the cheapest valid method."""
 
 import asyncio
 import itertools
@@ -19,7 +19,7 @@ from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_logs import log_path
 from sloserve.fleet.agent.engine_spec import EngineSpec, Launcher, ServedModel
 from sloserve.fleet.agent.memory import HostMemory
-from sloserve.fleet.agent.rungs import Rung, Situation, choose
+from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
 from sloserve.settings import ADMIN_KEY
 from sloserve.virtual_queues.contract import ModelState
 
@@ -83,40 +83,38 @@ class EngineSet:
     @property
     def parked(self) -> dict[str, int]:
         """Streams that wait in sleeping engines, by model."""
-        return {e.model.name: len(e.flights) for e in self._engines if e is not self.active and len(e.flights)}
+        return {e.model.name: len(e.requests) for e in self._engines if e is not self.active and len(e.requests)}
 
-    def expected(self, model: ServedModel) -> tuple[Rung, float]:
-        """By which rung it would come now, and in how many seconds."""
+    def expected(self, model: ServedModel) -> tuple[SwitchMethod, float]:
+        """By which method it would come now, and in how many seconds."""
         at, costs = self._situation(model), self._host.costs
         leaves_s = 0.0 if self.active is None else costs.sleep_s(self.active.model.name) or 1.0
-        return choose(at, lambda rung: costs.coming_s(model.name, rung), leaves_s)
+        return choose(at, lambda method: costs.switch_s(model.name, method), leaves_s)
 
-    async def bring(self, model: ServedModel) -> Rung:
+    async def switch(self, model: ServedModel) -> None:
         """Has the model take the active one's place, whose requests have ended or are parked.
 
-        A rung that fails is followed by the start of a new engine. Raises: EngineError where that fails too; then none
-        is active, unless an adapter was to be loaded.
+        A method that fails is followed by the start of a new engine. Raises: EngineError where that fails too; then
+        none is active, unless an adapter was to be loaded.
         """
-        rung, _ = self.expected(model)
+        method, _ = self.expected(model)
         try:
-            await self._come(model, rung)
+            await self._switch_by(model, method)
         except EngineError as error:
-            if rung in (Rung.ADAPTER, Rung.FORKED, Rung.COLD):
+            if method is SwitchMethod.ADAPTER or method.starts:
                 raise
             logger.warning(
-                "%s: model %s could not be activated by rung %s: %s", self._instance, model.name, rung, error
+                "%s: model %s could not be switched to by method %s: %s", self._instance, model.name, method, error
             )
-            await self._remove(self.active if rung is Rung.IN_PLACE else self._holder(model))
-            rung = Rung.FORKED
-            await self._come(model, rung)
-        return rung
+            await self._remove(self.active if method is SwitchMethod.IN_PLACE else self._holder(model))
+            await self._switch_by(model, SwitchMethod.FORKED)
 
     async def keep(self, names: tuple[str, ...]) -> None:
         """Ends engines that sleep with weights of other models. Such as keep requests stay."""
         self.wish = names
         wanted = self._wanted()
         for engine in [e for e in self._engines if e is not self.active and e.level == 1]:
-            if engine.model.name not in wanted and not len(engine.flights):
+            if engine.model.name not in wanted and not len(engine.requests):
                 await self._remove(engine)
 
     async def close(self) -> None:
@@ -124,43 +122,43 @@ class EngineSet:
         for task in self._watching:
             task.cancel()
         for engine in self._engines:
-            engine.flights.abort()  # an answer that is held and not read would keep its connection
+            engine.requests.abort()  # an answer that is held and not read would keep its connection
         await asyncio.gather(*(self._remove(engine) for engine in list(self._engines)))
 
-    # Coming.
+    # Switching.
 
-    async def _come(self, model: ServedModel, rung: Rung) -> None:
+    async def _switch_by(self, model: ServedModel, method: SwitchMethod) -> None:
         host, base = self._host, self._base(model)
-        if rung not in (Rung.ADAPTER, Rung.IN_PLACE) and self.active is not None:
+        if not method.stays and self.active is not None:
             await self._leave(self.active, base)
         begun_s = host.clock.monotonic_s()
-        engine = self.active if rung in (Rung.ADAPTER, Rung.IN_PLACE) else self._holder(base)
-        if rung in (Rung.FORKED, Rung.COLD):
+        engine = self.active if method.stays else self._holder(base)
+        if method.starts:
             engine = await self._start(base)
-            rung = Rung.FORKED if engine.process.is_forked else Rung.COLD
+            method = SwitchMethod.FORKED if engine.process.is_forked else SwitchMethod.COLD
         elif engine is None:
             raise EngineError("its engine has died meanwhile")
-        elif rung is Rung.IN_PLACE:
-            await engine.become(base)
-        elif rung in (Rung.WAKE, Rung.RELOAD):
+        elif method is SwitchMethod.IN_PLACE:
+            await engine.read_weights(base)
+        elif not method.stays:
             await engine.wake()
             host.memory.free(self._instance, base.name)
         self.active = engine
         try:
-            if rung is not Rung.ADAPTER:
-                check = host.canaries.record if rung in (Rung.FORKED, Rung.COLD) else host.canaries.check
+            if method is not SwitchMethod.ADAPTER:
+                check = host.canaries.record if method.starts else host.canaries.check
                 await check(engine, base.name)
             if model is not base:
                 if model.name not in engine.adapters:
                     await engine.load_adapter(model)
                 await host.canaries.check(engine, model.name)
         except EngineError:
-            if rung in (Rung.FORKED, Rung.COLD):
+            if method.starts:
                 await self._remove(engine)
             raise
         seconds = host.clock.monotonic_s() - begun_s
-        host.costs.note_coming(model.name, rung, seconds)
-        logger.info("%s: model %s was activated by rung %s in %.2f s", self._instance, model.name, rung, seconds)
+        host.costs.note_switch(model.name, method, seconds)
+        logger.info("%s: model %s serves, by method %s in %.2f s", self._instance, model.name, method, seconds)
 
     async def _start(self, model: ServedModel) -> Engine:
         host, key = self._host, secrets.token_urlsafe(16)
@@ -201,12 +199,12 @@ class EngineSet:
             keeps = await self._make_room(engine, coming)
             if keeps:  # before it takes the room, which other instances of the host look for too
                 self._host.memory.hold(self._instance, name, engine.model.weights_bytes)
-            if len(engine.flights) and keeps:
+            if len(engine.requests) and keeps:
                 parked = await engine.park()
                 logger.info("%s: %d requests of model %s are parked", self._instance, parked, name)
             else:
-                engine.flights.abort()
-                await engine.flights.empty(_ABORT_S)
+                engine.requests.abort()
+                await engine.requests.empty(_ABORT_S)
                 await engine.sleep(1 if keeps else 2)
             await self._limit_empty(coming)
         except EngineError as error:
@@ -222,14 +220,14 @@ class EngineSet:
         memory, weights_bytes, names = self._host.memory, engine.model.weights_bytes, self._wanted()
         order = {name: place for place, name in enumerate(names)}
         own = order.get(engine.model.name, len(names))
-        if own == len(names) and not len(engine.flights):
+        if own == len(names) and not len(engine.requests):
             return False
         memory.free(self._instance, coming.name)
         asleep = [(order.get(e.model.name, len(names) + 1), e) for e in self._engines if e.level == 1]
         for place, other in sorted(asleep, key=lambda found: found[0], reverse=True):
             if memory.has_room(weights_bytes) or place <= own:
                 break
-            if other.model is not coming and not len(other.flights):
+            if other.model is not coming and not len(other.requests):
                 await self._remove(other)
         return memory.has_room(weights_bytes)
 
@@ -278,7 +276,7 @@ class EngineSet:
         return Situation(
             base_is_active=active is not None and holder is active,
             is_alike=active is not None
-            and not len(active.flights)
+            and not len(active.requests)
             and base is model
             and holder is None
             and not active.adapters

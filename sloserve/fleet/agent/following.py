@@ -13,17 +13,17 @@ from concurrent.futures import Executor
 from typing import Final
 
 from sloserve.core.clock import Clock
-from sloserve.core.errors import StoreError
 from sloserve.fleet.agent.claims import Pull
 from sloserve.fleet.agent.orders import agendas, planned, unplanned
 from sloserve.fleet.agent.pulling import Pulling
 from sloserve.fleet.contract.door import Door
-from sloserve.fleet.contract.plan import plan_of
+from sloserve.fleet.contract.plan_in_force import plan_of
 from sloserve.fleet.file import Fleet
-from sloserve.fleet.planning.groups import durable_groups
-from sloserve.fleet.planning.queued import Queued as QueuedGroups
-from sloserve.fleet.planning.snapshot import Members, fleet_state
+from sloserve.fleet.planning.cached_sums import CachedSums
+from sloserve.fleet.planning.snapshot import LiveMembers, fleet_state
+from sloserve.fleet.planning.waiting_groups import durable_groups
 from sloserve.fleet.store.store import Store
+from sloserve.fleet.supervised import Faults, supervised
 from sloserve.virtual_queues.fleet_operations import Queued
 
 logger = logging.getLogger(__name__)
@@ -51,9 +51,10 @@ class Following:
         self._fleet, self._pulling, self._store = fleet, pulling, store
         self._doors = {door.name: door for door in doors}
         self._clock, self._executor = clock, executor
-        self._queued = QueuedGroups(store.requests, clock)
+        self._queued = CachedSums(store.requests, clock)
         self._queues: Mapping[str, Sequence[Queued]] = {}
 
+        self._faults = Faults("an instance does not do as the plan says")
         self._switches: dict[str, asyncio.Task[None]] = {}
         self._warming: dict[str, tuple[tuple[str, ...], asyncio.Task[None]]] = {}
         self._agendas = agendas(fleet, self._doors)
@@ -62,18 +63,7 @@ class Following:
 
     async def run(self) -> None:
         """Looks at the plan until it is cancelled. While the store is away the last one holds."""
-        away = False
-        while True:
-            try:
-                await self.step()
-                away = False
-            except StoreError as error:
-                if not away:
-                    logger.warning("the plan cannot be read; the last one is followed: %s", error)
-                away = True
-            except Exception:  # a fault of ours must not end following for good
-                logger.exception("a look at the plan failed")
-            await asyncio.sleep(LOOK_S)
+        await supervised("no plan is read, and the last one is followed", self.step, LOOK_S)
 
     async def step(self) -> None:
         """One look, and what follows from it. Raises: StoreError, once the instances have their orders."""
@@ -100,7 +90,7 @@ class Following:
         now_s = self._store.now_s()
         if plan is not None and abs(now_s - plan.made_s) < STALE_S:  # the store's clock may have been set back
             return {name: planned(plan, name) for name in {*plan.queues, *self._doors}}
-        members = Members.of(self._store.members.agents())
+        members = LiveMembers.of(self._store.members.agents())
         state, _ = fleet_state(now_s, durable_groups(self._queued.sums()), members, {}, None)
         return {name: unplanned(name, plan, state, self._fleet.switching.max_wait_s) for name in self._doors}
 
@@ -113,8 +103,8 @@ class Following:
             door.report(), queue, (one for name in self._queues for one in self._queues[name])
         )
         self._pulling.follow(door.name, [Pull(one.ref, one.model) for one in orders.pull])
-        if orders.activate is not None:
-            self._switch(door, orders.activate, orders.warm or ())
+        if orders.switch_to is not None:
+            self._switch(door, orders.switch_to, orders.warm or ())
         elif orders.warm is not None:
             self._keep_warm(door, orders.warm)
 
@@ -123,12 +113,11 @@ class Following:
 
         async def switch() -> None:
             try:
-                self._warming.pop(door.name, None)
-                await door.keep_warm(warm)
-                if not await door.activate(model):
-                    logger.warning("%s: model %s could not be activated", door.name, model)
-            except Exception:  # the agent's fault must not end following
-                logger.exception("%s: the switch to %s failed", door.name, model)
+                with self._faults:  # the agent's, which must not end following
+                    self._warming.pop(door.name, None)
+                    await door.keep_warm(warm)
+                    if not await door.switch(model):
+                        logger.warning("%s: model %s could not be switched to", door.name, model)
             finally:
                 self._switches.pop(door.name, None)
 
@@ -140,9 +129,7 @@ class Following:
             return
 
         async def keep() -> None:
-            try:
+            with self._faults:
                 await door.keep_warm(models)
-            except Exception:
-                logger.exception("%s: models %s are not kept warm", door.name, ", ".join(models))
 
         self._warming[door.name] = models, asyncio.create_task(keep())

@@ -1,8 +1,8 @@
 """One instance of an agent's: the door to its engines, and the model that serves.
 
-    EMPTY ──activate──▶ SWAPPING ──▶ SERVING ──activate──▶ DRAINING ──▶ SWAPPING ──▶ SERVING
-                           │            │ engine dies          │
-                           └──fails──▶ FAILED ──new engine─────┴──▶ SERVING
+    EMPTY ──switch──▶ SWITCHING ──▶ SERVING ──switch──▶ DRAINING ──▶ SWITCHING ──▶ SERVING
+                          │            │ engine dies        │
+                          └──fails──▶ FAILED ──new engine───┴──▶ SERVING
 
 One transition runs at a time. From its begin to its end every request is refused: a paused engine would queue it in
 silence. An adapter of the active model comes without a transition.
@@ -16,14 +16,16 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from sloserve.core.errors import EngineError
+from sloserve.core.spans import Phase
 from sloserve.fleet.agent.engine import Engine
+from sloserve.fleet.agent.engine_requests import line_of, stream_of
 from sloserve.fleet.agent.engine_set import EngineSet, HostParts
 from sloserve.fleet.agent.engine_spec import ServedModel
-from sloserve.fleet.agent.in_flight import flight_of
 from sloserve.fleet.agent.pulse import Pulse
-from sloserve.fleet.agent.rungs import Rung
-from sloserve.fleet.contract.door import Answer, DurableWork, Refusal, Refused
-from sloserve.fleet.contract.reports import InstanceReport, Phase
+from sloserve.fleet.agent.switch_methods import SwitchMethod
+from sloserve.fleet.contract.door import Answer, DurableWork, LineSize, Refusal, Refused
+from sloserve.fleet.contract.reports import InstanceReport
+from sloserve.fleet.supervised import Faults, supervised
 from sloserve.virtual_queues.contract import ModelState, RunningSums
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,10 @@ class NoDurableWork:
     async def leave(self, instance: str, limit_s: float) -> None:
         """There is nothing to give back."""
 
-    def came(self, instance: str) -> None:
+    def serves(self, instance: str) -> None:
+        """There is nothing to pull."""
+
+    def ended(self, instance: str) -> None:
         """There is nothing to pull."""
 
     def died(self, instance: str) -> None:
@@ -71,6 +76,7 @@ class Instance:
         self._name, self._device, self._models, self._clock = name, device, models, host.clock
         self._durable, self._drain_max_s = durable, drain_max_s
         self._engines = EngineSet(name, models, host, self._died, environment)
+        self._faults = Faults(f"{name}: lines are not pulled as its engines have it")
         self._phase = Phase.EMPTY
         self._active: str | None = None
         """The model that serves, or comes: from the begin of a transition."""
@@ -78,11 +84,12 @@ class Instance:
         self._switching = asyncio.Lock()
         self._is_switching = self._is_leaving = False
         self._pulse = Pulse(host.clock)
-        self._coming = 0
-        """How often a model has begun to come, or come."""
+        self._switches = 0
+        """How often a switch of engines has begun, or ended."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._spawn(self._watch(HEALTH_EVERY_S, self._check_active))
-        self._spawn(self._watch(min(host.limits.hung_s / _PULSES, PULSE_EVERY_S), self._check_progress))
+        self._spawn(supervised(f"{name}: health is not checked", self._check_active, HEALTH_EVERY_S))
+        every_s = min(host.limits.hung_s / _PULSES, PULSE_EVERY_S)
+        self._spawn(supervised(f"{name}: progress is not checked", self._check_progress, every_s))
 
     @property
     def name(self) -> str:
@@ -99,7 +106,7 @@ class Instance:
                 models[name] = ModelState.WARM
         if active is not None:
             models[active] = ModelState.ACTIVE
-        running, drain_s = engine.flights.outlook() if engine else (RunningSums(), 0.0)
+        running, drain_s = engine.requests.outlook() if engine else (RunningSums(), 0.0)
         return InstanceReport(
             name=self._name,
             device=self._device,
@@ -109,53 +116,62 @@ class Instance:
             # Once it is late it is expected to be as late again: an estimate that stays near would be waited for.
             ready_in_s=0.0 if serves or self._phase is Phase.EMPTY else max(abs(self._ready_s - now_s), 0.1),
             running=running,
-            streams=engine.flights.streams if engine else 0,
-            room=engine.places.left(len(engine.flights)) if engine and serves else 0,
+            streams=engine.requests.streams if engine else 0,
+            room=engine.places.left(len(engine.requests)) if engine and serves else 0,
             room_for_streams=engine.places.for_streams if engine else 0,
             drain_s=min(drain_s, self._drain_max_s),
             parked=self._engines.parked,
         )
 
     async def send(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, model: str, durable: bool = False
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        model: str,
+        line: LineSize | None = None,
     ) -> Answer:
-        engine = self._engine_for(model, durable)
-        flight = flight_of(model, durable, body, self._clock.monotonic_s())
+        engine, now_s = self._engine_for(model, line is not None), self._clock.monotonic_s()
+        request = stream_of(model, body, now_s) if line is None else line_of(model, line, now_s)
 
         def ended(broken: bool) -> None:
-            engine.flights.ended(flight, self._clock.monotonic_s(), broken=broken)
+            engine.requests.ended(request, self._clock.monotonic_s(), broken=broken)
+            if line is None:
+                self._tell(self._durable.ended)
             if broken:
                 self._spawn(self._check_health(engine))
 
-        engine.flights.begin(flight)
+        engine.requests.begin(request)
         sending = asyncio.ensure_future(engine.client.send(method, path, headers, body, ended))
-        flight.cancel = sending.cancel
+        request.cancel = sending.cancel
         try:
-            flight.answer = await sending
+            request.answer = await sending
         except asyncio.CancelledError:
             if sending.done() and not sending.cancelled() and sending.exception() is None:
                 sending.result().close()  # it came just as this was cancelled
             if sending.cancelled():
                 ended(False)  # before it began, perhaps, and so without a word
-            if flight.aborted is not None:
-                raise Refused(flight.aborted) from None
+            if request.aborted is not None:
+                raise Refused(request.aborted) from None
             raise
-        if flight.aborted is not None:  # just as its answer came
-            flight.answer.close()
-            raise Refused(flight.aborted)
-        return Answer(flight.answer.status, flight.answer.headers, flight.answer)
+        if request.aborted is not None:  # just as its answer came
+            request.answer.close()
+            raise Refused(request.aborted)
+        return Answer(request.answer.status, request.answer.headers, request.answer)
 
-    async def activate(self, model: str) -> bool:
+    async def switch(self, model: str) -> bool:
         if self._is_switching or self._is_leaving or model not in self._models:
             return False
         if self._phase is Phase.SERVING:
             if self._active == model:
                 return True
-            if self._engines.expected(self._models[model])[0] is not Rung.ADAPTER:
+            if self._engines.expected(self._models[model])[0] is not SwitchMethod.ADAPTER:
                 self._phase, self._active = Phase.DRAINING, model  # from this call on everything is refused
         self._is_switching = True
         # A task of its own: who asked may stop waiting, and the transition comes to its end.
-        return await asyncio.shield(self._spawn(self._activate(self._models[model])))
+        return await asyncio.shield(self._spawn(self._switch_or_fail(self._models[model])))
 
     async def keep_warm(self, models: tuple[str, ...]) -> None:
         self._engines.wish = models
@@ -167,8 +183,8 @@ class Instance:
         """Takes no more requests, for good, and waits until those that its engine has end; at most so long."""
         self._is_leaving = True
         engine = self._engines.active
-        if engine is not None and not await engine.flights.empty(limit_s):
-            await engine.flights.send_back(_LEAVING_S)
+        if engine is not None and not await engine.requests.empty(limit_s):
+            await engine.requests.send_back(_LEAVING_S)
 
     async def close(self) -> None:
         """Ends all engines, and what is read of their answers."""
@@ -179,10 +195,10 @@ class Instance:
 
     # Transitions.
 
-    async def _activate(self, model: ServedModel) -> bool:
+    async def _switch_or_fail(self, model: ServedModel) -> bool:
         try:
             async with self._switching:
-                return await self._switch(model)
+                return await self._switch_to(model)
         except Exception:  # a fault of ours, in the middle of a transition: it is to end all the same
             logger.exception("%s: the transition to %s failed", self._name, model.name)
             await self._engines.close()
@@ -191,13 +207,13 @@ class Instance:
         finally:
             self._is_switching = False
 
-    async def _switch(self, model: ServedModel) -> bool:
+    async def _switch_to(self, model: ServedModel) -> bool:
         if self._phase is Phase.SERVING and self._active == model.name:
             return True
-        rung, seconds = self._engines.expected(model)
-        if rung is not Rung.ADAPTER:
+        method, seconds = self._engines.expected(model)
+        if method is not SwitchMethod.ADAPTER:
             await self._drain(model.name, seconds)
-        if await self._bring(model):
+        if await self._switch_engine(model):
             return True
         if self._phase is Phase.SERVING and self._engines.active is not None:
             return False  # an adapter that cannot be loaded: its base goes on
@@ -208,42 +224,42 @@ class Instance:
         self._phase, self._active = Phase.FAILED, model.name
         self._spawn(self._recover(model))
 
-    async def _bring(self, model: ServedModel) -> bool:
+    async def _switch_engine(self, model: ServedModel) -> bool:
         """Whether it serves now."""
-        self._coming += 1
+        self._switches += 1
         try:
-            await self._engines.bring(model)
+            await self._engines.switch(model)
         except EngineError as error:
             logger.error("%s: %s", self._name, error)
             return False
         except Exception:  # a fault of ours: what state the engines are in is not known
-            logger.exception("%s: model %s could not be activated", self._name, model.name)
+            logger.exception("%s: model %s could not be switched to", self._name, model.name)
             await self._engines.close()
             return False
         finally:
-            self._coming += 1
+            self._switches += 1
             self._pulse.reset()
         self._phase, self._active, self._since_s = Phase.SERVING, model.name, self._clock.monotonic_s()
-        self._tell(self._durable.came)
+        self._tell(self._durable.serves)
         return True
 
-    async def _drain(self, coming: str, swap_s: float) -> None:
+    async def _drain(self, coming: str, switch_s: float) -> None:
         """Until nothing runs, or what runs has had its time. Requests are refused from the call on."""
         engine, begun_s = self._engines.active, self._clock.monotonic_s()
         if engine is not None:
             self._phase, self._active = Phase.DRAINING, coming
-            drain_s = min(engine.flights.drain_s, self._drain_max_s)
-            self._ready_s = begun_s + drain_s + swap_s
+            drain_s = min(engine.requests.drain_s, self._drain_max_s)
+            self._ready_s = begun_s + drain_s + switch_s
             leaving = self._spawn(self._durable.leave(self._name, self._drain_max_s))
-            await engine.flights.empty(self._drain_max_s)
+            await engine.requests.empty(self._drain_max_s)
             left_s = max(begun_s + self._drain_max_s - self._clock.monotonic_s(), 0.0)
             await asyncio.wait({leaving}, timeout=left_s + _LEAVING_S)
             if leaving.done() and not leaving.cancelled() and leaving.exception():
                 logger.error("%s: batch lines could not be given back", self._name, exc_info=leaving.exception())
-            engine.flights.abort(durable_only=True)
-            await engine.flights.send_back(_LEAVING_S)
-        self._phase, self._active = Phase.SWAPPING, coming
-        self._ready_s = self._clock.monotonic_s() + swap_s
+            engine.requests.abort(durable_only=True)
+            await engine.requests.send_back(_LEAVING_S)
+        self._phase, self._active = Phase.SWITCHING, coming
+        self._ready_s = self._clock.monotonic_s() + switch_s
 
     async def _recover(self, model: ServedModel) -> None:
         """Starts an engine for the model again and again, until it serves or another does."""
@@ -252,7 +268,7 @@ class Instance:
                 if self._phase is not Phase.FAILED:
                     return
                 self._ready_s = self._clock.monotonic_s() + self._engines.expected(model)[1]
-                if await self._bring(model):
+                if await self._switch_engine(model):
                     return
             await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
 
@@ -260,20 +276,12 @@ class Instance:
 
     def _died(self, engine: Engine) -> None:
         logger.warning("%s: the engine of model %s has died", self._name, engine.model.name)
-        if engine is not self._engines.active or self._phase is Phase.SWAPPING:
+        if engine is not self._engines.active or self._phase is Phase.SWITCHING:
             return  # one that sleeps; and the call that waits for one is told
         self._tell(self._durable.died)
-        engine.flights.settle()
+        engine.requests.settle()
         if self._phase is Phase.SERVING and self._active is not None:
             self._fail(self._models[self._active])
-
-    async def _watch(self, every_s: float, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            try:
-                await look()
-            except Exception:  # a fault of ours must not leave the engine without a watch
-                logger.exception("%s: a look at the engine failed", self._name)
 
     async def _check_active(self) -> None:
         engine = self._engines.active
@@ -281,36 +289,34 @@ class Instance:
             await self._check_health(engine)
 
     async def _check_progress(self) -> None:
-        engine, coming = self._engines.active, self._coming
-        if engine is None or coming % 2 or self._phase not in (Phase.SERVING, Phase.DRAINING):
+        engine, switches = self._engines.active, self._switches
+        if engine is None or switches % 2 or self._phase not in (Phase.SERVING, Phase.DRAINING):
             return
         why = await self._pulse.stopped(engine)
-        if why is not None and coming == self._coming and engine is self._engines.active:
+        if why is not None and switches == self._switches and engine is self._engines.active:
             logger.error("%s: the engine of model %s hangs, and is killed: %s", self._name, engine.model.name, why)
             engine.kill()
 
     async def _check_health(self, engine: Engine) -> None:
         """An engine whose core is dead may still be there to say so."""
         if await engine.is_healthy():
-            engine.flights.settle()
+            engine.requests.settle()
         elif engine is self._engines.active and self._phase in (Phase.SERVING, Phase.DRAINING):
             engine.kill()
 
     def _tell(self, call: Callable[[str], None]) -> None:
-        try:
+        with self._faults:  # of who is told: engines go on
             call(self._name)
-        except Exception:  # theirs: engines go on
-            logger.exception("%s: durable work was told, and failed", self._name)
 
     def _engine_for(self, model: str, durable: bool) -> Engine:
         engine = self._engines.active
-        if self._is_leaving or self._phase in (Phase.DRAINING, Phase.SWAPPING):
+        if self._is_leaving or self._phase in (Phase.DRAINING, Phase.SWITCHING):
             raise Refused(Refusal.SWITCHING)
         if self._phase is Phase.FAILED:
             raise Refused(Refusal.FAILED)
         if engine is None or model not in engine.serves:
             raise Refused(Refusal.OTHER_MODEL)
-        if not engine.places.left(len(engine.flights), durable=durable):
+        if not engine.places.left(len(engine.requests), durable=durable):
             raise Refused(Refusal.FULL)
         return engine
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sloserve.fleet.sizes import output_limit
+from sloserve.fleet.sizes import output_limit, whole
 from sloserve.fleet.store.records import Claimed
 
 CHAT: Final = "/v1/chat/completions"
@@ -34,11 +34,11 @@ _USUAL_MAX_TOKENS: Final = 16
 """``max_tokens`` of completions that state none."""
 
 
-class Broken(Exception):
+class BrokenReply(Exception):
     """The engine's answer is no reply, or ended before it was one."""
 
 
-class TooLong(Broken):
+class TooLong(BrokenReply):
     """The reply is longer than is kept; that of another attempt would be so too."""
 
     def __init__(self) -> None:
@@ -131,24 +131,28 @@ class LineReply:
             return self.claimed.body
         asked = dict(self._body)
         if self._before is not None:
-            limit = self._max_tokens
             asked = {name: asked[name] for name in ("model", *_SAMPLING) if name in asked}
-            asked["prompt"] = self._before.prompt + self._before.tokens
-            asked["max_tokens"] = None if limit is None else max(limit - len(self._before.tokens), 1)
+            asked |= {"prompt": self._before.prompt + self._before.tokens, "max_tokens": self.max_tokens}
         asked |= {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
         return json.dumps(asked, separators=(",", ":")).encode()
 
     @property
-    def _max_tokens(self) -> int | None:
+    def max_tokens(self) -> int | None:
+        """Tokens of the reply that the engine is asked for; ``None`` for no limit, or for several replies."""
+        if whole(self._body.get("n")) not in (None, 1):
+            return None
         stated = self._body.get("max_tokens")
         if self.claimed.route == COMPLETIONS:
-            return output_limit(stated) or _USUAL_MAX_TOKENS
-        return output_limit(stated, self._body.get("max_completion_tokens"))
+            limit: int | None = output_limit(stated) or _USUAL_MAX_TOKENS
+        else:
+            limit = output_limit(stated, self._body.get("max_completion_tokens"))
+        before = 0 if self._before is None else len(self._before.tokens)
+        return None if limit is None else max(limit - before, 1)
 
     # What comes back.
 
     def add(self, part: bytes) -> None:
-        """A part of the stream. Raises: Broken for what is no stream of a reply, with the engine's own error."""
+        """A part of the stream. Raises: BrokenReply for what is no stream of a reply, with the engine's own error."""
         *lines, self._rest = (self._rest + part).split(b"\n")
         self._keep(len(self._rest), 0)
         for line in lines:
@@ -159,10 +163,10 @@ class LineReply:
         try:
             event = _EVENTS.decode(data)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise Broken("the engine's answer is no stream of a reply") from error
+            raise BrokenReply("the engine's answer is no stream of a reply") from error
         if event.error is not None:
             said = event.error.get("message") if isinstance(event.error, dict) else None
-            raise Broken(str(said or "the engine's answer ended with an error"))
+            raise BrokenReply(str(said or "the engine's answer ended with an error"))
         self._usage = event.usage or self._usage
         self._head = self._head or {"id": event.id, "created": event.created, "model": event.model}
         self._prompt = self._prompt or event.prompt_token_ids or []
@@ -174,7 +178,7 @@ class LineReply:
         delta, ids = choice.delta or {}, choice.token_ids or []
         text = choice.text or delta.get("content") or ""
         if not isinstance(text, str):
-            raise Broken("the engine's answer is no stream of a reply")
+            raise BrokenReply("the engine's answer is no stream of a reply")
         for name, value in delta.items():
             if name not in ("role", "content") and isinstance(value, str):
                 self._keep(0, len(value))
@@ -207,9 +211,9 @@ class LineReply:
         return msgspec.json.encode(_Progress(before.prompt, tokens, text, before.id, before.created))
 
     def whole(self) -> bytes:
-        """The reply as if it had not been streamed. Raises: Broken where the stream ended before it was whole."""
+        """The reply as if it had not been streamed. Raises: BrokenReply where the stream ended before it was whole."""
         if self._finish is None:
-            raise Broken("the engine's answer ended before the reply did")
+            raise BrokenReply("the engine's answer ended before the reply did")
         before = self._before
         text = (before.text if before else "") + "".join(self._text)
         is_chat = self.claimed.route == CHAT

@@ -1,28 +1,91 @@
-"""Sends one line through a door, and reads what comes back."""
+"""Sends lines through a door, reads what comes back, and commits it."""
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Mapping
+from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final, cast
 
 from sloserve.core.clock import Clock
 from sloserve.fleet.agent import line_reply
-from sloserve.fleet.agent.claims import Line
-from sloserve.fleet.agent.line_reply import Broken, LineReply, TooLong, was_aborted
-from sloserve.fleet.contract.door import Answer, Door, Refusal, Refused
+from sloserve.fleet.agent.claims import ClaimedLine, HeldClaim, InstanceWork
+from sloserve.fleet.agent.line_claims import RETRY_S
+from sloserve.fleet.agent.line_reply import BrokenReply, LineReply, TooLong, was_aborted
+from sloserve.fleet.contract.door import Answer, Door, LineSize, Refusal, Refused
+from sloserve.fleet.sizes import BYTES_PER_TOKEN
+from sloserve.fleet.store.group_commit import GroupCommit
 from sloserve.fleet.store.records import RequestState, Result
+from sloserve.fleet.store.requests import Requests
+from sloserve.fleet.supervised import Faults
 from sloserve.wire.headers import left_ms
 
-RETRY_S: Final = 1.0
+logger = logging.getLogger(__name__)
+
 _TRIES: Final = 5
 """How often a line is sent to an engine that breaks it off and lives, with 1, 2, 4 and 8 s in between."""
 _BUSY: Final = (429, 503)
 """An engine that answers so may take the line later."""
 
 
-async def attempted(door: Door, line: Line, clock: Clock) -> Result:
+class LineService:
+    """Serves the lines that an instance has at hand, and commits their results.
+
+    executor: its threads wait for the store.
+    """
+
+    def __init__(self, requests: Requests, clock: Clock, executor: Executor) -> None:
+        self._clock = clock
+        self._commit: GroupCommit[Result, bool] = GroupCommit(requests.finish, executor)
+        self._faults = Faults("results wait")
+
+    def begin(self, door: Door, work: InstanceWork, model: str, room: int) -> int:
+        """Begins to serve what is at hand, as far as there is room. Returns the room that is left."""
+        now_s = self._clock.monotonic_s()
+        for claim in work.claims.values():
+            for line in claim.lines.values():
+                is_over = line.due_s <= now_s  # takes no room: it is not sent
+                can_be_sent = room > 0 and claim.lease.left_s > 0.0 and line.model == model
+                if line.task is None and (is_over or can_be_sent):
+                    line.task = asyncio.create_task(self._serve(door, work, claim, line))
+                    room -= not is_over
+        return room
+
+    async def _serve(self, door: Door, work: InstanceWork, claim: HeldClaim, line: ClaimedLine) -> None:
+        left_s = line.due_s - self._clock.monotonic_s()
+        result = result_of(line, RequestState.EXPIRED, 0, b"")
+        try:
+            if left_s > 0.0:
+                async with asyncio.timeout(None if left_s == math.inf else left_s):
+                    result = await attempted(door, line, self._clock)
+        except TimeoutError:
+            pass
+        except Refused:
+            line.task = None  # no byte went: it waits for its turn again
+            return
+        except Exception:  # a fault of ours with this line: it must not hold its batch, or its claim, for ever
+            logger.exception("request %s cannot be served", line.claimed.id)
+            result = result_of(line, RequestState.FAILED, 500, b"the request could not be served; send it differently")
+        line.has_ended = True
+        await self.commit(result)
+        work.ended(claim, line)
+        work.wake.set()
+
+    async def commit(self, result: Result) -> None:
+        """Commits a result, however long the store is away: if another attempt has begun by then, it does not count.
+
+        It is tried again whatever went wrong: it may have been another's in the same commit.
+        """
+        while True:
+            with self._faults:
+                await self._commit(result)
+                return
+            await asyncio.sleep(RETRY_S)
+
+
+async def attempted(door: Door, line: ClaimedLine, clock: Clock) -> Result:
     """How the line ended. Raises: Refused where it waits for its turn again; TimeoutError at its deadline."""
     reply = line.reply = line.reply or LineReply.of(line.claimed)
     for attempt in range(1, _TRIES + 1):
@@ -33,7 +96,7 @@ async def attempted(door: Door, line: Line, clock: Clock) -> Result:
                 raise Refused(Refusal.FULL)
             if status < 500 or attempt == _TRIES:
                 return result_of(line, RequestState.DONE, status, body)
-        except Broken as broken:
+        except BrokenReply as broken:
             line.is_sent = True
             if attempt == _TRIES or isinstance(broken, TooLong):
                 return result_of(line, RequestState.FAILED, 502, str(broken).encode())
@@ -44,31 +107,32 @@ async def attempted(door: Door, line: Line, clock: Clock) -> Result:
     raise AssertionError("the last attempt returns")
 
 
-async def _asked(door: Door, line: Line, reply: LineReply, left_s: float) -> tuple[int, bytes]:
-    headers = _headers(line, left_s)
+async def _asked(door: Door, line: ClaimedLine, reply: LineReply, left_s: float) -> tuple[int, bytes]:
+    headers, body = _headers(line, left_s), reply.body()
+    size = LineSize(len(body) / BYTES_PER_TOKEN, reply.max_tokens, reply.is_streamed)
     try:
-        answer = await door.send("POST", reply.path, headers, reply.body(), model=line.model, durable=True)
+        answer = await door.send("POST", reply.path, headers, body, model=line.model, line=size)
     except Refused as refused:
         if refused.reason is Refusal.DIED:
-            raise Broken("the engine died with the request") from refused
+            raise BrokenReply("the engine died with the request") from refused
         raise
     line.is_sent = True
     async with aclosing(cast(Any, _closable(answer))) as parts:
         if answer.status != 200 or not reply.is_streamed:
             body = await _read(parts)
             if answer.status == 200 and was_aborted(body):
-                raise Broken("the engine aborted the request")
+                raise BrokenReply("the engine aborted the request")
             return answer.status, body
         async for part in parts:
             reply.add(part)
     return 200, reply.whole()
 
 
-def result_of(line: Line, state: RequestState, status: int, body: bytes) -> Result:
+def result_of(line: ClaimedLine, state: RequestState, status: int, body: bytes) -> Result:
     return Result(line.claimed.id, line.claimed.attempt, state, status, body)
 
 
-def _headers(line: Line, left_s: float) -> Mapping[str, str]:
+def _headers(line: ClaimedLine, left_s: float) -> Mapping[str, str]:
     claimed = line.claimed
     headers = {"content-type": "application/json", "x-request-id": claimed.id, "x-slo-class": claimed.slo_class}
     if left_s != math.inf:
@@ -92,7 +156,7 @@ async def _closable(answer: Answer) -> AsyncIterator[bytes]:
         async for part in body:
             yield part
     except (OSError, EOFError) as error:
-        raise Broken(f"the engine broke off its answer: {error}") from error
+        raise BrokenReply(f"the engine broke off its answer: {error}") from error
     finally:
         close = getattr(body, "aclose", None)
         if close is not None:

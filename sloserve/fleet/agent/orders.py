@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sloserve.fleet.contract.plan import Plan
-from sloserve.fleet.contract.reports import InstanceReport, Phase
+from sloserve.core.spans import Phase
+from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.file import Fleet
 from sloserve.virtual_queues.contract import FleetState, GroupSums, ModelState
 from sloserve.virtual_queues.fleet_operations import Queued, fleet_operations
@@ -25,13 +26,13 @@ class Orders:
     """Args:
     pull: durable groups to pull from, the first first.
     warm: models to have in host memory besides the active one; ``None`` leaves them as they are.
-    activate: the model to switch to now. Nothing is pulled before that is over, and ``warm`` begins with it.
+    switch_to: the model to switch to now. Nothing is pulled before that is over, and ``warm`` begins with it.
     head: the first group of the queue. preempt: groups whose running requests may give way to it.
     """
 
     pull: tuple[Queued, ...] = ()
     warm: tuple[str, ...] | None = None
-    activate: str | None = None
+    switch_to: str | None = None
     head: int | None = None
     preempt: tuple[int, ...] = ()
 
@@ -73,7 +74,7 @@ class Agenda:
         # No other instance can go on with what is parked here: its model comes back once nothing else waits.
         queue += [Queued(_PARKED, model, math.inf) for model in sorted(report.parked.keys() & report.models.keys())]
         if report.phase is Phase.EMPTY and not queue:
-            return Orders() if self.first is None else Orders(warm=(self.first,), activate=self.first)
+            return Orders() if self.first is None else Orders(warm=(self.first,), switch_to=self.first)
         asked = fleet_operations(
             queue,
             active=report.active,
@@ -84,10 +85,10 @@ class Agenda:
             host_bytes=self.host_bytes,
         )
         pulled, warm = set(asked.pull), asked.warm
-        if asked.activate is not None:
-            warm = (asked.activate, *warm)  # which is not to be dropped just before it comes
+        if asked.switch_to is not None:
+            warm = (asked.switch_to, *warm)  # which is not to be dropped just before it comes
             if self._may_switch(report):
-                return Orders(warm=warm, activate=asked.activate)
+                return Orders(warm=warm, switch_to=asked.switch_to)
             # Until then it serves what it has.
             pulled = {one.ref for one in queue if one.model == report.active}
         order = [one for one in queue if one.ref in pulled and one.ref >= 0]

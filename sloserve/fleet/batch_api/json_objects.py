@@ -1,11 +1,10 @@
 """Files and batches as OpenAI writes them."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
-from sloserve.fleet.store.records import Batch, BatchState, File, RequestState
+from sloserve.fleet.store.records import Batch, BatchState, File
 
-_STAMPS: Final = tuple(state for state in BatchState if state is not BatchState.VALIDATING)
+_STAMPS: Final = tuple(state for state in BatchState if state not in (BatchState.UNCONFIRMED, BatchState.VALIDATING))
 
 
 def file_json(file: File) -> dict[str, Any]:
@@ -23,9 +22,9 @@ def file_json(file: File) -> dict[str, Any]:
     }
 
 
-def batch_json(batch: Batch, counts: Mapping[RequestState, int]) -> dict[str, Any]:
+def batch_json(batch: Batch) -> dict[str, Any]:
     """A batch as OpenAI writes it."""
-    failed = sum(counts.get(state, 0) for state in (RequestState.FAILED, RequestState.EXPIRED, RequestState.CANCELLED))
+    state = BatchState.VALIDATING if batch.state is BatchState.UNCONFIRMED else batch.state
     return {
         "id": batch.id,
         "object": "batch",
@@ -33,16 +32,16 @@ def batch_json(batch: Batch, counts: Mapping[RequestState, int]) -> dict[str, An
         "errors": {"object": "list", "data": list(batch.errors)} if batch.errors else None,
         "input_file_id": batch.input_file,
         "completion_window": batch.window,
-        "status": batch.state.value,
+        "status": state.value,
         "output_file_id": batch.output_file,
         "error_file_id": batch.error_file,
         "created_at": int(batch.stamps[BatchState.VALIDATING.value]),
         "expires_at": int(batch.due_s),
         **{f"{state.value}_at": _second(batch.stamps.get(state.value)) for state in _STAMPS},
         "request_counts": {
-            "total": batch.lines or sum(counts.values()),
-            "completed": counts.get(RequestState.DONE, 0),
-            "failed": failed,
+            "total": max(batch.lines, batch.completed + batch.failed),
+            "completed": batch.completed,
+            "failed": batch.failed,
         },
         "metadata": batch.metadata,
     }

@@ -26,7 +26,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """A request. body: what goes to the engine. prompt_tokens, output_tokens: estimates from its length and limits."""
 
     number: int
@@ -57,7 +57,9 @@ class _Wrong(Exception):
         self.code, self.param = code, param
 
 
-def read_lines(file: BinaryIO, endpoint: str, models: Collection[str], limits: Limits) -> Iterator[Line | LineError]:
+def read_lines(
+    file: BinaryIO, endpoint: str, models: Collection[str], limits: Limits
+) -> Iterator[BatchLine | LineError]:
     """Each line of a file, in order; empty lines are passed over. Ends after a line beyond a limit.
 
     endpoint: which each line must ask for. models: that the fleet serves.
@@ -95,7 +97,7 @@ def storable(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Line:
+def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> BatchLine:
     try:
         values = strict_json.loads(raw)
     except ValueError as error:
@@ -124,7 +126,7 @@ def _line(number: int, raw: bytes, endpoint: str, models: Collection[str]) -> Li
         raise _Wrong("model_not_found", f"{shown(model)} is not served here; there are {known}", "body.model")
     # In ASCII: half of a surrogate pair, which JSON allows, has no other encoding.
     text = json.dumps(body, separators=(",", ":")).encode()
-    return Line(number, custom_id, model, text, len(raw) // BYTES_PER_TOKEN, _output_tokens(body, endpoint))
+    return BatchLine(number, custom_id, model, text, len(raw) // BYTES_PER_TOKEN, _output_tokens(body, endpoint))
 
 
 def _is_deep(values: object) -> bool:
@@ -152,7 +154,7 @@ def _output_tokens(body: dict[str, Any], endpoint: str) -> float:
     if endpoint == "/v1/embeddings":
         return 0.0
     try:
-        count = replies(body.get("n"))
+        count = replies(body.get("n"), endpoint)
     except InvalidRequest as error:
         raise _Wrong("invalid_n", str(error), "body.n") from None
     return count * line_output_tokens(output_limit(body.get("max_tokens"), body.get("max_completion_tokens")))

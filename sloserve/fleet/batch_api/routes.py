@@ -4,16 +4,16 @@ not there.
 
 import asyncio
 import logging
+import math
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 from starlette.datastructures import FormData, UploadFile
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -22,12 +22,14 @@ from sloserve.fleet.batch_api import ids
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.json_objects import batch_json, file_json
 from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits, storable
-from sloserve.fleet.batch_api.upload import Answer, UploadForm, in_time, least_file_bytes
-from sloserve.fleet.places import Places
+from sloserve.fleet.batch_api.upload import RouteError, UploadForm, least_file_bytes
 from sloserve.fleet.quota import Quota
 from sloserve.fleet.store.records import Batch, BatchState, File
 from sloserve.fleet.store.store import Store
-from sloserve.wire import errors, strict_json
+from sloserve.fleet.tenant_places import TenantPlaces
+from sloserve.wire import errors
+from sloserve.wire.asgi import CLOSE, ClientLeft
+from sloserve.wire.opening import BodyLimits, BoundedBody
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,8 +43,9 @@ _MOST_KEPT: Final = 100_000
 _MOST_METADATA: Final = 16
 _UPLOADS, _UPLOADS_OF_TENANT = 16, 4
 """At a time: each may take a file's bytes on the disk before it is kept."""
-_JSON_BYTES: Final = 65_536
-_CANCELLABLE: Final = (BatchState.VALIDATING, BatchState.IN_PROGRESS)
+_JSON: Final = BodyLimits(65_536)
+_ANY_BODY: Final = BodyLimits(math.inf, math.inf)
+_CANCELLABLE: Final = (BatchState.UNCONFIRMED, BatchState.VALIDATING, BatchState.IN_PROGRESS)
 _RETRY_AFTER_S: Final = 5
 _STORE_S: Final = 4.0
 """Within which the store answers a route, or is away for it: a database that is stopped, not dead, never answers. The
@@ -56,6 +59,7 @@ class BatchApi:
     Args:
         store, folder: where everything is kept.
         tenant_of: whose a request is; raises what its client is told.
+        confirm_later: of a batch that is kept, and whose client knows it, while the store is away.
         limits: of one file.
         quota_of: of a tenant.
         executor: its threads wait for the store and the disk.
@@ -64,10 +68,11 @@ class BatchApi:
     store: Store
     folder: Folder
     tenant_of: Callable[[Request], str]
+    confirm_later: Callable[[str], None]
     limits: Limits = field(default_factory=Limits)
     quota_of: Callable[[str], Quota] = lambda tenant: Quota()
     executor: Executor = field(default_factory=lambda: ThreadPoolExecutor(8, "sloserve-batches"))
-    uploads: Places = field(default_factory=lambda: Places("uploads", _UPLOADS))
+    uploads: TenantPlaces = field(default_factory=lambda: TenantPlaces("uploads", _UPLOADS))
 
     def routes(self) -> list[Route]:
         """For a Starlette or FastAPI app."""
@@ -86,13 +91,20 @@ class BatchApi:
 
     def _endpoint(self, call: Callable[[Request, str], Any]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
+            body = BoundedBody(request.scope, request.receive, _ANY_BODY)
+            response = await answered(Request(request.scope, body))
+            if response.status_code >= HTTPStatus.BAD_REQUEST and _has_body(request) and not body.is_whole:
+                response.headers.append(*CLOSE)
+            return response
+
+        async def answered(request: Request) -> Response:
             try:
                 response: Response = await call(request, self.tenant_of(request))
                 return response
-            except Answer as answer:
+            except (ClientLeft, ClientDisconnect):
+                return Response()  # it is not read
+            except RouteError as answer:
                 return _error(answer.status, str(answer), answer.param)
-            except InvalidRequest as error:
-                return _error(HTTPStatus.BAD_REQUEST, str(error), error.param)
             except StoreError as error:
                 # Where the store is, and what its server says, is for the log.
                 logger.warning("%s %s: %s", request.method, request.url.path, error)
@@ -100,7 +112,8 @@ class BatchApi:
                 text = f"files and batches cannot be served now: {what}; retry in {_RETRY_AFTER_S} s"
                 return _error(errors.status(error), text, headers={"retry-after": str(_RETRY_AFTER_S)})
             except SloServeError as error:
-                return _error(errors.status(error), str(error), headers=dict(errors.headers(error)))
+                param = getattr(error, "param", None)
+                return _error(errors.status(error), str(error), param, dict(errors.headers(error)))
 
         return endpoint
 
@@ -109,12 +122,9 @@ class BatchApi:
 
     async def _stored(self, call: Callable[..., T], *args: Any) -> T:
         """What the store says to ``call``. Raises: StoreAway where it says nothing in time; ``call`` may happen yet."""
-        return await self._stored_by(self._in_thread(call, *args))
-
-    async def _stored_by(self, answer: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(_STORE_S):
-                return await answer
+                return await self._in_thread(call, *args)
         except TimeoutError:
             raise StoreAway(f"it has not answered within {_STORE_S:g} s") from None
 
@@ -135,7 +145,9 @@ class BatchApi:
                 raise InvalidRequest("purpose", purpose, "batch, the only purpose of files here")
             size = file.size or 0
             if size > limit:
-                raise Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"file: {size} bytes are more than {limit}", "file")
+                raise RouteError(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"file: {size} bytes are more than {limit}", "file"
+                )
             expires_after_s = _expires_after(form)
             await self._stored(self._check_bytes, tenant, size)
             id, name = ids.new_file(), file.filename or ""
@@ -153,7 +165,7 @@ class BatchApi:
         used, most = self.store.bytes_of(tenant), self.quota_of(tenant).bytes
         if used + size > most:
             message = f"file: with its {size} bytes there would be {used + size}, and {most} may be kept; delete some"
-            raise Answer(HTTPStatus.TOO_MANY_REQUESTS, message, "file")
+            raise RouteError(HTTPStatus.TOO_MANY_REQUESTS, message, "file")
 
     async def _files(self, request: Request, tenant: str) -> Response:
         limit, after = _page(request, most=10_000, usual=1_000)
@@ -194,7 +206,7 @@ class BatchApi:
     # Batches.
 
     async def _create(self, request: Request, tenant: str) -> Response:
-        values = await _json_object(request)
+        values = await BoundedBody(request.scope, request.receive, _JSON).json_object()
         endpoint = values.get("endpoint")
         if endpoint not in ENDPOINTS:
             raise InvalidRequest("endpoint", endpoint, f"one of {', '.join(ENDPOINTS)}")
@@ -210,46 +222,33 @@ class BatchApi:
         unfinished, kept = await self._stored(self.store.batches.count, tenant)
         if kept >= _MOST_KEPT:
             text = f"{kept} batches of yours are kept, each until 30 days after its deadline; wait until one is gone"
-            raise Answer(HTTPStatus.TOO_MANY_REQUESTS, text)
+            raise RouteError(HTTPStatus.TOO_MANY_REQUESTS, text)
         if unfinished >= (most := self.quota_of(tenant).batches):
             message = f"{unfinished} batches are unfinished, and {most} may be; wait for one of them, or cancel it"
-            raise Answer(HTTPStatus.TOO_MANY_REQUESTS, message)
+            raise RouteError(HTTPStatus.TOO_MANY_REQUESTS, message)
         used = await self._stored(self.store.bytes_of, tenant)
         if used >= (most := self.quota_of(tenant).bytes):
             message = f"your files and results take {used} bytes, and {most} may be kept; delete files of yours"
-            raise Answer(HTTPStatus.TOO_MANY_REQUESTS, message)
+            raise RouteError(HTTPStatus.TOO_MANY_REQUESTS, message)
         new = Batch(
             id=ids.new_batch(),
             tenant=tenant,
             endpoint=str(endpoint),
             window=window,
             input_file=input_file,
-            state=BatchState.VALIDATING,
+            state=BatchState.UNCONFIRMED,
             stamps={},
             due_s=0.0,
             metadata=metadata,
         )
-        return JSONResponse(batch_json(await self._added(new, window_s), {}))
-
-    async def _added(self, new: Batch, window_s: float) -> Batch:
-        """Keeps a batch. Raises: StoreAway; its client then asks again, so a batch that is kept late is cancelled."""
-        adding = self.executor.submit(self.store.batches.add, new, window_s)
+        # It is run only once this process knows that it is kept: a client that is told 503 creates it again, and the
+        # first never runs, whatever became of it. From here on the answer is 200: the second write can be repeated.
+        added = await self._stored(self.store.batches.add, new, window_s)
         try:
-            return await self._stored_by(asyncio.wrap_future(adding))
-        except (StoreAway, asyncio.CancelledError):
-            adding.add_done_callback(partial(self._cancel_unanswered, new.id))
-            raise
-
-    def _cancel_unanswered(self, id: str, adding: "Future[Batch]") -> None:
-        # What calls this may be the event loop, which never waits for the store.
-        if not adding.cancelled() and adding.exception() is None:
-            self.executor.submit(self._cancel_late, id)
-
-    def _cancel_late(self, id: str) -> None:
-        try:
-            self._cancelling(id)
-        except StoreError as error:
-            logger.warning("batch %s was kept after its client was told 503, and is not cancelled: %s", id, error)
+            await self._stored(self.store.batches.move, added.id, BatchState.UNCONFIRMED, BatchState.VALIDATING)
+        except StoreError:
+            self.confirm_later(added.id)
+        return JSONResponse(batch_json(added))
 
     def _cancelling(self, id: str) -> bool:
         """Whether it could still be cancelled, and is now being."""
@@ -258,12 +257,10 @@ class BatchApi:
     async def _batches(self, request: Request, tenant: str) -> Response:
         limit, after = _page(request, most=100, usual=20)
         found = await self._stored(self.store.batches.list, tenant, after, limit + 1)
-        counted = await self._stored(lambda: [self.store.requests.counts(batch.id) for batch in found[:limit]])
-        shown_ = [batch_json(batch, counts) for batch, counts in zip(found, counted, strict=False)]
-        return JSONResponse(_listed(shown_, limit, more=len(found) > limit))
+        return JSONResponse(_listed([batch_json(batch) for batch in found], limit))
 
     async def _batch(self, request: Request, tenant: str) -> Response:
-        return await self._answer(await self._known_batch(request, tenant))
+        return JSONResponse(batch_json(await self._known_batch(request, tenant)))
 
     async def _cancel(self, request: Request, tenant: str) -> Response:
         batch = await self._known_batch(request, tenant)
@@ -271,12 +268,8 @@ class BatchApi:
             batch = await self._known_batch(request, tenant)
             if batch.state not in (BatchState.CANCELLING, BatchState.CANCELLED):
                 message = f"the batch {batch.id} is {batch.state.value}, and can be cancelled no more"
-                raise Answer(HTTPStatus.CONFLICT, message)
-        await self._stored(self.store.requests.cancel, batch.id)
-        return await self._answer(await self._known_batch(request, tenant))
-
-    async def _answer(self, batch: Batch) -> Response:
-        return JSONResponse(batch_json(batch, await self._stored(self.store.requests.counts, batch.id)))
+                raise RouteError(HTTPStatus.CONFLICT, message)
+        return JSONResponse(batch_json(await self._known_batch(request, tenant)))  # its lines are ended by a runner
 
     async def _known_batch(self, request: Request, tenant: str) -> Batch:
         id = request.path_params["id"]
@@ -286,24 +279,28 @@ class BatchApi:
         return found
 
 
+def _has_body(request: Request) -> bool:
+    return "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
+
+
 def _error(
     status: HTTPStatus, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
     return JSONResponse(errors.body(status, message, param), status.value, headers)
 
 
-def _missing(what: str, id: str) -> Answer:
-    return Answer(HTTPStatus.NOT_FOUND, f"there is no {what} {shown(id)}", "id")
+def _missing(what: str, id: str) -> RouteError:
+    return RouteError(HTTPStatus.NOT_FOUND, f"there is no {what} {shown(id)}", "id")
 
 
-def _listed(found: list[dict[str, Any]], limit: int, more: bool | None = None) -> dict[str, Any]:
+def _listed(found: list[dict[str, Any]], limit: int) -> dict[str, Any]:
     data = found[:limit]
     return {
         "object": "list",
         "data": data,
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
-        "has_more": len(found) > limit if more is None else more,
+        "has_more": len(found) > limit,
     }
 
 
@@ -351,18 +348,3 @@ def _metadata(values: object) -> dict[str, str] | None:
 
 def _is_note(key: str, value: object) -> bool:
     return isinstance(value, str) and len(key) <= 64 and len(value) <= 512 and storable(key + value)
-
-
-async def _json_object(request: Request) -> dict[str, Any]:
-    body = b""
-    async for part in Request(request.scope, in_time(request.receive)).stream():
-        body += part
-        if len(body) > _JSON_BYTES:
-            raise Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"request body: more than {_JSON_BYTES} bytes")
-    try:
-        values = strict_json.loads(body)
-    except ValueError as error:
-        raise Answer(HTTPStatus.BAD_REQUEST, f"request body: {error}") from None
-    if not isinstance(values, dict):
-        raise Answer(HTTPStatus.BAD_REQUEST, "request body: is not a JSON object")
-    return values

@@ -6,16 +6,19 @@ step that a crash broke off does nothing twice when it is done again, by this pr
 
 import json
 import logging
+import pickle
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, Final
+from tempfile import TemporaryFile
+from typing import IO, BinaryIO, Final
 
 import msgspec
 
 from sloserve.core.errors import StoreError
 from sloserve.fleet.batch_api import ids
-from sloserve.fleet.batch_api.folder import Folder
-from sloserve.fleet.batch_api.lines import Limits, Line, LineError, read_lines
+from sloserve.fleet.batch_api.folder import Folder, telling_full
+from sloserve.fleet.batch_api.lines import BatchLine, Limits, LineError, read_lines
 from sloserve.fleet.batch_api.turns import Slices, Turns
 from sloserve.fleet.quota import Quota
 from sloserve.fleet.store.batches import ResultFiles
@@ -28,18 +31,20 @@ logger = logging.getLogger(__name__)
 MOST_ERRORS: Final = 100
 """Errors that a failed batch lists."""
 _SLICE_LINES, _SLICE_BYTES = 1_000, 4_000_000
-"""Read, and accepted in one commit, before the turn of another tenant's batch."""
+"""Checked, or accepted in one commit, before the turn of another tenant's batch."""
 LINES_OF_GROUP: Final = 256
 """Lines of a file in one request group: some minutes of an engine's work."""
 _SURELY_OLD_S: Final = 86_400.0
 """A file without a row was not written just now, whatever the clocks of store and folder say."""
+_UNCONFIRMED_S: Final = 3_600.0
+"""A batch that is not confirmed for so long is one whose client was told that it is not kept."""
 _WHY: Final = {
     RequestState.EXPIRED: ("batch_expired", "the completion window was over before this request was served"),
     RequestState.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was served"),
 }
 
 
-def group_of(batch: Batch, line: Line) -> int:
+def group_of(batch: Batch, line: BatchLine) -> int:
     """One for each model of each part of a batch's file, so that a planner can spread it; it is always the same.
 
     Below 2**53, so that every reader of JSON keeps it whole.
@@ -64,13 +69,18 @@ class BatchRunner:
     store: Store
     folder: Folder
     models_of: Callable[[str], Collection[str]]
-    group_of: Callable[[Batch, Line], int] = group_of
+    group_of: Callable[[Batch, BatchLine], int] = group_of
     class_of: Callable[[str], str] = lambda tenant: "batch"
     limits: Limits = field(default_factory=Limits)
     quota_of: Callable[[str], Quota] = lambda tenant: Quota()
     results_kept_s: float = 30 * 86_400.0
     _left_to_others: set[str] = field(default_factory=set, init=False)
+    _to_confirm: deque[str] = field(default_factory=deque, init=False)
     _turns: Turns = field(default_factory=Turns, init=False, repr=False)
+
+    def confirm_later(self, id: str) -> None:
+        """The client of this batch knows that it is kept: the next step runs it. May be called by any thread."""
+        self._to_confirm.append(id)
 
     def step(self) -> bool:
         """Brings the unfinished batches further, those of each tenant by a slice of work; returns whether any moved.
@@ -79,6 +89,7 @@ class BatchRunner:
         """
         self.store.requests.take_back()  # of agents that are gone: there may be no other that would
         self.store.requests.expire()
+        self._confirm()
         moved, unfinished = False, self.store.batches.unfinished()
         self._turns.begin_round(unfinished)
         for batch in unfinished:
@@ -89,6 +100,11 @@ class BatchRunner:
             except Exception:  # one batch must not hold up all
                 logger.exception("batch %s is stuck, and is tried again", batch.id)
         return moved
+
+    def _confirm(self) -> None:
+        while self._to_confirm:
+            self.store.batches.move(self._to_confirm[0], BatchState.UNCONFIRMED, BatchState.VALIDATING)
+            self._to_confirm.popleft()
 
     def _step(self, batch: Batch) -> bool:
         if batch.state == BatchState.VALIDATING:
@@ -117,28 +133,35 @@ class BatchRunner:
                     logger.warning("%d lines of tenant %s fail: %d of %d bytes are kept", refused, tenant, used, most)
 
     def tidy(self) -> None:
-        """Deletes what has had its time: files whose expiry has passed, batches that ended long ago, and bytes that a
-        crash left without a file's row. Results of a batch that has ended are in its files alone.
+        """Deletes what has had its time: files whose expiry has passed, batches that ended long ago, results of batches
+        that have ended, which are in their files alone, and bytes that a crash left without a file's row.
         """
+        self._confirm()
+        now_s = self.store.now_s()
+        for batch in self.store.batches.unconfirmed():
+            if batch.stamps[BatchState.VALIDATING] < now_s - _UNCONFIRMED_S:
+                self.store.batches.move(batch.id, BatchState.UNCONFIRMED, BatchState.CANCELLED)
+        self.store.requests.forget_ended()
         for file in self.store.batches.expired_files():
             self.store.batches.delete_file(file.tenant, file.id)
             self.folder.delete(file.id)
         for batch in self.store.batches.ended_before(self.results_kept_s):
             self.store.requests.forget(batch.id)
             self.store.batches.forget(batch.tenant, batch.id)
-        self.folder.keep_only(self.store.batches.is_file, self.store.now_s() - _SURELY_OLD_S)
+        self.folder.keep_only(self.store.batches.is_file, now_s - _SURELY_OLD_S)
 
     # From the file to requests.
 
     def _validate(self, batch: Batch) -> Slices:
-        with self._input(batch) as file:
-            if file is None:
-                return self._without_file(batch)
-            errors = yield from self._errors(batch, file)
+        opened = self.folder.open(batch.input_file)
+        if opened is None:
+            return self._without_file(batch)
+        with opened as file, TemporaryFile() as checked:
+            errors = yield from self._errors(batch, file, checked)
             if errors:
                 return self._fail(batch, errors)
-            file.seek(0)
-            lines = yield from self._accept(batch, file)
+            checked.seek(0)
+            lines = yield from self._accept(batch, checked)
         # If a cancel has come meanwhile, the batch stays cancelling, and the next step cancels what was just accepted.
         if not self._move(batch, BatchState.IN_PROGRESS, lines=lines):
             now = self.store.batches.get(batch.tenant, batch.id)
@@ -158,25 +181,29 @@ class BatchRunner:
         missing = LineError(None, "file_not_found", f"the file {batch.input_file} {text}", "input_file_id")
         return self._fail(batch, [missing])
 
-    def _errors(self, batch: Batch, file: BinaryIO) -> Generator[None, None, list[LineError]]:
-        """Before the first request is accepted: a batch with an error in it is served not at all, as OpenAI does."""
+    def _errors(self, batch: Batch, file: BinaryIO, checked: IO[bytes]) -> Generator[None, None, list[LineError]]:
+        """Before the first request is accepted: a batch with an error in it is served not at all, as OpenAI does.
+
+        checked: gets the lines without an error, which are read as JSON this once.
+        """
         found: list[LineError] = []
         lines, tokens = 0, 0.0
         for number, part in enumerate(self._parts(batch, file)):
             if number:
                 yield
-            for line in part:
-                if isinstance(line, LineError):
-                    found.append(line)
-                else:
-                    lines, tokens = lines + 1, tokens + line.prompt_tokens + line.output_tokens
+            found += [line for line in part if isinstance(line, LineError)]
+            right = [line for line in part if isinstance(line, BatchLine)]
+            with telling_full("batches that are checked, TMPDIR,"):
+                pickle.dump(right, checked)
+            lines += len(right)
+            tokens += sum(line.prompt_tokens + line.output_tokens for line in right)
             if len(found) >= MOST_ERRORS:
                 break
         return found[:MOST_ERRORS] or self._beyond_quota(batch, lines, tokens)
 
-    def _parts(self, batch: Batch, file: BinaryIO) -> Iterator[list[Line | LineError]]:
+    def _parts(self, batch: Batch, file: BinaryIO) -> Iterator[list[BatchLine | LineError]]:
         """Lines of the file, a slice's work at a time."""
-        part: list[Line | LineError] = []
+        part: list[BatchLine | LineError] = []
         begin = file.tell()
         for line in read_lines(file, batch.endpoint, self.models_of(batch.tenant), self.limits):
             part.append(line)
@@ -199,19 +226,20 @@ class BatchRunner:
             return [LineError(None, "token_limit_exceeded", f"{text}; {later}")]
         return []
 
-    def _accept(self, batch: Batch, file: BinaryIO) -> Generator[None, None, int]:
+    def _accept(self, batch: Batch, checked: IO[bytes]) -> Generator[None, None, int]:
         lines = 0
-        for number, part in enumerate(self._parts(batch, file)):
-            if number:
+        while True:
+            try:
+                part: list[BatchLine] = pickle.load(checked)
+            except EOFError:
+                return lines
+            if lines:
                 yield
             left_s = max(batch.due_s - self.store.now_s(), 0.0)
-            # An error now: a model has left the fleet since.
-            new = [self._request(batch, line, left_s) for line in part if isinstance(line, Line)]
-            self.store.requests.accept(new)
-            lines += len(new)
-        return lines
+            self.store.requests.accept([self._request(batch, line, left_s) for line in part])
+            lines += len(part)
 
-    def _request(self, batch: Batch, line: Line, left_s: float) -> NewRequest:
+    def _request(self, batch: Batch, line: BatchLine, left_s: float) -> NewRequest:
         return NewRequest(
             id=ids.request_of(batch.id, line.number),
             tenant=batch.tenant,
@@ -246,7 +274,7 @@ class BatchRunner:
         else:
             after = BatchState.EXPIRED if counts.get(RequestState.EXPIRED) else BatchState.COMPLETED
         results = ResultFiles(output, error, self.results_kept_s)
-        moved = self.store.batches.move(batch.id, batch.state, after, results=results)
+        moved = self.store.batches.move(batch.id, batch.state, after, ended=counts, results=results)
         if moved:
             self.store.requests.forget_results(batch.id)
         return moved
@@ -274,29 +302,12 @@ class BatchRunner:
 
     # What both need.
 
-    def _input(self, batch: Batch) -> "_Closing":
-        return _Closing(self.folder.open(batch.input_file))
-
     def _move(self, batch: Batch, after: BatchState, lines: int | None = None) -> bool:
         return self.store.batches.move(batch.id, batch.state, after, lines=lines)
 
 
 class _EndedMeanwhile(Exception):
     """Another gateway has brought a batch to its end."""
-
-
-class _Closing:
-    """A file, or none, that is closed at the end."""
-
-    def __init__(self, file: BinaryIO | None) -> None:
-        self._file = file
-
-    def __enter__(self) -> BinaryIO | None:
-        return self._file
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
 
 
 def _succeeded(row: Row) -> bool:

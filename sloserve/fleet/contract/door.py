@@ -63,6 +63,19 @@ class Answer:
             await close()
 
 
+@dataclass(frozen=True, slots=True)
+class LineSize:
+    """What is known of a line of a batch as it is sent, so that its body need not be parsed for it.
+
+    prompt_tokens: estimated. max_tokens: of its reply; ``None`` for no limit, or where it asks for several. streams:
+    whether it is streamed from the engine, and another engine can go on with it.
+    """
+
+    prompt_tokens: float
+    max_tokens: int | None
+    streams: bool
+
+
 class Door(Protocol):
     """One instance, for those who send requests to its engine and choose its model. In the agent's process."""
 
@@ -72,19 +85,26 @@ class Door(Protocol):
     def report(self) -> InstanceReport: ...
 
     async def send(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, model: str, durable: bool = False
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        model: str,
+        line: LineSize | None = None,
     ) -> Answer:
         """Passes a request to the engine.
 
         Args:
             model: that must be active.
-            durable: it comes from the store, so that it may be aborted when the model leaves.
+            line: of one that comes from the store, so that it may be aborted when the model leaves.
 
         Raises: Refused, and the engine has not seen the request; but with ``DIED`` it may have.
         """
         ...
 
-    async def activate(self, model: str) -> bool:
+    async def switch(self, model: str) -> bool:
         """Has ``model`` take the active one's place: drain, leave, come, check. Ends when it serves.
 
         Returns: ``False`` where it did not come, or another transition is under way.
@@ -103,8 +123,12 @@ class DurableWork(Protocol):
         """The model leaves: stop pulling now, and within ``limit_s`` seconds finish what runs or give it back."""
         ...
 
-    def came(self, instance: str) -> None:
+    def serves(self, instance: str) -> None:
         """The instance serves its active model from now on."""
+        ...
+
+    def ended(self, instance: str) -> None:
+        """A client's request has left the engine: there may be room for lines."""
         ...
 
     def died(self, instance: str) -> None:

@@ -6,32 +6,17 @@ that the store, or its own clock, gives the report.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from sloserve.core.spans import Phase
 from sloserve.virtual_queues.contract import ModelState, RunningSums
 
 AGENT: Final = "agent"
 GATEWAY: Final = "gateway"
 
 T = TypeVar("T", "AgentReport", "GatewayReport")
-
-
-class Phase(StrEnum):
-    """What an instance does."""
-
-    EMPTY = "empty"
-    """No model is active."""
-    SERVING = "serving"
-    """Its active model takes requests."""
-    DRAINING = "draining"
-    """Its streams end; it takes no requests."""
-    SWAPPING = "swapping"
-    """A model comes in; it takes no requests."""
-    FAILED = "failed"
-    """Its engine died or failed its check, and another is being started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +26,7 @@ class InstanceReport:
     Args:
         name: as the fleet's file has it, ``node-a/0``.
         device: its kind.
-        phase: see :class:`Phase`.
+        phase: see :class:`~sloserve.core.spans.Phase`.
         models: of each model that it can serve, where the weights are. From the moment that it drains for another, the
             model that comes is active.
         active_for_s: for how long the active model has been that; ``None`` where none is.

@@ -11,27 +11,15 @@ from typing import Any, Final
 from starlette.routing import Router
 
 from sloserve.core.errors import EngineError, QueueFull, SloServeError, UnknownModel
-from sloserve.fleet.gateway.doors import Broken
-from sloserve.fleet.gateway.forward import Exchange, Parts
+from sloserve.fleet.gateway.doors import BrokenAnswer
+from sloserve.fleet.gateway.forward import ForwardedRequest
 from sloserve.fleet.gateway.instances import STATES
 from sloserve.fleet.gateway.key_file import KeyFile
 from sloserve.fleet.gateway.keys import Tenant
-from sloserve.fleet.places import Places
-from sloserve.wire import errors
-from sloserve.wire.asgi import (
-    CLOSE,
-    BodyTooLarge,
-    ClientLeft,
-    Receive,
-    Scope,
-    Send,
-    answer_json,
-    first,
-    opened,
-    refuse,
-    refuse_error,
-    repeating,
-)
+from sloserve.fleet.gateway.parts import GatewayParts
+from sloserve.fleet.tenant_places import TenantPlaces
+from sloserve.wire.asgi import CLOSE, ClientLeft, Receive, Scope, Send, answer, answer_json, first, refuse, refuse_error
+from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +38,7 @@ MOST_CALLS_OF_TENANT: Final = 64
 TENANT: Final = "sloserve.tenant"
 """Where a scope says whose a request is."""
 
+_PAGE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _MODELS: Final = "/v1/models"
 _STATEFUL: Final = (
     "/v1/responses keeps what was said on one engine, and a fleet may serve each request on another; "
@@ -73,7 +62,7 @@ class GatewayApp:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: GatewayParts,
         keys: KeyFile,
         batches: Router | None,
         *,
@@ -83,7 +72,7 @@ class GatewayApp:
     ) -> None:
         self._parts, self._keys, self._batches = parts, keys, batches
         self._start, self._stop, self._is_ready = start, stop, is_ready
-        self._calls = Places("requests for files and batches", MOST_CALLS)
+        self._calls = TenantPlaces("requests for files and batches", MOST_CALLS)
         self._created = int(parts.clock.now_s())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,16 +98,14 @@ class GatewayApp:
             status = HTTPStatus.OK if up else HTTPStatus.SERVICE_UNAVAILABLE
             await answer_json(send, status, {"status": "ready" if up else "no agent answers"})
             return
-        request = await opened(scope, send)
+        request = await open_request(scope, receive, send, BodyLimits(self._parts.settings.max_body_bytes))
         if request is None:
             return
-        scope, send_with_id, request_id = request
+        scope, send = request.scope, request.send
         tenant = self._keys.tenant_of(first(scope["headers"], b"authorization"))
         if tenant is not None and path in FORWARDED and scope["method"] == "POST":
-            await self._forward(scope, receive, send, tenant, request_id)
-            return
-        send = send_with_id
-        if tenant is None:
+            await self._forward(request, tenant)
+        elif tenant is None:
             asks = ("www-authenticate", "Bearer")
             await refuse(send, HTTPStatus.UNAUTHORIZED, _NO_KEY, headers=[asks, CLOSE])
         elif path.startswith(BATCHES) and self._batches is not None:
@@ -133,35 +120,26 @@ class GatewayApp:
         except QueueFull as error:
             await refuse_error(send, error)
 
-    async def _forward(self, scope: Scope, receive: Receive, send: Send, tenant: Tenant, request_id: str) -> None:
-        exchange = Exchange(self._parts, tenant, request_id, send)
-        headers = []
+    async def _forward(self, request: OpenedRequest, tenant: Tenant) -> None:
+        forwarded = ForwardedRequest(self._parts, tenant, request)
         try:
-            await exchange.run(scope, receive)
-            return
-        except (ClientLeft, Broken):
-            return  # the client is gone, or cannot be told any more: the server closes the connection
-        except BodyTooLarge:
-            status, param = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, None
-            message = f"request body: more than {self._parts.settings.max_body_bytes} bytes; send less"
+            await forwarded.run()
+        except (ClientLeft, BrokenAnswer):
+            pass  # the client is gone, or cannot be told any more: the server closes the connection
         except SloServeError as error:
-            status, message, headers = errors.status(error), str(error), errors.headers(error)
-            param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
-            headers += [_NOT_AGAIN] if isinstance(error, EngineError) else []
+            await request.refuse(error, [_NOT_AGAIN] if isinstance(error, EngineError) else [])
         except Exception:
-            logger.exception("request %s failed in the gateway", request_id)
-            if exchange.begun:
+            logger.exception("request %s failed in the gateway", request.id)
+            if forwarded.answer.begun:
                 raise
-            status, message, param = HTTPStatus.INTERNAL_SERVER_ERROR, "the gateway failed; its log says why", None
-        headers += [] if exchange.has_read else [CLOSE]
-        await refuse(repeating(request_id, send), status, message, param, headers)
+            message = "the gateway failed; its log says why"
+            await refuse(request.send, HTTPStatus.INTERNAL_SERVER_ERROR, message, headers=request.closing)
 
     async def _answer_other(self, scope: Scope, send: Send, tenant: Tenant) -> None:
         method, path = scope["method"], scope["path"]
-        models = [model for model in self._parts.models if tenant.may_use(model)]
-        sets = {} if self._parts.chooser is None else self._parts.chooser.sets(models)
+        models, sets = self._parts.models_of(tenant)
         if path == "/metrics" and method == "GET" and tenant.metrics:
-            await _answer_text(send, self._parts.metrics.page())
+            await answer(send, HTTPStatus.OK, self._parts.metrics.page(), _PAGE)
         elif path == _MODELS and method == "GET":
             known = [*map(self._model, sorted(models)), *(self._set(*one) for one in sets.items())]
             await answer_json(send, HTTPStatus.OK, {"object": "list", "data": known})
@@ -190,12 +168,3 @@ class GatewayApp:
     def _model(self, name: str) -> dict[str, Any]:
         state = self._parts.instances.state_of(name, self._parts.clock.monotonic_s())
         return {"id": name, "object": "model", "created": self._created, "owned_by": "sloserve", "state": state}
-
-
-async def _answer_text(send: Send, body: bytes) -> None:
-    headers = [
-        (b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
-        (b"content-length", str(len(body)).encode()),
-    ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

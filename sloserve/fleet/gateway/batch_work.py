@@ -1,14 +1,11 @@
 """The thread of a gateway that brings batches on, and deletes what has had its time."""
 
-import logging
 import threading
 from typing import Final
 
 from sloserve.core.clock import Clock
-from sloserve.core.errors import StoreError
 from sloserve.fleet.batch_api.runner import BatchRunner
-
-logger = logging.getLogger(__name__)
+from sloserve.fleet.supervised import Faults
 
 IDLE_S: Final = 0.5
 """Pause between two looks at batches none of which moved."""
@@ -16,8 +13,7 @@ AWAY_S: Final = 2.0
 """The same where the store failed: results are written from their begin again, on a disk that may be full."""
 TIDY_S: Final = 60.0
 QUOTA_S: Final = 10.0
-"""Between two looks at the bytes that tenants keep, and longer where these would take more of the time than _SHARE."""
-_SHARE: Final = 0.05
+"""Between two looks at the bytes that tenants keep."""
 
 
 class BatchWork:
@@ -38,25 +34,17 @@ class BatchWork:
             self._thread.join()
 
     def _run(self) -> None:
-        away, tidied_s, quotas_due_s = False, float("-inf"), float("-inf")
+        tidied_s = held_s = float("-inf")
+        faults = Faults("no batch is brought on")
         while not self._stopping.is_set():
-            try:
-                if tidied_s == float("-inf"):
-                    self._runner.store.requests.forget_ended()
+            moved = False
+            with faults:
                 if self._clock.monotonic_s() - tidied_s >= TIDY_S:
                     self._runner.tidy()
                     tidied_s = self._clock.monotonic_s()
-                if (began_s := self._clock.monotonic_s()) >= quotas_due_s:
+                if self._clock.monotonic_s() - held_s >= QUOTA_S:
                     self._runner.hold_to_quotas()
-                    took_s = self._clock.monotonic_s() - began_s
-                    quotas_due_s = began_s + max(QUOTA_S, took_s / _SHARE)
-                moved, away = self._runner.step(), False
-            except StoreError as error:
-                if not away:
-                    logger.warning("batches wait for the store: %s", error)
-                moved, away = False, True
-            except Exception:  # what is wrong with one look may be right at the next
-                logger.exception("work on batches failed; it is tried again")
-                moved = False
+                    held_s = self._clock.monotonic_s()
+                moved = self._runner.step()
             if not moved:
-                self._stopping.wait(AWAY_S if away else IDLE_S)
+                self._stopping.wait(AWAY_S if faults.is_away else faults.pause_s(IDLE_S))

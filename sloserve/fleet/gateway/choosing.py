@@ -3,8 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
-from sloserve.fleet.gateway.asked import Asked
-from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.gateway.gateway_request import GatewayRequest
 
 
 class PredictedTimes(NamedTuple):
@@ -37,10 +36,8 @@ class Chooser(Protocol):
         """Returns those of ``models``, which a tenant may use, in each set, by the name that requests ask for."""
         ...
 
-    def choose(
-        self, asked: Asked, among: Collection[str], path: str, tenant: Tenant, arrival_s: float, *, again: bool = False
-    ) -> Chosen:
-        """One of a set. path: the route. again: for the same request, whose engine was lost. Raises: InvalidRequest."""
+    def choose(self, request: GatewayRequest, among: Collection[str], *, again: bool = False) -> Chosen:
+        """One of a set. again: for the same request, whose engine was lost. Raises: InvalidRequest."""
         ...
 
     def ended(self, model: str, foreseen: PredictedTimes, ratio: float) -> None:

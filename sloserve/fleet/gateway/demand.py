@@ -68,8 +68,8 @@ class DemandMeter:
     def report(self, held: Iterable[HeldRequest], now_s: float) -> GatewayReport:
         """For the planner. held: those that wait now."""
         waiting: defaultdict[tuple[str, str], list[HeldRequest]] = defaultdict(list)
-        for wanted in held:
-            waiting[wanted.model, wanted.slo_class].append(wanted)
+        for request in held:
+            waiting[request.model, request.slo_class].append(request)
         told = [
             self._demand(key, waiting.get(key, []), now_s)
             for key in sorted(self._flows.keys() | waiting.keys())
@@ -80,18 +80,18 @@ class DemandMeter:
     def _demand(self, key: tuple[str, str], held: list[HeldRequest], now_s: float) -> Demand:
         flow, slo_class = self._flows[key], self._classes[key[1]]
         targets = slo_class.targets
-        dues = [wanted.due_s - now_s for wanted in held]
-        output = [wanted.work.output_tokens for wanted in held]
+        dues = [request.due_s - now_s for request in held]
+        output = [request.work.output_tokens for request in held]
         return Demand(
             model=key[0],
             slo_class=key[1],
             held=len(held),
-            prompt_tokens=sum(wanted.work.prompt_tokens for wanted in held),
+            prompt_tokens=sum(request.work.prompt_tokens for request in held),
             output_tokens=sum(output),
             output_tokens2=sum(tokens**2 for tokens in output),
             first_due_in_s=min(dues, default=None),
             last_due_in_s=max(dues, default=None),
-            oldest_s=max((now_s - wanted.arrival_s for wanted in held), default=0.0),
+            oldest_s=max((now_s - request.arrival_s for request in held), default=0.0),
             until_first_token=targets.ttft_s is not None and targets.next_s() == targets.ttft_s,
             rate_per_s=flow.rate_per_s(now_s),
             mean_prompt_tokens=flow.prompt_tokens.value or 0.0,

@@ -29,11 +29,11 @@ _OWN: Final = frozenset({b"server", b"date", b"x-request-id", REFUSED_HEADER.enc
 _BROKEN: Final = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
-class Broken(Exception):
+class BrokenAnswer(Exception):
     """An answer ended before its end."""
 
 
-class Upstream:
+class EngineAnswer:
     """An engine's answer, in parts as they come."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -49,11 +49,11 @@ class Upstream:
         self._content = response.content
 
     async def read(self) -> bytes:
-        """What has come since, at least a byte; nothing at the end. Raises: Broken."""
+        """What has come since, at least a byte; nothing at the end. Raises: BrokenAnswer."""
         try:
             return await self._content.readany()
         except _BROKEN as error:
-            raise Broken(str(error) or type(error).__name__) from error
+            raise BrokenAnswer(str(error) or type(error).__name__) from error
 
     def is_whole(self, first: bytes) -> bool:
         """Whether nothing comes after its first part."""
@@ -83,12 +83,6 @@ class Doors:
         for session in sessions:
             await session.close()
 
-    async def drop(self, door: str) -> None:
-        """A door that is gone for good."""
-        session = self._sessions.pop(door, None)
-        if session is not None:
-            await session.close()
-
     async def state(self, door: str) -> AgentReport | None:
         """What an agent says of itself; ``None`` where it cannot be reached, or cannot be read."""
         timeout = aiohttp.ClientTimeout(total=_STATE_S)
@@ -109,7 +103,7 @@ class Doors:
 
     async def send(
         self, door: str, instance: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, model: str
-    ) -> Upstream:
+    ) -> EngineAnswer:
         """Passes a request to an instance. Raises: Refused where it may be sent elsewhere; with ``DIED`` an engine, or
         its agent, broke off with it.
         """
@@ -127,7 +121,7 @@ class Doors:
         if reason is not None:
             response.close() if response.status == 502 else response.release()
             raise Refused(_refusal(reason))
-        return Upstream(response)
+        return EngineAnswer(response)
 
     def _session(self, door: str) -> aiohttp.ClientSession:
         session = self._sessions.get(door)

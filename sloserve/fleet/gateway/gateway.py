@@ -14,7 +14,7 @@ from starlette.routing import Router
 from sloserve.core.addresses import is_exposed
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
-from sloserve.core.slo import ClassTable
+from sloserve.core.slo import SLO, ClassTable, Targets
 from sloserve.fleet.batch_api.folder import Folder
 from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.batch_api.routes import BatchApi
@@ -24,20 +24,21 @@ from sloserve.fleet.gateway.app import TENANT, GatewayApp
 from sloserve.fleet.gateway.batch_work import BatchWork
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.doors import Doors
-from sloserve.fleet.gateway.forward import Parts
 from sloserve.fleet.gateway.hold import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.key_file import KeyFile
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.metrics import GatewayMetrics, held_gauge
 from sloserve.fleet.gateway.model_sets import ModelSets
+from sloserve.fleet.gateway.parts import GatewayParts
 from sloserve.fleet.gateway.prediction import Pace
-from sloserve.fleet.gateway.settings import GatewaySettings
 from sloserve.fleet.gateway.watch import Watch
+from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.planning.snapshot import serving_of
 from sloserve.fleet.store.store import Store
-from sloserve.quic.service import Headers, Service, service_of
+from sloserve.fleet.supervised import supervised
 from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, first, refuse
+from sloserve.wire.resolve import resolve_headers
 
 CHECK_S = 10.0
 """How often streams are looked at that do not go on."""
@@ -82,7 +83,7 @@ class Gateway:
         self._doors = Doors(limits.silent_max_s, around.door_key)
         hold = Hold(instances, clock, limits.max_held)
         self.metrics = GatewayMetrics()
-        self.parts = Parts(
+        self.parts = GatewayParts(
             tuple(fleet.models),
             settings,
             limits,
@@ -96,16 +97,8 @@ class Gateway:
         if fleet.router is not None:
             self.parts.chooser = ModelSets(fleet, fleet.router, self.parts)
         self.metrics.watch(self._gauges)
-        self.watch = Watch(
-            around.name or f"gateway-{secrets.token_hex(8)}",
-            around.store,
-            around.doors,
-            instances=instances,
-            hold=hold,
-            demand=self.parts.demand,
-            client=self._doors,
-            clock=clock,
-        )
+        name = around.name or f"gateway-{secrets.token_hex(8)}"
+        self.watch = Watch(name, around.store, around.doors, self.parts)
         self._checking: asyncio.Task[None] | None = None
         batches, self._work = self._batches(around, clock)
         self.app = GatewayApp(
@@ -115,7 +108,9 @@ class Gateway:
     async def start(self) -> None:
         """Begins to ask agents and to bring batches on. The app does it where its server knows lifespans."""
         self.watch.start()
-        self._checking = asyncio.create_task(self._check_streams())
+        every_s = min(self.parts.limits.silent_max_s / 4, CHECK_S)
+        checking = supervised("streams that do not go on are not ended", self._check_streams, every_s)
+        self._checking = asyncio.create_task(checking)
         if self._work is not None:
             self._work.start()
 
@@ -133,37 +128,37 @@ class Gateway:
             await self._doors.close()
 
     async def _check_streams(self) -> None:
-        while True:
-            await asyncio.sleep(min(self.parts.limits.silent_max_s / 4, CHECK_S))
-            for exchange in list(self.parts.passing_on):
-                exchange.check(self.parts.clock.monotonic_s())
+        for answer in list(self.parts.passing_on):
+            answer.end_if_silent(self.parts.clock.monotonic_s(), self.parts.limits.silent_max_s)
 
-    def service(self, headers: Headers) -> Service:
-        """How an answer is to be sent over QUIC. Without a key the request is refused, and any service will do."""
+    def classify(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[SLO, str | None]:
+        """A request's SLO and tenant by its headers; without a key it will be refused, and has the default class."""
         tenant = self.keys.tenant_of(first(headers, b"authorization"))
         if tenant is None:
-            return Service()
+            return self.parts.settings.classes.slo(None, Targets()), None
         reader = self.parts.reader
-        return service_of(headers, reader.rules_of(tenant), reader.header_rules, tenant.name)
+        return resolve_headers(reader.rules_of(tenant), reader.header_rules, headers, tenant.name)
 
     def _batches(self, around: Surroundings, clock: Clock) -> tuple[Router | None, BatchWork | None]:
         if around.store is None or around.files is None:
             return None, None
         store, folder = around.store, Folder(around.files)
         classes = self.parts.settings.classes
-        api = BatchApi(store, folder, _tenant_name, around.file_limits, lambda tenant: self.keys.named(tenant).quota)
         runner = BatchRunner(
             store,
             folder,
-            models_of=lambda tenant: [m for m in self.parts.models if self.keys.named(tenant).may_use(m)],
+            models_of=lambda tenant: self.parts.models_of(self.keys.named(tenant))[0],
             class_of=lambda tenant: batch_class(classes, self.keys.named(tenant)),
             limits=around.file_limits,
             quota_of=lambda tenant: self.keys.named(tenant).quota,
         )
+        api = BatchApi(
+            store, folder, _tenant_name, runner.confirm_later, limits=around.file_limits, quota_of=runner.quota_of
+        )
         return Router(api.routes(), redirect_slashes=False, default=_no_route), BatchWork(runner, clock)
 
     def _gauges(self) -> Iterable[Any]:
-        yield held_gauge((wanted.model, wanted.slo_class) for wanted in self.parts.hold.held)
+        yield held_gauge((request.model, request.slo_class) for request in self.parts.hold.held)
 
 
 def batch_class(classes: ClassTable, tenant: Tenant) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from sloserve.fleet.gateway.instances import Flight, Instances
+from sloserve.fleet.gateway.instances import Instances, SentRequest
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import Beginning
 
@@ -57,7 +57,7 @@ class HeldRequest:
         return self
 
 
-class Held:
+class HeldRequests:
     """Which instance does each request go to, and when? most: requests that may wait at a time."""
 
     def __init__(self, instances: Instances, most: int) -> None:
@@ -73,7 +73,7 @@ class Held:
         """Those that wait, in order of their arrival here."""
         return iter(self._held)
 
-    def arrived(self, request: HeldRequest, now_s: float) -> Flight | None:
+    def arrived(self, request: HeldRequest, now_s: float) -> SentRequest | None:
         """Books it with an instance at once, or holds it from now on. Raises: HoldFull."""
         flight = None if self._queue(request.model) else self._book(request, now_s)
         if flight is not None:
@@ -85,7 +85,7 @@ class Held:
         heapq.heappush(self._queues.setdefault(request.model, []), place)
         return None
 
-    def let_go(self, now_s: float, models: Iterable[str] | None = None) -> Iterator[tuple[HeldRequest, Flight]]:
+    def let_go(self, now_s: float, models: Iterable[str] | None = None) -> Iterator[tuple[HeldRequest, SentRequest]]:
         """Room may have come: books those that wait, the earliest deadline first, until none has room."""
         for model in list(self._queues) if models is None else models:
             while queue := self._queue(model):
@@ -115,6 +115,6 @@ class Held:
             del self._queues[model]
         return queue
 
-    def _book(self, request: HeldRequest, now_s: float) -> Flight | None:
+    def _book(self, request: HeldRequest, now_s: float) -> SentRequest | None:
         chosen = self._instances.choose(request.model, request.slo_class, request.work, request.prompt, now_s)
         return None if chosen is None else chosen.send(request.work, request.prompt)

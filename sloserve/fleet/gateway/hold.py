@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Iterable
 
 from sloserve.core.clock import Clock
-from sloserve.fleet.gateway.held import Held, HeldRequest
-from sloserve.fleet.gateway.instances import Flight, Instances
+from sloserve.fleet.gateway.held import HeldRequest, HeldRequests
+from sloserve.fleet.gateway.instances import Instances, SentRequest
 
 
 class HeldTooLong(Exception):
@@ -17,15 +17,15 @@ class Hold:
 
     def __init__(self, instances: Instances, clock: Clock, most: int) -> None:
         self._clock = clock
-        self.held = Held(instances, most)
-        self._booked: dict[HeldRequest, asyncio.Future[Flight]] = {}
+        self.held = HeldRequests(instances, most)
+        self._booked: dict[HeldRequest, asyncio.Future[SentRequest]] = {}
         self.waits = asyncio.Event()
         """Set while any request waits."""
 
     def __len__(self) -> int:
         return len(self.held)
 
-    async def flight(self, request: HeldRequest) -> Flight:
+    async def flight(self, request: HeldRequest) -> SentRequest:
         """Books the request with an instance, at once or as soon as one has room.
 
         Raises: HoldFull, HeldTooLong.
@@ -34,7 +34,7 @@ class Hold:
         flight = self.held.arrived(request, began_s)
         if flight is not None:
             return flight
-        booked: asyncio.Future[Flight] = asyncio.get_running_loop().create_future()
+        booked: asyncio.Future[SentRequest] = asyncio.get_running_loop().create_future()
         self._booked[request] = booked
         self.waits.set()
         self.let_go((request.model,))

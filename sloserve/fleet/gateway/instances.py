@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from sloserve.core.spans import Phase
 from sloserve.estimator.step_time.running_fit import RunningMean
-from sloserve.fleet.contract.plan import Plan
-from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
+from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.gateway.prediction import NOTHING, Pace, Work, total
 from sloserve.fleet.gateway.prefixes import Beginning, PrefixTable
 from sloserve.virtual_queues.contract import ModelState
@@ -22,7 +23,7 @@ UNKNOWN: Final = Pace(None)
 _ORDER: Final = {ModelState.ACTIVE: 0, ModelState.WARM: 1, ModelState.COLD: 2}
 
 
-class Instance:
+class GatewayInstance:
     """One instance. Its room is what its agent said, less what was sent to it since, plus what has ended since."""
 
     def __init__(self, report: InstanceReport, door: str) -> None:
@@ -71,9 +72,9 @@ class Instance:
         """Whether it has the model or is on its way to it, and no request has found it gone since."""
         return self.report.active == model and not self._is_gone
 
-    def send(self, work: Work, prompt: Sequence[Beginning]) -> "Flight":
+    def send(self, work: Work, prompt: Sequence[Beginning]) -> "SentRequest":
         """A request goes there."""
-        flight = Flight(self, self._sent)
+        flight = SentRequest(self, self._sent)
         self._computed.add(max(work.prompt_tokens - self.prefixes.cached_tokens(prompt), 0.0))
         self._output.add(work.output_tokens)
         self._since[self._sent] = work
@@ -104,15 +105,15 @@ class Instance:
 
 
 @dataclass(slots=True)
-class Flight:
+class SentRequest:
     """A request that was sent to an instance. To be ended once, however it ends."""
 
-    instance: Instance
+    instance: GatewayInstance
     number: int
     over: bool = False
 
     def end(self, *, refused: bool = False, gone: bool = False) -> None:
-        """refused, gone: see :meth:`Instance.refused`."""
+        """refused, gone: see :meth:`GatewayInstance.refused`."""
         if not self.over:
             self.over = True
             self.instance.ended(self.number)
@@ -132,13 +133,13 @@ class Instances:
     paces: Mapping[tuple[str, str], Pace] = field(default_factory=dict)
     affinity: bool = True
     plan: Plan | None = None
-    by_name: dict[str, Instance] = field(default_factory=dict)
+    by_name: dict[str, GatewayInstance] = field(default_factory=dict)
 
     def reported(self, report: AgentReport, door: str, told: Mapping[str, int], now_s: float) -> None:
-        """What an agent says behind its door. told: :attr:`Instance.sent` of each instance when it was asked."""
+        """What an agent says behind its door. told: :attr:`GatewayInstance.sent` of each instance when it was asked."""
         for one in report.instances:
             if one.name not in self.by_name:
-                self.by_name[one.name] = Instance(one, door)
+                self.by_name[one.name] = GatewayInstance(one, door)
             self.by_name[one.name].reported(one, door, told.get(one.name, 0), now_s)
 
     def lost(self, door: str) -> None:
@@ -153,7 +154,7 @@ class Instances:
 
     def choose(
         self, model: str, slo_class: str, work: Work, prompt: Sequence[Beginning], now_s: float
-    ) -> Instance | None:
+    ) -> GatewayInstance | None:
         """Where a request should go now: of the instances that the plan names for it, else of all that serve its model,
         that with room which should complete it first. ``None`` where none has room.
         """
@@ -165,7 +166,7 @@ class Instances:
             return able[0] if able else None
         known = prompt if self.affinity else ()
 
-        def completion_s(one: Instance) -> float:
+        def completion_s(one: GatewayInstance) -> float:
             return one.times_s(self.paces.get((model, one.report.device), UNKNOWN), work, known)[1]
 
         return min(able, key=completion_s)
@@ -175,7 +176,7 @@ class Instances:
         alive = [i for i in self._alive(now_s) if model in i.report.models]
         if any(i.serves(model, now_s) for i in alive):
             return "active"
-        if any(i.report.active == model and i.report.phase in (Phase.DRAINING, Phase.SWAPPING) for i in alive):
+        if any(i.report.active == model and i.report.phase in (Phase.DRAINING, Phase.SWITCHING) for i in alive):
             return "coming"
         states = [i.report.models[model] for i in alive]
         if not states:
@@ -183,7 +184,7 @@ class Instances:
         best = min(states, key=_ORDER.__getitem__)
         return "warm" if best is ModelState.ACTIVE else best.value
 
-    def serving(self, model: str, now_s: float) -> list[Instance]:
+    def serving(self, model: str, now_s: float) -> list[GatewayInstance]:
         """Those that serve the model now."""
         return [instance for instance in self.by_name.values() if instance.serves(model, now_s)]
 
@@ -192,5 +193,5 @@ class Instances:
         coming = (i for i in self._alive(now_s) if i.is_for(model))
         return min((max(i.report.ready_in_s - (now_s - i.seen_s), 0.0) for i in coming), default=None)
 
-    def _alive(self, now_s: float) -> Iterable[Instance]:
+    def _alive(self, now_s: float) -> Iterable[GatewayInstance]:
         return [i for i in self.by_name.values() if now_s - i.seen_s < FRESH_S]

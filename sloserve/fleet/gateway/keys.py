@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import ClassTable
-from sloserve.files.marked_yaml import Node, load_yaml, parse_yaml
+from sloserve.files.marked_yaml import Node, load_yaml
 from sloserve.files.model import Allowed, Problem, at_place, check_model, unknown
 from sloserve.fleet.quota import Quota
 
@@ -110,11 +110,6 @@ def hash_of(key: str) -> str:
 def read_keys(path: Path, classes: ClassTable, models: Collection[str]) -> Keys:
     """The keys in the file at ``path``. Raises: ConfigError that lists every fault, one line each."""
     return _keys(load_yaml(path), classes, models)
-
-
-def parse_keys(text: str, classes: ClassTable, models: Collection[str], source: str = "keys") -> Keys:
-    """The keys in ``text``; ``source`` stands for the file in messages. Raises: as :func:`read_keys`."""
-    return _keys(parse_yaml(text, source), classes, models)
 
 
 def _keys(root: Node, classes: ClassTable, models: Collection[str]) -> Keys:

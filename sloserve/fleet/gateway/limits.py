@@ -7,18 +7,18 @@ from typing import Final
 
 from sloserve.core.errors import QueueFull
 from sloserve.fleet.gateway.keys import LOCAL, Tenant
-from sloserve.fleet.places import SOON_S, Places
+from sloserve.fleet.tenant_places import SOON_S, TenantPlaces
 
 _SHARE: Final = 2
 """Bodies of one of several tenants take no more than one part in so many: the others find room."""
 
 
-class InFlight:
+class RequestPlaces:
     """Requests that are in the gateway."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
         """most: of all tenants. most_bytes: of bodies without a first byte of their answer."""
-        self._places, self._most_bytes = Places("requests", most), most_bytes
+        self._places, self._most_bytes = TenantPlaces("requests", most), most_bytes
         self._bytes: Counter[str] = Counter()
 
     @property
@@ -30,10 +30,10 @@ class InFlight:
         return self._bytes.total()
 
     @contextmanager
-    def place(self, tenant: Tenant) -> Iterator["Place"]:
+    def place(self, tenant: Tenant) -> Iterator["RequestPlace"]:
         """A request's, from before its body is read to the end of its answer. Raises: QueueFull."""
         with self._places.taken(tenant.name, tenant.quota.requests):
-            place = Place(self, tenant.name, self._most_bytes // (1 if tenant.name == LOCAL else _SHARE))
+            place = RequestPlace(self, tenant.name, self._most_bytes // (1 if tenant.name == LOCAL else _SHARE))
             try:
                 yield place
             finally:
@@ -60,10 +60,10 @@ class InFlight:
             del self._bytes[tenant]
 
 
-class Place:
+class RequestPlace:
     """One request's, and its body's while that is kept."""
 
-    def __init__(self, of: InFlight, tenant: str, most: int) -> None:
+    def __init__(self, of: RequestPlaces, tenant: str, most: int) -> None:
         self._of, self._tenant, self._most = of, tenant, most
         self._bytes = 0
 

@@ -8,13 +8,12 @@ from typing import Final
 
 from sloserve.core.errors import ConfigError, InvalidRequest
 from sloserve.fleet.file import Fleet, FleetModel
-from sloserve.fleet.gateway.asked import Asked
 from sloserve.fleet.gateway.calibration import Calibration
 from sloserve.fleet.gateway.choosing import Chosen, PredictedTimes
-from sloserve.fleet.gateway.forward import Parts
+from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.instances import UNAVAILABLE, UNKNOWN
-from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.needs import needs_of
+from sloserve.fleet.gateway.parts import GatewayParts
 from sloserve.fleet.gateway.prediction import NOTHING, Work, total
 from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
@@ -32,7 +31,7 @@ class ModelSets:
     Raises: ConfigError for a policy that cannot be used.
     """
 
-    def __init__(self, fleet: Fleet, router: FleetRouter, parts: Parts) -> None:
+    def __init__(self, fleet: Fleet, router: FleetRouter, parts: GatewayParts) -> None:
         self._models, self._sets, self._parts = fleet.models, router.sets, parts
         self._slower: defaultdict[str, Calibration] = defaultdict(Calibration)
         self._wakes_s = min(fleet.switching.max_wait_s, parts.limits.hold_max_s)
@@ -46,18 +45,16 @@ class ModelSets:
         among = {name: [model for model in of if model in models] for name, of in self._sets.items()}
         return {name: of for name, of in among.items() if of}
 
-    def choose(
-        self, asked: Asked, among: Collection[str], path: str, tenant: Tenant, arrival_s: float, *, again: bool = False
-    ) -> Chosen:
+    def choose(self, request: GatewayRequest, among: Collection[str], *, again: bool = False) -> Chosen:
         """Raises: InvalidRequest where no model can serve the request, with what each lacks."""
-        if path not in _ROUTES:
-            raise InvalidRequest("model", asked.model, f"one model; {path} needs its name")
+        if request.route not in _ROUTES:
+            raise InvalidRequest("model", request.model, f"one model; {request.route} needs its name")
         now_s = self._parts.clock.monotonic_s()
-        facts = self._facts(asked, among, tenant, now_s - arrival_s)
+        facts = self._facts(request, among, now_s - request.arrival_s)
         held = defaultdict(list)
         for one in self._parts.hold.held:
             held[one.model].append(one.work)
-        candidates = [self._candidate(self._models[m], total(held[m]), asked, facts, now_s) for m in among]
+        candidates = [self._candidate(self._models[m], total(held[m]), request, facts, now_s) for m in among]
         if not any(math.isfinite(one.ready_in_s) for one in candidates):
             states = {one.model: self._parts.instances.state_of(one.model, now_s) for one in candidates}
             somewhere = {model for model, state in states.items() if state != UNAVAILABLE} or states.keys()
@@ -67,7 +64,7 @@ class ModelSets:
         choice = self._chooser.choose(facts, candidates, now_s, tuple(among), again=again)
         if choice.model is None:
             raise InvalidRequest(
-                "model", asked.model, f"able to serve this request: {self._why_not(facts, choice.barred)}"
+                "model", request.model, f"able to serve this request: {self._why_not(facts, choice.barred)}"
             )
         return Chosen(
             choice.model, choice.why.value, choice.shadow, self._foreseen(choice.model, candidates, facts, now_s)
@@ -76,36 +73,36 @@ class ModelSets:
     def ended(self, model: str, foreseen: PredictedTimes, ratio: float) -> None:
         self._slower[model].ended(ratio * foreseen.slower, self._parts.clock.monotonic_s())
 
-    def _facts(self, asked: Asked, among: Collection[str], tenant: Tenant, elapsed_s: float) -> RequestFacts:
-        needs = needs_of(asked)
-        slo_class = asked.slo.slo_class.name
-        expected = [self._parts.demand.output_tokens(model, slo_class, asked.most_output) for model in among]
+    def _facts(self, request: GatewayRequest, among: Collection[str], elapsed_s: float) -> RequestFacts:
+        needs = needs_of(request)
+        output_tokens, slo_class = self._parts.demand.output_tokens, request.slo_class
+        expected = [output_tokens(model, slo_class, request.most_output) for model in among]
         return RequestFacts(
             slo_class=slo_class,
-            targets=asked.slo.targets,
+            targets=request.slo.targets,
             prompt_tokens=needs.prompt_tokens,
             output_tokens=sum(expected) / len(expected),
-            task=asked.task,
+            task=request.task,
             needs=needs.features,
-            conversation=None if needs.conversation is None else f"{tenant.name}\n{needs.conversation}",
+            conversation=None if needs.conversation is None else f"{request.tenant.name}\n{needs.conversation}",
             begins=needs.begins,
-            context_tokens=needs.longest_tokens + (asked.max_tokens or 1),
+            context_tokens=needs.longest_tokens + (request.max_tokens or 1),
             elapsed_s=elapsed_s,
-            network_s=asked.network_s,
+            network_s=request.network_s,
         )
 
     def _candidate(
-        self, model: FleetModel, waiting: Work, asked: Asked, facts: RequestFacts, now_s: float
+        self, model: FleetModel, waiting: Work, request: GatewayRequest, facts: RequestFacts, now_s: float
     ) -> Candidate:
         """waiting: in the gateway, for this model."""
         instances = self._parts.instances
         serving = instances.serving(model.name, now_s)
         ready_in_s = 0.0 if serving else instances.ready_in_s(model.name, now_s)
-        most_s = self._parts.limits.hold_max_s if asked.ttl_s is None else asked.ttl_s - facts.elapsed_s
+        most_s = self._parts.limits.hold_max_s if request.ttl_s is None else request.ttl_s - facts.elapsed_s
         if ready_in_s is None or ready_in_s > most_s:
             ready_in_s = math.inf
         knows = instances.affinity and serving
-        prompt = beginnings(model.name, asked.messages, asked.prompt) if knows else ()
+        prompt = beginnings(model.name, request.messages, request.prompt) if knows else ()
         share = 1.0 / max(len(serving), 1)
         held = Work(math.ceil(waiting.requests * share), waiting.prompt_tokens * share, waiting.output_tokens * share)
         new = Work(1, facts.prompt_tokens, facts.output_tokens)

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sloserve.fleet.gateway.asked import Asked
+from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.sizes import BYTES_PER_TOKEN
 from sloserve.wire.body import Body, parse
 
@@ -44,9 +44,9 @@ class Needs:
     begins: bool
 
 
-def needs_of(asked: Asked) -> Needs:
+def needs_of(request: GatewayRequest) -> Needs:
     """Raises: InvalidRequest for a body that cannot be read."""
-    read = parse(asked.body, _Read)
+    read = parse(request.body, _Read)
     messages = [one for one in read.messages if isinstance(one, dict)] if isinstance(read.messages, list) else []
     media = [(kind, part) for one in messages for kind, part in _media(one.get("content"))]
     features = {kind for kind, _ in media}
@@ -57,7 +57,7 @@ def needs_of(asked: Asked) -> Needs:
     if formats.get("type", "text") != "text" or any(grammar is not None for grammar in grammars):
         features.add(GRAMMAR)
     media_bytes = sum(len(json.dumps(part)) for _, part in media)
-    prompt_tokens = max(asked.prompt_tokens - media_bytes // BYTES_PER_TOKEN, 1) + MEDIA_TOKENS * len(media)
+    prompt_tokens = max(request.prompt_tokens - media_bytes // BYTES_PER_TOKEN, 1) + MEDIA_TOKENS * len(media)
     roles = [one.get("role") for one in messages]
     begin = messages[: roles.index("user") + 1] if "user" in roles else messages
     longest = math.ceil(prompt_tokens * _longest_share(read.prompt))

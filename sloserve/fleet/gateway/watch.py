@@ -10,15 +10,12 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from sloserve.core.clock import Clock
 from sloserve.core.errors import StoreError
-from sloserve.fleet.contract.plan import Plan, plan_of
+from sloserve.fleet.contract.plan_in_force import Plan, plan_of
 from sloserve.fleet.contract.reports import GatewayReport, agent_report, to_json
-from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.gateway.doors import Doors
-from sloserve.fleet.gateway.hold import Hold
-from sloserve.fleet.gateway.instances import Instances
+from sloserve.fleet.gateway.parts import GatewayParts
 from sloserve.fleet.store.store import Store
+from sloserve.fleet.supervised import Faults
 
 logger = logging.getLogger(__name__)
 
@@ -39,34 +36,23 @@ class Watch:
         name: of the gateway, unique among members.
         store: ``None`` for none, as in tests.
         doors: that are asked whatever the store says.
+        parts: of the gateway.
     """
 
-    def __init__(
-        self,
-        name: str,
-        store: Store | None,
-        doors: Collection[str],
-        *,
-        instances: Instances,
-        hold: Hold,
-        demand: DemandMeter,
-        client: Doors,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, name: str, store: Store | None, doors: Collection[str], parts: GatewayParts) -> None:
         self._name, self._store, self._static = name, store, frozenset(doors)
-        self._instances, self._hold, self._demand = instances, hold, demand
-        self._client, self._clock = client, clock
+        self._parts, self._instances, self._hold = parts, parts.instances, parts.hold
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "sloserve-gateway-store")
+        self.store_faults = Faults("the store is not read, and streams go on by what is known")
         self.answered: set[str] = set()
         """Doors that answered when they were last asked."""
-        self.store_away = False
 
     def start(self) -> None:
         self._ask(self._static)
         if self._store is not None:
-            self._reading = asyncio.create_task(self._read_store(self._store))
+            self._reading = asyncio.create_task(self._keep_reading(self._store))
 
     async def stop(self) -> None:
         """Ends, and tells the others that this gateway leaves."""
@@ -93,23 +79,22 @@ class Watch:
             self._asking[door] = asyncio.create_task(self._keep_asking(door))
 
     async def _keep_asking(self, door: str) -> None:
+        faults = Faults(f"what the agent behind {door} says is not read")
         while True:
-            try:
+            with faults:
                 await self._asked(door)
-            except Exception:  # nothing that an agent says may end this
-                logger.exception("what the agent behind %s says cannot be read", door)
             await self._pause()
 
     async def _asked(self, door: str) -> None:
         told = self._instances.sent()
-        report = await self._client.state(door)
+        report = await self._parts.doors.state(door)
         if report is None:
             self._instances.lost(door)
             if door in self.answered:
                 logger.warning("the agent behind %s does not answer", door)
             self.answered.discard(door)
         else:
-            self._instances.reported(report, door, told, self._clock.monotonic_s())
+            self._instances.reported(report, door, told, self._parts.clock.monotonic_s())
             self.answered.add(door)
             self._hold.let_go()
 
@@ -126,25 +111,19 @@ class Watch:
 
     # The store.
 
-    async def _read_store(self, store: Store) -> None:
-        loop = asyncio.get_running_loop()
+    async def _keep_reading(self, store: Store) -> None:
         while True:
-            try:
-                report = self._demand.report(self._hold.held, self._clock.monotonic_s())
-                plan, ages = await loop.run_in_executor(self._thread, self._exchange, store, report)
-                self._instances.plan = plan
-                # One that answers is there: after the store was away no agent has told it so yet.
-                self._ask(self._static | {door for door, age_s in ages if age_s < GONE_S or door in self.answered})
-                if self.store_away:
-                    logger.info("the store can be reached again")
-                self.store_away = False
-            except StoreError as error:
-                if not self.store_away:
-                    logger.warning("the store cannot be reached; streams go on with the last known state: %s", error)
-                self.store_away = True
-            except Exception:  # nothing that stands in the store may end this
-                logger.exception("what the store holds of the fleet cannot be read")
-            await asyncio.sleep(STORE_S)
+            with self.store_faults:
+                await self._read_store(store)
+            await asyncio.sleep(self.store_faults.pause_s(STORE_S))
+
+    async def _read_store(self, store: Store) -> None:
+        report = self._parts.demand.report(self._hold.held, self._parts.clock.monotonic_s())
+        loop = asyncio.get_running_loop()
+        plan, ages = await loop.run_in_executor(self._thread, self._exchange, store, report)
+        self._instances.plan = plan
+        # One that answers is there: after the store was away no agent has told it so yet.
+        self._ask(self._static | {door for door, age_s in ages if age_s < GONE_S or door in self.answered})
 
     def _exchange(self, store: Store, report: GatewayReport) -> tuple[Plan | None, list[tuple[str, float]]]:
         """The plan, and of each agent its door and the age of its last sign of life."""

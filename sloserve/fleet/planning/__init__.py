@@ -1,1 +1,1 @@
-"""The planner of a live fleet: the objects of the simulator's, fed from the store instead of from virtual time."""
+"""The planner of a fleet: what the store knows becomes a plan. The simulated fleet runs the same objects."""

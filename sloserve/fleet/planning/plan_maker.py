@@ -5,14 +5,15 @@ Synchronous, without store and clock, so that the planner's task and a fleet in 
 
 from collections.abc import Iterable
 
-from sloserve.fleet.contract.plan import Plan, PlannedGroup
+from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
 from sloserve.fleet.file import Fleet
-from sloserve.fleet.planning.groups import HORIZON_S, Group
+from sloserve.fleet.planner_rule import expects_streams
 from sloserve.fleet.planning.pressure import slo_pressure
-from sloserve.fleet.planning.rules import expects_streams, planner_of
-from sloserve.fleet.planning.snapshot import Members, Swaps, fleet_state, plan_settings, serving_of
+from sloserve.fleet.planning.rules import planner_of
+from sloserve.fleet.planning.snapshot import LiveMembers, Swaps, fleet_state, plan_settings, serving_of
+from sloserve.fleet.planning.waiting_groups import HORIZON_S, Group
 from sloserve.virtual_queues.contract import FleetPlan
-from sloserve.virtual_queues.planner import QLMPlanner
+from sloserve.virtual_queues.qlm_planner import QLMPlanner
 
 
 class PlanMaker:
@@ -30,7 +31,7 @@ class PlanMaker:
         self._classes = sorted(one.name for one in fleet.settings.classes)
         self._swaps = Swaps(fleet)
 
-    def plan(self, now_s: float, durable: Iterable[Group], members: Members, last: Plan | None) -> Plan:
+    def plan(self, now_s: float, durable: Iterable[Group], members: LiveMembers, last: Plan | None) -> Plan:
         """The plan from now on.
 
         Args:

@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
-from sloserve.fleet.planning.groups import Group
+from sloserve.fleet.planning.waiting_groups import Group
 from sloserve.kernels.fleet import FleetProblem
 from sloserve.virtual_queues.contract import FleetPlan
-from sloserve.virtual_queues.planner import Foreseen
+from sloserve.virtual_queues.qlm_planner import Foreseen
 
 MOST: Final = 100.0
 """Largest pressure: that of a deadline that has passed, or nearly so."""

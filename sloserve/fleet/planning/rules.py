@@ -12,76 +12,13 @@ instance that is busy:
 What does not have its turn yet is in no queue. Streams that are only expected hold nothing.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
 
-from sloserve.core.errors import ConfigError
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.files.model import unknown
+from sloserve.fleet.planner_rule import Rule
 from sloserve.virtual_queues.contract import FleetPlan, GroupSums, InstanceState
-from sloserve.virtual_queues.planner import Foreseen, QLMPlanner
 from sloserve.virtual_queues.problem import PlanSettings
-
-QLM: Final = "qlm"
-ON_DEMAND, COLLATE, EDF = "on-demand", "collate", "edf"
-RULES: Final = (ON_DEMAND, COLLATE, EDF)
-_MAX_WAIT: Final = "max_wait_s"
-_SPARE_S: Final = 5.0
-"""EDF turns to a model so long before its first request would be late: what a reply takes is a guess."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """name: one of RULES. max_wait_s: bound of the wait under ``collate``."""
-
-    name: str
-    max_wait_s: float = math.inf
-
-    @classmethod
-    def parse(cls, text: str, max_wait_s: float) -> "Rule | None":
-        """Returns the rule of a text such as ``collate:max_wait_s=20``; ``None`` for ``qlm``.
-
-        max_wait_s: used where the text does not say it.
-
-        Raises: ConfigError that says what is wrong.
-        """
-        name, _, option = text.partition(":")
-        if name not in (QLM, *RULES):
-            raise ConfigError(f"{name!r} {unknown(name, (QLM, *RULES))}")
-        key, _, value = option.partition("=")
-        if option and (name, key) != (COLLATE, _MAX_WAIT):
-            raise ConfigError(f"option {key!r} is unknown; only {COLLATE} has one, {_MAX_WAIT}")
-        try:
-            bound_s = float(value) if option else max_wait_s
-        except ValueError:
-            bound_s = -1.0
-        if not 0.0 <= bound_s < math.inf:
-            raise ConfigError(f"{_MAX_WAIT}: {value!r} is not a number of seconds >= 0")
-        return None if name == QLM else cls(name, bound_s)
-
-    def key(self, group: GroupSums) -> float:
-        """The least is served first."""
-        return group.first_due_s if self.name == EDF else group.first_arrival_s
-
-    def may_take(
-        self, head: GroupSums, theirs: GroupSums | None, now_s: float, served_s: float, *, is_active: bool
-    ) -> bool:
-        """Whether the model of ``head`` may take an instance that is busy.
-
-        Args:
-            theirs: the first that waits for the instance's model.
-            served_s: until a reply of ``head`` would have ended there.
-            is_active: whether its model has an instance already.
-        """
-        if self.name == ON_DEMAND:
-            return not is_active
-        if self.name == COLLATE:
-            return now_s - head.first_arrival_s >= self.max_wait_s
-        if theirs is not None and theirs.first_due_s <= head.first_due_s:
-            return False
-        return now_s + served_s + _SPARE_S >= head.first_due_s
+from sloserve.virtual_queues.qlm_planner import Foreseen, QLMPlanner
 
 
 class RulePlanner(QLMPlanner):
@@ -186,8 +123,3 @@ def planner_of(
     """By the name of a fleet's file. Raises: ConfigError."""
     rule = Rule.parse(text, settings.tail_max_wait_s)
     return QLMPlanner(serving, settings, seed=seed) if rule is None else RulePlanner(serving, settings, rule)
-
-
-def expects_streams(text: str) -> bool:
-    """Whether the planner of this name plans for streams that have not come yet."""
-    return text.partition(":")[0] == QLM

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from sloserve.core.spans import Phase
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.estimator.completion.queue_backlog import EngineSize
-from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport, Phase, agent_report, gateway_report
+from sloserve.estimator.completion.steady_state import EngineSize
+from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport, agent_report, gateway_report
 from sloserve.fleet.file import Fleet
-from sloserve.fleet.planning.groups import HORIZON_S, Group, streamed_groups
+from sloserve.fleet.planning.waiting_groups import HORIZON_S, Group, streamed_groups
 from sloserve.fleet.store.records import Agent
 from sloserve.virtual_queues.contract import FleetPlan, FleetState, InstanceState, RunningSums, Swap
 from sloserve.virtual_queues.problem import PlanSettings
@@ -41,14 +42,14 @@ def plan_settings(fleet: Fleet) -> PlanSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class LiveMembers:
     """Agents and gateways that live, each with the age of its report in seconds."""
 
     agents: tuple[tuple[AgentReport, float], ...]
     demands: tuple[tuple[Demand, float], ...]
 
     @classmethod
-    def of(cls, rows: Iterable[Agent]) -> "Members":
+    def of(cls, rows: Iterable[Agent]) -> "LiveMembers":
         """Those rows that are young enough, and that this version can read."""
         young = [row for row in rows if row.age_s <= ALIVE_S]
         agents = [(agent_report(row.state), row.age_s) for row in young]
@@ -83,7 +84,7 @@ class Swaps:
 def fleet_state(
     now_s: float,
     durable: Iterable[Group],
-    members: Members,
+    members: LiveMembers,
     swap_s: Mapping[Swap, float],
     last: FleetPlan | None,
     *,

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import ConfigError
-from sloserve.core.progress import progress
+from sloserve.core.progress_bar import progress
 from sloserve.fleet.router.arrivals import Phases
 from sloserve.fleet.router.environment import System
 from sloserve.fleet.router.evaluation import THRESHOLDS, WINDOW, Served, at_rates, unpredictable, windows

@@ -17,7 +17,7 @@ from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError, StoreError
 from sloserve.fleet.file import Fleet, Host
 from sloserve.fleet.launcher.plain import kill_group, start
-from sloserve.fleet.planning.planner import LEASE_S
+from sloserve.fleet.planning.planning_task import LEASE_S
 from sloserve.fleet.run.agent_process import STOP_S
 from sloserve.fleet.run.gateway_process import GatewayServer, stop
 from sloserve.fleet.run.live import Place

@@ -4,33 +4,23 @@ import asyncio
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-
-import uvicorn
 
 from sloserve.core.errors import ConfigError
 from sloserve.fleet.file import Fleet
 from sloserve.fleet.file_sections import GatewaySection
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings, check_address
 from sloserve.fleet.gateway.serve import config
-from sloserve.fleet.gateway.settings import GatewaySettings
-from sloserve.fleet.planning.metrics import PlanCollector
+from sloserve.fleet.gateway_settings import GatewaySettings
+from sloserve.fleet.http import EmbeddedServer
+from sloserve.fleet.planning.plan_metrics import PlanCollector
 from sloserve.fleet.run.live import Place, check_doors, file_limits
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import Store, open_store
-from sloserve.quic.front import Http3Front, Tls, check
 from sloserve.wire.asgi import Message, Receive, Scope, Send
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to the process that it is a part of."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+from sloserve.wire.optional_http3 import Http3Front, Tls, check
 
 
 class GatewayServer:
@@ -70,7 +60,7 @@ class GatewayServer:
             "ssl_ca_certs": self._tls.ca_certs,
             "ssl_cert_reqs": self._tls.cert_reqs,
         }
-        self._server = _Server(config(self._app, timeout_graceful_shutdown=max(int(drain_s), 1), **ssl_flags))
+        self._server = EmbeddedServer(config(self._app, timeout_graceful_shutdown=max(int(drain_s), 1), **ssl_flags))
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> str | None:
@@ -80,7 +70,7 @@ class GatewayServer:
             return None
         gateway = self._gateway
         return await self._front.listen(
-            gateway.app, self._http3, self._tls, self._udp, gateway.service, gateway.metrics.registry
+            gateway.app, self._http3, self._tls, self._udp, gateway.classify, gateway.metrics.registry
         )
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:

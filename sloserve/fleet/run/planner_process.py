@@ -6,7 +6,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from sloserve.core.clock import SystemClock
 from sloserve.fleet.file import Fleet
-from sloserve.fleet.planning.planner import LEASE_S, Planning
+from sloserve.fleet.planning.planning_task import LEASE_S, Planning
 from sloserve.fleet.run.live import Place
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import Store, open_store

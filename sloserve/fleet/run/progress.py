@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from sloserve.fleet.contract.reports import InstanceReport, Phase, agent_report
+from sloserve.core.spans import Phase
+from sloserve.fleet.contract.reports import InstanceReport, agent_report
 from sloserve.fleet.file import Fleet
 from sloserve.fleet.store.records import Agent
 
@@ -10,7 +11,7 @@ _WORDS = {
     Phase.EMPTY: "is empty",
     Phase.SERVING: "serves {}",
     Phase.DRAINING: "turns to {}: what runs ends",
-    Phase.SWAPPING: "loads {}",
+    Phase.SWITCHING: "loads {}",
     Phase.FAILED: "has lost the engine of {}, and starts another",
 }
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sloserve.fleet.store.database import Database, Session
-from sloserve.fleet.store.records import Batch, BatchState, File
+from sloserve.fleet.store.records import ENDED_STATES, OPEN_STATES, Batch, BatchState, File, RequestState
 
 LEAST_BYTES: Final = 4_096
+"""A small file counts as so many in its tenant's quota: its place takes them anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,10 @@ class Batches:
     def delete_file(self, tenant: str, id: str) -> bool:
         """Whether there was such a file of this tenant's. The caller deletes its bytes."""
         with self._database.transaction() as session:
-            return session.change("DELETE FROM file WHERE id = :id AND tenant = :tenant", id=id, tenant=tenant) > 0
+            found = session.rows(_DELETE_FILE, id=id, tenant=tenant)
+            for (size,) in found:
+                _count_bytes(session, tenant, -max(int(size), LEAST_BYTES))
+        return bool(found)
 
     def expired_files(self) -> list[File]:
         """Files whose time is over: the caller deletes their bytes, then :meth:`delete_file`."""
@@ -61,15 +65,19 @@ class Batches:
             return bool(session.rows("SELECT 1 FROM file WHERE id = :id", id=id))
 
     def bytes_of(self, tenant: str) -> int:
-        """Bytes of all files of a tenant. A small one counts as :data:`LEAST_BYTES`, which its place takes anyway."""
-        sql = f"SELECT coalesce(sum(CASE WHEN bytes < {LEAST_BYTES} THEN {LEAST_BYTES} ELSE bytes END), 0) FROM file"
+        """Bytes of all files of a tenant, small ones as :data:`LEAST_BYTES`."""
         with self._database.reading() as session:
-            return int(session.rows(f"{sql} WHERE tenant = :tenant", tenant=tenant)[0][0])
+            found = session.rows("SELECT bytes FROM tenant_files WHERE tenant = :tenant", tenant=tenant)
+        return int(found[0][0]) if found else 0
 
     # Batches.
 
     def add(self, batch: Batch, window_s: float) -> Batch:
-        """Keeps a new batch, which expires ``window_s`` from now; returns it with its times by the store's clock."""
+        """Keeps a new batch, which expires ``window_s`` from now; returns it with its times by the store's clock.
+
+        A caller that learns nothing of it, since the store is away, tells its client to ask again: so it is added as
+        UNCONFIRMED, and run once a caller that knows of it has moved it to VALIDATING.
+        """
         with self._database.transaction() as session:
             now_s = float(session.rows("SELECT store_now()")[0][0])
             session.change(
@@ -80,7 +88,7 @@ class Batches:
                 time_window=batch.window,
                 input_file=batch.input_file,
                 state=batch.state.value,
-                stamps=json.dumps({batch.state.value: now_s}),
+                stamps=json.dumps({BatchState.VALIDATING.value: now_s}),
                 due_s=now_s + window_s,
                 metadata=None if batch.metadata is None else json.dumps(batch.metadata),
             )
@@ -89,22 +97,27 @@ class Batches:
     def get(self, tenant: str, id: str) -> Batch | None:
         """``None`` where there is none of this id, or it is another tenant's."""
         with self._database.reading() as session:
-            found = session.rows(f"{_BATCHES} WHERE id = :id AND tenant = :tenant", id=id, tenant=tenant)
+            found = session.rows(f"{_COUNTED} WHERE id = :id AND tenant = :tenant", id=id, tenant=tenant)
         return _batch(found[0]) if found else None
 
     def list(self, tenant: str, after: str | None = None, most: int = 20) -> list[Batch]:
         """A tenant's batches, newest first. after: the last id of the page before."""
         with self._database.reading() as session:
-            return [_batch(row) for row in session.rows(_page(_BATCHES, "batch", after), **_seen(tenant, after, most))]
+            return [_batch(row) for row in session.rows(_page(_COUNTED, "batch", after), **_seen(tenant, after, most))]
 
     def unfinished(self) -> Sequence[Batch]:
-        """Batches of all tenants that have not ended, oldest first."""
+        """Batches of all tenants that are to be brought on, oldest first, without counts of their requests."""
         with self._database.reading() as session:
             return [_batch(row) for row in session.rows(f"{_BATCHES} WHERE state IN ({_OPEN}) ORDER BY seq")]
 
+    def unconfirmed(self) -> Sequence[Batch]:
+        """Batches of all tenants that are not to be run yet, or never."""
+        with self._database.reading() as session:
+            return [_batch(row) for row in session.rows(f"{_BATCHES} WHERE state = 'unconfirmed' ORDER BY seq")]
+
     def ended_before(self, age_s: float, most: int = 100) -> Sequence[Batch]:
         """Batches of all tenants that have ended and whose deadline was more than ``age_s`` ago, oldest first."""
-        sql = f"{_BATCHES} WHERE state NOT IN ({_OPEN}) AND due_s < store_now() - :age_s ORDER BY seq LIMIT :most"
+        sql = f"{_BATCHES} WHERE state IN ({_ENDED}) AND due_s < store_now() - :age_s ORDER BY seq LIMIT :most"
         with self._database.reading() as session:
             return [_batch(row) for row in session.rows(sql, age_s=age_s, most=most)]
 
@@ -122,18 +135,21 @@ class Batches:
         after: BatchState,
         *,
         lines: int | None = None,
+        ended: Mapping[RequestState, int] | None = None,
         errors: Sequence[Mapping[str, Any]] | None = None,
         results: ResultFiles = ResultFiles(),
     ) -> bool:
         """Moves a batch to its next state, and notes when; ``False`` where it was not in state ``before`` any more.
 
-        What is not given stays as it is. results: files that there are from then on.
+        What is not given stays as it is. ended: its requests by state. results: files that there are from then on.
         """
+        failed = (RequestState.FAILED, RequestState.EXPIRED, RequestState.CANCELLED)
         with self._database.transaction() as session:
             found = session.rows("SELECT stamps, store_now() FROM batch WHERE id = :id", id=id)
             if not found:
                 return False
-            stamps = {**json.loads(found[0][0]), after.value: float(found[0][1])}
+            # An earlier stamp stays: a batch was created when it was added, not when it was confirmed.
+            stamps = {after.value: float(found[0][1]), **json.loads(found[0][0])}
             moved = session.change(
                 _MOVE,
                 id=id,
@@ -141,6 +157,8 @@ class Batches:
                 after=after.value,
                 stamps=json.dumps(stamps),
                 lines=lines,
+                completed=None if ended is None else ended.get(RequestState.DONE, 0),
+                failed=None if ended is None else sum(ended.get(state, 0) for state in failed),
                 output_file=None if results.output is None else results.output.id,
                 error_file=None if results.error is None else results.error.id,
                 errors=None if errors is None else json.dumps(list(errors)),
@@ -152,17 +170,29 @@ class Batches:
 
     def forget(self, tenant: str, id: str) -> bool:
         """Deletes a batch that has ended; its requests are deleted by :meth:`Requests.forget`."""
-        sql = f"DELETE FROM batch WHERE id = :id AND tenant = :tenant AND state NOT IN ({_OPEN})"
+        sql = f"DELETE FROM batch WHERE id = :id AND tenant = :tenant AND state IN ({_ENDED})"
         with self._database.transaction() as session:
             return session.change(sql, id=id, tenant=tenant) > 0
 
 
-_OPEN: Final = "'validating', 'in_progress', 'finalizing', 'cancelling'"
+_OPEN: Final = ", ".join(f"'{state}'" for state in OPEN_STATES)
+_ENDED: Final = ", ".join(f"'{state}'" for state in ENDED_STATES)
 _FILES: Final = "SELECT id, tenant, name, purpose, bytes, created_s, expires_s FROM file"
 _BATCHES: Final = """
-    SELECT id, tenant, endpoint, time_window, input_file, state, stamps, due_s, lines, output_file, error_file,
-        metadata, errors
+    SELECT id, tenant, endpoint, time_window, input_file, state, stamps, due_s, lines, completed, failed,
+        output_file, error_file, metadata, errors
     FROM batch"""
+_OF_BATCH: Final = "SELECT count(*) FROM request r WHERE r.batch = batch.id AND r.state"
+# Of batches that have not ended the requests are counted, by an index; the others keep their counts.
+_COUNTED: Final = _BATCHES.replace(
+    "completed, failed",
+    f"""CASE WHEN state IN ({_OPEN}) THEN ({_OF_BATCH} = 'done') ELSE completed END,
+        CASE WHEN state IN ({_OPEN}) THEN ({_OF_BATCH} IN ('failed', 'expired', 'cancelled')) ELSE failed END""",
+)
+_DELETE_FILE: Final = "DELETE FROM file WHERE id = :id AND tenant = :tenant RETURNING bytes"
+_COUNT_BYTES: Final = """
+    INSERT INTO tenant_files (tenant, bytes) VALUES (:tenant, :bytes)
+    ON CONFLICT (tenant) DO UPDATE SET bytes = tenant_files.bytes + excluded.bytes"""
 _ADD_FILE: Final = """
     INSERT INTO file (id, tenant, name, purpose, bytes, created_s, expires_s)
     VALUES (:id, :tenant, :name, :purpose, :bytes, store_now(),
@@ -174,6 +204,8 @@ _ADD_BATCH: Final = """
 _MOVE: Final = """
     UPDATE batch SET state = :after, stamps = :stamps,
         lines = coalesce(CAST(:lines AS bigint), lines),
+        completed = coalesce(CAST(:completed AS bigint), completed),
+        failed = coalesce(CAST(:failed AS bigint), failed),
         output_file = coalesce(CAST(:output_file AS text), output_file),
         error_file = coalesce(CAST(:error_file AS text), error_file),
         errors = coalesce(CAST(:errors AS text), errors)
@@ -182,7 +214,12 @@ _MOVE: Final = """
 
 def _add_file(session: Session, file: File, expires_after_s: float | None) -> None:
     created = {"id": file.id, "tenant": file.tenant, "name": file.name, "purpose": file.purpose}
-    session.change(_ADD_FILE, **created, bytes=file.bytes, expires_after_s=expires_after_s)
+    if session.change(_ADD_FILE, **created, bytes=file.bytes, expires_after_s=expires_after_s):
+        _count_bytes(session, file.tenant, max(file.bytes, LEAST_BYTES))
+
+
+def _count_bytes(session: Session, tenant: str, more: int) -> None:
+    session.change(_COUNT_BYTES, tenant=tenant, bytes=more)
 
 
 def _page(select: str, table: str, after: str | None) -> str:
@@ -199,7 +236,8 @@ def _file(row: tuple[Any, ...]) -> File:
 
 
 def _batch(row: tuple[Any, ...]) -> Batch:
-    (id_, tenant, endpoint, window, input_file, state, stamps, due_s, lines, output, error, metadata, errors) = row
+    id_, tenant, endpoint, window, input_file, state, stamps, due_s, lines, completed, failed, *files_and_notes = row
+    output, error, metadata, errors = files_and_notes
     return Batch(
         id=id_,
         tenant=tenant,
@@ -210,6 +248,8 @@ def _batch(row: tuple[Any, ...]) -> Batch:
         stamps=json.loads(stamps),
         due_s=float(due_s),
         lines=int(lines),
+        completed=int(completed),
+        failed=int(failed),
         output_file=output,
         error_file=error,
         metadata=None if metadata is None else json.loads(metadata),

@@ -17,9 +17,6 @@ class RequestState(StrEnum):
     CANCELLED = "cancelled"
 
 
-ENDED = (RequestState.DONE, RequestState.FAILED, RequestState.EXPIRED, RequestState.CANCELLED)
-
-
 @dataclass(frozen=True, slots=True)
 class NewRequest:
     """A request to keep until it has a result.
@@ -131,8 +128,9 @@ class StoredPlan:
 
 
 class BatchState(StrEnum):
-    """OpenAI's states of a batch."""
+    """OpenAI's states of a batch, but for the first: a batch that is kept, and not known to be, is not run."""
 
+    UNCONFIRMED = "unconfirmed"
     VALIDATING = "validating"
     FAILED = "failed"
     IN_PROGRESS = "in_progress"
@@ -144,6 +142,7 @@ class BatchState(StrEnum):
 
 
 ENDED_STATES = (BatchState.FAILED, BatchState.COMPLETED, BatchState.EXPIRED, BatchState.CANCELLED)
+OPEN_STATES = (BatchState.VALIDATING, BatchState.IN_PROGRESS, BatchState.FINALIZING, BatchState.CANCELLING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ class Batch:
         state: see :class:`BatchState`.
         stamps: when it entered each state, epoch seconds.
         due_s: when it expires, epoch seconds.
-        lines: requests in it, once it is validated.
+        lines: requests in it, once it is validated. completed, failed: of them, so far.
         metadata: the client's own.
         errors: what validation found.
     """
@@ -172,6 +171,8 @@ class Batch:
     stamps: Mapping[str, float]
     due_s: float
     lines: int = 0
+    completed: int = 0
+    failed: int = 0
     output_file: str | None = None
     error_file: str | None = None
     metadata: Mapping[str, str] | None = None

@@ -1,5 +1,6 @@
 """A fleet in virtual time: engines of several models on several instances, a dispatcher, and the swaps between models.
 
-``contract.py``: what a dispatcher is told and what it may ask for. ``instance.py``: one instance. ``loop.py``: the run.
+``dispatcher.py``: what a dispatcher is told and what it may ask for. ``simulated_instance.py``: one instance.
+``loop.py``: the run.
 Imports no vLLM unless asked for its scheduler.
 """

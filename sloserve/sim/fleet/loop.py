@@ -19,23 +19,23 @@ from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.file import GIB, Fleet, FleetModel
 from sloserve.settings import KEY
-from sloserve.sim.fleet.contract import (
+from sloserve.sim.fleet.dispatcher import (
     Dispatcher,
     Drop,
     Give,
-    Held,
     Operation,
     Preempt,
     Refuse,
     Switch,
+    WaitingRequest,
     Warm,
-    held,
     model_shares,
+    waiting_request,
 )
-from sloserve.sim.fleet.host_memory import HostMemory
-from sloserve.sim.fleet.instance import FleetClock, History, Instance, Served
-from sloserve.sim.fleet.lengths import ReplyLengths
 from sloserve.sim.fleet.log import FleetLog, all_steps, joined
+from sloserve.sim.fleet.reply_lengths import ReplyLengths
+from sloserve.sim.fleet.simulated_instance import FleetClock, History, InstalledModel, SimulatedInstance
+from sloserve.sim.fleet.weight_copies import WeightCopies
 from sloserve.virtual.engine_settings import EngineSettings
 
 TICK_S = 0.02
@@ -45,7 +45,7 @@ _STUCK_S = 1800.0
 
 
 class FleetRun:
-    """One fleet, to be run once. It is the :class:`~sloserve.sim.fleet.contract.FleetView` of its dispatcher.
+    """One fleet, to be run once. It is the :class:`~sloserve.sim.fleet.dispatcher.FleetView` of its dispatcher.
 
     Args:
         engine_class: of the engines, the virtual engine or the model of it.
@@ -80,8 +80,8 @@ class FleetRun:
         config = (
             None if policy is None else {KEY: {**fleet.section, "policy": policy, "policy_options": {}, "seed": seed}}
         )
-        self.instances: list[Instance] = []
-        memory = {name: HostMemory(host.host_memory_bytes) for name, host in fleet.hosts.items()}
+        self.instances: list[SimulatedInstance] = []
+        memory = {name: WeightCopies(host.host_memory_bytes) for name, host in fleet.hosts.items()}
         for name, host in fleet.instances:
             served = {}
             models = fleet.models_on(host)
@@ -91,8 +91,8 @@ class FleetRun:
                 profile = fleet.models[model].profiles[host.device]
                 settings = engine_settings(fleet.models[model], profile, swap_space_gib, prefix_caching=prefix_caching)
                 make = partial(_make_engine, engine_class, settings, profile, config)
-                served[model] = Served(settings, profile, swaps[model, host.device], make)
-            instance = Instance(
+                served[model] = InstalledModel(settings, profile, swaps[model, host.device], make)
+            instance = SimulatedInstance(
                 name,
                 host.device,
                 served,
@@ -113,7 +113,7 @@ class FleetRun:
     def now_s(self) -> float:
         return self._clock.now_s
 
-    def expected_output(self, request: Held, generated: int = 0) -> tuple[float, float]:
+    def expected_output(self, request: WaitingRequest, generated: int = 0) -> tuple[float, float]:
         return self._lengths.expected(request, max(generated, request.generated_tokens))
 
     # The run.
@@ -161,7 +161,7 @@ class FleetRun:
             instance.finish()
         return self._log(workload)
 
-    def _begin(self, memory: Mapping[str, HostMemory]) -> None:
+    def _begin(self, memory: Mapping[str, WeightCopies]) -> None:
         """Models to begin with: the file's, the dispatcher's, then those that are not yet anywhere, then the most asked
         for. The others are warm as far as host memory goes, in the order of the file.
         """
@@ -182,7 +182,7 @@ class FleetRun:
     def _arrive(self, request: WorkloadRequest, generated: int, kept_on: str | None = None, kept: int = 0) -> None:
         self._held[request.request_id] = (request, generated)
         self._arrived = True
-        self._dispatcher.arrived(held(request, generated, kept_on, kept, oracle=self._oracle), self)
+        self._dispatcher.arrived(waiting_request(request, generated, kept_on, kept, oracle=self._oracle), self)
 
     def _evicted(self, request: WorkloadRequest, generated: int, instance: str, kept: int) -> None:
         self._counters["preempted_for_others" if self._by_name[instance].serving else "evicted_on_switch"] += 1
@@ -249,13 +249,11 @@ def engine_settings(
 ) -> EngineSettings:
     """The engine of ``model`` on the machine of ``profile``. swap_space_gib: of this engine alone."""
     flags = model.flags
-    room = profile.kv_blocks * profile.block_size
-    return EngineSettings(
-        kv_blocks=profile.kv_blocks,
-        block_size=profile.block_size,
+    return EngineSettings.of_profile(
+        profile,
         max_num_seqs=flags.max_num_seqs or profile.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens or profile.max_num_batched_tokens,
-        max_model_len=min(flags.max_model_len or profile.max_model_len, room),
+        max_model_len=flags.max_model_len or profile.max_model_len,
         swap_space_gib=swap_space_gib,
         enable_prefix_caching=prefix_caching,
     )

@@ -7,8 +7,9 @@ from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any, cast
 
-from sloserve.fleet.contract.door import Answer, DurableWork, Refusal, Refused
-from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase, to_json
+from sloserve.core.spans import Phase
+from sloserve.fleet.contract.door import Answer, DurableWork, LineSize, Refusal, Refused
+from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
 from sloserve.virtual_queues.contract import ModelState
 from tests.fleet.stand_in.engine import StandIn
 from tests.fleet.stand_in.server import Call
@@ -22,7 +23,7 @@ class FakeDoor:
         self.phase, self.active, self.models = Phase.SERVING, models[0], models
         self.work: DurableWork | None = None
         self.asked: list[tuple[str, dict[str, Any], Mapping[str, str]]] = []
-        self.activated: list[str] = []
+        self.switched: list[str] = []
         self.warm: tuple[str, ...] = ()
         self.step_s = step_s
         self.deaths = 0
@@ -46,7 +47,7 @@ class FakeDoor:
         self.work.died(self.name)
         self._start()
         self.phase = Phase.SERVING
-        self.work.came(self.name)
+        self.work.serves(self.name)
 
     def report(self) -> InstanceReport:
         state = {model: ModelState.ACTIVE if model == self.active else ModelState.WARM for model in self.models}
@@ -59,9 +60,16 @@ class FakeDoor:
         return to_json(AgentReport("a", "unix:a", (self.report(),)))
 
     async def send(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, model: str, durable: bool = False
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        model: str,
+        line: LineSize | None = None,
     ) -> Answer:
-        assert durable and method == "POST"
+        assert line is not None and method == "POST"
         if self.phase is not Phase.SERVING:
             raise Refused(Refusal.SWITCHING)
         if model != self.active:
@@ -73,17 +81,17 @@ class FakeDoor:
         parts = call.stream() if asked.get("stream") else _whole(call)
         return Answer(200, {}, _until_dead(parts, self.dead))
 
-    async def activate(self, model: str) -> bool:
+    async def switch(self, model: str) -> bool:
         if self.phase not in (Phase.SERVING, Phase.EMPTY):
             return False
         assert self.work is not None
-        self.activated.append(model)
+        self.switched.append(model)
         self.phase = Phase.DRAINING
         await self.work.leave(self.name, 1.5)
         assert not self.engine.running
         self.active, self.phase = model, Phase.SERVING
         self._start()
-        self.work.came(self.name)
+        self.work.serves(self.name)
         return True
 
     async def keep_warm(self, models: tuple[str, ...]) -> None:

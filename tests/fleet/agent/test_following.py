@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sloserve.core.clock import SystemClock
+from sloserve.core.spans import Phase
 from sloserve.fleet.agent.following import STALE_S, Following
 from sloserve.fleet.agent.orders import unplanned
-from sloserve.fleet.contract.plan import Plan, PlannedGroup, to_json
-from sloserve.fleet.contract.reports import Phase
+from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup, to_json
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.store.records import RequestState, StoredPlan
 from sloserve.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
@@ -74,7 +74,7 @@ def test_the_head_group_is_pulled_and_then_its_model_gives_way_to_the_next(tmp_p
             a.plan(group(2, "n"))
             await a.following.step()
             await a.switched()
-            assert (a.door.activated, a.following.plan) == (["n"], (1, 2))
+            assert (a.door.switched, a.following.plan) == (["n"], (1, 2))
             await a.following.step()
             results = await a.host.until_ended(6)
             assert RequestState.FAILED not in results.values()
@@ -91,7 +91,7 @@ def test_an_instance_with_room_helps_where_a_group_of_its_model_waits_behind_oth
             a.host.accept(3, group=1)
             a.plan(group(-5, "m"), others={"b/0": (group(-7, "n"), group(1, "m"))})
             await a.following.step()
-            assert len(await a.host.until_ended(3)) == 3 and a.door.activated == []
+            assert len(await a.host.until_ended(3)) == 3 and a.door.switched == []
 
     run(scenario())
 
@@ -103,12 +103,12 @@ def test_a_model_stays_for_its_least_time_and_streams_alone_make_it_come(tmp_pat
             a.host.accept(1, group=1)
             a.plan(group(-7, "n"), group(1, "m"))
             await a.following.step()
-            assert a.door.activated == []
+            assert a.door.switched == []
             await a.host.until_ended(1)  # meanwhile it serves what it has
             a.door.active_for_s = 11.0
             await a.following.step()
             await a.switched()
-            assert a.door.activated == ["n"]
+            assert a.door.switched == ["n"]
 
     run(scenario())
 
@@ -119,7 +119,7 @@ def test_an_instance_begins_with_the_model_of_the_file(tmp_path: Path) -> None:
             a.door.phase, a.door.active = Phase.EMPTY, ""
             await a.following.step()
             await a.switched()
-            assert a.door.activated == ["m"]
+            assert a.door.switched == ["m"]
 
     run(scenario())
 
@@ -148,7 +148,7 @@ def test_a_model_that_the_host_does_not_know_holds_up_no_other(tmp_path: Path) -
             a.plan(group(7, "unknown"), group(1, "m"))
             await a.following.step()
             assert len(await a.host.until_ended(1)) == 1
-            assert a.door.activated == []
+            assert a.door.switched == []
 
     run(scenario())
 

@@ -13,16 +13,17 @@ import pytest
 from yarl import URL
 
 from sloserve.core.errors import ConfigError, StoreAway
+from sloserve.core.spans import Phase
 from sloserve.fleet.agent import agent as agent_module
 from sloserve.fleet.agent import engine_set
 from sloserve.fleet.agent.agent import Agent, AgentSettings
+from sloserve.fleet.agent.awaited_requests import AwaitedRequests
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_spec import ServedModel
-from sloserve.fleet.agent.flights import Flights
 from sloserve.fleet.agent.instance import Instance
-from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Answer, Refusal, Refused
-from sloserve.fleet.contract.reports import Phase, agent_report
+from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER, Answer, LineSize, Refusal, Refused
+from sloserve.fleet.contract.reports import agent_report
 from sloserve.fleet.gateway.doors import Doors
 from sloserve.virtual_queues.contract import ModelState
 from tests.fleet.stand_in.engine import LONG, POISON, reply
@@ -40,12 +41,16 @@ class Durable:
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.streams_ended = 0
 
     async def leave(self, instance: str, limit_s: float) -> None:
         self.told.append("leave")
 
-    def came(self, instance: str) -> None:
-        self.told.append("came")
+    def serves(self, instance: str) -> None:
+        self.told.append("serves")
+
+    def ended(self, instance: str) -> None:
+        self.streams_ended += 1
 
     def died(self, instance: str) -> None:
         self.told.append("died")
@@ -113,22 +118,23 @@ def test_models_come_start_sleep_and_wake(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         assert instance.report().phase is Phase.EMPTY
         assert await refusal(instance, "chat") is Refusal.OTHER_MODEL
-        assert await instance.activate("chat") and await instance.activate("chat")
+        assert await instance.switch("chat") and await instance.switch("chat")
         assert await ask(instance, "chat") == reply("chat", "a", 4)
-        assert await instance.activate("code")
+        assert await instance.switch("code")
         assert states(instance) == [WARM, ACTIVE, COLD, COLD]
         assert await refusal(instance, "chat") is Refusal.OTHER_MODEL
         assert agent.report().held_bytes == {"chat": 10}
-        assert await instance.activate("chat")
+        assert await instance.switch("chat")
         assert len(launcher.started) == 2, "it was woken, not started again"
         assert await ask(instance, "chat") == reply("chat", "a", 4)
         # Both models' steps were measured, and with them the swaps between them.
         measured = {(swap.leaving, swap.coming, swap.state) for swap in agent.report().swaps}
         assert {("chat", "code", COLD), ("code", "chat", WARM), (None, "chat", COLD)} <= measured
-        assert not await instance.activate("unknown")
+        assert not await instance.switch("unknown")
 
     durable = run(tmp_path, test)
-    assert durable.told == ["came", "leave", "came", "leave", "came"]
+    assert durable.told == ["serves", "leave", "serves", "leave", "serves"]
+    assert durable.streams_ended == 2, "who pulls lines looks for the room that they leave"
     # What was measured outlives the agent.
     assert "wake_s" in (tmp_path / "swap-costs-node.json").read_text()
 
@@ -137,17 +143,20 @@ def test_a_batch_that_fills_an_engine_leaves_places_to_streams(tmp_path: Path) -
     """A stream waited before the engine for as long as lines came: each place that came free was taken by the next."""
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 500, "stream": True}).encode()
 
         async def send(durable: bool) -> Refusal | None:
             try:
-                await instance.send("POST", "/v1/completions", {}, body, model="chat", durable=durable)
+                await instance.send(
+                    "POST", "/v1/completions", {}, body, model="chat", line=LineSize(1.0, 7, True) if durable else None
+                )
             except Refused as refused:
                 return refused.reason
             return None
 
         assert [await send(True) for _ in range(6)] == [None] * 5 + [Refusal.FULL]
+        assert instance.report().running.longest_output_tokens <= 7, "no line is parsed: its size is told"
         assert [await send(False) for _ in range(2)] == [None, Refusal.FULL]
 
     run(tmp_path, test, step_s=0.05)
@@ -156,17 +165,17 @@ def test_a_batch_that_fills_an_engine_leaves_places_to_streams(tmp_path: Path) -
 def test_memory_decides_how_deep_models_sleep(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         for model in ("chat", "code"):
-            assert await instance.activate(model)
+            assert await instance.switch(model)
         await instance.keep_warm(("code", "chat"))
-        assert await instance.activate("legal")  # no room for both: the one that is wanted more stays
+        assert await instance.switch("legal")  # no room for both: the one that is wanted more stays
         assert states(instance)[:3] == [COLD, WARM, ACTIVE]
         assert agent.report().held_bytes == {"code": 10}
         await instance.keep_warm(())
         assert states(instance)[:3] == [COLD, COLD, ACTIVE] and agent.report().held_bytes == {}
-        await instance.activate("chat")
+        await instance.switch("chat")
         assert states(instance)[:3] == [ACTIVE, COLD, COLD], "what nothing asks for sleeps without weights"
         started = len(launcher.started)
-        assert await instance.activate("legal") and len(launcher.started) == started, "weights were read again"
+        assert await instance.switch("legal") and len(launcher.started) == started, "weights were read again"
         assert await ask(instance, "legal") == reply("legal", "a", 4)
 
     run(tmp_path, test, memory=10)
@@ -180,7 +189,7 @@ def test_two_instances_do_not_take_the_same_host_memory(tmp_path: Path) -> None:
         settings = AgentSettings("node", "cpu", instances, tmp_path, host_memory_bytes=10)
         async with Agent(settings, InLoopLauncher()) as agent, asyncio.timeout(60.0):
             for model in ("chat", "code"):
-                assert all(await asyncio.gather(*(one.activate(model) for one in agent.instances.values())))
+                assert all(await asyncio.gather(*(one.switch(model) for one in agent.instances.values())))
             assert agent.report().held_bytes == {"chat": 10}
 
     asyncio.run(within())
@@ -192,10 +201,10 @@ def test_a_transition_that_fails_in_an_unknown_way_ends_all_the_same(
     """The instance refused everything from then on."""
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         with monkeypatch.context() as patched:
-            patched.setattr(Flights, "send_back", lambda *_: 1 / 0)
-            assert not await instance.activate("code")
+            patched.setattr(AwaitedRequests, "send_back", lambda *_: 1 / 0)
+            assert not await instance.switch("code")
         await until(lambda: instance.report().phase is Phase.SERVING)
         assert await ask(instance, "code") == reply("code", "a", 4)
 
@@ -205,7 +214,7 @@ def test_a_transition_that_fails_in_an_unknown_way_ends_all_the_same(
 def test_two_models_take_turns_in_the_memory_of_one(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         for model in ("chat", "code", "chat", "code"):
-            assert await instance.activate(model)
+            assert await instance.switch(model)
         await instance.keep_warm(("polite",))  # an adapter needs the weights of its base
         assert states(instance)[:2] == [WARM, ACTIVE] and len(launcher.started) == 2
         assert agent.report().held_bytes == {"chat": 10}
@@ -217,15 +226,15 @@ def test_a_model_that_is_built_alike_comes_in_place(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(engine_set, "are_alike", lambda one, other: {one.name, other.name} == {"chat", "code"})
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
-        assert await instance.activate("code") and len(launcher.started) == 1
+        await instance.switch("chat")
+        assert await instance.switch("code") and len(launcher.started) == 1
         assert await ask(instance, "code") == reply("code", "a", 4)
         assert states(instance)[:2] == [COLD, ACTIVE]
-        assert await instance.activate("legal"), "what is in place now sleeps"
+        assert await instance.switch("legal"), "what is in place now sleeps"
         assert states(instance)[:3] == [COLD, WARM, ACTIVE]
-        assert await instance.activate("code")
+        assert await instance.switch("code")
         launcher.started[0].engine.faults.refuse = ["/sloserve/reload"]
-        assert await instance.activate("chat") and len(launcher.started) == 3
+        assert await instance.switch("chat") and len(launcher.started) == 3
         assert await ask(instance, "chat") == reply("chat", "a", 4)
 
     run(tmp_path, test)
@@ -233,17 +242,17 @@ def test_a_model_that_is_built_alike_comes_in_place(tmp_path: Path, monkeypatch:
 
 def test_requests_are_refused_from_the_begin_of_a_transition_and_streams_end_before(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         streaming = asyncio.ensure_future(ask(instance, "chat", 40))
         await until(lambda: instance.report().running.context_tokens > 0)
         assert instance.report().streams == 1 and instance.report().drain_s > 0
-        switching = asyncio.ensure_future(instance.activate("code"))
+        switching = asyncio.ensure_future(instance.switch("code"))
         await asyncio.sleep(0)
         assert await refusal(instance, "chat") is Refusal.SWITCHING
         report = instance.report()
         assert report.phase is Phase.DRAINING and report.ready_in_s > 0
         assert report.active == "code" and report.models["chat"] is ModelState.WARM, "planners count on what comes"
-        assert not await instance.activate("legal"), "one transition at a time"
+        assert not await instance.switch("legal"), "one transition at a time"
         assert await streaming == reply("chat", "a", 40)
         assert await switching
 
@@ -252,13 +261,13 @@ def test_requests_are_refused_from_the_begin_of_a_transition_and_streams_end_bef
 
 def test_streams_that_take_too_long_are_parked_and_go_on_when_their_model_is_back(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         streaming = asyncio.ensure_future(ask(instance, "chat", 100))
         await until(lambda: instance.report().running.context_tokens > 0)
-        assert await instance.activate("code")
+        assert await instance.switch("code")
         assert instance.report().parked == {"chat": 1} and instance.report().streams == 0
         await instance.keep_warm(())  # they keep their engine
-        assert await instance.activate("chat")
+        assert await instance.switch("chat")
         assert await streaming == reply("chat", "a", 100)
 
     run(tmp_path, test, step_s=0.002, drain_max_s=0.02)
@@ -268,14 +277,14 @@ def test_an_agent_that_stops_lets_streams_end_and_takes_no_more(tmp_path: Path) 
     """One that was told to stop broke them all off."""
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         streaming = asyncio.ensure_future(ask(instance, "chat", 40))
         await until(lambda: instance.report().running.context_tokens > 0)
         draining = asyncio.ensure_future(agent.drain())
         await until(lambda: instance.report().phase is not Phase.SERVING)
         assert await refusal(instance, "chat") is Refusal.SWITCHING
         assert (instance.report().phase, instance.report().room) == (Phase.DRAINING, 0)
-        assert not await instance.activate("code")
+        assert not await instance.switch("code")
         await draining
         assert streaming.done() and await streaming == reply("chat", "a", 40)
 
@@ -290,7 +299,7 @@ def test_a_request_without_a_byte_is_sent_back_when_the_time_to_drain_is_over(
     """Nothing has been said to its client: it goes elsewhere, or comes again, and waits for no wake."""
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         engine = launcher.started[0].engine
         connector = aiohttp.UnixConnector(agent.door.removeprefix("unix:"))
         async with aiohttp.ClientSession("http://door", connector=connector) as http:
@@ -298,7 +307,7 @@ def test_a_request_without_a_byte_is_sent_back_when_the_time_to_drain_is_over(
             path = "/instances/node%2F0/v1/completions"
             asking = asyncio.ensure_future(http.post(path, json=body, headers={MODEL_HEADER: "chat"}))
             await until(lambda: bool(engine.running))
-            assert await instance.activate("code")
+            assert await instance.switch("code")
             answer = await asking
             assert (answer.status, answer.headers[REFUSED_HEADER]) == (503, "switching")
         await until(lambda: engine.aborted == 1)
@@ -309,10 +318,10 @@ def test_a_request_without_a_byte_is_sent_back_when_the_time_to_drain_is_over(
 
 def test_without_memory_streams_that_take_too_long_are_ended(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         streaming = asyncio.ensure_future(ask(instance, "chat", 5000))
         await until(lambda: instance.report().running.context_tokens > 0)
-        assert await instance.activate("code")
+        assert await instance.switch("code")
         with pytest.raises(ConnectionResetError):
             await streaming
         await until(lambda: launcher.started[0].engine.aborted == 1)
@@ -332,7 +341,7 @@ def test_a_client_that_leaves_as_its_answer_begins_leaves_nothing_behind(
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         nonlocal asking
-        await instance.activate("chat")
+        await instance.switch("chat")
         room = instance.report().room
         monkeypatch.setattr(EngineClient, "send", send)
         asking = asyncio.ensure_future(ask(instance, "chat", 5000))
@@ -349,7 +358,7 @@ def test_a_request_that_is_cancelled_before_it_is_sent_takes_no_place(tmp_path: 
     """As a line whose deadline has passed when its turn comes. An instance was full of them, with nothing to do."""
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         for end in ("the client's", "the instance's"):
             asking = asyncio.ensure_future(ask(instance, "chat"))
             await asyncio.sleep(0)
@@ -357,7 +366,7 @@ def test_a_request_that_is_cancelled_before_it_is_sent_takes_no_place(tmp_path: 
                 asking.cancel()
             else:
                 assert instance._engines.active is not None
-                instance._engines.active.flights.abort()
+                instance._engines.active.requests.abort()
             with pytest.raises((asyncio.CancelledError, Refused)):
                 await asking
         assert instance.report().running.requests == 0
@@ -369,7 +378,7 @@ def test_what_is_not_read_of_answers_is_closed_with_the_instance(tmp_path: Path)
     held = list[Answer]()
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 500, "stream": True}).encode()
         held.append(await instance.send("POST", "/v1/completions", {}, body, model="chat"))
 
@@ -387,13 +396,13 @@ def test_a_request_that_is_aborted_as_its_answer_begins_does_not_go_on(
     stock = EngineClient.send
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         engine = instance._engines.active
         assert engine is not None
 
         async def send(self: EngineClient, *args: Any) -> Any:
             answer = await stock(self, *args)
-            asyncio.get_running_loop().call_soon(engine.flights.abort)
+            asyncio.get_running_loop().call_soon(engine.requests.abort)
             return answer
 
         monkeypatch.setattr(EngineClient, "send", send)
@@ -406,20 +415,20 @@ def test_a_request_that_is_aborted_as_its_answer_begins_does_not_go_on(
 
 def test_an_adapter_comes_beside_its_base_and_nothing_leaves(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         streaming = asyncio.ensure_future(ask(instance, "chat", 30))
         await until(lambda: instance.report().streams == 1)
-        assert await instance.activate("polite")
+        assert await instance.switch("polite")
         assert await ask(instance, "polite") == reply("/adapters/polite", "a", 4)
         assert await streaming == reply("chat", "a", 30)
         assert states(instance) == [WARM, COLD, COLD, ACTIVE] and len(launcher.started) == 1
         assert "--enable-lora" in launcher.specs[0].arguments
-        await instance.activate("code")
-        assert await instance.activate("polite"), "its base is woken"
+        await instance.switch("code")
+        assert await instance.switch("polite"), "its base is woken"
         assert await ask(instance, "polite") == reply("/adapters/polite", "a", 4)
 
     durable = run(tmp_path, test, step_s=0.001)
-    assert durable.told[:2] == ["came", "came"]
+    assert durable.told[:2] == ["serves", "serves"]
 
 
 def test_a_model_that_comes_late_is_expected_to_take_as_long_again(tmp_path: Path) -> None:
@@ -427,9 +436,9 @@ def test_a_model_that_comes_late_is_expected_to_take_as_long_again(tmp_path: Pat
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         for model in ("chat", "code", "chat", "code"):
-            assert await instance.activate(model)
+            assert await instance.switch(model)
         launcher.started[0].engine.faults.hang = ["/wake_up"]
-        coming, said = asyncio.ensure_future(instance.activate("chat")), list[float]()
+        coming, said = asyncio.ensure_future(instance.switch("chat")), list[float]()
         while not coming.done():
             said.append(instance.report().ready_in_s)
             await asyncio.sleep(0.01)
@@ -442,11 +451,11 @@ def test_a_model_that_comes_late_is_expected_to_take_as_long_again(tmp_path: Pat
 @pytest.mark.parametrize("fault", [{"refuse": ["/wake_up"]}, {"hang": ["/wake_up"]}, {"wrong": True}, {"step_s": 1.0}])
 def test_an_engine_that_wakes_wrong_or_late_is_killed_and_started(tmp_path: Path, fault: dict[str, Any]) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
-        await instance.activate("code")
+        await instance.switch("chat")
+        await instance.switch("code")
         for name, value in fault.items():
             setattr(launcher.started[0].engine.faults, name, value)
-        assert await instance.activate("chat")
+        assert await instance.switch("chat")
         assert len(launcher.started) == 3
         assert await ask(instance, "chat") == reply("chat", "a", 4)
 
@@ -455,7 +464,7 @@ def test_an_engine_that_wakes_wrong_or_late_is_killed_and_started(tmp_path: Path
 
 def test_an_engine_that_dies_is_replaced(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         launcher.fail = 1
         streaming = asyncio.ensure_future(ask(instance, "chat", 5000))
         await until(lambda: instance.report().running.context_tokens > 0)
@@ -470,7 +479,7 @@ def test_an_engine_that_dies_is_replaced(tmp_path: Path) -> None:
         assert await ask(instance, "chat") == reply("chat", "a", 4)
 
     durable = run(tmp_path, test, step_s=0.001)
-    assert durable.told == ["came", "died", "came"]
+    assert durable.told == ["serves", "died", "serves"]
 
 
 @pytest.mark.parametrize("stuck", ["core", "tokens"])
@@ -478,7 +487,7 @@ def test_an_engine_that_computes_nothing_more_is_killed_and_started(tmp_path: Pa
     """Its API process still says that it is healthy."""
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         streaming = asyncio.ensure_future(ask(instance, "chat", 5000))
         await until(lambda: instance.report().running.context_tokens > 0)
         launcher.started[0].engine.faults.stuck = stuck
@@ -488,12 +497,12 @@ def test_an_engine_that_computes_nothing_more_is_killed_and_started(tmp_path: Pa
         assert await ask(instance, "chat") == reply("chat", "a", 4)
 
     durable = run(tmp_path, test, step_s=0.001, hung_s=0.2)
-    assert durable.told[:3] == ["came", "died", "came"], "its lines become suspects"
+    assert durable.told[:3] == ["serves", "died", "serves"], "its lines become suspects"
 
 
 def test_an_engine_with_a_long_prompt_or_nothing_to_do_does_not_hang(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         assert await ask(instance, "chat", 1, LONG) == reply("chat", LONG, 1), "longer than it may hang"
         engine = launcher.started[0].engine
         asked = engine.felt
@@ -505,7 +514,7 @@ def test_an_engine_with_a_long_prompt_or_nothing_to_do_does_not_hang(tmp_path: P
 
 def test_the_door_on_the_wire(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         connector = aiohttp.UnixConnector(agent.door.removeprefix("unix:"))
         async with aiohttp.ClientSession("http://door", connector=connector) as http:
             async with http.get("/state") as state:
@@ -556,7 +565,7 @@ def test_a_door_on_tcp_opens_to_its_key_alone(tmp_path: Path, key: str | None) -
         settings = AgentSettings("node", "cpu", {"node/0": MODELS}, tmp_path, door=door, door_key="key-of-the-fleet")
         gateway = Doors(5.0, key)
         async with Agent(settings, InLoopLauncher()) as agent:
-            assert await agent.instances["node/0"].activate("chat")
+            assert await agent.instances["node/0"].switch("chat")
             body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 4}).encode()
             sending = gateway.send(
                 door, "node/0", "/v1/completions", [("content-type", "application/json")], body, "chat"
@@ -592,12 +601,12 @@ def test_no_request_waits_for_a_transition(tmp_path: Path, transitions: int, req
                 await asyncio.sleep(0.002)
 
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
-        await instance.activate("chat")
+        await instance.switch("chat")
         clients = [asyncio.ensure_future(client(instance, model)) for model in ("chat", "code") * 2]
         for turn in range(transitions):
             wanted = requests * (turn + 1) // transitions
             await until(lambda: len(answered) >= wanted)  # noqa: B023
-            assert await instance.activate(("code", "chat")[turn % 2])
+            assert await instance.switch(("code", "chat")[turn % 2])
         stopping.set()
         await asyncio.gather(*clients)
         canaries = 2 + transitions - 1  # a record for each model, and a check after each wake
@@ -666,9 +675,9 @@ def test_what_pulls_may_fail_and_the_engines_go_on(tmp_path: Path, monkeypatch: 
         async def fail_later(*_: Any) -> None:
             fail()
 
-        for name, failing in (("leave", fail_later), ("came", fail), ("died", fail)):
+        for name, failing in (("leave", fail_later), ("serves", fail), ("died", fail)):
             monkeypatch.setattr(Durable, name, failing)
-        assert await instance.activate("chat") and await instance.activate("code")
+        assert await instance.switch("chat") and await instance.switch("code")
         with pytest.raises(Refused):
             await ask(instance, "code", prompt=POISON, stream=False)
         await until(lambda: instance.report().phase is Phase.FAILED)

@@ -1,4 +1,4 @@
-"""What an agent decides and keeps, each by itself: rungs, what is built alike, costs, logs, processes that die."""
+"""What an agent decides and keeps, each by itself: methods, what is built alike, costs, logs, processes that die."""
 
 import asyncio
 import errno
@@ -15,34 +15,36 @@ import pytest
 
 from sloserve.fleet.agent import engine_logs
 from sloserve.fleet.agent.alike import are_alike, fingerprint
+from sloserve.fleet.agent.awaited_requests import AwaitedRequests
 from sloserve.fleet.agent.costs import Costs
+from sloserve.fleet.agent.engine_requests import line_of, stream_of
 from sloserve.fleet.agent.engine_spec import ServedModel
-from sloserve.fleet.agent.flights import Flights
-from sloserve.fleet.agent.in_flight import flight_of
 from sloserve.fleet.agent.line_reply import CHAT, COMPLETIONS, LineReply
-from sloserve.fleet.agent.rungs import Rung, Situation, choose
+from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
+from sloserve.fleet.contract.door import LineSize
 from sloserve.fleet.contract.reports import MeasuredSwap
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.fleet.store.records import Claimed
 from sloserve.virtual_queues.contract import ModelState
 
 GIB = 2**30
+WAKE, IN_PLACE = SwitchMethod.WAKE, SwitchMethod.IN_PLACE
 
 
 @pytest.mark.parametrize(
-    ("at", "measured", "rung"),
+    ("at", "measured", "method"),
     [
-        (Situation(base_is_active=True, is_alike=True), {}, Rung.ADAPTER),
-        (Situation(is_alike=True), {}, Rung.IN_PLACE),
-        (Situation(is_alike=True, sleeps_at=1, weights_bytes=64 * GIB), {}, Rung.WAKE),
-        (Situation(is_alike=True, sleeps_at=1), {Rung.WAKE: 5.0, Rung.IN_PLACE: 1.0}, Rung.IN_PLACE),
-        (Situation(sleeps_at=2), {}, Rung.RELOAD),
-        (Situation(), {}, Rung.FORKED),
-        (Situation(can_fork=False), {}, Rung.COLD),
+        (Situation(base_is_active=True, is_alike=True), {}, SwitchMethod.ADAPTER),
+        (Situation(is_alike=True), {}, IN_PLACE),
+        (Situation(is_alike=True, sleeps_at=1, weights_bytes=64 * GIB), {}, WAKE),
+        (Situation(is_alike=True, sleeps_at=1), {WAKE: 5.0, IN_PLACE: 1.0}, IN_PLACE),
+        (Situation(sleeps_at=2), {}, SwitchMethod.RELOAD),
+        (Situation(), {}, SwitchMethod.FORKED),
+        (Situation(can_fork=False), {}, SwitchMethod.COLD),
     ],
 )
-def test_the_cheapest_valid_rung(at: Situation, measured: dict[Rung, float], rung: Rung) -> None:
-    assert choose(at, measured.get, 0.5)[0] is rung
+def test_the_cheapest_valid_method(at: Situation, measured: dict[SwitchMethod, float], method: SwitchMethod) -> None:
+    assert choose(at, measured.get, 0.5)[0] is method
 
 
 def model_folder(path: Path, **config: Any) -> Path:
@@ -78,9 +80,9 @@ def test_what_is_built_alike_differs_in_the_values_of_weights_alone(tmp_path: Pa
 def test_costs_add_up_to_swaps_and_are_kept(tmp_path: Path) -> None:
     costs = Costs(tmp_path / "costs.json", "cpu")
     costs.note_sleep("a", 1.0)
-    costs.note_coming("b", Rung.COLD, 8.0)
-    costs.note_coming("b", Rung.WAKE, 2.0)
-    costs.note_coming("b", Rung.WAKE, 4.0)
+    costs.note_switch("b", SwitchMethod.COLD, 8.0)
+    costs.note_switch("b", WAKE, 2.0)
+    costs.note_switch("b", WAKE, 4.0)
     expected = {
         MeasuredSwap("cpu", leaving, "b", state, seconds)
         for leaving, state, seconds in [
@@ -130,23 +132,23 @@ def test_logs_that_cannot_be_set_aside_keep_those_that_were(tmp_path: Path, monk
 
 
 def test_what_a_door_expects_of_its_requests() -> None:
-    flights, body = Flights(), json.dumps({"prompt": "x" * 80, "max_tokens": 50, "stream": True}).encode()
-    flight, durable = flight_of("m", False, body, 0.0), flight_of("m", True, b"not JSON", 0.0)
-    flights.begin(flight)
-    flights.begin(durable)
-    sums = flights.sums()
-    assert (sums.requests, flights.streams) == (2, 1)
+    requests, body = AwaitedRequests(), json.dumps({"prompt": "x" * 80, "max_tokens": 50, "stream": True}).encode()
+    request, durable = stream_of("m", body, 0.0), line_of("m", LineSize(2.0, None, False), 0.0)
+    requests.begin(request)
+    requests.begin(durable)
+    sums = requests.sums()
+    assert (sums.requests, requests.streams) == (2, 1)
     assert sums.longest_output_tokens == USUAL_OUTPUT_TOKENS and sums.output_tokens == USUAL_OUTPUT_TOKENS + 50.0
-    assert flights.drain_s == pytest.approx(USUAL_OUTPUT_TOKENS * 0.02), (
+    assert requests.drain_s == pytest.approx(USUAL_OUTPUT_TOKENS * 0.02), (
         "a line that is not streamed is given time to end"
     )
-    flights.ended(durable, 1.0, broken=False)
-    flights.begin(flight_of("m", True, body.replace(b"50", b"90"), 0.0))
-    assert flights.drain_s == pytest.approx(1.0), "one that another engine can go on with is aborted sooner"
-    flights.ended(flight, 1.0, broken=True)
-    assert flights.streams == 1, "until it is known what became of the engine"
-    flights.settle()
-    assert flights.streams == 0
+    requests.ended(durable, 1.0, broken=False)
+    requests.begin(line_of("m", LineSize(2.0, 90, True), 0.0))
+    assert requests.drain_s == pytest.approx(1.0), "one that another engine can go on with is aborted sooner"
+    requests.ended(request, 1.0, broken=True)
+    assert requests.streams == 1, "until it is known what became of the engine"
+    requests.settle()
+    assert requests.streams == 0
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_a_line_that_goes_on_asks_for_what_is_left(route: str, stated: dict[str,
     progress = json.dumps({"prompt": [1], "tokens": [2, 3], "text": "x", "id": "i", "created": 1}).encode()
     body = json.dumps({"model": "m", **prompt, **stated}).encode()
     reply = LineReply.of(Claimed("l", 2, body, route, "batch", None, progress))
-    assert json.loads(reply.body())["max_tokens"] == left
+    assert json.loads(reply.body())["max_tokens"] == reply.max_tokens == left
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 import pytest
 
+from sloserve.core.spans import Phase
 from sloserve.fleet.agent.claims import lines_to_claim, may_leave, places_for_lines
-from sloserve.fleet.agent.places import Places
-from sloserve.fleet.contract.reports import InstanceReport, Phase
+from sloserve.fleet.agent.engine_places import EnginePlaces
+from sloserve.fleet.contract.reports import InstanceReport
 
 
 def test_lines_leave_places_to_streams() -> None:
-    places = Places(8)
+    places = EnginePlaces(8)
     assert (places.all, places.for_streams) == (12, 2)
     assert (places.left(10), places.left(10, durable=True), places.left(13)) == (2, 0, 0)
     report = InstanceReport("a/0", "h100", Phase.SERVING, {}, room=places.left(3), room_for_streams=places.for_streams)

@@ -20,7 +20,7 @@ from sloserve.core.errors import StoreAway
 from sloserve.fleet.batch_api import routes
 from sloserve.fleet.batch_api import upload as upload_module
 from sloserve.fleet.batch_api.folder import Folder
-from sloserve.fleet.batch_api.lines import Limits, Line
+from sloserve.fleet.batch_api.lines import BatchLine, Limits
 from sloserve.fleet.batch_api.routes import BatchApi
 from sloserve.fleet.batch_api.runner import BatchRunner, group_of
 from sloserve.fleet.quota import Quota
@@ -71,10 +71,10 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     def tenant_of(request: Request) -> str:
         return request.headers["authorization"].removeprefix("Bearer ")
 
-    api = BatchApi(store, folder, tenant_of, LIMITS, lambda tenant: QUOTA)
     runner = BatchRunner(
         store, folder, lambda tenant: {"m", "n"}, lambda batch, line: 0, limits=LIMITS, quota_of=lambda t: QUOTA
     )
+    api = BatchApi(store, folder, tenant_of, runner.confirm_later, LIMITS, lambda tenant: QUOTA)
     with TestClient(Starlette(routes=api.routes()), base_url="http://testserver") as http:
         yield Fleet(store, folder, clock, api, runner, http)
     store.close()
@@ -150,6 +150,7 @@ def test_a_cancelled_batch_keeps_what_is_done(fleet: Fleet) -> None:
     fleet.serve(1)
     claim = fleet.claim(1)
     assert client.batches.cancel(batch.id).status == "cancelling"
+    fleet.runner.step()
     assert claim is not None and fleet.claim() is None
     assert fleet.store.requests.renew("agent", 60.0).cancelled == {claim.requests[0].id}
     fleet.store.requests.finish([Result(claim.requests[0].id, 1, RequestState.CANCELLED, 499, b"")])
@@ -296,10 +297,10 @@ def test_a_batch_that_fails_in_an_unknown_way_holds_up_no_other(fleet: Fleet, mo
     first, second = (create(client, upload(client, [line("a")])) for _ in range(2))
     validate = BatchRunner._errors
 
-    def failing(runner: BatchRunner, batch: Any, file: Any) -> Any:
+    def failing(runner: BatchRunner, batch: Any, *files: Any) -> Any:
         if batch.id == first.id:
             raise RuntimeError
-        return validate(runner, batch, file)
+        return validate(runner, batch, *files)
 
     monkeypatch.setattr(BatchRunner, "_errors", failing)
     assert fleet.runner.step()
@@ -379,7 +380,7 @@ def test_what_has_had_its_time_is_really_gone(fleet: Fleet, tmp_path: Path) -> N
 
 def test_a_batch_is_spread_over_request_groups() -> None:
     batches = [Batch(id, "t", CHAT, "24h", "f", BatchState.VALIDATING, {}, 0.0) for id in ("b1", "b2")]
-    lines = [Line(n, str(n), model, b"", 1, 1.0) for n in range(1, 1_001) for model in ("m", "n")]
+    lines = [BatchLine(n, str(n), model, b"", 1, 1.0) for n in range(1, 1_001) for model in ("m", "n")]
     groups = {group_of(batch, one) for batch in batches for one in lines}
     assert len(groups) == 2 * 2 * 4 and all(0 <= group < 2**53 for group in groups)
     assert group_of(batches[0], lines[0]) == group_of(batches[0], lines[0])

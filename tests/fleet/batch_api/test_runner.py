@@ -20,6 +20,7 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.errors import StoreAway, StoreFull
 from sloserve.fleet.batch_api import ids, lines, upload
 from sloserve.fleet.batch_api.folder import Folder
+from sloserve.fleet.batch_api.json_objects import batch_json
 from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.batch_api.routes import BatchApi
 from sloserve.fleet.batch_api.runner import BatchRunner, result_line
@@ -202,6 +203,19 @@ def test_what_a_file_may_hold(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, con
     assert [error["code"] for error in fleet.get(batch).errors] == ([code] if code else [])
 
 
+def test_a_line_is_read_as_json_once_before_it_is_served(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was read again when it was accepted, and both times written anew."""
+    read, loads = list[bytes](), lines.strict_json.loads
+    monkeypatch.setattr(lines.strict_json, "loads", lambda text: (read.append(text), loads(text))[1])
+    monkeypatch.setattr("sloserve.fleet.batch_api.runner._SLICE_LINES", 2)
+    batch = fleet.batch(b"\n".join(line(str(i), prompt="\u00e9" * i) for i in range(5)))
+    whole(fleet.runner)
+    assert fleet.get(batch).lines == 5 and len(read) == 5
+    claim = fleet.store.requests.claim("agent", 0, 9, 30.0)
+    assert claim is not None
+    assert [json.loads(one.body)["prompt"] for one in claim.requests] == ["\u00e9" * i for i in range(5)]
+
+
 Answered = Callable[..., tuple[int, dict[str, Any]]]
 FORM = "multipart/form-data; boundary=b"
 HEAD = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
@@ -230,7 +244,7 @@ class Late(AtOnce):
     """One call is answered only when the test says so."""
 
     def __init__(self, late: Callable[..., Any]) -> None:
-        self.late = late
+        self.late: Callable[..., Any] | None = late
         self.answer: Callable[[], None] = lambda: None
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
@@ -245,7 +259,7 @@ class Late(AtOnce):
 @pytest.fixture
 def ask(fleet: Fleet) -> Answered:
     """Sends a request to the routes, its body in parts, each ``gap_s`` after the one before, in virtual time."""
-    api = BatchApi(fleet.store, fleet.runner.folder, lambda request: "t", executor=AtOnce())
+    api = BatchApi(fleet.store, fleet.runner.folder, lambda request: "t", fleet.runner.confirm_later, executor=AtOnce())
     app = Router(api.routes())
 
     def asked(
@@ -295,7 +309,7 @@ def test_a_disk_that_is_full_while_an_upload_comes_is_answered_507(
 )
 def test_a_store_that_is_stopped_is_away_within_5_s_for_every_route(fleet: Fleet, method: str, path: str) -> None:
     """Its connections stay open and say nothing, so that neither TCP nor a statement's timeout ends the wait."""
-    api = BatchApi(fleet.store, fleet.runner.folder, lambda request: "t", executor=Never())
+    api = BatchApi(fleet.store, fleet.runner.folder, lambda request: "t", fleet.runner.confirm_later, executor=Never())
     values = {"endpoint": CHAT, "completion_window": "1h", "input_file_id": "file-1"}
 
     async def asked() -> tuple[httpx.Response, float]:
@@ -313,28 +327,110 @@ def test_a_store_that_is_stopped_is_away_within_5_s_for_every_route(fleet: Fleet
     assert len(api.routes()) == 9, "each is among the parameters"
 
 
-def test_a_batch_that_is_kept_after_its_client_was_told_503_is_cancelled(fleet: Fleet) -> None:
-    """Its client creates it again: else all its lines would be served twice."""
-    fleet.store.batches.add_file(File("file-1", "t", "", "batch", 1, 0.0), None)
-    executor = Late(fleet.store.batches.add)
-    api = BatchApi(fleet.store, fleet.runner.folder, lambda request: "t", executor=executor)
-    values = {"endpoint": CHAT, "completion_window": "1h", "input_file_id": "file-1"}
+@pytest.mark.parametrize("fault", ["kept too late", "no answer after the commit"])
+def test_a_batch_whose_client_was_told_503_never_runs_whatever_became_of_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Its client creates it again, and all its lines were served twice. It was to be cancelled, which could fail, and
+    was not done where the store failed after its commit.
+    """
+    file = fleet.store.batches.get("t", fleet.batch(line("a"))).input_file  # type: ignore[union-attr]
+    add, executor = fleet.store.batches.add, Late(fleet.store.batches.add)
+    if fault != "kept too late":
+
+        def adds_and_fails(*args: Any) -> None:
+            add(*args)
+            raise StoreAway("away")
+
+        monkeypatch.setattr(fleet.store.batches, "add", adds_and_fails)
+    api = BatchApi(fleet.store, fleet.runner.folder, lambda request: "t", fleet.runner.confirm_later, executor=executor)
+    values = {"endpoint": CHAT, "completion_window": "1h", "input_file_id": file}
 
     async def create() -> int:
         transport = httpx.ASGITransport(Starlette(routes=api.routes()))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return (await client.post("/v1/batches", json=values)).status_code
 
+    whole(fleet.runner)
+    before = sum(sums.requests for sums in fleet.store.requests.sums())
     assert run(create()) == 503
     executor.answer()
-    (batch,) = fleet.store.batches.list("t", None, 2)
-    assert batch.state is BatchState.CANCELLING
+    monkeypatch.undo()
+    whole(fleet.runner)
+    assert sum(sums.requests for sums in fleet.store.requests.sums()) == before
+    kept = fleet.store.batches.list("t", None, 3)[0]
+    assert batch_json(kept)["status"] == "validating"
+    executor.late = None
+    assert run(create()) == 200
+    whole(fleet.runner)
+    assert sum(sums.requests for sums in fleet.store.requests.sums()) == before + 1
+    fleet.clock.advance_to(fleet.clock.now_s() + 3_601.0)
+    fleet.runner.tidy()
+    assert fleet.get(kept.id).state is BatchState.CANCELLED
+
+
+def test_a_batch_that_is_known_to_be_kept_runs_although_the_store_fails_then(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = fleet.store.batches.get("t", fleet.batch(line("a"))).input_file  # type: ignore[union-attr]
+    api = BatchApi(fleet.store, fleet.runner.folder, lambda request: "t", fleet.runner.confirm_later, executor=AtOnce())
+    values = {"endpoint": CHAT, "completion_window": "1d", "input_file_id": file}
+    monkeypatch.setattr(fleet.store.batches, "move", MagicMock(side_effect=StoreAway("away")))
+
+    async def create() -> Any:
+        transport = httpx.ASGITransport(Starlette(routes=api.routes()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post("/v1/batches", json=values)
+
+    answer = run(create())
+    assert (answer.status_code, answer.json()["status"]) == (200, "validating")
+    with pytest.raises(StoreAway):
+        fleet.runner.step()
+    monkeypatch.undo()
+    fleet.clock.advance_to(fleet.clock.now_s() + 7_200.0)
+    fleet.runner.tidy()
+    whole(fleet.runner)
+    run_later = fleet.get(answer.json()["id"])
+    assert run_later.state is BatchState.IN_PROGRESS
+    assert batch_json(run_later)["created_at"] == answer.json()["created_at"], "its client knows it by then"
+
+
+@pytest.mark.parametrize(
+    ("path", "parts", "closes"),
+    [
+        ("/v1/files", [HEAD, b"x" * 100], True),  # the second part comes too late
+        ("/v1/batches", [b"x" * 70_000, b"y"], True),
+        ("/v1/batches", [b"{", b"}"], False),
+        ("/v1/batches/batch_1/cancel", [b""], False),
+    ],
+)
+def test_a_connection_ends_with_a_refusal_if_the_rest_of_the_body_is_still_to_come(
+    fleet: Fleet, path: str, parts: list[bytes], closes: bool
+) -> None:
+    """Else the server would read what nobody wants, for as long as its client takes to send it."""
+    api = BatchApi(fleet.store, fleet.runner.folder, lambda request: "t", fleet.runner.confirm_later, executor=AtOnce())
+    left, sent = list(parts), list[Any]()
+
+    async def receive() -> Any:
+        if len(left) < len(parts):
+            await asyncio.sleep(upload.SILENT_S + 1.0 if closes else 0.0)
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    of_body = (b"content-length", b"0") if len(parts) == 1 else (b"transfer-encoding", b"chunked")
+    headers = [(b"content-type", FORM.encode()), of_body]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+    run(Router(api.routes())(scope, receive, send))
+    assert sent[0]["status"] >= 400
+    assert ((b"connection", b"close") in sent[0]["headers"]) is closes
 
 
 def test_an_upload_that_trickles_in_is_ended(ask: Answered) -> None:
     """Four tenants that sent a byte now and then kept all others from uploading."""
     status, answer = ask("/v1/files", HEAD, *[b"x"] * 100, content_type=FORM, gap_s=0.1 * upload.SILENT_S)
-    assert status == 408 and f"less than {upload.LEAST_BYTES_PER_S} bytes came" in answer["error"]["message"]
+    assert status == 408 and f"a second more for each {upload.LEAST_BYTES_PER_S} bytes" in answer["error"]["message"]
     end = b"\r\n--b--\r\n"
     status, answer = ask("/v1/files", HEAD, *[b"x"] * 30, end, content_type=FORM, gap_s=0.03 * upload.SILENT_S)
     assert (status, answer["error"]["param"]) == (400, "purpose"), "it is read to its end"

@@ -2,10 +2,11 @@
 
 import json
 
-from sloserve.fleet.contract import plan as plans
+from sloserve.core.spans import Phase
+from sloserve.fleet.contract import plan_in_force as plans
 from sloserve.fleet.contract import reports
-from sloserve.fleet.contract.plan import Plan, PlannedGroup
-from sloserve.fleet.contract.reports import AgentReport, Demand, GatewayReport, InstanceReport, Phase
+from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
+from sloserve.fleet.contract.reports import AgentReport, Demand, GatewayReport, InstanceReport
 from sloserve.virtual_queues.contract import ModelState, RunningSums
 
 AGENT = AgentReport(

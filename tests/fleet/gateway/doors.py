@@ -12,12 +12,14 @@ from urllib.parse import unquote
 
 import uvicorn
 
+from sloserve.core.spans import Phase
 from sloserve.fleet.contract.door import MODEL_HEADER, REFUSED_HEADER
-from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase, to_json
+from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
 from sloserve.fleet.file import Fleet, parse_fleet
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
 from sloserve.virtual_queues.contract import ModelState
-from sloserve.wire.asgi import Message, Receive, Scope, Send, answer_json, read_body
+from sloserve.wire.asgi import Message, Receive, Scope, Send, answer_json
+from sloserve.wire.opening import BodyLimits, BoundedBody
 from tests.fleet.stand_in.engine import StandIn
 from tests.fleet.stand_in.server import app as stand_in
 
@@ -108,7 +110,7 @@ class PlayedDoor:
             instance.in_flight -= 1
 
     async def _pass(self, instance: Played, scope: Scope, receive: Receive, send: Send, model: str) -> None:
-        body = await read_body(receive, 1 << 30)
+        body = await BoundedBody(scope, receive, BodyLimits(1 << 30)).read()
         instance.bodies.append(body)
         given = False
         head: list[Message] = []

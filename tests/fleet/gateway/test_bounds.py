@@ -15,11 +15,15 @@ from sloserve.fleet.gateway import prefixes, watch
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.hold import Hold
 from sloserve.fleet.gateway.instances import Instances
+from sloserve.fleet.gateway.metrics import GatewayMetrics
+from sloserve.fleet.gateway.parts import GatewayParts
 from sloserve.fleet.gateway.prefixes import beginnings
 from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway.watch import Watch
+from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
+from sloserve.settings import PluginSettings
 from tests.fleet.gateway.doors import running, until
 
 
@@ -60,10 +64,10 @@ def test_agents_that_answer_are_asked_on_after_the_store_was_away(
         doors.reports[name] = AgentReport(name, name, ())
     instances = Instances()
     hold, demand = Hold(instances, SystemClock(), 1), DemandMeter(DEFAULT_CLASSES)
-    client: Any = doors
-    watching = Watch(
-        "gateway", store, (), instances=instances, hold=hold, demand=demand, client=client, clock=SystemClock()
-    )
+    played: Any = doors
+    settings, limits = PluginSettings(), GatewaySettings()
+    parts = GatewayParts((), settings, limits, SystemClock(), instances, played, hold, demand, GatewayMetrics())
+    watching = Watch("gateway", store, (), parts)
 
     async def test() -> None:
         watching.start()

@@ -8,14 +8,15 @@ import pytest
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.files.marked_yaml import parse_yaml
 from sloserve.fleet.gateway.key_file import KeyFile
-from sloserve.fleet.gateway.keys import Keys, hash_of, new_key, parse_keys, read_keys
+from sloserve.fleet.gateway.keys import Keys, _keys, hash_of, new_key, read_keys
 
 MODELS = ("chat", "legal")
 
 
 def keys(text: str) -> Keys:
-    return parse_keys(text, DEFAULT_CLASSES, MODELS)
+    return _keys(parse_yaml(text, "keys"), DEFAULT_CLASSES, MODELS)
 
 
 def test_a_key_is_its_tenants_and_no_other_text_is() -> None:

@@ -11,11 +11,12 @@ from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError, InvalidRequest
 from sloserve.core.slo import Targets
-from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
+from sloserve.core.spans import Phase
+from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.file import parse_fleet
-from sloserve.fleet.gateway.asked import Asked, Reader
 from sloserve.fleet.gateway.calibration import MOST, Calibration
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
+from sloserve.fleet.gateway.gateway_request import GatewayRequest, GatewayRequestReader
 from sloserve.fleet.gateway.keys import Tenant, hash_of
 from sloserve.fleet.gateway.needs import needs_of
 from sloserve.settings import PluginSettings
@@ -202,9 +203,10 @@ NEEDS: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
-def asked(body: dict[str, Any], **headers: str) -> Asked:
+def asked(body: dict[str, Any], **headers: str) -> GatewayRequest:
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Reader(PluginSettings()).read(raw, json.dumps({"model": "auto", **body}).encode(), Tenant("a"), "id")
+    text = json.dumps({"model": "auto", **body}).encode()
+    return GatewayRequestReader(PluginSettings()).read(raw, text, Tenant("a"), "id", "/v1/chat/completions")
 
 
 @pytest.mark.parametrize("what", NEEDS)
@@ -230,7 +232,8 @@ def chosen(gateway: Gateway, body: dict[str, Any] | None = None, **headers: str)
     chooser, now_s = gateway.parts.chooser, gateway.parts.clock.monotonic_s()
     assert chooser is not None
     request = asked(body or {"messages": SAY, "max_tokens": 5}, **headers)
-    return chooser.choose(request, ("chat", "legal"), "/v1/chat/completions", Tenant("a"), now_s).model
+    request.arrival_s = now_s
+    return chooser.choose(request, ("chat", "legal")).model
 
 
 def test_a_model_that_no_instance_can_bring_is_not_waited_for() -> None:
@@ -279,7 +282,8 @@ def test_an_engine_that_is_slower_than_its_profile_is_not_believed_for_long() ->
     request = asked({"messages": SAY, "max_tokens": 100}, x_slo_task="law")
     for _ in range(60):
         told(gateway, *(InstanceReport(f"node-a/{i}", "h100", Phase.SERVING, of, room=9) for i, of in enumerate(both)))
-        found = chooser.choose(request, ("chat", "legal"), "/v1/chat/completions", Tenant("a"), clock.monotonic_s())
+        request.arrival_s = clock.monotonic_s()
+        found = chooser.choose(request, ("chat", "legal"))
         assert found.foreseen is not None
         went.append(found.model)
         took_s = {"chat": 0.7, "legal": 1.5}[found.model]

@@ -4,11 +4,12 @@ import numpy as np
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.core.spans import Phase
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.estimator.completion.queue_backlog import EngineSize
+from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
-from sloserve.fleet.gateway.instances import Instance, Instances
+from sloserve.fleet.contract.reports import AgentReport, InstanceReport
+from sloserve.fleet.gateway.instances import GatewayInstance, Instances
 from sloserve.fleet.gateway.prediction import NOTHING, Pace, Work
 from sloserve.fleet.gateway.prefixes import chained
 from sloserve.sim.model.engine import ModelEngine
@@ -37,7 +38,7 @@ def test_prompts_that_come_meanwhile_count() -> None:
     ]
     settings = EngineSettings(PROFILE.kv_blocks, max_num_batched_tokens=BUDGET, max_model_len=PROFILE.max_model_len)
     times = [one.token_times_s for one in ModelEngine(settings, PROFILE, None).run(requests).requests]
-    instance, foreseen, blind = Instance(report(), "unix:a"), [], []
+    instance, foreseen, blind = GatewayInstance(report(), "unix:a"), [], []
     for i, at_s in enumerate(arrival_s):
         running = _running(prompts, times, i, at_s)
         instance.reported(report(running), "unix:a", instance.sent, at_s)

@@ -13,18 +13,19 @@ from hypothesis import strategies as st
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import QueueFull
 from sloserve.core.slo import SLO
+from sloserve.core.spans import Phase
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.estimator.completion.queue_backlog import EngineSize
+from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.fleet.contract.plan import Plan, PlannedGroup
-from sloserve.fleet.contract.reports import AgentReport, InstanceReport, Phase
-from sloserve.fleet.gateway.asked import Reader
+from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
+from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.gateway.gateway import Gateway, Surroundings
+from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
 from sloserve.fleet.gateway.held import HeldRequest, HoldFull
 from sloserve.fleet.gateway.hold import HeldTooLong, Hold
 from sloserve.fleet.gateway.instances import FRESH_S, Instances
 from sloserve.fleet.gateway.keys import LOCAL, Tenant
-from sloserve.fleet.gateway.limits import InFlight
+from sloserve.fleet.gateway.limits import RequestPlaces
 from sloserve.fleet.gateway.prediction import Pace, Work
 from sloserve.fleet.gateway.prefixes import MOST, PrefixTable, beginnings, part
 from sloserve.settings import PluginSettings
@@ -34,6 +35,7 @@ from tests.fleet.gateway.doors import FLEET, parse_fleet
 
 PROFILE = load_profile("h100-llama3-8b")
 PACES = {("m", "h100"): Pace(Serving(PROFILE, EngineSize(256, 8192, PROFILE.kv_capacity_tokens)))}
+ROUTE = "/v1/chat/completions"
 ACTIVE = {"m": ModelState.ACTIVE, "n": ModelState.WARM}
 
 
@@ -60,7 +62,7 @@ def chosen(instances: Instances, prompt: Any = (), slo_class: str = "c") -> str 
 def test_the_least_loaded_of_the_instances_with_room_is_chosen() -> None:
     busy = RunningSums(20, 20_000.0, 50_000.0, 4_000.0, 1e6, 300.0)
     instances = fleet(
-        report("busy", running=busy), report("full", 0), report("idle"), report("new", phase=Phase.SWAPPING)
+        report("busy", running=busy), report("full", 0), report("idle"), report("new", phase=Phase.SWITCHING)
     )
     assert chosen(instances) == "idle"
     for _ in range(10):  # as much work as the busy one has, all of it sent since the report
@@ -222,10 +224,12 @@ def test_a_request_that_was_let_go_waits_no_more_even_before_it_has_its_turn() -
 def test_a_body_is_restated_without_reading_what_engines_may_refuse() -> None:
     digits = "1" * 5000  # more than Python turns into a number
     body = f'{{"model":"auto","slo":{{"ttft_ms":5,"report":true}},"seed":{digits}}}'.encode()
-    asked = Reader(PluginSettings()).read([], body, Tenant("a", "batch"), "id")
-    asked.to_model("chat")
-    assert asked.body.startswith(b'{"model":"chat","seed":111') and b'"slo":{"report":true}' in asked.body
-    odd = Reader(PluginSettings()).read([], b'{"model":"auto","temperature":NaN}', Tenant("a"), "id")
+    request = GatewayRequestReader(PluginSettings()).read([], body, Tenant("a", "batch"), "id", ROUTE)
+    request.to_model("chat")
+    assert request.body.startswith(b'{"model":"chat","seed":111') and b'"slo":{"report":true}' in request.body
+    odd = GatewayRequestReader(PluginSettings()).read(
+        [], b'{"model":"auto","temperature":NaN}', Tenant("a"), "id", ROUTE
+    )
     odd.to_model("chat")
     assert odd.body == b'{"model": "chat", "temperature": NaN}'
 
@@ -248,7 +252,7 @@ def test_a_server_that_sends_answers_by_their_slo_is_told_what_the_body_states()
 
 
 def test_one_tenant_takes_no_more_than_half_of_the_room_for_bodies() -> None:
-    within = InFlight(8, 100)
+    within = RequestPlaces(8, 100)
     with within.place(Tenant("a")) as a, within.place(Tenant("b")) as b, within.place(Tenant(LOCAL)) as alone:
         a.take(50)
         with pytest.raises(QueueFull, match="your waiting requests have 50 of 50 bytes"):

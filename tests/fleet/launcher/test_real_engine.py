@@ -21,7 +21,7 @@ from pathlib import Path
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_spec import ServedModel
-from sloserve.fleet.contract.reports import Phase
+from sloserve.core.spans import Phase
 from sloserve.fleet.launcher.forking import ForkingLauncher
 
 folder = Path(sys.argv[1])
@@ -40,7 +40,7 @@ async def main():
     settings = AgentSettings("node", "cpu", models, folder, limits=EngineLimits(hung_s=12.0))
     async with Agent(settings, launcher) as agent:
         one, other = agent.instances.values()
-        assert all(await asyncio.gather(one.activate("chat"), other.activate("chat")))
+        assert all(await asyncio.gather(one.switch("chat"), other.switch("chat")))
         while True:
             said = [await ask(instance) for instance in (one, other)]
             engines = [instance._engines.active for instance in (one, other)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sloserve.core.clock import ManualClock
-from sloserve.fleet.contract.plan import Plan, plan_of
+from sloserve.fleet.contract.plan_in_force import Plan, plan_of
 from sloserve.fleet.contract.reports import (
     AgentReport,
     Demand,
@@ -18,13 +18,13 @@ from sloserve.fleet.contract.reports import (
 )
 from sloserve.fleet.file import Fleet, parse_fleet
 from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.planning.groups import HORIZON_S, stream_ref, streamed_groups
-from sloserve.fleet.planning.planner import LEASE_S, Planning
-from sloserve.fleet.planning.snapshot import ALIVE_S, Members, Swaps, fleet_state, plan_settings, serving_of
+from sloserve.fleet.planning.planning_task import LEASE_S, Planning
+from sloserve.fleet.planning.snapshot import ALIVE_S, LiveMembers, Swaps, fleet_state, plan_settings, serving_of
+from sloserve.fleet.planning.waiting_groups import HORIZON_S, stream_ref, streamed_groups
 from sloserve.fleet.store.records import NewRequest, RequestState, Result
 from sloserve.fleet.store.store import Store as OpenStore
 from sloserve.virtual_queues.contract import FleetPlan, FleetState, InstanceState, ModelState, RunningSums, Swap
-from sloserve.virtual_queues.planner import QLMPlanner
+from sloserve.virtual_queues.qlm_planner import QLMPlanner
 from sloserve.virtual_queues.swaps import swap_table
 from tests.fleet.store.databases import Store
 
@@ -111,7 +111,7 @@ def test_a_model_on_its_way_counts_while_the_streams_of_the_other_end(fleet: Fle
     running = RunningSums(8, 0.0, 1_000.0, 1_600.0, 640_000.0, 600.0)
     models = {"chat": WARM, "legal": ACTIVE}
     drains = InstanceReport("a/0", "h100", Phase.DRAINING, models, ready_in_s=4.0, running=running, drain_s=3.0)
-    members = Members(((AgentReport("a", "unix:a", (drains,)), 1.0),), ())
+    members = LiveMembers(((AgentReport("a", "unix:a", (drains,)), 1.0),), ())
     state, _ = fleet_state(100.0, (), members, swap_table(fleet.swaps()), None)
     (one,) = state.instances
     assert (one.active, one.ready_s, one.drained_s) == ("legal", 103.0, 103.0)
@@ -248,7 +248,7 @@ def test_what_waits_for_a_model_that_comes_late_goes_to_an_instance_that_is_free
     one = planning(fleet, opened)
     lines(opened, "chat", 7, 16)
     for ready_in_s, places in ((0.1, ["a/0"]), (120.0, ["a/1"])):
-        coming = InstanceReport("a/0", "h100", Phase.SWAPPING, {"chat": ACTIVE, "legal": COLD}, ready_in_s=ready_in_s)
+        coming = InstanceReport("a/0", "h100", Phase.SWITCHING, {"chat": ACTIVE, "legal": COLD}, ready_in_s=ready_in_s)
         free = InstanceReport("a/1", "h100", Phase.SERVING, {"chat": WARM, "legal": ACTIVE}, 100.0)
         opened.members.beat("agent a", to_json(AgentReport("a", "unix:a", (coming, free))))
         waits = Demand(

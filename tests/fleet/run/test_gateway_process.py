@@ -18,10 +18,10 @@ from sloserve.fleet.gateway.keys import hash_of
 from sloserve.fleet.run.gateway_process import GatewayServer
 from sloserve.fleet.run.live import place_of
 from sloserve.fleet.store.store import open_store
-from sloserve.quic.httpx_transport import H3Transport
+from sloserve.http3.httpx_transport import H3Transport
 from tests.fleet.gateway.doors import FLEET, PlayedDoor, until
 from tests.fleet.stand_in.engine import reply
-from tests.quic.serving import certificate_files, trusting
+from tests.http3.serving import certificate_files, trusting
 
 
 def streamed(answer: httpx.Response) -> str:
@@ -61,9 +61,9 @@ def test_a_gateway_serves_http3_beside_tcp(tmp_path: Path) -> None:
                 assert models.status_code == 200
                 assert models.headers["alt-svc"] == f'h3=":{url.rpartition(":")[2]}"; ma=3600'
             shown = [(b"authorization", b"Bearer k"), (b"x-tenant-id", b"b"), (b"x-slo-class", b"priority")]
-            service = server._gateway.service(shown)  # the key alone says whose it is, and how urgent it may be
-            assert (service.tenant, service.urgency) == ("a", 5)
-            assert server._gateway.service([(b"authorization", b"Bearer l"), shown[2]]).urgency == 1
+            slo, tenant = server._gateway.classify(shown)  # the key alone says whose it is, and how urgent it may be
+            assert (tenant, slo.slo_class.rank) == ("a", 2)
+            assert server._gateway.classify([(b"authorization", b"Bearer l"), shown[2]])[0].slo_class.rank == 0
             async with httpx.AsyncClient(transport=H3Transport(trusting()), **given) as quic:
                 stream = await quic.post("/v1/completions", json=body)
                 assert streamed(stream) == reply("chat", "abc", 5)

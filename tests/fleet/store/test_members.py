@@ -8,7 +8,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.fleet.store.batches import LEAST_BYTES, ResultFiles
 from sloserve.fleet.store.members import FORGOTTEN_S
 from sloserve.fleet.store.migrations import STEPS, migrate
-from sloserve.fleet.store.records import Batch, BatchState, File, StoredPlan
+from sloserve.fleet.store.records import Batch, BatchState, File, NewRequest, RequestState, Result, StoredPlan
 from sloserve.fleet.store.store import Store as OpenStore
 from tests.fleet.store.databases import Store
 
@@ -129,6 +129,70 @@ def test_no_tenant_sees_another_ones_batches_and_files(opened: OpenStore) -> Non
     assert not batches.delete_file("t", "f2") and batches.delete_file("u", "f2")
     assert batches.bytes_of("t") == LEAST_BYTES + 50_000 and batches.bytes_of("u") == 30_000
     assert batches.bytes_of("nobody") == 0
+
+
+def test_a_page_of_batches_counts_their_requests_and_keeps_the_counts_of_those_that_have_ended(
+    opened: OpenStore, store: Store
+) -> None:
+    """A page of 100 asked 100 times for the requests of one batch, those of ended ones as well."""
+    for i in range(3):
+        opened.batches.add(batch(f"b{i}"), 60.0)
+        opened.requests.accept([NewRequest(f"r{i}{j}", "t", "m", "batch", i, b"", batch=f"b{i}") for j in range(4)])
+        claim = opened.requests.claim("a", i, 2 + i, 30.0)
+        assert claim is not None
+        states = [RequestState.DONE] * 2 + [RequestState.EXPIRED, RequestState.FAILED]
+        found = [Result(r.id, 1, state, 200, b"") for r, state in zip(claim.requests, states, strict=False)]
+        assert all(opened.requests.finish(found))
+    found_ = [(one.id, one.completed, one.failed) for one in opened.batches.list("t")]
+    assert found_ == [("b2", 2, 2), ("b1", 2, 1), ("b0", 2, 0)]
+    ended = opened.requests.counts("b2")
+    assert opened.batches.move("b2", BatchState.VALIDATING, BatchState.COMPLETED, ended=ended)
+    opened.requests.forget("b2")
+    assert [(one.id, one.completed, one.failed) for one in opened.batches.list("t")] == found_
+    assert [(opened.batches.get("t", id), id)[0] for id, _, _ in found_] == opened.batches.list("t")
+
+
+def test_files_are_counted_as_they_come_and_go(opened: OpenStore) -> None:
+    """All of a tenant's files were summed up whenever it sent one: a million small ones have room in its quota."""
+    for file in [File(f"f{i}", "t", "", "batch", 5_000, 0.0) for i in (0, 1, 1)]:
+        opened.batches.add_file(file)
+    assert opened.batches.bytes_of("t") == 10_000, "the same file twice is one"
+    opened.batches.add(batch("b"), 60.0)
+    output = File("f2", "t", "", "batch_output", 10, 0.0)
+    opened.batches.move("b", BatchState.VALIDATING, BatchState.COMPLETED, results=ResultFiles(output))
+    assert opened.batches.delete_file("t", "f0") and not opened.batches.delete_file("t", "f0")
+    assert opened.batches.bytes_of("t") == 5_000 + LEAST_BYTES
+
+
+def test_a_store_of_an_older_version_keeps_its_counts(store: Store) -> None:
+    database = store.open()
+    migrate(database, STEPS[:4])
+    rows = {"done": "r0", "expired": "r1", "failed": "r2", "queued": "r3"}
+    with database.transaction() as session:
+        session.change(
+            "INSERT INTO batch (id, tenant, endpoint, time_window, input_file, state, stamps, due_s) VALUES "
+            "('b', 't', '/', '1h', 'f', 'completed', '{\"validating\": 1}', 1), "
+            "('o', 't', '/', '1h', 'f', 'in_progress', '{\"validating\": 1}', 1)"
+        )
+        for state, id in rows.items():
+            for of in "bo":
+                session.change(
+                    "INSERT INTO request (id, tenant, batch, model, class, grp, prompt_tokens, output_tokens, "
+                    "created_s, state) VALUES (:id, 't', :batch, 'm', 'batch', 0, 1, 1, 1, :state)",
+                    id=of + id,
+                    batch=of,
+                    state=state,
+                )
+        session.change("INSERT INTO request_result (id, status, body) VALUES ('or0', 200, :body)", body=b"12345")
+        for id, size in (("f0", 1), ("f1", 9_000)):
+            session.change(
+                "INSERT INTO file (id, tenant, name, purpose, bytes, created_s) VALUES (:id, 't', '', '', :size, 1)",
+                id=id,
+                size=size,
+            )
+    opened = OpenStore(database)
+    assert [(one.id, one.completed, one.failed) for one in opened.batches.list("t")] == [("o", 1, 2), ("b", 1, 2)]
+    assert opened.bytes_of("t") == LEAST_BYTES + 9_000 + 5
 
 
 def test_a_file_expires_by_the_clock_of_the_store(opened: OpenStore, store: Store) -> None:

@@ -1,11 +1,15 @@
 """Durable requests: one suite for every database."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from sloserve.core.errors import StoreAway
+from sloserve.fleet.store.database import Database
 from sloserve.fleet.store.records import Batch, BatchState, Claim, NewRequest, RequestState, Result
-from sloserve.fleet.store.requests import _EXPIRE, MOST_LOST, NO_ROOM, Requests
+from sloserve.fleet.store.request_sql import DUE, RESULT_BYTES, end_queued
+from sloserve.fleet.store.requests import MOST_LOST, NO_ROOM, Requests
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store as OpenStore
 from tests.fleet.store.databases import Store
@@ -243,12 +247,72 @@ def test_a_passed_deadline_is_found_by_its_index(store: Store) -> None:
     database = store.open()
     OpenStore(database)
     with database.transaction() as session:
+        values, statement = {"state": "expired", "size": 0, "most": 9}, end_queued(DUE)
         if isinstance(database, SqliteDatabase):
-            plan, found = session.rows(f"EXPLAIN QUERY PLAN {_EXPIRE}"), "request_due (due_s<?)"
+            plan, found = session.rows(f"EXPLAIN QUERY PLAN {statement}", **values), "request_due (due_s<?)"
         else:
             session.change("SET LOCAL enable_seqscan = off")
-            plan, found = session.rows(f"EXPLAIN {_EXPIRE}"), "Index Cond: (due_s <="
+            plan, found = session.rows(f"EXPLAIN {statement}", **values), "Index Cond: (due_s <="
     assert any(found in str(row[-1]) for row in plan), plan
+
+
+def test_what_a_tenant_keeps_is_read_from_an_index_of_its_open_batches_alone(store: Store) -> None:
+    """The bodies of all its results were asked for their lengths, within a route that has 4 s for it."""
+    database = store.open()
+    OpenStore(database)
+    with database.transaction() as session:
+        if isinstance(database, SqliteDatabase):
+            plan, found = session.rows(f"EXPLAIN QUERY PLAN {RESULT_BYTES}", tenant="t"), "COVERING INDEX request_batch"
+        else:
+            session.change("SET LOCAL enable_seqscan = off")
+            session.change("SET LOCAL enable_bitmapscan = off")
+            plan, found = session.rows(f"EXPLAIN {RESULT_BYTES}", tenant="t"), "Index Only Scan using request_batch"
+    assert any(found in str(row[-1]) for row in plan), plan
+    assert any("batch_of_tenant" in str(row[-1]) for row in plan), plan
+
+
+class BreaksOff:
+    """A database that is away after so many transactions."""
+
+    def __init__(self, database: Database, left: int) -> None:
+        self._database, self.left = database, left
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    def transaction(self) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise StoreAway("away")
+        return self._database.transaction()
+
+
+@pytest.mark.parametrize("what", ["cancel", "expire", "refuse_queued", "forget_results", "forget", "forget_ended"])
+def test_what_changes_many_requests_goes_on_where_it_was_broken_off(
+    what: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one statement it took longer than a server may be silent: it was broken off, and began anew, for ever."""
+    monkeypatch.setattr("sloserve.fleet.store.requests.PIECE", 2)
+    opened = OpenStore(store.open())
+    has_results, ended = what.startswith("forget"), what == "forget_ended"
+    state = BatchState.COMPLETED if ended else BatchState.IN_PROGRESS
+    opened.batches.add(Batch("b", "t", "/v1/embeddings", "1h", "f", state, {}, 0.0), 3_600.0)
+    add(opened.requests, 7, deadline_s=60.0)
+    if has_results:
+        assert all(opened.requests.finish(done(claimed(opened.requests, 7))))
+    store.pass_s(60.0)
+    arguments = {"refuse_queued": ("t", b"why"), "expire": (), "forget_ended": ()}.get(what, ("b",))
+    table = "request" if what == "forget" else "request_result" if has_results else "request_body"
+
+    def left() -> int:
+        with opened.database.reading() as session:
+            return int(session.rows(f"SELECT count(*) FROM {table}")[0][0])
+
+    with pytest.raises(StoreAway):
+        getattr(Requests(BreaksOff(opened.database, 2)), what)(*arguments)
+    assert left() == 3
+    getattr(opened.requests, what)(*arguments)
+    assert left() == 0
 
 
 def test_a_result_that_is_being_committed_when_its_engine_dies_is_kept(store: Store) -> None:
@@ -279,7 +343,7 @@ def test_sums_are_those_of_the_queued_requests(requests: Requests) -> None:
     assert (sums.group, sums.model, sums.slo_class, sums.requests) == (1, "m", "batch", 2)
     assert (sums.prompt_tokens, sums.output_tokens, sums.output_tokens2) == (30.0, 7.0, 25.0)
     assert sums.first_due_s is None and sums.first_arrival_s > 0
-    assert requests.regroup({"x": 7, "gone": 7}) == 1
+    requests.accept([new("z", group=7)])
     assert [s.group for s in requests.sums()] == [1, 7]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import ClassTable
 from sloserve.fleet.file import Fleet, parse_fleet
-from sloserve.sim.fleet.dispatchers.registry import FleetRunName
+from sloserve.sim.fleet.dispatchers.by_name import FleetRunName
 from sloserve.sim.fleet.log import FleetLog
 from sloserve.sim.fleet.loop import FleetRun
 from sloserve.sim.model.engine import ModelEngine

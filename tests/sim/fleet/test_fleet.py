@@ -13,13 +13,13 @@ from sloserve.core.spans import Phase
 from sloserve.estimator.planning_cost import GroupLine
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.sim.fleet.contract import Dispatcher, FleetView, Give, Held, Operation, Switch
-from sloserve.sim.fleet.dispatchers.registry import DISPATCHERS, FleetRunName
+from sloserve.sim.fleet.dispatcher import Dispatcher, FleetView, Give, Operation, Switch, WaitingRequest
+from sloserve.sim.fleet.dispatchers.by_name import DISPATCHERS, FleetRunName
 from sloserve.sim.fleet.dispatchers.shepherd import shares
-from sloserve.sim.fleet.host_memory import HostMemory
-from sloserve.sim.fleet.live.fleet import LiveFleet
-from sloserve.sim.fleet.live.options import AT_ONCE, Options
+from sloserve.sim.fleet.live.live_fleet import LiveFleet
+from sloserve.sim.fleet.live.live_options import AT_ONCE, Options
 from sloserve.sim.fleet.loop import FleetRun, engine_settings
+from sloserve.sim.fleet.weight_copies import WeightCopies
 from sloserve.sim.model.engine import ModelEngine
 from tests.sim.fleet.fleets import fleet_of, request, run
 
@@ -70,7 +70,7 @@ def test_a_switch_takes_the_end_of_the_streams_and_both_swaps() -> None:
     first, second = log.run.requests
     assert first.outcome is second.outcome is Outcome.COMPLETED
     swap = fleet.swaps()["b", "h100"]
-    draining, swapping = (next(s for s in log.spans if s.phase is phase) for phase in (Phase.DRAINING, Phase.SWAPPING))
+    draining, swapping = (next(s for s in log.spans if s.phase is phase) for phase in (Phase.DRAINING, Phase.SWITCHING))
     assert 0.5 < draining.start_s < 0.9 and draining.model == "a", "it is planned and followed within three tenths"
     # The engine notices the end of the reply one step later.
     assert first.finish_s is not None and first.finish_s <= draining.end_s <= first.finish_s + 0.02
@@ -109,7 +109,7 @@ def test_kv_of_what_is_parked_comes_back_to_its_instance_and_is_not_computed_aga
         assert log.run.counters["evicted_on_switch"] == 1 and log.run.counters["parked"] == (swap_gib > 0)
     assert first[0].recomputed_tokens > 4000 and first[8].recomputed_tokens < 10
     assert (first[0].num_swaps, first[8].num_swaps) == (0, 1)
-    draining, kept = (next(s for s in spans[8] if s.phase is phase) for phase in (Phase.DRAINING, Phase.SWAPPING))
+    draining, kept = (next(s for s in spans[8] if s.phase is phase) for phase in (Phase.DRAINING, Phase.SWITCHING))
     copy_s = 4100 * PROFILE.kv_bytes_per_token / (PROFILE.link_bandwidth_gb_per_s * 1e9)
     swap = fleet.swaps()["b", "h100"]
     assert kept.end_s == pytest.approx(draining.start_s + 1.0 + copy_s + swap.sleep_s + swap.wake_s, abs=0.01)
@@ -134,8 +134,8 @@ class _Scripted(Dispatcher):
     def begin(self, view: FleetView) -> Sequence[Switch]:
         return [Switch("n/0", "a"), Switch("n/1", "a")]
 
-    def arrived(self, request: Held, view: FleetView) -> None:
-        self.held: Held | None = request
+    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
+        self.held: WaitingRequest | None = request
 
     def tick(self, view: FleetView) -> Sequence[Operation]:
         given, self.held = self.held, None
@@ -149,7 +149,7 @@ class _Scripted(Dispatcher):
 
 def test_weights_are_read_into_host_memory_beside_what_runs() -> None:
     fleet = fleet_of("ab", memory_gib=0)
-    memory = HostMemory(2 * fleet.swaps()["b", "h100"].weights_bytes)
+    memory = WeightCopies(2 * fleet.swaps()["b", "h100"].weights_bytes)
     instance = FleetRun(fleet, _Scripted(), ModelEngine, policy=None).instances[0]
     instance._memory = memory
     swap = fleet.swaps()["b", "h100"]
@@ -178,7 +178,7 @@ def test_every_request_ends_once_with_its_tokens(name: str) -> None:
     for instance in {span.instance for span in log.spans}:
         spans = [span for span in log.spans if span.instance == instance]
         assert all(a.end_s == b.start_s for a, b in zip(spans, spans[1:], strict=False))
-    assert any(span.phase is Phase.SWAPPING for span in log.spans) is not name.startswith("static")
+    assert any(span.phase is Phase.SWITCHING for span in log.spans) is not name.startswith("static")
 
 
 @pytest.mark.parametrize("name", ["on-demand", "collate", "edf", "least-loaded", "qlm/stock"])
@@ -231,7 +231,7 @@ def test_streams_that_began_wait_for_their_model_and_lines_go_back_to_the_queue(
     back_s = served["other"].token_times_s[-1]
     for one in (served["stream"], served["line"]):
         assert one.num_preemptions == 1 and np.diff(one.token_times_s).max() > 1.0 and one.token_times_s[-1] > back_s
-    assert [span.model for span in log.spans if span.phase is Phase.SWAPPING] == ["b", "a"]
+    assert [span.model for span in log.spans if span.phase is Phase.SWITCHING] == ["b", "a"]
 
 
 def test_lines_end_with_their_deadline_and_streams_with_the_time_that_they_may_wait() -> None:
@@ -247,7 +247,7 @@ def test_lines_end_with_their_deadline_and_streams_with_the_time_that_they_may_w
 def test_without_warm_starts_every_model_comes_from_disk() -> None:
     requests = [request("x", "b", 0.0), request("y", "a", 9.0)]
     for name, warm in (("qlm", True), ("qlm:warm=false", False)):
-        swaps = [s for s in run(fleet_of(), name, requests).spans if s.phase is Phase.SWAPPING]
+        swaps = [s for s in run(fleet_of(), name, requests).spans if s.phase is Phase.SWITCHING]
         assert [s.warm for s in swaps] == [warm, warm]
 
 
@@ -290,7 +290,7 @@ def test_a_model_that_just_came_stays_for_its_time() -> None:
 
 
 def test_host_memory_gives_up_what_was_used_least_recently() -> None:
-    memory = HostMemory(30)
+    memory = WeightCopies(30)
     assert memory.keep("i", "a", 10) and memory.keep("i", "b", 10) and memory.keep("j", "a", 10)
     assert memory.keep("i", "c", 10, spare="a")
     assert [memory.holds("i", m) for m in "abc"] == [True, False, True] and memory.holds("j", "a")
@@ -302,7 +302,7 @@ def test_host_memory_gives_up_what_was_used_least_recently() -> None:
 def test_a_cold_model_comes_from_disk() -> None:
     fleet = fleet_of(memory_gib=0)
     log = run(fleet, "on-demand", [request("x", "b", 0.0)])
-    (swap,) = [span for span in log.spans if span.phase is Phase.SWAPPING]
+    (swap,) = [span for span in log.spans if span.phase is Phase.SWITCHING]
     cost = fleet.swaps()["b", "h100"]
     assert not swap.warm and swap.end_s - swap.start_s == pytest.approx(cost.sleep_s + cost.reload_s)
 
@@ -310,7 +310,7 @@ def test_a_cold_model_comes_from_disk() -> None:
 def test_swaps_that_cost_three_times_as_much_take_three_times_as_long() -> None:
     fleet = replace(fleet_of(), swap_cost=3.0)
     log = run(fleet, "on-demand", [request("x", "b", 0.0)])
-    (swap,) = [span for span in log.spans if span.phase is Phase.SWAPPING]
+    (swap,) = [span for span in log.spans if span.phase is Phase.SWITCHING]
     once = fleet_of().swaps()["b", "h100"]
     assert swap.end_s - swap.start_s == pytest.approx(3.0 * (once.sleep_s + once.wake_s))
 

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sloserve.fleet.agent.places import Places
-from sloserve.sim.fleet.contract import (
+from sloserve.fleet.agent.engine_places import EnginePlaces
+from sloserve.sim.fleet.dispatcher import (
     Dispatcher,
     FleetView,
     Give,
-    Held,
     InstanceView,
     Operation,
     Refuse,
     Switch,
+    WaitingRequest,
     model_shares,
 )
 from sloserve.sim.fleet.dispatchers.queues import Queues
@@ -32,7 +32,7 @@ class Assigned(Dispatcher):
         self._queues: dict[str, Queues] = {}
 
     @abstractmethod
-    def pick(self, request: Held, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
+    def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
         """One of those that can serve the request."""
 
     def queued(self, instance: InstanceView) -> int:
@@ -43,7 +43,7 @@ class Assigned(Dispatcher):
     def begin(self, view: FleetView) -> Sequence[Switch]:
         return ()
 
-    def arrived(self, request: Held, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
         can = [instance for instance in view.instances if request.model in instance.models]
         self._queues.setdefault(self.pick(request, can, view).name, Queues()).put(request)
 
@@ -60,7 +60,7 @@ class Assigned(Dispatcher):
             if model != instance.active and view.now_s - head.arrival_s >= view.fleet.switching.max_wait_s:
                 operations.append(Switch(instance.name, model))
                 continue
-            places = Places(instance.limits(str(instance.active)).max_num_seqs)
+            places = EnginePlaces(instance.limits(str(instance.active)).max_num_seqs)
             for _ in range(places.left(instance.num_in_flight)):
                 if (own := queues.head(instance.active)) is None:
                     break
@@ -73,7 +73,7 @@ class Assigned(Dispatcher):
 class LeastLoaded(Assigned):
     """To the instance with the fewest requests, given or not."""
 
-    def pick(self, request: Held, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
+    def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
         return min(instances, key=lambda i: (i.num_in_flight + self.queued(i), i.name))
 
 
@@ -84,7 +84,7 @@ class Random(Assigned):
         super().__init__()
         self._rng = np.random.default_rng(seed)
 
-    def pick(self, request: Held, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
+    def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
         return instances[int(self._rng.integers(len(instances)))]
 
 
@@ -97,7 +97,7 @@ class Static(Dispatcher):
 
     def __init__(self) -> None:
         self._refused: list[str] = []
-        self._arrived: list[Held] = []
+        self._arrived: list[WaitingRequest] = []
 
     def begin(self, view: FleetView) -> Sequence[Switch]:
         wanted = model_shares(view.fleet)
@@ -109,7 +109,7 @@ class Static(Dispatcher):
             placed.append(Switch(instance.name, model))
         return placed
 
-    def arrived(self, request: Held, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
         self._arrived.append(request)
 
     def tick(self, view: FleetView) -> Sequence[Operation]:

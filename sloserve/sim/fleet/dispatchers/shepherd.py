@@ -15,7 +15,7 @@ from scipy.optimize import linprog
 
 from sloserve.core.arrays import FloatArray
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.sim.fleet.contract import Dispatcher, FleetView, Give, Held, InstanceView, Operation, Switch
+from sloserve.sim.fleet.dispatcher import Dispatcher, FleetView, Give, InstanceView, Operation, Switch, WaitingRequest
 
 _MOST = 48
 """Batches that are shared at once, those that are due first."""
@@ -24,7 +24,7 @@ _MOST = 48
 @dataclass(frozen=True, slots=True)
 class _Batch:
     model: str
-    requests: tuple[Held, ...]
+    requests: tuple[WaitingRequest, ...]
 
     @property
     def due_s(self) -> float:
@@ -36,12 +36,12 @@ class Shepherd(Dispatcher):
 
     def __init__(self, batch: float = 32) -> None:
         self._size = max(int(batch), 1)
-        self._waiting: dict[str, list[Held]] = {}
+        self._waiting: dict[str, list[WaitingRequest]] = {}
 
     def begin(self, view: FleetView) -> Sequence[Switch]:
         return ()
 
-    def arrived(self, request: Held, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
         self._waiting.setdefault(request.model, []).append(request)
 
     def tick(self, view: FleetView) -> Sequence[Operation]:

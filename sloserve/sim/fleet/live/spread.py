@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from sloserve.virtual_queues.contract import FleetPlan, GroupSums, InstanceState
-from sloserve.virtual_queues.planner import Foreseen, QLMPlanner
+from sloserve.virtual_queues.qlm_planner import Foreseen, QLMPlanner
 
 
 class Spread(QLMPlanner):

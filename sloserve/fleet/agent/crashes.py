@@ -1,0 +1,64 @@
+"""Crashes of engines: which lines are suspects, since an engine died with them."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from sloserve.fleet.agent.claims import HeldClaim, InstanceWork
+from sloserve.fleet.agent.line_claims import LineClaims
+from sloserve.fleet.supervised import Faults
+
+logger = logging.getLogger(__name__)
+
+_FAILED_AT: Final = 5
+"""A line that ran alone when its engine died, but with streams beside it, has failed at this attempt."""
+
+
+class Crashes:
+    """Gives back what an engine had that died, and tells the store which of these lines may have killed it."""
+
+    def __init__(self, claims: LineClaims) -> None:
+        self._claims = claims
+        self._faults = Faults("renewing gives back what a dead engine had")
+        self.requeuing: set[asyncio.Task[None]] = set()
+        """Claims of which the store is being told."""
+
+    def died(self, work: InstanceWork, streams: int) -> None:
+        """The engine of an instance has died with its claims, and with so many streams. Nothing is pulled for it until
+        the store knows.
+        """
+        claims, work.claims = list(work.claims.values()), {}
+        self._claims.ending |= {claim.id for claim in claims}
+        work.pending_crashes += 1
+        requeuing = asyncio.create_task(self._requeue(work, claims, streams))
+        self.requeuing.add(requeuing)
+        requeuing.add_done_callback(self.requeuing.discard)
+
+    async def _requeue(self, work: InstanceWork, claims: Sequence[HeldClaim], streams: int) -> None:
+        try:
+            with self._faults:
+                await self._mark_suspects(claims, streams)
+        finally:
+            self._claims.ending -= {claim.id for claim in claims}
+            work.pending_crashes -= 1
+            work.look_again()
+
+    async def _mark_suspects(self, claims: Sequence[HeldClaim], streams: int) -> None:
+        tell, requests = self._claims.tell, self._claims.requests
+        await self._claims.abort(claims)
+        held = [claim for claim in claims if claim.lines]
+        suspects = [claim for claim in held if claim.was_sent and not _is_doubtful(claim, streams)]
+        for claim in held:
+            if claim not in suspects:
+                await tell(requests.give_back, claim.id, claim.progress())
+        if suspects:
+            for id in await tell(requests.engine_died, [claim.id for claim in suspects]) or ():
+                logger.warning("request %s has failed: the engine died while it served this request alone", id)
+
+
+def _is_doubtful(claim: HeldClaim, streams: int) -> bool:
+    """Whether it is a single suspect whose engine died with streams in it: one of them may have been it."""
+    if not (claim.alone and len(claim.lines) == 1 and streams):
+        return False
+    return next(iter(claim.lines.values())).claimed.attempt < _FAILED_AT

@@ -1,0 +1,236 @@
+"""What a request asks for: its model, its SLO as far as its tenant may state one, and what goes on to the engine."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from sloserve.core.errors import InvalidRequest
+from sloserve.core.slo import SLO
+from sloserve.fleet.gateway.keys import Tenant
+from sloserve.fleet.gateway.prefixes import part
+from sloserve.fleet.sizes import BYTES_PER_TOKEN, output_limit, replies
+from sloserve.settings import PluginSettings
+from sloserve.wire.body import Body, fields_of, parse
+from sloserve.wire.headers import (
+    COUNTING_DOWN,
+    PRIORITY,
+    REPORT,
+    REQUEST_ID,
+    TTL,
+    HeaderRules,
+    left_ms,
+    read_headers,
+    stating,
+)
+from sloserve.wire.resolve import XARGS, Resolved, Rules, resolve
+from sloserve.wire.xargs import stated_output_tokens
+
+_TENANT: Final = "x-tenant-id"
+_PASSED: Final = ("content-type", "accept", "traceparent", "tracestate", "baggage")
+"""Headers that go on as they are. All others of a client end here."""
+
+
+class _Read(Body):
+    """What of a body decides where it goes."""
+
+    model: Any = None
+    stream: Any = None
+    n: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    priority: Any = None
+    vllm_xargs: Any = None
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(slots=True)
+class GatewayRequest:
+    """One request.
+
+    Args:
+        tenant: whose it is. route: of the engine. arrival_s: monotonic.
+        model: as the client names it.
+        body: what the engine gets.
+        slo: with what its tenant may have.
+        xargs: that go on in headers, which win over the body; ``None`` where the request states no SLO.
+        headers: that go on, without those of the SLO.
+        ttl_s: from arrival to the first token, ``None`` for no limit.
+        prompt_tokens: estimated. max_tokens, output_tokens: as the client states them.
+        messages, prompt: as they stand in the body, where they do.
+        task, network_s: as its headers state them.
+    """
+
+    tenant: Tenant
+    route: str
+    arrival_s: float
+    model: Any
+    body: bytes
+    slo: SLO
+    xargs: Mapping[str, Any] | None
+    headers: list[tuple[str, str]]
+    ttl_s: float | None
+    ignored: tuple[str, ...]
+    replies: int
+    streamed: bool
+    prompt_tokens: int
+    max_tokens: int | None
+    output_tokens: int | None
+    messages: memoryview
+    prompt: memoryview
+    task: str | None = None
+    network_s: float = 0.0
+
+    @property
+    def slo_class(self) -> str:
+        """The name of its class."""
+        return self.slo.slo_class.name
+
+    @property
+    def most_output(self) -> int | None:
+        """Tokens of its reply at most, or as its client expects; ``None`` where nothing says."""
+        return self.max_tokens if self.output_tokens is None else self.output_tokens
+
+    def headers_after(self, late_s: float) -> list[tuple[str, str]]:
+        """What goes to the engine, for which the request arrives ``late_s`` late: its times are what is left."""
+        stated = dict(self.xargs or {})
+        if late_s > 0.0:
+            for key, name in COUNTING_DOWN.items():
+                if (target_s := getattr(self.slo.targets, name)) is not None:
+                    stated[key] = left_ms(target_s, late_s)
+        headers = self.headers + stating(stated)
+        if self.ttl_s is not None:
+            headers.append((TTL, str(left_ms(self.ttl_s, late_s))))
+        return headers
+
+    def forget_body(self) -> None:
+        """It is not needed any more, and takes memory."""
+        self.body = b""
+        self.messages = self.prompt = memoryview(b"")
+
+    def to_model(self, model: str) -> None:
+        """Asks for another model, as a chooser of models does."""
+        self.model = model
+        self.body = _changed(self.body, lambda values: values.update(model=model))
+
+
+class GatewayRequestReader:
+    """Reads requests under the settings of a fleet."""
+
+    def __init__(self, settings: PluginSettings) -> None:
+        self._rules = settings.rules
+        # The key alone says whose a request is.
+        self.header_rules = HeaderRules((), settings.unknown_headers == "reject")
+        self._of_class: dict[str, Rules] = {}
+
+    def read(
+        self,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes,
+        tenant: Tenant,
+        request_id: str,
+        route: str,
+        arrival_s: float = 0.0,
+    ) -> GatewayRequest:
+        """Raises: InvalidRequest for what cannot be read."""
+        headers = list(headers)
+        fields = read_headers(headers, self.header_rules)
+        fields.tenant = tenant.name
+        read = parse(body, _Read)
+        in_body = fields_of(read)
+        passed = {name: value.decode("latin-1") for raw, value in headers if (name := raw.decode("latin-1")) in _PASSED}
+        priority = _priority(headers, read.priority)
+        xargs = read.vllm_xargs if isinstance(read.vllm_xargs, dict) else None
+        rules = self.rules_of(tenant)
+        resolved = resolve(rules, xargs, fields, in_body, priority or 0)
+        is_held = rules.tenants.get(tenant.name, rules.tenant_default) is not None
+        in_headers = resolved.xargs
+        if (is_held and (in_body.fields or xargs)) or not resolved.slo.slo_class.name.isascii():
+            body = _restated(body, resolved)
+            in_headers = in_headers if resolved.slo.slo_class.name.isascii() else None
+        passed |= {REQUEST_ID: request_id, _TENANT: tenant.name}
+        if priority is not None:
+            passed[PRIORITY] = str(priority)
+        if fields.report:
+            passed[REPORT] = "1"
+        messages, prompt = part(read.messages), part(read.prompt)
+        size = len(messages) or len(prompt) or len(body)
+        return GatewayRequest(
+            tenant=tenant,
+            route=route,
+            arrival_s=arrival_s,
+            model=read.model,
+            body=body,
+            slo=resolved.slo,
+            xargs=in_headers,
+            headers=list(passed.items()),
+            ttl_s=fields.ttl_s,
+            ignored=fields.ignored,
+            replies=replies(read.n, route),
+            streamed=read.stream is True,
+            prompt_tokens=max(size // BYTES_PER_TOKEN, 1),
+            max_tokens=output_limit(read.max_tokens, read.max_completion_tokens),
+            output_tokens=stated_output_tokens(resolved.xargs),
+            messages=messages,
+            prompt=prompt,
+            task=fields.task,
+            network_s=fields.network_s or 0.0,
+        )
+
+    def rules_of(self, tenant: Tenant) -> Rules:
+        """The deployment's, with the tenant held to the class that its key has."""
+        if tenant.slo_class is None:
+            return self._rules
+        known = self._of_class.get(tenant.slo_class)
+        if known is None:
+            known = replace(self._rules, tenants={}, tenant_default=tenant.slo_class)
+            self._of_class[tenant.slo_class] = known
+        return known
+
+
+def _restated(body: bytes, resolved: Resolved) -> bytes:
+    """A body that states no more than its tenant may."""
+
+    def restate(values: dict[str, Any]) -> None:
+        slo = values.pop("slo", None)
+        slo = msgspec.json.decode(slo) if isinstance(slo, msgspec.Raw) else slo
+        if isinstance(slo, dict) and "report" in slo:
+            values["slo"] = {"report": slo["report"]}
+        values.pop(XARGS, None)
+        if resolved.xargs:
+            values[XARGS] = dict(resolved.xargs)
+
+    return _changed(body, restate)
+
+
+def _changed(body: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """A body with some of its fields changed; the others stay as they are written, whatever number that is."""
+    try:
+        raw: dict[str, Any] = {**msgspec.json.decode(body, type=dict[str, msgspec.Raw])}
+        change(raw)
+        return msgspec.json.encode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # more than JSON, which engines read too
+        values = json.loads(body)
+        change(values)
+        return json.dumps(values).encode()
+
+
+def _priority(headers: Iterable[tuple[bytes, bytes]], in_body: object) -> int | None:
+    """vLLM's number as vLLM reads it: of its header where that is one, else of the body.
+
+    Raises: InvalidRequest for one in the body that vLLM would have to turn into a number first.
+    """
+    if in_body is not None and _int(in_body) is None:
+        raise InvalidRequest("priority", in_body, "a whole number")
+    text = next((value for name, value in headers if name == PRIORITY.encode()), None)
+    try:
+        return int(text) if text is not None else _int(in_body)
+    except ValueError:
+        return _int(in_body)
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

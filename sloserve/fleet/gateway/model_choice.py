@@ -1,0 +1,57 @@
+"""The model of one request: the one that it names, or one of the set that it names."""
+
+from functools import partial
+from typing import Final
+from urllib.parse import quote
+
+from sloserve.core.errors import InvalidRequest, UnknownModel
+from sloserve.fleet.gateway.choosing import Chosen, PredictedTimes
+from sloserve.fleet.gateway.gateway_request import GatewayRequest
+from sloserve.fleet.gateway.parts import GatewayParts
+
+CHOSEN_MODEL: Final = "x-sloserve-model"
+"""Header of the answer to a request that named a set of models: which of them serves it, and why."""
+_IN_HEADER: Final = "/:@+,"
+"""What stands in a header as it is, beside letters, digits, and ``_.-~``."""
+
+
+class ModelChoice:
+    """Chooses the model of a request, which asks for it from then on.
+
+    headers: of its answer. Raises: UnknownModel; InvalidRequest where no model of a set can serve it.
+    """
+
+    def __init__(self, parts: GatewayParts, request: GatewayRequest) -> None:
+        self._parts, self._request = parts, request
+        self._choose: partial[Chosen] | None = None
+        self._foreseen: PredictedTimes | None = None
+        self.headers: list[tuple[bytes, bytes]] = []
+        models, sets = parts.models_of(request.tenant)
+        if parts.chooser is not None and isinstance(request.model, str) and request.model in sets:
+            self._choose = partial(parts.chooser.choose, request, sets[request.model])
+            self.take(self._choose())
+        if request.model not in models:
+            raise UnknownModel(request.model, (*sets, *models))
+
+    def another(self) -> Chosen | None:
+        """Another model for the request, whose engine was lost; ``None`` where it stays with its own."""
+        try:
+            chosen = None if self._choose is None else self._choose(again=True)
+        except InvalidRequest:
+            return None
+        return None if chosen is None or chosen.model == self._request.model else chosen
+
+    def take(self, chosen: Chosen) -> None:
+        """This model serves the request."""
+        self._request.to_model(chosen.model)
+        told = f"{quote(chosen.model, safe=_IN_HEADER)};why={chosen.why}"
+        self.headers = [(CHOSEN_MODEL.encode(), told.encode())]
+        self._foreseen = chosen.foreseen
+        self._parts.metrics.chose(chosen.model, chosen.why, chosen.shadow)
+
+    def completed(self, e2e_s: float, tokens: int) -> None:
+        """Its reply has come whole."""
+        if self._foreseen is not None and self._parts.chooser is not None:
+            ratio = e2e_s / self._foreseen.completion_s(tokens)
+            self._parts.chooser.ended(self._request.model, self._foreseen, ratio)
+            self._parts.metrics.completed(self._request.model, ratio)

@@ -1,0 +1,41 @@
+"""The plan's own figures on ``/metrics``: what an autoscaler reads."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from sloserve.fleet.contract.plan_in_force import Plan
+
+
+class PlanCollector(Collector):
+    """plan: the one in force; ``None`` before the first."""
+
+    def __init__(self, plan: Callable[[], Plan | None]) -> None:
+        self._plan = plan
+
+    def collect(self) -> Iterable[Any]:
+        plan = self._plan()
+        if plan is None:
+            return
+        pressure = GaugeMetricFamily(
+            "sloserve:slo_pressure",
+            "Expected time to serve what waits over the time that its deadlines leave; 1 is full.",
+            labels=["class"],
+        )
+        for slo_class, value in sorted(plan.pressure.items()):
+            pressure.add_metric([slo_class], value)
+        yield pressure
+        yield GaugeMetricFamily(
+            "sloserve:fleet_instances", "Instances that the plan is made for.", value=float(len(plan.queues))
+        )
+        wanted = len(plan.queues) if plan.instances_needed is None else plan.instances_needed
+        yield GaugeMetricFamily(
+            "sloserve:fleet_wanted_instances",
+            "Instances with which no deadline would be missed; as many as there are where none is.",
+            value=float(wanted),
+        )
+        yield GaugeMetricFamily(
+            "sloserve:fleet_late_seconds", "Lateness that the plan is expected to bring, summed.", value=plan.late_s
+        )

@@ -1,0 +1,81 @@
+"""The planner's task: one of several leads, and writes the plan in force under its term.
+
+It keeps nothing that cannot be had again: what waits stands in the store, what runs in the reports of agents, the last
+plan in its row. If the leader dies the last plan holds, and another leads once its lease has run out.
+"""
+
+import asyncio
+from concurrent.futures import Executor
+from functools import partial
+from typing import Final
+
+from sloserve.core.clock import Clock
+from sloserve.fleet.contract.plan_in_force import Plan, plan_of, to_json
+from sloserve.fleet.file import Fleet
+from sloserve.fleet.planning.cached_sums import CachedSums
+from sloserve.fleet.planning.plan_maker import PlanMaker
+from sloserve.fleet.planning.snapshot import LiveMembers
+from sloserve.fleet.planning.waiting_groups import durable_groups
+from sloserve.fleet.store.records import StoredPlan
+from sloserve.fleet.store.store import Store
+from sloserve.fleet.supervised import supervised
+
+LEASE_S: Final = 5.0
+REPLAN_S: Final = 1.0
+REFRESH_S: Final = 3.0
+"""A plan that does not change is written anew after so long, so that agents see that it is still the planner's."""
+
+
+class Planning:
+    """One planner of a fleet.
+
+    Args:
+        fleet: as its file says.
+        store: shared with all members.
+        holder: unique among planners, and new in each process.
+        clock: of this process; for durations alone.
+        lease_s: a leader that does not renew for so long is followed by another.
+        seed: of the search.
+    """
+
+    def __init__(
+        self, fleet: Fleet, store: Store, holder: str, clock: Clock, *, lease_s: float = LEASE_S, seed: int = 0
+    ) -> None:
+        self._store, self._holder = store, holder
+        self._lease_s = lease_s
+        self._maker = PlanMaker(fleet, seed=seed)
+        self._queued = CachedSums(store.requests, clock)
+        self._written: tuple[int, Plan] | None = None
+
+    def step(self) -> Plan | None:
+        """One round: leads if it may, and plans if it leads. Blocks for the store, and while it searches.
+
+        Returns: the plan in force, where it is this planner's. Raises: StoreError.
+        """
+        term = self._store.members.lead(self._holder, self._lease_s)
+        if term is None:
+            self._written = None
+            return None
+        stored = self._store.members.plan()
+        last = None if stored is None else plan_of(stored.plan)
+        members = LiveMembers.of(self._store.members.agents())
+        plan = self._maker.plan(self._store.now_s(), durable_groups(self._queued.sums()), members, last)
+        if not self._is_news(term, plan):
+            return plan
+        version = stored.version + 1 if stored is not None and stored.term == term else 1
+        if not self._store.members.write_plan(self._holder, StoredPlan(term, version, to_json(plan))):
+            self._written = None
+            return None
+        self._written = term, plan
+        return plan
+
+    async def run(self, executor: Executor, *, every_s: float = REPLAN_S) -> None:
+        """Rounds until it is cancelled. Without a store the last plan holds."""
+        step = partial(asyncio.get_running_loop().run_in_executor, executor, self.step)
+        await supervised("no plan is made, and the last one holds", step, every_s)
+
+    def _is_news(self, term: int, plan: Plan) -> bool:
+        if self._written is None or self._written[0] != term:
+            return True
+        last = self._written[1]
+        return plan.order != last.order or plan.made_s >= last.made_s + REFRESH_S

@@ -1,0 +1,98 @@
+"""What :mod:`sloserve.fleet.store.requests` asks of a database, in SQL; see :mod:`sloserve.fleet.store.database`."""
+
+from typing import Final
+
+
+def end_queued(which: str) -> str:
+    """A statement that ends ``:most`` queued requests that fulfil the condition ``which``, and returns their ids."""
+    return f"""
+    WITH taken AS MATERIALIZED (
+        SELECT seq FROM request WHERE state = 'queued' AND {which} LIMIT :most LOCKING_NEW_ROWS
+    ) UPDATE request SET state = :state, finished_s = store_now(), result_bytes = :size
+    WHERE seq IN (SELECT seq FROM taken) RETURNING id"""
+
+
+ACCEPT: Final = """
+    INSERT INTO request (id, tenant, batch, line, custom_id, model, class, grp, prompt_tokens, output_tokens,
+        created_s, due_s)
+    VALUES (:id, :tenant, :batch, :line, :custom_id, :model, :slo_class, :group, :prompt_tokens, :output_tokens,
+        store_now(), store_now() + :deadline_s)
+    ON CONFLICT (id) DO NOTHING"""
+TAKE: Final = """
+    UPDATE request SET state = 'claimed', attempt = attempt + 1, claim = :claim
+    WHERE seq IN (SELECT seq FROM taken)"""
+ALIVE: Final = "state = 'queued' AND (due_s IS NULL OR due_s > (SELECT store_now()))"
+# Materialized: else PostgreSQL may run the subquery more than once, and take more rows than it asks for.
+CLAIM: Final = f"""
+    WITH taken AS MATERIALIZED (
+        SELECT seq FROM request WHERE {ALIVE} AND grp = :grp AND suspects = 0
+        ORDER BY seq LIMIT :most LOCKING_NEW_ROWS
+    ){TAKE}"""
+FIRST_SUSPECT: Final = f"""
+    SELECT suspects FROM request WHERE {ALIVE} AND model = :model AND suspects > 0
+    ORDER BY seq LIMIT 1 LOCKING_NEW_ROWS"""
+CLAIM_SUSPECTS: Final = f"""
+    WITH taken AS MATERIALIZED (
+        SELECT seq FROM request WHERE {ALIVE} AND model = :model AND suspects > 0 AND suspects = :suspects
+        ORDER BY seq LIMIT :most LOCKING_NEW_ROWS
+    ){TAKE}"""
+CLAIMED: Final = """
+    SELECT r.id, r.attempt, b.body, b.route, r.class, r.due_s - store_now(), p.progress FROM request r
+    JOIN request_body b ON b.id = r.id LEFT JOIN request_progress p ON p.id = r.id
+    WHERE r.claim = :claim ORDER BY r.seq"""
+NEW_CLAIM: Final = """
+    INSERT INTO claim (agent, until_s, alone) VALUES (:agent, store_now() + :lease_s, :alone) RETURNING id"""
+RENEW: Final = """
+    UPDATE claim SET until_s = store_now() + :lease_s WHERE agent = :agent AND until_s > store_now() RETURNING id"""
+DROP_EMPTY_CLAIMS: Final = """
+    DELETE FROM claim WHERE agent = :agent AND NOT EXISTS (SELECT 1 FROM request WHERE request.claim = claim.id)"""
+CANCELLED: Final = """
+    SELECT r.id FROM request r JOIN claim c ON c.id = r.claim WHERE c.agent = :agent AND r.cancelled = 1"""
+FINISH: Final = """
+    UPDATE request SET state = :state, finished_s = store_now(), claim = NULL, result_bytes = :size
+    WHERE id = :id AND attempt = :attempt AND state = 'claimed'"""
+RESULT: Final = "INSERT INTO request_result (id, status, body) VALUES (:id, :status, :body)"
+PROGRESS: Final = """
+    INSERT INTO request_progress (id, progress) VALUES (:id, :progress)
+    ON CONFLICT (id) DO UPDATE SET progress = excluded.progress"""
+IN_FLIGHT: Final = """
+    SELECT r.id, c.alone FROM request r JOIN claim c ON c.id = r.claim
+    WHERE r.claim = :claim AND r.state = 'claimed' LOCKING_REQUESTS"""
+REQUEUE: Final = "UPDATE request SET state = 'queued', claim = NULL WHERE claim = :claim AND state = 'claimed'"
+SUSPECT: Final = "UPDATE request SET suspects = :suspects WHERE claim = :claim AND state = 'claimed'"
+LOST: Final = "UPDATE request SET lost = lost + 1 WHERE claim = :claim AND state = 'claimed'"
+LAPSED: Final = """
+    DELETE FROM claim WHERE until_s <= store_now() OR until_s > store_now() + :longest_s RETURNING id"""
+EXCUSE: Final = "UPDATE request SET lost = lost - 1 WHERE id = :id AND lost > 0"
+WORN_OUT: Final = "SELECT id FROM request WHERE claim = :claim AND state = 'claimed' AND lost >= :most_lost"
+FAIL: Final = """
+    UPDATE request SET state = 'failed', finished_s = store_now(), claim = NULL, result_bytes = :size WHERE id = :id"""
+DUE: Final = "due_s <= (SELECT store_now())"
+OF_TENANT: Final = "batch IN (SELECT id FROM batch WHERE tenant = :tenant AND state = 'in_progress')"
+CANCEL_CLAIMED: Final = "UPDATE request SET cancelled = 1 WHERE batch = :batch AND state = 'claimed'"
+SUMS: Final = """
+    SELECT grp, model, class, count(*), CAST(sum(prompt_tokens) AS double precision), sum(output_tokens),
+        sum(output_tokens * output_tokens), min(due_s), max(due_s), min(created_s)
+    FROM request WHERE state = 'queued' GROUP BY grp, model, class ORDER BY grp, model, class"""
+RESULTS: Final = """
+    WITH page AS (
+        SELECT seq, id, custom_id, line, state, result_bytes FROM request
+        WHERE batch = :batch AND seq > :after AND state NOT IN ('queued', 'claimed') ORDER BY seq LIMIT :most
+    ), sized AS (SELECT page.*, sum(result_bytes) OVER (ORDER BY seq) - result_bytes AS before FROM page)
+    SELECT z.seq, z.id, z.custom_id, z.line, z.state, s.status, s.body FROM sized z
+    LEFT JOIN request_result s ON s.id = z.id WHERE z.before < :most_bytes ORDER BY z.seq"""
+ANY_OPEN: Final = "SELECT 1 FROM request WHERE batch = :batch AND state IN ('queued', 'claimed') LIMIT 1"
+OPEN_OF: Final = """
+    SELECT count(*), coalesce(sum(r.prompt_tokens + r.output_tokens), 0.0)
+    FROM batch b JOIN request r ON r.batch = b.id AND r.state IN ('queued', 'claimed')
+    WHERE b.tenant = :tenant AND b.id <> :without AND b.state IN ('validating', 'in_progress', 'cancelling')"""
+RESULT_BYTES: Final = """
+    SELECT coalesce(sum(r.result_bytes), 0)
+    FROM batch b JOIN request r ON r.batch = b.id AND r.state IN ('done', 'failed', 'expired', 'cancelled')
+    WHERE b.tenant = :tenant AND b.has_results = 1 AND b.state IN ('in_progress', 'finalizing', 'cancelling')"""
+ENDED_WITH_RESULTS: Final = """
+    SELECT id FROM batch WHERE has_results = 1 AND state IN ('completed', 'expired', 'cancelled', 'failed')"""
+LAST_OF_PIECE: Final = """
+    SELECT max(seq) FROM
+        (SELECT seq FROM request WHERE batch = :batch AND seq > :after ORDER BY seq LIMIT :most) AS piece"""
+IN_PIECE: Final = "id IN (SELECT id FROM request WHERE batch = :batch AND seq > :after AND seq <= :last)"

@@ -1,0 +1,40 @@
+"""Limits on what runs at a time: in total, and of each tenant."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sloserve.core.errors import QueueFull
+
+SOON_S: Final = 1
+"""When to come again after all places were taken: requests end all the time."""
+
+
+class TenantPlaces:
+    """what: that takes places, in the plural. most: of all tenants."""
+
+    def __init__(self, what: str, most: int) -> None:
+        self._what, self._most = what, most
+        self._of_tenant: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._of_tenant.total()
+
+    @contextmanager
+    def taken(self, tenant: str, most: int) -> Iterator[None]:
+        """One of them is the tenant's, which may have ``most``. Raises: QueueFull."""
+        if self._of_tenant[tenant] >= most:
+            text = f"{most} of {most} {self._what} of yours are in progress; wait until one of them ends"
+            raise QueueFull(text, SOON_S, "")
+        if len(self) >= self._most:
+            raise QueueFull(
+                f"all {self._most} {self._what} of this gateway are in progress; retry in {SOON_S} s", SOON_S, ""
+            )
+        self._of_tenant[tenant] += 1
+        try:
+            yield
+        finally:
+            self._of_tenant[tenant] -= 1
+            if not self._of_tenant[tenant]:
+                del self._of_tenant[tenant]

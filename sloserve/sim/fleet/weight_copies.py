@@ -1,0 +1,39 @@
+"""Weights of models that sleep: which copies the memory of a host holds, and which it gives up for others."""
+
+from collections import OrderedDict
+
+
+class WeightCopies:
+    """Copies by instance and model, the least recently used first. A copy is there only while its model sleeps."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._free = size_bytes
+        self._copies: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def holds(self, instance: str, model: str) -> bool:
+        """Whether the model is warm for this instance."""
+        return (instance, model) in self._copies
+
+    def keep(self, instance: str, model: str, size_bytes: int, *, spare: str | None = None) -> bool:
+        """Takes in a copy, in place of the least recently used ones if need be; ``False`` where it does not fit.
+
+        spare: a model whose copy for this instance stays: it is about to be read.
+        """
+        old = [key for key in self._copies if key != (instance, spare)]
+        if size_bytes > self._free + sum(self._copies[key] for key in old):
+            return False
+        for key in old:
+            if size_bytes <= self._free:
+                break
+            self._free += self._copies.pop(key)
+        self._copies[instance, model] = size_bytes
+        self._free -= size_bytes
+        return True
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether there is room for a copy without giving up another."""
+        return size_bytes <= self._free
+
+    def release(self, instance: str, model: str) -> None:
+        """Its weights are on the device again."""
+        self._free += self._copies.pop((instance, model), 0)
