@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from sloserve.admission.admission import Admission
-from sloserve.admission.queue_view import Elsewhere, Place
+from sloserve.admission.queue_view import Elsewhere, WaitingPlace
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.files.model import Allowed, Problem, check_model, dotted, unknown
-from sloserve.quic.settings import Http3Settings
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.wire.headers import TENANTS, HeaderRules, is_ours
+from sloserve.wire.optional_http3 import Http3Settings
 from sloserve.wire.resolve import Rules
 
 KEY = "sloserve"
@@ -105,7 +105,7 @@ class AdmissionSettings(_Settings):
     def make(
         self,
         class_names: Sequence[str],
-        still_waiting: Callable[[Place], bool],
+        still_waiting: Callable[[WaitingPlace], bool],
         elsewhere: Elsewhere | None = None,
     ) -> Admission:
         """A new admission; under mode ``none`` it predicts and refuses none. still_waiting, elsewhere: see there."""

@@ -18,14 +18,14 @@ queue; a request is known to have found no other waiting only where none waits i
 
 Guarantees: no class has more than its cap waiting; with neither cap nor chance no request is refused; one without
 targets is never refused for its targets. Memory is bounded by the requests in flight. Deterministic: time is an
-argument, in epoch seconds. Not for several threads.
+argument, in seconds of a clock that is never set. Not for several threads.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sloserve.admission.prediction import ArrivingRequest, Figure, Forecast, Predictor
-from sloserve.admission.queue_view import Backlog, Elsewhere, Place
+from sloserve.admission.queue_view import Backlog, Elsewhere, WaitingPlace
 from sloserve.core.errors import ConfigError, QueueFull, SLOUnattainable
 from sloserve.core.finished import TOLERANCE_S, Latency
 from sloserve.core.slo import DUE_NOW_S, Targets
@@ -40,7 +40,7 @@ class Admission:
     def __init__(
         self,
         class_names: Sequence[str],
-        still_waiting: Callable[[Place], bool],
+        still_waiting: Callable[[WaitingPlace], bool],
         *,
         caps: Mapping[str, int] | None = None,
         min_chance: float | None = None,
@@ -97,7 +97,7 @@ class Admission:
         self._predictor.admitted(new, forecast)
         return Ticket(new, forecast, place, self._predictor)
 
-    def _take_place(self, new: ArrivingRequest, place: Place, cap: int, now_s: float) -> None:
+    def _take_place(self, new: ArrivingRequest, place: WaitingPlace, cap: int, now_s: float) -> None:
         """Raises: QueueFull where there is none for it, of those that are not kept for others."""
         name, waiting = new.slo.slo_class.name, self._backlog.waiting_anywhere(new.slo.slo_class.name)
         promised = self._backlog.has_promised(name)
@@ -211,7 +211,7 @@ class Ticket:
 
     __slots__ = ("new", "forecast", "place", "_predictor", "_judged")
 
-    def __init__(self, new: ArrivingRequest, forecast: Forecast, place: Place, predictor: Predictor) -> None:
+    def __init__(self, new: ArrivingRequest, forecast: Forecast, place: WaitingPlace, predictor: Predictor) -> None:
         self.new = new
         self.forecast = forecast
         self.place = place

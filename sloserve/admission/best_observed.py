@@ -27,7 +27,7 @@ class _Least:
     begun_s: float | None = None
 
     def pass_time(self, now_s: float) -> None:
-        if self.begun_s is None or now_s < self.begun_s:
+        if self.begun_s is None:
             self.begun_s = now_s
         elif now_s - self.begun_s >= PERIOD_S:
             self.before = self.now if now_s - self.begun_s < 2.0 * PERIOD_S else (math.inf, 0)

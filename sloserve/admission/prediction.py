@@ -37,7 +37,7 @@ MAX_STALE = 16
 class ArrivingRequest:
     """What is known of a request at its admission; ``None`` for what is not.
 
-    arrival_s: epoch seconds, from when its latency counts. output_tokens: the reply's length as the client states it.
+    arrival_s: from when its latency counts. output_tokens: the reply's length as the client states it.
     replies: to this one prompt; lengths are those of each. streamed: its first token is seen when it leaves.
     length_quantiles: output tokens at ``LEVELS``, as the server's length model predicts them. key: makes that by which
     the request is known when it is sent again; asked for under overload alone.

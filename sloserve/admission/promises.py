@@ -7,7 +7,8 @@ a little after its client was told to come it is kept from all others. Of the cl
 which share comes again, and only so large a share of the places is kept.
 
 Guarantees: who comes too early has no claim, and one request has at most ``MOST_OF_KEY`` promises, however often it is
-sent. Memory is bounded by ``MOST``. Deterministic: time is an argument, in epoch seconds.
+sent. Memory is bounded by ``MOST``. Deterministic: time is an argument, in seconds of a clock
+that is never set.
 """
 
 import math
@@ -52,15 +53,7 @@ class Promises:
         return len(self._later) + self._count
 
     def pass_time(self, now_s: float) -> None:
-        """Keeps the places whose time has come; those that no client has come for are free again.
-
-        Where a clock was set back nothing is kept: when clients come is not known then.
-        """
-        if now_s < self._seen_s:
-            self._later.clear()
-            self._kept.clear()
-            self._of_key.clear()
-            self._count = 0
+        """Keeps the places whose time has come; those that no client has come for are free again."""
         self._seen_s = now_s
         while self._later and self._later[0].kept_from_s <= now_s:
             self._keep(self._later.popleft())

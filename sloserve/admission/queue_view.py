@@ -11,8 +11,8 @@ Where several processes admit requests to one engine, each has a backlog of its 
 many wait in the others. Rates are of a backlog's own requests: each process has its share of the engine's speed as it
 has its share of the queue.
 
-Guarantees: a place counts once, however often it is released. Deterministic: time is an argument, in epoch seconds. Not
-for several threads.
+Guarantees: a place counts once, however often it is released. Deterministic: time is an argument, in seconds of a clock
+that is never set. Not for several threads.
 """
 
 import math
@@ -69,21 +69,24 @@ class Backlog:
     """Answers: how many wait in a class, and how long from one start to the next?"""
 
     def __init__(
-        self, class_names: Iterable[str], still_waiting: Callable[["Place"], bool], elsewhere: Elsewhere | None = None
+        self,
+        class_names: Iterable[str],
+        still_waiting: Callable[["WaitingPlace"], bool],
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """still_waiting: whether a place's request has yet to emit its first token; must not call back."""
         self._still_waiting = still_waiting
         self._elsewhere = elsewhere or Nowhere()
         self._queues = {name: _ClassQueue(i, self._elsewhere) for i, name in enumerate(class_names)}
 
-    def enter(self, class_name: str, request: Any, now_s: float) -> "Place":
+    def enter(self, class_name: str, request: Any, now_s: float) -> "WaitingPlace":
         """Books a request as waiting. request: what ``still_waiting`` finds again in ``place.request``.
 
         Raises: KeyError for an unknown class.
         """
         queue = self._queues[class_name]
         queue.pass_time(now_s)
-        place = Place(request, queue)
+        place = WaitingPlace(request, queue)
         queue.add(place)
         return place
 
@@ -113,7 +116,9 @@ class Backlog:
     @property
     def is_empty(self) -> bool:
         """Whether no request waits, in no class and in no process."""
-        return not any(self.waiting_anywhere(name) for name in self._queues)
+        if any(queue.waiting for queue in self._queues.values()):
+            return False
+        return not any(self._elsewhere.waiting(queue.class_id) for queue in self._queues.values())
 
     def interval_s(self, class_name: str) -> float | None:
         """Expected seconds from one start of the class to the next while any waits; ``None`` if none was seen."""
@@ -152,7 +157,7 @@ class Backlog:
         return self._queues[class_name].promise_place(now_s, after_s, key)
 
 
-class Place:
+class WaitingPlace:
     """One request's place among the waiting. Released once; every further release changes nothing."""
 
     __slots__ = ("request", "_queue")
@@ -224,7 +229,7 @@ class _ClassQueue:
 
     class_id: int
     elsewhere: Elsewhere
-    waiting: dict[Place, None] = field(default_factory=dict)
+    waiting: dict[WaitingPlace, None] = field(default_factory=dict)
     rate: _DrainRate = field(default_factory=_DrainRate)
     rate_lately: _DrainRate = field(default_factory=lambda: _DrainRate(MEMORY_STARTS))
     promises: Promises = field(default_factory=Promises)
@@ -236,16 +241,16 @@ class _ClassQueue:
     def rates(self) -> tuple[_DrainRate, _DrainRate]:
         return self.rate, self.rate_lately
 
-    def add(self, place: Place) -> None:
+    def add(self, place: WaitingPlace) -> None:
         self.waiting[place] = None
         self.elsewhere.tell(self.class_id, len(self.waiting))
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: WaitingPlace) -> None:
         del self.waiting[place]
         self.elsewhere.tell(self.class_id, len(self.waiting))
 
     def pass_time(self, now_s: float) -> None:
-        """Credits the time since the last event to the rate if a request waited in it; a clock set back counts as 0."""
+        """Credits the time since the last event to the rate if a request waited in it."""
         if self.waiting and self.seen_s is not None and now_s > self.seen_s:
             for rate in self.rates:
                 rate.pass_time(now_s - self.seen_s)
@@ -254,7 +259,7 @@ class _ClassQueue:
     def may_sweep(self, now_s: float) -> bool:
         """Whether the last sweep is long enough ago; if so, now is the last sweep."""
         interval_s = max(SWEEP_INTERVAL_S, SWEEP_INTERVAL_S_PER_WAITING * len(self.waiting))
-        if self.swept_s is not None and 0.0 <= now_s - self.swept_s < interval_s:
+        if self.swept_s is not None and now_s - self.swept_s < interval_s:
             return False
         self.swept_s = now_s
         return True
@@ -272,7 +277,6 @@ class _ClassQueue:
         horizon_s = now_s + MAX_RETRY_AFTER_S
         # Where the engine has become slower, what was promised takes longer than it was promised for.
         earliest_s = now_s + max(after_s, interval_s * len(promises))
-        # A clock set back leaves promises in the far future; none may lie beyond the horizon.
         promised_s = min(max(self.promised_until_s, earliest_s), horizon_s)
         free_s = promised_s + interval_s
         seconds = _whole(min(free_s, horizon_s) - now_s)
@@ -284,5 +288,5 @@ class _ClassQueue:
 
 
 def _whole(seconds: float) -> int:
-    # Epoch seconds are doubles, 2e-7 s apart: without the microsecond a whole second could become the next one.
+    # Times are doubles, of which epoch seconds lie 2e-7 s apart: a whole second shall not become the next one.
     return min(max(math.ceil(seconds - 1e-6), MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)

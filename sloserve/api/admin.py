@@ -16,12 +16,13 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from sloserve.api.server_lock import ServerLock
-from sloserve.core.errors import ConfigError, EngineError
+from sloserve.core.errors import BadBody, ConfigError, EngineError
 from sloserve.files.model import Allowed, check_model, dotted
 from sloserve.metrics import page_folder
 from sloserve.vllm_plugin.server import engine_control, front_end, parking, reloading
 from sloserve.wire import errors, strict_json
-from sloserve.wire.asgi import CLOSE, BodyTooLarge, ClientLeft, declares_more, read_body, refuse
+from sloserve.wire.asgi import CLOSE, ClientLeft, refuse, refuse_error
+from sloserve.wire.opening import BodyLimits, BoundedBody
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +108,8 @@ class AdminApp:
             if engine is None:
                 raise EngineError("no engine is running behind this server")
             answer = await self._answer(route, engine, scope, receive)
-        except BodyTooLarge:
-            message = f"request body: more than {MAX_BODY_BYTES} bytes, which no admin route needs"
-            await refuse(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, headers=[CLOSE])
+        except BadBody as error:
+            await refuse_error(send, error)
         except ClientLeft:
             pass
         except (ConfigError, EngineError) as error:
@@ -155,10 +155,8 @@ class AdminApp:
 
 
 async def _read(model: type[_Model], scope: Scope, receive: Receive, *, default: bytes = b"") -> _Model:
-    """What a body states, or ``default`` where there is none. Raises: BodyTooLarge; ConfigError for any other body."""
-    if declares_more(scope["headers"], MAX_BODY_BYTES):
-        raise BodyTooLarge
-    body = await read_body(receive, MAX_BODY_BYTES)
+    """What a body states, or ``default`` where there is none. Raises: BadBody; ConfigError for what it states."""
+    body = await BoundedBody(scope, receive, BodyLimits(MAX_BODY_BYTES)).read()
     try:
         values = strict_json.loads(body or default)
     except ValueError as error:

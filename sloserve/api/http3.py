@@ -1,38 +1,80 @@
-"""The HTTP/3 listener beside vLLM's TCP port, in the same process and in front of the same application."""
+"""HTTP/3 beside vLLM's TCP port, in the same process and in front of the same application.
 
+Certificates are those of vLLM's own ``--ssl-*`` flags. A client certificate is asked for where ``--ssl-cert-reqs`` has
+TCP clients show one. What it needs of vLLM's arguments is checked before a model is loaded (:func:`check`).
+"""
+
+import argparse
 import logging
+from functools import partial
 from typing import Any
 
 import prometheus_client
 
 from sloserve.core.errors import ConfigError
-from sloserve.quic import front
 from sloserve.settings import PluginSettings
-from sloserve.vllm_plugin.server.http3 import tls_of, udp_address
+from sloserve.wire import optional_http3
+from sloserve.wire.optional_http3 import Http3Front, Http3Settings, Tls
+from sloserve.wire.resolve import resolve_headers
 
 logger = logging.getLogger(__name__)
 
 
-class Http3Front(front.Http3Front):
-    """Starts and ends with the server; without ``--http3`` it does nothing."""
+async def start(front: Http3Front, app: Any, args: Any, settings: PluginSettings) -> str | None:
+    """Has ``front`` listen if the settings say so. Returns what to print: where, and which certificate to trust.
 
-    async def start(self, app: Any, args: Any, settings: PluginSettings) -> str | None:
-        """Listens, and says so to print: where, and which certificate to trust.
-
-        What was checked before the model was loaded may have changed since: then TCP is served alone, with an error in
-        the log.
-        """
-        if not settings.http3.enabled:
-            return None
-        try:
-            from sloserve.quic.service import by_class
-
-            classify = by_class(settings.rules, settings.header_rules)
-            tls, address = tls_of(args), udp_address(args, settings.http3)
-            return await self.listen(app, settings.http3, tls, address, classify, prometheus_client.REGISTRY)
-        except ConfigError as error:
-            logger.error("HTTP/3 is off, and TCP alone is served: %s", error)
-        except Exception:
-            logger.exception("HTTP/3 is off, and TCP alone is served")
-        await self.stop(0.0)
+    What was checked before the model was loaded may have changed since: then TCP is served alone, with an error in the
+    log.
+    """
+    if not settings.http3.enabled:
         return None
+    try:
+        classify = partial(resolve_headers, settings.rules, settings.header_rules)
+        tls, address = tls_of(args), udp_address(args, settings.http3)
+        return await front.listen(app, settings.http3, tls, address, classify, prometheus_client.REGISTRY)
+    except ConfigError as error:
+        logger.error("HTTP/3 is off, and TCP alone is served: %s", error)
+    except Exception:
+        logger.exception("HTTP/3 is off, and TCP alone is served")
+    return None
+
+
+def udp_address(args: argparse.Namespace, settings: Http3Settings) -> tuple[str, int]:
+    """Where the listener listens: as vLLM's, but UDP."""
+    return args.host or "0.0.0.0", settings.port or args.port
+
+
+def tls_of(args: argparse.Namespace) -> Tls:
+    """The certificates that vLLM is given."""
+    refresh = getattr(args, "enable_ssl_refresh", False)
+    return Tls(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs, args.ssl_cert_reqs, refresh)
+
+
+def _api_servers(args: argparse.Namespace) -> int:
+    """How many vLLM will start: where it is not told, one for each data-parallel engine that it balances itself.
+
+    Datagrams of one UDP port would reach any of them, whichever has the connection.
+    """
+    if args.api_server_count is not None:
+        return int(args.api_server_count)
+    multi_port = getattr(args, "data_parallel_multi_port_external_lb", False)
+    if multi_port or args.data_parallel_external_lb or args.data_parallel_rank is not None:
+        return 1
+    if args.data_parallel_hybrid_lb or args.data_parallel_start_rank is not None:
+        return args.data_parallel_size_local or 1
+    return int(args.data_parallel_size)
+
+
+def check(args: argparse.Namespace, settings: Http3Settings) -> None:
+    """Raises: ConfigError for whatever would keep the listener from being what was asked for."""
+    if not settings.enabled:
+        return
+    if args.uds or args.headless:
+        raise ConfigError(f"--http3 needs a TCP port beside it; leave out {'--uds' if args.uds else '--headless'}")
+    count = _api_servers(args)
+    if count > 1:
+        why = f"--api-server-count {count}" if args.api_server_count else f"the {count} of --data-parallel-size"
+        raise ConfigError(
+            f"--http3 serves from one API server, not from {why}; give --api-server-count 1, or start several servers"
+        )
+    optional_http3.check(settings, tls_of(args), udp_address(args, settings))

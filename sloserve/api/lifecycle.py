@@ -1,8 +1,8 @@
 """Start and stop of the server: ``/ready``, what is printed once it serves, and how long it waits for slow clients.
 
-``/ready`` says whether this server takes new work: 200, or 503 while it is stopping, or its engine has failed or hangs;
-before that no socket listens. ``/health`` stays vLLM's, which asks whether the process should be replaced; it is 503
-where the engine has failed or hangs.
+``/ready`` says whether this server takes new work: 200, or 503 while it is stopping, its engine has failed or hangs, or
+a reload of its weights has; before that no socket listens. ``/health`` stays vLLM's, which asks whether the process
+should be replaced; it is 503 where the engine has failed or hangs.
 """
 
 import asyncio
@@ -11,18 +11,21 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Any
 
 from starlette.responses import JSONResponse
 from starlette.types import Message, Send
 
-from sloserve.api.http3 import Http3Front
+from sloserve.api.http3 import start
 from sloserve.core.errors import ShuttingDown
 from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.server.front_end import check_open, core_hangs, count_stopped, on_stop
-from sloserve.wire.asgi import refuse_error
+from sloserve.vllm_plugin.server.reloading import failed_reload
+from sloserve.wire.asgi import refuse_error, unsent
 from sloserve.wire.context import HTTPContext
+from sloserve.wire.optional_http3 import Http3Front
 
 READY_PATH = "/ready"
 
@@ -37,6 +40,8 @@ async def readiness(engine: Any) -> JSONResponse:
     state = "failed" if engine is not None and engine.errored else "ready"
     if state == "ready" and await core_hangs(engine):
         state = "hangs"
+    if state == "ready" and failed_reload(engine) is not None:
+        state = "reload-failed"
     try:
         check_open(engine)
     except ShuttingDown:
@@ -64,12 +69,16 @@ def unless_overtaken(engine: Any, http: HTTPContext, send: Send) -> Send:
     """``send``, but a 500 is a refusal where the server has begun to stop: the request met what was stopped already."""
     refused = False
 
-    async def checked(message: Message) -> None:
+    async def failed(message: Message) -> None:
         nonlocal refused
-        if message["type"] == "http.response.start" and message["status"] == HTTPStatus.INTERNAL_SERVER_ERROR:
-            refused = await refused_for_stopping(engine, send, http)
+        refused = await refused_for_stopping(engine, send, http)
         if not refused:
             await send(message)
+
+    def checked(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start" and message["status"] == HTTPStatus.INTERNAL_SERVER_ERROR:
+            return failed(message)
+        return unsent() if refused else send(message)
 
     return checked
 
@@ -91,7 +100,7 @@ async def started(app: Any, http3: Http3Front) -> None:
     while not (server.started or server.should_exit):
         await asyncio.sleep(_STARTED_POLL_S)
     if server.started and not server.should_exit:
-        also = await http3.start(app, args, plugin_settings(engine.vllm_config.additional_config))
+        also = await start(http3, app, args, plugin_settings(engine.vllm_config.additional_config))
         on_stop(engine, http3.going_away)
         sys.stdout.flush()
         # Below the text layer, where vLLM would put the process's name in front of a line that is there to be copied.

@@ -1,7 +1,7 @@
 """The ASGI middleware around vLLM's server: it reads what headers and bodies state, bounds bodies, completes answers.
 
 It changes no request: the body is looked at as it passes, and the SLO travels in a context variable to the wrapper
-around ``AsyncLLM.generate`` (:mod:`sloserve.vllm_plugin.server.front_end`), which also answers for what cannot be read,
+around ``AsyncLLM.generate`` (:mod:`sloserve.vllm_plugin.server.install`), which also answers for what cannot be read,
 in the error format of the route at hand. vLLM puts it outside its own authentication; it reads nothing before the
 server does.
 
@@ -10,25 +10,28 @@ server does.
 
 import asyncio
 import functools
+import math
 import os
 from collections.abc import Awaitable, Iterable
-from http import HTTPStatus
+from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sloserve.api.admin import PREFIX, AdminApp, engine_of
-from sloserve.api.http3 import Http3Front
 from sloserve.api.lifecycle import LINGER_S, READY_PATH, readiness, refused_for_stopping, started, unless_overtaken
 from sloserve.api.report import Reporter
 from sloserve.api.time_to_live import TimeToLive
 from sloserve.core.clock import Clock, SystemClock
-from sloserve.settings import ADMIN_KEY, PluginSettings, plugin_settings
+from sloserve.core.errors import BodyTooLarge, SloServeError
+from sloserve.settings import ADMIN_KEY, plugin_settings
 from sloserve.vllm_plugin.server.stated import tell_operator
 from sloserve.wire import context, errors
-from sloserve.wire.asgi import CLOSE, BodyTooLarge, declares_more, first, opened, refuse, tell_slo
+from sloserve.wire.asgi import first, refuse_error, tell_slo, unsent
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.headers import TTL, predictions
+from sloserve.wire.headers import TTL, HeaderRules, predictions
+from sloserve.wire.opening import BodyLimits, BoundedBody, open_request
+from sloserve.wire.optional_http3 import Http3Front
 
 
 class SLOMiddleware:
@@ -37,7 +40,7 @@ class SLOMiddleware:
     def __init__(self, app: ASGIApp, clock: Clock | None = None) -> None:
         self._app = app
         self._clock = clock or SystemClock()
-        self._settings: PluginSettings | None = None
+        self._rules: tuple[BodyLimits, HeaderRules] | None = None
         self._starting: asyncio.Task[None] | None = None
         self._http3 = Http3Front()
         admin_key = os.environ.get(ADMIN_KEY)
@@ -58,29 +61,30 @@ class SLOMiddleware:
         if self._admin is not None and path.startswith(PREFIX):
             await self._admin(scope, receive, send)
             return
-        request = await opened(scope, send)
+        engine = engine_of(scope)
+        limits, header_rules = self._rules_of(engine)
+        request = await open_request(scope, receive, send, limits)
         if request is None:
             return
-        scope, send, _ = request
-        http = HTTPContext(self._clock.now_s(), on_slo=functools.partial(tell_slo, scope))
+        scope, send = request.scope, request.send
+        http = HTTPContext(self._clock.monotonic_s(), on_slo=functools.partial(tell_slo, scope))
         if scope["method"] == "POST":
-            if await refused_for_stopping(engine_of(scope), send):
+            if await refused_for_stopping(engine, send):
                 return
-            send = unless_overtaken(engine_of(scope), http, send)
-        exchange = Exchange(http, self._settings_of(scope), receive, send)
-        exchange.begin(scope)
-        if exchange.too_large:
-            await exchange.refuse_too_large()
-            return
-        token = context.current.set(exchange.http)
+            send = unless_overtaken(engine, http, send)
+        passing = PassingRequest(http, header_rules, request.body, send)
+        passing.begin(scope)
+        token = context.current.set(http)
         try:
-            await exchange.run(self._app(scope, exchange.receive, exchange.send))
-        except BodyTooLarge:
-            pass
+            request.body.check_length()
+            await passing.run(self._app(scope, passing.receive, passing.send))
+        except BodyTooLarge as error:
+            passing.too_large = error
         finally:
             context.current.reset(token)
-        if exchange.too_large:
-            await exchange.refuse_too_large()
+        if passing.too_large is not None:
+            tell_operator(f"clients send more than the {limits.most_bytes} bytes of max_body_bytes, and get 413")
+            await passing.refuse(passing.too_large)
 
     def _watching_start(self, scope: Scope, send: Send) -> Send:
         async def watching(message: Message) -> None:
@@ -94,26 +98,25 @@ class SLOMiddleware:
 
         return watching
 
-    def _settings_of(self, scope: Scope) -> PluginSettings:
-        if self._settings is None:
-            engine = engine_of(scope)
-            self._settings = plugin_settings(None if engine is None else engine.vllm_config.additional_config)
-        return self._settings
+    def _rules_of(self, engine: Any) -> tuple[BodyLimits, HeaderRules]:
+        if self._rules is None:
+            settings = plugin_settings(None if engine is None else engine.vllm_config.additional_config)
+            self._rules = BodyLimits(settings.max_body_bytes, whole_s=math.inf), settings.header_rules
+        return self._rules
 
 
-class Exchange:
+class PassingRequest:
     """One request and its answer, as they pass. too_large: its body is, or says that it will be."""
 
-    def __init__(self, http: HTTPContext, settings: PluginSettings, receive: Receive, send: Send) -> None:
+    def __init__(self, http: HTTPContext, header_rules: HeaderRules, body: BoundedBody, send: Send) -> None:
         self.http = http
-        self.too_large = False
-        self._max_body_bytes = settings.max_body_bytes
-        self._header_rules = settings.header_rules
-        self._receive = receive
+        self.too_large: BodyTooLarge | None = None
+        self._header_rules = header_rules
+        self._body = body
+        self._receive: Receive = body
         self._send = self._send_at_once = send
         self._ttl: TimeToLive | None = None
-        self._body: list[bytes] = []
-        self._received_bytes = 0
+        self._parts: list[bytes] = []
         self._answering = False
         self._content_type = b""
         self._reporter: Reporter | None = None
@@ -125,7 +128,6 @@ class Exchange:
         if self.http.headers.ttl_s is not None and scope["method"] == "POST":
             self._ttl = TimeToLive(self.http.headers.ttl_s, lambda: self.http.is_waiting, self._receive, self._send)
             self._receive, self._send = self._ttl.receive, self._ttl.send
-        self.too_large = declares_more(headers, self._max_body_bytes)
         self._content_type = first(headers, b"content-type")
 
     async def run(self, app: Awaitable[None]) -> None:
@@ -137,29 +139,28 @@ class Exchange:
 
     async def _refuse_expired(self) -> None:
         self._answering = False  # what of an answer had begun is still held
-        error = self.http.expire()
-        await self.refuse(errors.status(error), str(error), TTL, errors.headers(error))
+        await self.refuse(self.http.expire(), TTL)
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        try:
+            message = await self._receive()
+        except BodyTooLarge as error:
+            self.too_large = error.to_keep()
+            self._parts.clear()
+            raise
         if message["type"] == "http.request" and not self._answering:
-            part = message.get("body", b"")
-            self._received_bytes += len(part)
-            if self._received_bytes > self._max_body_bytes:
-                self.too_large = True
-                self._body.clear()
-                raise BodyTooLarge
-            self._body.append(part)
-            if not message.get("more_body", False):
-                self.http.read_body(b"".join(self._body), self._content_type)
-                self._body.clear()
+            self._parts.append(message.get("body", b""))
+            if self._body.is_whole:
+                self.http.read_body(b"".join(self._parts), self._content_type)
+                self._parts.clear()
         return message
 
-    async def send(self, message: Message) -> None:
-        if self.too_large:
-            return  # whatever the server made of the broken body: :meth:`refuse_too_large` answers
+    def send(self, message: Message) -> Awaitable[None]:
+        if self.too_large is not None:
+            return unsent()  # whatever the server made of the broken body: it is refused once that has ended
         if message["type"] == "http.response.start":
             self._answering = True
+            self._body.is_answered()
             headers = MutableHeaders(raw=message["headers"])
             if self.http.rejection is not None:
                 for name, value in errors.headers(self.http.rejection):
@@ -169,22 +170,18 @@ class Exchange:
             if self.http.wants_report or self.http.tier is not None:
                 self._reporter = Reporter.of(message, self.http)
                 if self._reporter is not None:
-                    return  # a body that grows needs another length: the reporter sends the head as well
+                    return unsent()  # a body that grows needs another length: the reporter sends the head as well
         if self._reporter is None:
+            return self._send(message)
+        changed = self._reporter.pass_on(message)
+        return self._send(changed[0]) if len(changed) == 1 else self._send_all(changed)
+
+    async def _send_all(self, messages: Iterable[Message]) -> None:
+        for message in messages:
             await self._send(message)
-        else:
-            for changed in self._reporter.pass_on(message):
-                await self._send(changed)
 
-    async def refuse_too_large(self) -> None:
-        tell_operator(f"clients send more than the {self._max_body_bytes} bytes of max_body_bytes, and get 413")
-        message = f"request body: more than {self._max_body_bytes} bytes; send less"
-        await self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, None)
-
-    async def refuse(
-        self, status: HTTPStatus, message: str, param: str | None, headers: Iterable[tuple[str, str]] = ()
-    ) -> None:
+    async def refuse(self, error: SloServeError, param: str | None = None) -> None:
         """Answers in place of the server, unless its answer has begun."""
         if not self._answering:
             self._answering = True
-            await refuse(self._send_at_once, status, message, param, [CLOSE, *headers])
+            await refuse_error(self._send_at_once, error, param=param)

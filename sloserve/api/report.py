@@ -10,7 +10,7 @@ One object where the request was one call of the engine, a list where it was sev
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,6 +21,7 @@ from sloserve.wire.outcome import outcome
 
 KEY = "slo"
 _DATA = b"data: "
+_CHOICES = b'"choices":['
 _DONE = b"[DONE]"
 _HEAD_BYTES = 256
 _TIERED = ("chat.completion", "text_completion", "response")
@@ -39,7 +40,9 @@ class Reporter:
         self._parts: list[bytes] = []
         self._rest = b""
         self._envelope: dict[str, Any] = {}
-        self._told = False
+        self._told = not http.wants_report
+        """Whether there is no more to report."""
+        self._text_begins = self._tiered_begins = b""
 
     @classmethod
     def of(cls, start: Message, http: HTTPContext) -> "Reporter | None":
@@ -49,25 +52,33 @@ class Reporter:
             return None
         return cls(start, http, streamed=kind == "text/event-stream")
 
-    def pass_on(self, message: Message) -> Iterator[Message]:
+    def pass_on(self, message: Message) -> Sequence[Message]:
         """The messages to send in place of ``message``."""
         if message["type"] != "http.response.body":
-            yield message
-            return
+            return (message,)
+        part = message.get("body", b"")
+        at = len(self._text_begins)
+        if (  # one whole event with text, as nearly all are: it is neither cut up nor read
+            at
+            and part.startswith(self._text_begins)
+            and part.find(b"\n\n", at) == len(part) - 2
+            and not self._rest
+            and (self._told or part.find(b'"usage"', at) < 0)
+        ):
+            return ({**message, "body": self._tiered_begins + part[at:]},)
+        more = message.get("more_body", False)
         if self._streamed:
-            if self._start is not None:
-                yield self._start
-                self._start = None
-            yield {**message, "body": self._events(message.get("body", b""), last=not message.get("more_body", False))}
-            return
-        self._parts.append(message.get("body", b""))
-        if message.get("more_body", False):
-            return
+            start, self._start = self._start, None
+            changed = {**message, "body": self._events(part, last=not more)}
+            self._note_text(part)
+            return (changed,) if start is None else (start, changed)
+        self._parts.append(part)
+        if more:
+            return ()
         body = self._whole(b"".join(self._parts))
         assert self._start is not None
         MutableHeaders(raw=self._start["headers"])["content-length"] = str(len(body))
-        yield self._start
-        yield {"type": "http.response.body", "body": body}
+        return self._start, {"type": "http.response.body", "body": body}
 
     def _whole(self, body: bytes) -> bytes:
         try:
@@ -91,13 +102,22 @@ class Reporter:
             self._rest = b""
         return out
 
+    def _note_text(self, chunk: bytes) -> None:
+        """Notes how events with text begin in this stream, and how they begin with their tier."""
+        at = chunk.find(_CHOICES, 0, _HEAD_BYTES)
+        begins = chunk[: at + len(_CHOICES)]
+        if at < 0 or not begins.startswith(_DATA + b"{") or b"\n\n" in begins or b'"usage"' in begins:
+            return
+        if self._told or self._envelope:  # else there is something to read in each
+            self._text_begins, self._tiered_begins = begins, _DATA + self._tiered(begins[len(_DATA) :])
+
     def _event(self, event: bytes) -> bytes:
         at = 0 if event.startswith(_DATA) else event.find(b"\n" + _DATA) + 1
         if not event.startswith(_DATA, at):
             return event  # a comment that keeps the connection alive
         head, data = event[:at], self._tiered(event[at + len(_DATA) :])
         event = head + _DATA + data
-        if self._told or not self._http.wants_report:
+        if self._told:
             return event
         if data.strip() == _DONE:
             return self._before_done(event)

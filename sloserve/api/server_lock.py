@@ -2,7 +2,8 @@
 
 A change goes to every rank by a call of its own, and two changes at once may reach the ranks in different order, each
 process seeing its own alone. So a process makes a change only while it has the lock, which is a lock of the operating
-system's on a file of the server's: a process that dies lets go of it.
+system's on a file of the server's: a process that dies lets go of it. A forked child would have it too, and keep it for
+as long as it lives; so a child closes what it inherits of it (:func:`_in_child`).
 """
 
 import asyncio
@@ -17,6 +18,10 @@ from sloserve.core.errors import EngineError
 
 LOOK_AGAIN_S: Final = 0.05
 """Another process' change takes as long as a step of the engine, or tens of seconds where it parks."""
+
+
+_open: set[int] = set()
+"""Descriptors of this process on files that it locks, or wants to."""
 
 
 class ServerLock:
@@ -42,11 +47,14 @@ class ServerLock:
                 raise EngineError(
                     f"no change is made, since another API process may be making one: no lock can be had: {error}"
                 ) from error
+            _open.add(fd)
             try:
                 while not _has_locked(fd):
                     await asyncio.sleep(LOOK_AGAIN_S)
                 yield
             finally:
+                _open.discard(fd)
+                fcntl.flock(fd, fcntl.LOCK_UN)  # else a child that is just being forked holds it a moment longer
                 os.close(fd)
 
 
@@ -56,3 +64,11 @@ def _has_locked(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _in_child() -> None:
+    while _open:
+        os.close(_open.pop())
+
+
+os.register_at_fork(after_in_child=_in_child)

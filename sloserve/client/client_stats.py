@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.client.exchange import Exchange
-from sloserve.client.replay import ReplayedRun
+from sloserve.client.exchange import ObservedRequest
+from sloserve.client.workload_replay import ReplayedRun
 from sloserve.core.arrays import FloatArray
 from sloserve.core.finished import targets_met
 from sloserve.core.outcome import Outcome
@@ -46,7 +46,7 @@ def client_was_late(run: ReplayedRun) -> bool:
     return any(lag_s.size and np.percentile(lag_s, 99) > LATE_S for lag_s in (run.send_lag_s, run.loop_lag_s))
 
 
-def server_verdicts(ended: Sequence[Exchange]) -> dict[str, Any] | None:
+def server_verdicts(ended: Sequence[ObservedRequest]) -> dict[str, Any] | None:
     """The ``slo`` objects of the server beside our own verdicts on the same targets, from the sending on.
 
     good: requests that met every target by our clock. disagreements: requests of which one side says that a target was

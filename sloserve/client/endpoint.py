@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 
-from sloserve.client.exchange import Exchange, exchange
+from sloserve.client.exchange import ObservedRequest, exchange
 from sloserve.client.payload import PayloadSettings, payload
 from sloserve.client.prompts import Prompts, calibrated, sample_text
-from sloserve.client.replay import ReplaySettings
+from sloserve.client.workload_replay import ReplaySettings
 from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome
@@ -135,7 +135,7 @@ async def _works(
 
 async def _try(
     endpoint: Endpoint, trial: WorkloadRequest, prompt: list[int] | str, settings: PayloadSettings, clock: Clock
-) -> Exchange:
+) -> ObservedRequest:
     sent = payload(trial, prompt, settings)
     tried = await exchange(endpoint.client, sent, clock, clock.now_s(), 0.0, TRIAL_TIMEOUT_S)
     if tried.outcome is not Outcome.COMPLETED:

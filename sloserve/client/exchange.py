@@ -25,7 +25,7 @@ OTHER_REASON = "no reason given"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exchange:
+class ObservedRequest:
     """What became of one request, as its client saw it. Times are seconds from the start of the run.
 
     request: as it was sent; it was due at its ``arrival_s``. woke_s: when the client turned to it, which differs from
@@ -64,7 +64,7 @@ class Exchange:
 
 async def exchange(
     client: httpx.AsyncClient, sent: Payload, clock: Clock, start_s: float, woke_s: float, timeout_s: float
-) -> Exchange:
+) -> ObservedRequest:
     """Sends ``sent`` now and reads the reply to its end, for at most ``timeout_s``.
 
     start_s: of the run, by ``clock``.
@@ -99,7 +99,7 @@ async def exchange(
         else:
             outcome = Outcome.COMPLETED
     token_times_s = reader.token_times_s()
-    return Exchange(
+    return ObservedRequest(
         request=sent.request,
         outcome=outcome,
         woke_s=woke_s,

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.client.exchange import Exchange
-from sloserve.client.replay import ReplayedRun
+from sloserve.client.exchange import ObservedRequest
+from sloserve.client.workload_replay import ReplayedRun
 from sloserve.core.arrays import FloatArray
 from sloserve.core.finished import Latency, targets_met
 from sloserve.core.outcome import Outcome
@@ -60,7 +60,7 @@ def _goodput(pairs: Sequence[tuple[Latency | None, WorkloadRequest]], duration_s
     return good / duration_s if targeted else None
 
 
-def _peaks(completed: Sequence[Exchange]) -> tuple[float, int]:
+def _peaks(completed: Sequence[ObservedRequest]) -> tuple[float, int]:
     """Most chunks, and most requests under way, within one second; seconds counted from the first sending."""
     if not completed:
         return 0.0, 0

@@ -3,6 +3,10 @@
     SloServeError
     ├── ConfigError            something the operator wrote: flag, file, environment
     ├── InvalidRequest         something the client wrote: answered with 400, never queued
+    ├── BadBody                a body that cannot be read, or not to its end
+    │   ├── MalformedBody
+    │   ├── BodyTooLarge
+    │   └── BodyTooSlow
     ├── UnknownModel           the client asks for a model that is not there: answered with 404
     ├── Rejected               refused before queueing
     │   ├── QueueFull
@@ -19,6 +23,7 @@
 A message says what, the value, the limit and the remedy. Only ``wire/`` knows HTTP status codes.
 """
 
+import math
 import reprlib
 from collections.abc import Iterable
 from typing import Self
@@ -59,8 +64,36 @@ class InvalidRequest(SloServeError):
         self.allowed = allowed
 
 
+class BadBody(SloServeError):
+    """The body of a request cannot be read, or not to its end."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"request body: {what}")
+
+
+class MalformedBody(BadBody):
+    """It is not of the form that its route reads."""
+
+
+class BodyTooLarge(BadBody):
+    """It is longer than may be, by what its request declares or by what has come."""
+
+    def __init__(self, most_bytes: float) -> None:
+        super().__init__(f"more than {most_bytes} bytes; send less")
+
+
+class BodyTooSlow(BadBody):
+    """It does not come, or comes more slowly than may be."""
+
+    def __init__(self, whole_s: float, bytes_per_s: float) -> None:
+        more = "" if bytes_per_s == math.inf else f" and a second more for each {bytes_per_s:g} bytes"
+        super().__init__(f"not whole after {whole_s:g} s{more}; send it faster")
+
+
 class UnknownModel(SloServeError):
     """There is no such model for this client; names those that it may ask for."""
+
+    param = "model"
 
     def __init__(self, model: object, known: Iterable[str]) -> None:
         super().__init__(f"model {shown(model)} does not exist here; available: {', '.join(sorted(known)) or 'none'}")

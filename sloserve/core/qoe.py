@@ -47,7 +47,7 @@ def digested_area(token_times_s: FloatArray, tds: float, until_s: float) -> floa
     reading_s = 1.0 / tds
     since_s = np.maximum(until_s - digest_start_s(token_times_s, tds), 0.0)
     ramp = 0.5 * tds * np.minimum(since_s, reading_s) ** 2
-    return float(np.sum(ramp + np.maximum(since_s - reading_s, 0.0)))
+    return float((ramp + np.maximum(since_s - reading_s, 0.0)).sum())
 
 
 def expected_area(tokens: int, ttft_s: float, tds: float, until_s: float) -> float:
@@ -71,7 +71,7 @@ def qoe(token_times_s: FloatArray, *, ttft_s: float, tds: float, alpha: float | 
     """
     if token_times_s.size == 0:
         raise ValueError("a reply without tokens has no QoE")
-    if token_times_s[0] < 0.0 or np.any(np.diff(token_times_s) < 0.0):
+    if token_times_s[0] < 0.0 or (token_times_s[1:] < token_times_s[:-1]).any():
         raise ValueError("token times must ascend from the arrival on")
     if alpha is not None and not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha: {alpha!r} is not between 0 and 1")

@@ -59,7 +59,8 @@ COLUMNS: dict[str, tuple[type, float]] = {
     # Scheduled, result not yet seen: the step budget counts them when it works out a request's slack.
     "in_flight_tokens": (np.int64, 0),
     "output_tokens": (np.int64, 0),
-    "kv_blocks": (np.int64, 0),  # ceil(computed_tokens / block_size); shared prefix blocks count for every holder
+    # What the KV layout makes of computed and in-flight tokens; shared prefix blocks count for every holder.
+    "kv_blocks": (np.int64, 0),
     "swapped_tokens": (np.int64, 0),  # of a preempted request: tokens whose KV the host pool keeps
     "num_preemptions": (np.int64, 0),
     "first_token_s": (np.float64, np.nan),

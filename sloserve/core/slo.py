@@ -45,7 +45,7 @@ class Targets:
 
     def __bool__(self) -> bool:
         """Whether any target is set."""
-        return any(getattr(self, name) is not None for name in _TARGETS)
+        return not (self.ttft_s is None and self.tpot_s is None and self.e2e_s is None and self.tds is None)
 
     @property
     def stated(self) -> tuple[str, ...]:

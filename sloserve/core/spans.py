@@ -5,13 +5,18 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """What an instance is at."""
+    """What an instance is at, live and simulated. Its words stand in reports and in ``/state``."""
 
+    EMPTY = "empty"
+    """No model is active."""
     SERVING = "serving"
+    """Its active model takes requests."""
     DRAINING = "draining"
-    """It takes no requests; its streams end."""
-    SWAPPING = "swapping"
-    """One model's weights leave, and another's come."""
+    """Its streams end, since another model comes; it takes no requests."""
+    SWITCHING = "swapping"
+    """One model's weights leave, and another's come; it takes no requests."""
+    FAILED = "failed"
+    """Its engine died or failed its check, and another is being started."""
 
 
 @dataclass(frozen=True, slots=True)

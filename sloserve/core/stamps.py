@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 BITS = 16
-"""Room for what is said of an event; above stands its time in milliseconds, which is enough until the year 10000."""
+"""Room for what is said of an event; above stands its time in milliseconds, by a clock that all writers share and that
+is never set."""
 
 Stamps = NDArray[np.uint64]
 """Events in no order; 0 where there is none."""

@@ -114,7 +114,8 @@ class ClassMetrics:
     def record(self, served: ServedRequest, now_s: float) -> None:
         self._requests[served.outcome].inc()
         for counter, of in self._counts:
-            counter.inc(of(served))
+            if added := of(served):
+                counter.inc(added)
         met = served.met
         if met:
             for target, was_met in met.items():
@@ -193,7 +194,7 @@ class AttainmentGauge(Collector):
 
     def collect(self) -> Iterable[Metric]:
         family = self._family()
-        boards, now_s = list(self._boards()), self._clock.now_s()
+        boards, now_s = list(self._boards()), self._clock.monotonic_s()
         for class_id, name in enumerate(self._classes):
             for dim, ratio in ratios([board.ended[class_id] for board in boards], now_s).items():
                 family.add_metric([name, dim], ratio)

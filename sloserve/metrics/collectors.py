@@ -18,11 +18,12 @@ from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
-from prometheus_client import REGISTRY, CollectorRegistry, multiprocess
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, multiprocess
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from sloserve.core.clock import Clock
+from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
 from sloserve.metrics.class_metrics import AttainmentGauge, ClassMetrics, CoverageGauge, Families
 from sloserve.metrics.engine_metrics import PageCollector
@@ -54,6 +55,8 @@ class TenantLabels:
         """boards: with room for as many tenants as may have a label."""
         self._boards = boards
         self._taken = 0
+        self._labelled: set[str] = set()
+        """Those seen to have a label, which they keep; no more than there are labels."""
         for tenant in list(named)[: boards.own.tenants.size]:
             self._take(_key(tenant))
 
@@ -61,8 +64,11 @@ class TenantLabels:
         """The label of a tenant: its name, ``other`` beyond the limit, ``none`` for a request that names none."""
         if tenant is None:
             return NONE
+        if tenant in self._labelled:
+            return tenant
         key, own = np.uint64(_key(tenant)), self._boards.own.tenants
         if (own == key).any():
+            self._labelled.add(tenant)
             return tenant
         labelled = np.unique(np.concatenate([own, *(board.tenants for board in self._boards.others)]))
         is_full = np.count_nonzero(labelled) >= own.size
@@ -101,6 +107,7 @@ class FrontEndMetrics:
         self._tenants = TenantLabels(tenants, boards)
         self._registry = registry
         self._families = Families()
+        self._of_tenant: dict[tuple[str, Outcome], Counter] = {}
         self._logged_s: float | None = None
         names = list(class_names)
         self._classes = {name: ClassMetrics(name, self._families, boards.own, i) for i, name in enumerate(names)}
@@ -126,8 +133,12 @@ class FrontEndMetrics:
 
         Raises: KeyError for a class that is not in the table.
         """
-        self._classes[served.slo.slo_class.name].record(served, self._clock.now_s())
-        self._families.tenant_requests.labels(self._tenants.of(served.tenant), served.outcome).inc()
+        self._classes[served.slo.slo_class.name].record(served, self._clock.monotonic_s())
+        label = self._tenants.of(served.tenant), served.outcome
+        counter = self._of_tenant.get(label)
+        if counter is None:
+            counter = self._of_tenant[label] = self._families.tenant_requests.labels(*label)
+        counter.inc()
 
     def rejected(self, slo_class: str | None, reason: str | None) -> None:
         """Counts why a request was refused; where its SLO could be read, :meth:`record` counts the request itself.
@@ -140,8 +151,8 @@ class FrontEndMetrics:
     def ignored(self, names: Sequence[str]) -> None:
         """Counts headers that were passed over, and names some in the log, at most once in ``LOG_INTERVAL_S``."""
         self._families.ignored_headers.inc(len(names))
-        now_s = self._clock.now_s()
-        if self._logged_s is None or not 0.0 <= now_s - self._logged_s < LOG_INTERVAL_S:
+        now_s = self._clock.monotonic_s()
+        if self._logged_s is None or now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s
             logger.warning("headers that sloserve does not know are ignored: %s", reprlib.repr(names))
 

@@ -54,6 +54,7 @@ def _families(pages: Sequence[PageSnapshot]) -> list[Metric]:
     preemptions = _counter("preemptions", "Running requests that lost their KV, and who took it", "mode", "by")
     queue = _gauge("queue_requests", "Requests never admitted yet", "class")
     policy = _gauge("scheduler_policy_info", "The policies at work", "policy", "shadow_policy")
+    plans_off = _gauge("scheduler_plans_off", "1 where vLLM schedules by itself although the policy plans", "reason")
     agreement = _gauge(
         "shadow_agreement_ratio", "Mean agreement of the shadow policy's plans with those applied, 0 to 1"
     )
@@ -80,6 +81,7 @@ def _families(pages: Sequence[PageSnapshot]) -> list[Metric]:
         for name, waiting in page.waiting_by_class.items():
             queue.add_metric([engine, name], waiting)
         policy.add_metric([engine, page.policy, page.shadow_policy or ""], 1.0)
+        plans_off.add_metric([engine, page.plans_off or ""], float(page.plans_off is not None))
         if page.shadow_agreement_count:
             agreement.add_metric([engine], page.shadow_agreement_sum / page.shadow_agreement_count)
         if page.shadow_gain_count:
@@ -90,7 +92,7 @@ def _families(pages: Sequence[PageSnapshot]) -> list[Metric]:
         if page.step_error:
             error.add_metric([engine], page.step_error)
             coverage.add_metric([engine], page.step_coverage)
-    ours = [plan_seconds, plans, preemptions, queue, policy, agreement, gain, factor, error, coverage]
+    ours = [plan_seconds, plans, preemptions, queue, policy, plans_off, agreement, gain, factor, error, coverage]
     return [*ours, *swap_families(pages, PREFIX), *_plain(pages)]
 
 

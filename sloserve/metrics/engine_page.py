@@ -29,6 +29,8 @@ PLAN_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e
 class PageSnapshot(EngineFigures):
     """All a page says. plan_seconds: plans in each bucket of :data:`PLAN_BUCKETS_S` and above.
 
+    plans_off: why vLLM schedules by itself although the policy plans.
+
     By class: waiting, requests never admitted yet; enqueued and admitted, totals (a request is admitted once).
     swaps: requests that ended, in each bucket of ``SWAP_BUCKETS`` and above. swap_refused, swap_dropped: by reason.
     """
@@ -38,6 +40,7 @@ class PageSnapshot(EngineFigures):
     alive: bool
     policy: str
     shadow_policy: str | None
+    plans_off: str | None
     plan_seconds: tuple[int, ...]
     swaps: tuple[int, ...]
     swap_refused: dict[str, int]
@@ -98,11 +101,12 @@ class PageWriter:
         self._ring = InterruptionRing(self._memory.words)
         self._next = 0
 
-    def set_policies(self, policy: str, shadow_policy: str | None) -> None:
-        """Says which policies are at work from now on."""
-        text = json.dumps([policy, shadow_policy]).encode()
+    def set_policies(self, policy: str, shadow_policy: str | None, plans_off: str | None) -> None:
+        """Says which policies are at work from now on, and why not, if they are not."""
+        off = None if plans_off is None else plans_off[:200]
+        text = json.dumps([policy, shadow_policy, off]).encode()
         if len(text) > _TEXT_BYTES - 4:
-            names = [policy.partition(":")[0][:100], (shadow_policy or "").partition(":")[0][:100] or None]
+            names = [policy.partition(":")[0][:100], (shadow_policy or "").partition(":")[0][:100] or None, off]
             text = json.dumps(names).encode()
         other = 1 - int(self._text_slot[0])
         struct.pack_into(f"<I{len(text)}s", self._memory.scratch, other * _TEXT_BYTES, len(text), text)
@@ -136,7 +140,7 @@ class PageReader:
         at = int(values[-1]) * _TEXT_BYTES
         (length,) = struct.unpack_from("<I", self._memory.scratch, at)
         text = bytes(self._memory.scratch[at + 4 : at + 4 + length])
-        policy, shadow_policy = json.loads(text or '["", null]')
+        policy, shadow_policy, plans_off = json.loads(text or '["", null, null]')
 
         def by_class(first: int) -> dict[str, int]:
             return {name: int(values[first + i]) for i, name in enumerate(self.classes)}
@@ -148,6 +152,7 @@ class PageReader:
             alive=self._file.is_alive,
             policy=policy,
             shadow_policy=shadow_policy,
+            plans_off=plans_off,
             plan_seconds=tuple(int(n) for n in values[layout.plan_seconds : layout.swaps]),
             swaps=tuple(int(n) for n in values[layout.swaps : layout.waiting]),
             swap_refused={name: int(values[layout.at[f"swap_refused_{name}"]]) for name in REFUSALS},

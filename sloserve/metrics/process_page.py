@@ -1,9 +1,9 @@
 """What one API process publishes to the others, so that a server with several of them counts as one.
 
-Each has a board, which it alone writes: how many of its requests wait, the requests that ended lately, and which
-tenants have a label of their own. The process that is scraped reads all boards, and so does a cap on waiting requests.
-Counters and histograms are not here: prometheus' multiprocess mode adds those up, and keeps what a process counted that
-is no more.
+Each has a board, which it alone writes: how many of its requests wait, for how long its calls keep the engine's core
+busy, the requests that ended lately, and which tenants have a label of their own. The process that is scraped reads all
+boards, and so do a cap on waiting requests and the check that the core answers. Counters and histograms are not here:
+prometheus' multiprocess mode adds those up, and keeps what a process counted that is no more.
 
 A server of one API process has a board in its own memory, and of several those with a page of this host.
 """
@@ -22,6 +22,7 @@ from sloserve.core.stamps import Stamps
 from sloserve.metrics.page_folder import API, PageFile
 from sloserve.metrics.page_memory import PageMemory, found
 
+_CONTROL: Final = 2
 PREDICTED: Final = ("ttft", "e2e")
 COVERAGE_WINDOW: Final = 256
 
@@ -32,15 +33,19 @@ REFRESH_S: Final = 1.0
 class Board:
     """One API process' part. The arrays are the memory itself: what is stored there is told.
 
-    waiting: requests by class that wait, float64. ended: by class, stamps of an attainment window. predicted: by class
-    and figure of :data:`PREDICTED`, stamps of kept predictions. tenants: keys of those with a label, 0 for none yet.
+    waiting: requests by class that wait, float64. control: seconds that its calls which keep the core busy have taken,
+    and since when one does, on the host's monotonic clock, 0 for none. ended: by class, stamps of an attainment window.
+    predicted: by class and figure of :data:`PREDICTED`, stamps of kept predictions. tenants: keys of those with a
+    label, 0 for none yet.
     """
 
     def __init__(self, classes: int, tenants: int, memory: PageMemory | None = None) -> None:
         """memory: of :func:`sizes`; ``None`` for memory of this process alone."""
         floats, words = sizes(classes, tenants)
         self.memory = memory
-        self.waiting: FloatArray = np.zeros(floats) if memory is None else memory.floats
+        numbers = np.zeros(floats) if memory is None else memory.floats
+        self.waiting: FloatArray = numbers[:classes]
+        self.control: FloatArray = numbers[classes:]
         parts = np.zeros(words, np.uint64) if memory is None else memory.words
         ended, predicted = classes * MAX_REQUESTS, classes * len(PREDICTED) * COVERAGE_WINDOW
         self.ended: Stamps = parts[:ended].reshape(classes, MAX_REQUESTS)
@@ -61,6 +66,20 @@ class Board:
         memory = PageMemory.open(file)
         return Board(len(memory.facts["classes"]), memory.facts["tenants"], memory)
 
+    def controls_since(self, now_s: float) -> None:
+        """A call begins that keeps the core busy; none does yet."""
+        self.control[1] = now_s
+
+    def controlled(self, now_s: float) -> None:
+        """It ends. Who reads between the two stores counts it twice: better than to miss it."""
+        self.control[0] += now_s - self.control[1]
+        self.control[1] = 0.0
+
+    def controlled_s(self, now_s: float) -> float:
+        """Returns the seconds that its calls have kept the core busy until now."""
+        ended_s, since_s = float(self.control[0]), float(self.control[1])
+        return ended_s + (max(now_s - since_s, 0.0) if since_s else 0.0)
+
     def close(self) -> None:
         """Takes it from the others' sight; a second call changes nothing."""
         if self.memory is not None:
@@ -69,7 +88,7 @@ class Board:
 
 def sizes(classes: int, tenants: int) -> tuple[int, int]:
     """Slots of float64 and of uint64 that a board needs: 12 KiB a class."""
-    return classes, classes * (MAX_REQUESTS + len(PREDICTED) * COVERAGE_WINDOW) + tenants
+    return classes + _CONTROL, classes * (MAX_REQUESTS + len(PREDICTED) * COVERAGE_WINDOW) + tenants
 
 
 class Boards:
@@ -88,14 +107,16 @@ class Boards:
 
     def look(self) -> list[Board]:
         """All there are now: its own and those of the other processes."""
-        self._looked_s = self._clock.now_s()
+        self._looked_s = self._clock.monotonic_s()
         self._others = [] if self.own.memory is None else self._found()
         return [self.own, *self._others]
 
     @property
     def others(self) -> Sequence[Board]:
         """Those of the other processes, as of up to :data:`REFRESH_S` ago; what stands on them is of now."""
-        if self._looked_s is None or not 0.0 <= self._clock.now_s() - self._looked_s < REFRESH_S:
+        if self.own.memory is None:
+            return ()
+        if self._looked_s is None or self._clock.monotonic_s() - self._looked_s >= REFRESH_S:
             self.look()
         return self._others
 
@@ -106,6 +127,13 @@ class Boards:
     def waiting(self, class_id: int) -> int:
         """How many requests of the class wait in the other processes."""
         return sum(int(board.waiting[class_id]) for board in self.others)
+
+    def controlled_s(self, now_s: float) -> float:
+        """Returns the seconds until now for which calls of all processes have kept the core busy.
+
+        Of calls at the same time each counts. now_s: on the host's monotonic clock, as event loops read it.
+        """
+        return sum(board.controlled_s(now_s) for board in (self.own, *self.others))
 
     def _found(self) -> list[Board]:
         assert self.own.memory is not None

@@ -92,7 +92,7 @@ class _Launcher:
             ready, _, _ = select.select([orders, self._ended], [], [])
             if self._ended in ready:
                 os.read(self._ended, 4096)
-                self._bury()
+                self._reap()
             if orders in ready:
                 part = os.read(orders, 65536)
                 if not part:
@@ -117,7 +117,7 @@ class _Launcher:
             _be_engine(parent, order, (self._answers, self._ended, self._wake), self._engine)
         self.say({"id": order["id"], "pid": pid})
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -27,7 +27,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
 
 from sloserve.core.errors import EngineError
-from sloserve.core.progress import progress
+from sloserve.core.progress_bar import progress
 from sloserve.estimator.step_time.grid import EngineCapacity, Scenario, Wave
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.measurements import Measurements, TimedStep
@@ -35,6 +35,7 @@ from sloserve.estimator.step_time.profile import Profile
 from sloserve.estimator.step_time.profiling import ProfileSettings, make_profile, measure_grid, scores, write_profile
 from sloserve.estimator.step_time.timer import StepTimer
 from sloserve.vllm_plugin.engine.step_load import step_load
+from sloserve.vllm_plugin.kv_facts import KVFacts
 
 DECODE_STEPS = 12
 """Like steps a scenario times; their median is one repetition."""
@@ -66,6 +67,7 @@ class ProfileEngine:
         self.start_times_s["start_s"] = time.perf_counter() - began_s
         self._scheduler = self._core.scheduler
         self._budget: int = self._scheduler.max_num_scheduled_tokens
+        self._kv = KVFacts(self._scheduler)
         self._timed: list[tuple[StepLoad, float]] = []
         self._rng = np.random.default_rng(0)
         self._vocabulary = self._config.model_config.get_vocab_size()
@@ -79,17 +81,12 @@ class ProfileEngine:
             max_num_batched_tokens=self._budget,
             max_num_seqs=self._scheduler.max_num_running_reqs,
             max_model_len=self._config.model_config.max_model_len,
-            # One block is vLLM's own.
-            kv_capacity_tokens=(self._config.cache_config.num_gpu_blocks - 1) * self._scheduler.block_size,
+            kv_capacity_tokens=self._kv.capacity_tokens,
         )
 
     def facts(self, name: str, model: str) -> dict[str, Any]:
         """The profile's fields that no step tells. They stay the same when the same engine is started again."""
         parallel = self._config.parallel_config.tensor_parallel_size
-        groups = self._scheduler.kv_cache_config.kv_cache_groups
-        kv_bytes = sum(
-            len(g.layer_names) * g.kv_cache_spec.page_size_bytes // g.kv_cache_spec.block_size for g in groups
-        )
         limits = self.limits
         return {
             "name": name,
@@ -97,9 +94,7 @@ class ProfileEngine:
             "model": f"{model}, {str(self._config.model_config.dtype).removeprefix('torch.')}",
             "tensor_parallel": parallel,
             "vllm_version": vllm.__version__,
-            "kv_bytes_per_token": kv_bytes * parallel,
-            "kv_capacity_tokens": limits.kv_capacity_tokens,
-            "block_size": self._scheduler.block_size,
+            **self._kv.fields(parallel),
             "max_model_len": limits.max_model_len,
             "max_num_seqs": limits.max_num_seqs,
             "max_num_batched_tokens": limits.max_num_batched_tokens,

@@ -1,4 +1,4 @@
-"""What all HTTP servers of ours do alike, in plain ASGI: refusals in OpenAI's format, bounded bodies, request ids."""
+"""What all HTTP servers of ours do alike, in plain ASGI: refusals in OpenAI's format, request ids."""
 
 import json
 import uuid
@@ -33,6 +33,10 @@ def tell_slo(scope: Scope, slo: SLO) -> None:
         told(slo)
 
 
+async def unsent() -> None:
+    """What a ``send`` returns for a message that it keeps."""
+
+
 async def refuse(
     send: Send, status: HTTPStatus, message: str, param: str | None = None, headers: Iterable[tuple[str, str]] = ()
 ) -> None:
@@ -40,16 +44,24 @@ async def refuse(
     await answer_json(send, status, errors.body(status, message, param), headers)
 
 
-async def refuse_error(send: Send, error: SloServeError) -> None:
-    """Answers a request whose body is not read with what is wrong with it."""
-    headers = [*errors.headers(error), CLOSE]
-    await refuse(send, errors.status(error), str(error), getattr(error, "param", None), headers)
+async def refuse_error(
+    send: Send, error: SloServeError, headers: Iterable[tuple[str, str]] = (CLOSE,), param: str | None = None
+) -> None:
+    """Answers a request with what is wrong with it. headers: beside those of the error. param: where it says none."""
+    told = [*errors.headers(error), *headers]
+    await refuse(send, errors.status(error), str(error), getattr(error, "param", param), told)
 
 
 async def answer_json(send: Send, status: HTTPStatus, value: Any, headers: Iterable[tuple[str, str]] = ()) -> None:
     """Answers a request with ``value`` as JSON."""
-    body = json.dumps(value).encode()
-    own = [("content-type", "application/json"), ("content-length", str(len(body)))]
+    await answer(send, status, json.dumps(value).encode(), "application/json", headers)
+
+
+async def answer(
+    send: Send, status: HTTPStatus, body: bytes, content_type: str, headers: Iterable[tuple[str, str]] = ()
+) -> None:
+    """Answers a request with ``body``."""
+    own = [("content-type", content_type), ("content-length", str(len(body)))]
     raw = [(name.encode(), value.encode()) for name, value in (*own, *headers)]
     await send({"type": "http.response.start", "status": status.value, "headers": raw})
     await send({"type": "http.response.body", "body": body})
@@ -57,7 +69,10 @@ async def answer_json(send: Send, status: HTTPStatus, value: Any, headers: Itera
 
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
     """A header's value, empty where it is missing; of one given twice the first, which is what vLLM's server reads."""
-    return next((value for found, value in headers if found == name), b"")
+    for found, value in headers:
+        if found == name:
+            return value
+    return b""
 
 
 def bearer(authorization: bytes) -> bytes:
@@ -66,41 +81,14 @@ def bearer(authorization: bytes) -> bytes:
     return shown.strip() if scheme.lower() == b"bearer" else b""
 
 
-def declares_more(headers: Iterable[tuple[bytes, bytes]], max_bytes: int) -> bool:
+def declares_more(headers: Iterable[tuple[bytes, bytes]], max_bytes: float) -> bool:
     """Whether a request says that its body is longer than ``max_bytes``."""
     declared = first(headers, b"content-length")
     return declared.isdigit() and int(declared[:20]) > max_bytes
 
 
-class BodyTooLarge(Exception):
-    """Raised to the reader of a body that has passed its limit; answered with 413."""
-
-
 class ClientLeft(Exception):
     """Raised to the reader of a body whose client has left before its end."""
-
-
-async def read_body(receive: Receive, max_bytes: int, take: Callable[[int], None] = lambda size: None) -> bytes:
-    """The whole body of a request.
-
-    take: is told the size of each part before it is kept; what it raises ends the reading.
-    Raises: BodyTooLarge once it has passed ``max_bytes``, the rest is not read; ClientLeft.
-    """
-    parts: list[bytes] = []
-    size = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        part = message.get("body", b"")
-        size += len(part)
-        if size > max_bytes:
-            raise BodyTooLarge
-        take(len(part))
-        parts.append(part)
-        more = message.get("more_body", False)
-    return b"".join(parts)
 
 
 async def opened(scope: Scope, send: Send) -> tuple[Scope, Send, str] | None:
@@ -126,13 +114,17 @@ def identified(scope: Scope) -> tuple[Scope, str]:
 
 
 def repeating(request_id: str, send: Send) -> Send:
-    """``send``, with the id in the answer's head; every answer has it, refusals of ours too."""
+    """``send``, with the id in the answer's head; every answer has it, refusals of ours too.
+
+    Functions that stand around ``send`` return what it returns: of a stream each token comes through all of them, and
+    to await within a coroutine of their own would cost more than all else they do.
+    """
     name = REQUEST_ID.encode()
 
-    async def repeat(message: Message) -> None:
+    def repeat(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             kept = [header for header in message["headers"] if header[0].lower() != name]
             message["headers"] = [*kept, (name, request_id.encode())]
-        await send(message)
+        return send(message)
 
     return repeat

@@ -35,10 +35,11 @@ class Call(Protocol):
 class HTTPContext:
     """One HTTP request.
 
-    arrival_s: when its head arrived. error: why what it states cannot be read; raised where an SLO is asked for, since
-    most routes have no use for one. served: the engine's requests that ended, in that order. rejection: why it was
-    refused or given up, if it was. predicted: of the engine's requests, at their admission. tier: the ``service_tier``
-    to answer with. calls: of the engine, those that were admitted. on_slo: is told its SLO once all of it is read.
+    arrival_s: when its head arrived, by ``Clock.monotonic_s``. error: why what it states cannot be read; raised where
+    an SLO is asked for, since most routes have no use for one. served: the engine's requests that ended, in that order.
+    rejection: why it was refused or given up, if it was. predicted: of the engine's requests, at their admission. tier:
+    the ``service_tier`` to answer with. calls: of the engine, those that were admitted. on_slo: is told its SLO once
+    all of it is read.
     """
 
     arrival_s: float

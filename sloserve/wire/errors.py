@@ -4,12 +4,16 @@ from http import HTTPStatus
 from typing import Any
 
 from sloserve.core.errors import (
+    BadBody,
+    BodyTooLarge,
+    BodyTooSlow,
     ConfigError,
     DeadlinePassed,
     EngineError,
     EngineNotReady,
     Evicted,
     InvalidRequest,
+    MalformedBody,
     QueueFull,
     Rejected,
     ShuttingDown,
@@ -24,6 +28,10 @@ from sloserve.wire.headers import DROPPED_REASON, RETRY_AFTER
 
 STATUS: dict[type[SloServeError], HTTPStatus] = {
     InvalidRequest: HTTPStatus.BAD_REQUEST,
+    BadBody: HTTPStatus.BAD_REQUEST,
+    MalformedBody: HTTPStatus.BAD_REQUEST,
+    BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    BodyTooSlow: HTTPStatus.REQUEST_TIMEOUT,
     UnknownModel: HTTPStatus.NOT_FOUND,
     Rejected: HTTPStatus.TOO_MANY_REQUESTS,
     QueueFull: HTTPStatus.TOO_MANY_REQUESTS,

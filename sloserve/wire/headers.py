@@ -6,8 +6,9 @@ another software's, and is passed over unless the deployment has it refused.
 """
 
 import difflib
+import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -101,12 +102,17 @@ def is_ours(name: str) -> bool:
     return name.startswith("x-slo-") or name in FIELDS or name in (PRIORITY, TTL, REQUEST_ID, *OBJECTIVES)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HeaderRules:
     """tenant_headers: who names the tenant, in lower case. reject_unknown: refuses every unknown ``x-slo-*``."""
 
     tenant_headers: tuple[str, ...] = TENANTS
     reject_unknown: bool = False
+
+    @functools.cached_property
+    def tenant_names(self) -> frozenset[bytes]:
+        """``tenant_headers`` as they come."""
+        return frozenset(name.encode("latin-1", "replace") for name in self.tenant_headers)
 
 
 @dataclass(slots=True)
@@ -139,14 +145,15 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
     """
     found = HeaderFields()
     for raw_name, raw_value in headers:
+        is_tenant = raw_name in rules.tenant_names
+        if not (is_tenant or raw_name.startswith(b"x-")):
+            continue
         name = raw_name.decode("latin-1")
-        if name in rules.tenant_headers:
+        if is_tenant:
             tenant = label(name, raw_value)
             if found.tenant not in (None, tenant):
                 raise InvalidRequest(name, tenant, f"{found.tenant!r}, which another tenant header says; give one")
             found.tenant = tenant
-            continue
-        if not name.startswith("x-"):
             continue
         key = FIELDS.get(name)
         if key is not None:
@@ -163,23 +170,13 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
             if found.objective is not None and found.objective.value != objective:
                 raise InvalidRequest(name, objective, f"{found.objective.value!r}, which {found.objective.name} says")
             found.objective = Field(name, objective)
-        elif name == TTL:
-            text = raw_value.decode("latin-1").strip()
-            ttl_s = _ttl_s(text)
-            if found.ttl_s not in (None, ttl_s):
+        elif name in _ONCE:
+            field_name, read = _ONCE[name]
+            value, before_it = read(name, raw_value), getattr(found, field_name)
+            if before_it not in (None, value):
+                text = raw_value.decode("latin-1").strip()
                 raise InvalidRequest(name, text, "the value of the same header before it; give it once")
-            found.ttl_s = ttl_s
-        elif name == TASK:
-            task = label(name, raw_value)
-            if found.task not in (None, task):
-                raise InvalidRequest(name, task, f"{found.task!r}, which the same header says before; give it once")
-            found.task = task
-        elif name == NETWORK:
-            text = raw_value.decode("latin-1").strip()
-            network_s = _network_s(text)
-            if found.network_s not in (None, network_s):
-                raise InvalidRequest(name, text, "the value of the same header before it; give it once")
-            found.network_s = network_s
+            setattr(found, field_name, value)
         elif name.startswith("x-slo-") and name not in ANSWERS:
             if len(found.ignored) >= MAX_IGNORED:
                 allowed = f"one of at most {MAX_IGNORED} unknown x-slo-* headers, which are all that is passed over"
@@ -235,18 +232,14 @@ def _is_past(text: str) -> bool:
         return False
 
 
-def _ttl_s(text: str) -> float:
-    ttl_s = _seconds(text)
-    if not 0.0 < ttl_s <= MAX_TARGET_S:
-        raise InvalidRequest(TTL, text, f"a number of milliseconds above 0 and up to {MAX_TARGET_S * 1e3:.0f}")
-    return ttl_s
-
-
-def _network_s(text: str) -> float:
-    network_s = _seconds(text)
-    if not 0.0 <= network_s <= MAX_TARGET_S:
-        raise InvalidRequest(NETWORK, text, f"a number of milliseconds from 0 to {MAX_TARGET_S * 1e3:.0f}")
-    return network_s
+def _time_s(name: str, raw: bytes) -> float:
+    """Seconds of a header that states milliseconds. Raises: InvalidRequest; of a :data:`TTL`, for 0 as well."""
+    text = raw.decode("latin-1").strip()
+    seconds, above = _seconds(text), name == TTL
+    if not 0.0 <= seconds <= MAX_TARGET_S or (above and seconds == 0.0):
+        least = "above 0 and up" if above else "from 0"
+        raise InvalidRequest(name, text, f"a number of milliseconds {least} to {MAX_TARGET_S * 1e3:.0f}")
+    return seconds
 
 
 def _seconds(text: str) -> float:
@@ -288,3 +281,11 @@ def _flag(name: str, text: str) -> bool:
     if text.lower() in FALSE:
         return False
     raise InvalidRequest(name, text, "1 or 0")
+
+
+_ONCE: dict[str, tuple[str, Callable[[str, bytes], object]]] = {
+    TTL: ("ttl_s", _time_s),
+    TASK: ("task", label),
+    NETWORK: ("network_s", _time_s),
+}
+"""Headers with one value: the field of :class:`HeaderFields`, and what reads it."""

@@ -8,20 +8,30 @@ The result is written as the flat ``slo_*`` keys of ``vllm_xargs``, the one form
 is a single reader of values (:mod:`sloserve.wire.xargs`) and the engine cannot tell how an SLO was stated.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.core.slo import SLO, ClassTable, SLOClass
+from sloserve.core.slo import SLO, ClassTable, SLOClass, Targets
 from sloserve.wire.body import BodyFields
-from sloserve.wire.headers import Field, HeaderFields
+from sloserve.wire.headers import Field, HeaderFields, HeaderRules, read_headers
 from sloserve.wire.xargs import PREFIX, TARGET_KEYS, parse_slo, stated_targets
 
 CLASS = "slo_class"
 TIERS = ("default", "priority", "flex", "scale")
 """OpenAI's tiers that a request can be served in; ``auto`` is only asked for."""
 XARGS = "vllm_xargs"
+
+MAX_REMEMBERED, MAX_REMEMBERED_CHARS = 1024, 32
+"""Clients state few SLOs, each many times: so many are remembered, of values no longer than that."""
+
+_Stated = tuple[tuple[str, Field, type], ...]
+"""What a request states, by key of ``vllm_xargs``; ``True``, 1 and 1.0, which are equal, differ by their type."""
+
+Classify = Callable[[Iterable[tuple[bytes, bytes]]], tuple[SLO, str | None]]
+"""What a request's headers alone say: its SLO, and its tenant; see :func:`resolve_headers`."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,11 @@ class Rules:
     tenants: Mapping[str, str] = field(default_factory=dict)
     tenant_default: str | None = None
     objectives: Mapping[str, str] = field(default_factory=dict)
+
+    @functools.cached_property
+    def merge(self) -> Callable[[_Stated, str | None], tuple[SLO, dict[str, Any]]]:
+        """What :func:`_merge` returns under these rules, remembered."""
+        return functools.lru_cache(MAX_REMEMBERED)(functools.partial(_merge, self.classes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +90,32 @@ def resolve(
         stated.setdefault(CLASS, Field("service_tier", named))
     if rules.unknown_to_default and CLASS in stated and stated[CLASS].value not in rules.classes.names:
         del stated[CLASS]
-    merged = {key: item.value for key, item in stated.items()}
-    slo = _parse(merged, stated, rules.classes)
     ceiling = rules.tenants.get(headers.tenant or "", rules.tenant_default)
-    if ceiling is not None:
-        held = _held(rules.classes[ceiling], slo, merged)
-        if priority < 0:
-            raise InvalidRequest("priority", priority, f"0 or more, the limit of class {ceiling!r}")
-        if held != merged:
-            merged, slo = held, parse_slo(held, rules.classes)
+    whole = tuple((key, item, type(item.value)) for key, item in stated.items())
+    if all(_is_short(item.value) for item in stated.values()):
+        slo, merged = rules.merge(whole, ceiling)
+    else:
+        slo, merged = _merge(rules.classes, whole, ceiling)
+    if ceiling is not None and priority < 0:
+        raise InvalidRequest("priority", priority, f"0 or more, the limit of class {ceiling!r}")
     others = {key: value for key, value in (xargs or {}).items() if not _is_ours(key)}
     return Resolved(slo, others | merged or None, _served_tier(rules, body.tier, slo.slo_class.name))
+
+
+def resolve_headers(
+    rules: Rules, header_rules: HeaderRules, headers: Iterable[tuple[bytes, bytes]], tenant: str | None = None
+) -> tuple[SLO, str | None]:
+    """A request's SLO and tenant by its headers, as the server will have them once it has read the body too.
+
+    tenant: whose request it is, where that is known; else what the headers say. What cannot be read is the server's to
+    refuse; until then it has the default class.
+    """
+    try:
+        fields = read_headers(headers, header_rules)
+        fields.tenant = tenant or fields.tenant
+        return resolve(rules, None, fields, BodyFields()).slo, fields.tenant
+    except InvalidRequest:
+        return rules.classes.slo(None, Targets()), None
 
 
 def _is_ours(key: Any) -> bool:
@@ -125,8 +155,20 @@ def _class_of_tier(rules: Rules, tier: str) -> str:
     return named
 
 
-def _parse(merged: dict[str, Any], stated: Mapping[str, Field], classes: ClassTable) -> SLO:
+def _is_short(value: object) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= MAX_REMEMBERED_CHARS)
+
+
+def _merge(classes: ClassTable, stated: _Stated, ceiling: str | None) -> tuple[SLO, dict[str, Any]]:
+    """The SLO that is stated, and the keys that say so, lowered to what the class ``ceiling`` allows, if there is one.
+
+    Raises: InvalidRequest.
+    """
+    merged = {key: item.value for key, item, _ in stated}
     try:
-        return parse_slo(merged, classes)
+        slo = parse_slo(merged, classes)
     except InvalidRequest as error:
-        raise InvalidRequest(stated[error.field].name, error.value, error.allowed) from None
+        name = next(item.name for key, item, _ in stated if key == error.field)
+        raise InvalidRequest(name, error.value, error.allowed) from None
+    held = merged if ceiling is None else _held(classes[ceiling], slo, merged)
+    return (slo, merged) if held == merged else (parse_slo(held, classes), held)

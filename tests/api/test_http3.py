@@ -12,15 +12,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from sloserve.api import lifecycle
-from sloserve.api.http3 import Http3Front
+from sloserve.api import http3, lifecycle
 from sloserve.api.middleware import SLOMiddleware
-from sloserve.quic.client import connect
-from sloserve.quic.client_settings import ClientSettings
-from sloserve.quic.httpx_transport import H3Transport
+from sloserve.http3.client_connection import connect
+from sloserve.http3.client_settings import ClientSettings
+from sloserve.http3.httpx_transport import H3Transport
 from sloserve.settings import PluginSettings
 from sloserve.vllm_plugin.server.draining import Drain
-from tests.quic.serving import run
+from sloserve.wire.optional_http3 import Http3Front
+from tests.http3.serving import run
 
 
 async def reply(request: Request) -> JSONResponse:
@@ -53,7 +53,7 @@ def test_one_application_is_served_both_ways() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as tcp:
             assert "alt-svc" not in (await tcp.post("/v1/completions")).headers
             (middleware,) = built
-            said = await middleware._http3.start(app, arguments(), settings())
+            said = await http3.start(middleware._http3, app, arguments(), settings())
             assert said is not None and "streams served by edf" in said
             port = int(said.split()[4].rstrip(","))
             told = await tcp.post("/v1/completions")
@@ -86,14 +86,14 @@ def test_clients_are_told_as_soon_as_the_engine_takes_no_more_work(monkeypatch: 
         shown.additional_config = {"sloserve": {"http3": {"enabled": True, "self_signed": True}}}
         app.state.args = arguments()
         await lifecycle.started(app, front)
-        listener = front._listener
-        assert listener is not None and front._folder is not None
-        certificate = f"{front._folder.name}/localhost.crt"
-        client = await connect("localhost", listener.port, ClientSettings(ca_file=certificate), settled=True)
+        serving: Any = front._serving
+        certificate, port = serving.where.split()[-1], serving.listener.port
+        client = await connect("localhost", port, ClientSettings(ca_file=certificate), settled=True)
         drain._until_s = 1e9
         drain._on_begin()
         await client.wait_unusable()
-        assert client.lost is None and front._alt_svc is None
+        told: Any = object()
+        assert client.lost is None and front.advertising({"http_version": "1.1"}, told) is told
         await client.end()
         await front.stop(0.0)
 
@@ -105,10 +105,10 @@ def test_a_listener_that_cannot_be_leaves_tcp_alone(caplog: pytest.LogCaptureFix
 
     async def test() -> None:
         front = Http3Front()
-        said = await front.start(None, arguments(), settings())
+        said = await http3.start(front, None, arguments(), settings())
         port = int(str(said).split()[4].rstrip(","))
-        assert await Http3Front().start(None, arguments(port), settings()) is None
-        assert await Http3Front().start(None, arguments(), PluginSettings()) is None
+        assert await http3.start(Http3Front(), None, arguments(port), settings()) is None
+        assert await http3.start(Http3Front(), None, arguments(), PluginSettings()) is None
         await front.stop(0.0)
 
     asyncio.run(test())
@@ -120,10 +120,10 @@ def test_a_server_that_stops_while_it_starts_does_not_listen_after_that(monkeypa
     """Once TCP answers, checks and certificates of HTTP/3 take a moment."""
     began, go = asyncio.Event(), asyncio.Event()
 
-    async def slowly(self: Http3Front, *_: Any) -> None:
+    async def slowly(front: Any, *_: Any) -> None:
         began.set()
         await go.wait()
-        self._listener = listener  # type: ignore[assignment]
+        front._serving = listener
 
     class Stopped:
         linger_s: float | None = None
@@ -148,7 +148,7 @@ def test_a_server_that_stops_while_it_starts_does_not_listen_after_that(monkeypa
         assert listener.linger_s is not None
 
     listener = Stopped()
-    monkeypatch.setattr(Http3Front, "start", slowly)
+    monkeypatch.setattr(lifecycle, "start", slowly)
     monkeypatch.setattr(lifecycle, "how_to_try", lambda *_: "")
     run(test())
 

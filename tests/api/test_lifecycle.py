@@ -80,6 +80,10 @@ def test_ready_follows_the_engine(app: Starlette) -> None:
     (hangs,) = call(app, ("GET", "/ready"))
     assert (hangs.status_code, hangs.json()["status"]) == (503, "hangs")
     engine.sloserve_front_end.hanging = False
+    engine.sloserve_weights_unsure = "the reload failed"
+    (unsure,) = call(app, ("GET", "/ready"))
+    assert (unsure.status_code, unsure.json()["status"]) == (503, "reload-failed")
+    del engine.sloserve_weights_unsure
     found = []
     for engine.errored, engine.sloserve_front_end.drain.stopping in ((False, False), (True, False), (True, True)):
         found += [(a.status_code, a.json()["status"]) for a in call(app, ("GET", "/ready"))]

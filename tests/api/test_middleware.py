@@ -94,7 +94,7 @@ def test_the_handler_finds_what_the_request_states() -> None:
     body = {"prompt": "Hi", "slo": {"tds": 5}, "service_tier": "flex"}
     answer = call(handler, json=body, headers={"x-slo-ttft-ms": "500", "x-tenant-id": "acme"})
     http, same_in_tasks, request_id = seen
-    assert same_in_tasks and http.arrival_s == 1_000_000.0 and http.error is None
+    assert same_in_tasks and http.arrival_s == 0.0 and http.error is None
     assert http.headers.fields["slo_ttft_ms"].value == "500" and http.headers.tenant == "acme"
     assert http.body.fields["slo_tds"].value == 5 and http.body.tier == "flex"
     assert answer.headers["x-request-id"] == request_id and len(request_id) == 32
@@ -315,3 +315,36 @@ def test_the_tier_that_was_served_stands_in_the_answer(wants_report: bool) -> No
     assert first == {"service_tier": "flex", "id": "1", "choices": [{"delta": {"content": '"choices":['}}]}
     assert last["service_tier"] == "flex" and ("slo" in last) is wants_report and error == {"error": "x"}
     assert ": still here\n\n" in streamed.text and streamed.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("wants_report", [False, True])
+def test_an_answer_is_the_same_however_its_stream_is_cut(wants_report: bool) -> None:
+    begin = 'data: {"id":"c1","object":"text_completion","created":1,"model":"m","choices":['
+    texts = [f'{begin}{{"index":0,"text":"word {i}"}}]}}' for i in range(4)]
+    sent = events(
+        *texts,
+        texts[0] + "\n\n" + texts[1],
+        'data: {"id":"c1","error":"x"}',
+        ": still here",
+        begin + '],"usage":{"total_tokens":3}}',
+        texts[2],
+    )
+    whole = "".join([*sent, "data: [DONE]\n\n"])
+
+    def answer(parts: list[str]) -> str:
+        async def stream() -> AsyncIterator[str]:
+            for part in parts:
+                yield part
+
+        async def handler(request: Request) -> Response:
+            http = context.current.get()
+            assert http is not None
+            http.tier = "flex"
+            http.served.append(SERVED)
+            return StreamingResponse(stream(), media_type="text/event-stream")
+
+        return call(handler, headers={"x-slo-report": "1"} if wants_report else {}).text
+
+    cut = answer([whole[i : i + 7] for i in range(0, len(whole), 7)])
+    assert cut == answer([*sent, "data: [DONE]\n\n"]) == answer([whole])
+    assert cut.count('data: {"service_tier":"flex","id"') == 8 and cut.count('"slo"') == wants_report

@@ -1,6 +1,8 @@
 """Two API processes that change policies at once: every rank ends with the same, and each answer tells what was so."""
 
 import asyncio
+import fcntl
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +106,36 @@ def test_what_cannot_be_locked_changes_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(EngineError, match="no change is made, since another API process may be making one"):
         asyncio.run(change())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_forked_child_has_no_part_in_the_lock(tmp_path: Path, dies: bool) -> None:
+    """It outlives the change, or the process that died in the midst of it: others make theirs."""
+    file = tmp_path / "lock"
+    (runs, has_begun), (waits, ends) = os.pipe(), os.pipe()
+
+    async def change() -> None:
+        async with ServerLock().held(lambda: file):
+            if os.fork() == 0:
+                os.close(ends)
+                os.write(has_begun, b"x")
+                os.read(waits, 1)
+                os._exit(0)
+            if dies:
+                os._exit(0)
+
+    if (process := os.fork()) == 0:
+        asyncio.run(change())
+        os._exit(0)
+    os.waitpid(process, 0)
+    os.read(runs, 1)
+    try:
+        with file.open() as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        for fd in (runs, has_begun, waits, ends):
+            os.close(fd)
 
 
 def test_two_of_one_server_have_it_in_turn_and_one_that_fails_lets_go(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from sloserve.client.endpoint import Agreed, agree, open_endpoint
 from sloserve.client.payload import Api, PayloadSettings
 from sloserve.client.prompts import TextPrompts, TokenPrompts
-from sloserve.client.replay import ReplaySettings
+from sloserve.client.workload_replay import ReplaySettings
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from sloserve.client.exchange import Exchange, exchange
+from sloserve.client.exchange import ObservedRequest, exchange
 from sloserve.client.payload import PayloadSettings, payload
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
@@ -20,8 +20,8 @@ MakeRequest = Callable[..., WorkloadRequest]
 GAP_S = 0.03
 
 
-def send(fake: FakeServer, request: WorkloadRequest, *, timeout_s: float = 10.0, **settings: Any) -> Exchange:
-    async def run() -> Exchange:
+def send(fake: FakeServer, request: WorkloadRequest, *, timeout_s: float = 10.0, **settings: Any) -> ObservedRequest:
+    async def run() -> ObservedRequest:
         clock = SystemClock()
         async with httpx.AsyncClient(base_url=fake.url, verify=False) as client:
             sent = payload(request, list(range(request.prompt_tokens)), PayloadSettings("fake", **settings))

@@ -38,7 +38,7 @@ def scrape(tmp_path: Path) -> Callable[..., float | None]:
 def test_what_a_scheduler_wrote_is_shown(tmp_path: Path, scrape: Callable[..., float | None]) -> None:
     assert scrape("running_requests", engine="0") is None
     page = PageWriter(CLASSES, 0, tmp_path)
-    page.set_policies("edf:preempt=false", "sjf")
+    page.set_policies("edf:preempt=false", "sjf", None)
     write(page, running=3, paused=2, preempted=1, plans=10, reused_plans=20, plan_errors=1, malformed_slo=4)
     write(
         page,
@@ -71,6 +71,7 @@ def test_what_a_scheduler_wrote_is_shown(tmp_path: Path, scrape: Callable[..., f
     assert scrape("preemptions_total", engine="0", mode="recompute", by="policy") == 5
     assert scrape("preemptions_total", engine="0", mode="recompute", by="vllm") == 6
     assert scrape("scheduler_policy_info", engine="0", policy="edf:preempt=false", shadow_policy="sjf") == 1
+    assert scrape("scheduler_plans_off", engine="0", reason="") == 0.0
     page.close()
     assert scrape("running_requests", engine="0") is None
 
@@ -80,10 +81,11 @@ def test_each_rank_is_shown_and_without_a_shadow_there_is_nothing_of_it(
 ) -> None:
     for rank in (0, 1):
         page = PageWriter(CLASSES, rank, tmp_path)
-        page.set_policies("fcfs", None)
+        page.set_policies("edf", None, "pooling models")
         write(page, running=rank + 1)
     assert [scrape("running_requests", engine=rank) for rank in ("0", "1")] == [1.0, 2.0]
-    assert scrape("scheduler_policy_info", engine="1", policy="fcfs", shadow_policy="") == 1.0
+    assert scrape("scheduler_policy_info", engine="1", policy="edf", shadow_policy="") == 1.0
+    assert scrape("scheduler_plans_off", engine="1", reason="pooling models") == 1.0
     assert scrape("shadow_agreement_ratio", engine="0") is None
 
 

@@ -109,10 +109,11 @@ def test_the_policies_can_change_and_a_name_may_be_too_long(tmp_path: Path) -> N
     page = PageWriter(CLASSES, 0, tmp_path)
     (reader,) = find_pages(tmp_path)
     said = []
-    for policies in (("edf", None), ("sjf:length=oracle", "edf"), (f"edf:{'x' * 2000}", "sjf")):
+    for policies in (("edf", None, None), ("sjf:length=oracle", "edf", "r" * 300), (f"edf:{'x' * 2000}", "sjf", "MLA")):
         page.set_policies(*policies)
-        said.append((reader.snapshot().policy, reader.snapshot().shadow_policy))
-    assert said == [("edf", None), ("sjf:length=oracle", "edf"), ("edf", "sjf")]
+        found = reader.snapshot()
+        said.append((found.policy, found.shadow_policy, found.plans_off))
+    assert said == [("edf", None, None), ("sjf:length=oracle", "edf", "r" * 200), ("edf", "sjf", "MLA")]
 
 
 def test_the_latest_of_many_interrupted_requests_are_remembered(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, AuthenticationError
 
-from sloserve.quic.client_settings import ClientSettings
-from sloserve.quic.httpx_transport import H3Transport
+from sloserve.http3.client_settings import ClientSettings
+from sloserve.http3.httpx_transport import H3Transport
 from tests.vllm.server import MODEL, USER_KEY, Server
 
 pytestmark = pytest.mark.vllm

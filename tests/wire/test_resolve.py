@@ -10,7 +10,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import DEFAULT_CLASSES, SLO, ClassTable, Targets
 from sloserve.wire.body import BodyFields
 from sloserve.wire.headers import Field, HeaderFields
-from sloserve.wire.resolve import Resolved, Rules, resolve
+from sloserve.wire.resolve import MAX_REMEMBERED, MAX_REMEMBERED_CHARS, Resolved, Rules, resolve
 from sloserve.wire.xargs import parse_slo
 
 TIERS = {"priority": "priority", "auto": "interactive", "flex": "background"}
@@ -137,3 +137,21 @@ def test_a_request_is_parsed_once_unless_its_tenant_is_held_to_less(
     monkeypatch.setattr("sloserve.wire.resolve.parse_slo", parse)
     found = resolved(stated, rules=Rules(DEFAULT_CLASSES, tenants={"acme": "batch"}), tenant="acme")
     assert (found.slo.slo_class.name, len(parsed)) == ("batch", times)
+
+
+def test_what_is_remembered_is_of_equal_values_of_one_type_and_bounded() -> None:
+    rules = Rules(DEFAULT_CLASSES)
+    whole, part = (resolved({"slo_ttft_ms": value, "other": 1}, rules=rules) for value in (1, 1.0))
+    assert whole.xargs is not None and part.xargs is not None
+    assert [type(found["slo_ttft_ms"]) for found in (whole.xargs, part.xargs)] == [int, float]
+    with pytest.raises(InvalidRequest):
+        resolved({"slo_ttft_ms": True}, rules=rules)
+    whole.xargs["slo_ttft_ms"] = 2
+    assert resolved({"slo_ttft_ms": 1}, rules=rules).xargs == {"slo_ttft_ms": 1}
+    rules = Rules(DEFAULT_CLASSES)
+    for ttft_ms in range(1, 2 * MAX_REMEMBERED):
+        resolved({"slo_ttft_ms": ttft_ms}, rules=rules)
+    assert rules.merge.cache_info().currsize == MAX_REMEMBERED  # type: ignore[attr-defined]
+    misses = rules.merge.cache_info().misses  # type: ignore[attr-defined]
+    assert resolved({"slo_ttft_ms": "0" * MAX_REMEMBERED_CHARS + "5"}, rules=rules).slo.targets.ttft_s == 0.005
+    assert rules.merge.cache_info().misses == misses  # type: ignore[attr-defined]

@@ -4,6 +4,9 @@ Who asks for the server's health (``/health``, ``/ready``) has the core asked as
 without him. The core answers between two steps, also when it is idle, paused or asleep; so a question that stays open
 for longer than any step may take tells of a core that is suspended or never comes back from a step. A fleet's agent
 looks closer, and sooner: see :mod:`sloserve.fleet.agent.pulse`.
+
+Each API process of a server asks for itself, and a call of one that keeps the core busy keeps it from answering all:
+so each publishes for how long it does, on its board (:mod:`sloserve.metrics.process_page`).
 """
 
 import asyncio
@@ -11,6 +14,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
+
+from sloserve.metrics.process_page import Boards
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +31,14 @@ CONTROL: Final = ("sleep", "wake_up", "collective_rpc")
 class CoreCheck:
     """Finds out whether the engine core of one client hangs. Used in one event loop."""
 
-    def __init__(self, limit_s: float) -> None:
-        """limit_s: how long an answer may take."""
+    def __init__(self, limit_s: float, boards: Boards) -> None:
+        """limit_s: how long an answer may take. boards: where each API process says when it keeps the core busy."""
         self._limit_s = limit_s
+        self._boards = boards
         self._question: asyncio.Task[None] | None = None
         self._asked_s = 0.0
-        self._controlling = 0
-        self._control_since_s = 0.0
+        self._controlled_before_s = 0.0
+        self._controls = 0
 
     async def hangs(self, ask: Callable[[], Awaitable[Any]]) -> bool:
         """Whether the core has not answered for too long. To be called again and again.
@@ -42,8 +48,10 @@ class CoreCheck:
         now_s = asyncio.get_running_loop().time()
         if self._question is None or self._question.done():
             self._question, self._asked_s = asyncio.create_task(_answer(ask)), now_s
+            self._controlled_before_s = self._boards.controlled_s(now_s)
             return False
-        controlled_s = self._controlled_s(now_s)
+        # A process that is no more takes the time of its calls with it.
+        controlled_s = max(self._boards.controlled_s(now_s) - self._controlled_before_s, 0.0)
         silent_s = now_s - self._asked_s - controlled_s
         if silent_s < self._limit_s and controlled_s < CONTROL_LIMITS * self._limit_s:
             return False
@@ -55,23 +63,21 @@ class CoreCheck:
 
     @contextmanager
     def controlling(self) -> Iterator[None]:
-        """A call runs that may keep the core busy; the time that it takes is not the core's silence, up to a limit.
+        """A call runs that may keep the core busy; the time that it takes is not the core's silence, up to a limit, in
+        any of the server's API processes.
 
         Silence before it counts: a core that hung when the call came still does.
         """
-        if not self._controlling:
-            self._control_since_s = asyncio.get_running_loop().time()
-        self._controlling += 1
+        own = self._boards.own
+        if not self._controls:
+            own.controls_since(asyncio.get_running_loop().time())
+        self._controls += 1
         try:
             yield
         finally:
-            if self._controlling == 1:
-                self._asked_s += self._controlled_s(asyncio.get_running_loop().time())
-            self._controlling -= 1
-
-    def _controlled_s(self, now_s: float) -> float:
-        """How much of the time since the question was asked falls into the control that goes on."""
-        return now_s - max(self._asked_s, self._control_since_s) if self._controlling else 0.0
+            self._controls -= 1
+            if not self._controls:
+                own.controlled(asyncio.get_running_loop().time())
 
 
 async def _answer(ask: Callable[[], Awaitable[Any]]) -> None:

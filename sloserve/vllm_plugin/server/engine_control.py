@@ -10,7 +10,8 @@ the virtual engine, tests, and an engine inside its caller's process do not, and
 import asyncio
 import functools
 import uuid
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, Final
 
 from sloserve.core.errors import ConfigError, EngineError
 from sloserve.scheduler.registry import make_policy, parse_policy
@@ -21,6 +22,8 @@ _CHANGED = "sloserve_changed"
 
 ANSWER_LIMIT_S = 60.0
 """An engine answers between two steps; a first one that compiles takes tens of seconds."""
+UNPARK: Final = "/sloserve/unpark"
+"""The route that has a paused engine go on."""
 
 
 def install() -> None:
@@ -139,7 +142,24 @@ async def call_all(async_llm: Any, method: str, *args: Any, limit_s: float | Non
 def failures(answers: list[Any]) -> str:
     """Which ranks failed, and how; empty if none did."""
     return "; ".join(
-        f"rank {rank}: {str(answer) or type(answer).__name__}"
-        for rank, answer in enumerate(answers)
-        if isinstance(answer, BaseException)
+        f"rank {rank}: {reason(answer)}" for rank, answer in enumerate(answers) if isinstance(answer, BaseException)
     )
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, or its name where it says nothing."""
+    return str(error) or type(error).__name__
+
+
+async def go_on(resuming: Awaitable[Any], failure: str) -> None:
+    """Ends the pause that a change began which failed, so that no pause stays by accident.
+
+    resuming: the call that ends it. failure: of the change, where the message begins.
+    Raises: EngineError where the pause stays.
+    """
+    try:
+        await asyncio.wait_for(resuming, ANSWER_LIMIT_S)
+    except Exception as error:
+        raise EngineError(
+            f"{failure}, and the engine stays paused: {reason(error)}; POST {UNPARK} has it go on"
+        ) from error

@@ -1,156 +1,345 @@
-"""The front end's part, in the API process: what a request states becomes its SLO, its latency is predicted, it may
-be refused, and how each request fared is counted and told.
+"""The requests of one engine client in an API process, from their acceptance to their end.
 
-All of it happens around ``AsyncLLM.generate``, which every route that generates comes through (chat, completions,
-responses, Anthropic's messages), and when it is called rather than when the stream is first read, so that a refusal can
-still be an HTTP status. :func:`install` is registered as a ``vllm.general_plugins`` entry point, hence works under
-plain ``vllm serve`` and in each of several API processes, and leaves engines alone that do not run our scheduler.
-Headers, nested bodies and reports need ``sloserve.api.middleware`` besides, which ``sloserve serve`` adds.
+Of several API processes each has a front end, and what they must know of each other stands on their boards.
+
+All times here are of the host's monotonic clock, from the arrival of a request's head on, so that setting the host's
+clock changes no figure and no decision. vLLM alone is told of an arrival by the host's clock, which it compares with.
 """
 
+import asyncio
+import atexit
 import functools
-from collections.abc import Callable
+import logging
+import weakref
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
-from sloserve.core import process_death
-from sloserve.core.clock import SystemClock
-from sloserve.metrics.engine_page import sweep_pages
-from sloserve.settings import KEY
-from sloserve.vllm_plugin import seeded_prompts
-from sloserve.vllm_plugin.server import engine_control, parking, reloading
-from sloserve.vllm_plugin.server.accept import FrontEnd
-from sloserve.vllm_plugin.server.core_check import CONTROL
-from sloserve.vllm_plugin.server.observe import entering
+from sloserve.admission.prediction import ArrivingRequest
+from sloserve.admission.queue_view import SWEEP_INTERVAL_S, WaitingPlace
+from sloserve.core.clock import Clock
+from sloserve.core.errors import DeadlinePassed, QueueFull, Rejected, ShuttingDown
+from sloserve.core.outcome import Outcome
+from sloserve.core.served import ServedRequest
+from sloserve.metrics import collectors
+from sloserve.metrics.engine_page import remove_pages
+from sloserve.metrics.process_page import Board, Boards
+from sloserve.settings import PluginSettings, plugin_settings
+from sloserve.vllm_plugin.server import engine_control
+from sloserve.vllm_plugin.server.core_check import CoreCheck
+from sloserve.vllm_plugin.server.draining import Drain
+from sloserve.vllm_plugin.server.engine_pages import EnginePages
+from sloserve.vllm_plugin.server.observe import Observed, entering
+from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tell_operator
+from sloserve.wire import context, errors
+from sloserve.wire.context import HTTPContext
+from sloserve.wire.xargs import stated_output_tokens, with_length
 
-_ATTRIBUTE = "sloserve_front_end"
+logger = logging.getLogger(__name__)
+
+ATTRIBUTE = "sloserve_front_end"
+"""Where an engine client, vLLM's ``AsyncLLM``, has its front end."""
 
 
-def install() -> None:
-    """Wraps ``AsyncLLM`` once; a second call changes nothing. Where an agent started the engine, it dies with it."""
-    process_death.die_with_named_parent()
-    from vllm.v1.engine.async_llm import AsyncLLM
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request as its HTTP side sees it, see :class:`sloserve.wire.context.Call`."""
 
-    from sloserve.vllm_plugin.engine import compat
+    front_end: "FrontEnd"
+    observed: Observed
 
-    if hasattr(AsyncLLM.generate, "__wrapped__"):
-        return
-    engine_control.install()
-    parking.install()
-    reloading.install()
-    seeded_prompts.install(runs_our_scheduler)
-    stock_init, stock_generate, stock_add = AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request
-    stock_shutdown, stock_check_health = AsyncLLM.shutdown, AsyncLLM.check_health
+    def is_waiting(self) -> bool:
+        return self.front_end.is_waiting(self.observed)
 
-    @functools.wraps(stock_init)
-    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        ours = runs_our_scheduler(vllm_config)
-        if ours:
-            compat.check_model(vllm_config)  # as the scheduler does, but before the model is loaded
-        stock_init(self, vllm_config, *args, **kwargs)
-        if ours:
-            rank, processes = kwargs.get("client_index", 0), kwargs.get("client_count", 1)
-            setattr(self, _ATTRIBUTE, FrontEnd(self, SystemClock(), rank, processes))
+    def expire(self) -> int:
+        return self.front_end.expire(self.observed)
 
-    @functools.wraps(stock_generate)
-    def generate(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
-        front_end = getattr(self, _ATTRIBUTE, None)
-        if front_end is None or not hasattr(sampling_params, "output_kind"):
-            return stock_generate(self, prompt, sampling_params, *args, **kwargs)
-        observed = front_end.accept(prompt, sampling_params, kwargs.get("priority", 0))
-        replies = stock_generate(self, prompt, sampling_params, *args, **kwargs)
-        return front_end.watch(observed, replies, sampling_params.output_kind)
 
-    @functools.wraps(stock_add)
-    async def add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        front_end, observed = getattr(self, _ATTRIBUTE, None), entering.get()
-        if front_end is not None:
-            front_end.check_open(observed)
-        if observed is None:
-            return await stock_add(self, *args, **kwargs)
-        kwargs.setdefault("arrival_time", observed.arrival_s)  # the engine's deadlines count from our front end
+class FrontEnd:
+    """What the requests of one engine client share in this process."""
+
+    def __init__(self, engine: Any, clock: Clock, rank: int = 0, processes: int = 1) -> None:
+        """rank: of this one among so many API ``processes`` of the server."""
+        settings = plugin_settings(engine.vllm_config.additional_config)
+        self._clock, self.processes = clock, processes
+        self._boards = Boards(_board(settings, rank, processes), clock)
+        self._metrics = collectors.install(settings, self._boards, clock)
+        self._admission = settings.admission.make(settings.classes.names, self._still_waiting, self._boards)
+        self._lengths = settings.make_lengths()
+        self._sweeping = False
+        self._states = engine.output_processor.request_states
+        engine.output_processor.add_request = self._noting_replies(engine.output_processor.add_request)
+        self._pages = EnginePages()
+        self._stated = StatedSLOs(settings, self._metrics, self._pages)
+        self.drain = Drain()
+        self.core_check = CoreCheck(settings.hung_after_s, self._boards)
+        # An engine that was killed leaves its page behind; vLLM ends this process soon after.
+        atexit.register(remove_pages)
+
+    def accept(self, prompt: Any, sampling_params: Any, priority: int = 0) -> Observed:
+        """Reads the SLO of a request, writes it where the engine finds it, predicts, and books the request's place.
+
+        priority: vLLM's number, whichever way the request stated it.
+        Raises: vLLM's errors, which its server answers with 400 for an SLO that cannot be read, 429 for a full
+        queue or targets that cannot be met, and 503 while it is stopping.
+        """
+        http = context.current.get()
+        slo = self._stated.read(http, sampling_params, priority)
+        observed = Observed(
+            slo,
+            None if http is None else http.headers.tenant,
+            self._clock.monotonic_s() if http is None else http.arrival_s,
+            self._clock,
+            interruptions=self._pages.interruptions,
+            broken_off=self._broken_off,
+            started=self._started,
+            ended=functools.partial(self._ended, http),
+        )
+        length = self._predict_length(observed, prompt, sampling_params)
+        self._admit(http, observed, prompt, sampling_params, length)
+        if http is not None:
+            http.calls.append(_Call(self, observed))
+        self.drain.in_flight += 1
+        return observed
+
+    def arrival_time(self, observed: Observed, prompt: Any) -> float | None:
+        """When vLLM shall take a request to have arrived; ``None`` where it says so itself.
+
+        As it does of a session, whose ``prompt`` are inputs that come one by one: each has an arrival of its own.
+        """
+        return None if isinstance(prompt, AsyncGenerator) else self._epoch_s(observed.arrival_s)
+
+    def _epoch_s(self, at_s: float) -> float:
+        """A time of ours by the host's clock as it stands now."""
+        return self._clock.now_s() - (self._clock.monotonic_s() - at_s)
+
+    def check_open(self, observed: Observed | None) -> None:
+        """Checks that a request may enter the engine; observed: ``None`` where it did not come through :meth:`accept`.
+
+        Raises: vLLM's error for 503 where the server is stopping.
+        """
         try:
-            collector = await stock_add(self, *args, **kwargs)
-        finally:
-            entering.set(None)
-        observed.engine_request_id = collector.request_id
-        return collector
+            if observed is None:
+                self.drain.check_open()
+            else:
+                self.drain.check_running()
+        except ShuttingDown as error:
+            from sloserve.vllm_plugin.server.stopped import stopped
 
-    @functools.wraps(stock_check_health)
-    async def check_health(self: Any) -> None:
-        await stock_check_health(self)
-        if await core_hangs(self):
-            raise self.dead_error
+            if observed is None:
+                self.count_stopped()
+            http = context.current.get()
+            if http is not None:
+                http.rejection = error.to_keep()
+            raise stopped(error) from error
 
-    @functools.wraps(stock_shutdown)
-    def shutdown(self: Any, timeout: float | None = None) -> None:
-        front_end = getattr(self, _ATTRIBUTE, None)
-        stock_shutdown(self, timeout if front_end is None else front_end.drain.run(self, timeout))
-        if front_end is not None:
-            front_end.close()
-            sweep_pages()  # an engine that took too long to stop was killed
+    def _noting_replies(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """``OutputProcessor.add_request``, which makes vLLM's figures of a request; with n > 1, of each of its replies.
 
-    AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request = init, generate, add_request
-    AsyncLLM.shutdown, AsyncLLM.check_health = shutdown, check_health
-    for name in CONTROL:
-        setattr(AsyncLLM, name, _controlling(getattr(AsyncLLM, name)))
+        The whole reply to such a request comes with the figures of the one that ended last.
+        """
+
+        def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+            added = stock(request, *args, **kwargs)
+            observed, state = entering.get(), self._states.get(request.request_id)
+            if observed is not None and state is not None and state.stats is not None:
+                observed.figures[request.request_id] = state.stats
+            return added
+
+        return add_request
+
+    def count_stopped(self) -> None:
+        """Counts a request that is refused while stopping and whose SLO is not known; its class counts as ``none``."""
+        self._metrics.rejected(None, collectors.SHUTTING_DOWN)
+
+    def watch(self, observed: Observed, replies: Any, output_kind: Any) -> Any:
+        """``replies``, observed on their way."""
+        watched = observed.watch(
+            replies, streamed=_is_streamed(output_kind), cumulative=output_kind.name == "CUMULATIVE"
+        )
+        # A handler may fail between this call and the first reading; what was never begun is never closed either.
+        weakref.finalize(watched, observed.abandoned).atexit = False
+        return watched
+
+    def _predict_length(self, observed: Observed, prompt: Any, sampling_params: Any) -> list[float] | None:
+        """Quantiles of the reply's length, written where the engine finds them; ``None`` without a length model."""
+        quantiles = None
+        if self._lengths is not None:
+            quantiles = self._lengths.quantiles(
+                observed.slo.slo_class.name,
+                arrival_s=self._epoch_s(observed.arrival_s),
+                prompt_tokens=prompt_tokens(prompt),
+                max_tokens=sampling_params.max_tokens,
+                prompt=prompt_text(prompt),
+            )
+        sampling_params.extra_args = with_length(sampling_params.extra_args, quantiles)
+        return quantiles
+
+    def _admit(
+        self,
+        http: HTTPContext | None,
+        observed: Observed,
+        prompt: Any,
+        sampling_params: Any,
+        length: list[float] | None,
+    ) -> None:
+        now_s = self._clock.monotonic_s()
+        new = ArrivingRequest(
+            observed.slo,
+            observed.arrival_s,
+            prompt_tokens(prompt),
+            sampling_params.max_tokens,
+            stated_output_tokens(sampling_params.extra_args),
+            sampling_params.n or 1,
+            _is_streamed(sampling_params.output_kind),
+            length,
+            functools.partial(key_of, observed.tenant, prompt, sampling_params),
+        )
+        forecast = self._admission.forecast(new, now_s)
+        observed.predicted = forecast.predicted
+        if http is not None and observed.predicted is not None:
+            http.predicted.append(observed.predicted)
+        try:
+            self.drain.check_open()
+            observed.ticket = self._admission.admit(new, forecast, observed, now_s)
+        except (Rejected, ShuttingDown) as error:
+            from vllm.exceptions import GracefulHTTPError
+
+            rejected = ServedRequest(observed.slo, Outcome.REJECTED, observed.tenant, predicted=observed.predicted)
+            self._metrics.record(rejected)
+            reason = collectors.SHUTTING_DOWN if isinstance(error, ShuttingDown) else errors.reason(error)
+            self._metrics.rejected(observed.slo.slo_class.name, reason)
+            if isinstance(error, QueueFull):
+                tell_operator(
+                    f"clients of class {error.slo_class!r} get 429, since as many wait as admission.max_waiting allows"
+                )
+            if http is not None:
+                http.rejection = error.to_keep()
+            raise GracefulHTTPError(str(error), errors.status(error)) from error
+
+        self._keep_swept()
+
+    def _keep_swept(self) -> None:
+        """While requests wait here that other processes count, looks every so often whether they do still."""
+        if not self._sweeping and self._boards.others:
+            try:
+                asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
+                self._sweeping = True
+            except RuntimeError:  # called outside of the server's loop
+                pass
+
+    def _sweep(self) -> None:
+        self._sweeping = False
+        if self._admission.sweep(self._clock.monotonic_s()):
+            self._keep_swept()
+
+    def close(self) -> None:
+        """The other API processes count it no more; serving what is in flight goes on."""
+        self._boards.own.close()
+
+    def _still_waiting(self, place: WaitingPlace) -> bool:
+        engine_request_id = place.request.engine_request_id
+        if engine_request_id is None:
+            return True
+        state = self._states.get(engine_request_id) or self._states.get(f"0_{engine_request_id}")
+        return state is not None and state.is_prefilling
+
+    def is_waiting(self, observed: Observed) -> bool:
+        """Whether a request that was admitted has no token yet, as far as this process can know."""
+        ticket = observed.ticket
+        return not observed.begun and ticket is not None and self._still_waiting(ticket.place)
+
+    def expire(self, observed: Observed) -> int:
+        """Books a request as given up; in how many whole seconds one of its class should find a place."""
+        name = observed.slo.slo_class.name
+        if not observed.expired:
+            observed.expired = True
+            self._metrics.rejected(name, errors.REASON[DeadlinePassed])
+        return self._admission.promise_place(name, self._clock.monotonic_s())
+
+    def _started(self, observed: Observed) -> None:
+        if observed.ticket is not None:
+            observed.ticket.started(self._clock.monotonic_s())
+
+    def _ended(self, http: HTTPContext | None, observed: Observed, served: ServedRequest) -> None:
+        self.drain.in_flight -= 1
+        if observed.ticket is not None:
+            observed.ticket.ended(served.latency, served.output_tokens, self._clock.monotonic_s())
+        self._metrics.record(served)
+        if http is not None:
+            http.served.append(served)
+            if served.outcome is Outcome.EVICTED and self.drain.begun:
+                http.rejection = self.drain.error("gave the request up")
+
+    def _broken_off(self) -> Exception | None:
+        from sloserve.vllm_plugin.server.stopped import stopped
+
+        return stopped(self.drain.error("gave the request up")) if self.drain.begun else None
 
 
-def _controlling(stock: Any) -> Any:
-    @functools.wraps(stock)
-    async def controlled(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with controlling(self):
-            return await stock(self, *args, **kwargs)
+def _board(settings: PluginSettings, rank: int, processes: int) -> Board:
+    names, tenants = settings.classes.names, settings.max_tenant_labels
+    if processes > 1:
+        try:
+            return Board.published(names, tenants, rank)
+        except OSError as error:
+            logger.warning(
+                "sloserve cannot publish what API process %d counts: caps, attainment and coverage will lack it: %s",
+                rank,
+                error,
+            )
+    return Board(len(names), tenants)
 
-    return controlled
+
+def _is_streamed(output_kind: Any) -> bool:
+    return bool(output_kind.name != "FINAL_ONLY")
+
+
+# Of an engine client of which it is not known whether it has a front end.
+
+
+def front_end_of(engine: Any) -> FrontEnd | None:
+    """Returns the front end of an engine client; ``None`` where the engine runs another scheduler than ours."""
+    found: FrontEnd | None = getattr(engine, ATTRIBUTE, None)
+    return found
 
 
 def controlling(engine: Any) -> AbstractContextManager[None]:
     """While a call runs that may keep the core behind this engine client busy; see :mod:`.core_check`."""
-    front_end = getattr(engine, _ATTRIBUTE, None)
+    front_end = front_end_of(engine)
     control: AbstractContextManager[None] = nullcontext() if front_end is None else front_end.core_check.controlling()
     return control
 
 
-def runs_our_scheduler(vllm_config: Any) -> bool:
-    """Whether the engine was configured with our scheduler, as a path or as a class, or a subclass of it."""
-    scheduler_cls = vllm_config.scheduler_config.scheduler_cls
-    if isinstance(scheduler_cls, type):
-        return any(base.__module__.startswith("sloserve.") for base in scheduler_cls.__mro__)
-    additional_config = vllm_config.additional_config
-    return str(scheduler_cls).startswith("sloserve.") or (
-        isinstance(additional_config, dict) and KEY in additional_config
-    )
-
-
 def api_processes(engine: Any) -> int:
     """How many API processes the server of this engine client has."""
-    front_end = getattr(engine, _ATTRIBUTE, None)
+    front_end = front_end_of(engine)
     return 1 if front_end is None else int(front_end.processes)
 
 
 def check_open(engine: Any) -> None:
     """Raises: ShuttingDown where the server of this engine client takes no more work, since it is stopping."""
-    front_end = getattr(engine, _ATTRIBUTE, None)
+    front_end = front_end_of(engine)
     if front_end is not None:
         front_end.drain.check_open()
 
 
 async def core_hangs(engine: Any) -> bool:
     """Whether the core behind this engine client has not answered for too long; see :mod:`.core_check`."""
-    front_end = getattr(engine, _ATTRIBUTE, None)
+    front_end = front_end_of(engine)
     return front_end is not None and await front_end.core_check.hangs(lambda: engine_control.answered(engine))
 
 
 def count_stopped(engine: Any) -> None:
     """Counts a request that is refused since the server of this engine client is stopping, before its SLO is read."""
-    front_end = getattr(engine, _ATTRIBUTE, None)
+    front_end = front_end_of(engine)
     if front_end is not None:
         front_end.count_stopped()
 
 
 def on_stop(engine: Any, call: Callable[[], None]) -> None:
     """``call`` is called in the event loop once the server of this engine client takes no more work."""
-    front_end = getattr(engine, _ATTRIBUTE, None)
+    front_end = front_end_of(engine)
     if front_end is not None:
         front_end.drain.on_begin(call)

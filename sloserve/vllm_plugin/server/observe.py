@@ -1,8 +1,8 @@
 """Watches one request's replies pass through the API process, and says at the end how it fared.
 
 Times are those at which a reply leaves for the client, counted from the arrival at our front end. Replies that are not
-streamed leave in one piece: their TTFT and TPOT are the engine's, since those are what the scheduler can do something
-about, and no user reads them as they come, so they have no QoE.
+streamed leave in one piece: their TTFT and TPOT are the engine's, back from that moment, since those are what the
+scheduler can do something about, and no user reads them as they come, so they have no QoE.
 """
 
 import asyncio
@@ -99,15 +99,17 @@ class Observed:
         self._end(Outcome.ABORTED, None)
 
     def _passes(self, reply: Any, cumulative: bool) -> None:
-        now_s = self._clock.now_s()
-        any_new = False
+        now_s = self._clock.monotonic_s()
         for one in reply.outputs:
-            times_s = self._token_times_s.setdefault(one.index, array("d"))
+            times_s = self._token_times_s.get(one.index)
+            if times_s is None:
+                times_s = self._token_times_s[one.index] = array("d")
             new = len(one.token_ids) - (len(times_s) if cumulative else 0)
-            if new > 0:
-                any_new = True
+            if new == 1:
+                times_s.append(now_s)
+            elif new > 1:
                 times_s.extend((now_s,) * new)
-        if any_new and not self._begun:
+        if not self._begun and any(self._token_times_s.values()):
             self._begun = True
             self._started(self)
 
@@ -129,12 +131,7 @@ class Observed:
             self._end(Outcome.COMPLETED, reply, self._whole(reply))
 
     def _streamed(self) -> tuple[Latency | None, float | None]:
-        # The host's clock may be set back while a reply streams; a timeline only ascends.
-        timelines = [
-            np.maximum.accumulate(np.maximum(np.array(times_s) - self.arrival_s, 0.0))
-            for times_s in self._token_times_s.values()
-            if times_s
-        ]
+        timelines = [np.array(times_s) - self.arrival_s for times_s in self._token_times_s.values() if times_s]
         if not timelines:
             return None, None
         latency = _latency([(t[0], t[-1] - t[0], t.size) for t in timelines], max(float(t[-1]) for t in timelines))
@@ -147,13 +144,17 @@ class Observed:
     def _whole(self, reply: Any) -> Latency | None:
         if not any(one.token_ids for one in reply.outputs):
             return None
-        e2e_s = max(self._clock.now_s() - self.arrival_s, 0.0)
-        told = [
-            (max(one.first_token_latency, 0.0), one.last_token_ts - one.first_token_ts, one.num_generation_tokens)
-            for one in self.figures.values()
-            if one.first_token_latency
-        ]
-        return _latency(told or [(e2e_s, 0.0, 1)], e2e_s)  # where nothing is told: all came with the whole
+        e2e_s = self._clock.monotonic_s() - self.arrival_s
+        told = [one for one in self.figures.values() if one.first_token_ts]
+        if not told:
+            return _latency([(e2e_s, 0.0, 1)], e2e_s)  # all came with the whole
+        # The engine's clock starts elsewhere; its last token is the one that the whole has just come with.
+        ended_ts = max(one.last_token_ts for one in told)
+        spans = (
+            (max(e2e_s - (ended_ts - one.first_token_ts), 0.0), one.last_token_ts - one.first_token_ts, one)
+            for one in told
+        )
+        return _latency([(first_s, decode_s, one.num_generation_tokens) for first_s, decode_s, one in spans], e2e_s)
 
     @property
     def begun(self) -> bool:

@@ -11,10 +11,9 @@ import functools
 from typing import Any
 
 from sloserve.core.errors import ConfigError, EngineError
-from sloserve.vllm_plugin.server import engine_control
+from sloserve.vllm_plugin.server import engine_control, reloading
 
 _INSTALLED = "sloserve_park"
-_UNPARK = "/sloserve/unpark"
 
 LEVELS = (0, 1)
 """As vLLM's levels of sleep: with 0 only requests and their KV leave the device, with 1 weights do too. With 2 the
@@ -68,31 +67,36 @@ async def park(async_llm: Any, level: int = 1) -> list[dict[str, int]]:
     """Swaps all running requests out on every rank, then puts the engine to sleep; clients' streams stay open.
 
     Returns: by rank, how many ``requests`` were parked, and of how many the KV was ``kept``.
-    Raises: ConfigError for a level that is none of :data:`LEVELS`; EngineError.
+    Raises: ConfigError for a level that is none of :data:`LEVELS`; EngineNotReady after a reload that failed;
+    EngineError where a rank fails, and all go on.
     """
     if level not in LEVELS:
         raise ConfigError(
             f"level: {level} is not one of {', '.join(map(str, LEVELS))}; level 2 drops the weights, so requests could "
             "not go on"
         )
-    parked = await engine_control.call_all(async_llm, "sloserve_park", level)
-    failed = engine_control.failures(parked)
-    if not failed:
-        try:
-            await async_llm.sleep(level, mode="keep")
-        except Exception as error:
-            failed = str(error) or type(error).__name__
-    if failed:
-        raise EngineError(f"the engine is paused and may not sleep: {failed}; POST {_UNPARK} has it go on")
+    reloading.check_weights_known(async_llm)
+    try:
+        parked = await engine_control.call_all(async_llm, "sloserve_park", level)
+        if failed := engine_control.failures(parked):
+            raise EngineError(failed)
+        await async_llm.sleep(level, mode="keep")
+    except BaseException as error:  # whatever it is: requests wait
+        failure = f"the engine was not parked: {engine_control.reason(error)}"
+        await engine_control.go_on(async_llm.wake_up(), failure)
+        if isinstance(error, Exception):
+            raise EngineError(f"{failure}; its requests go on") from error
+        raise
     return parked
 
 
 async def unpark(async_llm: Any) -> None:
     """Wakes every rank; its requests go on. An engine that is merely asleep or paused goes on, too.
 
-    Raises: EngineError.
+    Raises: EngineNotReady after a reload that failed, EngineError.
     """
+    reloading.check_weights_known(async_llm)
     try:
         await async_llm.wake_up()
     except Exception as error:
-        raise EngineError(f"the engine does not wake: {str(error) or type(error).__name__}") from error
+        raise EngineError(f"the engine does not wake: {engine_control.reason(error)}") from error

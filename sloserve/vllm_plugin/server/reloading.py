@@ -9,10 +9,15 @@ old model. Here the path is opened first, caches are emptied, and the server tak
 is still to go on: parked, preempted, or a session that waits for its next input. Each rank makes sure of it in the same
 call that reads them (:func:`_reload`), between two of its steps, whatever other calls come.
 
-:func:`install` gives vLLM's EngineCore what is called here.
+**All ranks serve with the same weights.** From before the first reads until after the last has, the engine is paused,
+and no call through its client ends the pause or puts it to sleep, ours or vLLM's own. After a reload that failed
+anywhere only one that succeeds everywhere ends it.
+
+:func:`install` gives vLLM's EngineCore what is called here, and guards what ends a pause.
 """
 
 import asyncio
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +25,32 @@ from sloserve.core.errors import ConfigError, EngineError, EngineNotReady, shown
 from sloserve.vllm_plugin.server import engine_control
 
 _INSTALLED = "sloserve_reload"
+_UNSURE = "sloserve_weights_unsure"
+"""Where an engine client has why its ranks may hold different weights; ``None``, or nothing, where they do not."""
+_READING = "other weights are to be read; wait until they have been"
+_GUARDED = ("sleep", "wake_up", "resume_generation")
+"""Methods of ``AsyncLLM`` that end a pause, or need another call that does."""
 
 
 def install() -> None:
-    """Extends vLLM's engine in this process; a second call changes nothing."""
+    """Extends vLLM's engine and its client in this process; a second call changes nothing."""
+    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core import EngineCore
 
     if not hasattr(EngineCore, _INSTALLED):
         EngineCore.sloserve_reload_refused = _refused
         EngineCore.sloserve_reload = _reload
+        for name in _GUARDED:
+            setattr(AsyncLLM, name, _guarded(getattr(AsyncLLM, name)))
+
+
+def _guarded(stock: Any) -> Any:
+    @functools.wraps(stock)
+    async def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_weights_known(self)
+        return await stock(self, *args, **kwargs)
+
+    return guarded
 
 
 # Methods of EngineCore.
@@ -58,20 +80,33 @@ def _refused(self: Any, paused: bool) -> str | None:
     return None
 
 
-def _reload(self: Any, weights_path: str, version: str) -> None:
+def _reload(self: Any, weights_path: str, version: str) -> str | None:
     """Reads the weights, in the pause that was made for it. version: what vLLM calls them from then on.
 
-    Raises: EngineNotReady where :func:`_refused` has a reason, and nothing has changed.
+    Returns: why they may not change, and nothing has; ``None`` once they are read.
     """
-    reason = _refused(self, paused=True)
-    if reason is not None:
-        raise EngineNotReady(reason)
-    self.collective_rpc("reload_weights", kwargs={"weights_path": weights_path})
-    self.reset_prefix_cache()
-    self.set_weight_version(version)
+    refused = _refused(self, paused=True)
+    if refused is None:
+        self.collective_rpc("reload_weights", kwargs={"weights_path": weights_path})
+        self.reset_prefix_cache()
+        self.set_weight_version(version)
+    return refused
 
 
 # For the API process.
+
+
+def failed_reload(async_llm: Any) -> str | None:
+    """Returns how a reload failed after which none has succeeded, and what to do; ``None`` where there is none."""
+    unsure: str | None = getattr(async_llm, _UNSURE, None)
+    return None if unsure == _READING else unsure
+
+
+def check_weights_known(async_llm: Any) -> None:
+    """Raises: EngineNotReady while the ranks may hold different weights."""
+    unsure = getattr(async_llm, _UNSURE, None)
+    if unsure is not None:
+        raise EngineNotReady(unsure)
 
 
 async def reload(async_llm: Any, models: Any, weights_path: str, name: str, api_processes: int = 1) -> None:
@@ -80,8 +115,8 @@ async def reload(async_llm: Any, models: Any, weights_path: str, name: str, api_
     models: vLLM's ``OpenAIServingModels``, which holds the names that the server answers to. api_processes: of the
     server; each holds names of its own.
     Raises: ConfigError for a path that has no weights or a server of several processes, EngineNotReady where a reply
-    would be of two models, and nothing has changed; EngineError where the engine did not read them: what it holds is
-    not known, and it is to be killed.
+    would be of two models, and nothing has changed; EngineError where a rank did not read them: nothing is served then
+    until another reload has succeeded.
     """
     if api_processes > 1:
         raise ConfigError(
@@ -89,26 +124,54 @@ async def reload(async_llm: Any, models: Any, weights_path: str, name: str, api_
             "--api-server-count 1 to reload"
         )
     await asyncio.to_thread(check_weights, weights_path)
-    await _check(async_llm, paused=False)
+    known = models.base_model_paths  # one list, which others hold too
+    before = failed_reload(async_llm)
+    if before is None:  # else it is paused, since then
+        await _check(async_llm, paused=False)
+    left = before
+    setattr(async_llm, _UNSURE, _READING)
     try:
         await _pause(async_llm)
         await _check(async_llm, paused=True)
-    except BaseException:  # whatever it is: no weights were read yet, and requests wait
-        await async_llm.resume_generation()
-        raise
-    # One of some GB takes minutes to read.
-    failed = engine_control.failures(
-        await engine_control.call_all(async_llm, "sloserve_reload", weights_path, name, limit_s=None)
+        left = _unsure(weights_path, "broke off")
+        try:
+            failed = await _read(async_llm, weights_path, name)
+        except EngineNotReady:
+            left = before
+            raise
+        left = _unsure(weights_path, f"failed: {failed}") if failed else None
+        if left is not None:
+            raise EngineError(left)
+        known[:] = [type(known[0])(name=name, model_path=weights_path)]
+    finally:  # whatever came of it: requests wait
+        setattr(async_llm, _UNSURE, left)
+        if left is None:
+            over = f"the reload of {shown(weights_path)} is over"
+            await engine_control.go_on(async_llm.resume_generation(), over)
+
+
+async def _read(async_llm: Any, weights_path: str, name: str) -> str:
+    """Has every rank read the weights; returns which did not, and why. Raises: EngineNotReady where none has begun."""
+    # Weights of some GB take minutes to read.
+    answers = await engine_control.call_all(async_llm, "sloserve_reload", weights_path, name, limit_s=None)
+    answers = [EngineNotReady(one) if isinstance(one, str) else one for one in answers]
+    if all(isinstance(one, EngineNotReady) for one in answers):
+        raise answers[0]
+    failed = engine_control.failures(answers)
+    if not failed:
+        try:
+            # Of requests that came since the pause; this process' cache says what is in the engines', so both.
+            await async_llm.reset_mm_cache()
+        except Exception as error:
+            failed = f"the multimodal caches were not emptied: {engine_control.reason(error)}"
+    return failed
+
+
+def _unsure(weights_path: str, what: str) -> str:
+    return (
+        f"the reload of {shown(weights_path)} {what}; ranks may hold different weights, so nothing is served until one "
+        "succeeds: POST /sloserve/reload again, or kill the engine"
     )
-    if failed:
-        raise EngineError(
-            f"the weights in {weights_path} were not read, and what the engine holds is not known: {failed}; kill it"
-        )
-    # Of requests that came since the pause; the API process' cache says what is in the engines', so it empties both.
-    await async_llm.reset_mm_cache()
-    known = models.base_model_paths  # one list, which others hold too
-    known[:] = [type(known[0])(name=name, model_path=weights_path)]
-    await async_llm.resume_generation()
 
 
 async def _pause(async_llm: Any) -> None:
@@ -116,7 +179,7 @@ async def _pause(async_llm: Any) -> None:
     try:
         await async_llm.pause_generation(mode="wait", clear_cache=True)
     except Exception as error:
-        reason = str(error) or type(error).__name__
+        reason = engine_control.reason(error)
         raise EngineError(f"the weights were not read: the engine cannot be paused: {reason}; try again") from error
 
 

@@ -52,9 +52,9 @@ def prepare(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse
             os.environ.setdefault(name, value)
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as the vllm command does
 
-    from sloserve.vllm_plugin.engine import compat
+    from sloserve.vllm_plugin.engine import private_names
 
-    compat.check_version()
+    private_names.check_version()
     args = parse_vllm_args(vllm_args, our_flags)
     check_scheduler_flags(args)
     return args

@@ -37,8 +37,6 @@ class StatedSLOs:
         http: ``None`` for a request that did not come through our middleware. priority: vLLM's number.
         Raises: vLLM's error for 400 where an SLO cannot be read.
         """
-        from vllm.exceptions import VLLMValidationError
-
         try:
             if http is not None and http.error is not None:
                 raise http.error
@@ -49,6 +47,8 @@ class StatedSLOs:
             if priority != 0:
                 self._check_priority(priority)
         except InvalidRequest as error:
+            from vllm.exceptions import VLLMValidationError
+
             self._metrics.rejected(None, collectors.INVALID_REQUEST)
             raise VLLMValidationError(str(error), parameter=error.param) from error.to_keep()
         sampling_params.extra_args = resolved.xargs
@@ -93,15 +93,19 @@ def prompt_text(prompt: Any) -> str | None:
 
 
 def key_of(tenant: str | None, prompt: Any, sampling_params: Any) -> Hashable | None:
-    """By what a request is known when its client sends it again: whose it is, its prompt, and what it asks for.
+    """By what a request is known when its client sends it again: whose it is, its prompt with the pictures, sounds and
+    the like in it, by vLLM's digest of each, and what it asks for.
 
     Two that are alike in all of this need not be told apart: either may have the place of the other. ``None`` for a
-    prompt that is neither token ids nor text, as of embeddings: all of these would look alike.
+    prompt of which not all is token ids, text or has a digest, as of embeddings: all of these would look alike.
     """
     get = prompt.get if isinstance(prompt, dict) else functools.partial(getattr, prompt)
-    ids = get("prompt_token_ids", None)
+    ids, digests = get("prompt_token_ids", None), get("mm_hashes", None)
     text = prompt if isinstance(prompt, str) else prompt_text(prompt)
-    if get("prompt_embeds", None) is not None or (not ids and text is None):
+    is_opaque = get("prompt_embeds", None) is not None or (digests is None and get("multi_modal_data", None))
+    if is_opaque or (not ids and text is None):
         return None
+    items = tuple((kind, *found) for kind, found in sorted((digests or {}).items()))
+    encoded = tuple(get("encoder_prompt_token_ids", None) or ())
     asked = (getattr(sampling_params, name, None) for name in ("max_tokens", "n", "seed", "temperature"))
-    return hash((tenant, text if ids is None else tuple(ids), *asked))
+    return hash((tenant, text if ids is None else tuple(ids), items, encoded, *asked))

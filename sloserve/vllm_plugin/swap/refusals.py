@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sloserve.core.errors import ConfigError
-from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine.kv_groups import keeps_whole_context
 
 
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
@@ -29,7 +29,7 @@ def refusal(vllm_config: Any, kv_cache_config: Any) -> str | None:
         return "encoder-decoder models, whose cross-attention reads KV that no token computes again"
     if kv_cache_config.has_mamba_layers:
         return "Mamba layers, whose state is not blocks of tokens"
-    if not compat.blocks_follow_tokens(groups):
+    if not keeps_whole_context(groups):
         return (
             "a KV cache of several groups or with sliding windows, whose blocks are not tokens / block size; "
             "--disable-hybrid-kv-cache-manager has vLLM keep one of full attention"

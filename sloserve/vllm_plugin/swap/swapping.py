@@ -23,6 +23,7 @@ from sloserve.engine.link_clock import LinkClock
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.swap_control import SwapControl, first_bytes_per_s
 from sloserve.engine.swap_rule import SwapRule
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.blocks import blocks_of
 from sloserve.lso.plan import SwapFacts
 from sloserve.vllm_plugin.engine import compat
@@ -137,7 +138,8 @@ class Swapping:
 
     def _worth_s(self, request: Request, tokens: int) -> float | None:
         scheduler, now_s = self._scheduler, self._clock.monotonic_s()
-        engine = compat.engine_facts(scheduler, len(scheduler.running), (), self._steps, now_s, self.promised)
+        layout = KVLayout.full(self._scheduler.block_size)  # of any other nothing is swapped
+        engine = compat.engine_facts(scheduler, layout, len(scheduler.running), (), self._steps, now_s, self.promised)
         return self._control.worth_s(request.request_id, tokens, replace(engine, swap=self.facts()))
 
     def _reason_against(self, request: Request) -> str | None:

@@ -109,7 +109,7 @@ class VirtualEngine(EventLoop):
         self._hasher = None
         if settings.enable_prefix_caching:
             init_none_hash(sha256)
-            self._hasher = get_request_block_hasher(settings.block_size, sha256)
+            self._hasher = get_request_block_hasher(self.scheduler.hash_block_size, sha256)
         self._live: dict[str, _Live] = {}
         self._prefilling: set[str] = set()
         self._preempted: list[str] = []

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import tempfile
 from collections.abc import Mapping
 from functools import lru_cache
@@ -10,9 +11,19 @@ from typing import Any
 
 import torch
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.structured_output import StructuredOutputManager
 
+from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.swap_space.regions import SPACE_KEY
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.server.swap_space import CONNECTOR, MODULE
@@ -68,12 +79,19 @@ def scheduler_arguments(
     config.additional_config = dict(additional_config)
     # Limits are narrowed on this object for a step at a time: each scheduler gets its own.
     config.scheduler_config = copy.copy(config.scheduler_config)
-    spec = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float16)
+    specs = [_spec_of(one, settings) for one in settings.kv_groups or (KVGroups(1, settings.block_size),)]
+    sizes = [spec.block_size for spec in specs]
+    if any(one.states for one in settings.kv_groups):
+        config.cache_config = copy.copy(config.cache_config)
+        config.cache_config.mamba_cache_mode = "align"
+        config.cache_config.block_size = max(sizes)
+    num_groups = [one.num_groups for one in settings.kv_groups] or [1]
+    each = [spec for spec, count in zip(specs, num_groups, strict=True) for _ in range(count)]
     tensors = []
     if block_bytes is not None:
         # What the connector reads of a cache: how many bytes a block has.
         size = (settings.kv_blocks + 1) * block_bytes
-        tensors = [KVCacheTensor(size=size, layers=["layer"], layer_stride=size, block_stride=block_bytes)]
+        tensors = [KVCacheTensor(size=size, layers=["layer.0"], layer_stride=size, block_stride=block_bytes)]
         config.kv_transfer_config = KVTransferConfig(
             kv_connector=CONNECTOR,
             kv_connector_module_path=MODULE,
@@ -86,9 +104,30 @@ def scheduler_arguments(
         "kv_cache_config": KVCacheConfig(
             num_blocks=settings.kv_blocks + 1,
             kv_cache_tensors=tensors,
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            kv_cache_groups=[KVCacheGroupSpec([f"layer.{i}"], spec) for i, spec in enumerate(each)],
         ),
         "structured_output_manager": StructuredOutputManager(config),
-        "block_size": settings.block_size,
+        "block_size": math.lcm(*sizes),
+        "hash_block_size": math.gcd(*sizes),
         "log_stats": False,
     }
+
+
+def _spec_of(groups: KVGroups, settings: EngineSettings) -> KVCacheSpec:
+    """vLLM's description of layers that keep what ``groups`` says."""
+    size = groups.block_size
+    if groups.states or groups.window_tokens == STATE_WINDOW:
+        mode = "align" if groups.states else "none" if size >= settings.max_model_len else "all"
+        return MambaSpec(
+            block_size=size,
+            shapes=((size,),),
+            dtypes=(torch.float32,),
+            mamba_cache_mode=mode,
+            num_speculative_blocks=groups.spare_blocks,
+        )
+    shape: dict[str, Any] = {"block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
+    if groups.window_tokens:
+        return SlidingWindowSpec(**shape, sliding_window=groups.window_tokens)
+    if groups.chunk_tokens:
+        return ChunkedLocalAttentionSpec(**shape, attention_chunk_size=groups.chunk_tokens)
+    return FullAttentionSpec(**shape)

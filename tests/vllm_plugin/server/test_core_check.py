@@ -1,13 +1,21 @@
 """A core that answers late, never, or is busy by order, in virtual time."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from sloserve.core.clock import ManualClock
+from sloserve.metrics.process_page import REFRESH_S, Board, Boards
 from sloserve.vllm_plugin.server.core_check import CONTROL_LIMITS, CoreCheck
 from tests.client.virtual_time import run
 
 LIMIT_S = 300.0
+
+
+def check_of(boards: Boards | None = None) -> CoreCheck:
+    """boards: of its API process; ``None`` where that is the only one."""
+    return CoreCheck(LIMIT_S, boards or Boards(Board(0, 0), ManualClock()))
 
 
 class Core:
@@ -24,7 +32,7 @@ class Core:
 def test_only_a_question_that_stays_open_for_too_long_tells_of_a_hang(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         core = Core()
-        check = CoreCheck(LIMIT_S)
+        check = check_of()
         for _ in range(3):  # hours without anybody who asks are no silence
             assert not await check.hangs(core.ask)
             await asyncio.sleep(10_000.0)
@@ -47,7 +55,7 @@ def test_an_answer_that_is_here_and_not_read_counts() -> None:
 
     async def test() -> None:
         core = Core()
-        check = CoreCheck(LIMIT_S)
+        check = check_of()
         core.answers.clear()
         assert not await check.hangs(core.ask)
         await asyncio.sleep(2 * LIMIT_S)
@@ -60,7 +68,7 @@ def test_an_answer_that_is_here_and_not_read_counts() -> None:
 def test_what_an_operator_orders_may_take_as_long_as_it_likes() -> None:
     async def test() -> None:
         core = Core()
-        check = CoreCheck(LIMIT_S)
+        check = check_of()
         core.answers.clear()
 
         assert not await check.hangs(core.ask)
@@ -77,10 +85,38 @@ def test_what_an_operator_orders_may_take_as_long_as_it_likes() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_another_api_process_orders_is_no_hang_either(tmp_path: Path, dies: bool) -> None:
+    """Each process asks the core for itself; a call of one keeps the core from answering all."""
+    clock = ManualClock()
+    own, other = (Boards(Board.published((), 0, rank, tmp_path), clock, tmp_path) for rank in range(2))
+
+    async def test() -> None:
+        core, check, ordering = Core(), check_of(own), check_of(other)
+        with ordering.controlling():
+            await asyncio.sleep(10_000.0)  # before the question came: it says nothing of this silence
+        core.answers.clear()
+        assert not await check.hangs(core.ask)
+        await asyncio.sleep(1.0)
+        with ordering.controlling():
+            await asyncio.sleep(5 * LIMIT_S)
+            assert not await check.hangs(core.ask), "the call goes on"
+        if dies:
+            other.own.close()
+            clock.advance_to(clock.now_s() + REFRESH_S)
+        await asyncio.sleep(LIMIT_S - 2.0)
+        assert await check.hangs(core.ask) is dies, "the call is over, and who made it may be gone"
+        await asyncio.sleep(1.0)
+        assert await check.hangs(core.ask)
+        core.answers.set()
+
+    run(test())
+
+
 def test_a_control_call_does_not_hide_a_hang() -> None:
     async def test() -> None:
         core = Core()
-        check = CoreCheck(LIMIT_S)
+        check = check_of()
         core.answers.clear()
         assert not await check.hangs(core.ask)
         await asyncio.sleep(LIMIT_S)
@@ -110,7 +146,7 @@ def test_an_error_is_an_answer() -> None:
         async def ask() -> None:
             raise RuntimeError("the engine runs another scheduler")
 
-        check = CoreCheck(LIMIT_S)
+        check = check_of()
         for _ in range(3):
             assert not await check.hangs(ask)
             await asyncio.sleep(LIMIT_S)

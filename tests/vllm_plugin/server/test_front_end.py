@@ -5,6 +5,7 @@ import contextlib
 import gc
 import math
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,15 +22,15 @@ from sloserve.estimator.length.examples import make_examples
 from sloserve.estimator.length.training import LengthTrainingSettings, train
 from sloserve.metrics import page_folder
 from sloserve.metrics.collectors import REASONS
-from sloserve.quic.service import by_class
 from sloserve.settings import plugin_settings
-from sloserve.vllm_plugin.server.accept import FrontEnd
+from sloserve.vllm_plugin.server.front_end import FrontEnd
 from sloserve.vllm_plugin.server.observe import entering
 from sloserve.vllm_plugin.server.stated import key_of, prompt_tokens, tell_operator
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
+from sloserve.wire.resolve import resolve_headers
 from sloserve.wire.xargs import LENGTH_KEY, predicted_length
-from tests.quic.serving import ask, connected, listening, read, whole
+from tests.http3.serving import ask, connected, listening, read, whole
 
 T0 = 1_000_000.0
 
@@ -70,7 +71,7 @@ class Metrics:
 def metrics(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     found = Metrics()
     monkeypatch.setattr("sloserve.metrics.collectors.install", lambda *_: found)
-    monkeypatch.setattr("sloserve.vllm_plugin.server.accept.remove_pages", lambda: None)
+    monkeypatch.setattr("sloserve.vllm_plugin.server.front_end.remove_pages", lambda: None)
     exceptions = SimpleNamespace(GracefulHTTPError=Refused, VLLMValidationError=Malformed)
     monkeypatch.setitem(__import__("sys").modules, "vllm.exceptions", exceptions)
     return found
@@ -95,7 +96,7 @@ class Server:
         self.states[request.request_id] = state
 
     def http(self, *headers: tuple[str, str]) -> HTTPContext:
-        http = HTTPContext(self.clock.now_s())
+        http = HTTPContext(self.clock.monotonic_s())
         http.read_headers([(name.encode(), value.encode()) for name, value in headers])
         return http
 
@@ -110,10 +111,14 @@ class Server:
         finally:
             context.current.reset(token)
 
-    def serve(self, http: HTTPContext | None = None, prompt: int = 100, tokens: int = 20) -> None:
+    def serve(
+        self, http: HTTPContext | None = None, prompt: int = 100, tokens: int = 20, clock_set_by_s: float = 0.0
+    ) -> None:
+        """clock_set_by_s: of the host's clock, before the first token."""
         observed = self.accept(http, {"prompt_token_ids": [0] * prompt})
 
         async def replies() -> AsyncIterator[Any]:
+            self.clock.set_wall(self.clock.now_s() + clock_set_by_s)
             for i in range(tokens):
                 self.clock.advance_to(self.clock.now_s() + (prompt * 1e-3 if i == 0 else 0.01))
                 ended = i == tokens - 1
@@ -144,6 +149,38 @@ def test_what_is_predicted_is_told_and_counted(metrics: Metrics) -> None:
     assert metrics.served[-1].latency is not None and metrics.reasons == []
     server.serve(None)  # plain vLLM has no middleware
     assert metrics.served[-1].predicted is not None
+
+
+@pytest.mark.parametrize("set_by_s", [0.0, -3600.0, 3600.0])
+def test_setting_the_host_s_clock_changes_no_figure(metrics: Metrics, set_by_s: float) -> None:
+    """Neither of the request at hand, nor of what is predicted, promised and admitted from then on."""
+    server = Server(admission={"mode": "predict"})
+    for _ in range(20):
+        server.serve(server.http())
+    server.serve(server.http(), clock_set_by_s=set_by_s)
+    latency = metrics.served[-1].latency
+    assert latency is not None
+    assert (latency.ttft_s, latency.e2e_s) == (pytest.approx(0.1), pytest.approx(0.29))
+    http = server.http(("x-slo-ttft-ms", "150"))
+    server.serve(http)
+    (told,) = http.predicted
+    assert told.ttft is not None and told.ttft.median_s == pytest.approx(0.1, rel=0.05)
+    assert metrics.served[-1].good
+
+
+@pytest.mark.parametrize("set_by_s", [0.0, -3600.0, 3600.0])
+def test_vllm_is_told_of_arrivals_by_the_clock_that_it_reads(metrics: Metrics, set_by_s: float) -> None:
+    async def inputs() -> AsyncIterator[Any]:
+        yield
+
+    server = Server()
+    http, prompt = server.http(), {"prompt_token_ids": [0]}
+    server.clock.advance_to(T0 + 0.25)
+    observed = server.accept(http, prompt)
+    server.clock.set_wall(server.clock.now_s() + set_by_s)
+    arrived_s = server.front_end.arrival_time(observed, prompt)
+    assert arrived_s is not None and server.clock.now_s() - arrived_s == pytest.approx(0.25)
+    assert server.front_end.arrival_time(observed, inputs()) is None, "each input of a session arrives by itself"
 
 
 def test_vllm_s_figures_of_each_reply_are_kept(metrics: Metrics) -> None:
@@ -183,8 +220,9 @@ def test_targets_in_a_body_become_deadlines_of_its_stream_over_http3(metrics: Me
 
     async def test() -> None:
         nonlocal listener
-        rules = plugin_settings({"sloserve": section}).rules
-        async with listening(SLOMiddleware(app), classify=by_class(rules)) as listener, connected(listener) as client:
+        made = plugin_settings({"sloserve": section})
+        classify = partial(resolve_headers, made.rules, made.header_rules)
+        async with listening(SLOMiddleware(app), classify=classify) as listener, connected(listener) as client:
             for path, tenant in (("/free", "any"), ("/held", "acme")):
                 reply = ask(client, path, "POST", body=True, x_tenant_id=tenant, priority="u=0")
                 await reply.send(b'{"slo": {"class": "priority", "e2e_ms": 50000}}', end=True)
@@ -244,7 +282,25 @@ def test_a_request_that_is_sent_again_is_known_by_what_it_asks_for() -> None:
     assert key() == key() and key(prompt="Hello") == key(prompt={"prompt": "Hello"})
     different = [key(), key("b"), key(prompt={"prompt_token_ids": [1]}), key(prompt="Hello"), key(n=2), key(seed=1)]
     assert len(set(different)) == len(different)
+    ids, cat, dog = [1, 2], "1f" * 32, "2e" * 32
+    pictures = [
+        {"prompt_token_ids": ids, "mm_hashes": digests}
+        for digests in (
+            {"image": [cat]},
+            {"image": [dog]},
+            {"image": [cat, dog]},
+            {"image": [dog, cat]},
+            {"video": [cat]},
+        )
+    ]
+    pictures.append({"prompt_token_ids": ids, "encoder_prompt_token_ids": [3]})
+    assert len({key(), *(key(prompt=one) for one in pictures)}) == 1 + len(pictures)
+    both = {"video": [cat], "image": [dog]}
+    assert key(prompt={"prompt": "a", "mm_hashes": both}) == key(
+        prompt={"prompt": "a", "mm_hashes": dict(reversed(both.items()))}
+    )
     for indistinct in (
+        {"prompt": "a", "multi_modal_data": {"image": object()}},
         {"prompt_embeds": [0.5]},
         {"prompt_embeds": [0.5], "prompt_token_ids": [0]},
         {"encoder_prompt": 1},
@@ -255,13 +311,13 @@ def test_a_request_that_is_sent_again_is_known_by_what_it_asks_for() -> None:
 def test_a_place_is_kept_for_a_request_that_was_refused(metrics: Metrics) -> None:
     server = Server(admission={"mode": "cap", "max_waiting": 2})
     waiting = [server.accept(None, "text") for _ in range(2)]
-    server.clock.set_wall(server.clock.now_s() + 1.0)
-    waiting[0].ticket.started(server.clock.now_s())
+    server.clock.advance_to(server.clock.now_s() + 1.0)
+    waiting[0].ticket.started(server.clock.monotonic_s())
     server.accept(None, "text")
     with pytest.raises(Refused, match="retry in 1 s"):
         server.accept(None, "again")
-    waiting[1].ticket.started(server.clock.now_s())
-    server.clock.set_wall(server.clock.now_s() + 1.0)
+    waiting[1].ticket.started(server.clock.monotonic_s())
+    server.clock.advance_to(server.clock.now_s() + 1.0)
     with pytest.raises(Refused, match="1 of 2 .* wait, and 1 places are kept"):
         server.accept(None, "new")
     server.accept(None, "again")

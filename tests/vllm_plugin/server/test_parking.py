@@ -51,11 +51,36 @@ def test_all_ranks_swap_out_before_any_sleeps(level: int, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("fails", "said"), [("park", "rank 1: dead"), ("sleep", "out of luck")])
-def test_what_fails_leaves_an_engine_that_unpark_wakes(fails: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_was_not_parked_goes_on(fails: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause that parking begins stays nowhere, also on the rank on which nothing failed."""
     engines = Engines(fails)
-    with pytest.raises(EngineError, match=f"may not sleep: {said}; POST /sloserve/unpark has it go on"):
+    with pytest.raises(EngineError, match=f"the engine was not parked: {said}; its requests go on"):
         parked(engines, monkeypatch)
     assert ("sleep", 1, "keep") not in engines.asked or fails == "sleep"
+    assert engines.asked[-1] == ("wake",)
+
+
+def test_a_call_that_is_broken_off_leaves_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = Engines()
+
+    async def sleep(level: int, mode: str) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(engines, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        parked(engines, monkeypatch)
+    assert engines.asked == [("sloserve_park", 1), ("wake",)]
+
+
+def test_an_engine_that_neither_parks_nor_wakes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = Engines("park")
+
+    async def wake_up() -> None:
+        raise RuntimeError("deaf")
+
+    monkeypatch.setattr(engines, "wake_up", wake_up)
+    with pytest.raises(EngineError, match="rank 1: dead, and the engine stays paused: deaf; POST /sloserve/unpark has"):
+        parked(engines, monkeypatch)
 
 
 def test_a_level_that_forgets_the_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx
 import numpy as np
 
-from sloserve.client.exchange import Exchange, exchange
+from sloserve.client.exchange import ObservedRequest, exchange
 from sloserve.client.payload import Payload
 from sloserve.core.arrays import FloatArray
 from sloserve.core.clock import Clock
@@ -29,7 +29,7 @@ class ReplayedRun:
     send_lag_s: ``[requests]``; loop_lag_s: ``[samples]``; at least 0.
     """
 
-    exchanges: list[Exchange]
+    exchanges: list[ObservedRequest]
     duration_s: float
     send_lag_s: FloatArray
     loop_lag_s: FloatArray
@@ -64,7 +64,7 @@ async def replay(
     failure: ConfigError | None = None
     start_s = clock.now_s()
 
-    async def one(sent: Payload) -> Exchange:
+    async def one(sent: Payload) -> ObservedRequest:
         woke_s = clock.now_s() - start_s
         async with slots:
             ended = await exchange(client, sent, clock, start_s, woke_s, settings.timeout_s)

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from sloserve.core.progress import progress
+from sloserve.core.progress_bar import progress
 
 
 def test_a_log_gets_a_line_for_each_tenth_and_a_terminal_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sloserve.client.goodput import parse_goodput
+from sloserve.client.goodput_targets import parse_goodput
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO, SLOClass, Targets

@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import JSONResponse
 
 from sloserve.client.payload import PayloadSettings, payload
-from sloserve.client.replay import ReplayedRun, ReplaySettings, replay
+from sloserve.client.workload_replay import ReplayedRun, ReplaySettings, replay
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.outcome import Outcome

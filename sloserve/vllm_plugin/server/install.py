@@ -1,0 +1,113 @@
+"""The front end's part, in the API process: what a request states becomes its SLO, its latency is predicted, it may
+be refused, and how each request fared is counted and told.
+
+All of it happens around ``AsyncLLM.generate``, which every route that generates comes through (chat, completions,
+responses, Anthropic's messages), and when it is called rather than when the stream is first read, so that a refusal can
+still be an HTTP status. :func:`install` is registered as a ``vllm.general_plugins`` entry point, hence works under
+plain ``vllm serve`` and in each of several API processes, and leaves engines alone that do not run our scheduler.
+Headers, nested bodies and reports need ``sloserve.api.middleware`` besides, which ``sloserve serve`` adds.
+"""
+
+import functools
+from typing import Any
+
+from sloserve.core import process_death
+from sloserve.core.clock import SystemClock
+from sloserve.metrics.engine_page import sweep_pages
+from sloserve.settings import KEY
+from sloserve.vllm_plugin import seeded_prompts
+from sloserve.vllm_plugin.server import engine_control, parking, reloading
+from sloserve.vllm_plugin.server.core_check import CONTROL
+from sloserve.vllm_plugin.server.front_end import ATTRIBUTE, FrontEnd, controlling, core_hangs, front_end_of
+from sloserve.vllm_plugin.server.observe import entering
+
+
+def install() -> None:
+    """Wraps ``AsyncLLM`` once; a second call changes nothing. Where an agent started the engine, it dies with it."""
+    process_death.die_with_named_parent()
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from sloserve.vllm_plugin.engine import compat
+
+    if hasattr(AsyncLLM.generate, "__wrapped__"):
+        return
+    engine_control.install()
+    parking.install()
+    reloading.install()
+    seeded_prompts.install(runs_our_scheduler)
+    stock_init, stock_generate, stock_add = AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request
+    stock_shutdown, stock_check_health = AsyncLLM.shutdown, AsyncLLM.check_health
+
+    @functools.wraps(stock_init)
+    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        ours = runs_our_scheduler(vllm_config)
+        if ours:
+            compat.check_model(vllm_config)  # as the scheduler does, but before the model is loaded
+        stock_init(self, vllm_config, *args, **kwargs)
+        if ours:
+            rank, processes = kwargs.get("client_index", 0), kwargs.get("client_count", 1)
+            setattr(self, ATTRIBUTE, FrontEnd(self, SystemClock(), rank, processes))
+
+    @functools.wraps(stock_generate)
+    def generate(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        front_end = front_end_of(self)
+        if front_end is None or not hasattr(sampling_params, "output_kind"):
+            return stock_generate(self, prompt, sampling_params, *args, **kwargs)
+        observed = front_end.accept(prompt, sampling_params, kwargs.get("priority", 0))
+        replies = stock_generate(self, prompt, sampling_params, *args, **kwargs)
+        return front_end.watch(observed, replies, sampling_params.output_kind)
+
+    @functools.wraps(stock_add)
+    async def add_request(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        front_end, observed = front_end_of(self), entering.get()
+        if front_end is not None:
+            front_end.check_open(observed)
+        if front_end is None or observed is None:
+            return await stock_add(self, request_id, prompt, *args, **kwargs)
+        # The engine's deadlines count from our front end.
+        kwargs.setdefault("arrival_time", front_end.arrival_time(observed, prompt))
+        try:
+            collector = await stock_add(self, request_id, prompt, *args, **kwargs)
+        finally:
+            entering.set(None)
+        observed.engine_request_id = collector.request_id
+        return collector
+
+    @functools.wraps(stock_check_health)
+    async def check_health(self: Any) -> None:
+        await stock_check_health(self)
+        if await core_hangs(self):
+            raise self.dead_error
+
+    @functools.wraps(stock_shutdown)
+    def shutdown(self: Any, timeout: float | None = None) -> None:
+        front_end = front_end_of(self)
+        stock_shutdown(self, timeout if front_end is None else front_end.drain.run(self, timeout))
+        if front_end is not None:
+            front_end.close()
+            sweep_pages()  # an engine that took too long to stop was killed
+
+    AsyncLLM.__init__, AsyncLLM.generate, AsyncLLM.add_request = init, generate, add_request
+    AsyncLLM.shutdown, AsyncLLM.check_health = shutdown, check_health
+    for name in CONTROL:
+        setattr(AsyncLLM, name, _controlling(getattr(AsyncLLM, name)))
+
+
+def _controlling(stock: Any) -> Any:
+    @functools.wraps(stock)
+    async def controlled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with controlling(self):
+            return await stock(self, *args, **kwargs)
+
+    return controlled
+
+
+def runs_our_scheduler(vllm_config: Any) -> bool:
+    """Whether the engine was configured with our scheduler, as a path or as a class, or a subclass of it."""
+    scheduler_cls = vllm_config.scheduler_config.scheduler_cls
+    if isinstance(scheduler_cls, type):
+        return any(base.__module__.startswith("sloserve.") for base in scheduler_cls.__mro__)
+    additional_config = vllm_config.additional_config
+    return str(scheduler_cls).startswith("sloserve.") or (
+        isinstance(additional_config, dict) and KEY in additional_config
+    )
