@@ -7,11 +7,12 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sloserve import __version__
+from sloserve.report.runs_csv import read_runs
 from sloserve.vllm_plugin.versions import installed_vllm
 
 RESULTS = Path(__file__).parent / "results"
@@ -34,8 +35,9 @@ def write_result(path: Path, figures: Mapping[str, Any]) -> None:
     path.write_text(json.dumps({**provenance(), **figures}, indent=1) + "\n")
 
 
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
     """Writes ``rows`` as CSV, these columns or all, compressed if it is a ``.gz``. Equal rows leave equal bytes."""
+    rows = list(rows)
     columns = columns or list(dict.fromkeys(column for row in rows for column in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
@@ -44,6 +46,34 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[
     written = text.getvalue().encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(written, 9, mtime=0) if path.suffix == ".gz" else written)
+
+
+def write_table(folder: Path, text: str, *, shown: bool = False) -> None:
+    """Writes ``text`` as the table of an experiment. shown: prints it, too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "table.txt").write_text(text, encoding="utf-8")
+    if shown:
+        print(text, end="")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """``rows`` in columns, the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    )
+    return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def runs_there(path: Path) -> list[dict[str, Any]]:
+    """The runs of earlier calls, see :func:`~sloserve.report.runs_csv.read_runs`; none where there is no such file."""
+    return read_runs(path) if path.exists() else []
+
+
+def short(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with floats of six digits, as text."""
+    return {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -5,11 +5,11 @@ Usage: python -m benchmarks.published_plots [FOLDER]
 FOLDER: results by default; elsewhere, to look at a change of style first.
 """
 
-import sys
 from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS
 from sloserve.report.plots import write_plots
 from sloserve.report.runs_csv import RUNS_CSV, read_runs
@@ -27,7 +27,9 @@ KEYS_SINCE = ("completion_split", "step_token_utilization_mean")
 
 
 def main() -> None:
-    to = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
+    parser = parser_for(__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
+    to = parser.parse_args().folder
     for experiment in dict.fromkeys(name for name, _ in SHOWN):
         runs = [dict.fromkeys(KEYS_SINCE) | run for run in read_runs(RESULTS / experiment / RUNS_CSV)]
         with TemporaryDirectory() as folder:

@@ -1,6 +1,7 @@
 """Servers of builtin:tiny for benchmarks, in processes of their own."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -47,7 +48,7 @@ def running(
     command: Sequence[str], port: int, log: Path, **variables: str
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """As :func:`served`, with the server's process."""
-    url = f"http://127.0.0.1:{port}"
+    url = f"http{'s' * ('--ssl-certfile' in command)}://127.0.0.1:{port}"
     env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"} | variables
     with log.open("w") as out:
         process = subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=subprocess.STDOUT, env=env)
@@ -64,8 +65,15 @@ def running(
             process.wait(60)
 
 
+def free_port() -> int:
+    """Returns a port of this machine that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
 def _is_up(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health").is_success
+        return httpx.get(f"{url}/health", verify=False).is_success  # only this process has its certificate
     except httpx.HTTPError:
         return False

@@ -11,13 +11,23 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 # Derandomised: a red run is red again. No deadline: no test depends on the speed of the machine.
 settings.register_profile("sloserve", deadline=None, derandomize=True, max_examples=45)
-settings.register_profile("fast", settings.get_profile("sloserve"), max_examples=3)  # the fast tests, see Makefile
+# The fast tests, see Makefile. A seed made of a test's source takes longer than three examples: theirs is the one that
+# pyproject.toml gives.
+settings.register_profile("fast", settings.get_profile("sloserve"), derandomize=False, database=None, max_examples=3)
 settings.load_profile("sloserve")
 
+_LARGE = ("vllm", "torch", "matplotlib")
 _DATA = Path(os.environ.get("SLOSERVE_DATA") or Path(__file__).parents[2] / "shared" / "data")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The three examples of a fast run are not drawn from the constants of all modules, which it takes long to read."""
+    if config.getoption("--hypothesis-profile") == "fast":
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 def _has_gpu() -> bool:
@@ -56,6 +66,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)  # what one test builds is soon gone
         gc.enable()
 
 
@@ -65,6 +76,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+
+
+def _loaded() -> set[str]:
+    """Large libraries that are in memory; what a test puts in the place of one has no file."""
+    return {name for name in _LARGE if getattr(sys.modules.get(name), "__file__", None)}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that loads one of the large libraries, which take seconds of each fast run, is not a fast one."""
+    before = _loaded()
+    result = yield
+    loaded = sorted(_loaded() - before)
+    if loaded and not any(map(item.get_closest_marker, ("slow", "vllm", "gpu"))):
+        pytest.fail(f"it loads {', '.join(loaded)}; mark it slow, or put something in its place")
+    return result
 
 
 @pytest.fixture(scope="session", autouse=True)

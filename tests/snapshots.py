@@ -6,6 +6,7 @@ from typing import Any
 from sloserve.core.rows import COLUMNS, Rows, State
 from sloserve.estimator.step_time.inverse import MOST_TOKENS
 from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Snapshot
 
 Request = dict[str, Any]
@@ -41,7 +42,7 @@ def make_snapshot(
     engine = EngineFacts(
         free_blocks=free_blocks,
         total_blocks=total_blocks,
-        block_size=block_size,
+        layout=KVLayout.full(block_size),
         max_num_seqs=max_num_seqs,
         token_budget=2048,
         free_slots=max_num_seqs - len(running),

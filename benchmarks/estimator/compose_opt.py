@@ -5,7 +5,6 @@ kernels of Vidur, as for the shipped Llama profiles; the latency form is fitted 
 folder with the tables. Prints what is assumed, and writes ``--out``/a100-opt-*.yaml.
 """
 
-import argparse
 import csv
 import gzip
 import os
@@ -16,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
+from benchmarks.arguments import parser_for
 from sloserve.estimator.step_time.fit import MeasuredStep, fit_hinge, score
 from sloserve.estimator.step_time.latency import StepLoad
 
 DEVICE = "a100_sxm"
 VOCABULARY, POSITIONS, MAX_LEN = 50272, 2050, 2048
-LINEAR_TO = 65536
 ASSUMED = (
     "matrix products between the table's sizes are interpolated; below its least (1024) they take as long as those",
     "heads of 64 and 80 take as long as heads of 128 with the same bytes of KV: decode attention is that of grouped "
@@ -217,7 +216,7 @@ latency:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_for(__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "sloserve" / "estimator" / "profiles")
     out = parser.parse_args().out
     for text in ASSUMED:

@@ -10,13 +10,13 @@ import csv
 import gzip
 import json
 import os
-import sys
 import tempfile
 import time
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.arguments import is_quick
 from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.fit import MeasuredStep
 from sloserve.estimator.step_time.latency import StepLoad
@@ -87,7 +87,7 @@ def assessed(steps: list[MeasuredStep]) -> dict[str, object]:
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv
+    quick = is_quick(__doc__)
     steps = tiny_steps(quick)
     result: dict[str, object] = {"tiny": assessed(steps) | {"tfs_tokens": knee_tokens(steps)}}
     data = Path(os.environ.get("SLOSERVE_DATA", "")) / "gpu_step_profile.csv.gz"

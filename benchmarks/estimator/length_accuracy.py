@@ -4,14 +4,13 @@ Replays windows of each trace in time order: a predictor is asked when a request
 256 tokens, and learns of a length when the request ends. Requests do not wait here and emit a token every 30 ms, which
 fixes only the order of events. Scored: ``start``, the first 200 requests, and ``steady``, the second half of a window.
 The learned model is trained on those that ended before the second half. Then instructions with their answers, from
-their text: random splits. Writes benchmarks/results/length_accuracy.json and .png; no line of the data goes in.
+their text: random splits. Writes benchmarks/results/length_accuracy.json; no line of the data goes in.
 Argument: the folder of data, by default SLOSERVE_DATA.
 """
 
 import gzip
 import json
 import os
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,25 +19,20 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
+from benchmarks.traces import AZURE_CONV, TRACES
 from sloserve.estimator.length.accuracy import Accuracy, Predictions, accuracy
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.examples import NO_CAP, Examples, count_tokens, make_examples
 from sloserve.estimator.length.gaussian import GaussianLength
 from sloserve.estimator.length.given import OracleLength
-from sloserve.estimator.length.learned import LearnedLength
+from sloserve.estimator.length.learned_length import LearnedLength
 from sloserve.estimator.length.remaining import Estimator, KnownRequests
 from sloserve.estimator.length.training import LEAST_EXAMPLES, LengthTrainingSettings, fed, held_out, train
 from sloserve.workloads.readers import read_trace
 from sloserve.workloads.trace import Trace
 
-TRACES = (
-    "azure2023_code_first_two_thirds",
-    "azure2023_conv_first_two_thirds",
-    "mooncake_conversation_first_half",
-    "servegen_mlarge_day2_10h",
-    "servegen_mlarge_day2_19h",
-)
 TEXT_SAMPLE = "instruct_sample_CC-BY-NC.jsonl.gz"
 SEEDS = (0, 1, 2)
 WINDOW = 4000
@@ -253,60 +247,24 @@ def timed_us(make: Callable[[], Estimator], requests: KnownRequests) -> float:
     return round(float(np.median(times)), 1)
 
 
-def plot(result: dict[str, dict], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shown = ("empirical", "empirical, by task", "gaussian", "gaussian, fit as in the paper", "learned")
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.2))
-    names = [trace.split("_")[0] + " " + trace.split("_")[1] for trace in TRACES]
-    names = [
-        name + (" " + trace[-3:] if "servegen" in trace else "") for name, trace in zip(names, TRACES, strict=True)
-    ]
-    panels = (
-        ("within_25", "share within 25 % at admission", None),
-        ("cover_90", "share within the predicted p90", 0.9),
-        ("pinball_tokens", "pinball loss / empirical's", 1.0),
-    )
-    for axis, (key, title, line) in zip(axes, panels, strict=True):
-        for j, predictor in enumerate(shown):
-            xs, ys = [], []
-            for i, trace in enumerate(TRACES):
-                by_rival = result[trace]["predictors"]
-                if predictor in by_rival:
-                    value = by_rival[predictor]["steady, 0 emitted"][key]
-                    base = by_rival["empirical"]["steady, 0 emitted"][key] if key == "pinball_tokens" else 1.0
-                    xs.append(i + 0.16 * (j - 2))
-                    ys.append(value / base)
-            axis.bar(xs, ys, 0.15, label=predictor)
-        if line is not None:
-            axis.axhline(line, color="black", linewidth=0.8)
-        axis.set_xticks(range(len(TRACES)), names, rotation=20, fontsize=8)
-        axis.set_title(title, fontsize=10)
-    figure.legend(*axes[-1].get_legend_handles_labels(), loc="lower center", ncols=len(shown), fontsize=8)
-    figure.tight_layout(rect=(0.0, 0.06, 1.0, 1.0))
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ["SLOSERVE_DATA"])
+    parser = parser_for(__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=os.environ.get("SLOSERVE_DATA"))
+    folder = parser.parse_args().folder
     sample = text_examples(folder / TEXT_SAMPLE)
-    traces = {name: on_trace(folder / f"{name}.csv.gz") for name in TRACES}
+    traces = {name: on_trace(folder / f"{name}.csv.gz") for name in TRACES.values()}
     result: dict[str, object] = {
         "window_requests": WINDOW,
         "seeds": SEEDS,
         "start_requests": START,
         "training": asdict(LengthTrainingSettings()),
-        "cost_us_per_request": cost(read_trace(folder / f"{TRACES[1]}.csv.gz"), sample),
+        "cost_us_per_request": cost(read_trace(folder / f"{AZURE_CONV}.csv.gz"), sample),
         "traces": traces,
         "text": on_text(sample),
     }
     print(json.dumps(result["cost_us_per_request"], indent=1))
     path = RESULTS / "length_accuracy.json"
     write_result(path, result)
-    plot(traces, path.with_suffix(".png"))
     print(path)
 
 

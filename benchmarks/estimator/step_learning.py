@@ -7,11 +7,11 @@ of the decodes alone, as a share of the chunk that does, and how often it takes 
 """
 
 import json
-import sys
 from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.arguments import is_quick
 from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.estimator.step_time.online import OnlineLatency
@@ -101,7 +101,7 @@ def learnt(
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv
+    quick = is_quick(__doc__)
     names, seeds, seen = (profile_names()[:1], SEEDS[:1], SEEN[:4]) if quick else (profile_names(), SEEDS, SEEN)
     cases: dict[str, dict[str, dict[int, dict[str, float]]]] = {}
     for name in names:

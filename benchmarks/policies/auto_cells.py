@@ -20,7 +20,6 @@ auto_report.py makes the tables. Traces are looked for in the folder that SLOSER
 are left out.
 """
 
-import argparse
 import csv
 import itertools
 import time
@@ -34,24 +33,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
+from benchmarks.arguments import parser_for
 from benchmarks.policies.step_sizes import BUDGET, FIGURES, HALVES, POLICIES
 from benchmarks.publish import read_rows, write_rows
+from benchmarks.traces import TRACES
 from sloserve.core.errors import ConfigError
-from sloserve.report.summary import summarize
+from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, Experiment, Point, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.sim.simulate import build_experiment
 from sloserve.sim.tuning import Score, ranked
-from sloserve.workloads.readers.found import find_trace
 
 NUM_CELLS = 48
 LIST = Path(__file__).parent / "auto_cells.csv"
 WORKLOADS: dict[str, dict[str, Any]] = {
-    "azure-conv": {"trace": "azure2023_conv_first_two_thirds.csv.gz"},
-    "azure-code": {"trace": "azure2023_code_first_two_thirds.csv.gz"},
-    "mooncake": {"trace": "mooncake_conversation_first_half.csv.gz"},
-    "servegen-10h": {"trace": "servegen_mlarge_day2_10h.csv.gz"},
-    "servegen-19h": {"trace": "servegen_mlarge_day2_19h.csv.gz"},
+    **{name: {"trace": file} for name, file in TRACES.items()},
     "sharegpt": {"workload": "sharegpt-poisson"},
     "bookcorpus": {"workload": "bookcorpus-poisson", "max_model_len": 4096},
     "multiround": {"workload": "multiround"},
@@ -126,8 +121,6 @@ def read_cells() -> dict[int, AutoCell]:
 def experiment(cell: AutoCell, half: str, seed: int, folder: Path, **flags: Any) -> Experiment:
     """Without policies. flags: of ``build_experiment``, beside the cell's. Raises: ConfigError without its trace."""
     flags = {**WORKLOADS[cell.workload], "profile": cell.profile, "load": cell.load} | flags
-    if "trace" in flags:
-        flags["trace"] = find_trace(Path(flags["trace"]))
     targets = TARGETS[cell.targets]
     if isinstance(targets, dict):
         path = folder / f"{cell.targets}.yaml"
@@ -205,7 +198,7 @@ def run(ours: Experiment, names: Sequence[str], points: Sequence[Point], **label
     """Raises: ConfigError."""
     for one in run_experiment(replace(ours, policies=tuple(names)), points=points):
         point = one.point
-        record = summarize(one.log, policy=one.policy, seed=point.seed, rps=point.rps, load=point.load)
+        record = one.record()
         row = {**labels, "seed": point.seed, "rps": repr(point.rps), "policy": one.policy}
         yield row | {name: "" if record[name] is None else f"{record[name]:.6g}" for name in FIGURES}
 
@@ -222,7 +215,7 @@ def jobs(cells: dict[int, AutoCell], seeds: int) -> Iterator[tuple[int, str, int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--list", action="store_true", help="write the list of cells, and nothing else")
     parser.add_argument("--pass", dest="which", choices=("rivals", "contenders", "auto"), default="rivals")
     parser.add_argument("--raw", type=Path, default=Path("raw.csv"), help="runs, read and added to")

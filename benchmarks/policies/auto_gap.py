@@ -13,7 +13,6 @@ Writes results/auto_gap.json: how often each policy finds a best order, and quan
     python -m benchmarks.policies.auto_gap [--instances 500] [--requests 6]
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +20,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.qoe import DEFAULT_TDS, DEFAULT_TTFT_S, qoe
 from sloserve.core.rows import COLUMNS, Rows, State
 from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.auto.constants import CONSTANTS
 from sloserve.scheduler.policy import EngineFacts, Snapshot
 from sloserve.scheduler.registry import make_policy, parse_policy
@@ -167,7 +168,9 @@ def chosen(policy: str, requests: Sequence[One], seats: int) -> list[int]:
             _progress(rows, slots[i], requests[i], free_s[seat] - began_s, now_s + began_s)
         waiting, running = rows.slots_in(State.WAITING), rows.slots_in(State.RUNNING)
         free = BLOCKS - int(rows.kv_blocks[running].sum())
-        facts = EngineFacts(free, BLOCKS, BLOCK, seats, PROMPT_TOKENS_A_STEP, seats - running.size, step_latency=STEPS)
+        facts = EngineFacts(
+            free, BLOCKS, KVLayout.full(BLOCK), seats, PROMPT_TOKENS_A_STEP, seats - running.size, step_latency=STEPS
+        )
         order = made.plan(Snapshot(rows, waiting, running, facts), now_s + free_s[seat]).waiting
         head = slots.index(int(waiting[0] if order is None else order[0]))
         starts_s[head] = free_s[seat]
@@ -211,7 +214,7 @@ def quantiles(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--instances", type=int, default=500)
     parser.add_argument("--requests", type=int, default=6)
     args = parser.parse_args()

@@ -15,25 +15,24 @@ Writes rows to ``--out``/runs.csv.gz and table.txt; runs that are there already 
     python -m benchmarks.policies.auto_parts --section ablation --raw raw.csv [--cpu-minutes 8]
 """
 
-import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import yaml
 
+from benchmarks.arguments import parser_for
 from benchmarks.fleet.cells import run as run_fleet
 from benchmarks.fleet.fleet_qlm import ONE_MODEL, SHORTER
 from benchmarks.policies.auto_cells import AUTO, AUTOS, AutoCell, Row, experiment, read_cells, rival_of, run
 from benchmarks.policies.auto_report import ATTAINMENT, LATENCY, PREEMPTIONS, QOE, TOKENS, runs_of, short, shown
 from benchmarks.policies.step_sizes import BUDGET, FIGURES
-from benchmarks.publish import RESULTS, read_rows, write_rows
+from benchmarks.publish import RESULTS, read_rows, write_rows, write_table
+from benchmarks.scaled_profile import scaled_profile
 from sloserve.report.statistics import mean_interval
 from sloserve.scheduler.auto import constants
 from sloserve.sim.experiment import ENGINE_KINDS, MODEL, Point
@@ -87,21 +86,6 @@ SENSITIVITY = {
 }
 
 
-def slower(profile: str, factor: float, folder: Path) -> str:
-    """A file of the profile with steps that take ``factor`` times as long."""
-
-    def scaled(part: dict[str, Any]) -> dict[str, Any]:
-        return {
-            key: scaled(value) if isinstance(value, dict) else value * factor if key.endswith("_ms") else value
-            for key, value in part.items()
-        }
-
-    found = yaml.safe_load((files("sloserve.estimator") / "profiles" / f"{profile}.yaml").read_text())
-    path = folder / f"{profile}.yaml"
-    path.write_text(yaml.safe_dump(found | {"latency": scaled(found["latency"])}))
-    return str(path)
-
-
 @contextmanager
 def patched(values: Mapping[str, float]) -> Iterator[None]:
     """The constants of auto at other values."""
@@ -132,7 +116,7 @@ class CellGrid:
         cell, flags = self.cells[number], {"max_requests": REQUESTS} | dict(variant.flags)
         with TemporaryDirectory() as folder, patched(variant.constants):
             if variant.known_times:
-                flags["known_profile"] = slower(cell.profile, variant.known_times, Path(folder))
+                flags["known_profile"] = str(scaled_profile(cell.profile, variant.known_times, Path(folder)))
             ours = experiment(cell, "later", seed, Path(folder), **flags)
             (row,) = run(ours, [variant.policy], [self.point(number, seed)], **labels)
         return row
@@ -295,7 +279,7 @@ def table(rows: Sequence[Row], cells: Mapping[int, AutoCell]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--section", choices=("ablation", "sensitivity", "swap", "long", "engines", "groups", "table"))
     parser.add_argument("--raw", type=Path, default=Path("raw.csv"), help="runs of auto_cells.py")
     parser.add_argument("--seeds", type=int, default=2)
@@ -303,7 +287,6 @@ def main() -> None:
     parser.add_argument("--cpu-minutes", type=float, default=15.0, help="begin no further run after these")
     parser.add_argument("--out", type=Path, default=RESULTS / "auto-parts")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
     path, grid = args.out / "runs.csv.gz", CellGrid(read_cells(), read_rows(args.raw))
     rows = read_rows(path)
     key = lambda row: tuple(str(row[name]) for name in COLUMNS[:4])  # noqa: E731
@@ -317,7 +300,7 @@ def main() -> None:
             rows.append(dict.fromkeys(FIGURES, "") | {n: found[n] for n in FIGURES if n in found} | labels)
             write_rows(path, rows, COLUMNS)
             print(*labels.values(), *(rows[-1][n] for n in FIGURES), f"{time.process_time():.0f} s", flush=True)
-    (args.out / "table.txt").write_text(table(rows, grid.cells))
+    write_table(args.out, table(rows, grid.cells))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ The engine model, ShareGPT's lengths, 3,000 KV blocks. Writes results/auto_regim
     python -m benchmarks.policies.auto_regimes [--requests 20000] [--others 600] [--seeds 2]
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,16 +20,17 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
+from benchmarks.arguments import parser_for
 from benchmarks.policies.auto_cells import MIXED
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.core.slo import SLO, Targets
 from sloserve.estimator.planning_cost import planning_costs
+from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, PLAN_SHARE, Experiment, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.sim.simulate import build_experiment
 
 FLAGS: Final[dict[str, Any]] = {"workload": "sharegpt-poisson", "kv_blocks": 3000, "engine": MODEL}
 LOAD: Final = 1.5
@@ -92,7 +92,7 @@ def by_tenths(log: RunLog) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--others", type=int, default=600)
     parser.add_argument("--seeds", type=int, default=2)

@@ -11,12 +11,12 @@ Writes runs.csv.gz, the runs of ``--raw`` to four digits, and table.txt. Without
 runs.csv.gz.
 """
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
 from benchmarks.policies.auto_cells import (
     AUTO,
     AUTOS,
@@ -29,7 +29,7 @@ from benchmarks.policies.auto_cells import (
     rival_of,
 )
 from benchmarks.policies.step_sizes import FIGURES, POLICIES
-from benchmarks.publish import RESULTS, read_rows, write_rows
+from benchmarks.publish import RESULTS, read_rows, write_rows, write_table
 from sloserve.report.statistics import Mean, mean_interval
 
 ATTAINMENT, QOE, LATENCY, TOKENS, PREEMPTIONS = FIGURES
@@ -269,17 +269,15 @@ def table(rows: Sequence[Row], cells: Mapping[int, AutoCell]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--raw", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS / "auto")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "runs.csv.gz"
     if args.raw is not None:
         write_rows(path, published(read_rows(args.raw)), PUBLISHED)
     text = table(read_rows(path), read_cells())
-    (args.out / "table.txt").write_text(text)
-    print(text, end="")
+    write_table(args.out, text, shown=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ Other work on the machine changes how long a step takes. So there is beside what
 Checked on every run: each stream is complete, and its text and length are what plain vLLM answered to the same prompt.
 """
 
-import argparse
 import asyncio
 import json
 import re
@@ -36,6 +35,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from benchmarks.arguments import parser_for
 from benchmarks.policies.streams import CHECKS, STOCK, ServedRun, compared, counter, must_equal_stock, serve, show
 from benchmarks.publish import RESULTS, provenance, write_result
 from benchmarks.servers import ONE_THREAD, plain_vllm_command, scarce_kv, served, sloserve_command
@@ -43,7 +43,7 @@ from sloserve.client.payload import Payload
 from sloserve.client.shaping import cap_lengths
 from sloserve.core.clock import SystemClock
 from sloserve.core.request import WorkloadRequest
-from sloserve.workloads.registry import workload
+from sloserve.workloads.workload_registry import workload
 
 WORKLOAD = "sharegpt-poisson"
 MAX_PROMPT_TOKENS, MAX_TOKENS = 512, 1024
@@ -176,7 +176,7 @@ class Server:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=160)
     parser.add_argument("--policies", default="fcfs,edf,sjf,econo,econo:preempt=false,econo-paper")

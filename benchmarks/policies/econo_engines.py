@@ -16,23 +16,20 @@ of its decode engine; each prompt engine has a link of its own, which serves one
 step; decode engines take in any number of prompts a step, and who is evicted there is not computed again
 (``evictions`` a request). What it does not get: engines chosen by queue, unequal engines, other parallelism.
 
-Writes results/econo_engines.json and .png; ``--quick`` writes nothing. A case whose trace is absent is left out.
+Writes results/econo_engines.json; ``--quick`` writes nothing. A case whose trace is absent is left out.
 """
 
 import gc
 import logging
 import math
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
+from benchmarks.arguments import is_quick
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.errors import ConfigError
 from sloserve.core.goodput import attainment
@@ -41,11 +38,11 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.estimator.step_time.profile import Profile
+from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import PLAN_SHARE, Experiment, capacity_rps
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.experiments import experiment_flags
 from sloserve.sim.run_name import STOCK
-from sloserve.sim.simulate import build_experiment
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
@@ -316,26 +313,9 @@ def show(name: str, row: dict[str, Any]) -> None:
     )
 
 
-def plot(result: dict[str, Any], path: Path) -> None:
-    """Engines needed, goodput interpolated, against those of the split, over Ethernet."""
-    figure = Figure(figsize=(5.5 * len(result), 6.4), layout="constrained")
-    axes = figure.subplots(2, len(result), squeeze=False, sharex=True, sharey=True)
-    for column, (name, of) in enumerate(result.items()):
-        for axis, split in zip(axes[:, column], ("half", "best"), strict=True):
-            rows = [r for r in of["rows"] if r["split"] == split and r["link"] == "100 Gb/s"]
-            totals = [r["total"] for r in rows]
-            for way in WAYS:
-                axis.plot(totals, [r["ways"][way]["exact"] for r in rows], marker="o", label=way)
-            axis.plot(totals, totals, color="black", ls=":", label="as many as the split")
-            ratios = ", ".join(f"{r['prompt_engines']}+{r['decode_engines']}" for r in rows)
-            axis.set(title=f"{name}: prompt + decode {ratios}", xlabel="engines of the split", ylabel="engines")
-    axes[0, 0].legend(fontsize=7, frameon=False)
-    FigureCanvasAgg(figure).print_figure(path, dpi=110, metadata={"Software": None})
-
-
 def main() -> None:
     logging.disable(logging.WARNING)
-    quick = "--quick" in sys.argv
+    quick = is_quick(__doc__)
     if quick:
         globals().update(SEEDS=(0,), ENGINES=(2,), WAYS=("stock", "econo"), MOST_STEPS=0)
         globals().update(CASES={"econo-sharegpt": 1.0}, REQUESTS=20)
@@ -349,10 +329,8 @@ def main() -> None:
         result[row] = compare(case, first_load)
     if quick:
         return
-    path = RESULTS / "econo_engines.json"
     settings = {"seeds": SEEDS, "requests": REQUESTS, "rate_step": STEP, "links_bytes_per_s": LINKS}
-    write_result(path, {**settings, "cases": result})
-    plot(result, path.with_suffix(".png"))
+    write_result(RESULTS / "econo_engines.json", {**settings, "cases": result})
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ Writes results/econo_provision.json; ``--quick`` writes nothing.
 
 import json
 import logging
-import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import is_quick
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.profile import load_profile
@@ -26,7 +26,7 @@ from sloserve.scheduler.policy import Plan, Snapshot
 from sloserve.scheduler.published.econo_paper import EconoPaper
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
-from sloserve.workloads.registry import workload
+from sloserve.workloads.workload_registry import workload
 
 PROFILE = "a100-opt-13b-12gb"
 CONTEXT_TOKENS = 4096
@@ -69,13 +69,7 @@ class GrantWatch:
 def run(name: str, policy: str, seed: int, n: int) -> GrantWatch:
     source, profile = workload(name), load_profile(PROFILE)
     engine = VirtualEngine(
-        EngineSettings(
-            kv_blocks=profile.kv_blocks,
-            block_size=profile.block_size,
-            max_num_seqs=profile.max_num_seqs,
-            max_num_batched_tokens=profile.max_num_batched_tokens,
-            max_model_len=CONTEXT_TOKENS,
-        ),
+        EngineSettings.of_profile(profile, max_model_len=CONTEXT_TOKENS),
         profile,
         {"sloserve": {"policy": policy, "seed": seed} | source.slos.table.as_config()},
     )
@@ -102,7 +96,7 @@ def measured(name: str, lengths: str, padding: str, seeds: tuple[int, ...], n: i
 
 def main() -> None:
     logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
-    quick = "--quick" in sys.argv
+    quick = is_quick(__doc__)
     rows = []
     for name in ["alpaca-poisson"] if quick else CASES:
         for lengths in LENGTHS:

@@ -10,7 +10,6 @@ all. Writes results/knapsack.json; ``--quick`` writes nothing.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import is_quick
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.kernels.knapsack import PackRule, best_batch, pack_exact, pack_greedy, pack_priced
@@ -151,7 +151,7 @@ def measured() -> dict[str, Any]:
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv
+    quick = is_quick(__doc__)
     if quick:
         globals().update(
             SIZES=(20,), CAPACITIES=(500,), INSTANCES=2, BATCH_INSTANCES=2, BATCH_REQUESTS=(50,), REPEATS=2

@@ -7,23 +7,20 @@ looked for in the folder that SLOSERVE_DATA names. Writes results/prefix_hits.js
     python -m benchmarks.policies.prefix_hits [--policies auto] [--loads 1.5] [--seeds 3] [--max-requests 400]
 """
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from benchmarks.arguments import parser_for
 from benchmarks.policies.step_sizes import FIGURES, HALVES
 from benchmarks.publish import RESULTS, write_result
-from sloserve.report.summary import summarize
+from benchmarks.traces import MOONCAKE
+from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.model.model_port import ModelPort
-from sloserve.sim.simulate import build_experiment
-from sloserve.workloads.readers.found import find_trace
-
-TRACE = Path("mooncake_conversation_first_half.csv.gz")
 
 
 def unknown(self: ModelPort, request: Any, before: int) -> int:
@@ -31,7 +28,7 @@ def unknown(self: ModelPort, request: Any, before: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--policies", default="auto")
     parser.add_argument("--loads", default="1.5")
     parser.add_argument("--seeds", type=int, default=3)
@@ -39,7 +36,7 @@ def main() -> None:
     args = parser.parse_args()
     built = build_experiment(
         SimulateOptions(
-            trace=find_trace(TRACE),
+            trace=Path(MOONCAKE),
             policy=args.policies,
             load=args.loads,
             max_requests=args.max_requests,
@@ -57,7 +54,7 @@ def main() -> None:
         with mock.patch.object(ModelPort, "hit_tokens", unknown if hits == "unknown" else ModelPort.hit_tokens):
             for run in run_experiment(ours, points=points):
                 point = run.point
-                record = summarize(run.log, policy=run.policy, seed=point.seed, rps=point.rps, load=point.load)
+                record = run.record()
                 row = {"hits": hits, "policy": run.policy, "load": point.load, "seed": point.seed}
                 rows.append(row | {figure: record[figure] for figure in FIGURES})
                 print(json.dumps(rows[-1]), flush=True)

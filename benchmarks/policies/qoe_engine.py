@@ -15,7 +15,6 @@ only with 5 s of lead, which is minutes here, so that it hardly pauses.
 Checked on every run: each stream is complete, and its text is what plain vLLM answered to the same prompt.
 """
 
-import argparse
 import asyncio
 import json
 import tempfile
@@ -23,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import parser_for
 from benchmarks.policies.streams import CHECKS, STOCK, ServedRun, compared, must_equal_stock, serve, show
 from benchmarks.publish import RESULTS, write_result
 from benchmarks.servers import ONE_THREAD, plain_vllm_command, scarce_kv, served, sloserve_command
@@ -31,8 +31,8 @@ from sloserve.core.qoe import DEFAULT_TTFT_S
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLOClass, Targets
 from sloserve.core.speeds import READING, DigestSpeeds
-from sloserve.workloads.registry import workload
 from sloserve.workloads.slo_assignment import ClassRule, SLOAssignment
+from sloserve.workloads.workload_registry import workload
 
 WORKLOAD = "sharegpt-poisson"
 MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 512, 1024
@@ -96,7 +96,7 @@ def command(policy: str) -> tuple[list[str], dict[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--load", type=float, default=LOAD, help="in multiples of stock's capacity")

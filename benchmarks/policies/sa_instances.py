@@ -1,6 +1,6 @@
 """Several instances: which request goes where, by remaining memory, and then the order of each instance.
 
-Source: SLO-aware scheduling by simulated annealing, Algorithm 2 and Eq. 20.
+Source: SLO-aware scheduling by simulated annealing, Algorithm 2.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,6 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.kernels.anneal import BatchPlan, BatchRequests, Cooling, anneal
-
-
-def memory_tokens(memory_bytes: float, utilisation: float, bytes_per_token: float) -> int:
-    """Tokens that fit into so much memory (Eq. 20); utilisation: the part that fragmentation leaves, 0..1.
-
-    Raises: ValueError for a figure out of range.
-    """
-    if not (memory_bytes >= 0.0 and 0.0 < utilisation <= 1.0 and bytes_per_token > 0.0):
-        raise ValueError(
-            f"{memory_bytes:g} bytes at utilisation {utilisation:g} and {bytes_per_token:g} bytes a token:"
-            " memory is at least 0, utilisation within 0..1, a token takes more than 0"
-        )
-    return int(memory_bytes * utilisation / bytes_per_token)
 
 
 def assign_instances(kv_tokens: FloatArray, free_tokens: Sequence[int]) -> IntArray:

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
 from benchmarks.policies.sa_paper import V100, view
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.rows import Rows, State
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.kernels.anneal import Cooling, anneal, exhaustive
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.scheduler.policy import EngineFacts, Snapshot
 from sloserve.scheduler.sa.policy import SA
 from sloserve.scheduler.sa.times import bilinear_of
@@ -86,7 +88,7 @@ def snapshot(waiting: int, max_num_seqs: int) -> Snapshot:
             output_tokens=50 if running else 0,
             first_token_s=95.0 if running else np.nan,
         )
-    engine = EngineFacts(20_000, 27_767, 16, max_num_seqs, 2048, 0)
+    engine = EngineFacts(20_000, 27_767, KVLayout.full(16), max_num_seqs, 2048, 0)
     return Snapshot(rows, rows.slots_in(State.WAITING), rows.slots_in(State.RUNNING), engine)
 
 
@@ -115,6 +117,7 @@ def plans() -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    parser_for(__doc__).parse_args()
     of_kernel, of_plans = kernel(), plans()
     write_result(RESULTS / "sa-overhead.json", {"repeats": REPEATS, "kernel": of_kernel, "plans": of_plans})
     for row in of_kernel + of_plans:

@@ -1,7 +1,7 @@
 """What does sa gain on requests that come at once? The simulated-annealing paper's Fig. 7 to 11 in virtual time.
 
-Half chats (TTFT 10 s, TPOT 50 ms), half code (e2e 30 s). Writes results/sa-paper/: result.json, table.txt and
-goodput.png. Fig. 7 and 9 run vLLM's scheduler; Fig. 8, 10 and 11 score plans by the paper's own latency model.
+Half chats (TTFT 10 s, TPOT 50 ms), half code (e2e 30 s). Writes results/sa-paper/: result.json and
+table.txt. Fig. 7 and 9 run vLLM's scheduler; Fig. 8, 10 and 11 score plans by the paper's own latency model.
 """
 
 import json
@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
 from benchmarks.policies.sa_instances import plan_instances
-from benchmarks.publish import RESULTS, provenance
+from benchmarks.publish import RESULTS, provenance, write_table
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.rows import Rows
 from sloserve.core.slo import SLOClass, Targets
@@ -30,10 +30,10 @@ from sloserve.scheduler.sa.times import RemainingWork, batch_times, bilinear_of
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 from sloserve.workloads.length_models import sharegpt, truncated_lognormal
-from sloserve.workloads.registry import to_requests
 from sloserve.workloads.seeding import stream
 from sloserve.workloads.slo_assignment import ClassRule, SLOAssignment
 from sloserve.workloads.trace import make_trace
+from sloserve.workloads.workload_registry import to_requests
 
 SEEDS = range(20)
 JOBS = 2
@@ -104,13 +104,7 @@ class MisledBatches(Misled, SABatches):
 def serve(profile_name: str, n: int, limit: int, policy: str, seed: int, error: float = 0.0) -> dict[str, Any]:
     """One run of the real scheduler: G in 1/s, attainment, mean latency in s."""
     profile = load_profile(profile_name)
-    settings = EngineSettings(
-        kv_blocks=6000,
-        block_size=profile.block_size,
-        max_num_seqs=limit,
-        max_num_batched_tokens=profile.max_num_batched_tokens,
-        max_model_len=4096,
-    )
+    settings = EngineSettings.of_profile(profile, kv_blocks=6000, max_num_seqs=limit, max_model_len=4096)
     section = {"policy": "sjf" if policy.startswith("sa") else policy, "aged_share": 0.0, **SLOS.table.as_config()}
     engine = VirtualEngine(settings, profile, None if policy == "stock" else {"sloserve": section})
     if policy.startswith("sa"):
@@ -265,44 +259,16 @@ def table(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(runs: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(LIMITS), figsize=(12, 3.6), sharey=True)
-    for axis, limit in zip(axes, LIMITS, strict=True):
-        for policy in POLICIES:
-            picked = [r for r in runs if (r["profile"], r["max_batch"], r["length_error"]) == (V100, limit, 0.0)]
-            counts = sorted({r["requests"] for r in picked})
-            means = {
-                name: [
-                    np.mean([r["goodput"] for r in picked if (r["policy"], r["requests"]) == (name, n)]) for n in counts
-                ]
-                for name in (policy, "stock")
-            }
-            axis.plot(counts, np.array(means[policy]) / means["stock"], marker="o", label=policy)
-        axis.set_title(f"batches of at most {limit}")
-        axis.set_xlabel("requests at once")
-    axes[0].set_ylabel("G / G of stock")
-    axes[-1].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-
-
 def main() -> None:
+    parser_for(__doc__).parse_args()
     out = RESULTS / "sa-paper"
-    out.mkdir(parents=True, exist_ok=True)
     models = model_experiments()
     tasks = list(engine_tasks())
     with ProcessPoolExecutor(JOBS, get_context("spawn")) as pool:
         runs = list(pool.map(serve, *zip(*[(*t, 0.0)[:6] for t in tasks], strict=True), chunksize=10))
-    (out / "table.txt").write_text(table(runs))
-    plot(runs, out / "goodput.png")
+    write_table(out, table(runs), shown=True)
     result = {**provenance(), "seeds": len(SEEDS), **models, "runs": runs}
     (out / "result.json").write_text(json.dumps(result, separators=(",", ":"), sort_keys=True) + "\n")
-    print(table(runs))
 
 
 if __name__ == "__main__":

@@ -11,21 +11,18 @@ without them their cells are left out.
     python -m benchmarks.policies.step_budget_gain [--max-requests 400] [--seeds 3]
 """
 
-import argparse
-import csv
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import yaml
 
+from benchmarks.arguments import parser_for
 from benchmarks.policies.step_sizes import BUDGET, FIGURES, Row, experiment
-from benchmarks.publish import RESULTS
+from benchmarks.publish import RESULTS, short, write_rows, write_table
+from benchmarks.scaled_profile import scaled_profile
 from sloserve.core.errors import ConfigError
-from sloserve.estimator.step_time.profile import load_profile
-from sloserve.report.summary import summarize
 from sloserve.sim.experiment import measured_points, run_experiment
 
 POLICIES = ("stock", "edf", "sjf", "andes", "econo")
@@ -36,35 +33,16 @@ CELLS = (
     ("sharegpt", "default", "ample"),
 )
 NOISE = {"step_noise": 0.1}
-PREFILL = ("token_ms", "attention_token2_ms", "prefix_attention_token2_ms")
-WRONG = {"all 30 % too short": (0.7, 0.7), "all 30 % too long": (1.3, 1.3), "prefill 30 % too short": (0.7, 1.0)}
-"""Factors of a wrong profile: on what prefill costs, and on everything else."""
+WRONG = {"all 30 % too short": (0.7, None), "all 30 % too long": (1.3, None), "prefill 30 % too short": (1.0, 0.7)}
+"""Factors of a wrong profile: on everything, and on what prefill costs where that is another."""
 COLUMNS = ("workload", "slo", "kv", "variant", "policy", "seed", "load", *FIGURES)
-
-
-def wrong_profile(name: str, prefill: float, others: float, folder: Path) -> str:
-    """A file like the shipped profile ``name``, wrong by these factors."""
-    plain: dict[str, Any] = load_profile(name).model_dump(mode="json")
-
-    def scaled(values: dict[str, Any]) -> dict[str, Any]:
-        return {
-            key: scaled(value)
-            if isinstance(value, dict)
-            else value * (prefill if key in PREFILL else others)
-            if key.endswith("_ms")
-            else value
-            for key, value in values.items()
-        }
-
-    path = folder / f"{name}-{prefill:g}-{others:g}.yaml"
-    path.write_text(yaml.safe_dump(plain | {"name": path.stem, "latency": scaled(plain["latency"])}))
-    return str(path)
 
 
 def variants(profile: str, folder: Path) -> dict[str, dict[str, Any]]:
     """Changes of the experiment, by what the table calls them; those with a budget first."""
     known = {
-        f"budget, profile {how}": {"known_profile": wrong_profile(profile, *by, folder)} for how, by in WRONG.items()
+        f"budget, profile {how}": {"known_profile": str(scaled_profile(profile, factor, folder, prefill))}
+        for how, (factor, prefill) in WRONG.items()
     }
     return {
         "budget, learnt": {},
@@ -88,7 +66,7 @@ def run_cell(cell: tuple[str, str, str], max_requests: int, seeds: int, folder: 
         names = names if variant.startswith("budget") else list(POLICIES)
         for run in run_experiment(replace(ours, policies=tuple(names), **changes), points=points):
             point = run.point
-            record = summarize(run.log, policy=run.policy, seed=point.seed, rps=point.rps, load=point.load)
+            record = run.record()
             policy = run.policy.removesuffix(BUDGET).replace("fcfs", "stock")
             named = dict(zip(COLUMNS, (*cell, variant, policy, point.seed, point.load), strict=False))
             rows.append(named | {figure: record[figure] for figure in FIGURES})
@@ -114,19 +92,13 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "step-budget")
     parser.add_argument("--max-requests", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
-    with (
-        TemporaryDirectory(prefix="sloserve-profiles-") as folder,
-        (args.out / "runs.csv").open("w", newline="") as file,
-    ):
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
+    with TemporaryDirectory(prefix="sloserve-profiles-") as folder:
         for cell in CELLS:
             try:
                 found = run_cell(cell, args.max_requests, args.seeds, Path(folder))
@@ -134,9 +106,8 @@ def main() -> None:
                 print(f"{', '.join(cell)}: left out: {error}", flush=True)
                 continue
             rows += found
-            writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in found)
-            file.flush()
-            (args.out / "table.txt").write_text(table(rows))
+            write_rows(args.out / "runs.csv", map(short, rows), COLUMNS)
+            write_table(args.out, table(rows))
             print(f"{', '.join(cell)}: {len(found)} runs", flush=True)
 
 

@@ -11,7 +11,6 @@ out.
     python -m benchmarks.policies.step_sizes [--jobs 2] [--cells azure-conv,sharegpt] [--max-requests 400] [--seeds 3]
 """
 
-import argparse
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -21,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.publish import RESULTS, read_rows, write_rows
+from benchmarks.arguments import parser_for
+from benchmarks.publish import RESULTS, read_rows, short, write_rows, write_table
+from benchmarks.traces import AZURE_CODE, AZURE_CONV, MOONCAKE, SERVEGEN_10H, SERVEGEN_19H
 from sloserve.core.errors import ConfigError
-from sloserve.report.summary import summarize
+from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, Experiment, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.sim.simulate import build_experiment
 from sloserve.sim.tuning import Score, ranked
-from sloserve.workloads.readers.found import find_trace
 from sloserve.workloads.window import Window
 
 SIZES = (256, 512, 1024, 2048, 4096)
@@ -36,11 +35,11 @@ POLICIES = ("stock", "edf", "sjf", "andes", "econo")
 BUDGET = ":step_budget=true"
 H100: dict[str, Any] = {"profile": "h100-llama3-8b"}
 WORKLOADS: dict[str, dict[str, Any]] = {
-    "azure-conv": H100 | {"trace": "azure2023_conv_first_two_thirds.csv.gz", "load": "1.5"},
-    "azure-code": H100 | {"trace": "azure2023_code_first_two_thirds.csv.gz", "load": "1"},
-    "mooncake": {"profile": "h200-llama3-8b", "trace": "mooncake_conversation_first_half.csv.gz", "load": "1"},
-    "servegen-10h": H100 | {"trace": "servegen_mlarge_day2_10h.csv.gz", "load": "1.5"},
-    "servegen-19h": H100 | {"trace": "servegen_mlarge_day2_19h.csv.gz", "load": "1.5"},
+    "azure-conv": H100 | {"trace": AZURE_CONV, "load": "1.5"},
+    "azure-code": H100 | {"trace": AZURE_CODE, "load": "1"},
+    "mooncake": {"profile": "h200-llama3-8b", "trace": MOONCAKE, "load": "1"},
+    "servegen-10h": H100 | {"trace": SERVEGEN_10H, "load": "1.5"},
+    "servegen-19h": H100 | {"trace": SERVEGEN_19H, "load": "1.5"},
     "sharegpt": H100 | {"workload": "sharegpt-poisson", "load": "1.5"},
 }
 SLOS = {"default": None, "readers": "reading", "deadline": "configs/slo-fixed-12s.yaml"}
@@ -70,8 +69,6 @@ def cells(names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 def experiment(workload: str, slo: str, kv: str, half: str, max_requests: int, seeds: int) -> Experiment:
     """Raises: ConfigError where the trace is missing."""
     flags = dict(WORKLOADS[workload])
-    if "trace" in flags:
-        flags["trace"] = find_trace(Path(flags["trace"]))
     if SLOS[slo] is not None:
         name = str(SLOS[slo])
         flags["slo"] = str(ROOT / name) if name.endswith(".yaml") else name
@@ -95,7 +92,7 @@ def run_cell(cell: tuple[str, str, str], max_requests: int, seeds: int, only_bud
         default = f"@max_num_batched_tokens={ours.engine.max_num_batched_tokens}"
         for run in run_experiment(ours, points=measured_points(ours)):
             point = run.point
-            record = summarize(run.log, policy=run.policy, seed=point.seed, rps=point.rps, load=point.load)
+            record = run.record()
             named = dict(
                 zip(COLUMNS, (*cell, half, run.policy.removesuffix(default), point.seed, point.load), strict=False)
             )
@@ -163,7 +160,7 @@ def _shown(figure: str, rows: list[Row], policy: str, best: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "step-sizes")
     parser.add_argument("--cells", default=",".join(WORKLOADS), help="workloads, comma-separated")
     parser.add_argument("--max-requests", type=int, default=400)
@@ -171,7 +168,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--budgets", action="store_true", help="run the step budgets of all cells again, nothing else")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "runs.csv"
     rows: list[Row] = read_rows(path)
     done = {(row["workload"], row["slo"], row["kv"]) for row in rows}
@@ -186,9 +182,9 @@ def main() -> None:
                 continue
             if args.budgets:
                 rows = [r for r in rows if BUDGET not in r["policy"] or (r["workload"], r["slo"], r["kv"]) != cell]
-            rows += [{key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in found]
+            rows += map(short, found)
             write_rows(path, rows, COLUMNS)
-            (args.out / "table.txt").write_text(table(rows))
+            write_table(args.out, table(rows))
             print(f"{', '.join(cell)}: {len(found)} runs", flush=True)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from sloserve.bench.report import NO_STEPS
+from sloserve.bench.bench_report import NO_STEPS
 from sloserve.bench.slo_encoding import in_xargs
 from sloserve.client.endpoint import open_endpoint
 from sloserve.client.payload import Payload, PayloadSettings, SLOFields, payload
 from sloserve.client.prompts import TokenPrompts
-from sloserve.client.replay import ReplayedRun, ReplaySettings, replay
+from sloserve.client.workload_replay import ReplayedRun, ReplaySettings, replay
 from sloserve.core.clock import SystemClock
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest

@@ -8,7 +8,6 @@ before. Side by side, because on a shared machine runs in turn differ more from 
 are the figures that both write, latency counted from a request's sending.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from benchmarks.servers import served, sloserve_command
 from sloserve.vllm_plugin.server.tiny_model import NAME, tiny_model_path
@@ -109,7 +109,7 @@ def side_by_side(url: str, traces: dict[str, Path], requests: int, out: Path) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--requests", type=int, default=150)
     parser.add_argument("--rps", type=float, default=10.0, help="of both together")

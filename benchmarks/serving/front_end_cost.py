@@ -1,12 +1,12 @@
 """How much processor time does the front end add to a request and to a token, without engine, socket or noise?
 
-Usage: python -m benchmarks.serving.front_end_cost [--requests 300] [--repeats 15]
+Usage: python -m benchmarks.serving.front_end_cost [--requests 100] [--rounds 10] [--repeats 3]
 
 One ASGI app that streams replies of an engine that does nothing, called directly: bare, and with our middleware and
-observation around it. Thread CPU time, medians of interleaved repeats.
+observation around it. Four kinds of requests: with three targets, with a service tier besides, with a report, with
+both. Thread CPU time in interleaved pairs; a repeat is the median of its rounds, and the figure that of the repeats.
 """
 
-import argparse
 import asyncio
 import json
 import time
@@ -21,14 +21,22 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.core.clock import SystemClock
-from sloserve.vllm_plugin.server.accept import FrontEnd
+from sloserve.vllm_plugin.server.front_end import FrontEnd
 
 TOKENS = (1, 201)
 CHUNK = b'data: {"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":" word"}]}\n\n'
 HEADERS = [(b"content-type", b"application/json"), (b"host", b"x"), (b"accept", b"*/*"), (b"user-agent", b"y")]
+TARGETS: dict[str, Any] = {"e2e_ms": 9000}
+BODIES: dict[str, dict[str, Any]] = {
+    "slo": {"slo": TARGETS},
+    "tier": {"slo": TARGETS, "service_tier": "auto"},
+    "report": {"slo": TARGETS | {"report": True}},
+    "tier and report": {"slo": TARGETS | {"report": True}, "service_tier": "auto"},
+}
 SLO = [(b"x-slo-ttft-ms", b"500"), (b"x-slo-tpot-ms", b"50"), (b"x-tenant-id", b"acme")]
 
 
@@ -40,7 +48,8 @@ def engine() -> Any:
     """What the front end needs of an AsyncLLM."""
     config = {"sloserve": {"policy": "edf", "admission": {"mode": "cap"}, "tenants": {"acme": "interactive"}}}
     return SimpleNamespace(
-        vllm_config=SimpleNamespace(additional_config=config), output_processor=SimpleNamespace(request_states={})
+        vllm_config=SimpleNamespace(additional_config=config),
+        output_processor=SimpleNamespace(request_states={}, add_request=None),
     )
 
 
@@ -72,9 +81,9 @@ def app(front_end: FrontEnd | None) -> Any:
     return served
 
 
-def cpu_us(served: Any, tokens: int, requests: int) -> float:
+def cpu_us(served: Any, stated: dict[str, Any], tokens: int, requests: int) -> float:
     """Thread CPU time of a request, in microseconds."""
-    body = json.dumps({"prompt": "word " * 200, "max_tokens": tokens, "slo": {"e2e_ms": 9000}}).encode()
+    body = json.dumps({"prompt": "word " * 200, "max_tokens": tokens, **stated}).encode()
     headers = [*HEADERS, *SLO, (b"content-length", str(len(body)).encode())]
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
     scope |= {"asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "root_path": ""}
@@ -98,25 +107,38 @@ def cpu_us(served: Any, tokens: int, requests: int) -> float:
     return asyncio.run(all_of_them())
 
 
+def pair_us(apps: list[Any], stated: dict[str, Any], requests: int, ours_first: bool) -> list[float]:
+    """What ours adds to a request of one token and to each further token, and the bare app's time for either."""
+    found = {}
+    for is_ours in (ours_first, not ours_first):
+        one, many = (cpu_us(apps[is_ours], stated, n, max(requests * TOKENS[0] // n, 10)) for n in TOKENS)
+        found[is_ours] = one, (many - one) / (TOKENS[1] - TOKENS[0])
+    bare, ours = found[False], found[True]
+    return [ours[0] - bare[0], ours[1] - bare[1], *bare]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser = parser_for(__doc__)
+    parser.add_argument("--requests", type=int, default=100, help="of one token, for each app and round")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
-    apps = {"bare": app(None), "sloserve": app(FrontEnd(engine(), SystemClock()))}
-    found: dict[str, list[list[float]]] = {name: [] for name in apps}
-    for repeat in range(given.repeats):
-        for name in apps if repeat % 2 == 0 else reversed(apps):
-            found[name].append([cpu_us(apps[name], tokens, given.requests) for tokens in TOKENS])
-    added = np.array(found["sloserve"]) - np.array(found["bare"])
-    per_token = (added[:, 1] - added[:, 0]) / (TOKENS[1] - TOKENS[0])
-    figures = {
-        "added_us_per_request": float(np.median(added[:, 0])),
-        "added_us_per_token": float(np.median(per_token)),
-        "bare_us_per_request": float(np.median(np.array(found["bare"])[:, 0])),
-    }
-    for name, value in figures.items():
-        print(f"{name:22}{value:10.2f}")
+    apps = [app(None), app(FrontEnd(engine(), SystemClock()))]
+    shape = given.repeats, given.rounds, len(BODIES), 4
+    found = np.array(
+        [
+            pair_us(apps, stated, given.requests, bool(turn % 2))
+            for turn in range(given.repeats * given.rounds)
+            for stated in BODIES.values()
+        ]
+    ).reshape(shape)
+    of_repeats = np.median(found, axis=1)
+    figures = {}
+    names = ("added_us_per_request", "added_us_per_token", "bare_us_per_request", "bare_us_per_token")
+    for i, kind in enumerate(BODIES):
+        figures[kind] = {name: [round(us, 2) for us in sorted(of_repeats[:, i, j])] for j, name in enumerate(names)}
+        told = "  ".join(f"{name} {us[len(us) // 2]:.2f}" for name, us in figures[kind].items())
+        print(f"{kind:16} {told}")
     write_result(RESULTS / "front_end_cost.json", {"figures": figures, "settings": vars(given)})
 
 

@@ -7,7 +7,6 @@ serve`. A round sends so many streams at once and waits for all; the two take tu
 Requests state an SLO in a header and class and tier in the body, which plain vLLM ignores.
 """
 
-import argparse
 import asyncio
 import tempfile
 import time
@@ -17,6 +16,7 @@ import httpx
 import numpy as np
 from scipy.stats import bootstrap
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from benchmarks.servers import plain_vllm_command, served, sloserve_command
 from sloserve.vllm_plugin.server.tiny_model import NAME
@@ -106,7 +106,7 @@ def row(of: dict[str, np.ndarray]) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=list(PER_ROUND), choices=list(PER_ROUND))
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--port", type=int, default=8130)

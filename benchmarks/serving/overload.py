@@ -30,6 +30,7 @@ import aiohttp
 import numpy as np
 import psutil
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS as FOLDER
 from benchmarks.publish import provenance
 from benchmarks.servers import ONE_THREAD, plain_vllm_command, running, sloserve_command
@@ -265,7 +266,7 @@ def share(row: dict[str, Any], what: str, of_what: str = "requests") -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--factor", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--burners", type=int, default=0)

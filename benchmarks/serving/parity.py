@@ -10,21 +10,22 @@ benchmarks/results/parity.json. Argument: the folder of traces, by default SLOSE
 import json
 import os
 import statistics
-import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
+from benchmarks.traces import AZURE_CODE, AZURE_CONV, MOONCAKE, SERVEGEN_10H, SERVEGEN_19H
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.workloads.readers import read_trace
-from sloserve.workloads.registry import trace_workload
+from sloserve.workloads.workload_registry import trace_workload
 
 REPEATS = 5
 REQUESTS = 2000
@@ -61,11 +62,11 @@ class Case:
 
 
 CASES = (
-    Case("azure2023_code_first_two_thirds", 24.0, 1024, 16384),
-    Case("azure2023_conv_first_two_thirds", 20.0, 8000, 16384),
-    Case("servegen_mlarge_day2_10h", 30.0, 4096, 32768),
-    Case("servegen_mlarge_day2_19h", 20.0, 4096, 32768),
-    Case("mooncake_conversation_first_half", 2.1, 27767, 131072, prefix_caching=True),
+    Case(AZURE_CODE, 24.0, 1024, 16384),
+    Case(AZURE_CONV, 20.0, 8000, 16384),
+    Case(SERVEGEN_10H, 30.0, 4096, 32768),
+    Case(SERVEGEN_19H, 20.0, 4096, 32768),
+    Case(MOONCAKE, 2.1, 27767, 131072, prefix_caching=True),
 )
 
 
@@ -154,7 +155,9 @@ def measure(case: Case, folder: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ["SLOSERVE_DATA"])
+    parser = parser_for(__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=os.environ.get("SLOSERVE_DATA"))
+    folder = parser.parse_args().folder
     result: dict[str, object] = {"profile": PROFILE, "seed": SEED, "repeats": REPEATS}
     result["cases"] = cases = []
     decide(CASES[0].engine(), CASES[0].requests(folder, 100), "fcfs")  # imports and warms up

@@ -1,21 +1,15 @@
-"""How long does a plan take, and what is that beside vLLM's own schedule()?
+"""What does the simulator charge for planning? Measured for every installed policy on vLLM's scheduler.
 
-Usage: python -m benchmarks.serving.plan_overhead [--quick] [--table]
+Usage: python -m benchmarks.serving.plan_overhead [--quick]
 
-Requests come at once to a virtual engine with scarce KV. In each of the first steps three things are timed in thread
-CPU time: the policy's plan alone; the same with what the engine pays for it, rows gathered, plan checked and carried
-out; and vLLM's whole schedule() with it. Policies in turn, stock among them. Writes results/plan-overhead.json: medians
-and p99 over the steps, µs.
-
---table instead measures, for every installed policy and several numbers of running and waiting requests, what the
-simulator charges for planning, and writes the table (sloserve/estimator/planning_cost.yaml): lines of non-negative
-least squares through means over steps.
+Requests come at once to a virtual engine with scarce KV, in several numbers of running and waiting ones. Timed in
+thread CPU time is what the engine pays for a plan: rows gathered, the plan made, checked and carried out. Writes the
+table that the simulator reads (sloserve/estimator/planning_cost.yaml): lines of non-negative least squares through
+means over steps.
 """
 
 import itertools
-import json
 import logging
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,33 +21,25 @@ import yaml
 from scipy.optimize import nnls
 
 import sloserve
-from benchmarks.publish import RESULTS, provenance, write_result
+from benchmarks.arguments import is_quick
+from benchmarks.publish import provenance
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import policy_class, policy_names
 from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.workloads.registry import workload
+from sloserve.workloads.workload_registry import workload
 
-POLICIES = ("stock", "andes", "auto", "econo", "econo-paper", "edf", "sjf")
-REQUESTS = (100, 500, 2000)
-REPEATS = 3
-STEPS = 300
-"""Timed in each run, the first ones: later there are fewer requests."""
 WARM_UP = 5
 PROFILE = "a100-opt-13b"
-TIMED = ("plan", "planning", "schedule")
-"""The policy's plan; all that is done for it; the whole of schedule()."""
-
-
 TABLE = Path(sloserve.__file__).parent / "estimator" / "planning_cost.yaml"
-TABLE_SIZES = ((16, 256), (64, 256), (200, 256), (200, 32), (600, 128), (1500, 64), (2000, 256))
+SIZES = ((16, 256), (64, 256), (200, 256), (200, 32), (600, 128), (1500, 64), (2000, 256))
 """Requests that come at once, and how many of them may run."""
-TABLE_LATER, TABLE_GAP_S = 100, 0.05
+LATER, GAP_S = 100, 0.05
 """Requests that come after these, and seconds between them: some policies do more when one comes."""
-TABLE_STEPS = 80
-TABLE_WORKLOADS = ("reading-speed", "sharegpt-poisson")
+STEPS = 80
+WORKLOADS = ("reading-speed", "sharegpt-poisson")
 """Readers, and the default classes."""
-TABLE_REPEATS = 2
+REPEATS = 2
 """Repeats of each run, which are alike: the least mean of each window counts, as others shared the machine."""
 WINDOW = 20
 """Steps whose mean is one point of a fit: a policy may plan at one step and reuse what it found at the next ones."""
@@ -72,13 +58,11 @@ class _Enough(Exception):
     """All steps were timed."""
 
 
-def timed(call: Callable[..., Any], spent: list[float], most: int | None = None) -> Callable[..., Any]:
+def timed(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
     def call_timed(*args: Any, **kwargs: Any) -> Any:
         began = time.thread_time()
         found = call(*args, **kwargs)
         spent.append(time.thread_time() - began)
-        if most is not None and len(spent) >= most:
-            raise _Enough
         return found
 
     return call_timed
@@ -89,39 +73,10 @@ def make_engine(policy: str, max_num_seqs: int = 512, work: str = "reading-speed
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     profile = load_profile(PROFILE)
-    settings = EngineSettings(
-        kv_blocks=profile.kv_blocks,
-        block_size=profile.block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=profile.max_num_batched_tokens,
-        max_model_len=profile.max_model_len,
-        enable_prefix_caching=False,
-    )
+    settings = EngineSettings.of_profile(profile, max_num_seqs=max_num_seqs)
     source = workload(work)
     config = None if policy == "stock" else {"sloserve": {"policy": policy, **source.slos.table.as_config()}}
     return VirtualEngine(settings, profile, config), source
-
-
-def costs_s(policy: str, n: int, seed: int) -> dict[str, list[float]]:
-    """Returns what each of the first steps costs while ``n`` requests wait or run, in seconds, by ``TIMED``."""
-    engine, source = make_engine(policy)
-    spent: dict[str, list[float]] = {what: [] for what in TIMED}
-    if policy != "stock":
-        planner: Any = engine.scheduler._planner
-        planner.policy.plan = timed(planner.policy.plan, spent["plan"])
-        # Between the two vLLM preempts, which is not planning.
-        parts: tuple[list[float], list[float]] = ([], [])
-        planner.next_step = timed(planner.next_step, parts[0])
-        planner.apply_plan = timed(planner.apply_plan, parts[1])
-    scheduler: Any = engine.scheduler
-    scheduler.schedule = timed(scheduler.schedule, spent["schedule"], STEPS + WARM_UP)
-    try:
-        engine.run(source.requests(n, seed, 1e6))
-    except _Enough:
-        pass
-    if policy != "stock":
-        spent["planning"] = [sum(both) for both in zip(*parts, strict=False)]
-    return {what: costs[WARM_UP:] for what, costs in spent.items()}
 
 
 def planning_samples(policy: str, n: int, max_num_seqs: int, work: str, *, reused: bool) -> Samples:
@@ -142,15 +97,15 @@ def planning_samples(policy: str, n: int, max_num_seqs: int, work: str, *, reuse
     schedule = scheduler.schedule
 
     def counted_schedule() -> Any:
-        if len(counts) >= TABLE_STEPS + WARM_UP:
+        if len(counts) >= STEPS + WARM_UP:
             raise _Enough
         counts.append((planner.table.num_running, len(planner.table.slot_of) - planner.table.num_running))
         return schedule()
 
     scheduler.schedule = counted_schedule
     try:
-        at_once = source.requests(n + TABLE_LATER, 0, 1e6)
-        later = [replace(r, arrival_s=TABLE_GAP_S * i) for i, r in enumerate(at_once[n:], 1)]
+        at_once = source.requests(n + LATER, 0, 1e6)
+        later = [replace(r, arrival_s=GAP_S * i) for i, r in enumerate(at_once[n:], 1)]
         engine.run([*at_once[:n], *later])
     except _Enough:
         pass
@@ -184,13 +139,13 @@ def fitted_line(samples: Sequence[tuple[float, float, float]]) -> dict[str, floa
 
 def planning_table(quick: bool) -> dict[str, Any]:
     """See :mod:`sloserve.estimator.planning_cost`."""
-    sizes, repeats = (TABLE_SIZES[1:3], 1) if quick else (TABLE_SIZES, TABLE_REPEATS)
+    sizes, repeats = (SIZES[1:3], 1) if quick else (SIZES, REPEATS)
     names = [name for name in policy_names() if policy_class(name).needs]
     policies = ["edf", "sjf"] if quick else [name for name in names if name not in PLANS_AS]
 
     def samples(policy: str, reused: bool) -> Samples:
         found: Samples = []
-        for work, (n, seqs) in itertools.product(TABLE_WORKLOADS, sizes):
+        for work, (n, seqs) in itertools.product(WORKLOADS, sizes):
             again = [planning_samples(policy, n, seqs, work, reused=reused) for _ in range(repeats)]
             found += [min(windows, key=lambda window: window[2]) for windows in zip(*again, strict=True)]
         return found
@@ -206,7 +161,7 @@ def planning_table(quick: bool) -> dict[str, Any]:
     return {
         "hardware": f"{machine['cpus']} cores of {machine['cpu']}, Python {measured['python']}",
         "source": (
-            f"python -m benchmarks.serving.plan_overhead --table, commit {measured['commit']}, vLLM {measured['vllm']}"
+            f"python -m benchmarks.serving.plan_overhead, commit {measured['commit']}, vLLM {measured['vllm']}"
             ": thread CPU time; default is of edf, sjf, priority, andes and econo together"
         ),
         "step": fitted_line(step),
@@ -219,35 +174,11 @@ def planning_table(quick: bool) -> dict[str, Any]:
 
 def main() -> None:
     logging.getLogger("vllm").setLevel(logging.ERROR)
-    quick = "--quick" in sys.argv
-    if "--table" in sys.argv:
-        text = yaml.safe_dump(planning_table(quick), sort_keys=False, width=120)
-        print(text)
-        if not quick:
-            TABLE.write_text(f"# Thread CPU time of planning, µs. What it covers: planning_cost.py.\n{text}")
-        return
-    sizes, repeats = ((100,), 1) if quick else (REQUESTS, REPEATS)
-    spent: dict[tuple[str, int], dict[str, list[float]]] = {
-        (policy, n): {what: [] for what in TIMED} for n in sizes for policy in POLICIES
-    }
-    for repeat in range(repeats):
-        for (policy, n), all_costs in spent.items():
-            for what, costs in costs_s(policy, n, repeat).items():
-                all_costs[what] += costs
-    rows = [
-        {"policy": policy, "requests": n, "steps": len(costs["schedule"])}
-        | {
-            f"{what}_us_{name}": float(np.percentile(costs[what], q)) * 1e6
-            for what in TIMED
-            for name, q in (("median", 50), ("p99", 99))
-            if costs[what]
-        }
-        for (policy, n), costs in spent.items()
-    ]
-    for row in rows:
-        print(json.dumps(row))
+    quick = is_quick(__doc__)
+    text = yaml.safe_dump(planning_table(quick), sort_keys=False, width=120)
+    print(text)
     if not quick:
-        write_result(RESULTS / "plan-overhead.json", {"repeats": repeats, "rows": rows})
+        TABLE.write_text(f"# Thread CPU time of planning, µs. What it covers: planning_cost.py.\n{text}")
 
 
 if __name__ == "__main__":

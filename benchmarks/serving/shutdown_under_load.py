@@ -8,7 +8,6 @@ Once all have begun the process gets SIGTERM; every fifth of a second another re
 gives up after --patience seconds: whoever has heard nothing more by then was left hanging.
 """
 
-import argparse
 import asyncio
 import json
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from benchmarks.servers import ONE_THREAD, plain_vllm_command, running, sloserve_command
 from sloserve.vllm_plugin.server.tiny_model import NAME
@@ -119,7 +119,7 @@ def measure(server: str, timeout_s: int, port: int, patience_s: float, log: Path
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--servers", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     parser.add_argument("--timeouts", nargs="+", type=int, default=[0, 4])
     parser.add_argument("--patience", type=float, default=20.0)

@@ -1,14 +1,15 @@
-"""What does a step cost beside vLLM's own schedule(), part by part, with a fresh plan and with the last one reused?
+"""What does a step cost beside vLLM's own part of it, part by part, with a fresh plan and with the last one reused?
 
-Usage: python -m benchmarks.serving.step_overhead [--quick] [--beside PYTHON] [--policies NAME ...]
+Usage: python -m benchmarks.serving.step_overhead [--quick] [--hot] [--beside PYTHON] [--policies NAME ...]
 
-A virtual engine is held at so many requests, half of them running: another comes as one ends. Every second step makes a
-plan, the others reuse it. Timed is thread CPU time, policies in turn. Writes results/step-overhead.json: medians and
-p99 over the steps in µs. ``--beside`` takes the interpreter of an environment with another commit: turns of the two
-alternate, since the speed of a machine that others use changes, and the other's rows go into ``beside``.
+A virtual engine is held at so many requests, of which so many run: another comes as one ends. Every second step makes a
+plan, the others reuse it. Timed is thread CPU time, policies in turn; between two steps the caches are filled with
+other data, as a server's other threads do, unless ``--hot``. Writes results/step-overhead.json: medians and p99 over
+the steps in µs, of ``ours`` in all, of each part, and of ``vllm``: its schedule() and update_from_output().
+``--beside`` takes the interpreter of an environment with another commit: turns of the two alternate, since the speed of
+a machine that others use changes, and the other's rows go into ``beside``.
 """
 
-import argparse
 import itertools
 import json
 import logging
@@ -23,18 +24,22 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.registry import parse_policy
 from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.workloads.registry import workload
+from sloserve.workloads.workload_registry import workload
 
-POLICIES = ("auto", *(f"{name}:step_budget=true" for name in ("edf", "econo", "andes", "sjf")))
-MIXES = ((500, 250), (2000, 1000))
+POLICIES = ("fcfs", "auto", *(f"{name}:step_budget=true" for name in ("edf", "econo", "andes", "sjf")))
+MIXES = ((32, 32), (40, 32), (500, 250), (2000, 1000))
 """Requests in all, and how many may run."""
 REPEATS = 2
 STEPS = 200
 """Timed in each run."""
+KV_BLOCKS = 60
+"""A running request: so many run as may."""
+FLUSH_BYTES = 64 * 2**20
 WARM_UP = 60
 """Steps before, in which the engine fills up."""
 PROFILE = "a100-opt-13b"
@@ -48,12 +53,17 @@ PARTS = {
     "booking": "admissions, counters, new tokens",
     "pace": "load of the step and how long it took",
     "told": "the policy is told of new tokens",
+    "glue": "all else in schedule() and update_from_output()",
 }
 """``adapter`` is the sum of all but ``plan`` and ``told``, which are the policy's own; ``planning`` of PLANNING."""
 PLANNING = ("snapshot", "plan", "checks", "step_budget", "carry_out")
 """What a step's decision takes, all in."""
 Cells = dict[str, dict[str, list[float]]]
 """Samples by what was measured, of each cell: policy, requests, how many may run, kind of plan."""
+
+
+STOCK: dict[str, Callable[..., Any]] = {}
+"""vLLM's own methods, which each run times anew."""
 
 
 class _AllTimed(Exception):
@@ -86,12 +96,9 @@ def engine_of(policy: str, running: int) -> Any:
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     profile = load_profile(PROFILE)
-    settings = EngineSettings(
-        kv_blocks=20 * running,
-        block_size=profile.block_size,
-        max_num_seqs=running,
-        max_num_batched_tokens=max(profile.max_num_batched_tokens, 4 * running),
-        max_model_len=profile.max_model_len,
+    tokens = max(profile.max_num_batched_tokens, 4 * running)
+    settings = EngineSettings.of_profile(
+        profile, kv_blocks=KV_BLOCKS * running, max_num_seqs=running, max_num_batched_tokens=tokens
     )
     source = workload("reading-speed")
     name, options = parse_policy(policy)
@@ -101,12 +108,18 @@ def engine_of(policy: str, running: int) -> Any:
 
 def watch(scheduler: Any, clock: Stopwatch) -> None:
     """Times all that is ours in a step, and has every second one make a plan."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
     from sloserve.vllm_plugin.engine import scheduler as scheduler_module
     from sloserve.vllm_plugin.engine.step_load import step_load
 
     def time_of(owner: Any, name: str, what: str) -> None:
         setattr(owner, name, clock.times(what, getattr(owner, name)))
 
+    for name in ("schedule", "update_from_output"):
+        STOCK.setdefault(name, getattr(Scheduler, name))
+        setattr(Scheduler, name, clock.times("vllm", STOCK[name]))
+        time_of(scheduler, name, "glue")
     time_of(scheduler, "_book", "booking")
     time_of(scheduler, "_clock_output", "pace")
     time_of(scheduler.step_clock, "scheduled", "pace")
@@ -125,7 +138,7 @@ def watch(scheduler: Any, clock: Stopwatch) -> None:
         time_of(planner, "progressed", "booking")
 
 
-def costs_s(policy: str, requests: int, running: int, seed: int) -> dict[bool, dict[str, list[float]]]:
+def costs_s(policy: str, requests: int, running: int, seed: int, hot: bool) -> dict[bool, dict[str, list[float]]]:
     """Returns the seconds by part, and how many requests ran and waited, of each timed step with (True) or without a
     fresh plan.
     """
@@ -136,6 +149,7 @@ def costs_s(policy: str, requests: int, running: int, seed: int) -> dict[bool, d
     found: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
     counts = scheduler.slo_counters
     began_s, steps, plans = engine._clock.now_s(), 0, 0
+    flushed = np.zeros(FLUSH_BYTES // 8)
 
     def stepped(_output: Any) -> None:
         """After a schedule(): books what it took, and puts in new requests for those that ended."""
@@ -145,12 +159,16 @@ def costs_s(policy: str, requests: int, running: int, seed: int) -> dict[bool, d
             row = found[is_fresh]
             for what in PARTS:
                 row.setdefault(what, []).append(clock.spent[what])
-            adapter = sum(clock.spent.values()) - clock.spent["plan"] - clock.spent["told"]
+            ours = sum(clock.spent.values()) - clock.spent["vllm"]
+            adapter = ours - clock.spent["plan"] - clock.spent["told"]
             now_running, waiting = scheduler.get_request_counts()
             planning = sum(clock.spent[what] for what in PLANNING)
-            sums = (("adapter", adapter), ("planning", planning), ("running", now_running), ("waiting", waiting))
-            for what, value in sums:
+            sums = {"adapter": adapter, "planning": planning, "ours": ours, "vllm": clock.spent["vllm"]}
+            sums |= {"running": now_running, "waiting": waiting}
+            for what, value in sums.items():
                 row.setdefault(what, []).append(value)
+        if not hot:
+            flushed.sum()
         clock.spent.clear()
         steps += 1
         if steps >= WARM_UP + STEPS:
@@ -167,11 +185,11 @@ def costs_s(policy: str, requests: int, running: int, seed: int) -> dict[bool, d
     return found
 
 
-def one_turn(policies: list[str], mixes: tuple[tuple[int, int], ...], seed: int) -> Cells:
+def one_turn(policies: list[str], mixes: tuple[tuple[int, int], ...], seed: int, hot: bool) -> Cells:
     return {
         json.dumps((policy, requests, running, _KIND[is_fresh])): costs
         for (requests, running), policy in itertools.product(mixes, policies)
-        for is_fresh, costs in costs_s(policy, requests, running, seed).items()
+        for is_fresh, costs in costs_s(policy, requests, running, seed, hot).items()
     }
 
 
@@ -187,7 +205,8 @@ def rows_of(turns: list[Cells]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"policy": policy, "requests": requests, "may_run": may_run, "plan": kind}
         row |= {"steps": len(cell["adapter"])}
         row |= {f"{name}_median": float(np.median(cell[name])) for name in ("running", "waiting")}
-        for what in ("planning", "adapter", *PARTS):
+        row["share"] = round(float(np.median(cell["ours"]) / np.median(cell["vllm"])), 3)
+        for what in ("ours", "vllm", "planning", "adapter", *PARTS):
             for name, q in (("median", 50), ("p99", 99)):
                 row[f"{what}_us_{name}"] = round(float(np.percentile(cell[what], q)) * 1e6, 1)
         rows.append(row)
@@ -198,8 +217,9 @@ _KIND = {True: "fresh", False: "reused"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--hot", action="store_true", help="leave the caches as the last step left them")
     parser.add_argument("--beside", metavar="PYTHON", help="interpreter of an environment with another commit")
     parser.add_argument("--policies", nargs="+", default=POLICIES)
     parser.add_argument("--out", type=Path, default=RESULTS / "step-overhead.json")
@@ -208,7 +228,7 @@ def main() -> None:
     logging.getLogger("vllm").setLevel(logging.ERROR)
     mixes, repeats = (((100, 50),), 1) if given.quick else (MIXES, REPEATS)
     if given.turn is not None:
-        print(json.dumps(one_turn(given.policies, mixes, given.turn)))
+        print(json.dumps(one_turn(given.policies, mixes, given.turn, given.hot)))
         return
     ours: list[Cells] = []
     others: list[Cells] = []
@@ -217,13 +237,18 @@ def main() -> None:
         for found, python in turns if seed % 2 else turns[::-1]:
             command = [python, "-m", "benchmarks.serving.step_overhead", "--turn", str(seed)]
             command += ["--policies", *given.policies]
-            done = subprocess.run(command + ["--quick"] * given.quick, check=True, stdout=subprocess.PIPE, text=True)
+            done = subprocess.run(
+                command + ["--quick"] * given.quick + ["--hot"] * given.hot,
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             found.append(json.loads(done.stdout.splitlines()[-1]))
     rows = rows_of(ours)
     for row in rows:
         print(json.dumps(row))
     if not given.quick:
-        result = {"repeats": repeats, "parts": PARTS, "rows": rows}
+        result = {"repeats": repeats, "hot": given.hot, "parts": PARTS, "rows": rows}
         if others:
             result["beside"] = rows_of(others)
         write_result(given.out, result)

@@ -10,13 +10,13 @@ meanwhile. Writes results/kv_copy.json; ``--quick`` writes nothing.
 
 import ctypes
 import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import is_quick
 from benchmarks.publish import RESULTS, write_result
 from sloserve.kernels.kv_copy import Region, copy_blocks
 
@@ -191,7 +191,7 @@ def _step_ms(torch: Any, device: Any, store: Callable[[], object], load: Callabl
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv[1:]
+    quick = is_quick(__doc__)
     sizes, total, rounds = ((4, 64), 2**22, 1) if quick else (RUN_KIB, TOTAL_BYTES, ROUNDS)
     cpu = []
     for run_kib in sizes:

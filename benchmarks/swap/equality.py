@@ -10,16 +10,16 @@ One engine, or some policies, can be run at a time: other runs in the folder's r
     python -m benchmarks.swap.equality [--engine async-cache] [--part 1/2] [--out benchmarks/results/swap-equality]
 """
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.publish import RESULTS
+from benchmarks.arguments import parser_for
+from benchmarks.publish import RESULTS, aligned, runs_there, write_table
 from sloserve.core.clock import ManualClock
 from sloserve.estimator.planning_cost import constant_cost
-from sloserve.report.runs_csv import RUNS_CSV, read_runs, write_runs
+from sloserve.report.runs_csv import RUNS_CSV, write_runs
 from tests.equality.engine import Engine, EngineConfig, started
 from tests.equality.harness import STEP_S, Served, serve
 from tests.equality.subjects import SUBJECTS, Subject
@@ -80,36 +80,30 @@ def table(runs: list[dict[str, Any]]) -> str:
     """One line a run."""
     head = ["engine and policy", "outputs differ", *(name.replace("_", " ") for name in COLUMNS)]
     rows = [[str(one["policy"]), f"{one['differ']:.0f}", *(f"{one[name]:,.0f}" for name in COLUMNS)] for one in runs]
-    widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
-    lines = [
-        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
-        for line in [head, *rows]
-    ]
     swaps = sum(one["swapped_in"] for one in runs)
     return (
         "200 requests a run; stock does not swap. paused: request-steps. computed: tokens; twice: those that had been\n"
         "computed before for the same request; causes: states refused, given up for others, or failed.\n"
         f"{len(runs)} runs, {swaps:,.0f} loads, {sum(one['differ'] for one in runs):.0f} outputs differ.\n\n"
-        + "\n".join(line.rstrip() for line in lines)
-        + "\n"
+        + aligned([head, *rows])
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--engine", choices=ENGINES, help="one of the engines; all are the default")
     parser.add_argument("--part", default="1/1", help="which part of the policies, of how many")
     parser.add_argument("--out", type=Path, default=RESULTS / "swap-equality")
     given = parser.parse_args()
     part, parts = map(int, given.part.split("/"))
     path = given.out / RUNS_CSV
-    runs = {str(one["policy"]): dict(one) for one in read_runs(path)} if path.exists() else {}
+    runs = {str(one["policy"]): dict(one) for one in runs_there(path)}
     order = [f"{engine} {name}" for engine in ENGINES for name in ("stock", *(one.name for one in SUBJECTS))]
     for name in [given.engine] if given.engine else ENGINES:
         runs |= {one["policy"]: one for one in run(name, ENGINES[name], SUBJECTS[part - 1 :: parts])}
         found = [runs[name] for name in order if name in runs]
         write_runs(path, found)
-        (given.out / "table.txt").write_text(table(found))
+        write_table(given.out, table(found))
 
 
 if __name__ == "__main__":

@@ -5,20 +5,20 @@ Context x hardware x link, from the profiles alone; nothing is run. The rule is 
 as engine time. One *waits anyway* for longer than they take: what is left is packing, and what staging memory does not
 hold. Beside either run ``DECODES`` requests with ``CONTEXT`` tokens each; nothing else is on the link.
 
-Writes to the folder ``--out``: table.txt, map.png.
+Writes table.txt to the folder ``--out``.
 
     python -m benchmarks.swap.map [--out benchmarks/results/swap-map]
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.publish import RESULTS
-from sloserve.core.arrays import FloatArray
+from benchmarks.arguments import parser_for
+from benchmarks.publish import RESULTS, aligned, write_table
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
+from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.plan import EngineFacts, SwapFacts
 from sloserve.lso.swapping import recompute_s, swap_s
 
@@ -41,7 +41,7 @@ def engine_of(profile: Profile, link: float, wait_s: float) -> EngineFacts:
     return EngineFacts(
         free_blocks=0,
         total_blocks=profile.kv_blocks,
-        block_size=profile.block_size,
+        layout=KVLayout.full(profile.block_size),
         max_num_seqs=profile.max_num_seqs,
         token_budget=profile.max_num_batched_tokens,
         free_slots=0,
@@ -54,7 +54,7 @@ def advantage(tokens: int, engine: EngineFacts) -> float:
     """Engine time of computing again over that of swapping; above 1 swapping wins."""
     assert engine.swap is not None
     running = StepLoad(decode_seqs=DECODES, decode_context_tokens=DECODES * CONTEXT)
-    return recompute_s(tokens, running, engine) / swap_s(tokens, engine.block_size, engine.swap)
+    return recompute_s(tokens, running, engine) / swap_s(tokens, engine.layout, engine.swap)
 
 
 def wins_from(profile: Profile, engine: EngineFacts) -> int | None:
@@ -77,6 +77,8 @@ def table() -> str:
     rows = [head]
     for name in profile_names():
         profile = load_profile(name)
+        if profile.kv_cache is not None:
+            continue  # KV of several groups of layers is not swapped
         for link in LINKS:
             engines = [engine_of(profile, link, wait_s) for wait_s in WAITS_S.values()]
             least = wins_from(profile, engines[0])
@@ -87,59 +89,19 @@ def table() -> str:
                     for tokens in SHOWN
                 ]
             rows.append(row)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
     intro = (
         "Engine time of computing a preempted request's context again over that of swapping it; above 1 swap wins.\n"
         f"Beside {DECODES} decodes of {CONTEXT} tokens. 'swap wins from': tokens, for one that would run on at once.\n"
         "\n"
     )
-    return intro + "\n".join(line.rstrip() for line in lines) + "\n"
-
-
-def draw(path: Path) -> None:
-    import matplotlib.pyplot as plt
-    from matplotlib.colors import LogNorm
-
-    from sloserve.report.figure_style import STYLE
-
-    names = profile_names()
-    contexts = np.unique(np.geomspace(16, 32_768, 45).astype(int))
-    plt.rcParams.update(STYLE)
-    figure, panels = plt.subplots(
-        len(WAITS_S), len(LINKS), figsize=(11, 5), sharex=True, sharey=True, dpi=110, layout="constrained"
-    )
-    for of_wait, (waits, wait_s) in zip(panels, WAITS_S.items(), strict=True):
-        for panel, link in zip(of_wait, LINKS, strict=True):
-            found: FloatArray = np.full((len(names), contexts.size), np.nan)
-            for i, name in enumerate(names):
-                profile = load_profile(name)
-                engine = engine_of(profile, link, wait_s)
-                fits = contexts <= profile.max_model_len
-                found[i, fits] = [max(advantage(int(tokens), engine), 1e-2) for tokens in contexts[fits]]
-            shades = panel.pcolormesh(contexts, range(len(names)), found, cmap="RdBu", norm=LogNorm(0.1, 10.0))
-            panel.set(xscale="log", title=f"link x {link:g}, {waits}")
-            panel.set_yticks(range(len(names)), names)
-            panel.grid(visible=False)
-    for panel in panels[-1]:
-        panel.set_xlabel("context, tokens")
-    bar = figure.colorbar(shades, ax=panels, label="computing again / swapping", ticks=[0.1, 0.3, 1, 3, 10])
-    bar.ax.set_yticklabels(["0.1", "0.3", "1", "3", "10"])
-    figure.savefig(path)
+    return intro + aligned(rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "swap-map")
     out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "table.txt").write_text(table())
-    draw(out / "map.png")
+    write_table(out, table())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ tokens that the engine computed, how many more these are than if each request we
 by token, whatever the engine and the order.
 """
 
-import argparse
 import hashlib
 import json
 import tempfile
@@ -31,8 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.publish import RESULTS
-from sloserve.report.runs_csv import RUNS_CSV, read_runs, write_runs
+from benchmarks.arguments import parser_for
+from benchmarks.publish import RESULTS, runs_there, write_table
+from sloserve.report.runs_csv import RUNS_CSV, write_runs
 
 BLOCK_TOKENS, KV_BLOCKS, MAX_MODEL_LEN = 32, 48, 512
 BLOCK_BYTES = 2 * 2 * 2 * 32 * BLOCK_TOKENS * 4
@@ -73,8 +73,9 @@ def jobs(workload: str, seed: int) -> list[Any]:
 
 def transfer_config(engine: str) -> Any:
     """vLLM's own connector."""
-    import cpu_offloading
     from vllm.config import KVTransferConfig
+
+    from benchmarks.swap import cpu_offloading
 
     extra = {**cpu_offloading.EXTRA_CONFIG, "cpu_bytes_to_use": HOST_BLOCKS * BLOCK_BYTES}
     extra["offload_prompt_only"] = engine == "offload-prompts"
@@ -141,21 +142,19 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--out", type=Path, default=RESULTS / "swap-real-engine")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
     names, runs = args.engines.split(","), args.out / RUNS_CSV
-    rows = [row for row in read_runs(runs) if row["policy"].split()[-1] not in names] if runs.exists() else []
+    rows = [row for row in runs_there(runs) if row["policy"].split()[-1] not in names]
     # vLLM has one KV connector a process.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for found in pool.map(serve_all, names, [args.seeds] * len(names)):
             rows += found
             write_runs(runs, rows)
-    (args.out / "table.txt").write_text(table(rows))
-    print(table(rows))
+    write_table(args.out, table(rows), shown=True)
 
 
 if __name__ == "__main__":

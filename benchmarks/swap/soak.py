@@ -12,7 +12,6 @@ answered what stock vLLM answers. Time is virtual, so a run is the same each tim
 Checked at the end: each request ended once, and every block of the GPU and of the host pool is free.
 """
 
-import argparse
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -21,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.publish import RESULTS
+from benchmarks.arguments import parser_for
+from benchmarks.publish import RESULTS, runs_there, write_table
 from sloserve.core.clock import ManualClock
-from sloserve.report.runs_csv import RUNS_CSV, read_runs, write_runs
+from sloserve.report.runs_csv import RUNS_CSV, write_runs
 from tests.equality import harness
 from tests.equality.copiers import FailingCopier, LateCopier, copying_by
 from tests.equality.engine import Engine, EngineConfig, started
@@ -78,7 +78,7 @@ def soak(engine: Engine, requests: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS / "swap-soak")
@@ -87,10 +87,9 @@ def main() -> None:
     with started(CONFIG) as engine:
         row = soak(engine, args.requests, args.seed)
     runs = args.out / RUNS_CSV
-    rows = [other for other in read_runs(runs) if other["seed"] != args.seed] if runs.exists() else []
+    rows = [other for other in runs_there(runs) if other["seed"] != args.seed]
     write_runs(runs, rows := sorted([*rows, row], key=lambda one: int(one["seed"])))
-    (runs.with_name("table.txt")).write_text(table(rows))
-    print(table(rows))
+    write_table(args.out, table(rows), shown=True)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

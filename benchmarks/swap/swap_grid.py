@@ -11,7 +11,6 @@ again. Traces are looked for in the folder that SLOSERVE_DATA names; without it 
     python -m benchmarks.swap.swap_grid [--cells reading-a100] [--grid coarse] [--seeds 1] [--max-requests 300]
 """
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,20 +23,19 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.publish import RESULTS, read_rows, write_rows
+from benchmarks.arguments import parser_for
+from benchmarks.publish import RESULTS, read_rows, write_rows, write_table
+from benchmarks.traces import AZURE_CODE, AZURE_CONV, MOONCAKE
 from sloserve.core.errors import ConfigError
-from sloserve.report.summary import summarize
+from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import ENGINE_KINDS, MODEL, Experiment, Point, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.run_name import STOCK
-from sloserve.sim.simulate import build_experiment
-from sloserve.workloads.readers.found import find_trace
 
 A100: dict[str, Any] = {"profile": "a100-opt-13b", "max_model_len": 8192}
 """Four times OPT's context: its prompts would not fit. The KV cache is the profile's, 45 GiB."""
 H100: dict[str, Any] = {"profile": "h100-llama3-8b", "kv_blocks": 3000}
 """A ninth of what fits beside the weights, 5.9 GiB, so that KV is scarce."""
-AZURE_CONV, AZURE_CODE = "azure2023_conv_first_two_thirds.csv.gz", "azure2023_code_first_two_thirds.csv.gz"
 CELLS: dict[str, dict[str, Any]] = {
     "azure-conv-a100": A100 | {"trace": AZURE_CONV},
     "azure-conv-h100": H100 | {"trace": AZURE_CONV},
@@ -52,7 +50,7 @@ CELLS: dict[str, dict[str, Any]] = {
     "bookcorpus-a100": A100 | {"workload": "bookcorpus-poisson"},
     "bookcorpus-h100": H100 | {"workload": "bookcorpus-poisson"},
     # Its prompts of up to 90,000 tokens fit neither OPT nor a scarce cache.
-    "mooncake-h100": {"profile": "h100-llama3-8b", "trace": "mooncake_conversation_first_half.csv.gz"},
+    "mooncake-h100": {"profile": "h100-llama3-8b", "trace": MOONCAKE},
 }
 POLICIES = {
     "fcfs": "fcfs",
@@ -106,8 +104,6 @@ def ways(grid: str) -> list[Way]:
 
 def experiment_of(cell: str, max_requests: int, seeds: int, engine: str) -> Experiment:
     flags = dict(CELLS[cell]) | {"max_requests": max_requests, "seeds": seeds, "load": LOAD, "policy": STOCK}
-    if "trace" in flags:
-        flags["trace"] = find_trace(Path(flags["trace"]))
     found = build_experiment(SimulateOptions(**flags, engine=engine))
     # Every cell without shared prefixes: what a prefix cache keeps is not computed again, whatever is swapped.
     return (
@@ -120,13 +116,13 @@ def runs(cell: str, tasks: Sequence[tuple[str, Way]], experiment: Experiment, po
     names = {way.name(POLICIES.get(policy, policy), experiment): (policy, way) for policy, way in tasks}
     for run in run_experiment(replace(experiment, policies=tuple(names)), points=points):
         policy, way = names[run.policy]
-        record = summarize(run.log, policy=run.policy, seed=run.point.seed, rps=run.point.rps)
+        record = run.record()
         keys = (cell, policy, way.how, way.pool, way.link, run.point.seed, experiment.engine_kind)
         yield dict(zip(KEYS, keys, strict=True)) | {name: record.get(name) for name in FIGURES}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--cells", default=",".join(CELLS))
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--grid", choices=("coarse", "full"), default="full")
@@ -164,7 +160,7 @@ def main() -> None:
                 print({k: v if isinstance(v, str) else round(v or 0, 3) for k, v in row.items()}, flush=True)
             write(path, rows)
     write(path, rows)
-    (args.out / "table.txt").write_text(table_of(rows))
+    write_table(args.out, table_of(rows))
     print(f"{(time.process_time() - began_s) / 60.0:.1f} CPU minutes")
 
 

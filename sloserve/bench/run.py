@@ -10,14 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
-from sloserve.bench.report import BenchReporter
-from sloserve.bench.settings import Bench, LoadPoint, points
+from sloserve.bench.bench_report import BenchReporter
+from sloserve.bench.build_bench import Bench, LoadPoint, points
 from sloserve.client.endpoint import Agreed, Endpoint, agree, open_endpoint
 from sloserve.client.payload import payload
-from sloserve.client.replay import ReplayedRun, replay
 from sloserve.client.shaping import check_context
+from sloserve.client.workload_replay import ReplayedRun, replay
 from sloserve.core.clock import Clock
-from sloserve.core.progress import progress
+from sloserve.core.progress_bar import progress
 
 WARMUP_SEED = 2**31
 """Seed of the prompts of warm-up requests: no run has it, so that none finds its prompts in a prefix cache."""
@@ -45,7 +45,7 @@ class Measured:
 def bench(
     settings: Bench, out_dir: Path, clock: Clock, *, token_log: bool = False, console: Console | None = None
 ) -> list[dict[str, Any]]:
-    """Runs ``settings``, prints the table and writes the files of :class:`~sloserve.bench.report.BenchReporter`.
+    """Runs ``settings``, prints the table and writes the files of :class:`~sloserve.bench.bench_report.BenchReporter`.
 
     Returns the runs' records.
 

@@ -11,6 +11,7 @@ from sloserve.cli import (
     fleet_commands,
     serve_commands,
     simulate_command,
+    workloads_command,
 )
 from sloserve.cli.root import app, main
 
@@ -24,4 +25,5 @@ __all__ = [
     "main",
     "serve_commands",
     "simulate_command",
+    "workloads_command",
 ]

@@ -57,7 +57,7 @@ def advise(
     """
     from sloserve.sim.advising import advise as run
     from sloserve.sim.advising import space_for
-    from sloserve.sim.simulate import build_experiment, listed
+    from sloserve.sim.build_experiment import build_experiment, listed
     from sloserve.sim.tuning import parse_axes
 
     if confirm:

@@ -25,8 +25,8 @@ def bench(
     serve`. Without --rps or --rate-scale the workload has its own rate. Latency counts from when a request was due.
     Nothing is retried: 429 and 503 count as rejections; another 4xx stops the run. See docs/bench.md.
     """
+    from sloserve.bench.build_bench import build_bench
     from sloserve.bench.run import bench as run
-    from sloserve.bench.settings import build_bench
     from sloserve.core.clock import SystemClock
 
     if more_goodput and not options.goodput:

@@ -32,7 +32,7 @@ def train_length(
     The final model is trained on all of DATA. Its file holds numbers only; predicting needs only numpy. See
     docs/profile.md.
     """
-    from sloserve.estimator.length.train_command import train_and_report
+    from sloserve.estimator.length.train_and_report import train_and_report
 
     train_and_report(data, out, text=text, seeds=seeds, share=held_out, seed=seed)
 

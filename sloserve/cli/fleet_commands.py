@@ -210,7 +210,7 @@ def _read(file: Path, given: Mapping[str, Any] | None = None) -> Any:
     from sloserve.core.errors import ConfigError
     from sloserve.files.model import check_model
     from sloserve.fleet.file import read_fleet
-    from sloserve.quic.settings import Http3Settings
+    from sloserve.wire.optional_http3 import Http3Settings
 
     fleet, changes = read_fleet(file, to_run=True), dict(given or {})
     if "http3" in changes:

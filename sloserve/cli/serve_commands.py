@@ -98,7 +98,7 @@ def serve(
     See docs/serve.md.
     """
     from sloserve import config
-    from sloserve.vllm_plugin.server import http3 as http3_checks
+    from sloserve.api import http3 as http3_checks
     from sloserve.vllm_plugin.server import serve, swap_space
 
     sources = config.read_sources(slo_config, settings.flags() | asdict(http3), settings.preset)

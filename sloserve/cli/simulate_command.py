@@ -1,6 +1,6 @@
-"""``sloserve simulate``, and what it can be asked to: ``workloads``."""
+"""``sloserve simulate``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +10,9 @@ from sloserve.cli.option_groups import given, with_option_groups
 from sloserve.cli.output_flags import OutputFlags
 from sloserve.cli.root import app
 from sloserve.core.errors import ConfigError
-from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.sim.experiment_options import FleetOptions, SimulateOptions
 
-_OF_A_FLEET = ("workload", "policy", "rps", "seeds", "max_requests", "engine", "swap_cost")
+_OF_A_FLEET = tuple(field.name for field in fields(FleetOptions))
 _ALTERNATIVES = (("workload", "trace"), ("rps", "rate_scale", "load"))
 """One of each is given, so that a flag displaces what an experiment's row says of the others."""
 
@@ -70,9 +70,9 @@ def simulate(
     if options.engine != "model" and (fleet.fleet is None or "engine" in flags):
         require_vllm()
 
+    from sloserve.sim.build_experiment import build_experiment
     from sloserve.sim.experiments import experiment_flags
-    from sloserve.sim.simulate import build_experiment
-    from sloserve.sim.simulate import simulate as run
+    from sloserve.sim.simulation import simulate as run
     from sloserve.sim.tuning import parse_axes
 
     if fleet.fleet is not None:
@@ -91,29 +91,12 @@ def simulate(
 
 
 def _simulate_fleet(fleet: Path, flags: dict[str, Any], output: OutputFlags, *, other: bool, jobs: int) -> None:
-    from sloserve.sim.fleet.simulate import build_fleet_experiment, simulate_fleet
+    from sloserve.sim.fleet.simulate_fleet import build_fleet_experiment, simulate_fleet
 
     wrong = [f"--{name.replace('_', '-')}" for name in flags if name not in _OF_A_FLEET]
     if wrong or other:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_A_FLEET)
         raise ConfigError(f"--fleet goes with {names} alone, not with {', '.join(wrong) or '--experiment or --tune'}")
-    simulate_fleet(build_fleet_experiment(fleet, **flags), output.out, token_log=output.token_log, jobs=jobs)
-
-
-@app.command()
-def workloads() -> None:
-    """List the named workloads, the named experiments and the shipped profiles."""
-    from sloserve.estimator.step_time.profile import profile_names
-    from sloserve.sim.experiments import EXPERIMENTS
-    from sloserve.workloads.multi_model import KINDS
-    from sloserve.workloads.registry import WORKLOADS
-
-    width = max(map(len, [*WORKLOADS, *EXPERIMENTS]))
-    for item in WORKLOADS.values():
-        print(f"workload    {item.name:<{width}}  {item.description}")
-    for name, description in KINDS.items():
-        print(f"of a fleet  {name:<{width}}  {description}")
-    for name, row in EXPERIMENTS.items():
-        print(f"experiment  {name:<{width}}  {row.question}")
-    for name in profile_names():
-        print(f"profile     {name}")
+    simulate_fleet(
+        build_fleet_experiment(fleet, FleetOptions(**flags)), output.out, token_log=output.token_log, jobs=jobs
+    )

@@ -30,7 +30,7 @@ class _CostSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Line(_CostSection):
+class CostLine(_CostSection):
     """µs: ``base_us``, and so much for each request that runs and each that waits."""
 
     base_us: NotNegative = 0.0
@@ -43,15 +43,15 @@ class Line(_CostSection):
     def seconds(self, running: int, waiting: int) -> float:
         return (self.base_us + self.running_us * running + self.waiting_us * waiting) * _US
 
-    def plus(self, other: "Line") -> "Line":
-        return Line(
+    def plus(self, other: "CostLine") -> "CostLine":
+        return CostLine(
             base_us=self.base_us + other.base_us,
             running_us=self.running_us + other.running_us,
             waiting_us=self.waiting_us + other.waiting_us,
         )
 
-    def times(self, factor: float) -> "Line":
-        return Line(
+    def times(self, factor: float) -> "CostLine":
+        return CostLine(
             base_us=self.base_us * factor, running_us=self.running_us * factor, waiting_us=self.waiting_us * factor
         )
 
@@ -68,14 +68,14 @@ class GroupLine(_CostSection):
         return (self.base_us + self.group_us * groups) * _US
 
 
-FREE = Line()
+FREE = CostLine()
 
 
 class PlanningCost(_CostSection):
     """What one policy costs. plan: cost of a fresh plan. step: cost that every step adds."""
 
-    plan: Line = FREE
-    step: Line = FREE
+    plan: CostLine = FREE
+    step: CostLine = FREE
 
 
 class PlanningCosts(_CostSection):
@@ -85,13 +85,13 @@ class PlanningCosts(_CostSection):
     """where it was measured"""
     source: Text
     """how it was measured, and on what"""
-    step: Line = FREE
+    step: CostLine = FREE
     """of every step of a policy that plans, whether with a fresh plan or not"""
-    step_budget: Line = FREE
+    step_budget: CostLine = FREE
     """of every step of a policy that limits steps, besides"""
-    default: Line = FREE
+    default: CostLine = FREE
     """of a fresh plan of a policy that has no row"""
-    policies: Mapping[str, Line] = {}
+    policies: Mapping[str, CostLine] = {}
     """of a fresh plan, by policy, with or without options"""
     fleet: GroupLine = GroupLine()
     """of a plan of a fleet's virtual queues, by the process that plans"""
@@ -124,7 +124,7 @@ NO_PLANNING_COST = PlanningCosts(hardware="any", source="planning is not charged
 
 def constant_cost(plan_us: float) -> PlanningCosts:
     """Every plan of every policy costs as much, and a step without one nothing."""
-    return PlanningCosts(hardware="any", source="a constant", default=Line(base_us=plan_us))
+    return PlanningCosts(hardware="any", source="a constant", default=CostLine(base_us=plan_us))
 
 
 @cache

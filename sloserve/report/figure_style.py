@@ -6,9 +6,13 @@ Okabe and Ito, which colour-blind readers tell apart; markers differ as well.
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
@@ -64,6 +68,17 @@ STYLE: Mapping[str, Any] = {
     "lines.linewidth": 1.5,
     "lines.markersize": 4.5,
 }
+
+
+def styled() -> AbstractContextManager[None]:
+    """Within it figures look as all do, whatever the user's settings of matplotlib are."""
+    return matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE})
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Writes it as PNG; equal figures leave equal bytes."""
+    FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})
+
 
 Styles = Mapping[str, Mapping[str, Any]]
 """Keyword arguments of each policy's line, in the order in which they are drawn."""

@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sloserve.core.spans import Phase, Span
-from sloserve.report.figure_style import COLOURS, STYLE, folded, paler
+from sloserve.report.figure_style import COLOURS, folded, paler, styled, write_figure
 
 TIMELINE_PNG = "timeline.png"
 _SWAP_COLOUR = "#222222"
@@ -31,7 +29,7 @@ def timeline_figure(spans: Mapping[str, Sequence[Span]], title: str) -> Figure:
     for axes, (name, of) in zip(panels, spans.items(), strict=True):
         for span in of:
             colour = colours.get(span.model or "", "#DDDDDD")
-            if span.phase is Phase.SWAPPING:
+            if span.phase is Phase.SWITCHING:
                 colour = _SWAP_COLOUR
             elif span.phase is Phase.DRAINING:
                 colour = paler(colour, _DRAIN_PALENESS)
@@ -50,6 +48,6 @@ def timeline_figure(spans: Mapping[str, Sequence[Span]], title: str) -> Figure:
 
 def write_timeline(out_dir: Path, spans: Mapping[str, Sequence[Span]], title: str) -> Path:
     """Writes the figure; returns its path."""
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
-        FigureCanvasAgg(timeline_figure(spans, title)).print_png(out_dir / TIMELINE_PNG, metadata={"Software": None})
+    with styled():
+        write_figure(timeline_figure(spans, title), out_dir / TIMELINE_PNG)
     return out_dir / TIMELINE_PNG

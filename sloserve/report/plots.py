@@ -5,16 +5,22 @@ bytes.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from sloserve.core.arrays import FloatArray
 from sloserve.report.compare import BASELINE, load_of, policies_of
 from sloserve.report.experience import TimedReplies
-from sloserve.report.figure_style import STYLE, Styles, add_legend, line_styles, load_name, plain_log_ticks
+from sloserve.report.figure_style import (
+    Styles,
+    add_legend,
+    line_styles,
+    load_name,
+    plain_log_ticks,
+    styled,
+    write_figure,
+)
 from sloserve.report.load_plots import (
     attainment_figure,
     counts_in_capacity,
@@ -77,9 +83,8 @@ def write_plots(
         figures[QOE_LENGTH_PNG] = lambda: lengths_figure(replies, styles, name)
         figures[TIMELINES_PNG] = lambda: timelines_figure(replies, styles, name)
     for file, draw in figures.items():
-        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
-            figure = draw()
-            FigureCanvasAgg(figure).print_png(out_dir / file, metadata={"Software": None})
+        with styled():
+            write_figure(draw(), out_dir / file)
     return [out_dir / file for file in figures]
 
 

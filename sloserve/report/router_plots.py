@@ -6,11 +6,10 @@ Source: Quality-of-Service Aware LLM Serving, Fig. 4, 5, 6 and 9.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from sloserve.core.arrays import FloatArray
-from sloserve.report.figure_style import COLOURS, MARKERS, STYLE, add_legend, plain_log_ticks
+from sloserve.report.figure_style import COLOURS, MARKERS, add_legend, plain_log_ticks, styled, write_figure
 
 
 def plot_rates(
@@ -20,7 +19,7 @@ def plot_rates(
 
     shares: by ``all`` or task, ``[rates, models]``; models are named as the rules of ``rewards`` that come first.
     """
-    with rc_context(dict(STYLE)):
+    with styled():
         panels = 1 + len(shares)
         columns = min(panels, 3)
         rows = -(-panels // columns)
@@ -41,7 +40,7 @@ def plot_rates(
             at.tick_params(labelbottom=True)
         plain_log_ticks(axes[0])
         add_legend(figure)
-        figure.savefig(path)
+        write_figure(figure, path)
 
 
 def plot_changing(
@@ -54,7 +53,7 @@ def plot_changing(
 
     windowed, running: requests served until then, and the mean.
     """
-    with rc_context(dict(STYLE)):
+    with styled():
         figure = Figure(figsize=(7.2, 5.4), dpi=110, layout="constrained")
         axes = figure.subplots(3, 1, sharex=True, height_ratios=(2, 2, 1))
         for at, lines, label in ((axes[0], running, "running mean"), (axes[1], windowed, "mean of 20")):
@@ -64,4 +63,4 @@ def plot_changing(
         axes[2].plot(range(rate_per_s.size), rate_per_s, color="black", linewidth=0.8)
         axes[2].set(yscale="log", ylabel="requests/s", xlabel="request")
         add_legend(figure)
-        figure.savefig(path)
+        write_figure(figure, path)

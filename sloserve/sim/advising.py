@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from sloserve.core.errors import ConfigError
-from sloserve.core.progress import progress
+from sloserve.core.progress_bar import progress
 from sloserve.sim.admissions import parse_admission
 from sloserve.sim.advice_text import headline, judged_lines, settings_yaml, tried_lines, vllm_flags
 from sloserve.sim.advise import Advice, Space, decide, search

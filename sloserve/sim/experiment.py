@@ -23,15 +23,16 @@ from sloserve.core.runlog import RunLog
 from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
+from sloserve.report.summary import summarize
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.settings import PluginSettings
 from sloserve.sim.admissions import make_front, parse_admission
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.run_name import STOCK, RunName
 from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.workloads.registry import Workload
 from sloserve.workloads.slo_assignment import SLOAssignment
 from sloserve.workloads.window import WHOLE, Window
+from sloserve.workloads.workload_registry import Workload
 
 if TYPE_CHECKING:
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
@@ -126,6 +127,11 @@ class Run:
     point: Point
     log: RunLog
 
+    def record(self) -> dict[str, Any]:
+        """Its figures, see :func:`~sloserve.report.summary.summarize`."""
+        point = self.point
+        return summarize(self.log, policy=self.policy, seed=point.seed, rps=point.rps, load=point.load)
+
 
 def capacity_rps(experiment: Experiment, log: RunLog) -> float:
     """Requests per second that stock completes while it has more than it can do, from a run in which all arrived at
@@ -214,7 +220,7 @@ def _points(experiment: Experiment, pool: Executor | None) -> Iterator[Point]:
         return
     if experiment.rate_scale is not None:
         for seed in experiment.seeds:
-            yield Point(seed, _offered_rps(experiment.requests(seed, rate_scale=experiment.rate_scale)), None)
+            yield Point(seed, offered_rps(experiment.requests(seed, rate_scale=experiment.rate_scale)), None)
         return
     # Each seed's own capacity: its window of a trace, or its draw of lengths, is what the policies will be given.
     rush = replace(experiment, loads=None, rps=None, rate_scale=1.0 / _RUSH)
@@ -226,9 +232,10 @@ def _points(experiment: Experiment, pool: Executor | None) -> Iterator[Point]:
         yield from (Point(s, load * c, load) for s, c in zip(experiment.seeds, capacity, strict=True))
 
 
-def _offered_rps(requests: Sequence[WorkloadRequest]) -> float:
+def offered_rps(requests: Sequence[WorkloadRequest]) -> float:
+    """Returns how many come a second; those that come all at once count as if they came within a second."""
     span_s = requests[-1].arrival_s - requests[0].arrival_s
-    return (len(requests) - 1) / span_s if span_s > 0 else float("inf")
+    return (len(requests) - 1) / span_s if span_s > 0.0 else float(len(requests))
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,3 +120,16 @@ class AdviseOptions(ExperimentOptions):
     ] = 5
     max_requests: Annotated[int, typer.Option(help="Requests per run.")] = 500
     step_noise: Annotated[float, typer.Option(help="Random variation of step times, as for `sloserve simulate`.")] = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions:
+    """An experiment on a fleet: those options of ``sloserve simulate`` that go with ``--fleet``."""
+
+    workload: str = "w-a"
+    policy: str = "on-demand,collate,edf,qlm"
+    rps: str | None = None
+    seeds: int = 3
+    max_requests: int = 1000
+    engine: str = "model"
+    swap_cost: float = 1.0

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sloserve.core.errors import ConfigError
-from sloserve.report.summary import summarize
 from sloserve.sim.experiment import MODEL, Experiment, Point, measured_points, run_experiment
 from sloserve.sim.run_name import RunName, check_option
 from sloserve.virtual.engine_settings import EngineSettings
@@ -158,8 +157,7 @@ def evaluator(
             return {}
         several = replace(experiment, policies=tuple(names))
         for run in run_experiment(several, jobs=jobs, on_progress=on_progress, points=points):
-            point = run.point
-            record = summarize(run.log, policy=run.policy, seed=point.seed, rps=point.rps, load=point.load)
+            record = run.record()
             if record["slo_attainment"] is None:
                 raise ConfigError(
                     f"{experiment.workload.name}: no request states a target, so nothing can be tuned for"

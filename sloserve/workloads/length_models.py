@@ -25,7 +25,7 @@ LOG_STD = 1.0
 """Log-standard deviation of the uncut lognormal; see the module's docstring."""
 
 
-class Lengths(Protocol):
+class TokenLengths(Protocol):
     """How long are the prompts and outputs of a workload?"""
 
     def draw(self, n: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:

@@ -16,8 +16,8 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import ClassTable, Targets
 from sloserve.files.model import unknown
 from sloserve.scheduler.registry import parse_policy
-from sloserve.workloads.arrivals import Gamma, generate
-from sloserve.workloads.conversations import conversations
+from sloserve.workloads.arrival_processes import Gamma, generate
+from sloserve.workloads.conversation_lengths import conversations
 from sloserve.workloads.length_models import sharegpt
 from sloserve.workloads.seeding import stream
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sloserve.cli.simulate_command import workloads
+from sloserve.cli.workloads_command import workloads
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
@@ -33,11 +33,11 @@ from sloserve.scheduler import registry
 from sloserve.scheduler.describe import describe_policy
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.scheduler.registry import make_policy, policy_names
+from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.sim.simulate import build_experiment
-from sloserve.workloads.registry import WORKLOADS, Workload
 from sloserve.workloads.slo_assignment import DEFAULT_ASSIGNMENT
 from sloserve.workloads.trace import make_trace
+from sloserve.workloads.workload_registry import WORKLOADS, Workload
 from tests.conformance import conserving_forms, golden_forms
 
 

@@ -22,7 +22,7 @@ class Idea:
 
     Args:
         kind: of the nodes that are searched.
-        word: matches in every file that is worth parsing.
+        word: matches on a line of every node that is worth a closer look; files without it are not parsed.
         pattern: is searched in a node's source, as ``ast.unparse`` writes it.
         example: a line that the pattern finds.
         instead: what all others call.
@@ -103,8 +103,8 @@ IDEAS = {
         word="max_num_seqs",
         pattern=r"^(?:[\d.]+|[\w.]*(?:queued|streams|seats|QUEUED|STREAMS|SEATS)) \* [\w.]*max_num_seqs$",
         example="room = 1.25 * engine.max_num_seqs",
-        instead="agent.places.Places",
-        homes=frozenset({"sloserve/fleet/agent/places.py"}),
+        instead="agent.engine_places.EnginePlaces",
+        homes=frozenset({"sloserve/fleet/agent/engine_places.py"}),
         under=("sloserve/fleet/", "sloserve/sim/fleet/"),
     ),
     "on-demand, collate and edf are told apart once": Idea(
@@ -112,8 +112,8 @@ IDEAS = {
         word="def may_take",
         pattern=r"^def may_take\(",
         example="def may_take(self, head, instance, view, is_active): return not is_active",
-        instead="planning.rules.Rule",
-        homes=frozenset({"sloserve/fleet/planning/rules.py"}),
+        instead="planner_rule.Rule",
+        homes=frozenset({"sloserve/fleet/planner_rule.py"}),
     ),
     "what of a prompt an instance should have cached is counted by the gateway's table": Idea(
         kind=ast.ClassDef,
@@ -129,7 +129,7 @@ IDEAS = {
         word=r"\.choose\(",
         pattern=r"^self\._instances\.choose\(",
         example="self._instances.choose(model, slo_class, work, prompt, now_s)",
-        instead="gateway.held.Held",
+        instead="gateway.held.HeldRequests",
         homes=frozenset({"sloserve/fleet/gateway/held.py"}),
     ),
     "headers of one connection are listed once": Idea(
@@ -150,7 +150,7 @@ IDEAS = {
     ),
     "events of a stream are counted in one place": Idea(
         kind=ast.Call,
-        word="count",
+        word=r"\.count\(",
         pattern=r"(?i)\.count\(.*(?:data:|event)",
         example=r"events = part.count(b'\ndata:')",
         instead="wire.event_stream.EventCounter",
@@ -171,6 +171,31 @@ IDEAS = {
         instead="wire.asgi.opened",
         homes=frozenset({"sloserve/wire/asgi.py"}),
     ),
+    "every server of ours bounds a body in one way": Idea(
+        kind=ast.Call,
+        word="declares_more",
+        pattern=r"^declares_more\(",
+        example="if declares_more(scope['headers'], max_bytes): raise BodyTooLarge",
+        instead="wire.opening.BoundedBody",
+        homes=frozenset({"sloserve/wire/opening.py"}),
+    ),
+    "the package of HTTP/3 is loaded in one place": Idea(
+        kind=ast.Constant,
+        word=r"sloserve\.http3",
+        pattern=r"^'sloserve\.http3\b",
+        example="module = import_module('sloserve.http3.beside_tcp')",
+        instead="wire.optional_http3.part",
+        homes=frozenset({"sloserve/wire/optional_http3.py"}),
+    ),
+    "loops that must not end are guarded in one way": Idea(
+        kind=ast.While,
+        word="except Exception",
+        pattern=r"^while [\s\S]*\n    try:[\s\S]*\n    except Exception",
+        example="while True:\n    try:\n        step()\n    except Exception:\n        pass",
+        instead="supervised.supervised, or `with supervised.Faults(...)` around a round",
+        homes=frozenset({"sloserve/fleet/store/group_commit.py"}),  # which gives the error to those who wait
+        under=("sloserve/fleet/", "sloserve/sim/fleet/"),
+    ),
     "no import hides from the import contracts": Idea(
         kind=ast.Call,
         word="import_",
@@ -182,17 +207,23 @@ IDEAS = {
 
 
 @cache
-def nodes(source: str) -> tuple[ast.AST, ...]:
-    """The syntax of ``source``, parsed once for all ideas."""
-    return tuple(ast.walk(ast.parse(source)))
+def nodes(source: str) -> dict[type[ast.AST], list[ast.AST]]:
+    """The syntax of ``source`` by kind, parsed once for all ideas."""
+    found: dict[type[ast.AST], list[ast.AST]] = {}
+    for node in ast.walk(ast.parse(source)):
+        found.setdefault(type(node), []).append(node)
+    return found
 
 
 def spellings(idea: Idea, source: str) -> list[int]:
     """Lines of ``source`` on which ``idea`` is spelt out."""
+    said = [number for number, line in enumerate(source.splitlines(), 1) if re.search(idea.word, line)]
     return [
-        node.lineno  # type: ignore[attr-defined]
-        for node in nodes(source)
-        if isinstance(node, idea.kind) and re.search(idea.pattern, ast.unparse(node))
+        node.lineno
+        for node in (nodes(source).get(idea.kind, []) if said else [])
+        if isinstance(node, ast.expr | ast.stmt)
+        and any(node.lineno <= number <= (node.end_lineno or 0) for number in said)
+        and re.search(idea.pattern, ast.unparse(node))
     ]
 
 

@@ -19,8 +19,8 @@ from starlette.responses import JSONResponse
 
 from sloserve import cli
 from sloserve.bench.bench_options import BenchOptions
+from sloserve.bench.build_bench import build_bench
 from sloserve.bench.run import bench
-from sloserve.bench.settings import build_bench
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError
 from tests.client.fake_server import FakeServer, reply, serving

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from sloserve.bench.bench_options import BenchOptions
 from sloserve.cli import app
 from sloserve.cli.option_groups import given, with_option_groups
-from sloserve.sim import simulate as simulating
+from sloserve.sim import build_experiment as building
+from sloserve.sim import simulation
 from sloserve.sim.experiment_options import AdviseOptions, ExperimentOptions, SimulateOptions
 from sloserve.sim.experiments import EXPERIMENTS, ExperimentRow
 from sloserve.workloads.traffic_options import TrafficOptions
@@ -89,8 +90,8 @@ def test_a_flag_beats_an_experiments_row_even_with_the_flags_default(monkeypatch
     row = {"workload": "voice", "load": "2", "seeds": 7, "max_requests": 9, "policy": "edf"}
     monkeypatch.setitem(EXPERIMENTS, "row", ExperimentRow("?", row))
     built: list[SimulateOptions] = []
-    monkeypatch.setattr(simulating, "build_experiment", built.append)
-    monkeypatch.setattr(simulating, "simulate", lambda *_, **__: None)
+    monkeypatch.setattr(building, "build_experiment", built.append)
+    monkeypatch.setattr(simulation, "simulate", lambda *_, **__: None)
     flags = ["--engine", "model", "--experiment", "row", "--seeds", "3", "--rps", "4"]
     assert CliRunner().invoke(app, ["simulate", *flags], catch_exceptions=False).exit_code == 0
     expected = SimulateOptions(workload="voice", rps="4", seeds=3, max_requests=9, policy="edf", engine="model")

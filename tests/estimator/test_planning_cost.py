@@ -3,7 +3,7 @@
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.estimator.planning_cost import NO_PLANNING_COST, Line, PlanningCosts, constant_cost, planning_costs
+from sloserve.estimator.planning_cost import NO_PLANNING_COST, CostLine, PlanningCosts, constant_cost, planning_costs
 from sloserve.files.model import read_yaml_model
 from sloserve.scheduler.registry import policy_class, policy_names
 
@@ -24,7 +24,7 @@ def test_a_policy_is_looked_up_with_its_options_then_by_name() -> None:
     assert costs.of("edf").plan.seconds(100, 400) == pytest.approx(160e-6)
     assert costs.of("edf:preempt=true") == costs.of("edf")
     assert costs.of("sa:batches=true").plan.base_us == 900
-    assert costs.of("sa").plan == costs.of("a-third-party's").plan == Line(base_us=30)
+    assert costs.of("sa").plan == costs.of("a-third-party's").plan == CostLine(base_us=30)
     assert costs.of("edf").step.seconds(1, 1) == pytest.approx(5e-6)
 
 

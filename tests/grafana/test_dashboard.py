@@ -15,11 +15,11 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.http3.listener_figures import Http3Figures
+from sloserve.http3.listener_metrics import Http3Collector
 from sloserve.metrics.collectors import FrontEndMetrics
 from sloserve.metrics.engine_page import Layout, PageWriter, find_pages
 from sloserve.metrics.process_page import Board, Boards
-from sloserve.quic.figures import Http3Figures
-from sloserve.quic.metrics import Http3Collector
 from tests.grafana.queries import check_dashboard, queries, read_scrape
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "configs" / "grafana" / "sloserve.json").read_text())
@@ -32,7 +32,7 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A scrape of a server that has served a request and has a shadow policy; of vLLM's metrics those we ask for."""
     folder = tmp_path_factory.mktemp("pages")
     page = PageWriter(DEFAULT_CLASSES.names, 0, folder)
-    page.set_policies("edf", "sjf")
+    page.set_policies("edf", "sjf", None)
     for name in (
         "shadow_agreement_count",
         "shadow_gain_count",

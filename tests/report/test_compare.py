@@ -10,7 +10,7 @@ from rich.table import Table
 
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.report.compare import DEFAULT_METRICS, Comparison, Verdict, compare
-from sloserve.report.qoe_capacity import qoe_capacity
+from sloserve.report.load_capacity import load_capacity
 from sloserve.report.statistics import mean_interval
 from sloserve.report.summary import Run, summarize
 from sloserve.report.tables import capacity_table, summary_table
@@ -157,7 +157,9 @@ def test_table_of_what_policies_carry() -> None:
     ]
     rows = [
         line.split()
-        for line in printed(capacity_table(qoe_capacity(runs), "mean QoE >= 0.9", in_capacity=True)).splitlines()
+        for line in printed(
+            capacity_table(load_capacity(runs, "qoe_mean", 0.9), "mean QoE >= 0.9", in_capacity=True)
+        ).splitlines()
     ]
     assert " ".join(rows[0]).startswith("load at mean QoE >= 0.9, x stock's capacity")
     assert ["stock", "1.50", "1.50", "..", "1.50", "-"] in rows

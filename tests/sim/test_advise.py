@@ -18,8 +18,8 @@ from sloserve.report.statistics import mean_interval
 from sloserve.sim.advice_text import headline, judged_lines, settings_yaml, vllm_flags
 from sloserve.sim.advise import Advice, Found, RunComparison, Space, decide, search
 from sloserve.sim.advising import advise, space_for
+from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.sim.simulate import build_experiment
 from sloserve.sim.tuning import Score
 from sloserve.virtual.engine_settings import EngineSettings
 

@@ -18,10 +18,10 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.sim.experiment import capacity_rps
+from sloserve.sim.build_experiment import build_experiment
+from sloserve.sim.experiment import capacity_rps, measured_points
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.experiments import EXPERIMENTS, experiment_flags
-from sloserve.sim.simulate import build_experiment
 from tests.forked import Command
 
 RUN_KEYS = {
@@ -97,6 +97,14 @@ def test_an_experiment_on_a_trace_says_where_it_is_looked_for(monkeypatch: pytes
         experiment_flags("azure-conv")
     with pytest.raises(ConfigError, match="unknown experiment 'azure'"):
         experiment_flags("azure")
+
+
+def test_requests_that_come_at_once_have_a_rate_that_json_can_say(tmp_path: Path) -> None:
+    """Divided by the time between the first and the last it would be infinite, and result.json could not be written."""
+    trace = tmp_path / "burst.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0.0,10,5\n0.0,20,6\n")
+    asked = SimulateOptions(trace=trace, engine="model", policy="stock", seeds=1, max_requests=2)
+    assert [point.rps for point in measured_points(build_experiment(asked))] == [2.0]
 
 
 def test_capacity_is_the_rate_of_the_saturated_middle() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from sloserve.lso.plan import STAGING_BYTES
 from sloserve.lso.swapping import STAGING_BYTES_PER_S
+from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.sim.simulate import build_experiment
 from sloserve.virtual.virtual_swap_worker import VirtualSwapWorker
 
 BLOCK, RATE = 1_000_000, 1e9

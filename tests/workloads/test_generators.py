@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sloserve.core.errors import ConfigError
 from sloserve.workloads import length_models
-from sloserve.workloads.arrivals import ArrivalProcess, Bursts, Gamma, OnOff, Poisson, generate
+from sloserve.workloads.arrival_processes import ArrivalProcess, Bursts, Gamma, OnOff, Poisson, generate
 from sloserve.workloads.length_models import IndependentLengths, TokenCount
 from sloserve.workloads.seeding import stream
 

@@ -2,7 +2,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.workloads.named_slos import NAMED_SLOS, find_slos
-from sloserve.workloads.registry import workload
+from sloserve.workloads.workload_registry import workload
 
 
 def test_names_come_before_files() -> None:

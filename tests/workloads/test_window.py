@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.workloads.registry import trace_workload, workload
 from sloserve.workloads.trace import Trace, make_trace
 from sloserve.workloads.window import WHOLE, Window, parse_window
+from sloserve.workloads.workload_registry import trace_workload, workload
 
 
 def numbered(n: int = 41) -> Trace:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
-from sloserve.estimator.completion.queue_backlog import EngineSize, RequestLengths
-from sloserve.estimator.completion.steady_state import equilibrium_steps, mean_step_s
+from sloserve.estimator.completion.steady_state import EngineSize, equilibrium_steps, mean_step_s
 from sloserve.estimator.step_time.latency import StepLatency
 
 _FINE = 32.0
@@ -63,7 +62,7 @@ def group_times(
     sd = np.sqrt(np.maximum(output2 / requests - output**2, 0.0))
     chunks = np.maximum(prompt / engine.prompt_budget, 1.0)
     # Steps from one request's admission to the next one's.
-    between = equilibrium_steps(RequestLengths(prompt, np.zeros_like(prompt), output, sd), engine)
+    between = equilibrium_steps(prompt, output, sd, engine)
     batch = np.minimum((output + engine.idle_steps + chunks - 1.0) / between, float(engine.max_num_seqs))
     loads = np.stack([batch, batch * (prompt + output / 2.0), prompt / between, 1.0 / between], axis=1)
     step_s = np.array(_steps_s(serving, np.rint(np.log(np.maximum(loads, _LEAST_LOAD)) * _FINE).tolist()))

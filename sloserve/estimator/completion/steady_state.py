@@ -1,21 +1,46 @@
 """A full engine at equilibrium: how often a request comes in, and how long steps take with so much in them."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
-from sloserve.estimator.completion.queue_backlog import EngineSize, RequestLengths
 from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 
 
-def equilibrium_steps(waiting: RequestLengths, engine: EngineSize) -> FloatArray:
-    """Steps by which each that waits delays the next once the engine is full: the scarcest of its needs decides."""
-    chunks = np.maximum(waiting.prefill_tokens / engine.prompt_budget, 1.0)
-    service = waiting.output_mean + engine.idle_steps + chunks - 1.0
+@dataclass(frozen=True, slots=True)
+class EngineSize:
+    """The engine's limits: requests at once, tokens a step, tokens of KV cache; and the depth of its pipeline.
+
+    steps_ahead: steps until what arrives now can be scheduled; with two in flight, half of the present one and the
+    whole next one. idle_steps: steps a slot stays empty between two requests; with two in flight, one.
+    """
+
+    max_num_seqs: int
+    token_budget: int
+    kv_tokens: int
+    steps_ahead: float = 1.5
+    idle_steps: float = 1.0
+
+    @property
+    def prompt_budget(self) -> float:
+        """Prompt tokens a step may compute when all slots decode; at least half the budget."""
+        return float(max(self.token_budget - min(self.max_num_seqs, self.token_budget // 2), 1))
+
+
+def equilibrium_steps(
+    prefill_tokens: FloatArray, output_mean: FloatArray, output_sd: FloatArray, engine: EngineSize
+) -> FloatArray:
+    """Steps by which each that waits delays the next once the engine is full: the scarcest of its needs decides.
+
+    prefill_tokens: of the prompt. output_mean, output_sd: tokens to come, and how sure that is; ``[n]`` each.
+    """
+    chunks = np.maximum(prefill_tokens / engine.prompt_budget, 1.0)
+    service = output_mean + engine.idle_steps + chunks - 1.0
     # Tokens held, summed over the steps of the service: the prompt throughout, the output as it grows.
-    held = waiting.prefill_tokens * service + (waiting.output_mean**2 + waiting.output_sd**2) / 2.0
-    needs = (service / engine.max_num_seqs, held / engine.kv_tokens, waiting.prefill_tokens / engine.prompt_budget)
+    held = prefill_tokens * service + (output_mean**2 + output_sd**2) / 2.0
+    needs = (service / engine.max_num_seqs, held / engine.kv_tokens, prefill_tokens / engine.prompt_budget)
     return np.asarray(np.maximum.reduce(needs), np.float64)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
-from sloserve.estimator.length.learned import LearnedLength, load_length_model
+from sloserve.estimator.length.learned_length import LearnedLength, load_length_model
 from sloserve.estimator.length.quantiles import quantile_lengths
 from sloserve.estimator.length.remaining import KnownRequests, rest_of
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sloserve.core.arrays import IntArray
+from sloserve.estimator.length.kaplan_meier import CurveOfEach, SurvivalCurve, survival_curve
 from sloserve.estimator.length.remaining import Estimator, KnownRequests
-from sloserve.estimator.length.survival import CurveOfEach, SurvivalCurve, survival_curve
 
 _NONE: IntArray = np.empty(0, np.int64)
 

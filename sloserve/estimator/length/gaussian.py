@@ -16,6 +16,7 @@ from scipy import special
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.estimator.length.remaining import Estimator, KnownRequests
 
+PRIOR_MEAN_TOKENS, PRIOR_WEIGHT = 256.0, 4.0
 _SQRT2 = np.sqrt(2.0)
 
 
@@ -68,7 +69,7 @@ def cut_normal(mean: FloatArray, deviation: FloatArray) -> NormalLengths:
 class GaussianLength(Estimator):
     """Mean and deviation of the class's lengths; older requests count for less once ``memory`` of them have ended.
 
-    The prior is ``prior_weight`` pseudo-requests of the class's own mean, itself shrunk to ``prior_mean_tokens`` with
+    The prior is ``PRIOR_WEIGHT`` pseudo-requests of the class's own mean, itself shrunk to ``PRIOR_MEAN_TOKENS`` with
     the same weight, and of as large a deviation, as of geometric lengths.
 
     Args:
@@ -78,18 +79,11 @@ class GaussianLength(Estimator):
     Raises: ValueError when an argument is out of range.
     """
 
-    def __init__(
-        self, memory: int = 512, prior_mean_tokens: float = 256.0, prior_weight: float = 4.0, *, cut_fit: bool = True
-    ) -> None:
-        if memory < 1 or not prior_mean_tokens >= 1.0 or not prior_weight > 0.0:
-            raise ValueError(
-                f"memory {memory}, prior_mean_tokens {prior_mean_tokens}, prior_weight {prior_weight}:"
-                " memory and mean must be at least 1, the weight above 0"
-            )
+    def __init__(self, memory: int = 512, *, cut_fit: bool = True) -> None:
+        if memory < 1:
+            raise ValueError(f"memory: {memory} is not a whole number >= 1")
         self._memory = memory
         self._cut_fit = cut_fit
-        self._prior_weight = prior_weight
-        self._prior_mean_tokens = prior_mean_tokens
         self._moments: dict[int, tuple[float, float, float]] = {}  # requests that count, their mean and variance
 
     def observe(self, class_id: int, output_tokens: int) -> None:
@@ -113,8 +107,8 @@ class GaussianLength(Estimator):
     def _shrunk(self, class_id: int) -> tuple[float, float]:
         """The class's mean and standard deviation, with the prior."""
         count, own_mean, variance = self._moments.get(class_id, (0.0, 0.0, 0.0))
-        prior = self._prior_weight
-        mean = (count * own_mean + prior * self._prior_mean_tokens) / (count + prior)
+        prior = PRIOR_WEIGHT
+        mean = (count * own_mean + prior * PRIOR_MEAN_TOKENS) / (count + prior)
         variance = (count * (variance + (own_mean - mean) ** 2) + prior * mean**2) / (count + prior)
         # Tokens are whole: less than the deviation of rounding is not known.
         return mean, max(variance, 1.0 / 12.0) ** 0.5

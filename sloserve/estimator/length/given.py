@@ -10,7 +10,6 @@ import numpy as np
 from scipy import special
 
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.estimator.length.gaussian import NormalLengths
 from sloserve.estimator.length.remaining import Estimator, KnownRequests, LengthForm
 
 
@@ -73,32 +72,21 @@ class LogNormalLengths:
 class OracleLength(Estimator):
     """The stated length of each request, with an error if one is asked for.
 
-    With an error the statement becomes ``length * exp(error * e)`` (lognormal), or ``length * (1 + error * e)``
-    (normal), e standard Gaussian; the prediction is the same Gaussian around that, which for normal errors holds while
-    they are small: of 30 %, the p90 covers 83 %. Source: the simulated-annealing
-    paper, section 5.3, varies lengths by 2.5, 5 and 10 %; it does not name the distribution.
+    With an error the statement becomes ``length * exp(error * e)``, e standard Gaussian; the prediction is the same
+    lognormal around that. Source: the simulated-annealing paper, section 5.3, varies lengths by 2.5, 5 and 10 %; it
+    does not name the distribution.
 
     Args:
         error: relative error, 0 or more.
-        spread: ``lognormal`` or ``normal``.
         seed: of the errors.
 
-    Raises: ValueError when an argument is out of range.
+    Raises: ValueError when the error is out of range.
     """
 
-    def __init__(
-        self,
-        error: float = 0.0,
-        spread: str = "lognormal",
-        *,
-        seed: int = 0,
-    ) -> None:
-        if not 0.0 <= error < np.inf or spread not in ("normal", "lognormal"):
-            raise ValueError(
-                f"error {error}, spread {spread!r}: the error is 0 or more, the spread lognormal or normal"
-            )
+    def __init__(self, error: float = 0.0, *, seed: int = 0) -> None:
+        if not 0.0 <= error < np.inf:
+            raise ValueError(f"error: {error} is not 0 or more, and finite")
         self._error = error
-        self._spread = spread
         self._seed = seed
 
     def observe(self, class_id: int, output_tokens: int) -> None:
@@ -119,10 +107,7 @@ class OracleLength(Estimator):
         if seq is None:
             raise ValueError("seq: the errors are drawn by it; give the requests' enqueue counters")
         deviate = self._error * special.ndtri(_uniform(self._seed, seq))
-        if self._spread == "lognormal":
-            return LogNormalLengths(np.log(truth) + deviate, np.full(truth.shape, self._error))
-        centre = np.maximum(truth * (1.0 + deviate), 1.0)
-        return NormalLengths(centre, np.maximum(self._error * centre, 0.1))
+        return LogNormalLengths(np.log(truth) + deviate, np.full(truth.shape, self._error))
 
 
 def _uniform(seed: int, seq: IntArray) -> FloatArray:

@@ -16,11 +16,11 @@ from sloserve.core.errors import ConfigError
 from sloserve.estimator.length.accuracy import Accuracy, Predictions, accuracy
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.examples import Examples
-from sloserve.estimator.length.features import TASK_LEVELS, Features
 from sloserve.estimator.length.forest import Forest
 from sloserve.estimator.length.gaussian import GaussianLength
-from sloserve.estimator.length.learned import LearnedLength, LengthModel
+from sloserve.estimator.length.learned_length import LearnedLength, LengthModel
 from sloserve.estimator.length.remaining import Estimator
+from sloserve.estimator.length.request_features import TASK_LEVELS, Features
 
 LEAST_EXAMPLES = 100
 _TASK_PRIOR = 10.0

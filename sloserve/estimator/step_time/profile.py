@@ -9,16 +9,18 @@ import difflib
 import functools
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.inverse import ROUNDING
 from sloserve.estimator.step_time.latency import Bilinear, DistServe, Hinge, NotNegative, Positive, StepLoad
 from sloserve.files.model import read_yaml_model
+from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups, KVLayout
 
 Count = Annotated[int, Field(ge=1)]
+NotBelowZero = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 
 _SHIPPED = resources.files("sloserve.estimator") / "profiles"
@@ -62,6 +64,53 @@ class Grid(_ProfileSection):
         )
 
 
+class KVGroup(_ProfileSection):
+    """KV cache groups that are counted alike, see :class:`~sloserve.kernels.kv_layout.KVGroups`; 0 where a rule does
+    not hold.
+    """
+
+    num_groups: Count
+    """how many"""
+    block_size: Count
+    """tokens in a block"""
+    window_tokens: NotBelowZero = 0
+    """tokens that a token sees, itself included; 2 for a Mamba layer that keeps the last state alone"""
+    chunk_tokens: NotBelowZero = 0
+    """tokens before whose last multiple nothing is seen"""
+    states: NotBelowZero = 0
+    """states of Mamba layers kept at the ends of chunks, for the prefix cache: steps in flight"""
+    checkpoints: NotBelowZero = 0
+    """1 where the last chunk of a prompt keeps a state inside it"""
+    spare_blocks: NotBelowZero = 0
+    """blocks beside those of tokens, for draft tokens"""
+
+    def groups(self, max_model_len: int, *, caches: bool) -> KVGroups:
+        """Those of an engine. Without a prefix cache vLLM keeps one state of a request, in one block of any length."""
+        found = KVGroups(**self.model_dump())
+        if caches or not found.states:
+            return found
+        return found._replace(block_size=max_model_len, window_tokens=STATE_WINDOW, states=0, checkpoints=0)
+
+
+class KVCache(_ProfileSection):
+    """The KV cache of a model whose layers do not all keep the whole context: one pool of blocks for all its groups."""
+
+    groups: Annotated[tuple[KVGroup, ...], Field(min_length=1)]
+    """KV cache groups as vLLM makes them of the model's layers"""
+    blocks: Count
+    """blocks of the pool"""
+    block_bytes: Count
+    """bytes of a block, the same in all groups"""
+    context_tokens: Count
+    """tokens of the requests of which kv_capacity_tokens and kv_bytes_per_token speak"""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the pool holds, of requests of ``context_tokens`` each."""
+        layout = KVLayout(tuple(KVGroups(**one.model_dump()) for one in self.groups))
+        return int(layout.capacity_tokens(self.blocks, self.context_tokens))
+
+
 class Profile(_ProfileSection):
     """One model on one machine. Everything in bytes or tokens is summed over the tensor-parallel ranks."""
 
@@ -82,11 +131,13 @@ class Profile(_ProfileSection):
     error: Error
     """mape_percent and text: how far the latency form is from what it was fitted to"""
     kv_bytes_per_token: Count
-    """bytes of KV cache a token takes: 2 * layers * KV heads * head size * bytes a number"""
+    """bytes of KV cache a token takes: 2 * layers * KV heads * head size * bytes a number; with kv_cache on average"""
     kv_capacity_tokens: Count
-    """tokens the KV cache holds"""
+    """tokens the KV cache holds; with kv_cache of requests of its context_tokens"""
     block_size: Count
-    """tokens in a KV block"""
+    """tokens in a KV block; with kv_cache in its largest"""
+    kv_cache: KVCache | None = None
+    """groups of layers and blocks; null where all layers keep the whole context"""
     link_bandwidth_gb_per_s: Positive
     """host to GPU and back, 1e9 bytes/s in one direction"""
     engine_overhead_ms: NotNegative
@@ -116,10 +167,19 @@ class Profile(_ProfileSection):
     latency: Annotated[Hinge | DistServe | Bilinear, Field(discriminator="form")]
     """form (hinge, distserve or bilinear) and its coefficients"""
 
+    @model_validator(mode="after")
+    def _agrees_with_its_kv_cache(self) -> Self:
+        if self.kv_cache is not None and self.kv_capacity_tokens != self.kv_cache.capacity_tokens:
+            raise ValueError(
+                f"kv_capacity_tokens: {self.kv_capacity_tokens} is not {self.kv_cache.capacity_tokens}, which the "
+                f"{self.kv_cache.blocks} blocks of kv_cache hold of requests of {self.kv_cache.context_tokens} tokens"
+            )
+        return self
+
     @property
     def kv_blocks(self) -> int:
         """Whole KV blocks that fit."""
-        return self.kv_capacity_tokens // self.block_size
+        return self.kv_capacity_tokens // self.block_size if self.kv_cache is None else self.kv_cache.blocks
 
     @property
     def _overhead_s(self) -> float:

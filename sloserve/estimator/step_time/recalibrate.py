@@ -3,17 +3,17 @@
 A profile was measured elsewhere, or before; the engine in use may be slower by a factor, or in one kind of step. So the
 profile's time of a step is split in three parts, what every step costs, what prefill adds and what decoding adds, and
 each part gets a factor: predicted = sum of factor * part. Factors start at 1 and are fitted to the ratio of measured
-to profiled time, the last ``window_steps`` steps counting most.
+to profiled time, the last ``WINDOW_STEPS`` steps counting most.
 
 Guarantees, whatever is observed:
 
-- One observation moves no prediction by more than ``max_change``: every prediction is a mean of the factors, weighted
+- One observation moves no prediction by more than ``MAX_CHANGE``: every prediction is a mean of the factors, weighted
   by the parts, and no factor moves further. Beyond that, an innovation counts at most ``_CLIP`` times the usual error
   (Huber), so that rare outliers hardly move anything.
 - A lasting change is followed all the same: clipped errors raise the usual error, and with it the clip.
 - A part that the load of late does not excite keeps its factor, and stays as ready to change as it was at the start:
   forgetting never takes the information below its first value.
-- Factors stay within ``limits``; predictions are positive and finite.
+- Factors stay within ``LIMITS``; predictions are positive and finite.
 """
 
 import math
@@ -24,6 +24,14 @@ from sloserve.estimator.step_time.inverse import ROUNDING
 from sloserve.estimator.step_time.latency import FittedLatency, StepLoad
 
 _SMALLEST = StepLoad(decode_seqs=1, decode_context_tokens=1)
+WINDOW_STEPS = 64.0
+"""Steps after which an observation counts 1/e: one or two seconds of a busy GPU, which average an error of 5 % to about
+0.5 %."""
+MAX_CHANGE = 0.04
+"""The most that one observation may change any prediction, as a share of it."""
+LIMITS = (0.1, 10.0)
+"""The least and the largest factor."""
+_KEEP = 1.0 - 1.0 / WINDOW_STEPS
 _PRIOR_STEPS = 1.0
 _CLIP = 2.5
 """Times the usual error; Huber's constant is 1.35 for 95 % efficiency, steps have heavier tails than errors have."""
@@ -42,31 +50,11 @@ class Recalibrated:
 
     Args:
         profile: what to correct; a Profile, whose overhead is then part of it, or a bare form.
-        window_steps: steps after which an observation counts 1/e. 64 steps are one or two seconds of a busy GPU, and
-            average an error of 5 % to about 0.5 %.
-        max_change: the most that one observation may change any prediction, as a share of it.
-        limits: the least and the largest factor.
-
-    Raises: ValueError for an argument out of range.
     """
 
-    def __init__(
-        self,
-        profile: FittedLatency,
-        window_steps: float = 64.0,
-        max_change: float = 0.04,
-        limits: tuple[float, float] = (0.1, 10.0),
-    ) -> None:
-        if not (window_steps >= 2.0 and 0.0 < max_change < 1.0 and 0.0 < limits[0] <= 1.0 <= limits[1] < math.inf):
-            raise ValueError(
-                f"window_steps {window_steps}, max_change {max_change}, limits {limits}: the window is at least 2, "
-                "the change within 0..1, and the limits enclose 1"
-            )
+    def __init__(self, profile: FittedLatency) -> None:
         self._profile = profile
         self._constant_s = profile.step_s(_SMALLEST)
-        self._keep = 1.0 - 1.0 / window_steps
-        self._max_change = max_change
-        self._limits = limits
         self._factors: _Parts = (1.0, 1.0, 1.0)
         self._information: _Symmetric = (_PRIOR_STEPS, 0.0, 0.0, _PRIOR_STEPS, 0.0, _PRIOR_STEPS)
         self._error2 = _ERROR_START**2
@@ -112,7 +100,7 @@ class Recalibrated:
         clipped = min(max(error, -clip), clip)
         self._error2 += (clipped * clipped - self._error2) / _ERROR_STEPS
         self._error2 = min(max(self._error2, _ERROR_MIN**2), _ERROR_MAX**2)
-        keep, leak = self._keep, (1.0 - self._keep) * _PRIOR_STEPS
+        keep, leak = _KEEP, (1.0 - _KEEP) * _PRIOR_STEPS
         xx, xy, xz, yy, yz, zz = self._information
         self._information = (
             keep * xx + x * x + leak,
@@ -152,8 +140,8 @@ class Recalibrated:
 
     def _moved(self, factor: float, move: float) -> float:
         """``factor`` after a move, which is cut to what one observation may do, within the limits."""
-        furthest = self._max_change * factor
-        least, most = self._limits
+        furthest = MAX_CHANGE * factor
+        least, most = LIMITS
         return min(max(factor + min(max(move, -furthest), furthest), least), most)
 
     def _parts_s(self, load: StepLoad) -> _Parts:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sloserve.core.errors import ConfigError
 from sloserve.workloads.length_models import SampledLengths
-from sloserve.workloads.readers import azure, columns, mooncake
+from sloserve.workloads.readers import azure, mooncake, project_csv
 from sloserve.workloads.readers.found import find_trace
 from sloserve.workloads.readers.source import open_trace
 from sloserve.workloads.trace import Trace, make_trace
@@ -28,7 +28,7 @@ class TraceFormat(StrEnum):
     MOONCAKE = "mooncake"
 
 
-_READERS = {TraceFormat.CSV: columns.read, TraceFormat.AZURE: azure.read, TraceFormat.MOONCAKE: mooncake.read}
+_READERS = {TraceFormat.CSV: project_csv.read, TraceFormat.AZURE: azure.read, TraceFormat.MOONCAKE: mooncake.read}
 
 
 def read_trace(path: str | Path, trace_format: str | None = None) -> Trace:
@@ -80,7 +80,7 @@ def _format_of(path: Path, trace_format: str | None) -> TraceFormat:
         return TraceFormat.CSV
     raise ConfigError(
         f"{path}:1: {first.strip()[:80]!r} is no known trace header; known: a CSV header with "
-        f"{', '.join(columns.REQUIRED)}; one with {', '.join(azure.REQUIRED)}; JSON lines with "
+        f"{', '.join(project_csv.REQUIRED)}; one with {', '.join(azure.REQUIRED)}; JSON lines with "
         f"{', '.join(mooncake.REQUIRED)}"
     )
 

@@ -117,7 +117,7 @@ def test_a_run_in_virtual_time_favours_what_is_due_first(monkeypatch: pytest.Mon
 def test_the_macro_benchmark_serves_requests_as_the_network_delivers_them() -> None:
     macro = module("qos_macro")
     system = replace(macro.system_called("network")[0], devices=1)
-    sent = macro.Sent.draw(system, "unpredictable", 1)
+    sent = macro.SentRequests.draw(system, "unpredictable", 1)
     took_s = np.array([np.full(macro.REQUESTS, 0.1), np.full(macro.REQUESTS, 60.0)])
     score, model = macro.scores(system, macro.always(1), sent, took_s, 1)
     quality = system.quality[sent.task, 1]

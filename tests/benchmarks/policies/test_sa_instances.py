@@ -3,12 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.policies.sa_instances import assign_instances, memory_tokens, plan_instances
+from benchmarks.policies.sa_instances import assign_instances, plan_instances
 from sloserve.kernels.anneal import BatchRequests, BatchTimes, anneal
-
-
-def test_memory_in_tokens() -> None:
-    assert memory_tokens(1e9, 0.9, 57344) == 15694
 
 
 def test_each_request_goes_where_most_is_left_and_a_full_round_starts_anew() -> None:
@@ -36,9 +32,3 @@ def test_plans_each_instance_by_itself() -> None:
 def test_refuses_what_fits_nowhere(kv_tokens: list[float], free_tokens: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         assign_instances(np.array(kv_tokens), free_tokens)
-
-
-@pytest.mark.parametrize("figures", [(-1.0, 0.9, 1.0), (1.0, 0.0, 1.0), (1.0, 1.1, 1.0), (1.0, 0.9, 0.0)])
-def test_refuses_impossible_memory(figures: tuple[float, float, float]) -> None:
-    with pytest.raises(ValueError, match="utilisation within 0..1"):
-        memory_tokens(*figures)

@@ -1,13 +1,16 @@
-"""How long a group keeps an engine busy: held against the recursion that follows each request."""
+"""How long a group keeps an engine busy: held against the engine model, which follows each request."""
 
 import numpy as np
 import pytest
 
-from benchmarks.estimator.completion_times import CompletionModel
 from sloserve.core.arrays import FloatArray
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.completion.group_time import GroupTimes, Serving, group_times
-from sloserve.estimator.completion.queue_backlog import EngineSize, RequestLengths
+from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.sim.model.engine import ModelEngine
+from sloserve.virtual.engine_settings import EngineSettings
 
 PROFILE = load_profile("h100-llama3-8b")
 ENGINE = EngineSize(64, 2048, 200_000)
@@ -20,13 +23,19 @@ def times(serving: Serving, n: int, prompt: float, mean: float, sd: float = 0.0)
 
 @pytest.mark.parametrize(("prompt", "mean"), [(100, 200), (2000, 30), (4000, 300)])
 def test_work_is_what_those_behind_wait_whatever_is_scarce(prompt: int, mean: int) -> None:
-    """Slots, the token budget, the KV cache: a group of 640 against QueueFlow's own figure for the last of them."""
+    """Slots, the token budget, the KV cache: when the last of a group of 640 ends, with lengths spread by a third."""
     found = times(Serving(PROFILE, ENGINE), 640, prompt, mean, sd=mean / 3)
-    nothing = RequestLengths(*(np.empty(0) for _ in range(4)))
-    each = [np.full(640, float(x)) for x in (prompt, 0, mean, mean / 3)]
-    followed = CompletionModel(PROFILE, ENGINE).predict(nothing, RequestLengths(*each))
-    last_s = float(found.work_s[0] + found.own_s[0])
-    assert last_s == pytest.approx(followed.e2e.mean_s[-1], rel=0.12)
+    settings = EngineSettings(
+        kv_blocks=ENGINE.kv_tokens // PROFILE.block_size,
+        block_size=PROFILE.block_size,
+        max_num_seqs=ENGINE.max_num_seqs,
+        max_num_batched_tokens=ENGINE.token_budget,
+    )
+    outputs = np.maximum(np.random.default_rng(0).normal(mean, mean / 3, 640), 1.0).astype(int).tolist()
+    slo = DEFAULT_CLASSES.slo(None, Targets())
+    burst = [WorkloadRequest(f"r{i}", 0.0, prompt, output, slo) for i, output in enumerate(outputs)]
+    ended_s = max(float(log.token_times_s[-1]) for log in ModelEngine(settings, PROFILE, None).run(burst).requests)
+    assert float(found.work_s[0] + found.own_s[0]) == pytest.approx(ended_s, rel=0.12)
 
 
 def test_by_tokens_prompts_do_not_count() -> None:

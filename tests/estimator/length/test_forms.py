@@ -8,9 +8,9 @@ import pytest
 from sloserve.core.arrays import FloatArray
 from sloserve.estimator.length.gaussian import NormalLengths, cut_normal
 from sloserve.estimator.length.given import LogNormalLengths, RangeLengths
+from sloserve.estimator.length.kaplan_meier import CurveOfEach, survival_curve
 from sloserve.estimator.length.quantiles import quantile_lengths
 from sloserve.estimator.length.remaining import KnownRequests, LengthForm, Rest, rest_of
-from sloserve.estimator.length.survival import CurveOfEach, survival_curve
 
 SO_FAR = np.array([0, 1, 7, 30, 64, 65, 300, 5000])
 N = SO_FAR.size

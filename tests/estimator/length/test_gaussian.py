@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sloserve.estimator.length.gaussian import GaussianLength
+from sloserve.estimator.length.gaussian import PRIOR_MEAN_TOKENS, GaussianLength
 from sloserve.estimator.length.remaining import KnownRequests, Rest
 
 NO_CAP = 1 << 40
@@ -43,7 +43,7 @@ def test_a_class_that_spreads_more_than_an_exponential_keeps_its_mean_where_the_
 
 
 def test_a_new_class_predicts_the_prior() -> None:
-    assert float(rest(GaussianLength(prior_mean_tokens=70.0), class_id=5).mean()[0]) == pytest.approx(70.0, rel=0.01)
+    assert float(rest(GaussianLength(), class_id=5).mean()[0]) == pytest.approx(PRIOR_MEAN_TOKENS, rel=0.01)
 
 
 def test_classes_are_apart_and_the_old_fades() -> None:
@@ -58,10 +58,9 @@ def test_far_beyond_the_mean_a_token_is_to_come() -> None:
     assert far.mean() >= 1.0 and np.isfinite(far.quantile(0.99)).all()
 
 
-@pytest.mark.parametrize("arguments", [(0, 256.0, 4.0), (8, 0.5, 4.0), (8, 256.0, 0.0)])
-def test_settings_out_of_range_are_refused(arguments: tuple[int, float, float]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        GaussianLength(*arguments)
+def test_no_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match="memory: 0 is not a whole number >= 1"):
+        GaussianLength(0)
 
 
 def test_a_length_below_one_is_refused() -> None:

@@ -34,10 +34,10 @@ def test_an_oracle_is_asked_of_stated_lengths_alone() -> None:
         OracleLength().rest(requests(100, -1))
 
 
-@pytest.mark.parametrize(("error", "spread"), [(0.05, "normal"), (0.05, "lognormal"), (0.5, "lognormal")])
-def test_errors_have_the_size_asked_for_and_the_quantiles_know_it(error: float, spread: str) -> None:
-    rest = OracleLength(error, spread, seed=1).rest(requests(*[1000] * 4000))
-    off = rest.quantile(0.5) / 1000.0 - 1.0 if spread == "normal" else np.log(rest.quantile(0.5) / 1000.0)
+@pytest.mark.parametrize("error", [0.05, 0.5])
+def test_errors_have_the_size_asked_for_and_the_quantiles_know_it(error: float) -> None:
+    rest = OracleLength(error, seed=1).rest(requests(*[1000] * 4000))
+    off = np.log(rest.quantile(0.5) / 1000.0)
     assert float(off.std()) == pytest.approx(error, rel=0.05) and abs(float(off.mean())) < 3 * error / 4000**0.5 + 1e-3
     assert float((rest.quantile(0.9) >= 1000).mean()) == pytest.approx(0.9, abs=0.05)
 
@@ -57,12 +57,12 @@ def test_an_error_without_seq_is_refused() -> None:
 
 
 def test_a_request_longer_than_stated_still_has_tokens_to_come() -> None:
-    for predictor in (OracleLength(), OracleLength(0.1), OracleLength(0.1, "normal")):
+    for predictor in (OracleLength(), OracleLength(0.1)):
         rest = predictor.rest(requests(50, so_far=400))
         assert rest.mean() >= 1.0 and rest.quantile(0.9) >= 1.0
 
 
-@pytest.mark.parametrize(("error", "spread"), [(-0.1, "normal"), (float("nan"), "normal"), (0.1, "uniform")])
-def test_an_impossible_error_is_refused(error: float, spread: str) -> None:
+@pytest.mark.parametrize("error", [-0.1, float("nan"), float("inf")])
+def test_an_impossible_error_is_refused(error: float) -> None:
     with pytest.raises(ValueError, match="error"):
-        OracleLength(error, spread)
+        OracleLength(error)

@@ -26,8 +26,12 @@ NAMES = (
     "a100-opt-13b-12gb",
     "a100-opt-2.7b",
     "a100-opt-6.7b",
+    "h100-gemma3-12b",
+    "h100-gpt-oss-20b",
+    "h100-granite4-small",
     "h100-llama2-7b",
     "h100-llama3-8b",
+    "h100x2-qwen3-next-80b",
     "h200-llama3-8b",
     "v100x2-qwen2.5-7b",
 )
@@ -45,6 +49,14 @@ SHAPES = {
     "h100-llama3-8b": (32, 8, 128, 8_030_261_248, 1, 79.1),
     "h200-llama3-8b": (32, 8, 128, 8_030_261_248, 1, 139.8),
     "v100x2-qwen2.5-7b": (28, 4, 128, 7_615_616_512, 2, 31.7),
+}
+
+# Layers in each group, groups of other kinds, bytes of KV of a token and layer, tokens a block, weights' bytes, GPUs.
+HYBRIDS = {
+    "h100-gemma3-12b": (8, 5, 2 * 8 * 256 * 2, 16, 2 * 12_187_325_040, 1),
+    "h100-gpt-oss-20b": (12, 1, 2 * 8 * 64 * 2, 16, 13_761_300_984, 1),
+    "h100-granite4-small": (4, 9, 2 * 8 * 128 * 2, 528, 2 * 32_207_337_984, 1),
+    "h100x2-qwen3-next-80b": (12, 3, 2 * 2 * 256 * 2, 1056, 82_000_000_000, 2),
 }
 
 # device, vLLM version, model, tensor parallel in the grid of composed step times; MAPE % published with the hinge fit.
@@ -98,6 +110,40 @@ def test_kv_cache_follows_from_the_models_shape_and_the_memory(name: str) -> Non
     assert profile.kv_bytes_per_token == 2 * layers * kv_heads * head_size * 2
     free_bytes = gpus * (0.9 * memory_gib - 2.0) * GIB - 2 * weights
     assert profile.kv_capacity_tokens == int(free_bytes // profile.kv_bytes_per_token)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_blocks_follow_from_the_groups_of_layers_and_the_memory(name: str) -> None:
+    layers, others, token_bytes, block_size, weights, gpus = HYBRIDS[name]
+    profile = load_profile(name)
+    cache = profile.kv_cache
+    assert cache is not None and cache.block_bytes == layers * token_bytes * block_size
+    assert [(one.num_groups, one.block_size) for one in cache.groups] == [(1, block_size), (others, block_size)]
+    free_bytes = gpus * (0.9 * 79.1 - 2.0) * GIB - weights
+    assert profile.kv_blocks == cache.blocks == int(free_bytes // cache.block_bytes) - 1
+    # A request of the stated length fills its part of the blocks, and the whole of them as many such requests.
+    assert profile.kv_capacity_tokens > cache.blocks * block_size // (1 + others)
+    assert profile.kv_bytes_per_token * profile.kv_capacity_tokens == pytest.approx(
+        cache.block_bytes * cache.blocks, rel=1e-4
+    )
+    assert "no step was measured" in profile.error.text and profile.error.mape_percent is None
+
+
+def test_capacity_that_the_blocks_do_not_hold_is_refused(tmp_path: Path) -> None:
+    text = (resources.files("sloserve.estimator") / "profiles" / "h100-gpt-oss-20b.yaml").read_text()
+    path = tmp_path / "other.yaml"
+    path.write_text(text.replace("kv_capacity_tokens: 2423061", "kv_capacity_tokens: 2463008"))
+    with pytest.raises(ConfigError, match="2463008 is not 2423061, which the 153937 blocks of kv_cache hold"):
+        load_profile(path)
+
+
+def test_without_a_prefix_cache_one_state_is_kept_in_a_block_of_any_length() -> None:
+    cache = load_profile("h100-granite4-small").kv_cache
+    assert cache is not None
+    attention, states = (one.groups(4096, caches=False) for one in cache.groups)
+    assert (attention.block_size, states.block_size, states.window_tokens, states.states) == (528, 4096, 2, 0)
+    cached = [one.groups(4096, caches=True) for one in cache.groups]
+    assert [(one.block_size, one.states) for one in cached] == [(528, 0), (528, 2)]
 
 
 def test_the_small_opt_profile_is_the_large_one_with_12_gib_in_blocks_of_32() -> None:

@@ -146,13 +146,6 @@ def test_it_is_the_least_squares_solution_and_its_state_says_so() -> None:
         assert np.allclose(model.factors, before["factors"] + move, rtol=1e-12)
 
 
-def test_arguments_are_checked() -> None:
-    with pytest.raises(ValueError, match="the window is at least 2"):
-        Recalibrated(PROFILE, window_steps=1.0)
-    with pytest.raises(ValueError, match="the limits enclose 1"):
-        Recalibrated(PROFILE, limits=(1.5, 2.0))
-
-
 def test_a_bare_form_can_be_corrected_too() -> None:
     profile: Profile = load_profile("v100x2-qwen2.5-7b")
     load = StepLoad.of([(100, 0)], [50] * 3)

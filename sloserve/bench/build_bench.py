@@ -1,22 +1,23 @@
 """What to bench: endpoints, workload, load, and how requests are put; from the flags of the command line."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from sloserve.bench.bench_options import BenchOptions
 from sloserve.bench.slo_encoding import STATING, SendSLO
-from sloserve.client.goodput import Goodput, parse_goodput
+from sloserve.client.goodput_targets import Goodput, parse_goodput
 from sloserve.client.payload import Api, PayloadSettings
 from sloserve.client.prompts import Prompts, TokenPrompts
-from sloserve.client.replay import ReplaySettings
 from sloserve.client.shaping import cap_lengths, ramp_up
+from sloserve.client.workload_replay import ReplaySettings
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
+from sloserve.sim.build_experiment import numbers
+from sloserve.sim.experiment import offered_rps
 from sloserve.workloads.named_slos import find_slos
-from sloserve.workloads.registry import Workload, asked_workload
 from sloserve.workloads.slo_assignment import SLOAssignment
+from sloserve.workloads.workload_registry import Workload, asked_workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +91,12 @@ def points(bench: Bench) -> list[LoadPoint]:
             )
             for seed in bench.load.seeds
         ]
-        offered = sum(map(_offered_rps, of_seeds)) / len(of_seeds) if rps is None else rps
+        offered = sum(map(offered_rps, of_seeds)) / len(of_seeds) if rps is None else rps
         for seed, drawn in zip(bench.load.seeds, of_seeds, strict=True):
             requests, capped = cap_lengths(drawn, bench.shape.max_prompt_tokens, bench.shape.max_output_tokens)
             requests = ramp_up(requests, bench.shape.ramp_s)
             found.append(LoadPoint(offered, seed, requests, capped, bench.goodput.judged(requests)))
     return found
-
-
-def _offered_rps(requests: Sequence[WorkloadRequest]) -> float:
-    """Requests that come all at once count as if they came within a second."""
-    span_s = requests[-1].arrival_s - requests[0].arrival_s
-    return (len(requests) - 1) / span_s if span_s > 0.0 else float(len(requests))
 
 
 def build_bench(options: BenchOptions) -> Bench:
@@ -177,12 +172,9 @@ def _one_of(flag: str, text: str, kind: Any) -> Any:
 
 
 def _rates(text: str | None) -> tuple[float, ...] | None:
-    if text is None:
+    rates = numbers("--rps", text)
+    if rates is None:
         return None
-    try:
-        rates = sorted(float(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"--rps: {text!r} is not a comma-separated list of numbers") from None
     if not all(0.0 < rate < float("inf") for rate in rates) or len(set(rates)) != len(rates):
         raise ConfigError(f"--rps: {text!r} is not a list of different numbers above 0")
-    return tuple(rates)
+    return tuple(sorted(rates))

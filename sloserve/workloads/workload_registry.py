@@ -14,10 +14,10 @@ from pathlib import Path
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLOClass, Targets
-from sloserve.workloads.arrivals import ArrivalProcess, Bursts, Gamma, OnOff, Poisson, generate
+from sloserve.workloads.arrival_processes import ArrivalProcess, Bursts, Gamma, OnOff, Poisson, generate
 from sloserve.workloads.length_models import (
     IndependentLengths,
-    Lengths,
+    TokenLengths,
     alpaca,
     bookcorpus,
     multiround,
@@ -156,7 +156,7 @@ def _generated(
     slos: SLOAssignment = DEFAULT_ASSIGNMENT,
 ) -> Workload:
     def source(n: int, seed: int) -> Trace:
-        drawn: Lengths = lengths()
+        drawn: TokenLengths = lengths()
         return generate(name, arrivals, drawn, n, seed, 1.0)
 
     return Workload(name, description, source, rate_per_s, slos)

@@ -13,18 +13,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sloserve.bench.settings import Bench, LoadPoint
+from sloserve.bench.build_bench import Bench, LoadPoint
 from sloserve.client.client_stats import client_was_late, findings
 from sloserve.client.endpoint import Agreed, Endpoint
 from sloserve.client.payload import Api
-from sloserve.client.replay import ReplayedRun
 from sloserve.client.vllm_record import vllm_record
+from sloserve.client.workload_replay import ReplayedRun
 from sloserve.core.runlog import RunLog, StepLog
 from sloserve.report.compare import Comparison, compare
 from sloserve.report.logs import RESULT_JSON, LogWriter, Verdicts, write_result
 from sloserve.report.summary import LatencySample, latencies, summarize
 from sloserve.report.tables import summary_table
-from sloserve.sim.simulate import MIN_TABLE_WIDTH
+from sloserve.sim.simulation import MIN_TABLE_WIDTH
 
 _NO_TIMES, _NO_COUNTS = np.empty(0), np.empty(0, np.int64)
 NO_STEPS = StepLog(_NO_TIMES, _NO_TIMES, _NO_COUNTS, _NO_COUNTS, _NO_COUNTS, _NO_TIMES)

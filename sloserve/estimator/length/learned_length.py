@@ -14,10 +14,10 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import ConfigError
-from sloserve.estimator.length.features import TASK_LEVELS, Features
 from sloserve.estimator.length.forest import Forest, forest_from_json
 from sloserve.estimator.length.quantiles import QuantileLengths, quantile_lengths
 from sloserve.estimator.length.remaining import Estimator, KnownRequests
+from sloserve.estimator.length.request_features import TASK_LEVELS, Features
 
 FORMAT = "sloserve-length-1"
 MAX_FILE_BYTES = 64 * 1024 * 1024

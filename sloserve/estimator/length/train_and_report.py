@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sloserve.core.errors import ConfigError
-from sloserve.core.progress import progress
+from sloserve.core.progress_bar import progress
 from sloserve.estimator.length.accuracy import Accuracy
 from sloserve.estimator.length.examples import read_examples
 from sloserve.estimator.length.training import LengthTrainingSettings, held_out, train

@@ -14,9 +14,9 @@ from sloserve.cli import app
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.length.accuracy import Predictions, accuracy
 from sloserve.estimator.length.examples import Examples, make_examples, read_examples
-from sloserve.estimator.length.features import Features
-from sloserve.estimator.length.learned import LearnedLength, LengthModel, load_length_model
+from sloserve.estimator.length.learned_length import LearnedLength, LengthModel, load_length_model
 from sloserve.estimator.length.remaining import KnownRequests
+from sloserve.estimator.length.request_features import Features
 from sloserve.estimator.length.training import LengthTrainingSettings, held_out, judge, train
 
 SMALL = LengthTrainingSettings(levels=(0.1, 0.5, 0.9), trees=40, word_buckets=32, learning_rate=0.15)
@@ -98,7 +98,7 @@ def test_a_model_survives_its_file(model: LengthModel, tmp_path: Path) -> None:
 def test_predicting_imports_no_learner(model: LengthModel, tmp_path: Path) -> None:
     model.save(tmp_path / "model.json")
     code = (
-        "import sys; from pathlib import Path; from sloserve.estimator.length.learned import load_length_model;"
+        "import sys; from pathlib import Path; from sloserve.estimator.length.learned_length import load_length_model;"
         "load_length_model(Path(sys.argv[1])); print('lightgbm' in sys.modules, 'scipy' in sys.modules)"
     )
     done = subprocess.run(

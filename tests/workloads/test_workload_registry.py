@@ -9,9 +9,9 @@ import pytest
 from sloserve.core.errors import ConfigError
 from sloserve.core.request import WorkloadRequest
 from sloserve.workloads.named_slos import NAMED_SLOS, find_slos
-from sloserve.workloads.registry import WORKLOADS, Workload, trace_workload, workload
 from sloserve.workloads.slo_file import read_slo_file
 from sloserve.workloads.trace import Trace, make_trace
+from sloserve.workloads.workload_registry import WORKLOADS, Workload, trace_workload, workload
 
 
 def recorded(n: int = 200) -> Trace:

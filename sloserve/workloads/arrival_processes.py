@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
-from sloserve.workloads.length_models import Lengths
+from sloserve.workloads.length_models import TokenLengths
 from sloserve.workloads.seeding import stream
 from sloserve.workloads.trace import Trace, make_trace
 
@@ -91,7 +91,7 @@ class OnOff:
 
 
 def generate(
-    name: str, arrivals: ArrivalProcess, lengths: Lengths, n: int, seed: int, rate_per_s: float, task: str = ""
+    name: str, arrivals: ArrivalProcess, lengths: TokenLengths, n: int, seed: int, rate_per_s: float, task: str = ""
 ) -> Trace:
     """``n`` requests with arrivals at ``rate_per_s`` and lengths drawn from two streams of ``seed``.
 

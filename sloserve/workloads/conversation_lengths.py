@@ -8,8 +8,8 @@ import numpy as np
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.request import PREFIX_BLOCK_TOKENS
-from sloserve.workloads.arrivals import ArrivalProcess
-from sloserve.workloads.length_models import Lengths
+from sloserve.workloads.arrival_processes import ArrivalProcess
+from sloserve.workloads.length_models import TokenLengths
 from sloserve.workloads.seeding import stream
 from sloserve.workloads.trace import Trace, make_trace
 
@@ -20,7 +20,7 @@ _IDS = 1 + _MOST_TOKENS // PREFIX_BLOCK_TOKENS
 
 
 def conversations(
-    name: str, arrivals: ArrivalProcess, lengths: Lengths, n: int, seed: int, rps: float, rounds: float
+    name: str, arrivals: ArrivalProcess, lengths: TokenLengths, n: int, seed: int, rps: float, rounds: float
 ) -> tuple[Trace, IntArray]:
     """``n`` requests at ``rps``, and the conversation that each belongs to, ``[requests]``, numbered from 0.
 

@@ -1,0 +1,93 @@
+"""The experiment that the options of the command line describe."""
+
+from typing import cast
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.profile import Profile, load_profile
+from sloserve.sim.experiment import DEFAULT_LOADS, SHIPPED, Experiment
+from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.sim.run_name import run_names
+from sloserve.virtual.engine_settings import EngineSettings, Swapping
+from sloserve.workloads.named_slos import find_slos
+from sloserve.workloads.window import WHOLE, parse_window
+from sloserve.workloads.workload_registry import asked_workload
+
+
+def build_experiment(options: SimulateOptions) -> Experiment:
+    """The experiment that the options describe.
+
+    Raises: ConfigError for an option that contradicts another, or a value out of range.
+    """
+    aged_share = SHIPPED.aged_share if options.aged_share is None else options.aged_share
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds: {options.seeds} is not a whole number >= 1")
+    if options.max_requests < 1:
+        raise ConfigError(f"--max-requests: {options.max_requests} is not a whole number >= 1")
+    if not 0.0 <= aged_share <= 1.0:
+        raise ConfigError(f"--aged-share: {aged_share} is not within 0..1")
+    slos = find_slos(options.slo) if options.slo is not None else None
+    source = asked_workload(options)
+    load, rate_scale = options.load, options.rate_scale
+    if load is None and options.rps is None and rate_scale is None:
+        if options.trace is not None:
+            rate_scale = 1.0
+        else:
+            load = ",".join(f"{x:g}" for x in DEFAULT_LOADS)
+    profile = load_profile(options.profile)
+    if options.known_profile is not None:
+        load_profile(options.known_profile)  # an unknown one fails here
+    return Experiment(
+        workload=source,
+        profile=profile,
+        # Without ids every prompt is unique, and hashing it would only cost time.
+        engine=_engine_settings(options, profile, prefix_caching=any(r.prefix_ids for r in source.requests(1, 0))),
+        policies=run_names(listed(options.policy), listed(options.admission)),
+        seeds=tuple(range(options.seeds)),
+        max_requests=options.max_requests,
+        loads=numbers("--load", load),
+        rps=numbers("--rps", options.rps),
+        rate_scale=rate_scale,
+        slos=slos,
+        window=WHOLE if options.window is None else parse_window(options.window),
+        aged_share=aged_share,
+        plan_cost=options.plan_cost,
+        step_noise=options.step_noise,
+        length_model=None if options.length_model is None else str(options.length_model),
+        known_profile=options.known_profile,
+        engine_kind=options.engine,
+    )
+
+
+def _engine_settings(options: SimulateOptions, profile: Profile, *, prefix_caching: bool) -> EngineSettings:
+    """The profile's engine with what the options say otherwise; no prompt is longer than the KV cache."""
+    sizes = {
+        name: getattr(profile, name) if getattr(options, name) is None else getattr(options, name)
+        for name in ("kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    }
+    context = sizes.pop("max_model_len")
+    if context < 1:
+        raise ConfigError(f"--max-model-len: {context} tokens is not at least 1")
+    return EngineSettings.of_profile(
+        profile,
+        **sizes,
+        max_model_len=context,
+        swap_space_gib=options.swap_space_gib,
+        link_gb_per_s=options.link_gb_per_s,
+        swapping=cast(Swapping, options.swapping),  # refused there if it is another word
+        enable_prefix_caching=prefix_caching,
+    )
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a comma-separated list."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def numbers(flag: str, text: str | None) -> tuple[float, ...] | None:
+    """The numbers of a comma-separated list. Raises: ConfigError."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(x) for x in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{flag}: {text!r} is not a comma-separated list of numbers") from None

@@ -1,0 +1,61 @@
+"""``result.json`` of an experiment: its runs, and everything that they depend on."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sloserve.report.logs import RESULT_JSON, Verdicts, write_result
+from sloserve.sim.experiment import VLLM, Experiment
+from sloserve.sim.model import MODELLED_VLLM
+from sloserve.sim.run_name import STOCK, SWAP_OPTIONS
+from sloserve.sim.tuning import Tuned
+from sloserve.vllm_plugin.versions import installed_vllm
+
+
+def write_experiment(
+    experiment: Experiment,
+    out_dir: Path,
+    runs: Sequence[Mapping[str, Any]],
+    verdicts: Verdicts,
+    counters: Sequence[Mapping[str, int]],
+    tuned: Sequence[Tuned],
+) -> None:
+    """Writes it to ``out_dir``. counters: of each of ``runs``. tuned: what was found before, if anything was."""
+    engine, slos = experiment.engine, experiment.slos or experiment.workload.slos
+    write_result(
+        out_dir / RESULT_JSON,
+        runs,
+        vllm_version=str(installed_vllm()) if experiment.engine_kind == VLLM else MODELLED_VLLM,
+        profile=experiment.profile.name,
+        workload={
+            "name": experiment.workload.name,
+            "description": experiment.workload.description,
+            "slos": slos.source,
+            "window": str(experiment.window),
+            "requests": experiment.max_requests,
+        },
+        settings={
+            "engine": experiment.engine_kind,
+            "kv_blocks": engine.kv_blocks,
+            "block_size": engine.block_size,
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "max_model_len": engine.max_model_len,
+            "enable_prefix_caching": engine.enable_prefix_caching,
+            **({name: getattr(engine, name) for name in SWAP_OPTIONS} if engine.swap_space_gib else {}),
+            "aged_share": experiment.aged_share,
+            "plan_cost": experiment.plan_cost,
+            "step_noise": experiment.step_noise,
+            "known_profile": experiment.known_profile,
+            "baseline": STOCK,
+            "tuned": {
+                one.name: {"best": one.best, "tried": {name: score.as_dict() for name, score in one.tried.items()}}
+                for one in tuned
+            },
+            "counters": [
+                {"policy": run["policy"], "seed": run["seed"], "rps": run["rps"], **of_run}
+                for run, of_run in zip(runs, counters, strict=True)
+            ],
+        },
+        verdicts=verdicts,
+    )

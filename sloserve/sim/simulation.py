@@ -1,0 +1,109 @@
+"""Runs an experiment for a person: progress bar, table, and a folder with records, raw logs and plots."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from sloserve.core.progress_bar import progress
+from sloserve.core.runlog import RunLog
+from sloserve.report.compare import compare
+from sloserve.report.experience import GOOD_QOE, replies_of
+from sloserve.report.latency_capacity import latency_capacity
+from sloserve.report.load_capacity import load_capacity
+from sloserve.report.logs import RESULT_JSON, LogWriter, Verdicts
+from sloserve.report.runs_csv import RUNS_CSV, write_runs
+from sloserve.report.summary import LatencySample, admission_record, latencies
+from sloserve.report.tables import capacity_table, summary_table
+from sloserve.sim.admissions import NONE
+from sloserve.sim.experiment import MODEL, VLLM, Experiment, Point, run_experiment
+from sloserve.sim.result_file import write_experiment
+from sloserve.sim.run_name import RunName
+from sloserve.sim.tuning import Axes, Tuned, tuned_halves
+
+_SCHEDULERS = {VLLM: "vLLM's scheduler", MODEL: "engine model"}
+MIN_TABLE_WIDTH = 110
+"""Narrower, the table would lose columns; a terminal then wraps its lines instead."""
+
+
+def simulate(
+    experiment: Experiment,
+    out_dir: Path,
+    *,
+    token_log: bool = False,
+    jobs: int = 1,
+    console: Console | None = None,
+    axes: Axes | None = None,
+) -> list[dict[str, Any]]:
+    """Runs ``experiment`` and writes ``result.json``, ``runs.csv``, ``requests.csv``, ``tokens.csv.gz`` (token_log) and
+    the plots to ``out_dir``.
+
+    axes: engine flags that are first tuned for each run on the earlier half; then only the later half is run.
+
+    Returns the runs' records (:func:`~sloserve.report.summary.summarize`).
+    """
+    from sloserve.report.plots import write_plots  # matplotlib: only where runs happen
+
+    console = console or Console()
+    console.width = max(console.width, MIN_TABLE_WIDTH)
+    tuned: list[Tuned] = []
+    if axes:
+        with progress("tuning, requests", console) as bar:
+            experiment, tuned = tuned_halves(experiment, axes, jobs=jobs, on_progress=bar.update)
+        for one in tuned:
+            console.print(_tuned_line(one), soft_wrap=True, highlight=False)
+    runs: list[dict[str, Any]] = []
+    samples: list[LatencySample] = []
+    counters: list[dict[str, int]] = []
+    unrestricted: dict[tuple[str, Point], RunLog] = {}
+    with (
+        LogWriter(out_dir, token_log=token_log) as logs,
+        progress("requests", console) as bar,
+    ):
+        for run in run_experiment(experiment, jobs=jobs, on_progress=bar.update):
+            point = run.point
+            name = RunName.parse(run.policy)
+            if name.admission == NONE:
+                unrestricted[run.policy, point] = run.log
+            record = run.record() | admission_record(run.log, unrestricted.get((str(name.unrestricted), point)))
+            logs.add(run.log, policy=run.policy, seed=point.seed, rps=point.rps)
+            runs.append(record)
+            counters.append(dict(run.log.counters))
+            axis = point.rps if point.load is None else point.load
+            logged = run.log.requests
+            samples.append(LatencySample(run.policy, axis, latencies(logged), replies_of(logged, point.seed)))
+    comparisons, by_latency = compare(runs), latency_capacity(runs)
+    by_qoe = load_capacity(runs, "qoe_mean", GOOD_QOE)  # the system capacity of Andes, Sec. 6.1
+    verdicts = Verdicts(comparisons=comparisons, qoe_capacity=by_qoe, latency_capacity=by_latency)
+    write_experiment(experiment, out_dir, runs, verdicts, counters, tuned)
+    write_runs(out_dir / RUNS_CSV, [run | {"counters": of_run} for run, of_run in zip(runs, counters, strict=True)])
+    plots = write_plots(out_dir, runs, samples)
+    console.print(summary_table(runs, comparisons, title=_title(experiment)))
+    in_capacity = experiment.loads is not None
+    if by_qoe:
+        console.print(capacity_table(by_qoe, f"mean QoE >= {by_qoe[0].threshold:g}", in_capacity=in_capacity))
+    if by_latency:
+        level = f"normalised latency <= {by_latency[0].threshold:.3g} ms/token"
+        console.print(capacity_table(by_latency, level, in_capacity=in_capacity))
+    for path in (out_dir / RESULT_JSON, out_dir / RUNS_CSV, *plots):
+        console.print(f"wrote {path}", soft_wrap=True, highlight=False)
+    return runs
+
+
+def _tuned_line(tuned: Tuned) -> str:
+    best, default = tuned.tried[tuned.best], tuned.tried[tuned.name]
+    text = f"tuned {tuned.name}: {best.mean_attainment:.1%} in time, {best.mean_throughput:.0f} tokens/s"
+    if tuned.best == tuned.name:
+        return f"{text}; none of {len(tuned.tried) - 1} others is better"
+    others = f"{default.mean_attainment:.1%}, {default.mean_throughput:.0f} tokens/s without"
+    return f"{text} as {tuned.best}; {others}"
+
+
+def _title(experiment: Experiment) -> str:
+    engine = experiment.engine
+    ageing = f"ageing {experiment.aged_share:g}" if experiment.aged_share else "ageing off"
+    return (
+        f"{experiment.workload.name} on {experiment.profile.name}, {len(experiment.seeds)} seeds of "
+        f"{experiment.max_requests} requests, {engine.kv_blocks} KV blocks of {engine.block_size}, "
+        f"max_num_seqs {engine.max_num_seqs}, {ageing}, {_SCHEDULERS[experiment.engine_kind]}"
+    )

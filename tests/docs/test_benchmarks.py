@@ -1,0 +1,40 @@
+"""The benchmarks that the documentation names are there, and take the flags that it gives them."""
+
+import ast
+import re
+
+import pytest
+
+from tests.docs.pages import OTHER_PAGES, PAGES, ROOT
+
+COMMAND = re.compile(r"python -m (benchmarks(?:\.[a-z_0-9]+)+)(?!\.NAME)\b([^`|\n]*)")
+COMMANDS = sorted({found.groups() for page in (*PAGES, *OTHER_PAGES) for found in COMMAND.finditer(page.read_text())})
+SCRIPTS = sorted(path for path in (ROOT / "benchmarks").rglob("*.py") if '__name__ == "__main__"' in path.read_text())
+INNER = {"quic_endpoints.py", "quic_link.py"}
+"""Ends of a link, which ``quic_network`` starts."""
+
+
+def arguments(code: str) -> set[str]:
+    """The flags that a script takes."""
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    named = {ast.unparse(call.func).rpartition(".")[2] for call in calls}
+    texts = [arg for call in calls if ast.unparse(call.func).endswith("add_argument") for arg in call.args]
+    flags = {arg.value for arg in texts if isinstance(arg, ast.Constant) and str(arg.value).startswith("--")}
+    return flags | ({"--help"} if "parser_for" in named else {"--help", "--quick"} if "is_quick" in named else set())
+
+
+@pytest.mark.parametrize(("module", "given"), COMMANDS)
+def test_a_command_names_a_benchmark_and_its_flags(module: str, given: str) -> None:
+    script = (ROOT / module.replace(".", "/")).with_suffix(".py")
+    assert script in SCRIPTS
+    assert set(re.findall(r"--[a-z][a-z-]*", given)) <= arguments(script.read_text())
+
+
+def test_every_script_has_a_parser_so_that_help_runs_nothing() -> None:
+    assert len(COMMANDS) > 20
+    assert [path.name for path in SCRIPTS if path.name not in INNER and not arguments(path.read_text())] == []
+
+
+def test_every_script_has_a_row_in_the_table_of_its_folder() -> None:
+    folders = [path for path in SCRIPTS if path.parent.name != "benchmarks" and path.name not in INNER]
+    assert [path.name for path in folders if f"`{path.stem}`" not in (path.parent / "README.md").read_text()] == []

@@ -1,0 +1,40 @@
+"""The engine that a profile describes: its groups of layers, and no request longer than its KV cache holds."""
+
+import numpy as np
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.sim.build_experiment import build_experiment
+from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.virtual.engine_settings import EngineSettings
+
+
+@pytest.mark.parametrize(
+    "name", ["h100-gpt-oss-20b", "h100-gemma3-12b", "h100x2-qwen3-next-80b", "h100-granite4-small"]
+)
+@pytest.mark.parametrize("caches", [False, True])
+def test_the_longest_request_is_the_longest_that_is_ever_admitted(name: str, caches: bool) -> None:
+    profile = load_profile(name)
+    whole = EngineSettings.of_profile(profile, max_model_len=65_536, enable_prefix_caching=caches)
+    assert (whole.max_model_len, whole.kv_blocks) == (65_536, profile.kv_blocks)
+    assert not whole.layout.is_full
+    few = EngineSettings.of_profile(profile, max_model_len=65_536, kv_blocks=30, enable_prefix_caching=caches)
+    longest = np.array([few.max_model_len, few.max_model_len + 1])
+    assert 0 < few.max_model_len < 65_536
+    assert (whole.layout.to_admit(longest) <= 30).tolist() == [True, False]
+
+
+def test_full_attention_holds_what_its_blocks_hold() -> None:
+    engine = EngineSettings.of_profile(load_profile("h100-llama3-8b"), max_model_len=131_072, kv_blocks=100)
+    assert (engine.max_model_len, engine.kv_groups) == (1600, ())
+
+
+def test_simulate_takes_the_groups_of_a_profile() -> None:
+    options = SimulateOptions(workload="alpaca-poisson", profile="h100-gpt-oss-20b", rps="5", seeds=1)
+    assert [one.window_tokens for one in build_experiment(options).engine.kv_groups] == [0, 128]
+
+
+def test_windows_are_not_swapped() -> None:
+    with pytest.raises(ConfigError, match="swap_space_gib: 1.0 GiB for a model whose layers do not all keep"):
+        EngineSettings.of_profile(load_profile("h100-gpt-oss-20b"), max_model_len=8192, swap_space_gib=1.0)
