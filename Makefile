@@ -3,6 +3,7 @@
 #   make env     .venv with the engine and the development tools
 #   make serve   the server with a model made on the spot, on 127.0.0.1:8000; PORT=8001 make serve for another port
 #   make test    all tests, the fast ones first; LANES=0 make test for one file at a time, whatever the machine has
+#   make layouts the tests of KV layouts whole: every model, policy and mode, where make test has some
 #   make clients the tests of the TypeScript client, where npm is installed
 #   make check   format, lint, types, import contracts, fast tests
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version
@@ -37,7 +38,7 @@ export CUDACXX ?= $(NVCC)
 # Compiled modules are kept, whatever the environment says: compiling them takes the fast tests a fifth of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: env serve demo-fleet test clients check static fast compat clean
+.PHONY: env serve demo-fleet test layouts clients check static fast compat clean
 
 env: $(VENV)/.installed-$(ENGINE)
 
@@ -60,6 +61,10 @@ test: env
 	$(RUN_FAST)
 	$(MAKE) clients
 	$(PYTEST) $(IN_LANES) -m "not ($(FAST)) or hypothesis"
+
+# These start sixty engines one after the other.
+layouts: env
+	SLOSERVE_LAYOUTS=whole $(PYTEST) tests/equality/layouts
 
 # npm writes the file in node_modules when it is done.
 clients:

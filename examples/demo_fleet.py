@@ -191,7 +191,7 @@ async def main(options: list[str]) -> int:
             f"{counts['failed']} failed"
         )
         ids = await _output_ids(demo, state)
-        swaps = (folder / "fleet-tiny.state" / "logs" / "agent-local.log").read_text().count(" came by rung ")
+        swaps = (folder / "fleet-tiny.state" / "logs" / "agent-local.log").read_text().count(" serves, by method ")
         demo.process.send_signal(signal.SIGINT)
         status = await demo.process.wait()
         left = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if str(folder) in _logs_to(pid)]

@@ -4,7 +4,7 @@ The ceiling knows no chance: requests flow evenly, batches are what is best in t
 nothing. A linear program over shares of time in which a device's replicas hold given batches: a replica that holds n
 requests ends n / stay per second, and requests stay no longer than their guarantee in the mean (Little's law). So no
 router, whatever it knows, is above it for long. What rules keep is the rate up to which the simulator of
-``router.py`` earns 0.9: two systems each, of 16 guarantees of arrivals (31 s) the later half.
+``gain.py`` earns 0.9: two systems each, of 16 guarantees of arrivals (31 s) the later half.
 
     python -m benchmarks.router.ceiling
 """
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
-from benchmarks.publish import RESULTS
+from benchmarks.arguments import parser_for
+from benchmarks.publish import RESULTS, write_table
 from benchmarks.router.gain import SEED, system_called
 from sloserve.fleet.router.choose import SHIPPED_FILE
 from sloserve.fleet.router.environment import System
@@ -111,11 +112,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    parser_for(__doc__).parse_args()
     rows = runs()
-    FOLDER.mkdir(parents=True, exist_ok=True)
     write_runs(FOLDER / "runs.csv", rows)
-    (FOLDER / "table.txt").write_text(table(rows))
-    print(table(rows))
+    write_table(FOLDER, table(rows), shown=True)
 
 
 if __name__ == "__main__":

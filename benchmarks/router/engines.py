@@ -11,12 +11,8 @@ trains a policy for that system if ``--policy`` is not there, runs for five minu
 What the gateway foresaw of each request is held against what it took, by sloserve:gateway_auto_completion_ratio.
 """
 
-import argparse
 import asyncio
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,15 +25,18 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.publish import RESULTS
+from benchmarks.arguments import parser_for
+from benchmarks.fleet.fleet_processes import PACED_ENGINE, PACED_ENVIRONMENT, FleetProcesses
+from benchmarks.publish import RESULTS, write_table
+from benchmarks.scaled_profile import scaled_profile
+from benchmarks.servers import free_port
 from sloserve.report.runs_csv import write_runs
 
 FOLDER = RESULTS / "router-engines"
-PROFILES = Path(__file__).parents[2] / "sloserve" / "estimator" / "profiles"
 SLOWER = 3.0
+"""How many times as long a step takes."""
 MODELS = {"opt-1.3b": "a100-opt-1.3b", "opt-6.7b": "a100-opt-6.7b"}
 QUALITY = {
     "hellaswag": {"opt-1.3b": 0.78, "opt-6.7b": 1.0},
@@ -49,11 +48,7 @@ PROMPT, OUTPUT, TOKEN_MS = 256, 64, 50.0
 RATES, PHASE_S = (2.0, 12.0, 4.0, 20.0, 6.0, 2.0), 8.0
 STEPS = 120_000
 READY_S, DRAIN_S = 240.0, 30.0
-ARGUMENTS = ["--worker-cls", "sloserve.vllm_plugin.paced_worker.PacedWorker", "--enforce-eager", "--block-size", "16"]
-ARGUMENTS += ["--stream-interval", "16", "--no-enable-prefix-caching"]
-# On a CPU vLLM gives even one worker a process of its own, which waits busily for its engine.
-ARGUMENTS += ["--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"]
-ENVIRONMENT = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "HF_HUB_OFFLINE": "1"}
+ARGUMENTS = [*PACED_ENGINE, "--no-enable-prefix-caching"]
 RULES: Mapping[str, tuple[str, str]] = {
     "always opt-1.3b": ("greedy", "opt-1.3b"),
     "always opt-6.7b": ("greedy", "opt-6.7b"),
@@ -61,19 +56,6 @@ RULES: Mapping[str, tuple[str, str]] = {
     "dqn": ("policy.safetensors", "auto"),
 }
 """The router's policy, and what requests name as their model."""
-
-
-def slower(profile: Path) -> str:
-    """The profile of a device that takes ``SLOWER`` times as long for each step."""
-
-    def stretched(values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        longer = {k: v * SLOWER if k.endswith("_ms") else stretched(v) for k, v in values.items()}
-        return longer
-
-    read = yaml.safe_load(profile.read_text())
-    return yaml.safe_dump({**read, "name": f"slow-{read['name']}", "latency": stretched(read["latency"])})
 
 
 def router(folder: Path, policy: str) -> dict[str, Any]:
@@ -148,58 +130,6 @@ class TaskAnswer:
         return QUALITY[self.task][self.model] if self.model is not None and in_time else 0.0
 
 
-class Processes:
-    """Agent and gateway in ``folder``; engines live as long as the agent."""
-
-    def __init__(self, folder: Path, port: int) -> None:
-        self._folder, self._port = folder, port
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", "sloserve.cli", "fleet", name, str(self._folder / "fleet.yaml")]
-        self._running[name] = subprocess.Popen(
-            [*command, "--state", str(self._folder / "state"), *arguments],
-            stdout=(self._folder / f"{name}.log").open("ab"),
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **ENVIRONMENT, "XDG_RUNTIME_DIR": str(self._folder / "run")},
-        )
-
-    def gateway(self, policy: str) -> None:
-        """A gateway that routes by ``policy``, in place of the one before."""
-        self.stop("gateway")
-        (self._folder / "fleet.yaml").write_text(fleet(self._folder, policy))
-        self.start("gateway", "--port", str(self._port))
-
-    def hurry(self) -> None:
-        """Real-time scheduling for all of them, and for this process: a step's end is not waited for."""
-        for process in (os.getpid(), *_descendants([each.pid for each in self._running.values()])):
-            for thread in Path(f"/proc/{process}/task").glob("[0-9]*"):
-                with suppress(OSError):
-                    os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
-
-    def stop(self, *names: str) -> None:
-        ending = [self._running.pop(name) for name in names if name in self._running]
-        for process in ending:
-            process.send_signal(signal.SIGTERM)
-        for process in ending:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(40)
-            process.kill()
-
-
-def _descendants(roots: Sequence[int]) -> set[int]:
-    children: dict[int, list[int]] = defaultdict(list)
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            children[int(path.read_text().rpartition(")")[2].split()[1])].append(int(path.parent.name))
-    found, left = set(roots), list(roots)
-    while left:
-        new = children.pop(left.pop(), [])
-        found.update(new)
-        left += new
-    return found
-
-
 async def ask(http: aiohttp.ClientSession, model: str, task: str, at_s: float, begun_s: float) -> TaskAnswer:
     loop = asyncio.get_running_loop()
     prompt = np.random.default_rng(round(1e6 * at_s)).integers(16, 99, PROMPT).tolist()
@@ -264,26 +194,32 @@ def row(rule: str, seed: int, answers: Sequence[TaskAnswer]) -> dict[str, Any]:
 
 
 async def compare(folder: Path, seed: int, port: int, *, real_time: bool) -> list[dict[str, Any]]:
-    processes, found = Processes(folder, port), []
+    environment = {**PACED_ENVIRONMENT, "XDG_RUNTIME_DIR": str(folder / "run")}
+    processes, found = FleetProcesses(folder, environment, real_time), []
+
+    def start_gateway(policy: str) -> None:
+        processes.stop("gateway")
+        processes.file.write_text(fleet(folder, policy))
+        processes.start("gateway", "--port", str(port))
+
     timeout = aiohttp.ClientTimeout(total=len(RATES) * PHASE_S + DRAIN_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=connector, timeout=timeout) as http:
         try:
             policy = next(iter(RULES.values()))[0]
-            processes.gateway(policy)
+            start_gateway(policy)
             processes.start("agent", "--host", "a")
             for rule, (wanted, model) in RULES.items():
                 if wanted != policy:
                     policy = wanted
-                    processes.gateway(policy)
+                    start_gateway(policy)
                 await until_served(http)
-                if real_time:
-                    processes.hurry()
-                answers = await run(http, model, seed)
+                with processes.hurried():
+                    answers = await run(http, model, seed)
                 found.append(row(rule, seed, answers) | (await ratios(http) if model == "auto" else {}))
                 print(json.dumps(found[-1]), flush=True)
         finally:
-            processes.stop("gateway", "agent")
+            processes.stop()
     return found
 
 
@@ -300,15 +236,9 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def main() -> None:
     """Trains if need be, runs all rules, and writes the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--policy", type=Path, default=Path("router-policies/engines.safetensors"))
     parser.add_argument("--train-only", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
@@ -319,21 +249,18 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sr-") as made:
         folder = arguments.keep or Path(made)
-        for path in (folder / "state", folder / "run"):
-            path.mkdir(parents=True, exist_ok=True)
+        (folder / "run").mkdir(parents=True, exist_ok=True)
         for model, profile in MODELS.items():
-            (folder / f"{model}.yaml").write_text(slower(PROFILES / f"{profile}.yaml"))
+            scaled_profile(profile, SLOWER, folder).rename(folder / f"{model}.yaml")
         if not arguments.policy.is_file():
             arguments.policy.parent.mkdir(parents=True, exist_ok=True)
             train(folder, arguments.policy)
         if arguments.train_only:
             return
         (folder / "policy.safetensors").write_bytes(arguments.policy.read_bytes())
-        found = asyncio.run(compare(folder, arguments.seed, _free_port(), real_time=arguments.real_time))
-    FOLDER.mkdir(parents=True, exist_ok=True)
+        found = asyncio.run(compare(folder, arguments.seed, free_port(), real_time=arguments.real_time))
     write_runs(FOLDER / "runs.csv", found)
-    (FOLDER / "table.txt").write_text(table(found))
-    print(table(found))
+    write_table(FOLDER, table(found), shown=True)
 
 
 if __name__ == "__main__":

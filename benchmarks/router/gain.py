@@ -12,7 +12,6 @@ requests, holds the figures against the bars, and writes results/router/. What i
 SYSTEM SEED`` trains one policy alone.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.publish import RESULTS
+from benchmarks.arguments import parser_for
+from benchmarks.publish import RESULTS, write_table
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.profile import load_profile
@@ -253,14 +253,7 @@ def through_engines(name: str, served: Served, system: System) -> tuple[float, f
                     )
                     for i in mine.tolist()
                 ]
-                engine = ModelEngine(
-                    EngineSettings(
-                        kv_blocks=profile.kv_blocks, max_num_batched_tokens=2048, max_model_len=profile.max_model_len
-                    ),
-                    profile,
-                    None,
-                )
-                log = engine.run(requests)
+                log = ModelEngine(EngineSettings.of_profile(profile), profile, None).run(requests)
                 latency_s[mine] = [each.latency.e2e_s for each in log.requests]
     quality = system.quality[served.task, served.model]
     in_time = latency_s + served.network_s <= system.limit_s[served.task]
@@ -325,7 +318,7 @@ def main() -> None:
     """Trains and judges what is not there yet, and writes the tables."""
     from benchmarks.router.router_tables import table
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--train", nargs=2, metavar=("SYSTEM", "SEED"))
     parser.add_argument("--unmasked", action="store_true", help="with --train: as in the paper, without masks")
     parser.add_argument("--policies", type=Path, default=Path("router-policies"))
@@ -342,10 +335,9 @@ def main() -> None:
     found = [run for name in SYSTEMS for run in judge(name, arguments.policies)]
     text = table(RATES, found, engines)
     print(text)
-    FOLDER.mkdir(parents=True, exist_ok=True)
     write_runs(FOLDER / "runs.csv", found)
     write_runs(FOLDER / "engines.csv", engines)
-    (FOLDER / "table.txt").write_text(text)
+    write_table(FOLDER, text)
     for name in SYSTEMS if arguments.plots is not None else ():
         draw_all(name, arguments.policies, arguments.plots)
 

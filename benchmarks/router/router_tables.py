@@ -1,4 +1,4 @@
-"""Tables of ``router.py``: mean quality by rate, shares of the largest model, windows of 20, and the bars."""
+"""Tables of ``gain.py``: mean quality by rate, shares of the largest model, windows of 20, and the bars."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
