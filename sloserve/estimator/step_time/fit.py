@@ -23,6 +23,7 @@ SMALL_BATCH_BELOW = (1, 9, 17, 33, 65, 95, 129)
 MIN_STEPS = 6
 """Fewer steps of a kind, with prefill or without, do not determine its coefficients."""
 
+_DIGITS = 8
 _MIN_BASE_MS = 1e-6
 _MS_PER_S = 1000.0
 
@@ -192,7 +193,9 @@ def _nnls(steps: Sequence[MeasuredStep], columns: Callable[[StepLoad], tuple[flo
     length = np.linalg.norm(design, axis=0)
     length[length == 0.0] = 1.0
     solution, _ = nnls(design / length, np.ones(len(steps)))
-    return [float(x) for x in solution / length]
+    # What is left of a zero, and the last digits, depend on how this CPU's linear algebra adds up; a plan must not.
+    solution[solution < 0.1**_DIGITS * solution.max()] = 0.0
+    return [float(f"{x:.{_DIGITS}g}") for x in solution / length]
 
 
 def _relative_error(form: StepLatency, steps: Sequence[MeasuredStep]) -> float:
