@@ -72,7 +72,7 @@ class EngineSettings:
                 "context; KV is swapped under full attention alone. Give 0"
             )
         if self.kv_groups:
-            longest = int(self.layout.to_admit(np.array([self.max_model_len]))[0])
+            longest = blocks_of_longest(self.layout, self.max_model_len)
             if longest > self.kv_blocks:
                 raise ConfigError(
                     f"max_model_len: {self.max_model_len} tokens take {longest} blocks of all layers, but the KV cache "
@@ -101,7 +101,7 @@ class EngineSettings:
         caches = sizes.get("enable_prefix_caching", False)
         groups = tuple(one.groups(max_model_len, caches=caches) for one in profile.kv_cache.groups)
         layout, blocks = _admitting(groups, sizes["max_num_batched_tokens"], max_model_len), sizes["kv_blocks"]
-        longest = bisect_right(range(1, max_model_len + 1), blocks, key=lambda n: layout.to_admit(np.array([n]))[0])
+        longest = bisect_right(range(1, max_model_len + 1), blocks, key=lambda n: blocks_of_longest(layout, n))
         return cls(**sizes, kv_groups=groups, max_model_len=max(longest, 1))
 
     @property
@@ -112,6 +112,17 @@ class EngineSettings:
         """
         groups = self.kv_groups or (KVGroups(1, self.block_size),)
         return _admitting(groups, self.max_num_batched_tokens, self.max_model_len)
+
+
+def blocks_of_longest(layout: KVLayout, max_model_len: int) -> int:
+    """Blocks without which the longest request is never served: it is preempted over and over, and no other is there.
+
+    Of Mamba layers that keep a state at the end of each chunk, one for each step in flight beside the last one's. vLLM
+    starts with one fewer (``max_memory_usage_bytes`` in its v1/kv_cache_interface.py), which is enough for one step in
+    flight.
+    """
+    admitted = int(layout.to_admit(np.array([max_model_len]))[0])
+    return admitted + sum(one.num_groups * one.states for one in layout.groups)
 
 
 def _admitting(groups: Sequence[KVGroups], max_num_batched_tokens: int, max_model_len: int) -> KVLayout:

@@ -40,11 +40,13 @@ class ModelScheduler:
         self.settings = settings
         self.requests = ModelRequests()
         self.layout, caches = settings.layout, settings.enable_prefix_caching
-        self.kv = KVBlocks(self.requests, settings.kv_blocks, settings.block_size)
+        self.kv: KVBlocks
         if not self.layout.is_full:
             self.kv = GroupedBlocks(self.requests, settings.kv_blocks, self.layout, caches=caches)
         elif caches:
             self.kv = PrefixCache(self.requests, settings.kv_blocks, self.layout)
+        else:
+            self.kv = KVBlocks(self.requests, settings.kv_blocks, self.layout.block_size)
         self._aligned = self.layout.chunk_multiple > 1
         self.running = NONE
         self.waiting = NONE

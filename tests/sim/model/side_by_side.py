@@ -22,12 +22,20 @@ class Step:
     free_blocks: int
 
 
+MOST_STEPS = 10_000
+"""Several times what the largest case takes; one that takes more makes no progress."""
+
+
 @dataclass
 class Record:
     """One engine's steps."""
 
     steps: list[Step] = field(default_factory=list)
     log: RunLog | None = None
+
+    def add(self, step: Step) -> None:
+        self.steps.append(step)
+        assert len(self.steps) < MOST_STEPS, f"no end after {MOST_STEPS} steps; the last ones: {self.steps[-8:]}"
 
 
 def run_real(case: Case) -> Record:
@@ -44,7 +52,7 @@ def run_real(case: Case) -> Record:
     def note(output: Any) -> None:
         tokens = tuple(output.num_scheduled_tokens.items())
         free = compat.free_blocks(engine.scheduler)
-        record.steps.append(Step(tokens, tuple(admitted_ids(output)), tuple(preempted), free))
+        record.add(Step(tokens, tuple(admitted_ids(output)), tuple(preempted), free))
         preempted.clear()
 
     engine.on_step = note
@@ -72,7 +80,7 @@ def run_model(case: Case) -> Record:
         ids = [handle.request_id for handle in scheduler.requests.handles]
         tokens = tuple((ids[i], n) for i, n in zip(batch.requests.tolist(), batch.tokens.tolist(), strict=True))
         admitted = tuple(ids[i] for i in batch.admitted)
-        record.steps.append(Step(tokens, admitted, tuple(preempted), scheduler.kv.free))
+        record.add(Step(tokens, admitted, tuple(preempted), scheduler.kv.free))
         preempted.clear()
 
     engine.on_step = note

@@ -6,7 +6,6 @@ A vLLM that moved a rule fails here first, and the message says in which step an
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
-from sloserve.virtual.engine_settings import EngineSettings
+from sloserve.virtual.engine_settings import EngineSettings, blocks_of_longest
 from sloserve.vllm_plugin.versions import installed_vllm
 from tests.sim.model.cases import Case, cases, layout_cases, profile_cases
 from tests.sim.model.side_by_side import difference, run_model, run_real
@@ -112,7 +111,7 @@ def small_cases(draw: st.DrawFn, layouts: bool = False) -> Case:
     if layouts:
         groups = draw(kv_groups(caches=engine.enable_prefix_caching))
         engine = replace(engine, kv_blocks=1000, kv_groups=groups)
-        least = int(engine.layout.to_admit(np.array([MODEL_LEN]))[0])
+        least = blocks_of_longest(engine.layout, MODEL_LEN)
         engine = replace(engine, kv_blocks=least + draw(st.sampled_from([0, 1, 3, least])))
     gone = draw(st.lists(st.sampled_from(requests), max_size=3, unique_by=lambda r: r.request_id))
     aborts = {r.request_id: r.arrival_s + draw(st.sampled_from([0.0, 0.004, 0.03])) for r in gone}
