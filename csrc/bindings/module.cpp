@@ -13,4 +13,5 @@ NB_MODULE(_csrc, m) {
   sloserve::bindings::bind_kv_reservation(m);
   sloserve::bindings::bind_kv_hosting(m);
   sloserve::bindings::bind_fleet(m);
+  sloserve::bindings::bind_fit(m);
 }

@@ -16,5 +16,6 @@ void bind_kv_copy(nanobind::module_& m);
 void bind_kv_reservation(nanobind::module_& m);
 void bind_kv_hosting(nanobind::module_& m);
 void bind_fleet(nanobind::module_& m);
+void bind_fit(nanobind::module_& m);
 
 }  // namespace sloserve::bindings

@@ -276,3 +276,15 @@ class KvHosting:
     def remove(self, ids: NDArray[np.int64]) -> None: ...
     def advance(self, step: int) -> None: ...
     def overrunners(self, within_steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+
+def fit_nonnegative(
+    information: NDArray[np.float64],
+    aim: NDArray[np.float64],
+    theta: NDArray[np.float64],
+    positive: NDArray[np.bool_],
+    share: NDArray[np.float64],
+    target: float,
+    keep: float,
+    leak: float,
+    most_solves: int,
+) -> None: ...

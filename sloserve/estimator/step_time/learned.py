@@ -24,6 +24,7 @@ import numpy as np
 from sloserve.core.arrays import BoolArray, FloatArray
 from sloserve.estimator.step_time.inverse import ROUNDING, most_tokens, quadratic_root
 from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.kernels.fit import fit_nonnegative
 
 FREE_TOKENS = 160
 """Tokens that cost little beyond the reading of the weights; GPUs lie between 100 and 300."""
@@ -35,7 +36,6 @@ _PRIOR_STEPS = 0.02
 _WINDOW_STEPS = 256.0
 _KEEP = 1.0 - 1.0 / _WINDOW_STEPS
 _LEAK_EACH = _PRIOR_STEPS * (1.0 - _KEEP)
-_LEAK: FloatArray = np.eye(len(_PRIOR_S)) * _LEAK_EACH
 _FIRST_STEPS = 8
 """So many steps count in full, as there is no usual error yet."""
 _MOST_SOLVES = 3
@@ -113,27 +113,18 @@ class Learned:
             known = min(self.observed - _FIRST_STEPS + 3.0, _ERROR_STEPS)
             self._error2 += (clipped**2 - self._error2) / known
         self._error2 = min(max(self._error2, _ERROR_MIN**2), _ERROR_MAX**2)
-        share = np.array(_parts_s(load)) / scale_s
-        self._information *= _KEEP
-        self._information += share[:, None] * share
-        self._information += _LEAK
-        self._aim *= _KEEP
-        self._aim += share * (predicted_s / scale_s + clipped) + _LEAK_EACH * self._theta
+        fit_nonnegative(
+            self._information,
+            self._aim,
+            self._theta,
+            self._positive,
+            np.array(_parts_s(load)) / scale_s,
+            predicted_s / scale_s + clipped,
+            keep=_KEEP,
+            leak=_LEAK_EACH,
+            most_solves=_MOST_SOLVES,
+        )
         self.observed += 1
-        self._solve()
-
-    def _solve(self) -> None:
-        """Finds the best non-negative coefficients; which of them are 0 is taken from the last step, and corrected."""
-        information, aim, theta = self._information, self._aim, np.zeros(len(_PRIOR_S))
-        for _ in range(_MOST_SOLVES):
-            some = self._positive
-            found = np.linalg.solve(information[some][:, some], aim[some])
-            if min(found.tolist()) >= 0.0:
-                break
-            self._positive = some.copy()
-            self._positive[some] = found > 0.0
-        theta[some] = np.maximum(found, 0.0)
-        self._theta, self._positive = theta, some | (aim > information @ theta)
 
     def state(self) -> Mapping[str, Any]:
         """All that it has learnt, as plain values."""
