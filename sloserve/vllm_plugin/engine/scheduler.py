@@ -49,6 +49,9 @@ PLAN_AGAIN_S = 1.0
 requests costs little; a change of policy starts from here."""
 MOST_PLAN_AGAIN_S = 60.0
 
+STEP_TIMES_EVERY_S = 0.25
+"""How often the page says how well step times are known: who reads it does so every few seconds."""
+
 _NO_LOAD = StepLoad()
 
 
@@ -98,6 +101,7 @@ class SLOScheduler(Scheduler):
         self._clock = SteadyClock(clock or SystemClock())
         self.step_clock = StepClock(None if settings.profile is None else load_profile(settings.profile))
         """How long this engine's steps take, and when those in flight will end."""
+        self._step_times_again_s = 0.0
         self.slo_planning_s = 0.0
         """What planning for the last step costs in virtual time."""
         self._planning_costs = planning_costs
@@ -224,6 +228,7 @@ class SLOScheduler(Scheduler):
 
     def status(self) -> dict[str, Any]:
         """What is going on, in plain values."""
+        self._ledger.step_times(self.step_clock.latency.figures())
         policies = {"policy": self._policy_text, "shadow_policy": self._shadow_text, "plans_off": self._plans_off}
         return policies | self._ledger.status()
 
@@ -338,8 +343,11 @@ class SLOScheduler(Scheduler):
         return reserved
 
     def _clock_output(self) -> None:
-        self.step_clock.output(self._clock.monotonic_s())
-        self._ledger.step_times(self.step_clock.latency.figures())
+        monotonic_s = self._clock.monotonic_s()
+        self.step_clock.output(monotonic_s)
+        if monotonic_s >= self._step_times_again_s:
+            self._step_times_again_s = monotonic_s + STEP_TIMES_EVERY_S
+            self._ledger.step_times(self.step_clock.latency.figures())
 
     # What we tell vLLM.
 
