@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arguments import parser_for
-from benchmarks.policies.step_sizes import BUDGET, FIGURES, Row, experiment
+from benchmarks.policies.step_sizes import BUDGET, FIGURES, POLICIES, Row, experiment
 from benchmarks.publish import RESULTS, short, write_rows, write_table
 from benchmarks.scaled_profile import scaled_profile
 from sloserve.core.errors import ConfigError
 from sloserve.sim.experiment import measured_points, run_experiment
 
-POLICIES = ("stock", "edf", "sjf", "andes", "econo")
 CELLS = (
     ("azure-conv", "default", "ample"),
     ("azure-code", "default", "ample"),

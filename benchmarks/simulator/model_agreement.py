@@ -22,11 +22,13 @@ from benchmarks.traces import MOONCAKE, TRACES
 from sloserve.core.errors import ConfigError
 from sloserve.core.runlog import RunLog
 from sloserve.report.summary import summarize
+from sloserve.scheduler.registry import main_policies
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, VLLM, Experiment, measured_points, run_experiment
 from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.sim.run_name import STOCK
 
-POLICIES = "stock,fcfs,edf,sjf,sa,andes,econo"
+POLICIES = ",".join((STOCK, *main_policies()))
 FIGURES = ("slo_attainment", "qoe_mean", "output_throughput")
 H100: dict[str, Any] = {"profile": "h100-llama3-8b"}
 ROWS: dict[str, dict[str, Any]] = {

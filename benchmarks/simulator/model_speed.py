@@ -14,13 +14,15 @@ from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.scheduler.registry import main_policies
 from sloserve.sim.model.engine import ModelEngine
+from sloserve.sim.run_name import STOCK
 from sloserve.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
 REPEATS = 5
 REQUESTS, RUNNING = 300, 100
-POLICIES = ("stock", "fcfs", "edf", "sjf", "andes", "econo")
+POLICIES = (STOCK, *main_policies())
 SETTINGS = EngineSettings(kv_blocks=20_000, max_num_seqs=RUNNING, max_num_batched_tokens=2048, max_model_len=2048)
 
 

@@ -17,7 +17,10 @@ class SearchFlags:
 
     policy: Annotated[
         str | None,
-        typer.Option(help="Policies to try, comma-separated. Default: edf, sjf, andes, econo, and step_budget=true."),
+        typer.Option(
+            help="Policies to try, comma-separated. Default: all that `sloserve policies` lists for servers, as they "
+            "are and with step_budget=true."
+        ),
     ] = None
     tune: Annotated[
         list[str] | None,

@@ -20,6 +20,8 @@ HIDDEN = frozenset({"chaos"})
 """Registered for tests alone; not offered to users, yet loadable by name."""
 FOR_EXPERIMENTS = "sloserve.scheduler.published."
 """Policies of this package reproduce papers; they are listed apart."""
+GENERAL = "auto"
+"""The policy for all kinds of targets; each other one has fewer parts, and suits fewer mixes."""
 
 
 @functools.cache
@@ -36,6 +38,13 @@ def policy_names(*, for_experiments: bool | None = None) -> tuple[str, ...]:
     """
     found = {name: ep.value.startswith(FOR_EXPERIMENTS) for name, ep in _entry_points().items() if name not in HIDDEN}
     return tuple(sorted(name for name, apart in found.items() if for_experiments in (None, apart)))
+
+
+def main_policies() -> tuple[str, ...]:
+    """Names of the policies that a server can be run with, the general one first, the others sorted; a list of all
+    policies is taken from here.
+    """
+    return tuple(sorted(policy_names(for_experiments=False), key=lambda name: (name != GENERAL, name)))
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, str]]:

@@ -7,7 +7,7 @@ import yaml
 
 from sloserve.core.slo import ClassTable
 from sloserve.sim.admissions import NONE, limit_queue, parse_admission
-from sloserve.sim.advise import Advice, Found, RunComparison
+from sloserve.sim.advise import Advice, Found, RunComparison, is_general
 from sloserve.sim.run_name import STOCK, RunName
 from sloserve.sim.tuning import Score, ranked
 from sloserve.virtual.engine_settings import EngineSettings
@@ -29,18 +29,21 @@ def tried_lines(found: Found) -> list[str]:
     return [f"best of {len(tried)} tried on the earlier part{limit}:", *lines]
 
 
+def tie_lines(advice: Advice) -> list[str]:
+    """What else would do as well, and why one would choose which; nothing where the advice has no equal."""
+    tie = advice.tie
+    if tie is None:
+        return []
+    simpler, general = (tie.reference, tie.name) if is_general(tie.name) else (tie.name, tie.reference)
+    return [
+        f"a tie: {_compared(tie)}",
+        f"{simpler} has fewer parts to understand; {general} holds where the mix of requests changes",
+    ]
+
+
 def judged_lines(judged: RunComparison) -> list[str]:
     """One comparison on the later part, and on vLLM's scheduler."""
-    difference = judged.difference
-    interval = ""
-    if difference.low is not None and difference.high is not None:
-        interval = f" (95 % interval {_points(difference.low)} to {_points(difference.high)})"
-    tokens = judged.score.mean_throughput / max(judged.reference_score.mean_throughput, 1e-9) - 1.0
-    lines = [
-        f"{judged.name}: {judged.score.mean_attainment:.1%} in time, {judged.reference}: "
-        f"{judged.reference_score.mean_attainment:.1%}; {_points(difference.value)} points{interval}, "
-        f"tokens/s {tokens:+.1%}"
-    ]
+    lines = [_compared(judged)]
     if judged.real is not None:
         mine, theirs = judged.real
         lines.append(
@@ -48,11 +51,11 @@ def judged_lines(judged: RunComparison) -> list[str]:
             f"(the model's first run: {judged.score.attainment[0]:.1%} and {judged.reference_score.attainment[0]:.1%})"
         )
     if not judged.is_better:
-        low, high = difference.low, difference.high
-        if low is not None and low > 0.0:
-            lines.append("not confirmed: below it on vLLM's scheduler")
+        if judged.covers_zero:
+            lines.append("no difference: the interval covers 0")
         else:
-            lines.append("below it" if high is not None and high < 0.0 else "no difference: the interval covers 0")
+            below = judged.difference.value < 0.0
+            lines.append("below it" if below else "not confirmed: below it on vLLM's scheduler")
     return lines
 
 
@@ -93,6 +96,7 @@ def settings_yaml(advice: Advice, classes: ClassTable, settings: EngineSettings,
         f"{COMMAND} MODEL --slo-config THIS_FILE {flags}",
         "",
         *(line for judged in advice.judged for line in judged_lines(judged)),
+        *tie_lines(advice),
         headline(advice),
     ]
     section: dict[str, object] = {"policy": "fcfs" if run.policy == STOCK else run.policy}
@@ -107,6 +111,18 @@ def _commented(lines: list[str]) -> Iterator[str]:
     for line in lines:
         parts = [line] if line.startswith(COMMAND) else textwrap.wrap(line, WIDTH, break_on_hyphens=False) or [""]
         yield from (f"# {part}".rstrip() + "\n" for part in parts)
+
+
+def _compared(judged: RunComparison) -> str:
+    difference, interval = judged.difference, ""
+    if difference.low is not None and difference.high is not None:
+        interval = f" (95 % interval {_points(difference.low)} to {_points(difference.high)})"
+    tokens = judged.score.mean_throughput / max(judged.reference_score.mean_throughput, 1e-9) - 1.0
+    return (
+        f"{judged.name}: {judged.score.mean_attainment:.1%} in time, {judged.reference}: "
+        f"{judged.reference_score.mean_attainment:.1%}; {_points(difference.value)} points{interval}, "
+        f"tokens/s {tokens:+.1%}"
+    )
 
 
 def _figures(score: Score) -> str:

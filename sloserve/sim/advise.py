@@ -3,7 +3,8 @@
 The search is coarse to fine and has a budget: step sizes first, for every policy; then ``max_num_seqs`` for the two
 best runs, of stock and of the policies; then admissions for the best one of each. What is found is judged against
 stock at its own best, by paired differences on requests that the search never saw. It is advised only if its interval
-leaves zero out, and, where vLLM's scheduler is asked too, only if it is not below stock there.
+leaves zero out, and, where vLLM's scheduler is asked too, only if it is not below stock there. The best run of the
+general policy and the best of the simpler ones are compared in the same way, since a tie leaves a choice.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from itertools import chain
 import numpy as np
 
 from sloserve.report.statistics import Mean, mean_interval
+from sloserve.scheduler.registry import GENERAL, parse_policy
 from sloserve.sim.run_name import STOCK, RunName
 from sloserve.sim.tuning import KEPT, Axes, Evaluate, Score, ranked, variants
 from sloserve.virtual.engine_settings import EngineSettings
@@ -62,6 +64,12 @@ class RunComparison:
     real: tuple[Score, Score] | None = None
 
     @property
+    def covers_zero(self) -> bool:
+        """Whether the interval of the difference does."""
+        low, high = self.difference.low, self.difference.high
+        return low is None or high is None or low <= 0.0 <= high
+
+    @property
     def is_better(self) -> bool:
         """Whether the interval of the difference lies above zero, and vLLM's scheduler does not contradict."""
         low = self.difference.low
@@ -72,11 +80,20 @@ class RunComparison:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """name: the run that is advised, plain stock where nothing is better. judged: the comparisons made, in order."""
+    """name: the run that is advised, plain stock where nothing is better. judged: the comparisons made, in order.
+    beside: the best run of a simpler policy, where the general one's is advised, or the other way round, with that as
+    its reference; ``None`` where stock is advised or no other was tried.
+    """
 
     name: str
     judged: tuple[RunComparison, ...]
     found: Found
+    beside: RunComparison | None = None
+
+    @property
+    def tie(self) -> RunComparison | None:
+        """``beside``, where no difference shows."""
+        return self.beside if self.beside is not None and self.beside.covers_zero else None
 
 
 def search(space: Space, settings: EngineSettings, evaluate: Evaluate) -> Found:
@@ -124,7 +141,8 @@ def decide(found: Found, seeds: int, judge: Evaluate, confirm: Evaluate | None) 
         judge: runs on the part of the workload that the search did not see. confirm: the same on vLLM's scheduler.
     """
     stock, ours = found.best(stock=True)[:1] or [STOCK], found.best(stock=False)[:1]
-    scores = judge(list(dict.fromkeys([STOCK, *stock, *ours])))
+    other = [name for name in found.best(stock=False) if ours and is_general(name) != is_general(ours[0])][:1]
+    scores = judge(list(dict.fromkeys([STOCK, *stock, *ours, *other])))
     judged: list[RunComparison] = []
     for name, reference in ((*ours, stock[0]), (stock[0], STOCK)) if ours else ((stock[0], STOCK),):
         if name == reference:
@@ -135,8 +153,14 @@ def decide(found: Found, seeds: int, judge: Evaluate, confirm: Evaluate | None) 
             one = _judged(name, reference, scores, seeds, (real[name], real[reference]))
         judged.append(one)
         if one.is_better:
-            return Advice(name, tuple(judged), found)
+            beside = [_judged(rival, name, scores, seeds) for rival in other if [name] == ours]
+            return Advice(name, tuple(judged), found, *beside)
     return Advice(STOCK, tuple(judged), found)
+
+
+def is_general(name: str) -> bool:
+    """Whether this run is of the policy for all kinds of targets."""
+    return parse_policy(RunName.parse(name).policy)[0] == GENERAL
 
 
 def _judged(

@@ -8,19 +8,18 @@ from rich.console import Console
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.progress_bar import progress
+from sloserve.scheduler.registry import main_policies, make_policy, parse_policy
 from sloserve.sim.admissions import parse_admission
-from sloserve.sim.advice_text import headline, judged_lines, settings_yaml, tried_lines, vllm_flags
+from sloserve.sim.advice_text import headline, judged_lines, settings_yaml, tie_lines, tried_lines, vllm_flags
 from sloserve.sim.advise import Advice, Space, decide, search
 from sloserve.sim.experiment import MODEL, VLLM, Experiment, Point, measured_points
-from sloserve.sim.run_name import STOCK
+from sloserve.sim.run_name import STOCK, RunName
 from sloserve.sim.tuning import Axes, Evaluate, Score, evaluator
 
 MIN_SEEDS = 3
 """Fewer say nothing of the spread."""
-POLICIES = ("edf", "sjf", "andes", "econo")
-LIMITED = ("fcfs:step_budget=true", *(f"{name}:step_budget=true" for name in POLICIES))
-"""These set the size of each step themselves, and so run at the engine's own limit alone."""
-AXES: Axes = {"max_num_batched_tokens": (256, 512, 1024, 2048, 4096), "max_num_seqs": (32, 64, 128, 256)}
+BUDGET = ":step_budget=true"
+AXES: Axes = {"max_num_batched_tokens": (512, 1024, 2048, 4096), "max_num_seqs": (64, 128, 256)}
 ADMISSIONS = ("cap:max_waiting=16", "cap:max_waiting=64", "predict:min_chance=0.1", "predict:min_chance=0.5")
 STOCK_CAPS = ("vllm:max_num_queued_tokens=16000", "vllm:max_num_queued_tokens=64000")
 
@@ -46,10 +45,9 @@ def space_for(
         raise ConfigError(f"--budget: {budget} runs are too few; stock and one policy take {2 * points}")
     if len(experiment.seeds) < MIN_SEEDS:
         raise ConfigError(f"--seeds: {len(experiment.seeds)} is below {MIN_SEEDS}, with which nothing can be judged")
-    given = tuple(name for name in policies or () if name != STOCK)
-    sized = given if policies is not None else POLICIES
+    given = candidates() if policies is None else tuple(name for name in policies if name != STOCK)
     caps = (*ADMISSIONS, *STOCK_CAPS) if admissions is None else tuple(name for name in admissions if name != "none")
-    replace(experiment, policies=(STOCK, *(given or (*POLICIES, *LIMITED))))  # fails for an unknown one
+    replace(experiment, policies=(STOCK, *given))  # fails for an unknown one
     for cap in caps:
         parse_admission(cap)
     if axes is None:
@@ -58,13 +56,28 @@ def space_for(
         most = {"max_num_batched_tokens": grid.max_step_tokens, "max_num_seqs": grid.max_decode_seqs}
         axes = {flag: tuple(x for x in values if x <= most[flag]) or values[:1] for flag, values in AXES.items()}
     return Space(
-        policies=given or (*POLICIES, *LIMITED),
-        sized=tuple(name for name in sized if "step_budget=true" not in name.split(":")),
+        policies=given,
+        sized=tuple(name for name in given if not _sets_step_size(name)),
         axes=axes,
         admissions=tuple(cap for cap in caps if not cap.startswith("vllm:")),
         stock_caps=tuple(cap for cap in caps if cap.startswith("vllm:")),
         most_names=budget // points,
     )
+
+
+def candidates() -> tuple[str, ...]:
+    """What is tried beside stock: the main policies, the general one first, as they are and with the step budget."""
+    found = []
+    for name in main_policies():
+        # One that reads nothing is stock's order.
+        found += [name] if make_policy(name).reads else []
+        found += [] if _sets_step_size(name) else [name + BUDGET]
+    return tuple(found)
+
+
+def _sets_step_size(name: str) -> bool:
+    """Whether the policy sets the size of each step itself, and so runs at the engine's own limit alone."""
+    return bool(make_policy(*parse_policy(RunName.parse(name).policy)).settings.step_budget)
 
 
 def advise(
@@ -91,6 +104,7 @@ def advise(
     advice = decide(found, len(experiment.seeds), judge, check)
     for judged in advice.judged:
         _say(console, judged_lines(judged))
+    _say(console, tie_lines(advice))
     slos = experiment.slos or experiment.workload.slos
     subject = f"{experiment.workload.name} on {experiment.profile.name}"
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ import pytest
 
 from sloserve.scheduler.describe import describe_policy
 from sloserve.scheduler.policy import Policy
-from sloserve.scheduler.registry import policy_class, policy_names
+from sloserve.scheduler.registry import main_policies, policy_class, policy_names
 from sloserve.settings import PluginSettings
 from sloserve.wire import headers
 from sloserve.wire.body import NESTED
@@ -30,13 +30,12 @@ from tests.docs.pages import (
 
 MOST_NOT_RUN = 10
 MOST_README_LINES = 150
-TO_CHOOSE_FROM = ("auto", "fcfs", "priority", "edf", "sjf", "sa", "andes", "econo", "qlm")
-"""The policies that a deployment chooses from, each with a page; the others reproduce what was published."""
-
 POLICY_PAGES = ROOT / "docs" / "policies"
 PUBLISHED = POLICY_PAGES / "published.md"
 OURS = [name for name in policy_names() if policy_class(name).__module__.startswith("sloserve.")]
 """Without what third parties have installed."""
+TO_CHOOSE_FROM = [name for name in main_policies() if name in OURS]
+"""The policies that a deployment chooses from, each with a page; the others reproduce what was published."""
 
 _GENERATED = re.compile(r"<!-- (options|columns): (\S+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 _BENCHMARK = re.compile(r"\b(benchmarks(?:\.[a-z]\w*)+)\b(?!\.NAME)")
@@ -116,7 +115,8 @@ def test_every_policy_has_its_page() -> None:
     documented = {name for page in pages.values() for _, name, _ in _GENERATED.findall(page.read_text())}
     assert documented == set(OURS)
     readme = (ROOT / "README.md").read_text()
-    assert re.findall(r"^\| \[`([\w-]+)`\]\(docs/policies/\1\.md\)", readme, re.MULTILINE) == list(TO_CHOOSE_FROM)
+    in_readme = re.findall(r"^\| \[`([\w-]+)`\]\(docs/policies/\1\.md\)", readme, re.MULTILINE)
+    assert in_readme[0] == TO_CHOOSE_FROM[0] and sorted(in_readme) == sorted(TO_CHOOSE_FROM)
 
 
 @pytest.mark.parametrize("page", sorted(POLICY_PAGES.glob("*.md")), ids=lambda page: page.stem)

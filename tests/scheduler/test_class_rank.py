@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from sloserve.lso.ordering import by_class, first_places
 from sloserve.scheduler.policy import Snapshot
-from sloserve.scheduler.registry import make_policy, policy_names
+from sloserve.scheduler.registry import main_policies, make_policy, policy_names
 
 Make = Callable[..., Snapshot]
 NOW_S = 1000.0
 
-FIRST_BY_CLASS = ("andes", "auto", "econo", "edf", "priority", "qlm", "sa", "sjf")
+FIRST_BY_CLASS = [name for name in main_policies() if name != "fcfs"]
 AS_PUBLISHED = {"econo-paper", "fastserve", "fcfs", "multires", "orca", "rr", "sarathi", "srtf", "sync-coupled"}
 """vLLM's own order, and baselines in the form of their papers."""
 VARIANTS = {"andes-parts", "econo-parts", "sa-batches"}

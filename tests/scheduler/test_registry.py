@@ -12,7 +12,7 @@ from sloserve.scheduler import registry
 from sloserve.scheduler.chaos import Chaos
 from sloserve.scheduler.edf import EDF
 from sloserve.scheduler.fcfs import FCFS
-from sloserve.scheduler.registry import make_policy, parse_policy, policy_class, policy_names
+from sloserve.scheduler.registry import main_policies, make_policy, parse_policy, policy_class, policy_names
 from sloserve.scheduler.sjf import SJF
 
 
@@ -34,6 +34,7 @@ def test_policies_that_reproduce_papers_are_listed_apart() -> None:
     served, apart = policy_names(for_experiments=False), policy_names(for_experiments=True)
     assert {"andes", "econo", "edf", "sa"} <= set(served) and not set(served) & set(apart)
     assert tuple(sorted((*served, *apart))) == policy_names()
+    assert main_policies()[0] == "auto" and sorted(main_policies()) == list(served)
     for variant, of in (("andes-parts", "andes"), ("econo-parts", "econo"), ("sa-batches", "sa")):
         assert variant in apart and issubclass(policy_class(variant), policy_class(of))
 

@@ -15,6 +15,7 @@ from sloserve.config import read_sources, settle
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.report.statistics import mean_interval
+from sloserve.scheduler.registry import main_policies
 from sloserve.sim.advice_text import headline, judged_lines, settings_yaml, vllm_flags
 from sloserve.sim.advise import Advice, Found, RunComparison, Space, decide, search
 from sloserve.sim.advising import advise, space_for
@@ -117,6 +118,48 @@ def test_loads_of_a_seed_are_one_observation() -> None:
     (judged,) = decide(found, 3, lambda names: {name: scores[name] for name in names}, None).judged
     assert (judged.difference.n, judged.difference.value) == (3, pytest.approx(0.2))
     assert judged.difference.low == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("rival", "ties"), [((0.7, 0.9, 0.8), True), ((0.6, 0.61, 0.62), False)])
+@pytest.mark.parametrize("first", ["auto", "edf"])
+def test_a_tie_of_the_general_policy_and_a_simpler_one_is_said_with_what_speaks_for_each(
+    first: str, rival: tuple[float, ...], ties: bool
+) -> None:
+    """Only the best run of each is judged: not auto's second, nor sjf."""
+    other = {"auto": "edf", "edf": "auto"}[first]
+    scores = {"stock": score(0.5, 0.5, 0.5), first: score(0.8, 0.81, 0.82), other: score(*rival)}
+    found = found_with(**{first: score(0.9, 0.9), f"{first}@max_num_seqs=64": score(0.8, 0.8), other: score(0.7, 0.7)})
+    found.tried["sjf"] = score(0.6, 0.6)
+    asked: list[str] = []
+
+    def judge(names: Sequence[str]) -> Mapping[str, Score]:
+        asked.extend(names)
+        return {name: scores[name] for name in names}
+
+    advice = decide(found, 3, judge, None)
+    assert (advice.name, asked) == (first, ["stock", first, other])
+    assert (advice.tie is not None) == ties
+    text = settings_yaml(advice, DEFAULT_CLASSES, SETTINGS, "a trace on an engine")
+    said = "edf has fewer parts to understand; auto holds where the mix of requests changes"
+    assert (said in text) == ties == (f"a tie: {other}: 80.0% in time, {first}: 81.0%" in text)
+
+
+def test_stock_is_advised_without_a_word_on_ties() -> None:
+    scores = {name: score(0.5, 0.5, 0.5) for name in ("stock", "auto", "edf")}
+    found = found_with(auto=score(0.9, 0.9), edf=score(0.8, 0.8))
+    advice = decide(found, 3, lambda names: {name: scores[name] for name in names}, None)
+    assert (advice.name, advice.beside) == ("stock", None)
+
+
+def test_what_is_tried_are_the_policies_of_the_registry_with_the_general_one_first() -> None:
+    experiment = build_experiment(SimulateOptions(workload="voice", rps="1", seeds=3, policy="stock"))
+    space = space_for(experiment, 300)
+    assert space.policies[0] == "auto"
+    named = {name.partition(":")[0] for name in space.policies}
+    assert named == set(main_policies())
+    assert "fcfs" not in space.policies  # stock's order
+    limited = {f"{name}:step_budget=true" for name in (*space.sized, "fcfs")}
+    assert {*space.sized, *limited, "auto"} == set(space.policies)
 
 
 def advice_of(name: str) -> Advice:

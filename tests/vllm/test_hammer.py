@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from benchmarks.servers import ONE_THREAD, plain_vllm_command, served
+from sloserve.scheduler.registry import main_policies
 from tests.ports import free_port
 from tests.vllm.hammer import Reply, Sent, difference, requests, send_all
 from tests.vllm.server import ADMIN_KEY, MODEL, Server, samples
@@ -22,7 +23,7 @@ from tests.vllm.server import ADMIN_KEY, MODEL, Server, samples
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 SCARCE = ["--block-size", "32", "--num-gpu-blocks-override", "41", "--max-num-seqs", "12", "--max-model-len", "1024"]
-POLICIES = ("auto", "edf", "andes", "econo", "qlm", "sjf", "sa", "fcfs", "priority")
+POLICIES = main_policies()
 REQUESTS, AT_ONCE = 600, 40
 STOCK_AT_ONCE = 8
 """So few that stock computes every prompt whole: its CPU engine dies of a seeded prompt that it computes in parts."""

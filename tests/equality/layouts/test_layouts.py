@@ -6,6 +6,7 @@ mode and model; ``make test`` three models under two policies.
 
 import pytest
 
+from sloserve.scheduler.registry import main_policies
 from tests.equality.engine import ENGINE_WARNINGS, MAX_MODEL_LEN
 from tests.equality.layouts.bench import MODES, SUBJECT, WHOLE, Case, differences
 from tests.equality.subjects import Subject
@@ -21,7 +22,7 @@ CASES = (
     if WHOLE
     else [Case(model) for model in ("gemma3", "llama4", "granite4")]
 )
-NAMES = ("fcfs", "edf", "auto", "andes", "econo", "qlm", "sa", "chaos-all", "chaos-nearly-all")
+NAMES = (*main_policies(), "chaos-all", "chaos-nearly-all")
 CHOSEN = [SUBJECT[name] for name in (NAMES if WHOLE else ("auto", "chaos-all"))]
 cases = pytest.mark.parametrize("bench", CASES, indirect=True, ids=str)
 

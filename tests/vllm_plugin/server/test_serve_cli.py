@@ -16,6 +16,7 @@ from sloserve import cli
 from sloserve.cli import root
 from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
+from sloserve.scheduler.registry import policy_names
 from sloserve.settings import ADMIN_KEY
 from sloserve.vllm_plugin.server import serve
 from tests.ports import free_port
@@ -45,9 +46,8 @@ def test_policies_are_listed_with_what_they_do(
     assert run_main(monkeypatch, "policies") == 0
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("For experiments, to reproduce papers:")
-    assert [line.split()[0] for line in lines[: at - 1]] == "andes auto econo edf fcfs priority qlm sa sjf".split()
-    names = "andes-parts econo-paper econo-parts fastserve multires orca rr sa-batches sarathi srtf sync-coupled"
-    assert [line.split()[0] for line in lines[at + 2 :]] == names.split()
+    for listed, apart in ((lines[: at - 1], False), (lines[at + 2 :], True)):
+        assert tuple(line.split()[0] for line in listed) == policy_names(for_experiments=apart)
     assert all(len(line.split()) > 3 and "cannot be loaded" not in line for line in lines if line)
 
 
