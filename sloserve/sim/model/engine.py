@@ -23,6 +23,7 @@ from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
+from sloserve.scheduler.policy import Policy
 from sloserve.settings import plugin_settings
 from sloserve.sim.model.model_requests import FREE, RUNNING
 from sloserve.sim.model.planned import PlannedScheduler
@@ -52,7 +53,8 @@ class ModelEngine(EventLoop):
     """One engine. ``additional_config`` is vLLM's, with our section in it; ``None`` runs stock's rules.
 
     admission: of the front end before it; ``None`` takes in, and predicts, nothing. planning_costs: what planning
-    takes of the engine's time. noise: of step times; ``None`` for none.
+    takes of the engine's time. noise: of step times; ``None`` for none. policy: an object in place of the one that our
+    section names, for experiments.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class ModelEngine(EventLoop):
         *,
         planning_costs: PlanningCosts = NO_PLANNING_COST,
         noise: StepNoise | None = None,
+        policy: Policy | None = None,
     ) -> None:
         plugin = None if additional_config is None else plugin_settings(additional_config)
         lengths = None if plugin is None else plugin.make_lengths()
@@ -71,7 +74,7 @@ class ModelEngine(EventLoop):
         self.scheduler = ModelScheduler(settings)
         self._planned: PlannedScheduler | None = None
         if plugin is not None:
-            self.scheduler = self._planned = PlannedScheduler(settings, plugin, self._clock, planning_costs)
+            self.scheduler = self._planned = PlannedScheduler(settings, plugin, self._clock, planning_costs, policy)
             self._swap_worker = VirtualSwapWorker.of(settings, profile)
             if self._swap_worker is not None:
                 self._planned.swap_with(settings.swap_space_gib, profile.kv_bytes_per_token * settings.block_size)

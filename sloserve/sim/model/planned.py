@@ -22,6 +22,7 @@ from sloserve.engine.swap_store import SwapStore
 from sloserve.estimator.planning_cost import PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.scheduler.policy import Policy
 from sloserve.scheduler.registry import make_policy, policy_text
 from sloserve.settings import PluginSettings
 from sloserve.sim.model.model_port import ModelPort
@@ -41,8 +42,14 @@ class PlannedScheduler(ModelScheduler):
     """
 
     def __init__(
-        self, settings: EngineSettings, plugin: PluginSettings, clock: Clock, planning_costs: PlanningCosts
+        self,
+        settings: EngineSettings,
+        plugin: PluginSettings,
+        clock: Clock,
+        planning_costs: PlanningCosts,
+        policy: Policy | None = None,
     ) -> None:
+        """policy: in place of the one that the settings name."""
         super().__init__(settings)
         self._clock = clock
         self._swapping = plugin.swapping
@@ -52,7 +59,7 @@ class PlannedScheduler(ModelScheduler):
         self.slo_paused: Sequence[ModelRequest] = ()
         self.slo_planning_s = 0.0
         self.plan_costs_s: list[float] = []
-        policy = make_policy(plugin.policy, plugin.policy_options, seed=plugin.seed)
+        policy = policy or make_policy(plugin.policy, plugin.policy_options, seed=plugin.seed)
         self.planner: Planner | None = None
         if policy.reads:
             self.planner = Planner(
