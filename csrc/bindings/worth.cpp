@@ -124,7 +124,8 @@ void bind_worth(nb::module_& m) {
         const double* e = engine.data();
         std::vector<double> gain(n), cost(n);
         const double wait_s = worth(columns, requests, runs.checked(), layout,
-                                    {e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7], e[8], e[9], e[10], e[11], e[12]},
+                                    {e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7], e[8], e[9], e[10], e[11], e[12],
+                                     e[13], e[14]},
                                     gain.data(), cost.data());
         return std::tuple(to_numpy(std::move(gain)), to_numpy(std::move(cost)), wait_s);
       },

@@ -12,9 +12,9 @@ from sloserve.kernels.survival import Chances, chances, mean_left
 from sloserve.kernels.worth import worth
 
 AHEAD = np.array([0, 4, 10, 30, 100, 400, 2000])
-STEP_S, FULL_S, PROMPT_TOKEN_S, TOKEN_S, KV_TOKENS, SEATS, SHARE, TTFT_S, TDS, *_ = FACTS = (
+STEP_S, FULL_S, PROMPT_TOKEN_S, TOKEN_S, KV_TOKENS, SEATS, SHARE, LATE_SHARE, LATE_AT, TTFT_S, TDS, *_ = FACTS = (
     *(0.02, 0.1, 5e-5, 1e-4),
-    *(50_000.0, 64.0, 0.2, 1.0, 4.8),
+    *(50_000.0, 64.0, 0.2, 5.0, 0.25, 1.0, 4.8),
     *(0.5, 0.1, 600.0, 2.0),
 )
 NODES, WEIGHTS = np.polynomial.laguerre.laggauss(3)
@@ -126,7 +126,9 @@ def test_gain_and_cost_are_those_of_the_rules(queue: tuple[np.ndarray, np.ndarra
         if not np.isnan(requests[1:4, i]).all() and slack[i] >= -FULL_S:
             good[i] = known(requests[:, i], runs[i], 0.0)[0]
     free = np.isnan(requests[1:4]).all(axis=0)
-    assert wait_s == pytest.approx(max(SHARE * float((cost * np.where(free, 1.0, good))[:queued].sum()), FULL_S))
+    late = float(((good == 0.0) & ~free).sum()) / max(int((~free).sum()), 8)
+    share = SHARE * (LATE_SHARE / SHARE) ** min(late / LATE_AT, 1.0)
+    assert wait_s == pytest.approx(max(share * float((cost * np.where(free, 1.0, good))[:queued].sum()), FULL_S))
     for i in range(n):
         now = known(requests[:, i], runs[i], 0.0)
         then = WEIGHTS @ [known(requests[:, i], runs[i], again_s[i] + wait_s * node) for node in NODES]
@@ -177,7 +179,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
         (longer, "columns of several lengths: 2 and 1"),
         ((*fits[:4], 2, *fits[5:]), "queued: 2 is not within 0 to 1"),
         ((*fits[:5], np.zeros(2), *fits[6:]), "left: 2 elements for 1 requests"),
-        ((*fits[:10], real), "engine: 1 elements for 13 facts"),
+        ((*fits[:10], real), "engine: 1 elements for 15 facts"),
     ):
         with pytest.raises(ValueError, match=why):
             worth(*wrong)

@@ -40,16 +40,20 @@ struct WorthRequests {
 };
 
 // step_s .. token_s: how fast the engine is, see the Python side. kv_blocks: that its cache holds. seats: requests that may
-// run. wait_share: of the cost of what waits, after which a request that is not served now is. reader_ttft_s, reader_tds:
-// of a reader that states only the other. experience .. price_power: chosen, sloserve/scheduler/auto/constants.py.
+// run. wait_share: of the cost of what waits, after which a request that is not served now is; late_wait_share: the same where
+// late_at of the promised requests, or more, have no chance any more. reader_ttft_s, reader_tds: of a reader that states only
+// the other. experience .. price_power: chosen, sloserve/scheduler/auto/constants.py.
 struct WorthEngine {
-  double step_s, full_s, prompt_token_s, token_s, kv_blocks, seats, wait_share, reader_ttft_s, reader_tds;
-  double experience, stretch, unhurried_s, price_power;
+  double step_s, full_s, prompt_token_s, token_s, kv_blocks, seats, wait_share, late_wait_share, late_at;
+  double reader_ttft_s, reader_tds, experience, stretch, unhurried_s, price_power;
 };
 
 // Gauss and Laguerre's rule of three nodes: the mean of f(T), T exponential with mean w, is the sum of weight * f(node * w).
 inline constexpr std::array<double, 3> kWorthNodes = {0.41577455678348, 2.29428036027904, 6.28994508293748};
 inline constexpr std::array<double, 3> kWorthNodeWeights = {0.711093009929173, 0.278517733569241, 0.0103892565015861};
+
+// Fewer promised requests than these say little about how many are late: they count as so many.
+inline constexpr std::size_t kFewPromised = 8;
 
 namespace detail {
 
@@ -113,6 +117,7 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
 
   std::vector<detail::WorthOf> all(n);
   double waits = 0.0;
+  std::size_t num_promised = 0, num_late = 0;
   for (std::size_t i = 0; i < n; ++i) {
     auto& one = all[i];
     const std::size_t slot = of.slots[i];
@@ -138,9 +143,14 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
     const bool promised = reads || timed;
     const double chance = timed ? detail::ends_within(one.due_s / engine.step_s, one.most_left, runs, i) : 1.0;
     one.good = promised && one.slack_s >= -engine.full_s ? chance : 0.0;
+    num_promised += promised;
+    num_late += promised && one.good <= 0.0;
     if (i < of.queued) waits += cost[i] * (promised ? one.good : 1.0);
   }
-  const double wait_s = std::max(waits * engine.wait_share, engine.full_s);
+  const double late = static_cast<double>(num_late) / static_cast<double>(std::max(num_promised, kFewPromised));
+  const double depth = std::min(late / engine.late_at, 1.0);
+  const double share = engine.wait_share * std::pow(engine.late_wait_share / engine.wait_share, depth);
+  const double wait_s = std::max(waits * share, engine.full_s);
 
   for (std::size_t i = 0; i < n; ++i) {
     const auto& one = all[i];

@@ -10,8 +10,10 @@
 
 **Gain.** A request that is not served now is served after a delay T, exponentially distributed. Its worth now less its
 expected worth then, times the weight of its class, is its gain. The mean of T follows from the queue: a share of the
-cost of all that wait and have a chance. A running request that gives way is besides later by what its KV takes to come
-back.
+cost of all that wait and have a chance. The share grows with how many of the requests with targets have none any more:
+where nearly all can be served in time, who is not next is soon, and the least slack decides; where the queue does not
+drain, who is not next may never be, and the least cost does. A running request that gives way is besides later by what
+its KV takes to come back.
 
 **Cost**, in engine seconds. A step's time, the KV cache and the seats (``max_num_seqs``) are machines that all requests
 share. Each request occupies each of them for so many seconds, as if it had the machine for itself: its prompt at the
@@ -84,7 +86,8 @@ def worth_of(
     chosen = constants.CONSTANTS
     facts = (
         *(pace.step_s, pace.full_s, pace.prompt_token_s, pace.token_s),
-        *(engine.total_blocks, engine.max_num_seqs, chosen.wait_share),
+        *(engine.total_blocks, engine.max_num_seqs),
+        *(chosen.wait_share, chosen.late_wait_share, chosen.late_at),
         *(DEFAULT_TTFT_S, DEFAULT_TDS),
         *(chosen.experience, chosen.stretch, chosen.unhurried_s, chosen.price_power),
     )
