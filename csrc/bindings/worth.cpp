@@ -1,9 +1,11 @@
 // What a request is worth that runs or waits.
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -121,12 +123,11 @@ void bind_worth(nb::module_& m) {
                                    stated[5].data(), counts[0].data(), counts[1].data(), counts[2].data(), counts[3].data()};
         const WorthRequests requests{{runs.slots.data(), n}, queued,           left.data(),      prefill.data(),
                                      again_s.data(),         weights.data(), weights.shape(0), now_s};
-        const double* e = engine.data();
+        WorthEngine facts;
+        static_assert(std::is_trivially_copyable_v<WorthEngine>);
+        std::memcpy(&facts, engine.data(), sizeof facts);
         std::vector<double> gain(n), cost(n);
-        const double wait_s = worth(columns, requests, runs.checked(), layout,
-                                    {e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7], e[8], e[9], e[10], e[11], e[12],
-                                     e[13], e[14]},
-                                    gain.data(), cost.data());
+        const double wait_s = worth(columns, requests, runs.checked(), layout, facts, gain.data(), cost.data());
         return std::tuple(to_numpy(std::move(gain)), to_numpy(std::move(cost)), wait_s);
       },
       "runs"_a, "layout"_a, "stated"_a.noconvert(), "counts"_a.noconvert(), "queued"_a, "left"_a.noconvert(), "prefill"_a.noconvert(),

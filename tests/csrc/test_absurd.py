@@ -163,7 +163,7 @@ def lengths(draw: Draw) -> None:
 def gain_and_cost(draw: Draw) -> None:
     chances, _ = draw.chances()
     counted = tuple(draw.ints(draw.capacity) for _ in range(4))
-    queued, engine = draw.int(0, draw.n), draw.floats(13, 0.01)
+    queued, engine = draw.int(0, draw.n), draw.floats(15, 0.01)
     again_s, weights = draw.floats(max(draw.n - queued, 0)), draw.floats(3)
     of = (draw.stated(), counted, queued, draw.floats(draw.n, 1.0), draw.ints(draw.n), again_s, weights)
     gain, cost, _ = worth(chances, draw.layout(), *of, draw.float(), engine)

@@ -62,7 +62,7 @@ def test_auto_serves_what_can_meet_no_target_within_the_bound(swap_space_gib: fl
     ]
     requests += [
         WorkloadRequest(f"new{i}", float(at_s), 8 + 7 * i % 50, 4 + i % 8, DEFAULT_CLASSES.slo("interactive", reader))
-        for i, at_s in enumerate(np.arange(0.0, 1.6, 0.02))
+        for i, at_s in enumerate(np.arange(0.0, 3.2, 0.02))
     ]
     requests.sort(key=lambda one: one.arrival_s)
     size = EngineSettings(
@@ -76,7 +76,7 @@ def test_auto_serves_what_can_meet_no_target_within_the_bound(swap_space_gib: fl
     }
     log = ModelEngine(size, load_profile("h100-llama3-8b"), {"sloserve": section}).run(requests)
 
-    assert log.counters["evictions"] > 10
+    assert log.counters["evictions"] > 5
     # Each that aged before it is served to its end, and a turn comes after four admissions of short ones.
     short_s, long_s = STEP_S * (58 // 16 + 12), STEP_S * (100 // 16 + 60)
     for older in range(3):
