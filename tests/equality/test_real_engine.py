@@ -93,7 +93,8 @@ class _Outputs:
         seen = {state for states in served.aborted.values() for state in states.split(",")}
         wanted = {"new", "waiting", "prefilling", "decoding"}
         wanted -= set() if subject.waits else {"waiting"}
-        wanted |= {"paused"} if subject.pauses else set()
+        # A plan that is used again pauses few requests in few steps; which ones, differs between versions of vLLM.
+        wanted |= {"paused"} if subject.pauses and subject.plan_every == 1 else set()
         wanted |= {"preempted"} if subject.name in ("chaos-preempt", "chaos-all") else set()
         assert wanted <= seen
 

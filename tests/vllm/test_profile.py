@@ -1,17 +1,19 @@
-"""``sloserve profile`` on the real engine of the tiny model: a profile that loads, of the steps that were asked for."""
+"""``sloserve profile`` on real engines of tiny models: a profile that loads, of the steps that were asked for."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.equality.engine import ENGINE_WARNINGS
+from tests.equality.layouts.bench import WHOLE
+from tests.equality.layouts.models import ModelFolders
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 
 
-def test_profile_of_the_tiny_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """The engine in this process, on one thread, as the command sets it in the environment: too late here."""
     import torch
 
     for name, value in {
@@ -23,12 +25,14 @@ def test_profile_of_the_tiny_model(
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }.items():
         monkeypatch.setenv(name, value)
-    # One thread, as the command sets in the environment, too late here. vLLM replaces the function: put back after.
+    # vLLM replaces the function: put back after.
     threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "set_num_threads", set_threads := torch.set_num_threads)
     request.addfinalizer(lambda: set_threads(threads))
     set_threads(1)
 
+
+def test_profile_of_the_tiny_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from sloserve.cli import app
     from sloserve.estimator.step_time.measurements import Measurements
     from sloserve.estimator.step_time.profile import load_profile
@@ -54,3 +58,23 @@ def test_profile_of_the_tiny_model(
     assert all(0.0 < s.duration_s < 5.0 for s in steps)
     predicted = profile.step_s(loads[0])
     assert 0.0 < predicted < 5.0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not WHOLE, reason="a minute, most of it compiling kernels: make layouts")
+def test_profile_of_a_hybrid(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Attention beside Mamba states, whose block is longer than most chunks of the grid."""
+    from sloserve.cli import app
+    from sloserve.estimator.step_time.measurements import Measurements
+    from sloserve.estimator.step_time.profile import load_profile
+
+    model, out = ModelFolders(tmp_path).of("granite4"), tmp_path / "hybrid.yaml"
+    flags = ["--max-num-seqs", "8", "--max-model-len", "1024", "--grid", "small", "--repetitions", "1"]
+    app(["profile", model, *flags, "--out", str(out)], standalone_mode=False)
+    assert "held-out steps" in capfd.readouterr().out
+
+    profile, loads = load_profile(out), [s.load for s in Measurements.read(out.with_suffix(".jsonl")).steps()]
+    assert profile.max_num_seqs == 8
+    assert 0.0 < profile.step_s(loads[0]) < 5.0
+    assert {x.prefill_tokens for x in loads if not x.decode_seqs and x.num_prefills == 1} >= {8, 32, 128, 256, 512}
+    assert any(x.decode_seqs and x.prefill_tokens == 64 for x in loads), "mixed"
