@@ -18,6 +18,7 @@ from tests.equality.subjects import SUBJECTS
 from tests.equality.test_real_engine import Bench, check_equal
 from tests.equality.workloads import Job
 from tests.forked import run_forked
+from tests.older_vllm import not_with_0_30
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 
@@ -83,6 +84,7 @@ def serve_with_drafts() -> None:
 
 
 @pytest.mark.slow
+@not_with_0_30("its CPU build cannot compile the kernels of drafts")
 def test_with_drafts() -> None:
     """In a process of its own: it loads numba, after which vLLM starts no second engine in the same one."""
     run_forked(serve_with_drafts)

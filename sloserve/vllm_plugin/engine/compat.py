@@ -333,6 +333,20 @@ def fetching(scheduler: Any) -> list[Request]:
     return [r for r in _beside_waiting(scheduler) if is_loading(scheduler, r) or has_loaded(scheduler, r)]
 
 
+def put_kv_holders_first(scheduler: Any) -> None:
+    """Puts requests that hold KV blocks first among those that vLLM 0.30 keeps beside its waiting queue.
+
+    Later versions admit them first. There one that was preempted with output in flight stands among them without KV:
+    in front of requests whose loaded KV leaves it no room it would keep them all waiting for ever.
+    """
+    queue: Any = getattr(scheduler, "skipped_waiting", None)
+    if queue is None or len(queue) < 2:
+        return
+    holders = [request for request in queue if blocks_held(scheduler, request)]
+    if holders and holders != list(queue)[: len(holders)]:
+        scheduler.skipped_waiting = type(queue)(holders + [r for r in queue if r not in holders])
+
+
 def take_back(scheduler: Any, request: Request) -> list[Any]:
     """Makes a waiting request that loads KV, or has loaded it, wait as if it had just been preempted, in front.
 

@@ -369,6 +369,8 @@ class SLOScheduler(Scheduler):
             if self._planner is not None:  # still: it is booked like any preemption
                 paused = self._planning([], self._planner.apply_plan, step, limits, monotonic_s)
         swapping = self._swapping
+        if self.connector is not None:
+            self._booking(None, compat.put_kv_holders_first, self)
         if self._others_load:
             self._booking(None, let_in_loaded, self, () if swapping is None else swapping.loads, limits)
         if swapping is not None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from sloserve.core.clock import ManualClock
-from sloserve.vllm_plugin.versions import installed_vllm
 from tests.equality.engine import EngineConfig, started
 from tests.equality.harness import Served, serve
 from tests.equality.layouts.models import MODELS, ModelFolders
 from tests.equality.subjects import SUBJECTS
 from tests.equality.test_real_engine import Bench
 from tests.equality.workloads import WORKLOADS
+from tests.older_vllm import needs_float32_mamba
 
 WHOLE = os.environ.get("SLOSERVE_LAYOUTS") == "whole"
 """Whether all of these tests run, as ``make layouts`` has it; else a part does, for ``make test``."""
@@ -28,9 +28,6 @@ SCARCE = (3.0, 2.5, 2.0, 1.75, 1.5, 4.0, 5.0)
 """KV blocks that there are, in multiples of what the longest request holds at most: the first with which stock preempts
 more than once."""
 FEWEST_BLOCKS = 3
-
-NO_FLOAT32_MAMBA = ("0.30.", "0.31.")
-"""Versions of vLLM in which no Mamba layer gives replies that are compared token by token."""
 
 MODES = [EngineConfig(two_deep, cache) for two_deep in (True, False) for cache in (True, False)]
 
@@ -53,8 +50,8 @@ def bench_of(
     """An engine of ``case`` whose KV cache holds a few requests of ``workload``."""
     from vllm.model_executor.models import registry
 
-    if "block_size" in MODELS[case.model].engine and str(installed_vllm()).startswith(NO_FLOAT32_MAMBA):
-        pytest.skip("vLLM's CPU kernels for Mamba took no float32 before 0.32")
+    if "block_size" in MODELS[case.model].engine:
+        needs_float32_mamba()
     arguments = {
         "model": folders.of(case.model),
         "num_gpu_blocks_override": ENOUGH_BLOCKS,

@@ -17,6 +17,7 @@ from tests.equality.layouts.bench import MODES, SUBJECT, WHOLE, Case, bench_of, 
 from tests.equality.layouts.models import ModelFolders
 from tests.equality.subjects import Subject
 from tests.equality.test_real_engine import Bench
+from tests.older_vllm import IS_0_30
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 
@@ -88,6 +89,8 @@ def handing(
     request: pytest.FixtureRequest, folders: ModelFolders, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Handing]:
     case, side = request.param
+    if IS_0_30 and side.load_steps and side.read_steps:
+        pytest.skip("with this connector and little KV stock vLLM 0.30 serves nothing any more")
     folder, none = tmp_path_factory.mktemp("kv"), tmp_path_factory.mktemp("none")
     with bench_of(case, folders, none, "greedy") as plain:
         stock = {workload: plain.stock(workload) for workload in ("greedy", "aborts")}

@@ -16,6 +16,7 @@ from sloserve.core.runlog import RunLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.latency import DecodeLine, Hinge
 from sloserve.estimator.step_time.profile import load_profile
+from tests.older_vllm import not_with_0_30
 
 pytestmark = pytest.mark.vllm
 
@@ -90,6 +91,7 @@ def test_first_come_first_served_keeps_the_fourth_waiting() -> None:
     assert log.requests[3].first_token_s > min(float(r.token_times_s[-1]) for r in log.requests[:3])
 
 
+@not_with_0_30("round robin misses its readers by less than 3 % there")
 @pytest.mark.parametrize("interval_steps", [1, 2, 5, 10, 20, 50])
 def test_round_robin_misses_somebody_at_any_interval(interval_steps: int) -> None:
     _, stock = serve(None)

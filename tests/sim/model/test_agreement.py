@@ -14,15 +14,13 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.kernels.kv_layout import STATE_WINDOW, KVGroups
 from sloserve.virtual.engine_settings import EngineSettings, blocks_of_longest
-from sloserve.vllm_plugin.versions import installed_vllm
+from tests.older_vllm import IS_0_31, needs_chunks_at_block_ends, not_with_0_30
 from tests.sim.model.cases import Case, cases, layout_cases, profile_cases
 from tests.sim.model.side_by_side import difference, run_model, run_real
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(
-        str(installed_vllm()).startswith("0.30."), reason="the model follows vLLM 0.31 and later, which admit otherwise"
-    ),
+    not_with_0_30("the model follows vLLM 0.31 and later, which admit otherwise"),
 ]
 
 
@@ -36,13 +34,9 @@ def test_every_step_is_vllms(case: Case) -> None:
         assert real.log is not None and real.log.counters["swap_loads"] > 5
 
 
-BEFORE_ALIGN = str(installed_vllm()).startswith("0.31.")
-"""Chunks of Mamba layers that keep states at block ends (``align``) ended elsewhere before vLLM 0.32."""
-
-
-def _needs_align(case: Case) -> None:
-    if BEFORE_ALIGN and any(group.states for group in case.settings.kv_groups):
-        pytest.skip("the model follows vLLM 0.32, whose chunks end elsewhere")
+def _check_version(case: Case) -> None:
+    if any(group.states for group in case.settings.kv_groups):
+        needs_chunks_at_block_ends()
 
 
 def _marked(case: Case) -> Any:
@@ -53,7 +47,7 @@ def _marked(case: Case) -> Any:
 @pytest.mark.parametrize("case", list(map(_marked, layout_cases())))
 def test_every_step_is_vllms_whatever_layers_keep(case: Case) -> None:
     """Windows, local chunks, Mamba's states in three ways, and mixtures, where KV is scarce."""
-    _needs_align(case)
+    _check_version(case)
     real = run_real(case)
     assert difference(real, run_model(case)) is None
     if case.policy == "chaos":
@@ -64,7 +58,7 @@ def test_every_step_is_vllms_whatever_layers_keep(case: Case) -> None:
 @pytest.mark.parametrize("case", list(profile_cases()), ids=lambda case: f"{case.name}-{case.policy or 'stock'}")
 def test_every_step_is_vllms_with_the_groups_of_a_shipped_profile(case: Case) -> None:
     """Blocks of 528 and 1056 tokens too, which a chunk of a prompt may not reach."""
-    _needs_align(case)
+    _check_version(case)
     real = run_real(case)
     assert difference(real, run_model(case)) is None
     assert any(step.preempted for step in real.steps)
@@ -133,7 +127,7 @@ def test_nothing_small_is_scheduled_differently(case: Case) -> None:
 @given(case=small_cases(layouts=True))
 @settings(max_examples=40)
 def test_nothing_small_is_scheduled_differently_whatever_layers_keep(case: Case) -> None:
-    assume(not (BEFORE_ALIGN and any(group.states for group in case.settings.kv_groups)))
+    assume(not (IS_0_31 and any(group.states for group in case.settings.kv_groups)))
     assert difference(run_real(case), run_model(case)) is None
 
 
