@@ -21,12 +21,12 @@ from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_logs import rotate
 from sloserve.fleet.agent.engine_set import HostParts
 from sloserve.fleet.agent.engine_spec import Launcher, ServedModel
+from sloserve.fleet.agent.host_fence import HostFence
 from sloserve.fleet.agent.instance import Instance, NoDurableWork
 from sloserve.fleet.agent.memory import HostMemory
 from sloserve.fleet.contract.door import DurableWork
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.http import KEEP_ALIVE_S, EmbeddedServer, bounded_http
-from sloserve.fleet.store.members import Members
 from sloserve.fleet.supervised import Faults, supervised
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Agent:
     Raises: ConfigError, when it is entered, for a door that cannot be opened.
 
     Args:
-        members: of the store; ``None`` for none.
+        fence: by which this is the one agent of the host, and gives signs of life; ``None`` without a store.
         durable: pulls requests from the store.
     """
 
@@ -79,11 +79,11 @@ class Agent:
         self,
         settings: AgentSettings,
         launcher: Launcher,
-        members: Members | None = None,
+        fence: HostFence | None = None,
         durable: DurableWork | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._settings, self._launcher, self._members = settings, launcher, members
+        self._settings, self._launcher, self._fence = settings, launcher, fence
         self._durable, self._clock = durable or NoDurableWork(), clock or SystemClock()
         self._run_folder = Path(tempfile.mkdtemp(prefix="slo-", dir=os.environ.get("XDG_RUNTIME_DIR")))  # 0700
         self.door = settings.door or f"{_UNIX}{self._run_folder}/door"
@@ -95,11 +95,6 @@ class Agent:
         self.instances: dict[str, Instance] = {}
         self.plan: Callable[[], tuple[int, int] | None] = lambda: None
         """Term and version of the plan that is followed; to be set by who follows it."""
-
-    @property
-    def id(self) -> str:
-        """Under which it gives signs of life."""
-        return f"agent:{self._settings.host}"
 
     def report(self, *, swaps: bool = True) -> AgentReport:
         """What it says of itself, to the store and at its door. swaps: those that it has measured, too: one for each
@@ -148,7 +143,7 @@ class Agent:
         )
         self._server = EmbeddedServer(config)
         loops = [
-            supervised(f"{self.id} gives no sign of life", self._beat, BEAT_S),
+            supervised(f"the agent of {settings.host} gives no sign of life", self._beat, BEAT_S),
             supervised(f"logs in {self._logs} are not rotated", self._rotate_logs, _LOGS_EVERY_S),
         ]
         self._loops = [asyncio.create_task(loop) for loop in loops]
@@ -166,15 +161,15 @@ class Agent:
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(self._serving, *self._loops, return_exceptions=True)
-        if self._members is not None:
-            with Faults(f"{self.id} cannot say that it ends"):
-                await asyncio.to_thread(self._members.leave, self.id)
+        if self._fence is not None:
+            with Faults(f"the agent of {self._settings.host} cannot say that it ends"):
+                await self._fence.leave()
         shutil.rmtree(self._run_folder, ignore_errors=True)
 
     async def _beat(self) -> None:
         """Gives a sign of life, if there is a store to have it."""
-        if self._members is not None:
-            await asyncio.to_thread(self._members.beat, self.id, to_json(self.report()))
+        if self._fence is not None:
+            await self._fence.beat(to_json(self.report()))
 
     async def _rotate_logs(self) -> None:
         await asyncio.to_thread(self._rotated)

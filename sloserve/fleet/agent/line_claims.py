@@ -102,7 +102,7 @@ class LineClaims:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *args)
 
 
-async def cancelled(tasks: "Iterable[asyncio.Task[None] | None]") -> None:
+async def cancelled(tasks: "Iterable[asyncio.Future[Any] | None]") -> None:
     """Cancels those that there are, and waits for their ends."""
     ended = [task for task in tasks if task is not None]
     for task in ended:

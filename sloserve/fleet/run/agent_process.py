@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import secrets
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -10,6 +10,8 @@ from sloserve.core.clock import SystemClock
 from sloserve.fleet.agent.agent import Agent
 from sloserve.fleet.agent.engine_spec import Launcher
 from sloserve.fleet.agent.following import Following
+from sloserve.fleet.agent.host_fence import HostFence
+from sloserve.fleet.agent.line_claims import cancelled
 from sloserve.fleet.agent.pulling import LEASE_S, Pulling
 from sloserve.fleet.file import Fleet, Host
 from sloserve.fleet.run.live import Place, agent_settings
@@ -36,37 +38,47 @@ async def run_agent(
     """Serves until it is told to stop. Then streams have their time to end, unless it is told again, lines go back into
     the queue, and all engines end.
 
-    lease_s: of claims. Raises: ConfigError for a store that cannot be opened.
+    lease_s: of claims, and of the host. Raises: ConfigError for a store that cannot be opened, and where another agent
+    has the host.
     """
     clock, store = SystemClock(), open_store(place.store)
     allow_open_files(fleet.gateway.max_requests)
     try:
         with ThreadPoolExecutor(_STORE_THREADS, "sloserve-agent-store") as executor:
-            # New in each process: what an agent before this one had claimed is not this one's.
-            holder = f"{host.name}:{secrets.token_hex(8)}"
-            pulling = Pulling(store.requests, holder, clock, executor, lease_s=lease_s)
-            async with Agent(agent_settings(fleet, host, place), launcher, store.members, pulling, clock) as agent:
+            fence = HostFence(host.name, store, place.folder, lease_s)
+            await fence.take()
+            pulling = Pulling(store.requests, fence.holder, clock, executor, lease_s=lease_s)
+            async with Agent(agent_settings(fleet, host, place), launcher, fence, pulling, clock) as agent:
                 doors = list(agent.instances.values())
                 pulling.start(doors)
                 following = Following(fleet, doors, pulling, store, clock, executor)
                 agent.plan = lambda: following.plan
                 looking = asyncio.create_task(following.run())
                 try:
-                    await stopping.wait()
+                    await _either(stopping.wait(), fence.lost.wait())
                 finally:
                     looking.cancel()
                     await asyncio.gather(looking, return_exceptions=True)
                     await following.stop()
-                    await _drained(agent, pulling, stopping)
+                    if fence.lost.is_set():
+                        await pulling.stop(0.0)  # what it serves has gone back already: nothing of it would count
+                    else:
+                        await _drained(agent, pulling, stopping)
     finally:
         store.close()
 
 
+async def _either(*awaited: Awaitable[object]) -> None:
+    """Waits for one of them, and cancels the others."""
+    tasks = [asyncio.ensure_future(one) for one in awaited]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancelled(tasks)
+
+
 async def _drained(agent: Agent, pulling: Pulling, stopping: Stopping) -> None:
     stopping.again()
-    hurried, draining = asyncio.create_task(stopping.wait()), asyncio.create_task(agent.drain())
+    draining = asyncio.create_task(agent.drain())
     await pulling.stop(STOP_S)
-    await asyncio.wait({hurried, draining}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (hurried, draining):
-        task.cancel()
-    await asyncio.gather(hurried, draining, return_exceptions=True)
+    await _either(stopping.wait(), draining)

@@ -15,6 +15,7 @@ from typing import Final
 
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import ConfigError, StoreError
+from sloserve.core.file_lock import OwnLock
 from sloserve.fleet.file import Fleet, Host
 from sloserve.fleet.launcher.plain import kill_group, start
 from sloserve.fleet.planning.planning_task import LEASE_S
@@ -103,6 +104,7 @@ async def run_fleet(
     """
     stopping = Stopping()
     allow_open_files(fleet.gateway.max_requests)
+    lock = OwnLock(place.folder / "fleet.lock", f"the fleet of {fleet.source}")
     store = open_store(place.store)
     run_folder = Path(tempfile.mkdtemp(prefix="slo-"))  # 0700; short, since a socket's path has at most 107 bytes
     try:
@@ -130,6 +132,7 @@ async def run_fleet(
         say("stopped")
     finally:
         store.close()
+        lock.close()
         shutil.rmtree(run_folder, ignore_errors=True)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sloserve.fleet.store.database import Database
 from sloserve.fleet.store.lease import LONGEST_S
-from sloserve.fleet.store.records import Agent, StoredPlan
+from sloserve.fleet.store.records import Agent, HostTaken, StoredPlan
 
 FORGOTTEN_S: Final = 3_600.0
 """A member that gave no sign of life for so long is forgotten by the next planner that leads."""
@@ -24,16 +24,40 @@ class Members:
         with self._database.transaction() as session:
             session.change(_BEAT, id=agent, state=json.dumps(state))
 
+    def take_host(self, agent: str, holder: str, place: str, lease_s: float) -> HostTaken:
+        """Makes the process ``holder`` the agent of a host, where no other is: none has been, its lease is over, or it
+        held the same lock as ``holder`` does now and has died.
+
+        agent: the id under which it gives signs of life. place: names the lock. lease_s: from now on; see
+        :meth:`renew_host`.
+        """
+        with self._database.transaction() as session:
+            before = session.rows("SELECT holder, until_s FROM agent WHERE id = :id", id=agent)
+            values = {"id": agent, "holder": holder, "place": place, "lease_s": lease_s}
+            taken = bool(session.rows(_TAKE_HOST, **values, longest_s=LONGEST_S))
+        last, until_s = before[0] if before else (None, 0.0)
+        return HostTaken(taken, None if last == holder else last, float(until_s))
+
+    def renew_host(self, agent: str, holder: str, state: Mapping[str, Any], lease_s: float) -> bool:
+        """As :meth:`beat`, of the process that is the agent of its host; ``False`` where it is that no more."""
+        with self._database.transaction() as session:
+            values = {"id": agent, "holder": holder, "state": json.dumps(state), "lease_s": lease_s}
+            return session.change(_RENEW_HOST, **values) > 0
+
     def agents(self) -> list[Agent]:
         """All that gave a sign of life lately and did not leave, in order of their ids."""
         with self._database.reading() as session:
             found = session.rows("SELECT id, state, store_now() - beat_s FROM agent ORDER BY id")
         return [Agent(id_, json.loads(state), float(age_s)) for id_, state, age_s in found]
 
-    def leave(self, agent: str) -> None:
-        """An agent goes, and is no longer missed. Its claims lapse unless it has given them back."""
+    def leave(self, member: str, holder: str = "") -> None:
+        """A member goes, and is no longer missed. Claims lapse unless it has given them back.
+
+        holder: of an agent, the process that goes: where another has taken its host, that one stays.
+        """
         with self._database.transaction() as session:
-            session.change("DELETE FROM agent WHERE id = :id", id=agent)
+            gone = "DELETE FROM agent WHERE id = :id AND (holder IS NULL OR holder = :holder)"
+            session.change(gone, id=member, holder=holder)
 
     def lead(self, holder: str, lease_s: float) -> int | None:
         """Makes ``holder`` the leader, or lets it stay that; ``None`` where another is.
@@ -65,6 +89,22 @@ class Members:
 _BEAT: Final = """
     INSERT INTO agent (id, state, beat_s) VALUES (:id, :state, store_now())
     ON CONFLICT (id) DO UPDATE SET state = excluded.state, beat_s = excluded.beat_s"""
+_TAKE_HOST: Final = """
+    INSERT INTO agent (id, state, beat_s, holder, place, until_s)
+    VALUES (:id, '{}', store_now(), :holder, :place, store_now() + :lease_s)
+    ON CONFLICT (id) DO UPDATE SET
+        state = excluded.state,
+        beat_s = excluded.beat_s,
+        holder = excluded.holder,
+        place = excluded.place,
+        until_s = excluded.until_s
+    WHERE agent.holder = excluded.holder OR agent.place = excluded.place
+        OR agent.until_s > store_now() + :longest_s
+        OR (agent.until_s <= store_now() AND (agent.holder IS NOT NULL OR agent.beat_s <= store_now() - :lease_s))
+    RETURNING id"""
+_RENEW_HOST: Final = """
+    UPDATE agent SET state = :state, beat_s = store_now(), until_s = store_now() + :lease_s
+    WHERE id = :id AND holder = :holder"""
 _LEAD: Final = """
     INSERT INTO leader (role, holder, term, until_s) VALUES (:role, :holder, 1, store_now() + :lease_s)
     ON CONFLICT (role) DO UPDATE SET

@@ -111,7 +111,14 @@ _CHEAP_READS = (
 )
 """What a route answers is kept, or stands in an index: it may take seconds, and a tenant may have a million rows."""
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES, _LOST, _PLACES, _CHEAP_READS)
+_FENCE = (
+    "ALTER TABLE agent ADD COLUMN holder text",
+    "ALTER TABLE agent ADD COLUMN place text",
+    "ALTER TABLE agent ADD COLUMN until_s double precision NOT NULL DEFAULT 0",
+)
+"""Which process is the agent of a host, where it holds the host's lock, and until when it may think so."""
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES, _LOST, _PLACES, _CHEAP_READS, _FENCE)
 """Step n leads from version n to n + 1."""
 
 

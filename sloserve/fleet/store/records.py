@@ -119,6 +119,21 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
+class HostTaken:
+    """Answer to a process that would be the agent of a host.
+
+    Args:
+        taken: whether it is that now.
+        before: the other process that was, if there was one; it still is where ``taken`` is false.
+        until_s: until when that one's lease ran.
+    """
+
+    taken: bool
+    before: str | None
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StoredPlan:
     """The plan in force: the version-th that its term has written."""
 

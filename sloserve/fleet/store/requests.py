@@ -153,6 +153,13 @@ class Requests:
             _requeue(session, [claim for (claim,) in lapsed])
         return len(lapsed)
 
+    def take_from(self, agent: str) -> int:
+        """As :meth:`take_back` for all claims of an agent that is known to have ended; returns how many they were."""
+        with self._database.transaction() as session:
+            held = session.rows("DELETE FROM claim WHERE agent = :agent RETURNING id", agent=agent)
+            _requeue(session, [claim for (claim,) in held])
+        return len(held)
+
     def excuse(self, ids: Iterable[str]) -> None:
         """A claim of each of these has lapsed, and been taken back, though its holder lives: they are not to blame."""
         with self._database.transaction() as session:

@@ -634,37 +634,37 @@ def test_a_door_that_cannot_be_opened_is_said(tmp_path: Path, door: str) -> None
     asyncio.run(within())
 
 
-class Members:
-    """A store that is away for the first sign of life."""
+class Fence:
+    """Of a store that is away for the first sign of life."""
 
     def __init__(self) -> None:
-        self.beats = list[tuple[str, Any]]()
+        self.beats = list[Any]()
         self.away = 0
 
-    def beat(self, agent: str, state: Any) -> None:
+    async def beat(self, state: Any) -> None:
         if not self.away:
             self.away += 1
             raise StoreAway("no route")
-        self.beats.append((agent, state))
+        self.beats.append(state)
 
-    def leave(self, agent: str) -> None:
-        self.beats.append((agent, None))
+    async def leave(self) -> None:
+        self.beats.append(None)
 
 
 def test_signs_of_life_go_on_when_the_store_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_module, "BEAT_S", 0.01)
-    members: Any = Members()
+    fence: Any = Fence()
 
     async def within() -> None:
         settings = AgentSettings("node", "cpu", {"node/0": MODELS}, tmp_path)
-        async with Agent(settings, InLoopLauncher(), members):
-            await until(lambda: bool(members.beats))
+        async with Agent(settings, InLoopLauncher(), fence):
+            await until(lambda: bool(fence.beats))
 
     asyncio.run(within())
-    (agent, state), *_, last = members.beats
+    state, *_, last = fence.beats
     report = agent_report(json.loads(json.dumps(state)))
     assert report is not None and report.instances[0].name == "node/0"
-    assert members.away == 1 and last == (agent, None) and agent == "agent:node"
+    assert fence.away == 1 and last is None
 
 
 def test_what_pulls_may_fail_and_the_engines_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,16 @@
 """``sloserve fleet`` as its operator meets it: real processes, with stand-ins for engines."""
 
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from sloserve.fleet.store.store import open_store
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 STAND_IN = ("--engine-module", "tests.fleet.stand_in.server")
@@ -29,3 +35,85 @@ def test_a_fault_in_the_file_is_said_before_anything_starts(tmp_path: Path) -> N
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 2 and "fleet.yaml:1:10: models.a.model: is missing" in done.stderr
     assert not (tmp_path / "fleet.state").exists()
+
+
+FLEET = """
+store: {store}
+models: {{chat: {{model: m/chat, profile: h100-llama3-8b}}}}
+hosts: {{n: {{device: h100, devices: 1}}}}
+"""
+
+
+class _Started:
+    """A process of the command line, and what it has said."""
+
+    def __init__(self, log: Path, *arguments: str | Path) -> None:
+        command = [sys.executable, "-m", "sloserve.cli", "fleet", *map(str, arguments), *STAND_IN]
+        self._log = log
+        with log.open("w") as output:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def wait_for(self, text: str) -> None:
+        for _ in range(600):
+            if text in self.said:
+                return
+            assert self.process.poll() is None, self.said
+            time.sleep(0.1)
+        raise AssertionError(self.said)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., _Started]]:
+    started: list[_Started] = []
+
+    def begin(*arguments: str | Path) -> _Started:
+        started.append(_Started(tmp_path / f"{len(started)}.log", *arguments))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.process.send_signal(signal.SIGCONT)
+        one.process.kill()
+        one.process.wait()
+
+
+@pytest.mark.slow
+def test_a_second_fleet_of_a_file_says_what_runs_and_ends(tmp_path: Path, start: Callable[..., _Started]) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET.format(store="sqlite:fleet.db"))
+    first = start(file, "--port", str(free_port()))
+    first.wait_for("ready: ")
+    second = start(file, "--port", str(free_port()))
+    assert second.process.wait(60) == 2
+    assert f"runs already (process {first.process.pid})" in second.said and "ready: " not in second.said
+    second_agent = start("agent", file)
+    assert second_agent.process.wait(60) == 2 and "an agent of host n runs already (process " in second_agent.said
+
+
+@pytest.mark.slow
+def test_an_agent_that_was_suspended_finds_its_host_taken_and_ends(
+    tmp_path: Path, start: Callable[..., _Started]
+) -> None:
+    """As on two machines: the two have state folders, and so locks, of their own."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET.format(store=f"sqlite:{tmp_path}/fleet.db"))
+    alive = start("agent", file, "--state", tmp_path / "one", "--lease-s", "4")
+    opened = open_store(f"sqlite:{tmp_path}/fleet.db")
+    try:
+        while not (seen := opened.members.agents()) or not seen[0].state:
+            assert alive.process.poll() is None, alive.said
+            time.sleep(0.1)
+        second = start("agent", file, "--state", tmp_path / "two", "--lease-s", "4")
+        assert second.process.wait(60) == 2 and "has an agent on another machine" in second.said
+        alive.process.send_signal(signal.SIGSTOP)
+        third = start("agent", file, "--state", tmp_path / "two", "--lease-s", "4")
+        third.wait_for("before this one has died; claims given back: 0")
+        alive.process.send_signal(signal.SIGCONT)
+        assert alive.process.wait(60) == 0 and "another agent has taken host n" in alive.said
+        assert third.process.poll() is None
+    finally:
+        opened.close()

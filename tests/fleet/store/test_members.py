@@ -8,7 +8,16 @@ from sloserve.core.errors import ConfigError
 from sloserve.fleet.store.batches import LEAST_BYTES, ResultFiles
 from sloserve.fleet.store.members import FORGOTTEN_S
 from sloserve.fleet.store.migrations import STEPS, migrate
-from sloserve.fleet.store.records import Batch, BatchState, File, NewRequest, RequestState, Result, StoredPlan
+from sloserve.fleet.store.records import (
+    Batch,
+    BatchState,
+    File,
+    HostTaken,
+    NewRequest,
+    RequestState,
+    Result,
+    StoredPlan,
+)
 from sloserve.fleet.store.store import Store as OpenStore
 from tests.fleet.store.databases import Store
 
@@ -44,6 +53,52 @@ def test_members_that_were_killed_are_forgotten(opened: OpenStore, store: Store)
     opened.members.beat("gateway-now", {})
     opened.members.lead("planner", 5.0)
     assert [one.id for one in opened.members.agents()] == ["gateway-now"]
+
+
+def test_a_host_has_one_agent_until_its_lease_is_over(opened: OpenStore, store: Store) -> None:
+    members = opened.members
+    assert members.take_host("agent:a", "one", "here", 5.0).taken
+    other = members.take_host("agent:a", "two", "elsewhere", 5.0)
+    assert not other.taken and other.before == "one"
+    store.pass_s(3.0)
+    assert members.renew_host("agent:a", "one", {"n": 1}, 5.0)
+    assert members.take_host("agent:a", "two", "elsewhere", 5.0).until_s > other.until_s, "it lives"
+    assert [one.state for one in members.agents()] == [{"n": 1}]
+    store.pass_s(6.0)
+    taken = members.take_host("agent:a", "two", "elsewhere", 5.0)
+    assert taken == HostTaken(True, "one", taken.until_s) and taken.until_s > other.until_s
+    assert [one.state for one in members.agents()] == [{}], "what the one before it said holds no more"
+    assert not members.renew_host("agent:a", "one", {}, 5.0)
+    members.leave("agent:a", "one")
+    assert members.renew_host("agent:a", "two", {}, 5.0), "an agent that lost its host takes nothing along"
+    members.leave("agent:a", "two")
+    assert members.agents() == []
+
+
+def test_whoever_holds_the_same_lock_takes_a_host_at_once(opened: OpenStore) -> None:
+    members = opened.members
+    members.take_host("agent:a", "one", "here", 30.0)
+    assert members.take_host("agent:a", "two", "here", 30.0).before == "one"
+
+
+def test_an_agent_of_a_version_without_leases_is_waited_for(opened: OpenStore, store: Store) -> None:
+    members = opened.members
+    members.beat("agent:a", {})
+    assert not members.take_host("agent:a", "new", "here", 5.0).taken
+    store.pass_s(5.5)
+    assert members.take_host("agent:a", "new", "here", 5.0).taken
+
+
+def test_claims_of_an_agent_that_has_died_go_back_at_once(opened: OpenStore) -> None:
+    requests = opened.requests
+    requests.accept([NewRequest(f"r{i}", "t", "m", "batch", 1, b"{}") for i in range(3)])
+    claim = requests.claim("a:1", 1, 2, 30.0)
+    assert claim is not None and requests.claim("b:1", 1, 1, 30.0) is not None
+    assert requests.take_from("a:1") == 1
+    again = requests.claim("a:2", 1, 9, 30.0)
+    assert again is not None and [one.id for one in again.requests] == ["r0", "r1"]
+    late = [Result(one.id, one.attempt, RequestState.DONE, 200, b"{}") for one in claim.requests]
+    assert requests.finish(late) == [False, False], "the one before it commits nothing any more"
 
 
 def test_a_plan_of_a_past_term_or_an_older_version_is_not_put_in_force(opened: OpenStore, store: Store) -> None:

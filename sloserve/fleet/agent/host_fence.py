@@ -1,0 +1,114 @@
+"""One agent for each host: two would start engines on the same devices.
+
+An agent holds a lock on a file of its state folder, and a lease of its host in the store, which each sign of life
+renews. The lock says at once whether an agent before it has died; the lease is for an agent that another machine, or
+another state folder, takes for the same host, and for one that was suspended: it finds that the host is another's.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from sloserve.core.errors import ConfigError
+from sloserve.core.file_lock import OwnLock
+from sloserve.fleet.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+LOOK_AGAIN_S: Final = 2.0
+"""Between looks at another agent's lease: longer than the time between two signs of life."""
+
+
+class HostFence:
+    """This process as the agent of ``host``, once :meth:`take` has returned.
+
+    Args:
+        host: its name.
+        store: of the fleet.
+        state_folder: where the lock lies.
+        lease_s: seconds after the last sign of life in which no other state folder's agent may take the host.
+    """
+
+    def __init__(self, host: str, store: Store, state_folder: Path, lease_s: float) -> None:
+        self._host, self._store, self._lease_s = host, store, lease_s
+        self._lock_file = state_folder / f"agent-{host}.lock"
+        self._lock: OwnLock | None = None
+        # New in each process: what an agent before this one had claimed is not this one's.
+        self.holder: Final = f"{host}:{secrets.token_hex(8)}"
+        self.lost = asyncio.Event()
+        """Set once the host is another agent's: this one's engines must end."""
+
+    @property
+    def id(self) -> str:
+        """Under which it gives signs of life."""
+        return f"agent:{self._host}"
+
+    async def take(self) -> None:
+        """Becomes the agent of the host; claims of one that has died go back into the queue.
+
+        Raises: ConfigError where another is, and lives.
+        """
+        lock = OwnLock(self._lock_file, f"an agent of host {self._host}")
+        try:
+            await self._take_lease(lock.name)
+        except BaseException:
+            lock.close()
+            raise
+        self._lock = lock
+
+    async def beat(self, state: Mapping[str, Any]) -> None:
+        """Gives a sign of life with this state. Where the host is another's by now, :attr:`lost` is set."""
+        if await asyncio.to_thread(self._renewed, state):
+            return
+        if not self.lost.is_set():
+            logger.error(
+                "another agent has taken host %s, since this one gave no sign of life for %g s (suspended, or cut off "
+                "from the store): it ends its engines",
+                self._host,
+                self._lease_s,
+            )
+        self.lost.set()
+
+    async def leave(self) -> None:
+        """The host is free for another agent."""
+        try:
+            await asyncio.to_thread(self._store.members.leave, self.id, self.holder)
+        finally:
+            if self._lock is not None:
+                self._lock.close()
+
+    def _renewed(self, state: Mapping[str, Any]) -> bool:
+        members = self._store.members
+        if members.renew_host(self.id, self.holder, state, self._lease_s):
+            return True
+        # The row of one that was away for long is forgotten, and the host is free.
+        taken = members.take_host(self.id, self.holder, "", self._lease_s).taken
+        return taken and members.renew_host(self.id, self.holder, state, self._lease_s)
+
+    async def _take_lease(self, place: str) -> None:
+        found_s: float | None = None
+        while True:
+            found = await asyncio.to_thread(self._store.members.take_host, self.id, self.holder, place, self._lease_s)
+            if found.taken:
+                break
+            if found_s is None:
+                logger.warning(
+                    "host %s has another agent, of another state folder or machine: waiting whether it lives, for at "
+                    "most %g s",
+                    self._host,
+                    self._lease_s,
+                )
+            elif found.until_s != found_s:
+                raise ConfigError(
+                    f"host {self._host} has an agent on another machine, or with another state folder: a second one "
+                    "would start engines on the same devices, so this one starts none; stop the other, or give this "
+                    "host a name of its own in the fleet's file"
+                )
+            found_s = found.until_s
+            await asyncio.sleep(LOOK_AGAIN_S)
+        if found.before is not None:
+            claims = await asyncio.to_thread(self._store.requests.take_from, found.before)
+            logger.warning("the agent of host %s before this one has died; claims given back: %d", self._host, claims)
