@@ -26,7 +26,8 @@ class PlanSettings:
     deadline are due so long after their arrival, so that no model waits for ever. swap_price: a second of swapping
     counts as so many seconds of lateness of one request. moves_a_group, least_moves, most_moves: of the search.
     least_gain: share of the last plan's cost that another must save. scale_up: whether to say how many instances would
-    do where these do not.
+    do where these do not. use_idle: whether idle instances get work of others, see
+    :mod:`sloserve.virtual_queues.idle_instances`.
     """
 
     chance: float = 0.9
@@ -39,6 +40,7 @@ class PlanSettings:
     most_moves: int = 300_000
     least_gain: float = 0.02
     scale_up: bool = True
+    use_idle: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.chance < 1.0:

@@ -14,6 +14,7 @@ import numpy as np
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.kernels.fleet import FleetProblem, FleetQueues, fleet_search
 from sloserve.virtual_queues.contract import FleetPlan, FleetState, GroupSums
+from sloserve.virtual_queues.idle_instances import use_idle
 from sloserve.virtual_queues.problem import PlanSettings, ProblemMaker, Times
 
 _TRIALS = 5
@@ -78,17 +79,22 @@ class QLMPlanner:
         kept = fleet_search(problem, last)
         unavoidable = unavoidable_s(problem)
         if state.last is not None and kept.late <= unavoidable:
-            return as_plan(state, groups, kept, unserved, "kept")
+            return as_plan(state, groups, self._use_idle(foreseen, kept), unserved, "kept")
         moves = settings.moves(len(groups))
         found = fleet_search(problem, last, moves=moves, seed=self._seed)
         known = state.last is not None and any(last)
         solver = "search"
         if known and found.cost >= found.start_cost * (1.0 - settings.least_gain):
             found, solver = kept, "kept"
-        plan = as_plan(state, groups, found, unserved, solver)
+        plan = as_plan(state, groups, self._use_idle(foreseen, found), unserved, solver)
         if not settings.scale_up or found.late <= unavoidable + _SLACK_S * float(problem.weight.sum()):
             return plan
         return replace(plan, instances_needed=instances_needed(problem, unavoidable))
+
+    def _use_idle(self, foreseen: "Foreseen", found: FleetQueues) -> FleetQueues:
+        if not self._maker.settings.use_idle or foreseen.problem is None:
+            return found
+        return use_idle(foreseen.state, foreseen.groups, foreseen.problem, found)
 
 
 def servable(state: FleetState, maker: ProblemMaker) -> tuple[list[GroupSums], tuple[int, ...]]:

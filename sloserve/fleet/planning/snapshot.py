@@ -38,7 +38,10 @@ def serving_of(fleet: Fleet) -> dict[tuple[str, str], Serving]:
 
 def plan_settings(fleet: Fleet) -> PlanSettings:
     """What plans of this fleet weigh."""
-    return PlanSettings(min_active_s=fleet.switching.min_active_s, tail_max_wait_s=max(fleet.switching.max_wait_s, 1.0))
+    switching = fleet.switching
+    return PlanSettings(
+        min_active_s=switching.min_active_s, tail_max_wait_s=max(switching.max_wait_s, 1.0), use_idle=True
+    )
 
 
 @dataclass(frozen=True, slots=True)

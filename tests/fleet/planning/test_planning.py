@@ -242,6 +242,23 @@ def test_streams_that_are_expected_keep_an_instance_and_many_spread_over_several
     assert late.sums.first_due_s == math.inf
 
 
+def test_an_instance_that_comes_empty_gets_work_although_nothing_would_be_late(fleet: Fleet, opened: OpenStore) -> None:
+    """In the next plan, so within two seconds."""
+    one = planning(fleet, opened)
+    serving = InstanceReport("a/0", "h100", Phase.SERVING, {"chat": ACTIVE, "legal": WARM}, 100.0)
+    opened.members.beat("agent a", to_json(AgentReport("a", "unix:a", (serving,))))
+    for group in range(10):
+        lines(opened, "chat", group, 600)
+    plan = one.step()
+    assert plan is not None and len(plan.queues["a/0"]) == 10
+    joined = InstanceReport("a/1", "h100", Phase.EMPTY, {"chat": COLD, "legal": COLD})
+    opened.members.beat("agent a", to_json(AgentReport("a", "unix:a", (serving, joined))))
+    plan = one.step()
+    assert plan is not None and [one.model for one in plan.queues["a/1"]] == ["chat"] and len(plan.queues["a/0"]) == 9
+    again = one.step()
+    assert again is not None and again.order == plan.order
+
+
 def test_what_waits_for_a_model_that_comes_late_goes_to_an_instance_that_is_free(
     fleet: Fleet, opened: OpenStore
 ) -> None:
