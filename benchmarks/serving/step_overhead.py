@@ -5,7 +5,8 @@ Usage: python -m benchmarks.serving.step_overhead [--quick] [--hot] [--beside PY
 A virtual engine is held at so many requests, of which so many run: another comes as one ends. Every second step makes a
 plan, the others reuse it. Timed is thread CPU time, policies in turn; between two steps the caches are filled with
 other data, as a server's other threads do, unless ``--hot``. Writes results/step-overhead.json: medians and p99 over
-the steps in µs, of ``ours`` in all, of each part, and of ``vllm``: its schedule() and update_from_output().
+the steps in µs, of ``ours`` in all, of each part, and of ``vllm``: its schedule() and update_from_output(); and
+of what is added to each request that comes (``add``, in no step) and that ends (``free``, in ``ours`` of its step too).
 ``--beside`` takes the interpreter of an environment with another commit: turns of the two alternate, since the speed of
 a machine that others use changes, and the other's rows go into ``beside``.
 """
@@ -56,6 +57,8 @@ PARTS = {
     "glue": "all else in schedule() and update_from_output()",
 }
 """``adapter`` is the sum of all but ``plan`` and ``told``, which are the policy's own; ``planning`` of PLANNING."""
+CALLS = {"add": "add_request", "free": "_free_request"}
+"""What vLLM calls once for each request."""
 PLANNING = ("snapshot", "plan", "checks", "step_budget", "carry_out")
 """What a step's decision takes, all in."""
 Cells = dict[str, dict[str, list[float]]]
@@ -75,6 +78,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.spent: Counter[str] = Counter()
+        self.calls: dict[str, list[float]] = {what: [] for what in CALLS}
         self._within: list[float] = []
 
     def times(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,7 +89,10 @@ class Stopwatch:
                 return call(*args, **kwargs)
             finally:
                 took = time.thread_time() - began
-                self.spent[what] += took - self._within.pop()
+                alone = took - self._within.pop()
+                self.spent[what] += alone
+                if what in self.calls:
+                    self.calls[what].append(alone)
                 if self._within:
                     self._within[-1] += took
 
@@ -120,6 +127,10 @@ def watch(scheduler: Any, clock: Stopwatch) -> None:
         STOCK.setdefault(name, getattr(Scheduler, name))
         setattr(Scheduler, name, clock.times("vllm", STOCK[name]))
         time_of(scheduler, name, "glue")
+    for what, name in CALLS.items():
+        STOCK.setdefault(name, getattr(Scheduler, name))
+        setattr(Scheduler, name, clock.times("vllm", STOCK[name]))
+        time_of(scheduler, name, what)
     time_of(scheduler, "_book", "booking")
     time_of(scheduler, "_clock_output", "pace")
     time_of(scheduler.step_clock, "scheduled", "pace")
@@ -159,7 +170,9 @@ def costs_s(policy: str, requests: int, running: int, seed: int, hot: bool) -> d
             row = found[is_fresh]
             for what in PARTS:
                 row.setdefault(what, []).append(clock.spent[what])
-            ours = sum(clock.spent.values()) - clock.spent["vllm"]
+            for what, calls in clock.calls.items():
+                row.setdefault(what, []).extend(calls)
+            ours = sum(clock.spent.values()) - clock.spent["vllm"] - clock.spent["add"]
             adapter = ours - clock.spent["plan"] - clock.spent["told"]
             now_running, waiting = scheduler.get_request_counts()
             planning = sum(clock.spent[what] for what in PLANNING)
@@ -170,6 +183,8 @@ def costs_s(policy: str, requests: int, running: int, seed: int, hot: bool) -> d
         if not hot:
             flushed.sum()
         clock.spent.clear()
+        for calls in clock.calls.values():
+            calls.clear()
         steps += 1
         if steps >= WARM_UP + STEPS:
             raise _AllTimed
@@ -206,7 +221,7 @@ def rows_of(turns: list[Cells]) -> list[dict[str, Any]]:
         row |= {"steps": len(cell["adapter"])}
         row |= {f"{name}_median": float(np.median(cell[name])) for name in ("running", "waiting")}
         row["share"] = round(float(np.median(cell["ours"]) / np.median(cell["vllm"])), 3)
-        for what in ("ours", "vllm", "planning", "adapter", *PARTS):
+        for what in ("ours", "vllm", "planning", "adapter", *PARTS, *(what for what in CALLS if cell.get(what))):
             for name, q in (("median", 50), ("p99", 99)):
                 row[f"{what}_us_{name}"] = round(float(np.percentile(cell[what], q)) * 1e6, 1)
         rows.append(row)

@@ -7,11 +7,12 @@ access.
 """
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.core.arrays import BoolArray, FloatArray, IntArray, grown
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 
 
 class State(IntEnum):
@@ -90,12 +91,14 @@ class Rows:
         if unknown:
             raise ValueError(f"unknown row columns {unknown}; known: {', '.join(COLUMNS)}")
         self.kept = needs | ALWAYS_KEPT
-        self._capacity = 0
-        self._free: list[int] = []
+        self._capacity = capacity
+        self._free = list(range(capacity - 1, -1, -1))
         self._next_seq = 0
-        for name in self.kept:
-            setattr(self, name, np.empty(0, COLUMNS[name][0]))
-        self._grow(capacity)
+        self._blocks: list[tuple[NDArray[Any], list[float]]] = []
+        """Columns of a dtype, ``[columns, capacity]``, and their values in a fresh row: rows are written in one go."""
+        self._place: dict[str, tuple[int, int]] = {}
+        """Of a column, its block and its place there."""
+        self._make_columns()
 
     # Declared for type checkers; an attribute exists only for a kept column.
     seq: IntArray
@@ -142,11 +145,23 @@ class Rows:
     def __len__(self) -> int:
         return self._capacity - len(self._free)
 
-    def _grow(self, capacity: int) -> None:
-        for name in self.kept:
-            setattr(self, name, grown(getattr(self, name), capacity, COLUMNS[name][1]))
-        self._free.extend(range(capacity - 1, self._capacity - 1, -1))
-        self._capacity = capacity
+    def _make_columns(self) -> None:
+        """Columns of the present capacity, with what those that were there before hold."""
+        before = {name: self.__dict__.pop(name) for name in COLUMNS if name in self.__dict__}
+        of_dtype: dict[type, list[str]] = {}
+        for name in sorted(self.kept):
+            of_dtype.setdefault(COLUMNS[name][0], []).append(name)
+        self._blocks, self._place = [], {}
+        for dtype, names in of_dtype.items():
+            fresh = [COLUMNS[name][1] for name in names]
+            block: NDArray[Any] = np.repeat(np.array(fresh, dtype)[:, None], self._capacity, axis=1)
+            for place, name in enumerate(names):
+                self._place[name] = len(self._blocks), place
+                column = block[place]
+                if name in before:
+                    column[: len(before[name])] = before[name]
+                setattr(self, name, column)
+            self._blocks.append((block, fresh))
 
     def keep(self, needs: frozenset[str]) -> frozenset[str]:
         """Keeps these columns from now on, and no others beside those always kept; returns the new ones.
@@ -157,10 +172,8 @@ class Rows:
         new = wanted - self.kept
         for name in self.kept - wanted:
             delattr(self, name)
-        for name in new:
-            dtype, fill = COLUMNS[name]
-            setattr(self, name, np.full(self._capacity, fill, dtype))
         self.kept = wanted
+        self._make_columns()
         return new
 
     def add(self, **values: float) -> int:
@@ -169,10 +182,17 @@ class Rows:
         Values for columns that are not kept are ignored; kept ones without a value get the column's fresh value.
         """
         if not self._free:
-            self._grow(2 * self._capacity)
-        slot = self._free.pop()
-        for name in self.kept:
-            getattr(self, name)[slot] = values.get(name, COLUMNS[name][1])
+            self._free.extend(range(2 * self._capacity - 1, self._capacity - 1, -1))
+            self._capacity *= 2
+            self._make_columns()
+        slot, place = self._free.pop(), self._place
+        rows = [fresh.copy() for _, fresh in self._blocks]
+        for name, value in values.items():
+            if name in place:
+                block, at = place[name]
+                rows[block][at] = value
+        for (columns, _), row in zip(self._blocks, rows, strict=True):
+            columns[:, slot] = np.array(row, columns.dtype)
         self.seq[slot] = self._next_seq
         self._next_seq += 1
         if "state" not in values:

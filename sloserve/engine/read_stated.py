@@ -1,16 +1,44 @@
 """What a request states, read from the arguments that an engine gets with it."""
 
 from collections.abc import Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from sloserve.core.rows import LENGTH_QUANTILES
-from sloserve.core.slo import ClassTable
+from sloserve.core.slo import SLO, ClassTable
 from sloserve.core.stated import StatedSLO
-from sloserve.wire.xargs import parse_slo, predicted_length, stated_output_tokens
+from sloserve.wire.xargs import KEYS, PREFIX, parse_slo, predicted_length, stated_output_tokens
+
+KEPT: Final = 1024
+"""Combinations of what requests state that are read once: a deployment has few."""
+_KEYS: Final = frozenset(KEYS)
+_SLO_KEYS: Final = tuple(key for key in KEYS if key != "slo_output_tokens")
+_ABSENT: Final = object()
 
 
-def read_stated(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> StatedSLO:
-    """What ``extra_args`` state. Raises: InvalidRequest, as :func:`~sloserve.wire.xargs.parse_slo` does."""
-    slo, output_tokens = parse_slo(extra_args, classes), stated_output_tokens(extra_args)
-    class_id = classes.names.index(slo.slo_class.name)
-    return StatedSLO(slo, class_id, output_tokens, predicted_length(extra_args, len(LENGTH_QUANTILES)))
+class StatedReader:
+    """Reads what requests state, by the classes of one deployment."""
+
+    def __init__(self, classes: ClassTable) -> None:
+        self._classes, self._ids = classes, {name: k for k, name in enumerate(classes.names)}
+        # By type too: True is no number on the wire, and equals 1.
+        self._known = lru_cache(KEPT, typed=True)(self._parse)
+
+    def read(self, extra_args: Mapping[str, Any] | None) -> StatedSLO:
+        """What ``extra_args`` state. Raises: InvalidRequest, as :func:`~sloserve.wire.xargs.parse_slo` does."""
+        args: Mapping[str, Any] = extra_args or {}
+        unknown = [key for key in args if key not in _KEYS and isinstance(key, str) and key.startswith(PREFIX)]
+        slo = None
+        if not unknown:
+            try:
+                slo = self._known(*[args.get(key, _ABSENT) for key in _SLO_KEYS])
+            except TypeError:  # a value that has no hash, and so is none that is allowed
+                pass
+        if slo is None:
+            slo = parse_slo(args, self._classes)
+        length = predicted_length(args, len(LENGTH_QUANTILES))
+        return StatedSLO(slo, self._ids[slo.slo_class.name], stated_output_tokens(args), length)
+
+    def _parse(self, *values: Any) -> SLO:
+        stated = zip(_SLO_KEYS, values, strict=True)
+        return parse_slo({key: value for key, value in stated if value is not _ABSENT}, self._classes)

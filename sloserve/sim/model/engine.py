@@ -17,7 +17,7 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StageTimes, latency_of
-from sloserve.engine.read_stated import read_stated
+from sloserve.engine.read_stated import StatedReader
 from sloserve.engine.swap_store import SwapStore
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
@@ -78,7 +78,7 @@ class ModelEngine(EventLoop):
             self._swap_worker = VirtualSwapWorker.of(settings, profile)
             if self._swap_worker is not None:
                 self._planned.swap_with(settings.swap_space_gib, profile.kv_bytes_per_token * settings.block_size)
-        self._classes = None if plugin is None else plugin.classes
+        self._stated = None if plugin is None else StatedReader(plugin.classes)
         self._aborted: set[str] = set()
         self._stages_of: dict[str, StageTimes] = {}
         self._index_of: dict[str, int] = {}
@@ -131,9 +131,9 @@ class ModelEngine(EventLoop):
                 scheduler.swap.given(request.index)
             self._index_of[item.request_id] = request.index
             self._stages.arrived(item.request_id, item.arrival_s)
-            if planned is not None and planned.planner is not None and self._classes is not None:
+            if planned is not None and planned.planner is not None and self._stated is not None:
                 args = with_length(to_xargs(item.slo, item.output_tokens), length)
-                planned.state(request, read_stated(args, self._classes))
+                planned.state(request, self._stated.read(args))
         scheduler.add(added)
 
     def _dispatch(self, now_s: float, worker_free_s: float) -> _Dispatched:

@@ -17,7 +17,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.served import Interruptions
 from sloserve.core.slo import ClassTable
 from sloserve.core.stated import StatedSLO
-from sloserve.engine.read_stated import read_stated
+from sloserve.engine.read_stated import StatedReader
 from sloserve.engine.stages import Stages
 from sloserve.lso.plan import SwapFacts
 from sloserve.metrics.engine_page import SCALARS, Layout, PageWriter
@@ -55,7 +55,7 @@ class EngineStats:
 
     def __init__(self, classes: ClassTable, counters: Counter[str]) -> None:
         self.slo_of: dict[str, StatedSLO] = {}
-        self._classes = classes
+        self._reader = StatedReader(classes)
         self._class_id = {c.name: i for i, c in enumerate(classes)}
         self._counters = counters
         self._layout = Layout(len(self._class_id))
@@ -83,14 +83,14 @@ class EngineStats:
     def _read(self, request: Request) -> StatedSLO:
         extra_args = request.sampling_params.extra_args if request.sampling_params is not None else None
         try:
-            return read_stated(extra_args, self._classes)
+            return self._reader.read(extra_args)
         except InvalidRequest as error:
             # The engine cannot answer 400 any more; the front end has refused such a request before it came here.
             self._counters["malformed_slo"] += 1
             if self._counters["malformed_slo"] == 1:
                 logger.warning("request %s is served without its SLO: %s", request.request_id, error)
             length = {LENGTH_KEY: extra_args[LENGTH_KEY]} if extra_args and LENGTH_KEY in extra_args else None
-            return read_stated(length, self._classes)
+            return self._reader.read(length)
 
     def preempted(self, request: Request) -> None:
         self._preempted.add(request.request_id)

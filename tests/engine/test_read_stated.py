@@ -1,0 +1,48 @@
+"""What a request states is read once for each combination, and exactly as it would be without that."""
+
+from typing import Any
+
+import pytest
+
+from sloserve.core.errors import InvalidRequest
+from sloserve.core.slo import DEFAULT_CLASSES
+from sloserve.engine.read_stated import StatedReader
+from sloserve.wire.xargs import LENGTH_KEY, parse_slo
+
+GOOD: list[dict[str, Any] | None] = [
+    None,
+    {},
+    {"slo_class": "batch"},
+    {"slo_ttft_ms": 500.0, "slo_tpot_ms": "50"},
+    {"slo_ttft_ms": 1, "other": [1, 2], 7: "not a name"},
+    {"slo_e2e_ms": 9000, "slo_output_tokens": 12},
+]
+BAD: list[dict[str, Any]] = [
+    {"slo_ttft_ms": True},  # which equals 1, and is no number on the wire
+    {"slo_ttft_ms": None},
+    {"slo_ttft_ms": [500]},
+    {"slo_tds": float("nan")},
+    {"slo_class": "none such"},
+    {"slo_output_tokens": 0},
+    {"slo_tfft_ms": 1.0},
+]
+
+
+def test_it_reads_what_is_stated_the_second_time_too() -> None:
+    reader = StatedReader(DEFAULT_CLASSES)
+    for args in [*GOOD, *GOOD]:
+        read = reader.read(args)
+        assert read.slo == parse_slo(args, DEFAULT_CLASSES)
+        assert DEFAULT_CLASSES.names[read.class_id] == read.slo.slo_class.name
+    assert reader.read(GOOD[-1]).output_tokens == 12 and reader.read({"slo_e2e_ms": 9000}).output_tokens is None
+    assert reader.read({LENGTH_KEY: [1.0, 2.0, 3.0, 4.0, 5.0]}).length == (1.0, 2.0, 3.0, 4.0, 5.0)
+
+
+@pytest.mark.parametrize("args", BAD, ids=str)
+def test_what_is_refused_is_refused_again(args: dict[str, Any]) -> None:
+    reader = StatedReader(DEFAULT_CLASSES)
+    for good in GOOD:
+        reader.read(good)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest):
+            reader.read(args)
