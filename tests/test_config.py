@@ -253,7 +253,8 @@ def test_presets_are_listed_and_checked(monkeypatch: pytest.MonkeyPatch, capsys:
     assert ["policy", "rr", "--policy"] in [line.split() for line in said.out.splitlines()]
     assert "preset chat-and-jobs" in said.out
     assert (
-        "sloserve: warning: policy rr does not read the rank" in said.err and "name a FILE, or a --preset" in said.err
+        "sloserve: warning: policy rr does not read the rank" in said.err
+        and "name a FILE, a --preset, or flags" in said.err
     )
 
 

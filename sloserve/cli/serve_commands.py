@@ -107,6 +107,7 @@ def serve(
     key = config.read_admin_key(admin_key, os.environ)
     passed_on = vllm_arguments(context, arguments)
     swap_space.check_rule(settings.swapping, swap_space_gib, passed_on)
+    serve.check_model(passed_on)
     listens_on = serve.listens_on(passed_on)
     if listens_on is not None:
         serve.check_port_free(*listens_on)
@@ -136,15 +137,15 @@ def check_config(
         bool, typer.Option("--json", help="Print settings and origins, or the mistakes, as JSON.")
     ] = False,
 ) -> None:
-    """Check a settings file without starting a server: print the effective settings, or every mistake.
+    """Check settings without starting a server, of a file or of flags: print the effective ones, or every mistake.
 
-    The exit status is 0 if `sloserve serve --slo-config FILE` with the same flags would accept the file, else 2.
+    The exit status is 0 if `sloserve serve --slo-config FILE` with the same flags would accept them, else 2.
     """
     from sloserve import config
 
     try:
-        if file is None and settings.preset is None:
-            raise ConfigError("check-config: nothing to check; name a FILE, or a --preset")
+        if file is None and settings.preset is None and not any(one is not None for one in settings.flags().values()):
+            raise ConfigError("check-config: nothing to check; name a FILE, a --preset, or flags of serve")
         effective = config.settle(config.read_sources(file, settings.flags(), settings.preset))
     except ConfigError as error:
         if not as_json:

@@ -11,6 +11,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from sloserve.core.addresses import is_exposed
@@ -152,9 +153,10 @@ def check_port_free(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
             raise ConfigError(
-                f"cannot listen on {host} port {port}: {error.strerror or error}; choose another with --port or --host"
+                f"cannot listen on {host} port {port}: {reason}; choose another with --port or --host"
             ) from error
 
 
@@ -172,6 +174,21 @@ def _parsers(our_flags: Sequence[str]) -> tuple[argparse.ArgumentParser, argpars
     serve_parser = ServeSubcommand().subparser_init(parser.add_subparsers(dest="subparser"))
     known_flags = [*our_flags, *(flag for action in serve_parser._actions for flag in action.option_strings)]
     return parser, serve_parser
+
+
+def check_model(vllm_args: Sequence[str]) -> None:
+    """What is wrong with the model at first sight, read without vLLM, which takes ten seconds to load.
+
+    Raises: ConfigError where there is none, or where it is a path and nothing is there.
+    """
+    named = {arg.partition("=")[0] for arg in vllm_args}
+    if named & {"--model", "--config", "--help", "-h"}:
+        return
+    model = next((arg for arg in vllm_args if not arg.startswith("-")), None)
+    if model is None:
+        raise ConfigError(f"no model given; for example: sloserve serve {tiny_model.NAME}")
+    if model == vllm_args[0] and model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().exists():
+        raise ConfigError(f"model {model}: there is no such folder or file; give one, or a name on the model hub")
 
 
 def listens_on(vllm_args: Sequence[str]) -> tuple[str, int] | None:

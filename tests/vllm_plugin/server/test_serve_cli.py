@@ -271,6 +271,31 @@ def test_port_in_use_is_one_message() -> None:
     serve.check_port_free("127.0.0.1", port)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no model given; for example: sloserve serve builtin:tiny"),
+        (["/no/such/folder"], "model /no/such/folder: there is no such folder or file"),
+        (["./none", "--port", "1"], "model ./none: there is no such"),
+        (["builtin:tiny", "--port", "1"], None),
+        (["org/model"], None),
+        (["/"], None),
+        (["--model", "/no/such"], None),  # vLLM's own error says how it is given
+    ],
+)
+def test_a_model_that_cannot_be_is_said_before_vllm_is_loaded(arguments: list[str], message: str | None) -> None:
+    if message is None:
+        serve.check_model(arguments)
+        return
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        serve.check_model(arguments)
+
+
+def test_a_port_out_of_range_is_one_message() -> None:
+    with pytest.raises(ConfigError, match=r"port 99999: .*0-65535; choose another"):
+        serve.check_port_free("127.0.0.1", 99_999)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
