@@ -283,7 +283,7 @@ class Planner:
         if plan.max_running is not None:
             admits = max(int(plan.max_running) - table.num_running + plan.preempt.size, 0)
         table.unblock()
-        may_begin = admits and (table.num_waiting or plan.preempt.size)
+        may_begin = plan.preempt.size or (admits and table.num_waiting and self.port.free_slots)
         if not (self.port.takes_back_computed or table.has_prompts() or may_begin):
             budget.nothing_to_compute()
             return step

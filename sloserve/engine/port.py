@@ -102,6 +102,10 @@ class EnginePort(RequestReader, Protocol):
     def takes_back_computed(self) -> bool:
         """Whether tokens of a running request may lose their KV without a preemption, as where a load of KV fails."""
 
+    @property
+    def free_slots(self) -> int:
+        """How many more requests could be admitted now; as in :meth:`facts`, without the rest of it."""
+
     def facts(self, num_running: int, others: Iterable[Any]) -> EngineFacts:
         """What it can do for the requests of a snapshot, as of now.
 

@@ -99,9 +99,16 @@ class ModelPort:
     def takes_back_computed(self) -> bool:
         return self._scheduler.swap is not None
 
+    @property
+    def _taken(self) -> int:
+        return int(self._scheduler.running.size) + len(self._scheduler.holding)
+
+    @property
+    def free_slots(self) -> int:
+        return max(self._scheduler.limits.running - self._taken, 0)
+
     def facts(self, num_running: int, others: Iterable[ModelRequest]) -> EngineFacts:
-        scheduler = self._scheduler
-        taken = int(scheduler.running.size) + len(scheduler.holding)
+        scheduler, taken = self._scheduler, self._taken
         held = sum(int(self._counts.blocks[request.index]) for request in others)
         return EngineFacts(
             free_blocks=scheduler.kv.free,
@@ -109,7 +116,7 @@ class ModelPort:
             layout=scheduler.layout,
             max_num_seqs=max(scheduler.limits.running - (taken - num_running), 1),
             token_budget=scheduler.limits.tokens,
-            free_slots=max(scheduler.limits.running - taken, 0),
+            free_slots=self.free_slots,
             step_latency=self._steps.latency,
             busy_s=self._steps.busy_s(self._clock.monotonic_s()),
             swap=None if scheduler.swap is None else scheduler.swap.control.facts(),

@@ -190,6 +190,12 @@ def places_taken(scheduler: Any) -> int:
     return len(scheduler.running) + int(scheduler.num_waiting_for_streaming_input)
 
 
+def free_slots(scheduler: Any, promised: int = 0) -> int:
+    """How many more requests could be admitted now. promised: as for :func:`engine_facts`."""
+    limit: int = getattr(scheduler, admission_limit_name(scheduler))
+    return max(limit - places_taken(scheduler) - promised, 0)
+
+
 def engine_facts(
     scheduler: Any,
     layout: KVLayout,
@@ -218,7 +224,7 @@ def engine_facts(
         layout=layout,
         max_num_seqs=max(limit - (taken - running), 1),
         token_budget=scheduler.max_num_scheduled_tokens,
-        free_slots=max(limit - taken, 0),
+        free_slots=free_slots(scheduler, promised),
         decode_tokens=1 + scheduler.num_spec_tokens,
         chunked_prefill=scheduler.scheduler_config.enable_chunked_prefill,
         step_latency=clock.latency,

@@ -114,9 +114,16 @@ class VllmPort(VllmReader):
     def takes_back_computed(self) -> bool:
         return self._scheduler.connector is not None
 
+    @property
+    def _promised(self) -> int:
+        return 0 if self._swapping is None else self._swapping.promised
+
+    @property
+    def free_slots(self) -> int:
+        return compat.free_slots(self._scheduler, self._promised)
+
     def facts(self, num_running: int, others: Iterable[Request]) -> EngineFacts:
-        swapping = self._swapping
-        promised = 0 if swapping is None else swapping.promised
+        swapping, promised = self._swapping, self._promised
         facts = compat.engine_facts(
             self._scheduler, self._layout, num_running, others, self._steps, self._clock.monotonic_s(), promised
         )
