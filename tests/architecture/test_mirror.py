@@ -9,6 +9,7 @@ OTHERS = {
     "architecture": "what holds for all of the code",
     "benchmarks": "mirrors benchmarks/",
     "csrc": "the C++ of csrc/, through its Python names and without",
+    "deploy": "what deploy/ holds, by the tools that read it",
     "docs": "pages of docs/, and what they tell readers to run",
     "equality": "real engines whose text is that of stock vLLM",
     "fleet/stand_in": "the engines that tests of the fleet put in vLLM's place",
