@@ -5,6 +5,7 @@
 #   make test    all tests, the fast ones first; LANES=0 make test for one file at a time, whatever the machine has
 #   make layouts the tests of KV layouts whole: every model, policy and mode, where make test has some
 #   make clients the tests of the TypeScript client, where npm is installed
+#   make docs    the site of the documentation, in build/site/html; a dead link ends it
 #   make check   format, lint, types, import contracts, fast tests
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version
 #   make demo-fleet   three tiny models on one device, streams, a batch, one engine killed; ends by itself
@@ -38,7 +39,7 @@ export CUDACXX ?= $(NVCC)
 # Compiled modules are kept, whatever the environment says: compiling them takes the fast tests a fifth of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: env serve demo-fleet test layouts clients check static fast compat clean
+.PHONY: docs env serve demo-fleet test layouts clients check static fast compat clean
 
 env: $(VENV)/.installed-$(ENGINE)
 
@@ -73,6 +74,10 @@ clients:
 	set -ex; cd clients/typescript; \
 	test node_modules/.package-lock.json -nt package-lock.json || npm ci --loglevel=error; \
 	npm test --loglevel=error
+
+docs: env
+	$(BIN)/python docs/site/build.py
+	@echo "to read it, with search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site/html 8008"
 
 check: static fast
 
