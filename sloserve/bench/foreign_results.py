@@ -1,0 +1,148 @@
+"""Result files of other load generators, as requests that ended, so that they are judged as our own.
+
+Read are ``vllm bench serve --save-result --save-detailed`` (JSON), guidellm's ``benchmarks.json``, and aiperf's
+``profile_export.jsonl``. A request without a complete answer meets no target. Times are as the tool measured them:
+from when it sent the request, not from when that was due, so what waited in the client does not count.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sloserve.core.errors import ConfigError
+from sloserve.core.finished import Latency
+from sloserve.core.outcome import Outcome
+from sloserve.core.served import ServedRequest
+from sloserve.core.slo import SLO, SLOClass, Targets
+
+_CLASS: Final = SLOClass(name="all", rank=0)
+_DETAILS: Final = "vllm bench serve writes it with --save-result --save-detailed, of streamed requests"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One request of a file. ``None``: not in the file. tpot_s: 0 for a single token."""
+
+    completed: bool
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a load generator. duration_s: ``None`` where the file does not say it."""
+
+    tool: str
+    requests: list[Measured]
+    duration_s: float | None
+
+    def judged(self, targets: Targets) -> list[ServedRequest]:
+        """The requests with ``targets``. Raises: ConfigError for a target whose figure a completed request lacks."""
+        return [self._judged(number, one, targets) for number, one in enumerate(self.requests, start=1)]
+
+    def _judged(self, number: int, one: Measured, targets: Targets) -> ServedRequest:
+        slo = SLO(_CLASS, targets)
+        if not one.completed:
+            return ServedRequest(slo, Outcome.FAILED)
+        for name in targets.stated:
+            if getattr(one, name) is None:
+                raise ConfigError(
+                    f"request {number} of {self.tool} has no {name[:-2]}: judge it without this target, or have the "
+                    "tool stream its requests and count their tokens"
+                )
+        found = [math.inf if value is None else value for value in (one.ttft_s, one.tpot_s, one.e2e_s)]
+        return ServedRequest(slo, Outcome.COMPLETED, latency=Latency(*found))
+
+
+def read_runs(path: Path) -> list[Run]:
+    """The runs of a file, of which guidellm's may have several. Raises: ConfigError for a file without runs."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    try:
+        content = _parsed(text)
+        for recognised, read in _READERS:
+            if recognised(content):
+                runs = list(read(content))
+                if not any(run.requests for run in runs):
+                    raise ConfigError(f"{path}: has no single request")
+                return runs
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path}: is not as its tool writes it: {type(error).__name__}: {error}") from None
+    raise ConfigError(
+        f"{path}: has no figures of single requests. Known are the files of vllm bench serve ({_DETAILS}), guidellm "
+        "(benchmarks.json) and aiperf (profile_export.jsonl)"
+    )
+
+
+def _parsed(text: str) -> Any:
+    """A JSON value, or the list of those on the lines of ``text``. Raises: ValueError."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _vllm(content: Mapping[str, Any]) -> Iterator[Run]:
+    columns = [content[name] for name in ("ttfts", "itls", "output_lens", "errors")]
+    ends = content.get("latencies") or [ttft + sum(itl) for ttft, itl in zip(columns[0], columns[1], strict=True)]
+    found = []
+    for ttft_s, _, tokens, error, e2e_s in zip(*columns, ends, strict=True):
+        if error or not tokens:
+            found.append(Measured(False))
+            continue
+        tpot_s = (e2e_s - ttft_s) / (tokens - 1) if tokens > 1 else 0.0
+        found.append(Measured(True, ttft_s, tpot_s, e2e_s))
+    yield Run("vllm bench serve", found, content.get("duration"))
+
+
+def _guidellm(content: Mapping[str, Any]) -> Iterator[Run]:
+    for benchmark in content["benchmarks"]:
+        requests = benchmark["requests"]
+        found = []
+        for one in requests["successful"] or ():
+            tokens, tpot_ms = one.get("output_tokens"), one.get("inter_token_latency_ms")
+            tpot_s = 0.0 if tokens == 1 else _seconds(tpot_ms)
+            ttft_s = _seconds(one.get("time_to_first_token_ms"))
+            found.append(Measured(True, ttft_s, tpot_s, one.get("request_latency")))
+        failed = len(requests.get("errored") or ()) + len(requests.get("incomplete") or ())
+        yield Run("guidellm", found + [Measured(False)] * failed, benchmark.get("duration"))
+
+
+def _aiperf(content: list[Mapping[str, Any]]) -> Iterator[Run]:
+    found = []
+    for record in content:
+        metrics = record["metrics"]
+        if record.get("error") or "request_latency" not in metrics:
+            found.append(Measured(False))
+            continue
+        tokens = metrics.get("output_sequence_length", {}).get("value")
+        tpot_s = 0.0 if tokens == 1 else _of_unit(metrics.get("inter_token_latency"))
+        ttft_s, e2e_s = _of_unit(metrics.get("time_to_first_token")), _of_unit(metrics["request_latency"])
+        found.append(Measured(True, ttft_s, tpot_s, e2e_s))
+    yield Run("aiperf", found, None)
+
+
+def _seconds(value_ms: float | None) -> float | None:
+    return None if value_ms is None else value_ms / 1e3
+
+
+_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
+
+
+def _of_unit(metric: Mapping[str, Any] | None) -> float | None:
+    """Raises: KeyError for an unknown unit."""
+    return None if metric is None else metric["value"] * _UNITS[metric["unit"]]
+
+
+_READERS: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], Iterator[Run]]], ...]] = (
+    (lambda content: isinstance(content, dict) and "ttfts" in content, _vllm),
+    (lambda content: isinstance(content, dict) and "benchmarks" in content, _guidellm),
+    (lambda content: isinstance(content, list) and bool(content) and "metrics" in content[0], _aiperf),
+)
+"""How a file is recognised, and read."""

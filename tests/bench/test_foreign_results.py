@@ -1,0 +1,116 @@
+"""Files of other load generators: figures, what counts as failed, and files that say too little.
+
+The files here have the fields that vLLM 0.32.0, guidellm 0.8.1 and aiperf 0.13.0 write; values are made up.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sloserve.bench.foreign_results import read_runs
+from sloserve.cli import app
+from sloserve.core.errors import ConfigError
+from sloserve.core.slo import Targets
+
+VLLM = {
+    "duration": 2.0,
+    "ttfts": [0.1, 0.9, 0.2, 0.0],
+    "itls": [[0.1, 0.1], [0.1], [], []],
+    "output_lens": [3, 2, 1, 0],
+    "errors": ["", "", "", "Too Many Requests"],
+}
+
+
+def _guidellm(ttft_ms: float, itl_ms: float | None, e2e_s: float, tokens: int) -> dict[str, Any]:
+    figures = {"time_to_first_token_ms": ttft_ms, "inter_token_latency_ms": itl_ms}
+    return figures | {"request_latency": e2e_s, "output_tokens": tokens}
+
+
+_SUCCESSFUL = [_guidellm(100.0, 100.0, 0.3, 3), _guidellm(900.0, 100.0, 1.0, 2), _guidellm(200.0, None, 0.2, 1)]
+_REQUESTS = {"successful": _SUCCESSFUL, "errored": [], "incomplete": [{"request_latency": None}]}
+GUIDELLM = {"benchmarks": [{"duration": 2.0, "requests": _REQUESTS}]}
+
+
+def _aiperf(ttft_ms: float, itl_ms: float | None, e2e_ms: float, tokens: int) -> dict[str, Any]:
+    metrics: dict[str, Any] = {"time_to_first_token": {"value": ttft_ms, "unit": "ms"}}
+    metrics["request_latency"] = {"value": e2e_ms, "unit": "ms"}
+    metrics["output_sequence_length"] = {"value": tokens, "unit": "tokens"}
+    if itl_ms is not None:
+        metrics["inter_token_latency"] = {"value": itl_ms, "unit": "ms"}
+    return {"metadata": {}, "metrics": metrics, "error": None}
+
+
+AIPERF = [
+    _aiperf(100.0, 100.0, 300.0, 3),
+    _aiperf(900.0, 100.0, 1000.0, 2),
+    _aiperf(200.0, None, 200.0, 1),
+    {"metadata": {}, "metrics": {}, "error": {"code": 429}},
+]
+TEXTS = {
+    "vllm bench serve": json.dumps(VLLM),
+    "guidellm": json.dumps(GUIDELLM),
+    "aiperf": "\n".join(map(json.dumps, AIPERF)),
+}
+
+
+@pytest.mark.parametrize("tool", TEXTS)
+def test_each_tool_has_the_same_verdict_for_the_same_requests(tool: str, tmp_path: Path) -> None:
+    path = tmp_path / "result"
+    path.write_text(TEXTS[tool])
+    (run,) = read_runs(path)
+    assert run.tool == tool
+    judged = run.judged(Targets(ttft_s=0.5, tpot_s=0.1, e2e_s=0.25))
+    assert [one.met for one in judged] == [
+        {"ttft": True, "tpot": True, "e2e": False},
+        {"ttft": False, "tpot": True, "e2e": False},
+        {"ttft": True, "tpot": True, "e2e": True},
+        {"ttft": False, "tpot": False, "e2e": False},
+    ]
+
+
+def test_the_command_prints_the_verdict_and_fails_below_what_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(TEXTS["vllm bench serve"])
+    arguments = ["judge", str(path), "--goodput", "ttft:500", "--at-least"]
+    passed = CliRunner().invoke(app, [*arguments, "50"])
+    assert passed.exit_code == 0
+    assert passed.output.splitlines() == [
+        "vllm bench serve: 4 requests, 3 completed",
+        "  ttft         50.0 %   2 of 4",
+        "  all targets  50.0 %   2 of 4",
+        "  goodput     1.00 requests/s",
+    ]
+    assert CliRunner().invoke(app, [*arguments, "50.1"]).exit_code == 1
+    (told,) = json.loads(CliRunner().invoke(app, [*arguments, "0", "--json"]).output)
+    assert told["met"] == {"ttft": 2} and told["attainment"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is not as its tool writes it"),
+        ("[]", "--save-detailed"),
+        (json.dumps({"duration": 1.0, "mean_ttft_ms": 3.0}), "--save-detailed"),
+        (json.dumps(VLLM | {"errors": [""]}), "is not as its tool writes it"),
+        (json.dumps({"benchmarks": []}), "has no single request"),
+        (json.dumps([{"metrics": {"request_latency": {"value": 1, "unit": "years"}}}]), "years"),
+    ],
+)
+def test_a_file_without_figures_of_requests_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "result"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        read_runs(path)
+
+
+def test_a_target_without_its_figure_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "result"
+    unstreamed = {"metadata": {}, "metrics": {"request_latency": {"value": 1.0, "unit": "sec"}}, "error": None}
+    path.write_text(json.dumps(unstreamed) + "\n" + json.dumps(unstreamed))
+    (run,) = read_runs(path)
+    assert [one.good for one in run.judged(Targets(e2e_s=1.0))] == [True, True]
+    with pytest.raises(ConfigError, match="request 1 of aiperf has no ttft"):
+        run.judged(Targets(ttft_s=1.0))
