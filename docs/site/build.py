@@ -2,7 +2,8 @@
 
 The pages are the markdown files of this repository as they are, but for links that leave ``docs/``: a file that they
 name is put beside the pages, a folder is named without a link. The pages below ``reference/`` are made from the code. A
-link that leads nowhere ends the build, as does a page that ``zensical.toml`` does not list.
+link that leads nowhere ends the build, as does a page that ``zensical.toml`` does not list; what it lists and is not
+there is left out.
 """
 
 import importlib
@@ -158,12 +159,13 @@ def main() -> None:
     pages.gather()
     for name, made in (("commands", commands), ("files", files), ("python", python)):
         pages.write(f"reference/{name}.md", made())
-    shutil.copy(SITE / "zensical.toml", folder)
-    listed = set(re.findall(r'"([^"]+\.md)"', (SITE / "zensical.toml").read_text()))
     there = {str(path.relative_to(folder / "pages")) for path in (folder / "pages").rglob("*.md")}
-    if listed != there:
-        told = f"not listed: {sorted(there - listed)}; missing: {sorted(listed - there)}"
-        raise SystemExit(f"docs/site/zensical.toml: {told}")
+    lines = (SITE / "zensical.toml").read_text().splitlines(keepends=True)
+    listed = {name: line for line in lines for name in re.findall(r'= "([^"]+\.md)"', line)}
+    if there - set(listed):
+        raise SystemExit(f"docs/site/zensical.toml does not list {', '.join(sorted(there - set(listed)))}")
+    left_out = {line for name, line in listed.items() if name not in there}
+    (folder / "zensical.toml").write_text("".join(line for line in lines if line not in left_out))
     zensical = Path(sys.executable).parent / "zensical"
     sys.exit(subprocess.run([zensical, "build", "--strict"], cwd=folder, check=False).returncode)
 
