@@ -3,7 +3,7 @@
 import contextlib
 import re
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -16,7 +16,7 @@ from sloserve.fleet.store.database import Params
 T = TypeVar("T")
 
 _OLDEST: Final = 140000
-_CONNECT_S: Final = 5.0
+_CONNECT_S: Final = 4.0
 _PATIENCE: Final[Mapping[str, int]] = {
     "connect_timeout": int(_CONNECT_S),
     "keepalives_idle": 10,
@@ -29,6 +29,9 @@ may state others."""
 _SILENT_S: Final = 30.0
 """A server that says nothing for so long during a statement is away. One that is stopped, not dead, keeps its
 connections open, acknowledges what it is sent, and runs no timeout of its own: only the client can see it."""
+_PROBE_S: Final = 2.0
+"""One that says nothing for so long is asked for another connection. One that is busy with the statement gives it at
+once; one that is stopped does not, and is away by then: a client of the gateway gets its 503 within five seconds."""
 _SILENT_ALONE_S: Final = 600.0
 """The same where others are waited for, or an index is built."""
 _LOOK_S: Final = 0.1
@@ -49,22 +52,27 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
     """One that is closed where the server is silent for ``silent_s`` seconds while it is waited for."""
 
     silent_s = _SILENT_S
+    answers: Callable[[], bool] | None = None
+    """Whether the server takes another connection; ``None``: it is not asked."""
 
     def wait(self, gen: Generator[Any, Any, T], interval: float = _LOOK_S, *args: Any, **kwargs: Any) -> T:
         """As psycopg's, which looks every ``interval`` seconds whether anything has come."""
         return super().wait(self._unless_silent(gen, interval), interval, *args, **kwargs)
 
     def _unless_silent(self, gen: Generator[Any, Any, T], interval: float) -> Generator[Any, Any, T]:
-        silent_s = 0.0
+        silent_s, probed = 0.0, False
         try:
             wants = next(gen)
             while True:
                 ready = yield wants
                 # Counted in looks, not by a clock: time in which this process itself was stopped does not count.
                 silent_s = 0.0 if ready else silent_s + interval
-                if silent_s > self.silent_s:
+                is_away = silent_s > self.silent_s
+                if not probed and silent_s > _PROBE_S and self.answers is not None:
+                    is_away, probed = is_away or not self.answers(), True
+                if is_away:
                     self.close()  # the answer may come yet, and would be taken for that of the next statement
-                    raise psycopg.OperationalError(f"the server has said nothing for {self.silent_s:g} s")
+                    raise psycopg.OperationalError(f"the server has said nothing for {silent_s:.0f} s")
                 wants = gen.send(ready)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]
@@ -149,9 +157,16 @@ class PostgresDatabase:
     @contextlib.contextmanager
     def _within(self, silent_s: float) -> Iterator[PostgresSession]:
         with self._errors(), self._pool.connection() as connection:
-            connection.silent_s = silent_s
+            connection.silent_s, connection.answers = silent_s, self._answers
             with connection.transaction(), connection.cursor() as cursor:
                 yield PostgresSession(cursor)
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(self._address, **{**self._options, "connect_timeout": 2}).close()
+        except psycopg.OperationalError as error:
+            return "timeout" not in str(error)  # one that has no connections left says so
+        return True
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[PostgresSession]:

@@ -109,7 +109,7 @@ def test_a_server_that_is_stopped_but_not_dead_is_away_and_comes_back(
     """Its kernel acknowledges what it is sent, so that TCP sees nothing, and it ends no statement itself."""
     if databases.ADDRESS in os.environ:
         pytest.skip("NOT TESTED: the processes of a server elsewhere cannot be stopped")
-    for limit in ("_SILENT_S", "_CONNECT_S"):
+    for limit in ("_PROBE_S", "_CONNECT_S"):
         monkeypatch.setattr(f"sloserve.fleet.store.postgres.{limit}", 0.5)
     folder = tmp_path_factory.mktemp("stopped")
     with databases.server(folder) as address:
@@ -126,6 +126,18 @@ def test_a_server_that_is_stopped_but_not_dead_is_away_and_comes_back(
                 break
         assert {agent.id for agent in store.members.agents()} == {"a", "b"}
         store.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_takes_long_for_a_statement_is_not_away(
+    postgres_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sloserve.fleet.store.postgres._PROBE_S", 0.2)
+    database = PostgresDatabase(postgres_address)
+    with database.transaction() as session:
+        session.rows("SELECT pg_sleep(1.0)")
+        assert session.rows("SELECT 1") == [(1,)]
+    database.close()
 
 
 @pytest.mark.slow
