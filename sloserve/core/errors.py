@@ -78,6 +78,9 @@ class MalformedBody(BadBody):
 class BodyTooLarge(BadBody):
     """It is longer than may be, by what its request declares or by what has come."""
 
+    param: str | None = None
+    """Field of the body that makes it so, where that is known."""
+
     def __init__(self, most_bytes: float) -> None:
         super().__init__(f"more than {most_bytes} bytes; send less")
 

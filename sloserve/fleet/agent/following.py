@@ -54,7 +54,7 @@ class Following:
         self._queued = CachedSums(store.requests, clock)
         self._queues: Mapping[str, Sequence[Queued]] = {}
 
-        self._faults = Faults("an instance does not do as the plan says")
+        self._faults = {name: Faults(f"{name} does not do as the plan says") for name in self._doors}
         self._switches: dict[str, asyncio.Task[None]] = {}
         self._warming: dict[str, tuple[tuple[str, ...], asyncio.Task[None]]] = {}
         self._agendas = agendas(fleet, self._doors)
@@ -113,7 +113,7 @@ class Following:
 
         async def switch() -> None:
             try:
-                with self._faults:  # the agent's, which must not end following
+                with self._faults[door.name]:  # the agent's, which must not end following
                     self._warming.pop(door.name, None)
                     await door.keep_warm(warm)
                     if not await door.switch(model):
@@ -129,7 +129,7 @@ class Following:
             return
 
         async def keep() -> None:
-            with self._faults:
+            with self._faults[door.name]:
                 await door.keep_warm(models)
 
         self._warming[door.name] = models, asyncio.create_task(keep())

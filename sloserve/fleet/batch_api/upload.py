@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
+from sloserve.core.errors import BodyTooLarge
 from sloserve.fleet.batch_api.folder import telling_full
 from sloserve.wire.opening import SILENT_S, BodyLimits, BoundedBody
 
@@ -41,10 +42,13 @@ class UploadForm:
         self._form: FormData | None = None
 
     async def __aenter__(self) -> FormData:
-        self._body.check_length()
         try:
+            self._body.check_length()
             with telling_full("files that are on their way, TMPDIR,"):
                 self._form = await self._request.form(max_files=1, max_fields=8)
+        except BodyTooLarge as error:
+            error.param = "file"
+            raise
         except (MultiPartException, HTTPException) as error:
             text = error.message if isinstance(error, MultiPartException) else error.detail
             raise RouteError(HTTPStatus.BAD_REQUEST, f"request body: {text}") from None

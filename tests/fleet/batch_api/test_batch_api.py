@@ -430,7 +430,7 @@ def test_what_is_too_much_is_refused_before_it_is_kept(fleet: Fleet, tmp_path: P
     client = fleet.client()
     with pytest.raises(openai.APIStatusError, match="more than") as raised:
         client.files.create(file=("big", b"x" * 90_000), purpose="batch")
-    assert raised.value.status_code == 413
+    assert raised.value.status_code == 413 and raised.value.param == "file"
     with pytest.raises(openai.APIStatusError, match="file: 20001 bytes are more than 20000"):
         client.files.create(file=("big", b"x" * 20_001), purpose="batch")
     chunked = fleet.http.post(
@@ -440,7 +440,7 @@ def test_what_is_too_much_is_refused_before_it_is_kept(fleet: Fleet, tmp_path: P
         ),
         headers={"Authorization": "Bearer t", "Content-Type": "multipart/form-data; boundary=b"},
     )
-    assert chunked.status_code == 413
+    assert chunked.status_code == 413 and chunked.json()["error"]["param"] == "file"
     files = [client.files.create(file=("f", b"x" * 20_000), purpose="batch").id for _ in range(2)]
     with pytest.raises(openai.RateLimitError, match="50000 may be kept"):
         client.files.create(file=("f", b"x" * 20_000), purpose="batch")
