@@ -100,6 +100,7 @@ def serve(
     from sloserve import config
     from sloserve.api import http3 as http3_checks
     from sloserve.vllm_plugin.server import serve, swap_space
+    from sloserve.wire.listening import check_port_free
 
     sources = config.read_sources(slo_config, settings.flags() | asdict(http3), settings.preset)
     config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
@@ -108,9 +109,10 @@ def serve(
     passed_on = vllm_arguments(context, arguments)
     swap_space.check_rule(settings.swapping, swap_space_gib, passed_on)
     serve.check_model(passed_on)
+    serve.check_flags(passed_on, our_flags(context))
     listens_on = serve.listens_on(passed_on)
     if listens_on is not None:
-        serve.check_port_free(*listens_on)
+        check_port_free(*listens_on)
     args = serve.prepare(passed_on, our_flags(context))
     effective = config.settle(sources, args.additional_config)
     http3_checks.check(args, effective.settings.http3)

@@ -11,6 +11,7 @@ from sloserve.http3 import self_check
 from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.edge import Edge, EdgeSettings
 from sloserve.http3.stream_schedulers import scheduler
+from sloserve.wire.listening import check_certificate, check_port_free
 
 PING_S, SILENT_S = 1.0, 4.0
 """How often the edge pings the engine host, and after how long a silence the host counts as dead."""
@@ -25,12 +26,9 @@ def serve(upstream: Any, listen: Any) -> None:
     self_check.check(upstream.quic_scheduler)
     if upstream.quic_congestion not in ("cubic", "reno", "constant"):
         raise ConfigError(f"--quic-congestion: {upstream.quic_congestion!r} is not one of cubic, reno, constant")
-    for one, other, names in (
-        (upstream.certfile, upstream.keyfile, "--certfile and --keyfile"),
-        (listen.ssl_certfile, listen.ssl_keyfile, "--ssl-certfile and --ssl-keyfile"),
-    ):
-        if (one is None) != (other is None):
-            raise ConfigError(f"{names} belong together; give both or none")
+    if (upstream.certfile is None) != (upstream.keyfile is None):
+        raise ConfigError("--certfile and --keyfile belong together; give both or none")
+    check_certificate(_text(listen.ssl_certfile), _text(listen.ssl_keyfile))
     address = address_of(upstream.upstream)
     client = ClientSettings(
         scheduler=upstream.quic_scheduler,
@@ -45,6 +43,7 @@ def serve(upstream: Any, listen: Any) -> None:
     )
     client.configuration(address[0])  # says now which file cannot be read
     settings = EdgeSettings(*address, client, upstream.max_requests, upstream.max_waiting)
+    check_port_free(listen.host, listen.port)
     url = f"http{'s' if listen.ssl_certfile else ''}://{listen.host}:{listen.port}"
     print(f"sloserve edge on {url}, forwarding to {upstream.upstream}", flush=True)
     uvicorn.run(

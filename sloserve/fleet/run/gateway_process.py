@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import Store, open_store
 from sloserve.wire.asgi import Message, Receive, Scope, Send
+from sloserve.wire.listening import cannot_listen, check_certificate, family_of
 from sloserve.wire.optional_http3 import Http3Front, Tls, check
 
 
@@ -110,34 +110,20 @@ def _tls(section: GatewaySection, folder: Path) -> Tls:
     """Raises: ConfigError for files that are no certificate and key."""
     files = (section.ssl_certfile, section.ssl_keyfile, section.ssl_ca_certs)
     certfile, keyfile, authorities = (None if name is None else str(folder / name) for name in files)
-    if (certfile is None) != (keyfile is None):
-        raise ConfigError("gateway: --ssl-certfile and --ssl-keyfile belong together; give both")
-    if certfile is not None:
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
-        except OSError as error:
-            raise ConfigError(
-                f"--ssl-certfile {certfile}, --ssl-keyfile {keyfile}: no PEM certificate and key: {error}"
-            ) from None
+    check_certificate(certfile, keyfile)
     return Tls(certfile, keyfile, authorities, section.ssl_cert_reqs, section.enable_ssl_refresh)
 
 
 def _listening(section: GatewaySection, silent_max_s: float) -> socket.socket:
     try:
-        made = socket.create_server((section.host, section.port), family=_family(section.host), backlog=2048)
+        made = socket.create_server((section.host, section.port), family=family_of(section.host), backlog=2048)
         if sys.platform == "linux":
             # Of all its connections: one whose client reads nothing for so long ends, whatever is still to be sent.
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silent_max_s * 1e3))
         return made
-    except OSError as error:
-        raise ConfigError(
-            f"gateway: cannot listen on {section.host} port {section.port}: {error.strerror or error}; choose another "
-            "with --port or --host, or in the section gateway of the fleet's file"
-        ) from None
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+    except (OSError, OverflowError) as error:
+        reason = cannot_listen(section.host, section.port, error)
+        raise ConfigError(f"gateway: {reason}, or in the section gateway of the fleet's file") from None
 
 
 async def serve_gateway(fleet: Fleet, place: Place, say: Callable[[str], None]) -> None:

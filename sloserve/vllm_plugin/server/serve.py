@@ -6,9 +6,9 @@ checked without loading a model is checked first, and fails with one message.
 
 import argparse
 import difflib
+import logging
 import os
 import re
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,13 +18,18 @@ from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
 from sloserve.settings import ADMIN_KEY, KEY
 from sloserve.vllm_plugin.server import tiny_model
-from sloserve.vllm_plugin.versions import require_vllm
+from sloserve.vllm_plugin.versions import TESTED_VLLM, installed_vllm, require_vllm
+from sloserve.wire.listening import check_port_free
 
 SCHEDULER_CLS = "sloserve.vllm_plugin.SLOScheduler"
 MIDDLEWARE = "sloserve.api.middleware.SLOMiddleware"
 """Named, not imported: vLLM imports it, outside all of its own layers."""
 
 DEFAULT_HOST = "127.0.0.1"
+
+VLLM_FLAGS = Path(__file__).with_name("vllm_flags.txt")
+"""Long flags of ``vllm serve`` in all tested versions, one a line; a test holds it against the installed one's."""
+
 RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
 
 TINY_FLAGS = {
@@ -74,6 +79,8 @@ def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | N
     if admin_key is not None:
         os.environ[ADMIN_KEY] = admin_key  # API processes inherit it, and no log shows it
     compat.configure_logging(args)
+    # Our middleware serves the routes that this warning of vLLM's finds missing.
+    logging.getLogger("vllm.plugins").addFilter(_is_no_needless_warning)
     command = ServeSubcommand()
     try:
         command.validate(args)
@@ -85,6 +92,11 @@ def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | N
             print(f"sloserve: warning: {exposure(args.host, args.port, has_key)}", file=sys.stderr)
         check_port_free(args.host, args.port)
     command.cmd(args)
+
+
+def _is_no_needless_warning(record: logging.LogRecord) -> bool:
+    """Whether to log it: not that the one endpoint plugin is ours, and not loaded."""
+    return not record.getMessage().startswith("Found endpoint plugin(s) ['sloserve'] but")
 
 
 def parse_vllm_args(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse.Namespace:
@@ -146,20 +158,6 @@ def exposure(host: str | None, port: int, has_key: bool) -> str:
     return f"every client that reaches {host} port {port} may use the model; --api-key or VLLM_API_KEY asks for a key"
 
 
-def check_port_free(host: str, port: int) -> None:
-    """Raises: ConfigError when the server could not listen there. vLLM binds the port itself, right after."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-            raise ConfigError(
-                f"cannot listen on {host} port {port}: {reason}; choose another with --port or --host"
-            ) from error
-
-
 def _parsers(our_flags: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -194,7 +192,7 @@ def check_model(vllm_args: Sequence[str]) -> None:
 def listens_on(vllm_args: Sequence[str]) -> tuple[str, int] | None:
     """Host and port as these flags say, read without vLLM; ``None`` where it listens on none, or a file may say more.
 
-    Of what cannot be read vLLM's own parser says so later.
+    Raises: ConfigError for a port that is no number.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--host", default=DEFAULT_HOST)
@@ -204,9 +202,28 @@ def listens_on(vllm_args: Sequence[str]) -> tuple[str, int] | None:
     parser.add_argument("--headless", action="store_true")
     try:
         args, _ = parser.parse_known_args(list(vllm_args))
-    except argparse.ArgumentError:
-        return None
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from None
     return None if args.uds or args.headless or args.config else (args.host, args.port)
+
+
+def check_flags(vllm_args: Sequence[str], our_flags: Sequence[str]) -> None:
+    """Finds flags that are mistyped, without vLLM: near one of vLLM's or of ours, and none of them.
+
+    Other unknown ones are left to vLLM, to whose parser plugins may add. Raises: ConfigError for the first.
+    """
+    if installed_vllm() not in TESTED_VLLM:
+        return
+    known = VLLM_FLAGS.read_text().split()
+    for argument in vllm_args:
+        if argument == "--":
+            return
+        name = re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-")
+        if not name.startswith("--") or any(flag.startswith(name) for flag in known):  # argparse knows beginnings, too
+            continue
+        close = difflib.get_close_matches(name, [*known, *our_flags], n=1, cutoff=0.75)
+        if close:
+            raise ConfigError(f"no such flag: {name}; did you mean {close[0]}?")
 
 
 def _did_you_mean(message: str, known_flags: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.scheduler.registry import policy_names
 from sloserve.settings import ADMIN_KEY
 from sloserve.vllm_plugin.server import serve
+from sloserve.wire.listening import check_port_free
 from tests.ports import free_port
 
 
@@ -89,7 +90,9 @@ def test_no_flag_of_vllm_is_nearly_ours() -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = ServeSubcommand().subparser_init(FlexibleArgumentParser().add_subparsers())
+    listed = set(serve.VLLM_FLAGS.read_text().split())
     theirs = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+    assert set(theirs) <= listed
     for command in ("serve", "profile"):
         context = typer.Context(typer.main.get_command(cli.app).commands[command])  # type: ignore[attr-defined]
         ours = root.our_flags(context)
@@ -118,7 +121,6 @@ def test_a_taken_port_is_refused_before_vllm_is_imported(
         (["m", "--uds", "/tmp/s"], None),
         (["m", "--headless"], None),
         (["--config", "server.yaml"], None),
-        (["m", "--port", "x"], None),
     ],
 )
 def test_where_it_will_listen_is_read_without_vllm(flags: list[str], found: tuple[str, int] | None) -> None:
@@ -267,8 +269,8 @@ def test_port_in_use_is_one_message() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
-            serve.check_port_free("127.0.0.1", port)
-    serve.check_port_free("127.0.0.1", port)
+            check_port_free("127.0.0.1", port)
+    check_port_free("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(
@@ -291,9 +293,36 @@ def test_a_model_that_cannot_be_is_said_before_vllm_is_loaded(arguments: list[st
         serve.check_model(arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["m", "--prot", "1"], "no such flag: --prot; did you mean --port?"),
+        (["m", "--max_model_lne=512"], "no such flag: --max-model-lne; did you mean --max-model-len?"),
+        (["m", "--shadow-polic", "edf"], "no such flag: --shadow-polic; did you mean --shadow-policy?"),
+        (["m", "--max-model-l", "9", "--max_model_len=9", "--hf-overrides.a", "1", "-O3", "--of-a-plugin"], None),
+        (["m", "--no-enable-prefix-caching", "--", "--prot"], None),
+    ],
+)
+def test_a_mistyped_flag_of_vllm_is_found_without_vllm(
+    arguments: list[str], meant: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if meant is None:
+        serve.check_flags(arguments, ["--shadow-policy"])
+        return
+    with pytest.raises(ConfigError, match=f"^{re.escape(meant)}$"):
+        serve.check_flags(arguments, ["--shadow-policy"])
+    monkeypatch.setattr(serve, "installed_vllm", lambda: "99.0")  # whose flags nobody has listed
+    serve.check_flags(arguments, [])
+
+
+def test_a_port_that_is_no_number_is_one_message() -> None:
+    with pytest.raises(ConfigError, match="argument --port: invalid int value: 'x'"):
+        serve.listens_on(["m", "--port", "x"])
+
+
 def test_a_port_out_of_range_is_one_message() -> None:
     with pytest.raises(ConfigError, match=r"port 99999: .*0-65535; choose another"):
-        serve.check_port_free("127.0.0.1", 99_999)
+        check_port_free("127.0.0.1", 99_999)
 
 
 @pytest.mark.slow
@@ -341,7 +370,11 @@ def test_tiny_model_sets_defaults_that_flags_override() -> None:
     ],
 )
 def test_vllm_gets_everything_and_an_open_door_is_pointed_out(
-    flags: list[str], warned: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    warned: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     from vllm.entrypoints.cli.serve import ServeSubcommand
 
@@ -351,6 +384,10 @@ def test_vllm_gets_everything_and_an_open_door_is_pointed_out(
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     args = serve.prepare(["builtin:tiny", "--port", str(free_port()), "--additional-config", '{"other": 1}', *flags])
     serve.run(args, {"policy": "edf"}, "secret")
+    from vllm.plugins import load_endpoint_plugins
+
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    assert load_endpoint_plugins(None) == [] and "endpoint plugin" not in caplog.text
     (passed,) = started
     assert (passed.scheduler_cls, passed.middleware) == (serve.SCHEDULER_CLS, [serve.MIDDLEWARE])
     assert passed.additional_config == {"other": 1, "sloserve": {"policy": "edf"}}
