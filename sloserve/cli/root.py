@@ -3,12 +3,13 @@
 import difflib
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 import sloserve
 from sloserve.core.errors import ConfigError
+from sloserve.core.extras import explained
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -53,9 +54,18 @@ def main() -> None:
     try:
         app()
     except ConfigError as error:
-        for line in str(error).splitlines():
-            print(f"sloserve: {line}", file=sys.stderr)
-        sys.exit(2)
+        _exit(error)
+    except ModuleNotFoundError as error:
+        mistake = explained(error)
+        if mistake is None:
+            raise
+        _exit(mistake)
+
+
+def _exit(mistake: ConfigError) -> NoReturn:
+    for line in str(mistake).splitlines():
+        print(f"sloserve: {line}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _show_version(wanted: bool) -> None:

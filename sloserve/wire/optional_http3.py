@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sloserve.core.errors import ConfigError
+from sloserve.core.extras import not_installed
 from sloserve.files.model import Allowed
 from sloserve.wire.asgi import Message, Scope, Send
 from sloserve.wire.resolve import Classify
@@ -90,9 +90,7 @@ def part(name: str) -> Any:
     try:
         return importlib.import_module(f"sloserve.http3.{name}")
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"HTTP/3 (--http3, sloserve edge) needs {error.name}, which is not installed: pip install 'sloserve[http3]'"
-        ) from error
+        raise not_installed("HTTP/3 (--http3, sloserve edge)", str(error.name), "http3") from error
 
 
 def check(settings: Http3Settings, tls: Tls, address: tuple[str, int]) -> None:

@@ -6,6 +6,7 @@ from urllib.parse import unquote
 
 from sloserve.core.clock import Clock
 from sloserve.core.errors import ConfigError
+from sloserve.core.extras import not_installed
 from sloserve.fleet.store.batches import Batches
 from sloserve.fleet.store.database import Database
 from sloserve.fleet.store.members import Members
@@ -53,8 +54,6 @@ def open_store(address: str, clock: Clock | None = None) -> Store:
         try:
             from sloserve.fleet.store.postgres import PostgresDatabase
         except ImportError:
-            raise ConfigError(
-                "a store in PostgreSQL needs psycopg, which is not installed; pip install 'sloserve[fleet]'"
-            ) from None
+            raise not_installed("a store in PostgreSQL", "psycopg", "fleet") from None
         return Store(PostgresDatabase(address))
     raise ConfigError(f"store: {address.split(':')[0]!r} is not a kind of store; give sqlite:PATH or postgresql://...")
