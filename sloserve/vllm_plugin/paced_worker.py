@@ -7,11 +7,14 @@ token is the same one, so that replies are as long as ``max_tokens``.
     vllm serve MODEL --worker-cls sloserve.vllm_plugin.paced_worker.PacedWorker \\
         --additional-config '{"sloserve": {"profile": "h100-llama3-8b"}}'
 
-MODEL gives tokenizer and context; its weights are not read. Steps are two deep, as on a GPU, whatever vLLM's CPU
-platform would have. A sleep, a wake and a reload of weights take the profile's time, too.
+MODEL gives tokenizer and context; its weights are not read. A step begins when it is launched or when the one before
+ends, whichever is later, and its result is there at its end. Steps are two deep, as on a GPU by default, whatever
+vLLM's CPU platform would have; with ``SyncPacedWorker`` one follows the other, as with ``--no-async-scheduling``. A
+sleep, a wake and a reload of weights take the profile's time, too.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -39,6 +42,8 @@ class PacedWorker(WorkerBase):
     Raises: ConfigError where the settings name no profile, or KV is to be transferred, which there is none of.
     """
 
+    is_async = True
+
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         kwargs.pop("shared_worker_lock", None)
         super().__init__(vllm_config, *args, **kwargs)
@@ -56,7 +61,7 @@ class PacedWorker(WorkerBase):
         if vllm_config.kv_transfer_config is not None:
             raise ConfigError("PacedWorker has no KV to transfer; leave --kv-transfer-config and --swap-space-gib out")
         # Before the engine asks: it makes its scheduler and its queue of batches after its worker.
-        vllm_config.scheduler_config.async_scheduling = True
+        vllm_config.scheduler_config.async_scheduling = self.is_async
         self._profile = load_profile(settings.profile)
         self._clock = SystemClock()
         self._free_s = self._clock.monotonic_s()
@@ -149,13 +154,18 @@ class PacedWorker(WorkerBase):
         if not scheduler_output.total_num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT
         self._step = scheduler_output
+        launched_s = max(self._clock.monotonic_s(), self._free_s)
+        self._free_s = launched_s + self._profile.step_s(step_load(scheduler_output))
         return None  # and sample_tokens comes next
 
-    def sample_tokens(self, grammar_output: Any) -> "_Later":
+    def sample_tokens(self, grammar_output: Any) -> "_Later | ModelRunnerOutput":
         output, self._step = self._step, None
-        begin_s = max(self._clock.monotonic_s(), self._free_s)
-        self._free_s = begin_s + self._profile.step_s(step_load(output))
-        return _Later(self._result(output), self._clock, self._free_s)
+        later = _Later(self._result(output), self.wait_until, self._free_s)
+        return later if self.is_async else later.get_output()
+
+    def wait_until(self, end_s: float) -> None:
+        """Returns at ``end_s``, seconds of the monotonic clock."""
+        time.sleep(max(end_s - self._clock.monotonic_s(), 0.0))
 
     def _result(self, output: Any) -> ModelRunnerOutput:
         ids = list(output.num_scheduled_tokens)
@@ -176,12 +186,18 @@ class PacedWorker(WorkerBase):
         return ModelRunnerOutput(req_ids=ids, req_id_to_index=index, sampled_token_ids=sampled)
 
 
+class SyncPacedWorker(PacedWorker):
+    """Computes nothing ahead: a step is scheduled when the result of the one before is there."""
+
+    is_async = False
+
+
 class _Later(AsyncModelRunnerOutput):
     """A result that is there at ``end_s``, seconds of the monotonic clock."""
 
-    def __init__(self, result: ModelRunnerOutput, clock: SystemClock, end_s: float) -> None:
-        self._result, self._clock, self._end_s = result, clock, end_s
+    def __init__(self, result: ModelRunnerOutput, wait_until: Callable[[float], None], end_s: float) -> None:
+        self._result, self._wait_until, self._end_s = result, wait_until, end_s
 
     def get_output(self) -> ModelRunnerOutput:
-        time.sleep(max(self._end_s - self._clock.monotonic_s(), 0.0))
+        self._wait_until(self._end_s)
         return self._result

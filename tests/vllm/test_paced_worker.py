@@ -60,6 +60,36 @@ def test_each_request_gets_its_tokens_whatever_is_preempted(engine: Any) -> None
     assert core.scheduler.slo_counters["evictions"] > 0
 
 
+def test_a_step_begins_when_it_is_launched_and_the_one_before_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from sloserve.vllm_plugin import paced_worker
+
+    now_s, waited_until = [10.0], []
+    monkeypatch.setattr(paced_worker, "step_load", lambda output: output)
+    for kind in (paced_worker.PacedWorker, paced_worker.SyncPacedWorker):
+        worker = object.__new__(kind)
+        worker._free_s, worker._tokens = 0.0, {}
+        worker._clock = SimpleNamespace(monotonic_s=lambda: now_s[0])
+        worker._profile = SimpleNamespace(step_s=lambda output: 2.0)
+        worker._result = lambda output: output
+        worker.wait_until = waited_until.append
+        now_s[0] = 10.0
+        step = SimpleNamespace(finished_req_ids=(), total_num_scheduled_tokens=1)
+        assert worker.execute_model(step) is None
+        now_s[0] = 11.0  # what is done meanwhile, as by a GPU's host, takes nothing off its time
+        first = worker.sample_tokens(None)
+        if kind.is_async:
+            assert worker.execute_model(step) is None
+            second = worker.sample_tokens(None)
+            assert waited_until == []
+            assert (first.get_output(), second.get_output()) == (step, step)
+            assert waited_until == [12.0, 14.0]
+        else:
+            assert first is step
+            assert waited_until == [12.0, 14.0, 12.0]
+
+
 def test_a_swap_of_models_takes_the_profiles_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from sloserve.estimator.step_time.profile import load_profile
     from sloserve.virtual_queues.model_swap import model_swap
