@@ -42,13 +42,14 @@ PREEMPTION_COLUMNS = PREFILL_COLUMNS | {"kv_blocks", "num_preemptions", "preempt
 class PreemptionRule:
     """When a key policy may preempt a running request for a waiting one.
 
-    margin: a victim's key must exceed the waiting request's by more than this, or by the share of it that preempting
-    costs where it can be swapped (:func:`~sloserve.lso.swapping.preemption_price`). max_preemptions: a request that was
-    preempted so often is not a victim again, so that recomputation is bounded. keep_free: share of KV blocks that stay
-    free for the growth of decoding requests.
+    margin: a victim's key must exceed the waiting request's by more than this, or by less where it can be swapped
+    (:func:`~sloserve.lso.swapping.cheaper_later`). in_seconds: whether keys are times. max_preemptions: a request that
+    was preempted so often is not a victim again, so that recomputation is bounded. keep_free: share of KV blocks that
+    stay free for the growth of decoding requests.
     """
 
     margin: float = 0.0
+    in_seconds: bool = False
     max_preemptions: int = 3
     keep_free: float = 0.01
 
@@ -213,7 +214,8 @@ def _victims(
     expendable, key = running[allowed][::-1], running_key[allowed][::-1]
     if not expendable.size:
         return NO_SLOTS
-    key = cheaper_later(key, rule.margin, preemption_price(rows, expendable, engine))
+    wait_s = engine.swap.wait_s if engine.swap is not None and rule.in_seconds else 0.0
+    key = cheaper_later(key, rule.margin, preemption_price(rows, expendable, engine), wait_s)
     order = np.argsort(-key, kind="stable")
     expendable, key = expendable[order], key[order]
     if not key[0] - waiting_key[0] > rule.margin:

@@ -104,14 +104,20 @@ def preemption_price(rows: Rows, slots: IntArray, engine: EngineFacts) -> FloatA
     return found
 
 
-def cheaper_later(key: FloatArray, margin: float, price: FloatArray) -> FloatArray:
-    """Keys by which victims are chosen: a victim's must exceed that of the request that it gives way to by ``margin``.
+def cheaper_later(key: FloatArray, margin: float, price: FloatArray, wait_s: float = 0.0) -> FloatArray:
+    """Keys by which victims are chosen: a victim's must exceed that of the request that it gives way to by ``margin``,
+    which stands for its wait for another turn and for computing it again.
 
     One whose preemption costs the share ``price`` needs that share of the margin, hence ranks later by the rest of it.
+    But it waits for its turn however its KV comes back: where keys are times, it needs no less than ``wait_s``, or else
+    cheap preemptions thrash in a queue that grows (docs/swap.md#recompute-or-swap).
 
-    key, price: ``[n]``; ``key`` is as it was where the price is 1.
+    key, price: ``[n]``; ``key`` is as it was where the price is 1. wait_s: of :class:`~sloserve.lso.plan.SwapFacts`,
+    where ``key`` and ``margin`` are seconds.
     """
-    return key + margin * (1.0 - price)
+    if margin <= 0.0:
+        return key
+    return key + margin * (1.0 - np.maximum(price, min(wait_s / margin, 1.0)))
 
 
 def _decodes(rows: Rows) -> StepLoad:

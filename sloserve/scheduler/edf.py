@@ -83,7 +83,11 @@ class EDF(Policy):
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._rule = (
-            PreemptionRule(margin=self.settings.preempt_margin_s, max_preemptions=self.settings.max_preemptions)
+            PreemptionRule(
+                margin=self.settings.preempt_margin_s,
+                in_seconds=True,
+                max_preemptions=self.settings.max_preemptions,
+            )
             if self.settings.preempt
             else None
         )

@@ -11,7 +11,7 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
 from sloserve.kernels.kv_layout import KVLayout
 from sloserve.lso.plan import EngineFacts, SwapFacts
-from sloserve.lso.swapping import preemption_price, recompute_s, swap_s, swap_worth_s
+from sloserve.lso.swapping import cheaper_later, preemption_price, recompute_s, swap_s, swap_worth_s
 from tests.snapshots import make_snapshot
 
 PROFILES = {name: load_profile(name) for name in profile_names()}
@@ -173,3 +173,13 @@ def test_swapping_saves_nothing_where_computing_again_costs_nothing() -> None:
         engine_of(PROFILES["h100-llama3-8b"], pool_of(PROFILES["h100-llama3-8b"])), step_latency=Noted(0.0)
     )
     assert preemption_price(snapshot.rows, snapshot.running, engine).tolist() == [1.0]
+
+
+def test_a_cheap_victim_affords_its_wait_for_another_turn_where_keys_are_times() -> None:
+    key, price = np.array([100.0, 100.0]), np.array([0.1, 1.0])
+    # A margin of 30 s: 3 s are enough for the first, unless preempted requests of late waited longer.
+    assert cheaper_later(key, 30.0, price).tolist() == pytest.approx([127.0, 100.0])
+    assert cheaper_later(key, 30.0, price, wait_s=2.0).tolist() == pytest.approx([127.0, 100.0])
+    assert cheaper_later(key, 30.0, price, wait_s=12.0).tolist() == pytest.approx([118.0, 100.0])
+    assert cheaper_later(key, 30.0, price, wait_s=1e9).tolist() == [100.0, 100.0]
+    assert cheaper_later(key, 0.0, price, wait_s=1e9).tolist() == [100.0, 100.0]

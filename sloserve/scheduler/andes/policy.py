@@ -167,7 +167,8 @@ class Andes(Policy):
     def _victim_order(self, all_: Outlook, worth: FloatArray, running: IntArray, snapshot: Snapshot) -> VictimOrder:
         """worth: gain per token, ``[len(all_)]``. running: indices, the shortest lead first."""
         price = preemption_price(snapshot.rows, all_.slots[running], snapshot.engine)
-        return longest_lead_first(all_, running, self.settings.lead_s, price)
+        swap = snapshot.engine.swap
+        return longest_lead_first(all_, running, self.settings.lead_s, price, 0.0 if swap is None else swap.wait_s)
 
     def _plan(
         self,

@@ -47,7 +47,9 @@ class HeadOfLine:
         return not self.places.size or (self.places.size <= free_slots and int(self.blocks.sum()) <= free_blocks)
 
 
-def longest_lead_first(all_: Outlook, running: IntArray, lead_s: float, price: FloatArray) -> VictimOrder:
+def longest_lead_first(
+    all_: Outlook, running: IntArray, lead_s: float, price: FloatArray, wait_s: float = 0.0
+) -> VictimOrder:
     """Preempts the requests that are furthest ahead of their readers, as far as their preemption costs the same.
 
     Args:
@@ -55,9 +57,10 @@ def longest_lead_first(all_: Outlook, running: IntArray, lead_s: float, price: F
         lead_s: least lead of a victim, and least difference between its lead and the waiting request's, where it is
             computed again.
         price: ``[len(running)]``; the share of ``lead_s`` that each must have.
+        wait_s: for which it will wait for its turn again, and which its lead must last.
     """
     key = all_.lead_s.copy()
-    key[running] = cheaper_later(key[running], lead_s, price)
+    key[running] = cheaper_later(key[running], lead_s, price, wait_s)
     ahead = running[key[running] >= lead_s][::-1]
     return VictimOrder(ahead[np.argsort(-key[ahead], kind="stable")], key, np.maximum(all_.lead_s, 0.0), lead_s)
 

@@ -98,7 +98,11 @@ class QLM(Policy):
         self._planned_s = -np.inf
         self._known = (np.empty(0, np.int64), np.empty(0))  # references, ascending, and keys of the planned groups
         self._rule = (
-            PreemptionRule(margin=self.settings.preempt_margin_s, max_preemptions=self.settings.max_preemptions)
+            PreemptionRule(
+                margin=self.settings.preempt_margin_s,
+                in_seconds=True,
+                max_preemptions=self.settings.max_preemptions,
+            )
             if self.settings.preempt
             else None
         )
