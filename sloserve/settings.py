@@ -127,7 +127,8 @@ class PluginSettings(_Settings):
     length_model: file that ``sloserve train-length`` wrote; the front end predicts each reply's length with it, for
     policies with ``length=predicted``. ``None``: they predict from the requests of the class that ended.
     plan_share: planning may cost at most this share of the time the engine spends stepping; 1 plans at every step.
-    aged_share: at most this share of admissions goes to the oldest requests past their class's age; 0 turns ageing off.
+    aged_share: at most this share of admissions, and of the KV in use unless it is one request's, goes to the oldest
+    requests past their class's age; 0 turns ageing off.
     swapping: what becomes of a preempted request's KV where there is swap space: ``cost`` copies it to the host where
     that takes less of the engine's time than computing it again does, ``always`` copies it while there is room.
     classes: the service classes; default_class: name of that of requests that name none.
@@ -149,7 +150,7 @@ class PluginSettings(_Settings):
     profile: Annotated[str | None, Allowed("the name or file of a profile")] = None
     length_model: Annotated[str | None, Allowed("the file of a length model")] = None
     plan_share: Annotated[float, Field(strict=True, ge=1e-6, le=1.0), Allowed("a number within 1e-06..1")] = 0.05
-    aged_share: Annotated[float, Field(strict=True, ge=0.0, le=1.0), Allowed("a number within 0..1")] = 0.1
+    aged_share: Annotated[float, Field(strict=True, ge=0.0, le=1.0), Allowed("a number within 0..1")] = 0.05
     swapping: Annotated[Literal["cost", "always"], Allowed("one of cost, always")] = "cost"
     classes: ClassTable = DEFAULT_CLASSES
     default_class: str = DEFAULT_CLASSES.default.name

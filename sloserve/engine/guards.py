@@ -58,21 +58,29 @@ class PlanBudget:
 class Ageing:
     """Finds requests that have aged and gives them turns in the order of admission: see :mod:`sloserve.lso.aged_turns`.
 
-    With k aged requests before it, at most ``(k + 1) * period`` requests are admitted before an aged one. Once it is
-    admitted no plan preempts or pauses it, and it is served before all others, so that vLLM preempts it last when KV is
-    short. The oldest aged request therefore runs to its end without interruption, and then the next oldest.
+    With k aged requests before it, at most ``(k + 1) * period`` requests are admitted before an aged one, but for the
+    time in which earlier aged ones run and hold more than their share of the KV in use: aged requests are long ones,
+    and a tenth of the admissions was a third of the engine. Once it is admitted no plan preempts or pauses it, and it
+    is served before all others, so that vLLM preempts it last when KV is short. The oldest aged request therefore runs
+    to its end without interruption, and then the next oldest.
     """
 
-    NEEDS = PREFILL_COLUMNS | {"arrival_s", "class_id", "item_tokens"}
+    NEEDS = PREFILL_COLUMNS | {"arrival_s", "class_id", "item_tokens", "kv_blocks"}
 
     def __init__(self, share: float, classes: ClassTable) -> None:
+        self._share = share
         self.period = math.ceil(1.0 / share) if share > 0 else None
         self._age_s = np.array([c.aged_after_s for c in classes])
         self._least_age_s = float(self._age_s.min())
         self._since_aged = 0
 
-    def turns(self, rows: Rows, waiting: IntArray, now_s: float) -> AgedTurns:
-        """The turns of the aged requests among ``waiting``, which holds slots."""
+    def turns(
+        self, rows: Rows, waiting: IntArray, now_s: float, running: IntArray = NO_SLOTS, protected: IntArray = NO_SLOTS
+    ) -> AgedTurns:
+        """The turns of the aged requests among ``waiting``, which holds slots.
+
+        protected: those of ``running`` that were admitted because of their age.
+        """
         if self.period is None or not waiting.size:
             return NO_TURNS
         waited_s = now_s - rows.arrival_s[waiting]
@@ -82,7 +90,10 @@ class Ageing:
         if not old.size:
             return NO_TURNS
         oldest_first = old[np.argsort(rows.seq[old])]
-        return AgedTurns(oldest_first, self.period, before_next=max(self.period - 1 - self._since_aged, 0))
+        before_next = max(self.period - 1 - self._since_aged, 0)
+        if protected.size and rows.kv_blocks[protected].sum() > self._share * rows.kv_blocks[running].sum():
+            before_next = max(before_next, waiting.size)  # none of them now
+        return AgedTurns(oldest_first, self.period, before_next)
 
     def admitted(self, slots: IntArray, aged: IntArray) -> IntArray:
         """Counts the admissions of a step; returns the aged requests among them, which must not be preempted.

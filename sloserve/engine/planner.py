@@ -348,7 +348,7 @@ class Planner:
     def _snapshot(self, engine: EngineFacts, now_s: float) -> Snapshot:
         table = self.table
         snapshot = table.snapshot(engine, self.port.holding)
-        turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s)
+        turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s, snapshot.running, table.protected_running())
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 
     def _checked(self, snapshot: Snapshot, now_s: float) -> Plan | None:

@@ -66,10 +66,12 @@ class SJF(Policy):
         )
 
     def _work(self, rows: Rows, slots: IntArray) -> FloatArray:
-        """Weighted tokens left ``[len(slots)]``; a preempted request has its prompt and output to compute again, but
-        for what the host pool keeps.
+        """Weighted tokens left ``[len(slots)]``; a preempted request has its prompt and output to compute again.
+
+        What the host pool keeps counts as well: it takes KV blocks from others as it comes back. Without, victims came
+        back before short requests: swap space cost readers in overload 4 points of attainment (docs/swap.md).
         """
         left = self._lengths.left(rows, slots)
-        uncomputed = np.maximum(tokens_without_kv(rows, slots), 0)
+        uncomputed = np.maximum(tokens_without_kv(rows, slots) + rows.swapped_tokens[slots], 0)
         work: FloatArray = left + self.settings.prompt_weight * uncomputed
         return work

@@ -90,7 +90,7 @@ class SimulateOptions(ExperimentOptions):
     ] = "cost"
     aged_share: Annotated[
         float | None,
-        typer.Option(help="Share of admissions for aged requests, 0 for none. Default: 0.1, as on a server."),
+        typer.Option(help="Share of admissions for aged requests, 0 for none. Default: 0.05, as on a server."),
     ] = None
     plan_cost: Annotated[
         float,

@@ -109,6 +109,19 @@ def test_the_admission_of_the_oldest_starts_the_count_anew(admitted: list[int], 
     assert (turns.aged.tolist(), turns.period, turns.before_next) == ([0], 4, before_next)
 
 
+@pytest.mark.parametrize(("held", "others", "before_next"), [(0, 90, 0), (5, 95, 0), (6, 94, 1), (9, 0, 1)])
+def test_no_turn_while_aged_requests_hold_more_than_their_share_of_the_kv(
+    held: int, others: int, before_next: int
+) -> None:
+    rows = waiting_rows((0.0, 0))
+    protected, other = (rows.add(state=State.RUNNING, kv_blocks=blocks) for blocks in (held, others))
+    ageing = Ageing(0.05, CLASSES)
+    ageing.admitted(np.array([9] * 19), np.array([0]))
+    turns = ageing.turns(rows, np.array([0]), 100.0, np.array([protected, other]), np.array([protected]))
+    assert (turns.aged.tolist(), turns.before_next) == ([0], before_next)
+    assert ageing.turns(rows, np.array([0]), 100.0, np.array([other])).before_next == 0  # none of them runs
+
+
 @given(
     st.integers(0, 2**32), st.sampled_from([0.1, 0.25, 0.5, 1.0]), st.integers(1, 8), st.integers(0, 6), st.booleans()
 )

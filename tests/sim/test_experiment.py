@@ -191,7 +191,7 @@ def test_tuning_on_one_half_and_runs_of_the_other(tmp_path: Path, capsys: pytest
     assert [run["policy"] for run in result["runs"]] == names
     settings = result["settings"]
     assert result["workload"]["window"] == "0.5:1"
-    assert (settings["plan_cost"], settings["step_noise"], settings["aged_share"]) == (2.0, 0.1, 0.1)
+    assert (settings["plan_cost"], settings["step_noise"], settings["aged_share"]) == (2.0, 0.1, 0.05)
     assert list(settings["tuned"]["stock"]["tried"]) == names[:2]
     attainment = [run["slo_attainment"] for run in result["runs"]]
     assert attainment[1] > attainment[0] + 0.2 and attainment[3] > attainment[2] + 0.2
