@@ -18,8 +18,8 @@ NOW_S = 1000.0
 FIRST_BY_CLASS = [name for name in main_policies() if name != "fcfs"]
 AS_PUBLISHED = {"econo-paper", "fastserve", "fcfs", "multires", "orca", "rr", "sarathi", "srtf", "sync-coupled"}
 """vLLM's own order, and baselines in the form of their papers."""
-VARIANTS = {"andes-parts", "econo-parts", "sa-batches"}
-"""Of policies that read it, for experiments."""
+VARIANTS = {"andes-parts", "econo-parts", "niyama", "sa-batches"}
+"""Of policies that read it, for experiments, and a rival that does."""
 
 
 def test_every_policy_either_reads_class_rank_or_is_a_baseline_that_does_not() -> None:
