@@ -13,6 +13,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
+from sloserve.files.json_schema import Written
 from sloserve.files.model import Allowed, Problem, check_model, dotted, unknown
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.wire.headers import TENANTS, HeaderRules, is_ours
@@ -35,6 +36,7 @@ Target = Annotated[
     Allowed(f"a number of milliseconds above 0, up to {MAX_TARGET_S * 1e3:.0f}"),
 ]
 Count = Annotated[int, Field(strict=True, ge=0), Allowed("a whole number >= 0")]
+Cap = Annotated[int, Field(ge=1)]
 
 
 def _default_tiers(classes: ClassTable) -> dict[str, str]:
@@ -98,6 +100,7 @@ class AdmissionSettings(_Settings):
     max_waiting: Annotated[
         int | Mapping[str, int],
         PlainValidator(_max_waiting),
+        Written(Cap | dict[str, Cap]),
         Allowed("a whole number >= 1, or a mapping of class to one"),
     ] = MAX_WAITING
     min_chance: Annotated[float, Field(strict=True, gt=0.0, lt=1.0), Allowed("a number above 0 and below 1")] = 0.5
@@ -152,8 +155,12 @@ class PluginSettings(_Settings):
     plan_share: Annotated[float, Field(strict=True, ge=1e-6, le=1.0), Allowed("a number within 1e-06..1")] = 0.05
     aged_share: Annotated[float, Field(strict=True, ge=0.0, le=1.0), Allowed("a number within 0..1")] = 0.05
     swapping: Annotated[Literal["cost", "always"], Allowed("one of cost, always")] = "cost"
-    classes: ClassTable = DEFAULT_CLASSES
-    default_class: str = DEFAULT_CLASSES.default.name
+    classes: Annotated[
+        ClassTable,
+        Written(Annotated[dict[str, ClassSettings], Field(min_length=1)]),
+        Allowed("a mapping of at least one class name to settings"),
+    ] = DEFAULT_CLASSES
+    default_class: Annotated[str, Allowed("the name of a class")] = DEFAULT_CLASSES.default.name
     service_tiers: Annotated[dict[str, str], Allowed("a mapping of service tier to class")] = _default_tiers(
         DEFAULT_CLASSES
     )
@@ -165,6 +172,7 @@ class PluginSettings(_Settings):
     tenant_headers: Annotated[
         tuple[str, ...],
         PlainValidator(_tenant_headers),
+        Written(Annotated[list[str], Field(max_length=MAX_TENANT_HEADERS)]),
         Allowed(f"a list of header names, at most {MAX_TENANT_HEADERS}, none of them ours"),
     ] = TENANTS
     admission: Annotated[AdmissionSettings, Allowed("a mapping with mode, max_waiting, min_chance")] = (

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, GetJsonSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
 from sloserve.core.errors import ConfigError, shown
 from sloserve.files.marked_yaml import Node, Path, parse_yaml
@@ -16,9 +17,12 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """In a field's ``Annotated``: what its value must be, to end the sentence "5 is not ..."."""
+    """In a field's ``Annotated``: what its value must be, to end the sentence "5 is not ..."; editors show it too."""
 
     text: str
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(core_schema), "description": self.text}
 
 
 class Problem(NamedTuple):

@@ -23,23 +23,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
 from sloserve.files.marked_yaml import Node, load_yaml, parse_yaml
-from sloserve.files.model import Problem, at_place, check_model, unknown
+from sloserve.files.model import Allowed, Problem, at_place, check_model, unknown
 from sloserve.fleet.file_sections import (
     BatchSection,
     EngineFlags,
     GatewaySection,
     HostEntry,
     ModelEntry,
+    Section,
     Switching,
 )
 from sloserve.fleet.planner_rule import QLM, Rule
+from sloserve.fleet.router.settings import RouterSettings
 from sloserve.fleet.router_section import FleetRouter, read_section
 from sloserve.settings import PluginSettings, file_problems, policy_problems, read_settings
 from sloserve.virtual_queues.model_swap import ModelSwap, model_swap
@@ -51,9 +53,23 @@ _TOOLS = "--enable-auto-tool-choice"
 """The flag with which an engine calls tools."""
 _STREAM_INTERVAL = "--stream-interval"
 """The flag that states the tokens per event of a stream."""
-SECTIONS = ("models", "hosts", "switching", "settings", "gateway", "batches", "router", "planner", "store", "state")
 
 _Entry = TypeVar("_Entry", bound=BaseModel)
+
+
+class FleetSections(Section):
+    """The file as it is written."""
+
+    models: Annotated[dict[str, ModelEntry], Field(min_length=1), Allowed("a mapping of name to model")]
+    hosts: Annotated[dict[str, HostEntry], Field(min_length=1), Allowed("a mapping of name to host")]
+    switching: Annotated[Switching, Allowed("when an instance may change its model")] = Switching()
+    settings: Annotated[PluginSettings, Allowed("settings of every engine, as configs/serve.yaml")] = PluginSettings()
+    gateway: Annotated[GatewaySection, Allowed("address, certificates, keys and limits")] = GatewaySection()
+    batches: Annotated[BatchSection, Allowed("a mapping with file_mb, lines, line_mb")] = BatchSection()
+    router: Annotated[RouterSettings | str | None, Allowed("settings of a router, or the path of its file")] = None
+    planner: Annotated[str, Allowed("qlm, or a rule: on-demand, collate:max_wait_s=N, edf")] = QLM
+    store: Annotated[str | None, Field(min_length=1), Allowed("sqlite:PATH or postgresql://...")] = None
+    state: Annotated[str | None, Field(min_length=1), Allowed("the path of a folder")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +200,7 @@ def parse_fleet(text: str, source: str = "fleet", *, to_run: bool = False) -> Fl
 
 
 def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
-    top = root.mapping(SECTIONS)
+    top = root.mapping(tuple(FleetSections.model_fields))
     for name, what in (("models", "a name, and its profile"), ("hosts", "a name, its device and how many it has")):
         if name not in top or not top[name].mapping():
             raise top.get(name, root).fail(f"no {name}; a fleet has at least one, under {name}: {what}")

@@ -52,6 +52,14 @@ class _Entry(BaseModel):
     quota: Annotated[Quota, Allowed("a mapping with requests, lines, tokens, bytes, batches")] = Quota()
 
 
+class KeysFile(BaseModel):
+    """The file as it is written."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tenants: Annotated[dict[str, _Entry], Field(min_length=1), Allowed("a mapping of tenant to its keys and limits")]
+
+
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """What a key stands for.
@@ -113,7 +121,7 @@ def read_keys(path: Path, classes: ClassTable, models: Collection[str]) -> Keys:
 
 
 def _keys(root: Node, classes: ClassTable, models: Collection[str]) -> Keys:
-    top = root.mapping(("tenants",))
+    top = root.mapping(tuple(KeysFile.model_fields))
     if "tenants" not in top or not top["tenants"].mapping():
         raise top.get("tenants", root).fail("no tenants; give at least one, under tenants: a name, and its keys")
     problems: list[Problem] = []

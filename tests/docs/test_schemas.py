@@ -1,0 +1,135 @@
+"""The schemas of configs/schemas are those that the code makes; each example names its own and agrees with it."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from sloserve.cli import app
+from sloserve.cli.schema_command import SCHEMAS, schema_text
+from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.files.marked_yaml import parse_yaml
+from sloserve.fleet.file import parse_fleet
+from sloserve.fleet.gateway.keys import KeysFile
+from sloserve.settings import read_settings
+from sloserve.workloads.slo_file import parse_slos
+from tests.docs.pages import ROOT
+
+FOLDER = ROOT / "configs" / "schemas"
+EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
+SHIPPED = {
+    "profile": sorted((ROOT / "sloserve" / "estimator" / "profiles").glob("*.yaml")),
+    "settings": sorted((ROOT / "sloserve" / "presets").glob("*.yaml")),
+}
+FLEET = "models: {m: {profile: h100-llama3-8b%s}}\nhosts: {a: {device: h100, devices: %s}}\n%s"
+
+
+@cache
+def validator(kind: str) -> Any:
+    from jsonschema import Draft7Validator
+
+    schema = json.loads((FOLDER / f"{kind}.json").read_text())
+    Draft7Validator.check_schema(schema)
+    return Draft7Validator(schema)
+
+
+def faults(kind: str, text: str) -> list[str]:
+    return [error.message for error in validator(kind).iter_errors(parse_yaml(text, "f.yaml").plain())]
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_a_schema_is_what_the_code_makes(kind: str, update_docs: bool) -> None:
+    path = FOLDER / f"{kind}.json"
+    if update_docs:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(schema_text(kind))
+    assert path.read_text() == schema_text(kind), "run pytest tests/docs --update-docs"
+
+
+def test_the_command_prints_them_and_names_the_kinds() -> None:
+    assert CliRunner().invoke(app, ["schema", "slo"]).output == (FOLDER / "slo.json").read_text()
+    error = CliRunner().invoke(app, ["schema", "setings"]).exception
+    assert str(error) == (
+        "schema 'setings' is unknown; known here: settings, fleet, slo, profile, router, keys; did you mean 'settings'?"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_names_its_schema_and_agrees_with_it(example: Path) -> None:
+    named = re.match(r"# yaml-language-server: \$schema=schemas/(\w+)\.json\n", example.read_text())
+    assert named is not None and named[1] in SCHEMAS
+    assert faults(named[1], example.read_text()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SHIPPED)
+def test_what_is_shipped_agrees_with_its_schema(kind: str) -> None:
+    assert len(SHIPPED[kind]) >= 4
+    assert {path.name: wrong for path in SHIPPED[kind] if (wrong := faults(kind, path.read_text()))} == {}
+
+
+def _settings(text: str) -> None:
+    if read_settings(yaml.safe_load(text))[1]:
+        raise ConfigError(text)
+
+
+def _profile(text: str, folder: Path) -> None:
+    (folder / "p.yaml").write_text(text)
+    load_profile(folder / "p.yaml")
+
+
+WRONG = {
+    "settings": ["polcy: edf", "plan_share: 2", "admission: {mode: cup}", "admission: {max_waiting: 0}", "seed: true",
+                 "classes: {}", "classes: {a: {ttft_ms: 5}}", "classes: {a: {rank: 1, ttft_ms: -1}}",
+                 "http3: {port: 99999}", "tenant_headers: x"],
+    "fleet": [FLEET % ("", 0, ""), FLEET % (", shar: 1", 1, ""), FLEET % ("", 1, "switching: {min_active_s: -1}"),
+              FLEET % ("", 1, "gateway: {port: 70000}"), FLEET % ("", 1, "modls: {}"), "models: {}\nhosts: {}",
+              FLEET % ("", 1, "settings: {plan_share: 2}")],
+    "slo": ["classes: {}", "clases: {a: {}}", "classes: {a: {ttft_ms: 0}}", "classes: {a: {tds: slow}}",
+            "classes: {a: {rank: 1.5}}", "classes: {a: {scale: 2}}", "classes: {a: {share: 1.5}}"],
+    "keys": ["tenants: {}", "tenant: {}", "tenants: {a: {keys: []}}", "tenants: {a: {keys: [x], quota: {lines: -1}}}"],
+}  # fmt: skip
+RIGHT = {
+    "settings": ["{}", "policy: edf", "admission: {max_waiting: {batch: 5}}", "classes: {a: {rank: 1, tds: null}}"],
+    "fleet": [FLEET % ("", 1, ""), FLEET % ("", 1, "settings: {classes: {a: {rank: 1}}}")],
+    "slo": ["classes: {a: {tds: reading}}", "classes: {a: {tds: 4, rank: 3}}\ndefault: a"],
+    "keys": ["tenants: {a: {keys: ['sha256:" + 64 * "0" + "'], class: batch}}"],
+}
+READERS = {
+    "settings": _settings,
+    "fleet": parse_fleet,
+    "slo": lambda text: parse_slos(parse_yaml(text, "f"), "f"),
+    "keys": lambda text: KeysFile.model_validate(yaml.safe_load(text)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", READERS)
+def test_a_schema_and_the_reader_agree_on_what_is_wrong(kind: str) -> None:
+    for text in WRONG[kind]:
+        assert faults(kind, text), text
+        with pytest.raises((ConfigError, ValidationError)):
+            READERS[kind](text)
+    for text in RIGHT[kind]:
+        assert faults(kind, text) == [], text
+        READERS[kind](text)
+
+
+@pytest.mark.slow
+def test_a_profile_without_a_needed_figure_is_wrong_for_both(tmp_path: Path) -> None:
+    whole = (SHIPPED["profile"][0]).read_text()
+    for lacking in ("kv_capacity_tokens", "grid", "latency"):
+        values = yaml.safe_load(whole)
+        del values[lacking]
+        text = yaml.safe_dump(values)
+        assert faults("profile", text) == [f"'{lacking}' is a required property"]
+        with pytest.raises(ConfigError, match=lacking):
+            _profile(text, tmp_path)
