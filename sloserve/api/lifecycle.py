@@ -20,6 +20,7 @@ from starlette.types import Message, Send
 
 from sloserve.api.http3 import start
 from sloserve.core.errors import ShuttingDown
+from sloserve.core.json_log import logs_are_json, say
 from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.server.front_end import check_open, core_hangs, count_stopped, on_stop
 from sloserve.vllm_plugin.server.reloading import failed_reload
@@ -102,6 +103,9 @@ async def started(app: Any, http3: Http3Front) -> None:
     if server.started and not server.should_exit:
         also = await start(http3, app, args, plugin_settings(engine.vllm_config.additional_config))
         on_stop(engine, http3.going_away)
+        if logs_are_json():
+            say("ready", how_to_try=how_to_try(args, also).strip())
+            return
         sys.stdout.flush()
         # Below the text layer, where vLLM would put the process's name in front of a line that is there to be copied.
         sys.stdout.buffer.write(how_to_try(args, also).encode())

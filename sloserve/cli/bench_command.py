@@ -32,4 +32,6 @@ def bench(
     if more_goodput and not options.goodput:
         raise ConfigError(f"unexpected argument {more_goodput[0]!r}; only the keys of --goodput come without a flag")
     goodput = [*(options.goodput or ()), *(more_goodput or ())]
-    run(build_bench(replace(options, goodput=goodput)), output.out, SystemClock(), token_log=output.token_log)
+    settings = build_bench(replace(options, goodput=goodput))
+    run(settings, output.out, SystemClock(), token_log=output.token_log, console=output.console())
+    output.show_result()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from sloserve.cli.log_flag import LogFlag, LogFormat, begin_logging
 from sloserve.cli.option_groups import with_option_groups
 from sloserve.cli.root import app
 
@@ -50,7 +51,7 @@ class UpstreamFlags:
 
 @app.command()
 @with_option_groups
-def edge(upstream: UpstreamFlags, listen: ListenFlags) -> None:
+def edge(upstream: UpstreamFlags, listen: ListenFlags, log_format: LogFlag = LogFormat.TEXT) -> None:
     """Forward the requests of HTTP clients to an engine host over one QUIC connection.
 
     The engine host runs `sloserve serve --http3`; with `--ssl-cert-reqs 2 --ssl-ca-certs FILE` it requires --certfile.
@@ -59,4 +60,5 @@ def edge(upstream: UpstreamFlags, listen: ListenFlags) -> None:
     """
     from sloserve.wire.optional_http3 import part
 
+    begin_logging(log_format)
     part("edge_server").serve(upstream, listen)

@@ -1,6 +1,7 @@
 """``sloserve fleet FILE``, its parts as processes of their own, and what is asked beside it: ``logs``, ``key``."""
 
 import asyncio
+import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -12,8 +13,11 @@ import typer
 from typer.core import TyperGroup
 
 from sloserve.cli.http3_flags import Http3Flags
+from sloserve.cli.log_flag import LogFlag, LogFormat, begin_logging
 from sloserve.cli.option_groups import with_option_groups
+from sloserve.cli.output_flags import JsonFlag
 from sloserve.cli.root import app
+from sloserve.core.json_log import say
 
 FileArgument = Annotated[Path, typer.Argument(help="The fleet's file, see configs/fleet-tiny.yaml.")]
 StateFlag = Annotated[
@@ -87,6 +91,7 @@ def run(
     http3: Http3Flags,
     state: StateFlag = None,
     lease_s: LeaseFlag = 30.0,
+    log_format: LogFlag = LogFormat.TEXT,
     engine_module: EngineFlag = None,
 ) -> None:
     """Start gateway, planner and an agent for each host, and serve until Ctrl-C. `sloserve fleet FILE` is the same."""
@@ -94,11 +99,11 @@ def run(
     from sloserve.fleet.run.all_in_one import run_fleet
     from sloserve.fleet.run.live import place_of
 
-    _log()
+    _log(log_format)
     fleet = _read(file, _gateway_fields(asdict(gateway) | asdict(http3)))
     options = ["--lease-s", str(lease_s), *(["--engine-module", engine_module] if engine_module else [])]
     planner_s = min(lease_s, 5.0)
-    serve.run(run_fleet(fleet, place_of(fleet, state), _say, agent_options=options, lease_s=planner_s))
+    serve.run(run_fleet(fleet, place_of(fleet, state), say, agent_options=options, lease_s=planner_s))
 
 
 @fleet_app.command()
@@ -107,6 +112,7 @@ def agent(
     host: Annotated[str | None, typer.Option("--host", help="Name of this host in FILE.", show_default=False)] = None,
     state: StateFlag = None,
     lease_s: LeaseFlag = 30.0,
+    log_format: LogFlag = LogFormat.TEXT,
     engine_module: EngineFlag = None,
 ) -> None:
     """Start the agent of one host: it owns the host's devices and starts the engines."""
@@ -114,7 +120,7 @@ def agent(
     from sloserve.fleet.run.agent_process import run_agent
     from sloserve.fleet.run.launchers import launcher_for
 
-    _log()
+    _log(log_format)
     fleet = _read(file)
     owned = live.host_named(fleet, host)
     place = live.place_of(fleet, state)
@@ -130,35 +136,43 @@ def agent(
 
 @fleet_app.command("gateway")
 @with_option_groups
-def start_gateway(file: FileArgument, gateway: GatewayFlags, http3: Http3Flags, state: StateFlag = None) -> None:
+def start_gateway(
+    file: FileArgument,
+    gateway: GatewayFlags,
+    http3: Http3Flags,
+    state: StateFlag = None,
+    log_format: LogFlag = LogFormat.TEXT,
+) -> None:
     """Start one gateway. Any number of gateways may share a store."""
     from sloserve.fleet.gateway import serve
     from sloserve.fleet.run.gateway_process import serve_gateway
     from sloserve.fleet.run.live import place_of
 
-    _log()
+    _log(log_format)
     fleet = _read(file, _gateway_fields(asdict(gateway) | asdict(http3)))
-    serve.run(serve_gateway(fleet, place_of(fleet, state), _say))
+    serve.run(serve_gateway(fleet, place_of(fleet, state), say))
 
 
 @fleet_app.command()
-def planner(file: FileArgument, state: StateFlag = None, lease_s: LeaseFlag = 5.0) -> None:
+def planner(
+    file: FileArgument, state: StateFlag = None, lease_s: LeaseFlag = 5.0, log_format: LogFlag = LogFormat.TEXT
+) -> None:
     """Start one planner. Of several that share a store one leads; when it ends, another takes over."""
     from sloserve.fleet.run.live import place_of
     from sloserve.fleet.run.planner_process import serve_planner
 
-    _log()
+    _log(log_format)
     fleet = _read(file)
     asyncio.run(serve_planner(fleet, place_of(fleet, state), lease_s))
 
 
 @fleet_app.command()
-def key() -> None:
+def key(as_json: JsonFlag = False) -> None:
     """Print a new key for a client, and its hash for the file of keys (--keys)."""
     from sloserve.fleet.gateway.keys import new_key
 
     made, digest = new_key()
-    print(f"key:  {made}\nhash: {digest}")
+    print(json.dumps({"key": made, "hash": digest}) if as_json else f"key:  {made}\nhash: {digest}")
 
 
 @fleet_app.command()
@@ -223,14 +237,8 @@ def _read(file: Path, given: Mapping[str, Any] | None = None) -> Any:
     return replace(fleet, gateway=fleet.gateway.model_copy(update=changes)) if changes else fleet
 
 
-def _say(line: str) -> None:
-    try:
-        print(f"sloserve: {line}", flush=True)
-    except OSError as error:  # its reader is gone, or the disk full: that ends no fleet
-        logging.getLogger(__name__).warning("%s (standard output cannot be written: %s)", line, error)
-
-
-def _log() -> None:
+def _log(wanted: LogFormat) -> None:
+    begin_logging(wanted)  # first: what follows is then of no effect on what it configured
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "httpcore", "asyncio", "quic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

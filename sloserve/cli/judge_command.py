@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sloserve.cli.output_flags import JsonFlag
 from sloserve.cli.root import app
 from sloserve.core.errors import ConfigError
 
@@ -42,7 +43,7 @@ def judge(
     at_least: Annotated[
         float, typer.Option(min=0.0, max=100.0, help="Percent of requests that must meet all targets, else status 1.")
     ] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Say how many requests of a result file met stated targets.
 

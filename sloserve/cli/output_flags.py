@@ -1,15 +1,37 @@
-"""Where an experiment leaves its results, the same for a simulation and for a live endpoint."""
+"""How commands give results: for scripts as JSON, and where an experiment leaves its files."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON in place of the table.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputFlags:
-    """The folder, and whether each token's time is kept besides."""
+    """The same for a simulation and for a live endpoint. token_log: whether each token's time is kept besides."""
 
     out: Annotated[Path, typer.Option(help="Folder for result.json, records, logs and plots.")] = Path("out")
     token_log: Annotated[bool, typer.Option("--token-log", help="Also write tokens.csv.gz.")] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print result.json; the tables go to standard error instead.")
+    ] = False
+
+    def console(self) -> "Console":
+        """Where tables and progress are shown."""
+        from rich.console import Console
+
+        return Console(stderr=self.as_json)
+
+    def show_result(self) -> None:
+        """Prints the result that the experiment wrote, if that was asked for."""
+        from sloserve.report.logs import RESULT_JSON
+
+        if self.as_json:
+            print((self.out / RESULT_JSON).read_text())

@@ -11,7 +11,7 @@ import sloserve
 from sloserve.core.errors import ConfigError
 from sloserve.core.extras import explained
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 VLLMArguments = Annotated[
@@ -23,7 +23,7 @@ VLLMArguments = Annotated[
 
 
 NEARLY = 0.85
-"""How alike a flag must be to one of ours to be taken for it misspelt; a test holds vLLM's own flags against it."""
+"""How alike a flag that vLLM does not have must be to one of ours to be taken for it misspelt."""
 
 
 def our_flags(context: typer.Context) -> list[str]:
@@ -36,10 +36,13 @@ def vllm_arguments(context: typer.Context, arguments: list[str] | None) -> list[
 
     Raises: ConfigError for one that is nearly a flag of the command.
     """
+    from sloserve.vllm_plugin.server.serve import VLLM_FLAGS
+
+    theirs = set(VLLM_FLAGS.read_text().split())
     for argument in arguments or []:
         flag = argument.partition("=")[0]
         close = nearest(flag, our_flags(context)) if flag.startswith("--") else None
-        if close is not None:
+        if close is not None and flag.replace("_", "-") not in theirs:
             raise ConfigError(f"no such flag: {flag}; did you mean {close}?")
     return arguments or []
 

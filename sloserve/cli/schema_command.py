@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sloserve.cli import completion
 from sloserve.cli.root import app
 from sloserve.core.errors import ConfigError
 
@@ -75,9 +76,7 @@ def schema_text(kind: str) -> str:
 def schema(
     kind: Annotated[
         str,
-        typer.Argument(
-            metavar="KIND", help=", ".join(SCHEMAS), show_default=False, autocompletion=lambda: list(SCHEMAS)
-        ),
+        typer.Argument(metavar="KIND", help=", ".join(SCHEMAS), show_default=False, autocompletion=completion.schemas),
     ],
 ) -> None:
     """Print the JSON schema of a kind of file, with which editors complete and check it.

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,10 +10,14 @@ from typing import Annotated
 import typer
 
 import sloserve
+from sloserve.cli import completion
 from sloserve.cli.http3_flags import Http3Flags
+from sloserve.cli.log_flag import LogFlag, LogFormat, begin_logging
 from sloserve.cli.option_groups import with_option_groups
+from sloserve.cli.output_flags import JsonFlag
 from sloserve.cli.root import VLLMArguments, app, our_flags, vllm_arguments
 from sloserve.core.errors import ConfigError
+from sloserve.core.json_log import logs_are_json, say, warn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +27,19 @@ class SettingsFlags:
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Scheduling policy: name or name:option=value. `sloserve policies` lists them. Default: fcfs."
+            help="Scheduling policy: name or name:option=value. `sloserve policies` lists them. Default: fcfs.",
+            autocompletion=completion.policies,
         ),
     ] = None
     shadow_policy: Annotated[
         str | None, typer.Option(help="A policy whose plans are scored in metrics and never applied.")
     ] = None
     preset: Annotated[
-        str | None, typer.Option(help="Named policy with targets for each class; `sloserve presets` lists them.")
+        str | None,
+        typer.Option(
+            help="Named policy with targets for each class; `sloserve presets` lists them.",
+            autocompletion=completion.presets,
+        ),
     ] = None
     admission: Annotated[
         str | None,
@@ -83,6 +91,7 @@ def serve(
         ),
     ] = 0.0,
     http3: Http3Flags,
+    log_format: LogFlag = LogFormat.TEXT,
     admin_key: Annotated[
         str | None,
         typer.Option(
@@ -102,6 +111,7 @@ def serve(
     from sloserve.vllm_plugin.server import serve, swap_space
     from sloserve.wire.listening import check_port_free
 
+    begin_logging(log_format)
     sources = config.read_sources(slo_config, settings.flags() | asdict(http3), settings.preset)
     config.settle(sources)  # what is wrong already need not wait for vLLM, which takes a while to load
     swap_space.check_size(swap_space_gib)
@@ -118,7 +128,7 @@ def serve(
     http3_checks.check(args, effective.settings.http3)
     admin = ("admin routes", "on" if key else "off", key.source if key else config.DEFAULT)
     pool = ("swap space", f"{swap_space_gib:g} GiB", swap_space.FLAG) if swap_space_gib else _NO_POOL
-    print(f"sloserve {sloserve.__version__} settings\n{config.table([*effective.rows(), pool, admin])}", flush=True)
+    _show_settings([*effective.rows(), pool, admin])
     _print_warnings(effective.warnings())
     if swap_space_gib:
         swap_space.configure(args, swap_space_gib)
@@ -135,9 +145,7 @@ def check_config(
         Path | None, typer.Argument(help="YAML file of settings, as for --slo-config.", show_default=False)
     ] = None,
     settings: SettingsFlags,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print settings and origins, or the mistakes, as JSON.")
-    ] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Check settings without starting a server, of a file or of flags: print the effective ones, or every mistake.
 
@@ -159,24 +167,41 @@ def check_config(
         _print_warnings(effective.warnings())
 
 
+def _show_settings(rows: list[tuple[str, str, str]]) -> None:
+    from sloserve import config
+
+    title = f"{sloserve.__version__} settings"
+    if logs_are_json():
+        say(title, settings={name: {"value": value, "origin": origin} for name, value, origin in rows})
+    else:
+        print(f"sloserve {title}\n{config.table(rows)}", flush=True)
+
+
 def _print_warnings(warnings: list[str]) -> None:
     for warning in warnings:
-        print(f"sloserve: warning: {warning}", file=sys.stderr)
+        warn(warning)
 
 
 @app.command()
-def presets() -> None:
+def presets(as_json: JsonFlag = False) -> None:
     """List the shipped presets."""
     from sloserve import config
 
     found = config.presets()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
     for name, text in found.items():
         print(f"{name:<{max(map(len, found))}}  {text}")
 
 
 @app.command()
 def policies(
-    name: Annotated[str | None, typer.Argument(help="Show the options of this policy.", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show the options of this policy.", show_default=False, autocompletion=completion.policies),
+    ] = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """List the installed policies, or show what NAME does and its options.
 
@@ -185,12 +210,19 @@ def policies(
     from sloserve.scheduler.describe import describe_policy
     from sloserve.scheduler.registry import policy_names
 
+    if name is None and as_json:
+        listed = {kind: policy_names(for_experiments=kind == "experiments") for kind in ("servers", "experiments")}
+        print(json.dumps({kind: {one: _summary(one) for one in names} for kind, names in listed.items()}, indent=2))
+        return
     if name is None:
         print(_columns([(one, _summary(one)) for one in policy_names(for_experiments=False)]))
         print("\nFor experiments, to reproduce papers:\n")
         print(_columns([(one, _summary(one)) for one in policy_names(for_experiments=True)]))
         return
     found = describe_policy(name)
+    if as_json:
+        print(json.dumps({"name": name, **asdict(found)}, indent=2))
+        return
     print(f"{name}: {found.summary}")
     print(f"\nOptions, as in {name}:{found.options[0].name}={_text(found.options[0].default)}, with their defaults:\n")
     rows = [(f"  {o.name}", _text(o.default), o.kind, o.meaning.partition(". ")[0]) for o in found.options]

@@ -87,7 +87,9 @@ def simulate(
         if any(name in flags for name in alternatives):
             row = {name: value for name, value in row.items() if name not in alternatives}
     built = build_experiment(SimulateOptions(**(row | flags)))
-    run(built, output.out, token_log=output.token_log, jobs=jobs, axes=parse_axes(tune or ()))
+    axes, console = parse_axes(tune or ()), output.console()
+    run(built, output.out, token_log=output.token_log, jobs=jobs, axes=axes, console=console)
+    output.show_result()
 
 
 def _simulate_fleet(fleet: Path, flags: dict[str, Any], output: OutputFlags, *, other: bool, jobs: int) -> None:
@@ -97,6 +99,6 @@ def _simulate_fleet(fleet: Path, flags: dict[str, Any], output: OutputFlags, *, 
     if wrong or other:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_A_FLEET)
         raise ConfigError(f"--fleet goes with {names} alone, not with {', '.join(wrong) or '--experiment or --tune'}")
-    simulate_fleet(
-        build_fleet_experiment(fleet, FleetOptions(**flags)), output.out, token_log=output.token_log, jobs=jobs
-    )
+    experiment = build_fleet_experiment(fleet, FleetOptions(**flags))
+    simulate_fleet(experiment, output.out, token_log=output.token_log, jobs=jobs, console=output.console())
+    output.show_result()

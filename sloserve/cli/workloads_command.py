@@ -1,22 +1,29 @@
 """``sloserve workloads``: what can be simulated."""
 
+import json
+
+from sloserve.cli.output_flags import JsonFlag
 from sloserve.cli.root import app
 
 
 @app.command()
-def workloads() -> None:
+def workloads(as_json: JsonFlag = False) -> None:
     """List the named workloads, the named experiments and the shipped profiles."""
     from sloserve.estimator.step_time.profile import profile_names
     from sloserve.sim.experiments import EXPERIMENTS
     from sloserve.workloads.multi_model import KINDS
     from sloserve.workloads.workload_registry import WORKLOADS
 
+    found = {
+        "workload": {item.name: item.description for item in WORKLOADS.values()},
+        "of a fleet": dict(KINDS),
+        "experiment": {name: row.question for name, row in EXPERIMENTS.items()},
+        "profile": dict.fromkeys(profile_names(), ""),
+    }
+    if as_json:
+        print(json.dumps({kind.replace(" ", "_"): names for kind, names in found.items()}, indent=2))
+        return
     width = max(map(len, [*WORKLOADS, *EXPERIMENTS]))
-    for item in WORKLOADS.values():
-        print(f"workload    {item.name:<{width}}  {item.description}")
-    for name, description in KINDS.items():
-        print(f"of a fleet  {name:<{width}}  {description}")
-    for name, row in EXPERIMENTS.items():
-        print(f"experiment  {name:<{width}}  {row.question}")
-    for name in profile_names():
-        print(f"profile     {name}")
+    for kind, names in found.items():
+        for name, text in names.items():
+            print(f"{kind:<10}  {name:<{width}}  {text}".rstrip())

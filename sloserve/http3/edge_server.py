@@ -7,6 +7,7 @@ from typing import Any
 import uvicorn
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.json_log import logs_are_json, say
 from sloserve.http3 import self_check
 from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.edge import Edge, EdgeSettings
@@ -45,12 +46,13 @@ def serve(upstream: Any, listen: Any) -> None:
     settings = EdgeSettings(*address, client, upstream.max_requests, upstream.max_waiting)
     check_port_free(listen.host, listen.port)
     url = f"http{'s' if listen.ssl_certfile else ''}://{listen.host}:{listen.port}"
-    print(f"sloserve edge on {url}, forwarding to {upstream.upstream}", flush=True)
+    say(f"edge on {url}, forwarding to {upstream.upstream}")
     uvicorn.run(
         Edge(settings),
         host=listen.host,
         port=listen.port,
         log_level="warning",
+        log_config=None if logs_are_json() else uvicorn.config.LOGGING_CONFIG,
         ssl_certfile=_text(listen.ssl_certfile),
         ssl_keyfile=_text(listen.ssl_keyfile),
         timeout_graceful_shutdown=5,

@@ -9,7 +9,6 @@ import difflib
 import logging
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 from sloserve.core.addresses import is_exposed
 from sloserve.core.errors import ConfigError
 from sloserve.core.extras import not_installed
+from sloserve.core.json_log import warn
 from sloserve.settings import ADMIN_KEY, KEY
 from sloserve.vllm_plugin.server import tiny_model
 from sloserve.vllm_plugin.versions import TESTED_VLLM, installed_vllm, require_vllm
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, section: Mapping[str, Any], admin_key: str | N
     if not args.uds and not args.headless:
         if is_exposed(args.host):
             has_key = any(args.api_key or [os.environ.get("VLLM_API_KEY")])
-            print(f"sloserve: warning: {exposure(args.host, args.port, has_key)}", file=sys.stderr)
+            warn(exposure(args.host, args.port, has_key))
         check_port_free(args.host, args.port)
     command.cmd(args)
 

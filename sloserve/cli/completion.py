@@ -1,0 +1,22 @@
+"""Values that a shell completes."""
+
+
+def policies(incomplete: str) -> list[str]:
+    """Names of installed policies."""
+    from sloserve.scheduler.registry import policy_names
+
+    return [name for name in policy_names() if name.startswith(incomplete)]
+
+
+def presets(incomplete: str) -> list[str]:
+    """Names of shipped presets."""
+    from sloserve import config
+
+    return [name for name in config.presets() if name.startswith(incomplete)]
+
+
+def schemas(incomplete: str) -> list[str]:
+    """Kinds of files."""
+    from sloserve.cli.schema_command import SCHEMAS
+
+    return [kind for kind in SCHEMAS if kind.startswith(incomplete)]
