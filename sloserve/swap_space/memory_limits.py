@@ -29,6 +29,11 @@ class MemoryRoom(NamedTuple):
     limit: str
 
 
+def memory_room(root: Path = Path("/")) -> MemoryRoom | None:
+    """What is left within the tightest limit; ``None`` where none can be read. root: above ``proc`` and ``sys``."""
+    return min([*_available(root), *_cgroups(root)], default=None)
+
+
 def check_room(pool_bytes: int, asked: str, *, kept_free_bytes: int = KEPT_FREE_BYTES, root: Path = Path("/")) -> None:
     """Raises: ConfigError where this host cannot hold a pool of so many bytes.
 
@@ -38,7 +43,7 @@ def check_room(pool_bytes: int, asked: str, *, kept_free_bytes: int = KEPT_FREE_
         kept_free_bytes: what must remain.
         root: above ``proc`` and ``sys``. A limit that cannot be read there holds nothing back.
     """
-    room = min([*_available(root), *_cgroups(root)], default=None)
+    room = memory_room(root)
     if room is None or pool_bytes <= room.bytes - kept_free_bytes:
         return
     most = max(room.bytes - kept_free_bytes, 0) / GIB

@@ -10,12 +10,17 @@ _BESIDE: Final = 512
 """For files and connections that are no requests."""
 
 
+def files_for(requests: int) -> int:
+    """How many files so many requests at a time need."""
+    return 2 * requests + _BESIDE
+
+
 def allow_open_files(requests: int) -> None:
     """Raises this process's limit, 1,024 by default on Linux, to what so many requests need, or as far as may be.
 
     Beyond it no client is answered, and instances seem to be gone.
     """
-    needed = 2 * requests + _BESIDE
+    needed = files_for(requests)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return

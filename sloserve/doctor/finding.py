@@ -1,0 +1,39 @@
+"""What one check found."""
+
+import enum
+from dataclasses import dataclass
+
+
+class State(enum.StrEnum):
+    """How it is: fit for use; worth a look; in the way of a server; not there, which not every use needs."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAULT = "fault"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """check: what was looked at. found: what there is. remedy: what to do; empty where nothing needs to be done."""
+
+    check: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def ok(check: str, found: str) -> Finding:
+    return Finding(check, State.OK, found)
+
+
+def warning(check: str, found: str, remedy: str) -> Finding:
+    return Finding(check, State.WARNING, found, remedy)
+
+
+def fault(check: str, found: str, remedy: str) -> Finding:
+    return Finding(check, State.FAULT, found, remedy)
+
+
+def absent(check: str, found: str, remedy: str = "") -> Finding:
+    return Finding(check, State.ABSENT, found, remedy)

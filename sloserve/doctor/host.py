@@ -1,0 +1,137 @@
+"""What the host allows: memory, files, processors, ports, and whether its clock can be believed."""
+
+import ctypes
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from sloserve.core.errors import ConfigError
+from sloserve.doctor.finding import Finding, absent, fault, ok, warning
+from sloserve.fleet.gateway_settings import GatewaySettings
+from sloserve.fleet.run.open_files import files_for
+from sloserve.swap_space.memory_limits import GIB, KEPT_FREE_BYTES, memlock_warning, memory_room
+from sloserve.wire.listening import check_port_free
+
+LEAST_SHM_BYTES: Final = GIB
+"""Of /dev/shm: messages between vLLM's processes, 64 MiB by default in a container. deploy/ gives 2 GiB."""
+LEAST_CPUS: Final = 2
+"""The server and the engine's loop each take one while requests stream."""
+MOST_CLOCK_ERROR_S: Final = 0.1
+"""A fifth of a usual TTFT target: agents and gateways compare the times of their own clocks."""
+_UNSYNCHRONISED: Final = 5
+_SLOW_CLOCKS: Final = ("hpet", "acpi_pm", "refined-jiffies", "jiffies")
+
+
+def memory(root: Path = Path("/")) -> Iterator[Finding]:
+    room = memory_room(root)
+    if room is None:
+        yield absent("memory", "cannot be read from /proc/meminfo")
+    elif room.bytes < KEPT_FREE_BYTES:
+        needed = f"vLLM's own processes need {KEPT_FREE_BYTES / GIB:.0f} GiB beside the weights; raise that limit"
+        yield fault("memory", f"{room.bytes / GIB:.1f} GiB free within {room.limit}", needed)
+    else:
+        yield ok("memory", f"{room.bytes / GIB:.1f} GiB free within {room.limit}")
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:
+        yield fault(
+            "shared memory", f"{folder}: {error.strerror}", f"mount a tmpfs there: mount -t tmpfs tmpfs {folder}"
+        )
+        return
+    size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    text = f"{folder}: {free / GIB:.2f} of {size / GIB:.2f} GiB free"
+    if free < LEAST_SHM_BYTES:
+        yield warning(
+            "shared memory", text, "in a container: --shm-size 2g; else delete what dead processes left there"
+        )
+    else:
+        yield ok("shared memory", text)
+
+
+def open_files() -> Iterator[Finding]:
+    """The hard limit: vLLM and a fleet raise their own soft limit, as far as it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed, requests = files_for(GatewaySettings().max_requests), GatewaySettings().max_requests
+    text = f"{_limit(soft)}, up to {_limit(hard)}"
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        remedy = f"{needed} serve a gateway's {requests} requests; raise LimitNOFILE= or ulimit -Hn"
+        yield warning("open files", text, remedy)
+    else:
+        yield ok("open files", text)
+
+
+def locked_memory(root: Path = Path("/")) -> Iterator[Finding]:
+    """For one GiB of --swap-space-gib."""
+    told = memlock_warning(GIB, root)
+    if told is None:
+        yield ok("locked memory", "not limited for this process")
+    else:
+        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] / GIB
+        remedy = "for --swap-space-gib on a GPU: ulimit -l unlimited, or --ulimit memlock=-1 of docker run"
+        yield warning("locked memory", f"{limit:.3g} GiB", remedy)
+
+
+def processors() -> Iterator[Finding]:
+    count = len(os.sched_getaffinity(0))
+    if count < LEAST_CPUS:
+        yield warning("processors", f"{count}", f"give {LEAST_CPUS}: the server and the engine each take one")
+    else:
+        yield ok("processors", f"{count}")
+
+
+def ports(host: str, numbers: Sequence[int]) -> Iterator[Finding]:
+    for number in numbers:
+        try:
+            check_port_free(host, number)
+        except ConfigError as error:
+            reason, _, remedy = str(error).partition("; ")
+            yield fault(f"port {number}", reason, f"{remedy}; `ss -ltnp 'sport = :{number}'` shows who has it")
+        else:
+            yield ok(f"port {number}", f"free on {host}")
+
+
+def clock_synchronised() -> Iterator[Finding]:
+    """By the kernel's own word (ntp_adjtime(3)), which an NTP client sets."""
+    libc = ctypes.CDLL(None)
+    said = (ctypes.c_long * 16)()  # struct ntptimeval: seconds, microseconds, maxerror, esterror in microseconds, ...
+    try:
+        state = libc.ntp_gettimex(ctypes.byref(said))
+    except AttributeError:
+        state = -1
+    yield clock_finding(state, said[2] / 1e6)
+
+
+def clock_finding(state: int, most_error_s: float) -> Finding:
+    """state: as ``ntp_gettime`` returns it; below 0 where it cannot be read."""
+    if state < 0:
+        return absent("clock", "the kernel does not say whether it is synchronised")
+    remedy = "in a fleet on several machines, run chrony or another NTP client on each: deadlines compare their clocks"
+    if state == _UNSYNCHRONISED:
+        return warning("clock", "not synchronised", remedy)
+    if most_error_s > MOST_CLOCK_ERROR_S:
+        return warning("clock", f"off by up to {most_error_s:.2g} s", remedy)
+    return ok("clock", f"synchronised, off by at most {most_error_s * 1e3:.2g} ms")
+
+
+def clock_source(root: Path = Path("/")) -> Iterator[Finding]:
+    """What the kernel reads the time from: each token of each stream asks for it."""
+    try:
+        source = (root / "sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+    except OSError:
+        yield absent("clock source", "not told by the kernel")
+        return
+    if source in _SLOW_CLOCKS:
+        yield warning(
+            "clock source", f"{source}, a slow one", "boot with clocksource=tsc, or give the virtual machine kvm-clock"
+        )
+    else:
+        yield ok("clock source", source)
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else f"{value}"

