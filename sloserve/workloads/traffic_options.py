@@ -17,8 +17,16 @@ class TrafficOptions:
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="A trace to replay: CSV, Azure's CSV or Mooncake's JSONL, optionally gzipped; a path, or the name "
-            "of a file in the folder SLOSERVE_DATA."
+            help="A trace to replay: CSV, Azure's CSV, Mooncake's JSONL or BurstGPT's CSV; or, with --rps, lengths: "
+            "ShareGPT's JSON or JSONL with prompt and output_tokens. Optionally gzipped; a path, or the name of a "
+            "file in the folder SLOSERVE_DATA."
+        ),
+    ] = None
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="A tokenizer.json, or the folder that has it, to count the tokens of texts in --trace. Default: "
+            "four bytes a token."
         ),
     ] = None
     slo: Annotated[

@@ -26,6 +26,7 @@ from sloserve.workloads.length_models import (
 )
 from sloserve.workloads.named_slos import NAMED_SLOS
 from sloserve.workloads.readers import read_trace
+from sloserve.workloads.readers.token_counter import token_counter
 from sloserve.workloads.seeding import stream
 from sloserve.workloads.slo_assignment import DEFAULT_ASSIGNMENT, ClassRule, SLOAssignment
 from sloserve.workloads.trace import Trace, make_trace, merge
@@ -259,4 +260,10 @@ def asked_workload(options: TrafficOptions) -> Workload:
     """
     if (options.workload is None) == (options.trace is None):
         raise ConfigError("give one of --workload and --trace")
-    return workload(str(options.workload)) if options.trace is None else trace_workload(read_trace(options.trace))
+    if options.trace is None:
+        if options.tokenizer is not None:
+            raise ConfigError("--tokenizer counts the texts of a --trace; --workload has none")
+        return workload(str(options.workload))
+    has_rate = options.rps is not None or getattr(options, "load", None) is not None
+    count = token_counter(options.tokenizer)
+    return trace_workload(read_trace(options.trace, count=count, draw_arrivals=has_rate))

@@ -161,7 +161,7 @@ def test_malformed_mooncake_value(tmp_path: Path, change: dict[str, object], exp
         ("a,b,c\n1,2,3\n", ":1: 'a,b,c' is no known trace header"),
         ("arrival_s,prompt_tokens\n0,1\n", ":1: column 'output_tokens' is missing; the header has: arrival_s, prompt"),
         ("TIMESTAMP,ContextTokens\n", ":1: column 'GeneratedTokens' is missing"),
-        ("prompt_tokens,output_tokens\n1,1\n", ":1: column 'arrival_s' is missing"),
+        ("prompt_tokens,output_tokens\n1,1\n", ": states no arrivals (column 'arrival_s'); give --rps"),
         ("arrival_s,prompt_tokens,output_tokens\n", "trace has no requests"),
         ("arrival_s,prompt_tokens,output_tokens\n0,1\n", ":2: row has 2 columns, the header has 3"),
         ("arrival_s,prompt_tokens,output_tokens\n0,1,1,1\n", ":2: row has 4 columns, the header has 3"),

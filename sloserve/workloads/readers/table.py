@@ -8,6 +8,7 @@ cell that is not.
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,16 +38,16 @@ class Column:
     optional: bool = False
 
 
-def _whole_tokens(text: str) -> int:
+def _whole_tokens(text: str, least: int) -> int:
     number = float(text)
-    if not (1 <= number <= MAX_TOKENS and number == int(number)):
+    if not (least <= number <= MAX_TOKENS and number == int(number)):
         raise ValueError(text)
     return int(number)
 
 
-def _all_whole_tokens(cells: Sequence[str]) -> NDArray[np.int64]:
+def _all_whole_tokens(cells: Sequence[str], least: int) -> NDArray[np.int64]:
     values = np.array(cells).astype(np.int64)
-    if values.min() < 1 or values.max() > MAX_TOKENS:
+    if values.min() < least or values.max() > MAX_TOKENS:
         raise ValueError("out of range")
     return values
 
@@ -72,9 +73,10 @@ def _ids(text: str) -> tuple[int, ...]:
     return ids
 
 
-def tokens(name: str) -> Column:
+def tokens(name: str, least: int = 1) -> Column:
     """A column of token counts."""
-    return Column(name, _whole_tokens, _all_whole_tokens, TOKENS_ALLOWED)
+    parse, parse_all = partial(_whole_tokens, least=least), partial(_all_whole_tokens, least=least)
+    return Column(name, parse, parse_all, TOKENS_ALLOWED.replace("from 1", f"from {least}"))
 
 
 def seconds(name: str) -> Column:
