@@ -40,6 +40,9 @@ FORMS: dict[str, Forms] = {
             ":objective=perfect:pause=false:watermark=0",
         ),
     ),
+    "andes-paper": Forms(
+        golden=":watermark=0.5", conserves=(":watermark=0:preemption_cap=9", ":watermark=0:solver=dp:length=oracle")
+    ),
     "econo": Forms(
         golden=":length=oracle:length_error=0.5",
         conserves=(

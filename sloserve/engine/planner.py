@@ -239,7 +239,8 @@ class Planner:
         self.held = HeldPlan.of(plan, snapshot, monotonic_s)
         plan_s = None
         if self._cost is not None:
-            plan_s = self._cost.plan.seconds(snapshot.running.size, snapshot.waiting.size)
+            cells = self.policy.solver_cells
+            plan_s = self._cost.plan.seconds(snapshot.running.size, snapshot.waiting.size, cells)
             planning_s += plan_s
         preempt = self.port.running_requests(plan.preempt, self.table)
         return Step(plan, preempt, True, snapshot.engine, True, shadow_s, plan_s, planning_s)

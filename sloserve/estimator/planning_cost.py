@@ -39,20 +39,27 @@ class CostLine(_CostSection):
     """µs for each running request"""
     waiting_us: NotNegative = 0.0
     """µs for each waiting request"""
+    cell_us: NotNegative = 0.0
+    """µs for each cell of a solver's tables, where the policy fills tables"""
 
-    def seconds(self, running: int, waiting: int) -> float:
-        return (self.base_us + self.running_us * running + self.waiting_us * waiting) * _US
+    def seconds(self, running: int, waiting: int, cells: int = 0) -> float:
+        us = self.base_us + self.running_us * running + self.waiting_us * waiting + self.cell_us * cells
+        return us * _US
 
     def plus(self, other: "CostLine") -> "CostLine":
         return CostLine(
             base_us=self.base_us + other.base_us,
             running_us=self.running_us + other.running_us,
             waiting_us=self.waiting_us + other.waiting_us,
+            cell_us=self.cell_us + other.cell_us,
         )
 
     def times(self, factor: float) -> "CostLine":
         return CostLine(
-            base_us=self.base_us * factor, running_us=self.running_us * factor, waiting_us=self.waiting_us * factor
+            base_us=self.base_us * factor,
+            running_us=self.running_us * factor,
+            waiting_us=self.waiting_us * factor,
+            cell_us=self.cell_us * factor,
         )
 
 

@@ -38,6 +38,9 @@ class Policy(ABC):
     learned: ClassVar[tuple[str, ...]] = ()
     """Attributes that hold what it learned of requests that ended, and nothing of a row: they outlive the rows."""
 
+    solver_cells: int = 0
+    """Cells of tables that the last plan filled; virtual time charges them beside the number of requests."""
+
     @dataclass(frozen=True)
     class Settings:
         """Options of the policy, as given in configuration; unknown names are errors. Every policy extends it."""

@@ -50,6 +50,7 @@ def build_experiment(options: SimulateOptions) -> Experiment:
         slos=slos,
         window=WHOLE if options.window is None else parse_window(options.window),
         aged_share=aged_share,
+        plan_share=SHIPPED.plan_share if options.plan_share is None else options.plan_share,
         plan_cost=options.plan_cost,
         step_noise=options.step_noise,
         length_model=None if options.length_model is None else str(options.length_model),

@@ -55,10 +55,10 @@ class Experiment:
     loads: multiples of stock's capacity; rps: requests per second; rate_scale: multiples of the workload's own rate.
     One of the three is given. policies: names of runs, see ``run_name``. slos: replaces the workload's own SLOs.
     window: the part of the workload that seeds draw from. aged_share: of the ageing guard, 0 turns it off.
-    plan_cost: what planning costs, in multiples of the measured table; 0 charges nothing. step_noise: coefficient of
-    variation of step times, see ``StepNoise``. length_model: as in the server's settings. engine_kind: whose scheduler
-    decides, one of ``ENGINE_KINDS``. known_profile: what the server's settings name, while ``profile`` is the engine's
-    own; ``None``: the server learns step times from the steps.
+    plan_share: as in the server's settings. plan_cost: what planning costs, in multiples of the measured table; 0
+    charges nothing. step_noise: coefficient of variation of step times, see ``StepNoise``. length_model: as in the
+    server's settings. engine_kind: whose scheduler decides, one of ``ENGINE_KINDS``. known_profile: what the server's
+    settings name, while ``profile`` is the engine's own; ``None``: the server learns step times from the steps.
     """
 
     workload: Workload
@@ -73,6 +73,7 @@ class Experiment:
     slos: SLOAssignment | None = None
     window: Window = WHOLE
     aged_share: float = SHIPPED.aged_share
+    plan_share: float = PLAN_SHARE
     plan_cost: float = 1.0
     step_noise: float = 0.0
     length_model: str | None = None
@@ -88,6 +89,8 @@ class Experiment:
                 raise ConfigError(f"load: {value} is not a positive number")
         if not axis or len(set(axis)) != len(axis):
             raise ConfigError("load: give at least one value, each once")
+        if not 1e-6 <= self.plan_share <= 1.0:
+            raise ConfigError(f"--plan-share: {self.plan_share} is not within 1e-06..1")
         if not 0.0 <= self.plan_cost < float("inf"):
             raise ConfigError(f"--plan-cost: {self.plan_cost} is not a number >= 0")
         StepNoise(0, self.step_noise)
@@ -270,7 +273,7 @@ def _task(experiment: Experiment, policy: str, point: Point) -> _Task:
             "policy": run.policy,
             "seed": point.seed,
             "aged_share": experiment.aged_share,
-            "plan_share": PLAN_SHARE,
+            "plan_share": experiment.plan_share,
         }
         section |= {"length_model": experiment.length_model, "profile": experiment.known_profile}
         section |= {"swapping": engine.swapping}

@@ -92,6 +92,10 @@ class SimulateOptions(ExperimentOptions):
         float | None,
         typer.Option(help="Share of admissions for aged requests, 0 for none. Default: 0.05, as on a server."),
     ] = None
+    plan_share: Annotated[
+        float | None,
+        typer.Option(help="Most of the engine's time that planning takes, 1: at every step. Default: as on a server."),
+    ] = None
     plan_cost: Annotated[
         float,
         typer.Option(help="Engine time charged for planning, as a multiple of what was measured; 0 charges nothing."),

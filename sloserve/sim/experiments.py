@@ -72,6 +72,16 @@ _ANDES_PARTS = ",".join(
 )
 """Each part of ``andes`` taken away or varied; that with four options is nearest to the paper."""
 
+_ANDES_PAPER: dict[str, Any] = {
+    "workload": "reading-speed",
+    "max_requests": 700,
+    "swap_space_gib": 48,
+    "swapping": "always",
+    "plan_share": 1.0,
+}
+"""Andes, Sec. 6.1: preemption by swapping."""
+_ANDES_SOLVERS = "stock,fcfs,andes,andes-paper,andes-paper:solver=dp"
+
 _TIGHT_OPT: dict[str, Any] = {
     "profile": "a100-opt-13b-12gb",
     "load": "0.5,0.75,1,1.25,1.5,2,2.5",
@@ -235,6 +245,24 @@ EXPERIMENTS = {
         "As qoe-parts-reading, on production chat traffic",
         _READERS_TRACE | {"load": "1.5,2.5", "policy": _ANDES_PARTS},
         trace="azure2023_conv_first_two_thirds.csv.gz",
+    ),
+    "andes-paper": ExperimentRow(
+        "Andes in the form of its paper, with its swap space and a plan at every step, beside stock's order and andes",
+        _ANDES_PAPER
+        | {
+            "profile": "a100-opt-13b",
+            "load": "1,1.5,2.5",
+            "swap_space_gib": 240,
+            "policy": "stock,fcfs,rr,andes,andes-paper,andes-paper:preemption_cap=0,andes-paper:preemption_cap=0.4",
+        },
+    ),
+    "andes-solvers": ExperimentRow(
+        "Does the exact solver of Andes pay, if its time is charged?",
+        _ANDES_PAPER | {"profile": "a100-opt-13b-12gb", "load": "1.5,2.5", "policy": _ANDES_SOLVERS},
+    ),
+    "andes-solvers-free": ExperimentRow(
+        "As andes-solvers, if planning took no time",
+        _ANDES_PAPER | {"profile": "a100-opt-13b-12gb", "load": "1.5,2.5", "policy": _ANDES_SOLVERS, "plan_cost": 0.0},
     ),
     "econo-sharegpt": ExperimentRow(
         "How much load at equal latency per token, in the EconoServe paper's setting, ShareGPT-like lengths?",

@@ -44,6 +44,7 @@ def write_experiment(
             "enable_prefix_caching": engine.enable_prefix_caching,
             **({name: getattr(engine, name) for name in SWAP_OPTIONS} if engine.swap_space_gib else {}),
             "aged_share": experiment.aged_share,
+            "plan_share": experiment.plan_share,
             "plan_cost": experiment.plan_cost,
             "step_noise": experiment.step_noise,
             "known_profile": experiment.known_profile,

@@ -45,6 +45,12 @@ def test_multiples_of_the_table() -> None:
     assert constant_cost(7.0).of("edf").plan.seconds(100, 400) == 7e-6
 
 
+def test_a_solver_costs_by_the_cells_of_its_tables() -> None:
+    line = CostLine(base_us=10, cell_us=0.5)
+    assert line.seconds(1, 1, 100) == pytest.approx(60e-6) and line.seconds(1, 1) == pytest.approx(10e-6)
+    assert line.times(2.0).plus(line).seconds(0, 0, 10) == pytest.approx(45e-6)
+
+
 def test_a_plan_of_a_fleet_costs_what_was_measured() -> None:
     costs = planning_costs()
     assert costs.fleet.seconds(10) == pytest.approx(9e-3, rel=0.02)

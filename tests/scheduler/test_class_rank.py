@@ -16,7 +16,9 @@ Make = Callable[..., Snapshot]
 NOW_S = 1000.0
 
 FIRST_BY_CLASS = [name for name in main_policies() if name != "fcfs"]
-AS_PUBLISHED = {"econo-paper", "fastserve", "fcfs", "multires", "orca", "rr", "sarathi", "srtf", "sync-coupled"}
+AS_PUBLISHED = {
+    "andes-paper", "econo-paper", "fastserve", "fcfs", "multires", "orca", "rr", "sarathi", "srtf", "sync-coupled",
+}  # fmt: skip
 """vLLM's own order, and baselines in the form of their papers."""
 VARIANTS = {"andes-parts", "econo-parts", "niyama", "sa-batches"}
 """Of policies that read it, for experiments, and a rival that does."""

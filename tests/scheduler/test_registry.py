@@ -35,7 +35,12 @@ def test_policies_that_reproduce_papers_are_listed_apart() -> None:
     assert {"andes", "econo", "edf", "sa"} <= set(served) and not set(served) & set(apart)
     assert tuple(sorted((*served, *apart))) == policy_names()
     assert main_policies()[0] == "auto" and sorted(main_policies()) == list(served)
-    for variant, of in (("andes-parts", "andes"), ("econo-parts", "econo"), ("sa-batches", "sa")):
+    for variant, of in (
+        ("andes-parts", "andes"),
+        ("andes-paper", "andes"),
+        ("econo-parts", "econo"),
+        ("sa-batches", "sa"),
+    ):
         assert variant in apart and issubclass(policy_class(variant), policy_class(of))
 
 

@@ -54,6 +54,7 @@ RUN_KEYS = {
         ({"workload": "voice", "seeds": 0}, "--seeds"),
         ({"workload": "voice", "max_requests": 0}, "--max-requests"),
         ({"workload": "voice", "aged_share": 2.0}, "--aged-share"),
+        ({"workload": "voice", "plan_share": 0.0}, "--plan-share: 0.0 is not within 1e-06..1"),
         ({"workload": "voice", "plan_cost": -1.0}, "--plan-cost: -1.0 is not a number >= 0"),
         ({"workload": "voice", "step_noise": 2.0}, "--step-noise: 2.0 is not within"),
         ({"workload": "voice", "window": "0.5"}, "--window: '0.5'"),
@@ -184,6 +185,7 @@ def test_tuning_on_one_half_and_runs_of_the_other(tmp_path: Path, capsys: pytest
     """Everybody is served one at a time until that is tuned; what was tried is in the result."""
     flags = ["--workload", "voice", "--rps", "8", "--seeds", "1", "--max-requests", "14", "--policy", "stock,edf"]
     flags += ["--max-num-seqs", "1", "--tune", "max_num_seqs=1,64", "--plan-cost", "2", "--step-noise", "0.1"]
+    flags += ["--plan-share", "0.5"]
     app(["simulate", *flags, "--out", str(tmp_path)], standalone_mode=False)
     assert "as stock@max_num_seqs=64" in capsys.readouterr().out
     result = json.loads((tmp_path / "result.json").read_text())
@@ -191,6 +193,7 @@ def test_tuning_on_one_half_and_runs_of_the_other(tmp_path: Path, capsys: pytest
     assert [run["policy"] for run in result["runs"]] == names
     settings = result["settings"]
     assert result["workload"]["window"] == "0.5:1"
+    assert settings["plan_share"] == 0.5
     assert (settings["plan_cost"], settings["step_noise"], settings["aged_share"]) == (2.0, 0.1, 0.05)
     assert list(settings["tuned"]["stock"]["tried"]) == names[:2]
     attainment = [run["slo_attainment"] for run in result["runs"]]

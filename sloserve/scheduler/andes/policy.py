@@ -11,7 +11,7 @@ its KV kept if only its next block is missing, which spares a preemption.
 Nothing is gained by haste for a request without targets. Class rank decides for it: it is admitted before every request
 of a less urgent class.
 
-Source: Andes, Sec. 4. Differs (the policy ``andes-parts`` has the paper's form, docs/benchmarks/andes.md the figures):
+Source: Andes, Sec. 4. Differs (the policy ``andes-paper`` has the paper's form, docs/benchmarks/andes.md the figures):
 
 * victims are those with the longest lead, ``lead_s`` at least, and not those of least gain per token. Without swap
   space vLLM recomputes what it preempts, where the paper swaps; then a preemption pays only if its victim can stay away

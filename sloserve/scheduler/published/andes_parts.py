@@ -1,7 +1,7 @@
-"""Andes with options for each of its parts: the form of its paper, and what each part contributes.
+"""Andes with options for each of its parts, to see what each contributes; ``andes-paper`` has the form of its paper.
 
-Source: Andes, Sec. 4. ``victims=gain:urgent_s=1000:headroom=0:search=true`` is nearest to the paper. None of these
-options is worth setting on a server (docs/benchmarks/andes.md, "What each part does").
+Source: Andes, Sec. 4. None of these options is worth setting on a server (docs/benchmarks/andes.md, "What each part
+does").
 """
 
 import math
@@ -13,21 +13,20 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.kernels.knapsack import best_batch
-from sloserve.scheduler.andes.outlook import Foresight, Outlook, reading_tds
+from sloserve.scheduler.andes.outlook import Foresight, Outlook
 from sloserve.scheduler.andes.policy import Andes
 from sloserve.scheduler.andes.room import VictimOrder
 from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Snapshot
+from sloserve.scheduler.published.andes_batches import AndesOfBatches
 
 OBJECTIVES = ("mean", "min", "perfect")
 VICTIMS = ("lead", "gain")
-BATCH_SIZES = 8
-"""Candidates between the least and the largest batch size."""
 _PERFECT = 1.0 - 1e-9
 
 
-class AndesParts(Andes):
-    """Andes with options for each of its parts, down to the form of its paper."""
+class AndesParts(AndesOfBatches):
+    """Andes with options for each of its parts."""
 
     @dataclass(frozen=True)
     class Settings(Andes.Settings):
@@ -85,15 +84,6 @@ class AndesParts(Andes):
 
     # How many run at once.
 
-    def _is_slow(self, snapshot: Snapshot) -> bool:
-        """Whether a step of the running requests takes longer than the fastest reader's token."""
-        rows, running = snapshot.rows, snapshot.running
-        if not running.size:
-            return False
-        fastest = float(reading_tds(rows, np.concatenate((snapshot.waiting, running))).max())
-        context = float(rows.computed_tokens[running].mean())
-        return float(self._step_s(snapshot.engine, np.array([float(running.size)]), context)[0]) * fastest > 1.0
-
     def _searched(self, snapshot: Snapshot, now_s: float) -> Plan:
         """The plan at the best batch size; the running requests that are not of the best batch are paused."""
         all_, running = self._outlook(snapshot, now_s), snapshot.running.size
@@ -110,19 +100,10 @@ class AndesParts(Andes):
         )
 
     def _best_batch(self, snapshot: Snapshot, all_: Outlook) -> tuple[Foresight, IntArray, int]:
-        """Eq. 4 with the batch size searched: what serving gains at it, the requests to pause, and the size.
-
-        The least size is the largest that is still fast enough for the fastest reader, the largest what fits the KV
-        cache (optimization 2).
-        """
+        """Eq. 4 with the batch size searched: what serving gains at it, the requests to pause, and the size."""
         engine = snapshot.engine
         blocks = engine.layout.to_admit(all_.context_tokens + 1)  # + 1: the slot of the next token
-        most = int(np.searchsorted(np.cumsum(np.sort(blocks)), engine.total_blocks, side="right"))
-        most = max(min(most, engine.max_num_seqs), 1)
-        sizes = np.arange(1, most + 1).astype(np.float64)
-        fast = self._step_s(engine, sizes, float(all_.context_tokens.mean())) * all_.tds.max() <= 1.0
-        least = max(int(fast.sum()), 1)
-        batches = np.unique(np.geomspace(least, most, BATCH_SIZES).round()).astype(np.float64)
+        batches = self._batch_sizes(engine, all_, blocks)
         foresight = self._foresee(engine, all_, batches)
         seq = snapshot.rows.seq[all_.slots]
         choice = best_batch(foresight.gain, blocks, seq, engine.total_blocks, batches.astype(np.int64))
