@@ -80,7 +80,12 @@ _ANDES_PAPER: dict[str, Any] = {
     "plan_share": 1.0,
 }
 """Andes, Sec. 6.1: preemption by swapping."""
-_ANDES_SOLVERS = "stock,fcfs,andes,andes-paper,andes-paper:solver=dp"
+_ANDES_SOLVERS: dict[str, Any] = {
+    "profile": "a100-opt-13b-12gb",
+    "load": "1.5",
+    "max_requests": 400,
+    "policy": "stock,fcfs,andes,andes-paper,andes-paper:solver=dp",
+}
 
 _TIGHT_OPT: dict[str, Any] = {
     "profile": "a100-opt-13b-12gb",
@@ -258,11 +263,11 @@ EXPERIMENTS = {
     ),
     "andes-solvers": ExperimentRow(
         "Does the exact solver of Andes pay, if its time is charged?",
-        _ANDES_PAPER | {"profile": "a100-opt-13b-12gb", "load": "1.5,2.5", "policy": _ANDES_SOLVERS},
+        _ANDES_PAPER | _ANDES_SOLVERS,
     ),
     "andes-solvers-free": ExperimentRow(
         "As andes-solvers, if planning took no time",
-        _ANDES_PAPER | {"profile": "a100-opt-13b-12gb", "load": "1.5,2.5", "policy": _ANDES_SOLVERS, "plan_cost": 0.0},
+        _ANDES_PAPER | _ANDES_SOLVERS | {"plan_cost": 0.0},
     ),
     "econo-sharegpt": ExperimentRow(
         "How much load at equal latency per token, in the EconoServe paper's setting, ShareGPT-like lengths?",
