@@ -18,14 +18,26 @@ GIB = 2**30
 ROOT = Path(__file__).parents[3]
 
 NAMES = (
+    "a10-mistral-7b",
     "a100-llama2-7b",
     "a100-llama3-70b-tp4",
+    "a100-mistral-7b",
     "a100-opt-1.3b",
     "a100-opt-125m",
     "a100-opt-13b",
     "a100-opt-13b-12gb",
     "a100-opt-2.7b",
     "a100-opt-6.7b",
+    "a100-vicuna-13b",
+    "a100x2-llama-33b",
+    "a100x4-opt-175b-int8",
+    "a100x4-opt-30b",
+    "a100x4-opt-66b",
+    "a100x8-opt-175b",
+    "a10x2-vicuna-13b",
+    "a40x4-opt-66b",
+    "a800-qwen2.5-32b",
+    "a800-qwen2.5-7b",
     "h100-gemma3-12b",
     "h100-gpt-oss-20b",
     "h100-granite4-small",
@@ -34,6 +46,7 @@ NAMES = (
     "h100x2-qwen3-next-80b",
     "h200-llama3-8b",
     "v100x2-qwen2.5-7b",
+    "v100x4-qwen2.5-32b",
 )
 
 # layers, KV heads, head size, weights, GPUs, GiB a GPU; 2 bytes a number.
@@ -49,6 +62,18 @@ SHAPES = {
     "h100-llama3-8b": (32, 8, 128, 8_030_261_248, 1, 79.1),
     "h200-llama3-8b": (32, 8, 128, 8_030_261_248, 1, 139.8),
     "v100x2-qwen2.5-7b": (28, 4, 128, 7_615_616_512, 2, 31.7),
+    "a10-mistral-7b": (32, 8, 128, 7_241_732_096, 1, 22.1),
+    "a10x2-vicuna-13b": (40, 40, 128, 13_015_864_320, 2, 22.1),
+    "a100-mistral-7b": (32, 8, 128, 7_241_732_096, 1, 79.1),
+    "a100-vicuna-13b": (40, 40, 128, 13_015_864_320, 1, 79.1),
+    "a100x2-llama-33b": (60, 52, 128, 32_528_943_616, 2, 79.1),
+    "a100x4-opt-30b": (48, 56, 128, 29_974_540_288, 4, 79.1),
+    "a100x4-opt-66b": (64, 72, 128, 65_719_701_504, 4, 79.1),
+    "a100x8-opt-175b": (96, 96, 128, 174_604_468_224, 8, 79.1),
+    "a40x4-opt-66b": (64, 72, 128, 65_719_701_504, 4, 44.4),
+    "a800-qwen2.5-7b": (28, 4, 128, 7_615_616_512, 1, 79.1),
+    "a800-qwen2.5-32b": (64, 8, 128, 32_763_876_352, 1, 79.1),
+    "v100x4-qwen2.5-32b": (64, 8, 128, 32_763_876_352, 4, 31.7),
 }
 
 # Layers in each group, groups of other kinds, bytes of KV of a token and layer, tokens a block, weights' bytes, GPUs.
