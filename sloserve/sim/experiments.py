@@ -80,6 +80,12 @@ _ANDES_PAPER: dict[str, Any] = {
     "plan_share": 1.0,
 }
 """Andes, Sec. 6.1: preemption by swapping."""
+_ANDES_66B: dict[str, Any] = _ANDES_PAPER | {
+    "load": "1,1.25,1.5,2,2.5",
+    "max_requests": 500,
+    "swap_space_gib": 240,
+    "policy": "stock,fcfs,rr,andes,andes-paper",
+}
 _ANDES_SOLVERS: dict[str, Any] = {
     "profile": "a100-opt-13b-12gb",
     "load": "1.5",
@@ -260,6 +266,13 @@ EXPERIMENTS = {
             "swap_space_gib": 240,
             "policy": "stock,fcfs,rr,andes,andes-paper,andes-paper:preemption_cap=0,andes-paper:preemption_cap=0.4",
         },
+    ),
+    "andes-opt-66b": ExperimentRow(
+        "As andes-paper, with the paper's main model, OPT-66B on four A100", _ANDES_66B | {"profile": "a100x4-opt-66b"}
+    ),
+    "andes-opt-66b-a40": ExperimentRow(
+        "As andes-opt-66b, on four A40, whose steps are not much faster than readers",
+        _ANDES_66B | {"profile": "a40x4-opt-66b"},
     ),
     "andes-solvers": ExperimentRow(
         "Does the exact solver of Andes pay, if its time is charged?",
