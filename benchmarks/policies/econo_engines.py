@@ -44,7 +44,6 @@ from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.experiments import experiment_flags
 from sloserve.sim.run_name import STOCK
 from sloserve.virtual.engine_settings import EngineSettings
-from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
 SEEDS = (0, 1, 2)
 ENGINES = (2, 4, 8)
@@ -86,10 +85,22 @@ class DecodeOnly:
         )
 
 
-class EngineCase:
-    """A workload on its engine, and runs of it."""
+def serve(
+    engine: EngineSettings, profile: Profile, requests: list[WorkloadRequest], config: dict[str, Any] | None = None
+) -> RunLog:
+    """One run of vLLM's scheduler."""
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine  # not for those who serve on the engine model
 
-    def __init__(self, row: str) -> None:
+    run = VirtualEngine(engine, profile, config).run
+    gc.freeze()  # the run begins with a collection, which would take longer than the run
+    return run(requests)
+
+
+class EngineCase:
+    """A workload on its engine, and runs of it. serve: runs an engine."""
+
+    def __init__(self, row: str, serve: Callable[..., RunLog] = serve) -> None:
+        self.serve = serve
         flags = experiment_flags(row) | {"load": None, "rps": "1", "policy": ",".join(WAYS)}
         self.capacity_rps = cache(self._capacity_rps)
         self.experiment: Experiment = build_experiment(SimulateOptions(**flags))
@@ -106,7 +117,7 @@ class EngineCase:
         """What one stock engine completes of a seed's requests, all there at once."""
         wanted = self.experiment
         requests = wanted.workload.requests(total * REQUESTS, seed, 1e6, slos=wanted.slos)
-        return capacity_rps(wanted, serve(self.engine, self.profile, requests))
+        return capacity_rps(wanted, self.serve(self.engine, self.profile, requests))
 
     def requests(self, offered: Offered, seed: int) -> list[WorkloadRequest]:
         rps = offered.load * self.capacity_rps(offered.total, seed)
@@ -120,13 +131,15 @@ class EngineCase:
             section = {"policy": way, "seed": seed, "aged_share": 0.0, "plan_share": PLAN_SHARE, **self.classes}
             config = {"sloserve": section}
         requests = self.requests(offered, seed)
-        runs = [serve(self.engine, self.profile, requests[i::engines], config).requests for i in range(engines)]
+        runs = [self.serve(self.engine, self.profile, requests[i::engines], config).requests for i in range(engines)]
         return [log for run in runs for log in run]
 
     def _prompts(self, prompt_engines: int, offered: Offered, seed: int) -> list[list[RequestLog]]:
         """What each prompt engine did with its requests, cut to one token."""
         requests = [replace(r, output_tokens=1, max_tokens=1) for r in self.requests(offered, seed)]
-        return [serve(self.engine, self.profile, requests[i::prompt_engines]).requests for i in range(prompt_engines)]
+        return [
+            self.serve(self.engine, self.profile, requests[i::prompt_engines]).requests for i in range(prompt_engines)
+        ]
 
     def split(
         self, prompt_engines: int, decode_engines: int, offered: Offered, seed: int, link: str, simulated: int
@@ -161,19 +174,11 @@ class EngineCase:
                 parts.append(
                     replace(original, arrival_s=at_s, prompt_tokens=tokens, output_tokens=original.output_tokens - 1)
                 )
-        for log in serve(self.decode_engine, self.decode_profile, parts).requests:
+        for log in self.serve(self.decode_engine, self.decode_profile, parts).requests:
             first = whole[log.request.request_id]
             times_s = np.concatenate((first.token_times_s, log.token_times_s))
             whole[log.request.request_id] = replace(log, request=first.request, token_times_s=times_s)
         return list(whole.values())
-
-
-def serve(
-    engine: EngineSettings, profile: Profile, requests: list[WorkloadRequest], config: dict[str, Any] | None = None
-) -> RunLog:
-    run = VirtualEngine(engine, profile, config).run
-    gc.freeze()  # the run begins with a collection, which would take longer than the run
-    return run(requests)
 
 
 class MeasuredCase:

@@ -1,0 +1,129 @@
+"""How much load does each system carry at equal latency per token, if no target tells how long a reply will be?
+
+EconoServe's Fig. 9 (rates) and 1 (rivals), on the engine model. Every request of a workload has one and the same e2e
+target: EconoServe's rule for the mean reply, 2 x (t_p + t_g x mean tokens). ``distserve`` is one engine that computes
+prompts and one that decodes, so it has twice the GPUs, as in the paper; what it gets for free is listed in
+econo_engines. All others run on one. Ageing is on, planning is charged. Writes results/econo_rates.json.
+
+    python -m benchmarks.policies.econo_rates [--quick]
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from benchmarks.arguments import is_quick
+from benchmarks.policies.econo_engines import EngineCase, Offered
+from benchmarks.publish import RESULTS, write_result
+from sloserve.core.request import WorkloadRequest
+from sloserve.core.runlog import RunLog
+from sloserve.core.slo import SLOClass, Targets
+from sloserve.report.latency_capacity import latency_capacity
+from sloserve.report.summary import Run, summarize
+from sloserve.sim.build_experiment import build_experiment
+from sloserve.sim.experiment import MODEL, Experiment, Point, measured_points, run_experiment
+from sloserve.sim.experiment_options import SimulateOptions
+from sloserve.sim.experiments import experiment_flags
+from sloserve.sim.model.engine import ModelEngine
+from sloserve.sim.run_name import STOCK
+from sloserve.workloads.slo_assignment import ClassRule, ScaledDeadline, SLOAssignment
+
+ROWS = {"econo-sharegpt": 200, "econo-alpaca": 300, "econo-bookcorpus": 80}
+"""Rows of the experiments' registry, and requests a run."""
+SYSTEMS = {
+    "stock,sjf,sarathi,econo-paper,econo,econo:length=oracle": "0.1,0.25,0.5,0.75,1,1.25,1.5,2,2.5",
+    "orca,srtf:length=oracle,fastserve": "0.1,0.25,0.5,1",
+}
+"""Policies, and multiples of stock's capacity. The last three, with batches of 8, fall behind long before it."""
+DISTSERVE, LINK = "distserve", "100 Gb/s"
+KEPT = (
+    "policy", "load", "seed", "normalized_latency_ms", "slo_attainment", "output_throughput",
+    "preemptions_per_request", "kv_utilization_mean", "step_token_utilization_mean", "completion_split",
+)  # fmt: skip
+
+
+def fixed_deadline(experiment: Experiment) -> SLOAssignment:
+    """One e2e target for all: what the row's rule gives the mean reply."""
+    assert experiment.slos is not None
+    (rule,) = experiment.slos.rules
+    assert isinstance(rule.deadline, ScaledDeadline)
+    lengths = [request.output_tokens for request in experiment.workload.requests(4000, 0, 1.0)]
+    e2e_s = rule.deadline.e2e_s(round(sum(lengths) / len(lengths)))
+    return SLOAssignment("fixed", (ClassRule(SLOClass("fixed", 0, Targets(e2e_s=round(e2e_s, 2)))),), default="fixed")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What is run of one row."""
+
+    row: str
+    requests: int
+    systems: Mapping[str, str] = field(default_factory=lambda: SYSTEMS)
+    seeds: int = 3
+
+    def experiment(self, policies: str) -> Experiment:
+        """Of some of the policies, at their loads."""
+        flags = experiment_flags(self.row) | {"max_requests": self.requests}
+        flags |= {"load": self.systems[policies], "policy": policies}
+        built = replace(build_experiment(SimulateOptions(**flags, seeds=self.seeds)), engine_kind=MODEL)
+        return replace(built, slos=fixed_deadline(built))
+
+
+class SplitCase(EngineCase):
+    """The split of a row's engine in two, on the requests of an experiment."""
+
+    def __init__(self, row: str, experiment: Experiment, points: list[Point]) -> None:
+        super().__init__(row, lambda *arguments: ModelEngine(arguments[0], arguments[1], None).run(arguments[2]))
+        self._of, self._rps = experiment, {(point.seed, point.load): point.rps for point in points}
+        self.asked = lru_cache(maxsize=1)(self._asked)
+
+    def _asked(self, load: float, seed: int) -> list[WorkloadRequest]:
+        return self._of.requests(seed, rps=self._rps[seed, load])
+
+    def requests(self, offered: Offered, seed: int) -> list[WorkloadRequest]:
+        return self.asked(offered.load, seed)
+
+    def records(self) -> Iterator[Run]:
+        for seed, load in self._rps:
+            assert load is not None
+            logs = self.split(1, 1, Offered(2, load), seed, LINK, 1)
+            log = RunLog(logs, ModelEngine(self.engine, self.profile, None).log([]).steps)
+            yield summarize(log, policy=DISTSERVE, seed=seed, rps=self._rps[seed, load], load=load)
+
+
+def measured(rates: Rates) -> dict[str, Any]:
+    records: list[Run] = []
+    for policies in rates.systems:
+        experiment = rates.experiment(policies)
+        points = measured_points(experiment)
+        records += [run.record() for run in run_experiment(experiment, points=points)]
+        if STOCK in experiment.policies:
+            records += SplitCase(rates.row, experiment, points).records()
+    assert experiment.slos is not None
+    found = {
+        "row": rates.row,
+        "requests": rates.requests,
+        "e2e_s": experiment.slos.rules[0].slo_class.targets.e2e_s,
+        "capacity": [one.as_dict() for one in latency_capacity(records)],
+        "runs": [{key: record.get(key) for key in KEPT} for record in records],
+    }
+    for one in found["capacity"]:
+        print(json.dumps({"row": rates.row, **one}), flush=True)
+    return found
+
+
+def main() -> None:
+    quick = is_quick(__doc__)
+    if quick:
+        measured(Rates("econo-sharegpt", 40, {"stock,econo": "0.5,1,1.5"}, 1))
+        return
+    cases = []
+    for row, requests in ROWS.items():
+        cases.append(measured(Rates(row, requests)))
+        write_result(RESULTS / "econo_rates.json", {"systems": SYSTEMS, "link": LINK, "cases": cases})
+
+
+if __name__ == "__main__":
+    main()
