@@ -119,6 +119,12 @@ class Planner:
             if self.shadow is not None and (before is None or before.shadow is not self.shadow):
                 self.shadow.tell("arrived", rows, slot, now_s)
 
+    @property
+    def lengths(self) -> Lengths | None:
+        """What is known of the lengths of replies: by the policy, else by the step budget; ``None`` by neither."""
+        budget = self._step_budget
+        return self.policy.lengths or (None if budget is None else budget.lengths)
+
     def learn_from(self, dropped: "Planner") -> None:
         """Goes on with what the policies and the step budget of a planner learned that was dropped with its rows."""
         self.policy.learn_from(dropped.policy)

@@ -22,7 +22,7 @@ class Stage(IntEnum):
 
 
 @dataclass(slots=True)
-class _Course:
+class Course:
     """One request's way so far. spent_s: by stage, up to since_s, when it entered the one that it is in."""
 
     since_s: float
@@ -38,12 +38,13 @@ class Stages:
     """The requests of one engine. Times are seconds from any one moment."""
 
     def __init__(self) -> None:
-        self._courses: dict[str, _Course] = {}
+        self.courses: dict[str, Course] = {}
+        """By id."""
         self._paused: Sequence[Any] = ()
 
     def arrived(self, request_id: str, arrival_s: float) -> None:
         """A request came, and waits from its arrival on."""
-        self._courses[request_id] = _Course(arrival_s)
+        self.courses[request_id] = Course(arrival_s)
 
     def scheduled(self, admitted: Sequence[str], preempted: list[str], paused: Sequence[Any], start_s: float) -> None:
         """A step that begins at ``start_s`` was scheduled.
@@ -71,19 +72,19 @@ class Stages:
         if paused == before:
             return
         for request in set(before).difference(paused):
-            course = self._courses.get(request.request_id)  # none once it has ended
+            course = self.courses.get(request.request_id)  # none once it has ended
             if course is not None and course.stage is Stage.PAUSED:
                 course.enter(Stage.RUNNING, start_s)
         for request in set(paused).difference(before):
             self._enter(request.request_id, Stage.PAUSED, start_s)
 
     def _enter(self, request_id: str, stage: Stage, now_s: float) -> None:
-        course = self._courses.get(request_id)  # none of one that has ended, or that came unseen
+        course = self.courses.get(request_id)  # none of one that has ended, or that came unseen
         if course is not None:
             course.enter(stage, now_s)
 
     def ended(self, request_id: str, end_s: float) -> StageTimes:
         """How long a request that ends was in each stage; 0 of one that came unseen."""
-        course = self._courses.pop(request_id, None) or _Course(end_s)
+        course = self.courses.pop(request_id, None) or Course(end_s)
         course.enter(course.stage, end_s)
         return StageTimes(*course.spent_s)

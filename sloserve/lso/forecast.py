@@ -20,17 +20,26 @@ from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 
 AHEAD: Final[IntArray] = np.unique(np.append(0, np.geomspace(4, 8192, 36).astype(np.int64)))
 """Steps ahead at which occupancy is foreseen, ``[t]``."""
-_GROWN: Final[FloatArray] = (AHEAD + np.append(AHEAD[1:], AHEAD[-1])) / 2.0
-"""Tokens that come until then: a request that still runs at one such step is taken to end halfway to the next."""
+
+
+def _grown(ahead: IntArray) -> FloatArray:
+    """Tokens that come until then: a request that still runs at one such step is taken to end halfway to the next."""
+    grown: FloatArray = (ahead + np.append(ahead[1:], ahead[-1])) / 2.0
+    return grown
+
+
+_GROWN: Final[FloatArray] = _grown(AHEAD)
 
 OCCUPANCY_COLUMNS = LENGTH_COLUMNS | {"prompt_tokens"}
 """Columns that :func:`occupancy` reads."""
 
 
-def occupancy(lengths: Lengths, rows: Rows, slots: IntArray, layout: KVLayout) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance of the blocks that each will hold AHEAD, ``[n, t]``."""
-    runs = lengths.survival(rows, slots, AHEAD)
-    blocks = layout.mean((rows.prompt_tokens[slots] + rows.output_tokens[slots])[:, None] + _GROWN)
+def occupancy(
+    lengths: Lengths, rows: Rows, slots: IntArray, layout: KVLayout, ahead: IntArray = AHEAD
+) -> tuple[FloatArray, FloatArray]:
+    """Mean and variance of the blocks that each will hold so many steps ``ahead``, ascending: ``[n, t]``."""
+    runs = lengths.survival(rows, slots, ahead)
+    blocks = layout.mean((rows.prompt_tokens[slots] + rows.output_tokens[slots])[:, None] + _grown(ahead))
     mean = blocks * runs
     return mean, mean * (blocks - mean)
 

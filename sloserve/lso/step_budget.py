@@ -127,7 +127,7 @@ class StepBudget:
     """Columns that it reads."""
 
     def __init__(self, lengths: Lengths) -> None:
-        self._lengths = lengths
+        self.lengths = lengths
         self._owed_tokens = 0.0
         self._last_s: float | None = None
         self._arrivals: deque[tuple[float, int]] = deque(maxlen=ARRIVALS)
@@ -135,7 +135,7 @@ class StepBudget:
 
     def learn_from(self, before: "StepBudget") -> None:
         """Goes on with the lengths and the rate of arrivals that ``before`` knew, whose rows are lost."""
-        self._lengths = before._lengths
+        self.lengths = before.lengths
         self._arrivals, self._arrived_tokens = before._arrivals, before._arrived_tokens
 
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
@@ -148,7 +148,7 @@ class StepBudget:
 
     def finished(self, rows: Rows, slot: int) -> None:
         """A request ended, in whatever way; its row is still there."""
-        self._lengths.observe(rows, slot)
+        self.lengths.observe(rows, slot)
 
     def tokens(
         self,
@@ -221,7 +221,7 @@ class StepBudget:
                 stated,
                 counted,
                 decodes,
-                self._lengths.left(rows, decodes),
+                self.lengths.left(rows, decodes),
                 starts_s=starts_s,
                 alone_s=alone_s,
                 headroom=HEADROOM,
@@ -232,7 +232,7 @@ class StepBudget:
             return None
         # Where none is to end by a time of its own, its length says nothing.
         has_end = not np.isnan(rows.e2e_s[asked]).all()
-        left = self._lengths.left(rows, asked) if has_end else np.zeros(asked.size)
+        left = self.lengths.left(rows, asked) if has_end else np.zeros(asked.size)
         found.promise(stated, counted, left, alone_s, starts_s)
         chosen_s = full_s
         if is_binding and bears is not None:

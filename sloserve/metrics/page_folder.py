@@ -15,11 +15,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ENGINE, API = ".engine", ".api"
-"""Kinds of pages. API processes have them only where a server has several."""
+ENGINE, API, LIVE = ".engine", ".api", ".live"
+"""Kinds of pages. API processes have them only where a server has several; an engine has both of the others."""
 _LOCK = ".lock"
 
 _UNFINISHED = ".new"
+_SUFFIXES = (ENGINE, API, LIVE, _LOCK, _UNFINISHED)
 _serial = itertools.count()
 
 
@@ -42,7 +43,11 @@ class PageFile:
             pid, started, parent, rank, _ = (int(part) for part in path.stem.split("-"))
         except ValueError:
             return None
-        return PageFile(path, pid, started, parent, rank) if path.suffix in (ENGINE, API, _LOCK, _UNFINISHED) else None
+        return (
+            PageFile(path, pid, started, parent, rank)
+            if path.suffix in (ENGINE, API, LIVE, _LOCK, _UNFINISHED)
+            else None
+        )
 
     @property
     def is_alive(self) -> bool:

@@ -30,7 +30,9 @@ _PROLOGUE = struct.Struct("<8sIIIII")  # magic, version, bytes of the JSON, scra
 
 @dataclass(frozen=True)
 class PageMemory:
-    """A page as its one writer, or a reader, has it in memory; a reader's arrays cannot be written."""
+    """A page as its one writer, or a reader, has it in memory; a reader's arrays cannot be written, but for a page on
+    which readers tell its writer something.
+    """
 
     path: Path
     facts: Mapping[str, Any]
@@ -65,10 +67,11 @@ class PageMemory:
         return _view(path, memory)
 
     @staticmethod
-    def open(file: PageFile) -> "PageMemory":
-        """Raises: OSError, or ValueError for a file that is no page of this version."""
-        with open(file.path, "rb") as opened:
-            return _view(file.path, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    def open(file: PageFile, *, writes: bool = False) -> "PageMemory":
+        """writes: whether the reader may. Raises: OSError, or ValueError for a file that is no page of this version."""
+        access = mmap.ACCESS_WRITE if writes else mmap.ACCESS_READ
+        with open(file.path, "r+b" if writes else "rb") as opened:
+            return _view(file.path, mmap.mmap(opened.fileno(), 0, access=access))
 
     def close(self) -> None:
         """Removes the page; readers that have it mapped keep its last state."""

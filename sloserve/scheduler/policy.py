@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
+from sloserve.lso.lengths import Lengths
 from sloserve.lso.plan import NO_SLOTS, EngineFacts, Plan, PlanError, Snapshot, check_plan
 from sloserve.lso.step_budget import StepBudget
 
@@ -56,6 +57,11 @@ class Policy(ABC):
     def reads(self) -> frozenset[str]:
         """All columns that must be kept: those of its plans, and those of its step budget."""
         return self.needs | (StepBudget.NEEDS if self.settings.step_budget else frozenset())
+
+    @property
+    def lengths(self) -> Lengths | None:
+        """What it knows of the lengths of replies; ``None`` where it asks for none."""
+        return getattr(self, "_lengths", None)
 
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:  # noqa: B027 - an optional hook
         """A request was enqueued; its row is complete."""

@@ -336,7 +336,7 @@ def has_loaded(scheduler: Any, request: Request) -> bool:
 
 def fetching(scheduler: Any) -> list[Request]:
     """Requests whose KV a connector loads, or has loaded, and that are not admitted yet."""
-    return [r for r in _beside_waiting(scheduler) if is_loading(scheduler, r) or has_loaded(scheduler, r)]
+    return [r for r in beside_waiting(scheduler) if is_loading(scheduler, r) or has_loaded(scheduler, r)]
 
 
 def put_kv_holders_first(scheduler: Any) -> None:
@@ -359,7 +359,7 @@ def take_back(scheduler: Any, request: Request) -> list[Any]:
     Returns: its blocks, which now belong to no request; they go back to the pool by :func:`free`.
     """
     blocks: list[Any] = scheduler.kv_cache_manager.pop_blocks_for_free(request)
-    _beside_waiting(scheduler).remove_requests([request])
+    beside_waiting(scheduler).remove_requests([request])
     scheduler.waiting.remove_requests([request])
     for name in ("finished_recving_kv_req_ids", "failed_recving_kv_req_ids"):
         getattr(scheduler, name).discard(request.request_id)
@@ -388,7 +388,7 @@ def free(scheduler: Any, blocks: Sequence[Any]) -> None:
     scheduler.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
 
 
-def _beside_waiting(scheduler: Any) -> Any:
+def beside_waiting(scheduler: Any) -> Any:
     """The queue of requests that wait with KV; 0.30 has one for all that it passed over."""
     return scheduler.kv_holding_waiting if hasattr(scheduler, "kv_holding_waiting") else scheduler.skipped_waiting
 

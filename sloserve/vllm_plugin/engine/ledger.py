@@ -51,7 +51,10 @@ _POOL_USED, _POOL_PEAK, _POOL_TOTAL = (_AT[f"swap_pool_{kind}_bytes"] for kind i
 
 
 class EngineStats:
-    """The figures of one scheduler, and each live request's SLO, read once."""
+    """The figures of one scheduler, and each live request's SLO, read once.
+
+    stages: where its requests are, and since when.
+    """
 
     def __init__(self, classes: ClassTable, counters: Counter[str]) -> None:
         self.slo_of: dict[str, StatedSLO] = {}
@@ -63,7 +66,7 @@ class EngineStats:
         self._page: PageWriter | None = None
         self._waiting: dict[str, int] = {}  # class of each request never admitted yet
         self._preempted: set[str] = set()
-        self._stages = Stages()
+        self.stages = Stages()
         self._just_preempted: list[str] = []
         self._paused: Counter[str] = Counter()
         self._swaps: Counter[str] | None = None  # of live requests; None while there is no pool
@@ -75,7 +78,7 @@ class EngineStats:
         stated = self._read(request)
         self.slo_of[request.request_id] = stated
         self._waiting[request.request_id] = stated.class_id
-        self._stages.arrived(request.request_id, request.arrival_time)
+        self.stages.arrived(request.request_id, request.arrival_time)
         self._values[self._layout.enqueued + stated.class_id] += 1
         self._values[self._layout.waiting + stated.class_id] += 1
         return stated
@@ -100,7 +103,7 @@ class EngineStats:
     def stepped(self, scheduler: Any, output: Any, paused: Sequence[Request], now_s: float) -> None:
         """Books one step: the requests that it admitted, and the state after it."""
         values = self._values
-        self._stages.scheduled(admitted_ids(output), self._just_preempted, paused, now_s)
+        self.stages.scheduled(admitted_ids(output), self._just_preempted, paused, now_s)
         for new in output.scheduled_new_reqs:
             class_id = self._waiting.pop(new.req_id, None)
             if class_id is not None:
@@ -174,7 +177,7 @@ class EngineStats:
             swaps = self._swaps.pop(request_id, 0)
             self._values[Layout.swap_bucket(swaps)] += 1
             self._values[_AT["swaps_sum"]] += swaps
-        spent = self._stages.ended(request_id, now_s)
+        spent = self.stages.ended(request_id, now_s)
         met = Interruptions(self._paused.pop(request_id, 0), spent.paused_s, spent.preempted_s)
         if met != _NOTHING and self._page is not None:
             self._page.note_interruptions(request_id, met)

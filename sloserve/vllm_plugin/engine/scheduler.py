@@ -31,7 +31,8 @@ from sloserve.estimator.planning_cost import PlanningCost, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.metrics.engine_page import PageWriter
-from sloserve.scheduler.policy import Policy
+from sloserve.metrics.live_page import LiveWriter
+from sloserve.scheduler.policy import Plan, Policy
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
 from sloserve.settings import plugin_settings
 from sloserve.vllm_plugin.engine import compat, private_names
@@ -40,6 +41,7 @@ from sloserve.vllm_plugin.engine.asynchronous import asynchronous
 from sloserve.vllm_plugin.engine.ledger import EngineStats
 from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort
+from sloserve.vllm_plugin.engine.watched import Watched
 from sloserve.vllm_plugin.swap.swapping import Parked, Swapping
 
 logger = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class SLOScheduler(Scheduler):
     _counts = False
     _planner: Planner | None = None
     _swapping: Swapping | None = None
+    _watched: Watched | None = None
 
     TELLS_BEFORE_PREEMPTING = True
     """That SwapConnector is told of each request that is about to lose its KV; another scheduler may say so too."""
@@ -239,9 +242,19 @@ class SLOScheduler(Scheduler):
     def _publish(self, rank: int) -> None:
         try:
             self._ledger.publish_on(PageWriter(self._settings.classes.names, rank))
+            self.show_on(LiveWriter(len(self._settings.classes.names), rank))
         except OSError as error:
             logger.warning("sloserve cannot publish the scheduler's figures, metrics will lack them: %s", error)
         self._say_policies()
+
+    def show_on(self, page: LiveWriter) -> None:
+        """From now on who watches sees this scheduler's requests on ``page``."""
+        try:
+            port = VllmPort(self, self.step_clock, self._clock, self._swapping)
+        except LookupError:  # a KV cache whose blocks cannot be counted, which the log has said
+            page.close()
+            return
+        self._watched = Watched(self, self._ledger, port, len(self._settings.classes.names), page)
 
     def _say_policies(self) -> None:
         self._ledger.say_policies(self._policy_text, self._shadow_text, self._plans_off)
@@ -249,6 +262,9 @@ class SLOScheduler(Scheduler):
     def shutdown(self) -> None:
         if self._counts:
             self._booking(None, self._ledger.close)
+        if self._watched is not None:
+            self._booking(None, self._watched.close)
+            self._watched = None
         super().shutdown()
 
     # What vLLM tells us.
@@ -276,6 +292,8 @@ class SLOScheduler(Scheduler):
         super()._preempt_request(request, *args, **kwargs)
         if self._counts:
             self._booking(None, self._ledger.preempted, request)
+        if self._watched is not None:
+            self._booking(None, self._watched.preempted, request, self._clock.monotonic_s())
         if self._planner is not None:
             self._planning(None, self._planner.preempted, request)
 
@@ -361,6 +379,8 @@ class SLOScheduler(Scheduler):
         self.slo_planning_s = 0.0 if step is None else step.planning_s
         if step is not None:
             if step.preempt:
+                if self._watched is not None:
+                    self._booking(None, self._watched.preempting, step.preempt, step.plan, self._planner, monotonic_s)
                 stores = self.slo_counters["swap_stores"]
                 preempt(self, step.preempt)
                 if self._swapping is not None:
@@ -389,6 +409,10 @@ class SLOScheduler(Scheduler):
             if self._planner is not None and self._others_load:
                 self._planning(None, self._planner.loading, compat.fetching(self), monotonic_s)
         self._booking(None, self._book, output, paused, now_s)
+        watched = self._watched
+        if watched is not None and watched.is_due(monotonic_s):
+            plan = Plan.IDENTITY if step is None else step.plan
+            self._booking(None, watched.write, output, plan, self._planner, now_s, monotonic_s)
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step whose load cannot be read has an output
         self._booking(None, self.step_clock.scheduled, load, monotonic_s)
         return output

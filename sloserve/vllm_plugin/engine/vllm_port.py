@@ -115,6 +115,11 @@ class VllmPort(VllmReader):
         return self._scheduler.connector is not None
 
     @property
+    def keeps_swapped(self) -> bool:
+        """Whether there is a host pool that may keep the KV of preempted requests."""
+        return self._swapping is not None
+
+    @property
     def _promised(self) -> int:
         return 0 if self._swapping is None else self._swapping.promised
 

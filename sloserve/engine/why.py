@@ -1,0 +1,101 @@
+"""Why a request waits, was preempted or is paused: codes and figures, for people who watch.
+
+Each is worked out of what the engine itself decides by: the plan, the columns of the request, and what of the engine is
+taken. So a figure that is told here is one that, had it been another, the request would have been served: more free
+blocks, more places, a larger step, an earlier deadline. ``tests/vllm_plugin/engine/test_watched.py`` tries each.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from sloserve.scheduler.policy import EngineFacts
+
+_NAN = float("nan")
+
+
+class Phase(IntEnum):
+    """Where a live request stands, as watchers see it."""
+
+    WAITING = 0
+    PREFILL = 1
+    DECODE = 2
+    PAUSED = 3
+    PREEMPTED = 4
+    SWAPPED = 5
+    """Preempted, and the host keeps its KV."""
+
+
+class Why(IntEnum):
+    """What holds a request up, and what the two figures beside it mean; nan for one that is not known."""
+
+    NOTHING = 0
+    """It is served, or nothing holds it: it is admitted with the next step."""
+    TOKENS = 1
+    """The step's tokens were all given to others: how many were given, of how many."""
+    PLACES = 2
+    """As many requests run as may: how many run, of how many."""
+    LIMIT = 3
+    """As many requests run as the plan allows: how many run, of how many."""
+    BLOCKS = 4
+    """It needs more KV blocks than there are to give: how many it needs, of how many."""
+    BLOCKED = 5
+    """It waits for what is not the scheduler's to give: a grammar, KV from elsewhere, a session's next input."""
+    ENGINE = 6
+    """The engine is paused or parked, and admits none."""
+    PAUSE = 7
+    """The plan passes it over, and it keeps its KV: by how many tokens it is ahead of the pace that it asks for."""
+    PLAN = 8
+    """The plan took its KV for another: that one's number, and by how many seconds that one's deadline comes first."""
+    KV_SHORT = 9
+    """vLLM took its KV, since running requests needed the blocks."""
+    UNSEEN = 10
+    """It was preempted before there was a watcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why, with the two figures that belong to it."""
+
+    why: Why = Why.NOTHING
+    figure: float = _NAN
+    of: float = _NAN
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """What a scheduled step leaves for requests that still wait.
+
+    given_tokens: that the step computes, of budget_tokens. running: requests that hold a place now, of max_running by
+    the engine's limit, and of plan_limit by the plan's, ``None`` where it sets none. admits: whether the engine admits
+    requests at all.
+    """
+
+    given_tokens: int
+    budget_tokens: int
+    running: int
+    max_running: int
+    plan_limit: int | None
+    admits: bool
+
+
+def held_up(step: StepDone, needed_blocks: int, engine: EngineFacts) -> Cause:
+    """What kept the first of the waiting requests from being admitted with this step, in the order of vLLM's checks.
+
+    Those behind it wait for it as well: vLLM admits in order.
+
+    Args:
+        step: after which it waits.
+        needed_blocks: that must be free to admit it.
+        engine: as the step left it.
+    """
+    if not step.admits:
+        return Cause(Why.ENGINE)
+    if step.given_tokens >= step.budget_tokens:
+        return Cause(Why.TOKENS, step.given_tokens, step.budget_tokens)
+    if step.running >= step.max_running:
+        return Cause(Why.PLACES, step.running, step.max_running)
+    if step.plan_limit is not None and step.running >= step.plan_limit:
+        return Cause(Why.LIMIT, step.running, step.plan_limit)
+    if needed_blocks > engine.admission_blocks:
+        return Cause(Why.BLOCKS, needed_blocks, max(engine.admission_blocks, 0))
+    return Cause()

@@ -1,0 +1,314 @@
+"""What watchers see of one scheduler: frames of :mod:`sloserve.metrics.live_page`, made after a step.
+
+Without a watcher a step costs one comparison. With one, at most two steps a second are shown, each for a
+few tenths of a millisecond. Nothing here changes what is decided.
+"""
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from vllm.v1.request import Request, RequestStatus
+
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.stated import StatedSLO
+from sloserve.engine.planner import Planner
+from sloserve.engine.stages import Course, Stage
+from sloserve.engine.why import Cause, Phase, StepDone, Why, held_up
+from sloserve.kernels.requests import counts_of, slots_found
+from sloserve.lso.forecast import OCCUPANCY_COLUMNS, occupancy
+from sloserve.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter
+from sloserve.scheduler.policy import EngineFacts, Plan
+from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine.ledger import EngineStats
+from sloserve.vllm_plugin.engine.vllm_columns import gathered
+from sloserve.vllm_plugin.engine.vllm_port import VllmPort
+
+_NAN = float("nan")
+_STATIC = ("number", "class_id", "arrival_s", "ttft_due_s", "e2e_due_s", "pace_s", "prompt_tokens")
+_AT = {name: place for place, name in enumerate(ROW)}
+_PROGRESS = frozenset({"computed_tokens", "output_tokens"})
+_FROM_STAGE = np.zeros(len(Stage), np.int64)
+_FROM_STAGE[[Stage.WAITING, Stage.PREEMPTED, Stage.PAUSED]] = Phase.WAITING, Phase.PREEMPTED, Phase.PAUSED
+_FROM_STAGE[Stage.RUNNING] = Phase.PREFILL  # or, with output, Phase.DECODE
+
+
+class _Numbers:
+    """What of the live requests does not change, with the number that each gets when it is first seen."""
+
+    def __init__(self) -> None:
+        self.slot_of: dict[str, int] = {}
+        self.values: FloatArray = np.zeros((64, len(_STATIC)))
+        self._free = list(range(64))
+        self._next = 1
+
+    def slots(self, requests: Sequence[Request], live: Iterable[str], stats: EngineStats) -> IntArray:
+        """Rows of ``values`` for ``requests``. live: ids of all unfinished ones; the others are forgotten."""
+        for gone in self.slot_of.keys() - live:
+            self._free.append(self.slot_of.pop(gone))
+        found = slots_found(self.slot_of, requests, "request_id")
+        if found.size < len(requests):
+            for request in requests:
+                if request.request_id not in self.slot_of:
+                    self.of(request, stats)
+            found = slots_found(self.slot_of, requests, "request_id")
+        return found
+
+    def of(self, request: Request, stats: EngineStats) -> int:
+        """The row of one request."""
+        slot = self.slot_of.get(request.request_id)
+        if slot is None:
+            if not self._free:
+                size = len(self.values)
+                self.values = np.concatenate((self.values, np.zeros_like(self.values)))
+                self._free = list(range(size, 2 * size))
+            slot = self.slot_of[request.request_id] = self._free.pop()
+            self.values[slot] = self._next, *_static(request, stats.slo_of.get(request.request_id))
+            self._next += 1
+        return slot
+
+
+def _static(request: Request, stated: StatedSLO | None) -> tuple[float, ...]:
+    targets = None if stated is None else stated.slo.targets
+    arrival_s = request.arrival_time
+
+    def due_s(limit_s: float | None) -> float:
+        return _NAN if limit_s is None else arrival_s + limit_s
+
+    return (
+        0.0 if stated is None else stated.class_id,
+        arrival_s,
+        _NAN if targets is None else due_s(targets.ttft_s),
+        _NAN if targets is None else due_s(targets.e2e_s),
+        _NAN if targets is None or targets.pace_s is None else targets.pace_s,
+        request.num_prompt_tokens,
+    )
+
+
+class Watched:
+    """Shows one scheduler to those who watch."""
+
+    def __init__(self, scheduler: Any, stats: EngineStats, port: VllmPort, classes: int, page: LiveWriter) -> None:
+        self._scheduler, self._stats, self._port, self._page = scheduler, stats, port, page
+        self._classes = classes
+        self._again_s = 0.0
+        self._was_empty = True
+        self._numbers = _Numbers()
+        self._planned: dict[str, Cause] = {}  # of those about to be preempted
+        self._preempted: dict[str, Cause] = {}
+
+    def is_due(self, monotonic_s: float) -> bool:
+        """Whether a frame is to be made of the step that was just scheduled."""
+        if not self._page.is_watched(monotonic_s):
+            return False
+        # The last step, after which an engine without requests makes none, is shown whenever it comes.
+        return monotonic_s >= self._again_s or (not self._was_empty and not self._scheduler.requests)
+
+    def preempting(self, victims: Sequence[Request], plan: Plan, planner: Planner | None, monotonic_s: float) -> None:
+        """The plan is about to preempt ``victims``: notes for which request."""
+        if not self._page.is_watched(monotonic_s):
+            return
+        rival = None
+        if planner is not None and plan.waiting is not None and plan.waiting.size:
+            rival = planner.table.request_at[plan.waiting[0]]
+        self._planned = {victim.request_id: self._for(victim, rival) for victim in victims}
+
+    def preempted(self, request: Request, monotonic_s: float) -> None:
+        """A request lost its KV, by the plan as :meth:`preempting` was told, or otherwise."""
+        if self._page.is_watched(monotonic_s):
+            other = Cause(Why.KV_SHORT if compat.admits_new(self._scheduler) else Why.ENGINE)
+            self._preempted[request.request_id] = self._planned.pop(request.request_id, other)
+
+    def _for(self, victim: Request, rival: Request | None) -> Cause:
+        if rival is None:
+            return Cause(Why.PLAN)
+        slots = [self._numbers.of(one, self._stats) for one in (victim, rival)]
+        static = self._numbers.values[slots]
+        ttft_s, e2e_s = (static[:, _STATIC.index(name)] for name in ("ttft_due_s", "e2e_due_s"))
+        started = np.array([victim.num_output_tokens > 0, rival.num_output_tokens > 0])
+        due_s = np.where(started, e2e_s, np.fmin(ttft_s, e2e_s))
+        return Cause(Why.PLAN, float(static[1, 0]), float(due_s[0] - due_s[1]))
+
+    def close(self) -> None:
+        self._page.close()
+
+    def write(self, output: Any, plan: Plan, planner: Planner | None, now_s: float, monotonic_s: float) -> None:
+        """Shows the step that was just scheduled. plan: that it followed; planner: whose, if there is one."""
+        self._again_s = monotonic_s + FRAME_EVERY_S
+        scheduler = self._scheduler
+        waiting = [*self._port.waiting]
+        aside = [request for request in compat.beside_waiting(scheduler) if not request.is_finished()]
+        courses = self._stats.stages.courses
+        if self._preempted:
+            self._preempted = {one: cause for one, cause in self._preempted.items() if one in courses}
+        facts = self._port.facts(len(scheduler.running), ())
+        live = _Live(self, [*scheduler.running, *aside, *waiting], output, planner, now_s)
+        self._was_empty = not live.size
+        step = self._step_of(output, plan, planner)
+        self._page.write(
+            Frame(
+                at_s=now_s,
+                at_monotonic_s=monotonic_s,
+                live=live.size,
+                free_blocks=facts.free_blocks,
+                total_blocks=facts.total_blocks - 1,  # of vLLM's blocks one is never given out
+                head=_head(waiting, step, facts),
+                counts=live.counts(self._classes),
+                late=np.bincount(live.class_id[live.due_s < now_s], minlength=self._classes),
+                next_due_s=live.next_due_s(self._classes),
+                foreseen=None if planner is None else _foreseen(planner, facts),
+                rows=live.rows(step),
+            )
+        )
+
+    def _step_of(self, output: Any, plan: Plan, planner: Planner | None) -> StepDone:
+        scheduler, running = self._scheduler, compat.places_taken(self._scheduler)
+        budget, limit = int(scheduler.max_num_scheduled_tokens), None
+        if plan.token_budget is not None:
+            budget = min(budget, int(plan.token_budget))
+        if plan.max_running is not None and planner is not None:
+            limit = int(plan.max_running) + running - planner.table.num_running  # a plan counts those that it sees
+        return StepDone(
+            given_tokens=int(output.total_num_scheduled_tokens),
+            budget_tokens=budget,
+            running=running,
+            max_running=running + self._port.free_slots,
+            plan_limit=limit,
+            admits=compat.admits_new(scheduler),
+        )
+
+
+def _head(waiting: Sequence[Request], step: StepDone, facts: EngineFacts) -> Cause:
+    """Why the first of those who could be admitted was not."""
+    first = next((request for request in waiting if not compat.is_blocked(request)), None)
+    if first is None:
+        return Cause(Why.BLOCKED) if waiting else Cause()
+    needed = facts.layout.to_admit(np.array([first.num_tokens + 1], np.int64))  # + 1: the slot of the next token
+    return held_up(step, int(needed[0]), facts)
+
+
+class _Live:
+    """The unfinished requests, column by column, in the order of service and then of admission."""
+
+    def __init__(
+        self, watched: Watched, requests: list[Request], output: Any, planner: Planner | None, now_s: float
+    ) -> None:
+        stats, numbers = watched._stats, watched._numbers
+        course_of = stats.stages.courses.get
+        self._courses: list[Course] = [one for one in map(course_of, map(_REQUEST_ID, requests)) if one is not None]
+        if len(self._courses) < len(requests):  # some came unseen
+            requests = [request for request in requests if request.request_id in stats.stages.courses]
+        self.size = len(requests)
+        self._requests, self._output, self._now_s = requests, output, now_s
+        self._scheduler, self._port, self._preempted = watched._scheduler, watched._port, watched._preempted
+        slots = numbers.slots(requests, stats.stages.courses, stats)
+        self._static = numbers.values[slots]
+        progress = gathered(requests, _PROGRESS)
+        self._computed, self._output_tokens = progress["computed_tokens"], progress["output_tokens"]
+        self.class_id = self._static[:, _STATIC.index("class_id")].astype(np.int64)
+        (stage,) = counts_of(self._courses, ("stage",))
+        phase = _FROM_STAGE[stage]
+        phase[(stage == Stage.RUNNING) & (self._output_tokens > 0)] = Phase.DECODE
+        for place in np.flatnonzero(phase == Phase.PREEMPTED) if watched._port.keeps_swapped else ():
+            if watched._port.swapped_tokens(requests[place]):
+                phase[place] = Phase.SWAPPED
+        self.phase = phase
+        self._first_token_s = _first_tokens_s(planner, requests)
+        self.due_s = self._due_s()
+
+    def _due_s(self) -> FloatArray:
+        _, _, _, ttft_s, e2e_s, pace_s, _ = self._static.T
+        # The next token is due one pace after each that came; of a prompt the first token.
+        token_s = np.where(self._output_tokens > 0, self._first_token_s + pace_s * self._output_tokens, ttft_s)
+        due_s: FloatArray = np.fmin(token_s, e2e_s)
+        return due_s
+
+    def counts(self, classes: int) -> IntArray:
+        flat = np.bincount(self.class_id * len(Phase) + self.phase, minlength=classes * len(Phase))
+        return flat.reshape(classes, len(Phase))
+
+    def next_due_s(self, classes: int) -> FloatArray:
+        first = np.full(classes, np.nan)
+        np.fmin.at(first, self.class_id, self.due_s)
+        return first
+
+    def rows(self, step: StepDone) -> FloatArray:
+        """The requests to draw, by number: those whose deadline is the nearest, or longest past."""
+        drawn = np.arange(len(self._requests))
+        if drawn.size > MOST_ROWS:
+            drawn = np.argsort(self.due_s, kind="stable")[:MOST_ROWS]
+        drawn = drawn[np.argsort(self._static[drawn, 0])]
+        rows = np.empty((drawn.size, len(ROW)))
+        static = self._static[drawn]
+        for name in ("number", "class_id", "arrival_s", "prompt_tokens"):
+            rows[:, _AT[name]] = static[:, _STATIC.index(name)]
+        rows[:, _AT["phase"]] = self.phase[drawn]
+        places = drawn.tolist()
+        rows[:, _AT["since_s"]] = [self._courses[place].since_s for place in places]
+        requests = [self._requests[place] for place in places]
+        rows[:, _AT["preemptions"]], status = counts_of(requests, ("num_preemptions", "status"))
+        rows[:, _AT["due_s"]] = self.due_s[drawn]
+        rows[:, _AT["computed_tokens"]] = self._computed[drawn]
+        rows[:, _AT["output_tokens"]] = self._output_tokens[drawn]
+        ahead = drawn - len(self._scheduler.running)
+        rows[:, _AT["ahead"]] = np.where(ahead >= 0, ahead, -1)
+        rows[:, _AT["why"] :] = _SERVED
+        # A waiting request that is not blocked has nothing of its own that holds it up.
+        plain = (status == _PLAIN) & (self._computed[drawn] == 0)
+        for place in np.flatnonzero((self.phase[drawn] != _DECODE) & ~plain).tolist():
+            cause = self._cause(int(drawn[place]), step)
+            if cause is not None:
+                rows[place, _AT["why"] :] = cause.why, cause.figure, cause.of
+        return rows
+
+    def _cause(self, place: int, step: StepDone) -> Cause | None:
+        """What holds one request up that is its own; the first of the queue holds up those behind it."""
+        phase, request = self.phase[place], self._requests[place]
+        if phase == _WAITING:
+            return _BLOCKED if compat.is_blocked(request) else None
+        if phase == _PREFILL:
+            is_served = request.request_id in self._output.num_scheduled_tokens
+            return None if is_served else Cause(Why.TOKENS, step.given_tokens, step.budget_tokens)
+        if phase == _PAUSED:
+            return Cause(Why.PAUSE, self._ahead_tokens(place))
+        return self._preempted.get(request.request_id, _UNSEEN)
+
+    def _ahead_tokens(self, place: int) -> float:
+        """Tokens that it has beyond those that its pace has asked for so far; nan where it asks for none."""
+        pace_s = self._static[place, _STATIC.index("pace_s")]
+        read = (self._now_s - self._first_token_s[place]) / pace_s + 1.0
+        return float(self._output_tokens[place] - read)
+
+
+_BLOCKED, _UNSEEN = Cause(Why.BLOCKED), Cause(Why.UNSEEN)
+# Plain numbers: an enum member is looked up anew at each use, and these are used for each request.
+_WAITING, _PREFILL, _DECODE, _PAUSED = (int(one) for one in (Phase.WAITING, Phase.PREFILL, Phase.DECODE, Phase.PAUSED))
+_PLAIN = int(RequestStatus.WAITING)
+_REQUEST_ID = attrgetter("request_id")
+_SERVED = int(Why.NOTHING), _NAN, _NAN
+
+
+def _first_tokens_s(planner: Planner | None, requests: Sequence[Request]) -> FloatArray:
+    """When the first token of each came, nan where it has none or nothing that plans needs to know."""
+    found = np.full(len(requests), np.nan)
+    if planner is None or "first_token_s" not in planner.table.rows.kept:
+        return found
+    slot_of, first_token_s = planner.table.slot_of, planner.table.rows.first_token_s
+    slots = slots_found(slot_of, requests, "request_id")
+    if slots.size == len(requests):
+        return first_token_s[slots]
+    found[[request.request_id in slot_of for request in requests]] = first_token_s[slots]
+    return found
+
+
+def _foreseen(planner: Planner, facts: EngineFacts) -> FloatArray | None:
+    """Mean and standard deviation of the blocks that the running requests will hold NEAR, by the lengths that plans
+    trust.
+    """
+    lengths, table = planner.lengths, planner.table
+    if lengths is None or not table.rows.kept >= OCCUPANCY_COLUMNS:
+        return None
+    running = table.read_running(facts.layout)
+    mean, variance = occupancy(lengths, table.rows, running, facts.layout, NEAR)
+    return np.stack((mean.sum(axis=0), np.sqrt(variance.sum(axis=0))))
