@@ -1,4 +1,5 @@
-"""Admin routes: what the scheduler does, which policy it follows, parking, other weights; all without a restart.
+"""Admin routes: what the scheduler does, once and as it goes on, which policy it follows, parking, other weights; all
+without a restart.
 
 They exist only where the operator set a key of their own (the API key of users opens nothing here). The key is looked
 at before anything else: without it no byte of a body is read, and no route told from another.
@@ -20,14 +21,16 @@ from sloserve.core.errors import BadBody, ConfigError, EngineError
 from sloserve.files.model import Allowed, check_model, dotted
 from sloserve.metrics import page_folder
 from sloserve.vllm_plugin.server import engine_control, front_end, parking, reloading
+from sloserve.vllm_plugin.server.front_end import front_end_of, on_stop
 from sloserve.wire import errors, strict_json
 from sloserve.wire.asgi import CLOSE, ClientLeft, refuse, refuse_error
+from sloserve.wire.live_feed import LiveFeed
 from sloserve.wire.opening import BodyLimits, BoundedBody
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "/sloserve/"
-ROUTES = {"status": "GET", "policy": "PUT", "park": "POST", "unpark": "POST", "reload": "POST"}
+ROUTES = {"status": "GET", "events": "GET", "policy": "PUT", "park": "POST", "unpark": "POST", "reload": "POST"}
 
 MAX_POLICY_CHARS = 500
 MAX_BODY_BYTES = 16384
@@ -83,6 +86,7 @@ class AdminApp:
     def __init__(self, key: str) -> None:
         self._key = os.fsencode(key)
         self._lock = ServerLock()
+        self._feed: LiveFeed | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # a mount passes these on as well
@@ -107,6 +111,9 @@ class AdminApp:
             engine = engine_of(scope)
             if engine is None:
                 raise EngineError("no engine is running behind this server")
+            if route == "events":
+                await self._feed_of(engine, scope).serve(receive, send)
+                return
             answer = await self._answer(route, engine, scope, receive)
         except BadBody as error:
             await refuse_error(send, error)
@@ -119,6 +126,17 @@ class AdminApp:
             await refuse(send, HTTPStatus.INTERNAL_SERVER_ERROR, "the route failed; the server's log says why")
         else:
             await JSONResponse(answer)(scope, receive, send)
+
+    def _feed_of(self, engine: Any, scope: Scope) -> LiveFeed:
+        """The watchers of this process; they are sent away once the server takes no more work."""
+        if self._feed is None:
+            shown = front_end_of(engine)
+            if shown is None:
+                raise EngineError("the engine runs another scheduler than sloserve's, of which nothing is shown")
+            state = scope["app"].state
+            self._feed = LiveFeed(shown.live_view(lambda: _model_name(state)).read)
+            on_stop(engine, self._feed.close)
+        return self._feed
 
     def _shows_key(self, scope: Scope) -> bool:
         scheme, _, shown = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
@@ -167,6 +185,12 @@ async def _read(model: type[_Model], scope: Scope, receive: Receive, *, default:
     if wanted is None:
         raise ConfigError("; ".join(f"{dotted(problem.path)}: {problem.text}" for problem in problems))
     return wanted
+
+
+def _model_name(state: Any) -> str:
+    """By which clients know the model now: a reload changes it. state: of vLLM's app."""
+    models = getattr(state, "openai_serving_models", None)
+    return str(models.base_model_paths[0].name) if models is not None and models.base_model_paths else ""
 
 
 def engine_of(scope: Scope) -> Any:

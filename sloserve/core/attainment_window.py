@@ -44,15 +44,33 @@ def ratios(windows: Iterable[Stamps], now_s: float) -> dict[str, float]:
     windows: of one class, of each process that serves it; they count as one.
     """
     ended = latest(windows, MAX_REQUESTS, now_s - SPAN_S)
-    rejected = int(np.count_nonzero(ended & np.uint64(_REJECTED)))
     found = {}
-    missed_any = np.zeros(ended.size, bool)
     for i, name in enumerate(TARGETS):
-        verdicts = ended >> np.uint64(2 * i) & np.uint64(0b11)
+        verdicts = _verdicts(ended, i)
         had = int(np.count_nonzero(verdicts))
         if had:
             found[name] = int(np.count_nonzero(verdicts == 0b11)) / had
-        missed_any |= verdicts == 0b01
-    counts = Attainment(int(np.count_nonzero(~missed_any)), ended.size, rejected)
+    counts = _counts(ended)
     together = {ALL: counts.ratio, ALL_ADMITTED: counts.ratio_admitted}
     return found | {name: ratio for name, ratio in together.items() if ratio is not None}
+
+
+def attained(windows: Iterable[Stamps], now_s: float, span_s: float) -> Attainment:
+    """Requests that ended within the last ``span_s``, as far as they are remembered: of how many all targets were met.
+
+    windows: as for :func:`ratios`.
+    """
+    return _counts(latest(windows, MAX_REQUESTS, now_s - span_s))
+
+
+def _verdicts(ended: Stamps, target: int) -> Stamps:
+    found: Stamps = ended >> np.uint64(2 * target) & np.uint64(0b11)
+    return found
+
+
+def _counts(ended: Stamps) -> Attainment:
+    missed_any = np.zeros(ended.size, bool)
+    for i in range(len(TARGETS)):
+        missed_any |= _verdicts(ended, i) == 0b01
+    rejected = int(np.count_nonzero(ended & np.uint64(_REJECTED)))
+    return Attainment(int(np.count_nonzero(~missed_any)), ended.size, rejected)

@@ -116,7 +116,9 @@ def test_what_is_no_policy_changes_nothing(client: httpx.Client, ranks: Ranks, b
 
 
 def test_other_routes_methods_and_failures_are_told_in_the_same_format(client: httpx.Client, ranks: Ranks) -> None:
-    routes = "GET /sloserve/status, PUT /sloserve/policy, POST /sloserve/park, POST /sloserve/unpark"
+    routes = (
+        "GET /sloserve/status, GET /sloserve/events, PUT /sloserve/policy, POST /sloserve/park, POST /sloserve/unpark"
+    )
     routes += ", POST /sloserve/reload"
     known = f"no such admin route; there are {routes}"
     assert says(client.get(PREFIX + "polcy"), 404) == says(client.get(PREFIX), 404) == known

@@ -90,7 +90,7 @@ def test_clients_are_told_as_soon_as_the_engine_takes_no_more_work(monkeypatch: 
         certificate, port = serving.where.split()[-1], serving.listener.port
         client = await connect("localhost", port, ClientSettings(ca_file=certificate), settled=True)
         drain._until_s = 1e9
-        drain._on_begin()
+        drain.begins()
         await client.wait_unusable()
         told: Any = object()
         assert client.lost is None and front.advertising({"http_version": "1.1"}, told) is told

@@ -23,7 +23,9 @@ ANSWERS = {"responses": {"200": {"description": "what each rank follows"}, "400"
 DOCUMENT = {
     "openapi": "3.1.0",
     "info": {"title": "admin routes", "version": "1"},
-    "paths": {PREFIX + route: {method.lower(): ANSWERS | body(route)} for route, method in ROUTES.items()},
+    "paths": {
+        PREFIX + route: {method.lower(): ANSWERS | body(route)} for route, method in ROUTES.items() if route != "events"
+    },  # whose answer has no end; it reads nothing of a request but its key
 }
 
 schema = schemathesis.openapi.from_dict(DOCUMENT)

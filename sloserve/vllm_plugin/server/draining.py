@@ -31,13 +31,21 @@ class Drain:
         self.in_flight = 0
         self._until_s: float | None = None
         self._given_up = False
-        self._on_begin: Callable[[], None] = lambda: None
+        self._on_begin: list[Callable[[], None]] = []
 
     def on_begin(self, call: Callable[[], None]) -> None:
         """``call`` is called in the event loop once no more work is accepted, or now if that is so."""
-        self._on_begin = call
+        self._on_begin.append(call)
         if self.begun:
             call()
+
+    def begins(self) -> None:
+        """Makes those calls."""
+        for call in self._on_begin:
+            try:
+                call()
+            except Exception:
+                logger.exception("sloserve could not tell clients that the server is stopping")
 
     @property
     def begun(self) -> bool:
@@ -83,10 +91,7 @@ class Drain:
         loop, states = asyncio.get_running_loop(), engine.output_processor.request_states
         begun_s = loop.time()
         self._until_s = begun_s + limit_s
-        try:
-            self._on_begin()
-        except Exception:
-            logger.exception("sloserve could not tell clients that the server is stopping")
+        self.begins()
         if states or self.in_flight:
             logger.info("sloserve is stopping: %d requests may finish within %g s", self.in_flight, limit_s)
         while (states or self.in_flight) and loop.time() < begun_s + SHARE * limit_s:

@@ -24,6 +24,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
 from sloserve.metrics import collectors
 from sloserve.metrics.engine_page import remove_pages
+from sloserve.metrics.live_view import LiveView
 from sloserve.metrics.process_page import Board, Boards
 from sloserve.settings import PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server import engine_control
@@ -62,7 +63,7 @@ class FrontEnd:
     def __init__(self, engine: Any, clock: Clock, rank: int = 0, processes: int = 1) -> None:
         """rank: of this one among so many API ``processes`` of the server."""
         settings = plugin_settings(engine.vllm_config.additional_config)
-        self._clock, self.processes = clock, processes
+        self._clock, self.processes, self._class_names = clock, processes, settings.classes.names
         self._boards = Boards(_board(settings, rank, processes), clock)
         self._metrics = collectors.install(settings, self._boards, clock)
         self._admission = settings.admission.make(settings.classes.names, self._still_waiting, self._boards)
@@ -233,6 +234,10 @@ class FrontEnd:
         self._sweeping = False
         if self._admission.sweep(self._clock.monotonic_s()):
             self._keep_swept()
+
+    def live_view(self, model: Callable[[], str]) -> LiveView:
+        """What this server does now, for watchers. model: its name for clients."""
+        return LiveView(model, self._class_names, self._boards.look, self._clock)
 
     def close(self) -> None:
         """The other API processes count it no more; serving what is in flight goes on."""

@@ -1,0 +1,157 @@
+"""A feed of what a server does now: server-sent events, a snapshot first and then what has changed, twice a second.
+
+What is shown is one object, a *view*, read anew while there are watchers and not at all without them. Its part ``rows``
+is an object of arrays by key; in a change it holds the rows that are new or other, and ``null`` for those that are
+gone. Every other part of a change replaces the one before; what is missing has not changed.
+
+A watcher that does not read as fast as frames come is dropped, and never waited for. Any number may ask, but only
+:data:`MOST_WATCHERS` are served by one process, and no frame is longer than :data:`MOST_BYTES`.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+from sloserve.wire.asgi import CLOSE, ClientLeft, Receive, Send, refuse
+from sloserve.wire.client import WhileClientWaits
+
+logger = logging.getLogger(__name__)
+
+EVERY_S: Final = 0.5
+MOST_WATCHERS: Final = 8
+MOST_BYTES: Final = 64 * 1024
+ROWS: Final = "rows"
+_MOST_VIEW_BYTES = MOST_BYTES - 8 * 1024
+"""A change may name each row of the view before as gone, beside all rows of the new one."""
+_BEHIND = 4
+"""Frames that a watcher may be behind: two seconds."""
+_HEADERS = (
+    ("content-type", "text/event-stream; charset=utf-8"),
+    ("cache-control", "no-store"),
+    ("x-accel-buffering", "no"),
+    ("x-content-type-options", "nosniff"),
+)
+
+View = dict[str, Any]
+
+
+def changes(before: View, now: View) -> View:
+    """What a watcher that has ``before`` needs to have ``now``; both have the same parts."""
+    found = {name: part for name, part in now.items() if name != ROWS and part != before[name]}
+    rows, old = now[ROWS], before[ROWS]
+    changed = {key: row for key, row in rows.items() if row != old.get(key)}
+    changed |= {key: None for key in old if key not in rows}
+    return found | {ROWS: changed} if changed else found
+
+
+def fitted(view: View) -> View:
+    """``view`` with as many of its rows, the first ones, as a frame has room for.
+
+    Raises: ValueError where it is too long even without rows.
+    """
+    spare = _MOST_VIEW_BYTES - len(_json({**view, ROWS: {}}))
+    if spare < 0:
+        raise ValueError(f"the feed's view takes {_MOST_VIEW_BYTES - spare} bytes without rows, above {MOST_BYTES}")
+    kept = {}
+    for key, row in view[ROWS].items():
+        spare -= len(_json({key: row}))
+        if spare < 0:
+            break
+        kept[key] = row
+    return {**view, ROWS: kept}
+
+
+def frame(kind: str, value: View) -> bytes:
+    """One event. kind: ``snapshot`` or ``change``."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _json(value))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+class LiveFeed:
+    """The watchers of one process."""
+
+    def __init__(self, read: Callable[[], View]) -> None:
+        """read: the view as of now; called in a thread, by one at a time."""
+        self._read = read
+        self._watchers: set[_Watcher] = set()
+        self._reading: asyncio.Task[None] | None = None
+        self._view: View | None = None
+
+    async def serve(self, receive: Receive, send: Send) -> None:
+        """Answers a request whose body was read, until its client leaves or reads too slowly, or the feed is closed."""
+        if len(self._watchers) >= MOST_WATCHERS:
+            message = f"{MOST_WATCHERS} of {MOST_WATCHERS} watchers are served; close another, or retry later"
+            await refuse(send, HTTPStatus.TOO_MANY_REQUESTS, message, headers=[("retry-after", "5"), CLOSE])
+            return
+        watcher = _Watcher()
+        self._watchers.add(watcher)
+        if self._view is not None:
+            watcher.offer(frame("snapshot", self._view))
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._keep_reading())
+        try:
+            async with WhileClientWaits(receive) as client:
+                watcher.too_slow = client.give_up
+                head = [(name.encode(), value.encode()) for name, value in _HEADERS]
+                await send({"type": "http.response.start", "status": HTTPStatus.OK.value, "headers": head})
+                while (part := await watcher.frames.get()) is not None:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                client.answered()
+                await send({"type": "http.response.body", "body": b""})
+        except ClientLeft:
+            pass
+        finally:
+            self._watchers.discard(watcher)
+
+    def close(self) -> None:
+        """Ends the answers of all watchers."""
+        for watcher in list(self._watchers):
+            watcher.offer(None)
+
+    async def _keep_reading(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_s = loop.time()
+        try:
+            while self._watchers:
+                try:
+                    self._show(await asyncio.to_thread(lambda: fitted(self._read())))
+                except Exception:
+                    logger.exception("the live feed could not be read; its watchers are sent away")
+                    self.close()
+                    return
+                next_s = max(next_s + EVERY_S, loop.time())
+                await asyncio.sleep(next_s - loop.time())
+        finally:
+            self._reading = self._view = None
+
+    def _show(self, view: View) -> None:
+        change = None if self._view is None else frame("change", changes(self._view, view))
+        self._view = view
+        for watcher in list(self._watchers):
+            watcher.offer(change if change is not None and watcher.begun else frame("snapshot", view))
+
+
+class _Watcher:
+    """One client. too_slow: called when it does not read; begun: whether it was given a snapshot."""
+
+    def __init__(self) -> None:
+        self.frames: asyncio.Queue[bytes | None] = asyncio.Queue(_BEHIND)
+        self.too_slow: Callable[[], None] = self._not_yet
+        self.begun = False
+
+    def offer(self, part: bytes | None) -> None:
+        """part: the next frame, ``None`` for the end."""
+        self.begun = True
+        try:
+            self.frames.put_nowait(part)
+        except asyncio.QueueFull:
+            self.too_slow()
+
+    def _not_yet(self) -> None:
+        """Its answer has not begun."""

@@ -1,0 +1,97 @@
+"""The view of a server: all its ranks, each class's phases and attainment, and rows that JSON can hold."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sloserve.core.attainment_window import AttainmentWindow
+from sloserve.core.clock import ManualClock
+from sloserve.engine.why import Cause, Phase, Why
+from sloserve.metrics.engine_page import Layout, PageWriter
+from sloserve.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveWriter
+from sloserve.metrics.live_view import COLUMNS, LiveView
+from sloserve.metrics.process_page import Board
+
+CLASSES = ("urgent", "<img src=x onerror=alert(1)>")
+
+
+def frame(rows: int, *, foreseen: bool = False) -> Frame:
+    table = np.zeros((rows, len(ROW)))
+    table[:, ROW.index("number")] = np.arange(1, rows + 1)
+    table[:, ROW.index("due_s")] = np.where(np.arange(rows) % 2, 1e9 + np.arange(rows), np.nan)
+    table[:, ROW.index("figure")] = np.nan
+    counts = np.zeros((2, len(Phase)), np.int64)
+    counts[0, Phase.DECODE] = rows
+    known = np.stack((np.full(NEAR.size, 50.04), np.full(NEAR.size, 2.0))) if foreseen else None
+    late, next_due_s = np.array([1, 0]), np.array([1e9 + 1.0, np.nan])
+    return Frame(1e9, 0.5, rows, 4, 60, Cause(Why.BLOCKS, 12.0, 4.0), counts, late, next_due_s, known, table)
+
+
+class Server:
+    """Engines of so many ranks in this process, and one API process."""
+
+    def __init__(self, ranks: int, folder: Path) -> None:
+        self.clock = ManualClock()
+        self.figures = [PageWriter(CLASSES, rank, folder) for rank in range(ranks)]
+        self.live = [LiveWriter(len(CLASSES), rank, folder) for rank in range(ranks)]
+        self.board = Board(len(CLASSES), 1)
+        self.view = LiveView(lambda: "m", CLASSES, lambda: [self.board], self.clock, folder)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return Server(1, tmp_path)
+
+
+def test_an_engine_without_a_frame_is_shown_as_idle(server: Server) -> None:
+    server.figures[0].set_policies("edf", "sjf", None)
+    view = server.view.read()
+    (engine,) = view["engines"]
+    assert (engine["policy"], engine["shadow"]["plans"], engine["live"], engine["kv"]) == ("edf", 0, 0, None)
+    assert view["rows"] == {} and view["by_class"]["urgent"]["decode"] == 0
+    assert view["by_class"]["urgent"]["attained"] == [[None, 0], [None, 0]]
+
+
+def test_a_frame_is_shown_with_what_json_has_no_word_for_left_out(server: Server) -> None:
+    server.view.read()
+    server.live[0].write(frame(3, foreseen=True))
+    view = json.loads(json.dumps(server.view.read(), allow_nan=False))
+    assert list(view["rows"]) == ["0-1", "0-2", "0-3"]
+    row = dict(zip(COLUMNS, view["rows"]["0-2"], strict=True))
+    assert (row["due_s"], row["figure"], row["class_id"]) == (1e9 + 1, None, 0)
+    urgent, other = (view["by_class"][name] for name in CLASSES)
+    assert (urgent["decode"], urgent["late"], urgent["next_due_s"], other["next_due_s"]) == (3, 1, 1e9 + 1, None)
+    (engine,) = view["engines"]
+    assert engine["kv"]["used"] == 56 and set(engine["kv"]["foreseen"]["mean"]) == {50.0}
+    assert engine["held_up"] == [Why.BLOCKS, 12, 4] and view["reasons"][Why.BLOCKS] == "blocks"
+
+
+def test_attainment_is_of_one_and_of_ten_minutes(server: Server) -> None:
+    window = AttainmentWindow(server.board.ended[0])
+    for at_s, met in ((10.0, False), (400.0, True), (580.0, True), (590.0, False)):
+        window.record({"ttft": met, "e2e": True}, False, at_s)
+    server.clock.advance_to(server.clock.now_s() + 600.0)
+    assert server.view.read()["by_class"]["urgent"]["attained"] == [[0.5, 2], [0.5, 4]]
+
+
+def test_what_a_plan_took_is_that_of_the_latest_plans(server: Server) -> None:
+    values = server.figures[0].values
+    values[Layout.at["plans"]], values[Layout.at["plan_seconds_sum"]] = 10, 0.01
+    assert server.view.read()["engines"][0]["plan_s"] == 0.001
+    values[Layout.at["plans"]], values[Layout.at["plan_seconds_sum"]] = 12, 0.02
+    assert [server.view.read()["engines"][0]["plan_s"] for _ in range(2)] == [0.005, 0.005]
+
+
+def test_ranks_share_the_rows_that_are_drawn(tmp_path: Path) -> None:
+    server = Server(2, tmp_path)
+    server.view.read()
+    for page in server.live:
+        page.write(frame(MOST_ROWS))
+    view = server.view.read()
+    drawn = [sum(key.startswith(f"{rank}-") for key in view["rows"]) for rank in range(2)]
+    assert drawn == [engine["drawn"] for engine in view["engines"]] == [MOST_ROWS // 2] * 2
+    assert view["by_class"]["urgent"]["decode"] == 2 * MOST_ROWS
+    due = [row[COLUMNS.index("due_s")] for row in view["rows"].values()]
+    assert None not in due  # those without a deadline give way
