@@ -82,9 +82,14 @@ class LiveFeed:
         self._watchers: set[_Watcher] = set()
         self._reading: asyncio.Task[None] | None = None
         self._view: View | None = None
+        self._closed = False
 
     async def serve(self, receive: Receive, send: Send) -> None:
         """Answers a request whose body was read, until its client leaves or reads too slowly, or the feed is closed."""
+        if self._closed:
+            message = "the server is stopping and shows its requests no more; ask it again once it is back"
+            await refuse(send, HTTPStatus.SERVICE_UNAVAILABLE, message, headers=[("retry-after", "5"), CLOSE])
+            return
         if len(self._watchers) >= MOST_WATCHERS:
             message = f"{MOST_WATCHERS} of {MOST_WATCHERS} watchers are served; close another, or retry later"
             await refuse(send, HTTPStatus.TOO_MANY_REQUESTS, message, headers=[("retry-after", "5"), CLOSE])
@@ -110,7 +115,11 @@ class LiveFeed:
             self._watchers.discard(watcher)
 
     def close(self) -> None:
-        """Ends the answers of all watchers."""
+        """Ends the answers of all watchers, and takes no more: they would hold up a server that stops."""
+        self._closed = True
+        self._send_away()
+
+    def _send_away(self) -> None:
         for watcher in list(self._watchers):
             watcher.offer(None)
 
@@ -123,7 +132,7 @@ class LiveFeed:
                     self._show(await asyncio.to_thread(lambda: fitted(self._read())))
                 except Exception:
                     logger.exception("the live feed could not be read; its watchers are sent away")
-                    self.close()
+                    self._send_away()
                     return
                 next_s = max(next_s + EVERY_S, loop.time())
                 await asyncio.sleep(next_s - loop.time())

@@ -16,7 +16,7 @@ from tests.vllm.server import ADMIN_KEY, MODEL, Server
 
 pytestmark = pytest.mark.vllm
 
-CANARIES = 200
+CANARIES = 1000
 BEARER = {"Authorization": f"Bearer {ADMIN_KEY}"}
 
 

@@ -162,6 +162,9 @@ def test_a_server_that_stops_ends_its_answers(monkeypatch: pytest.MonkeyPatch) -
         for client in clients:
             await client.task
             assert client.sent[-1] == {"type": "http.response.body", "body": b""}
+        again = Client(feed)
+        await again.task
+        assert again.status == 503 and b"stopping" in again.sent[1]["body"]
 
     run(test, monkeypatch)
 

@@ -1,0 +1,177 @@
+"""What do watchers of the live feed cost the engine's steps and the API process, and how long are its frames?
+
+Usage: python -m benchmarks.serving.watch_cost [--quick] [--policies NAME ...]
+
+A virtual engine is held at so many requests, of which half run, as in step_overhead; it makes steps without watchers
+and with three, in turns of as many steps. Timed is thread CPU time, with caches filled with other data between steps.
+Time of a watched engine is virtual, so that it shows two frames a second of the time that its steps take on the
+profile's device; what a frame takes is shared by the steps between two. The API process's part is real: it reads the
+engine's page, works out what has changed and writes a frame for all of its watchers. Writes results/watch_cost.json.
+"""
+
+import itertools
+import json
+import logging
+import tempfile
+import time
+import timeit
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.arguments import parser_for
+from benchmarks.publish import RESULTS, write_result
+from benchmarks.serving.step_overhead import FLUSH_BYTES, STOCK, WARM_UP, Stopwatch, engine_of
+from sloserve.metrics.engine_page import PageWriter
+from sloserve.metrics.live_page import FRAME_EVERY_S, LiveWriter, find_live_pages
+from sloserve.metrics.live_view import LiveView
+from sloserve.metrics.process_page import Board
+from sloserve.wire.live_feed import changes, fitted, frame
+from sloserve.workloads.workload_registry import workload
+
+POLICIES = ("fcfs", "edf", "auto")
+REQUESTS = (500, 2000)
+WATCHERS = 3
+STEPS, TURN = 1200, 100
+"""Timed in all, and in a row with or without watchers."""
+
+
+FOUND = ("vllm", "watched", "frame", "lasts", "reading", "snapshot", "change")
+"""Seconds of thread CPU time: of vLLM's part of each step; of all that watching adds to each watched step, and of the
+frames among it; of the API process's readings. How long watched steps last on the device. Bytes of frames.
+"""
+
+
+class _AllTimed(Exception):
+    """All steps were timed."""
+
+
+class _Server:
+    """One engine that is held at so many requests, and the view that an API process has of it."""
+
+    def __init__(self, policy: str, requests: int, folder: Path) -> None:
+        self.engine, self.requests, self.clock = engine_of(policy, requests // 2), requests, Stopwatch()
+        scheduler = self.engine.scheduler
+        names = scheduler._settings.classes.names
+        scheduler._ledger.publish_on(PageWriter(names, 0, folder))
+        scheduler.show_on(LiveWriter(len(names), 0, folder))
+        self._time(scheduler)
+        self.pages = [page for _ in range(WATCHERS) for page in find_live_pages(folder)]
+        self.view = LiveView(lambda: "model", names, lambda: [Board(len(names), 1)], self.engine._clock, folder)
+
+    def _time(self, scheduler: Any) -> None:
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        watched = scheduler._watched
+        self.is_due = watched.is_due
+        watched.write = self.clock.times("frame", watched.write)
+        for name in ("preempting", "preempted"):
+            setattr(watched, name, self.clock.times("noted", getattr(watched, name)))
+        for name in ("schedule", "update_from_output"):
+            STOCK.setdefault(name, getattr(Scheduler, name))
+            setattr(Scheduler, name, self.clock.times("vllm", STOCK[name]))
+            setattr(scheduler, name, self.clock.times("ours", getattr(scheduler, name)))
+
+    def asking_us(self) -> float:
+        """What a step without watchers costs: to find that there is none."""
+        times = 10_000
+        return min(timeit.repeat(lambda: self.is_due(1e9), number=times, repeat=5)) / times * 1e6
+
+    def measure(self, steps: int, turn: int) -> dict[str, list[float]]:
+        """Seconds of the steps and of the frames, and bytes of the frames."""
+        engine, clock, scheduler = self.engine, self.clock, self.engine.scheduler
+        coming: Iterator[Any] = iter(workload("reading-speed").requests(self.requests * 60, 0, 1e6))
+        found: dict[str, list[float]] = {name: [] for name in FOUND}
+        flushed, done, began_s, shown, read_s = np.zeros(FLUSH_BYTES // 8), 0, engine._clock.now_s(), None, 0.0
+        before_s = engine._clock.monotonic_s()
+
+        def stepped(_output: Any) -> None:
+            nonlocal done, shown, read_s, before_s
+            now_s = engine._clock.monotonic_s()
+            is_watched = done // turn % 2 == 1
+            if done >= WARM_UP:
+                found["vllm"].append(clock.spent["vllm"])
+                if is_watched:
+                    found["watched"].append(clock.spent["frame"] + clock.spent["noted"])
+                    found["lasts"].append(now_s - before_s)
+                if clock.spent["frame"]:
+                    found["frame"].append(clock.spent["frame"])
+            before_s = now_s
+            if is_watched and now_s >= read_s:
+                read_s = now_s + FRAME_EVERY_S
+                for page in self.pages:
+                    page.watch(now_s)
+                began = time.thread_time()
+                view = fitted(self.view.read())
+                sent = frame("change", changes(shown, view)) if shown else frame("snapshot", view)
+                found["reading"].append(time.thread_time() - began)
+                if view["rows"]:
+                    found["change" if shown else "snapshot"].append(len(sent))
+                shown = view if view["rows"] else None
+            elif not is_watched:
+                shown = None
+                for page in self.pages:  # those that watched have left
+                    page._memory.floats[0] = 0.0
+            flushed.sum()
+            clock.spent.clear()
+            done += 1
+            if done >= WARM_UP + steps:
+                raise _AllTimed
+            arrival_s = engine._clock.now_s() - began_s
+            for request in itertools.islice(coming, self.requests - len(scheduler.requests) - len(engine._arriving)):
+                engine._arriving.append((arrival_s, replace(request, arrival_s=arrival_s)))
+
+        engine.on_step = stepped
+        try:
+            engine.run([replace(request, arrival_s=0.0) for request in itertools.islice(coming, self.requests)])
+        except _AllTimed:
+            pass
+        return found
+
+
+def row_of(policy: str, requests: int, asking_us: float, found: dict[str, list[float]]) -> dict[str, Any]:
+    vllm_s, watched_s = float(np.mean(found["vllm"])), float(np.mean(found["watched"]))
+    return {
+        "policy": policy,
+        "requests": requests,
+        "steps": len(found["vllm"]),
+        "vllm_us": round(vllm_s * 1e6, 1),
+        "no_watcher_us": round(asking_us, 3),
+        "no_watcher_share_of_vllm": round(asking_us / 1e6 / vllm_s, 5),
+        "watched_us": round(watched_s * 1e6, 1),
+        "watched_share_of_vllm": round(watched_s / vllm_s, 4),
+        "watched_share_of_step": round(watched_s / float(np.mean(found["lasts"])), 5),
+        "frames": len(found["frame"]),
+        "frame_us_median": round(float(np.median(found["frame"])) * 1e6, 1),
+        "reading_us_median": round(float(np.median(found["reading"])) * 1e6, 1),
+        "snapshot_bytes": int(np.median(found["snapshot"])),
+        "change_bytes_median": int(np.median(found["change"])),
+        "change_bytes_most": int(max(found["change"])),
+    }
+
+
+def main() -> None:
+    parser = parser_for(__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--policies", nargs="+", default=POLICIES)
+    given = parser.parse_args()
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    sizes, steps, turn = ((100,), 240, 60) if given.quick else (REQUESTS, STEPS, TURN)
+    rows = []
+    for requests, policy in itertools.product(sizes, given.policies):
+        with tempfile.TemporaryDirectory() as folder:
+            server = _Server(policy, requests, Path(folder))
+            found = server.measure(steps, turn)
+            rows.append(row_of(policy, requests, server.asking_us(), found))
+        print(json.dumps(rows[-1]), flush=True)
+    if not given.quick:
+        write_result(
+            RESULTS / "watch_cost.json", {"watchers": WATCHERS, "frames_per_s": 1 / FRAME_EVERY_S, "rows": rows}
+        )
+
+
+if __name__ == "__main__":
+    main()
