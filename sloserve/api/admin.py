@@ -7,7 +7,6 @@ at before anything else: without it no byte of a body is read, and no route told
 
 import logging
 import os
-import secrets
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
@@ -23,7 +22,7 @@ from sloserve.metrics import page_folder
 from sloserve.vllm_plugin.server import engine_control, front_end, parking, reloading
 from sloserve.vllm_plugin.server.front_end import front_end_of, on_stop
 from sloserve.wire import errors, strict_json
-from sloserve.wire.asgi import CLOSE, ClientLeft, refuse, refuse_error
+from sloserve.wire.asgi import CLOSE, ClientLeft, refuse, refuse_error, shows_admin_key
 from sloserve.wire.live_feed import LiveFeed
 from sloserve.wire.opening import BodyLimits, BoundedBody
 
@@ -92,10 +91,7 @@ class AdminApp:
         if scope["type"] == "websocket":  # a mount passes these on as well
             await send({"type": "websocket.close"})
             return
-        if not self._shows_key(scope):
-            asks = ("www-authenticate", "Bearer")
-            message = "the admin key is needed: Authorization: Bearer KEY"
-            await refuse(send, HTTPStatus.UNAUTHORIZED, message, headers=[asks, CLOSE])
+        if not await shows_admin_key(scope, send, self._key):
             return
         route = scope["path"].rpartition(PREFIX)[2]
         if route not in ROUTES:
@@ -137,10 +133,6 @@ class AdminApp:
             self._feed = LiveFeed(shown.live_view(lambda: _model_name(state)).read)
             on_stop(engine, self._feed.close)
         return self._feed
-
-    def _shows_key(self, scope: Scope) -> bool:
-        scheme, _, shown = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        return scheme.lower() == b"bearer" and secrets.compare_digest(shown.strip(), self._key)
 
     async def _answer(self, route: str, engine: Any, scope: Scope, receive: Receive) -> Any:
         if route == "status":

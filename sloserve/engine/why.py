@@ -5,8 +5,10 @@ taken. So a figure that is told here is one that, had it been another, the reque
 blocks, more places, a larger step, an earlier deadline. ``tests/vllm_plugin/engine/test_watched.py`` tries each.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 from sloserve.scheduler.policy import EngineFacts
 
@@ -50,6 +52,22 @@ class Why(IntEnum):
     """vLLM took its KV, since running requests needed the blocks."""
     UNSEEN = 10
     """It was preempted before there was a watcher."""
+
+
+SAYS: Final[Mapping[Why, str]] = {
+    Why.NOTHING: "nothing holds it up",
+    Why.TOKENS: "the step has no tokens left: {figure} of {of} are given to others",
+    Why.PLACES: "all places are taken: {figure} of {of} requests run",
+    Why.LIMIT: "the plan lets no more run: {figure} of {of}",
+    Why.BLOCKS: "it needs {figure} KV blocks, and {of} are free",
+    Why.BLOCKED: "it waits for a grammar, for KV from elsewhere or for a session's next input",
+    Why.ENGINE: "the engine is paused or parked",
+    Why.PAUSE: "its reader has {figure} tokens in hand, so others go first",
+    Why.PLAN: "preempted for request {figure}, which is due {of} s earlier",
+    Why.KV_SHORT: "preempted, since running requests needed its KV blocks",
+    Why.UNSEEN: "preempted before anyone watched",
+}
+"""What people are told, with the two figures in their places."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from sloserve.core.attainment_window import attained
 from sloserve.core.clock import Clock
-from sloserve.engine.why import Cause, Phase, Why
+from sloserve.engine.why import SAYS, Cause, Phase, Why
 from sloserve.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, find_live_pages
 from sloserve.metrics.process_page import Board
@@ -62,6 +62,7 @@ class LiveView:
             "columns": list(COLUMNS),
             "phases": [phase.name.lower() for phase in Phase],
             "reasons": [why.name.lower() for why in Why],
+            "says": [SAYS[why] for why in Why],
             "near": NEAR.tolist(),
             "spans_s": list(SPANS_S),
             "engines": [self._engine(page, frame, each) for page, frame in pairs],

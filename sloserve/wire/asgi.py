@@ -1,6 +1,7 @@
 """What all HTTP servers of ours do alike, in plain ASGI: refusals in OpenAI's format, request ids."""
 
 import json
+import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
@@ -79,6 +80,16 @@ def bearer(authorization: bytes) -> bytes:
     """The key that a header of this value shows; empty where it shows none."""
     scheme, _, shown = authorization.partition(b" ")
     return shown.strip() if scheme.lower() == b"bearer" else b""
+
+
+async def shows_admin_key(scope: Scope, send: Send, key: bytes) -> bool:
+    """Whether a request shows the admin key; else it is answered 401, with nothing of it read."""
+    if secrets.compare_digest(bearer(first(scope["headers"], b"authorization")), key):
+        return True
+    asks = ("www-authenticate", "Bearer")
+    message = "the admin key is needed: Authorization: Bearer KEY"
+    await refuse(send, HTTPStatus.UNAUTHORIZED, message, headers=[asks, CLOSE])
+    return False
 
 
 def declares_more(headers: Iterable[tuple[bytes, bytes]], max_bytes: float) -> bool:

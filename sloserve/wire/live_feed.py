@@ -76,9 +76,9 @@ def _json(value: Any) -> bytes:
 class LiveFeed:
     """The watchers of one process."""
 
-    def __init__(self, read: Callable[[], View]) -> None:
-        """read: the view as of now; called in a thread, by one at a time."""
-        self._read = read
+    def __init__(self, read: Callable[[], View], *, in_loop: bool = False) -> None:
+        """read: the view as of now, by one at a time; called in a thread, or ``in_loop``, where its facts change."""
+        self._read, self._in_loop = read, in_loop
         self._watchers: set[_Watcher] = set()
         self._reading: asyncio.Task[None] | None = None
         self._view: View | None = None
@@ -129,7 +129,8 @@ class LiveFeed:
         try:
             while self._watchers:
                 try:
-                    self._show(await asyncio.to_thread(lambda: fitted(self._read())))
+                    view = self._read() if self._in_loop else await asyncio.to_thread(self._read)
+                    self._show(await asyncio.to_thread(fitted, view))
                 except Exception:
                     logger.exception("the live feed could not be read; its watchers are sent away")
                     self._send_away()

@@ -17,6 +17,8 @@ from sloserve.fleet.gateway.instances import STATES
 from sloserve.fleet.gateway.key_file import KeyFile
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.parts import GatewayParts
+from sloserve.fleet.gateway.watch_routes import PREFIX as WATCH_PREFIX
+from sloserve.fleet.gateway.watch_routes import WatchRoutes
 from sloserve.fleet.tenant_places import TenantPlaces
 from sloserve.wire.asgi import CLOSE, ClientLeft, Receive, Scope, Send, answer, answer_json, first, refuse, refuse_error
 from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request
@@ -56,6 +58,7 @@ class GatewayApp:
         parts: of the gateway.
         keys: whose a request is.
         batches: routes of files and batches; each finds its tenant at :data:`TENANT` in its scope.
+        watching: routes for those who have the admin key.
         start, stop: around all that is served.
         is_ready: whether requests can be served.
     """
@@ -65,12 +68,13 @@ class GatewayApp:
         parts: GatewayParts,
         keys: KeyFile,
         batches: Router | None,
+        watching: WatchRoutes | None = None,
         *,
         start: Callable[[], Awaitable[None]],
         stop: Callable[[], Awaitable[None]],
         is_ready: Callable[[], bool],
     ) -> None:
-        self._parts, self._keys, self._batches = parts, keys, batches
+        self._parts, self._keys, self._batches, self._watching = parts, keys, batches, watching
         self._start, self._stop, self._is_ready = start, stop, is_ready
         self._calls = TenantPlaces("requests for files and batches", MOST_CALLS)
         self._created = int(parts.clock.now_s())
@@ -97,6 +101,9 @@ class GatewayApp:
             up = path == "/health" or self._is_ready()
             status = HTTPStatus.OK if up else HTTPStatus.SERVICE_UNAVAILABLE
             await answer_json(send, status, {"status": "ready" if up else "no agent answers"})
+            return
+        if self._watching is not None and path.startswith(WATCH_PREFIX):
+            await self._watching(scope, receive, send)
             return
         request = await open_request(scope, receive, send, BodyLimits(self._parts.settings.max_body_bytes))
         if request is None:

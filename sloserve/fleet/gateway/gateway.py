@@ -24,6 +24,7 @@ from sloserve.fleet.gateway.app import TENANT, GatewayApp
 from sloserve.fleet.gateway.batch_work import BatchWork
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.doors import Doors
+from sloserve.fleet.gateway.fleet_view import FleetView
 from sloserve.fleet.gateway.hold import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.key_file import KeyFile
@@ -33,6 +34,7 @@ from sloserve.fleet.gateway.model_sets import ModelSets
 from sloserve.fleet.gateway.parts import GatewayParts
 from sloserve.fleet.gateway.prediction import Pace
 from sloserve.fleet.gateway.watch import Watch
+from sloserve.fleet.gateway.watch_routes import WatchRoutes
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.planning.snapshot import serving_of
 from sloserve.fleet.store.store import Store
@@ -57,6 +59,7 @@ class Surroundings:
         doors: of agents that are asked whatever the store says. door_key: that those on TCP ask for.
         limits: of the gateway. file_limits: of one input file of a batch.
         name: unique among all members, where it is to be a certain one.
+        admin_key: that the live feed asks for; without one there is none.
     """
 
     store: Store | None = None
@@ -67,6 +70,7 @@ class Surroundings:
     limits: GatewaySettings = GatewaySettings()
     file_limits: Limits = Limits()
     name: str | None = None
+    admin_key: str | None = field(default=None, repr=False)
 
 
 class Gateway:
@@ -101,8 +105,15 @@ class Gateway:
         self.watch = Watch(name, around.store, around.doors, self.parts)
         self._checking: asyncio.Task[None] | None = None
         batches, self._work = self._batches(around, clock)
+        self.watching = None if around.admin_key is None else WatchRoutes(around.admin_key, FleetView(self.parts).read)
         self.app = GatewayApp(
-            self.parts, self.keys, batches, start=self.start, stop=self.stop, is_ready=lambda: bool(self.watch.answered)
+            self.parts,
+            self.keys,
+            batches,
+            self.watching,
+            start=self.start,
+            stop=self.stop,
+            is_ready=lambda: bool(self.watch.answered),
         )
 
     async def start(self) -> None:
@@ -130,6 +141,11 @@ class Gateway:
     async def _check_streams(self) -> None:
         for answer in list(self.parts.passing_on):
             answer.end_if_silent(self.parts.clock.monotonic_s(), self.parts.limits.silent_max_s)
+
+    def leave_watchers(self) -> None:
+        """Ends the answers of those that watch, which would hold up a server that stops."""
+        if self.watching is not None:
+            self.watching.close()
 
     def classify(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[SLO, str | None]:
         """A request's SLO and tenant by its headers; without a key it will be refused, and has the default class."""

@@ -1,6 +1,7 @@
 """The server of a gateway, in a process of its own or beside a planner."""
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from sloserve.fleet.run.live import Place, check_doors, file_limits
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import Store, open_store
+from sloserve.settings import ADMIN_KEY
 from sloserve.wire.asgi import Message, Receive, Scope, Send
 from sloserve.wire.listening import cannot_listen, check_certificate, family_of
 from sloserve.wire.optional_http3 import Http3Front, Tls, check
@@ -36,7 +38,13 @@ class GatewayServer:
         check_doors(fleet, place)
         limits = GatewaySettings(**section.model_dump(include=set(GatewaySettings.model_fields)))
         around = Surroundings(
-            store, place.files, keys, door_key=place.door_key, limits=limits, file_limits=file_limits(fleet)
+            store,
+            place.files,
+            keys,
+            door_key=place.door_key,
+            limits=limits,
+            file_limits=file_limits(fleet),
+            admin_key=os.environ.get(ADMIN_KEY) or None,
         )
         gateway = Gateway(fleet, around)
         gateway.metrics.registry.register(PlanCollector(lambda: gateway.parts.instances.plan))
@@ -98,6 +106,7 @@ class GatewayServer:
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Takes no more requests, and lets those that run end; or breaks them off ``at_once``."""
+        self._gateway.leave_watchers()
         self._server.should_exit = True
         self._server.force_exit |= at_once
         ending: list[Awaitable[None]] = [self._stop_http3(0.0 if at_once else self._drain_s)]

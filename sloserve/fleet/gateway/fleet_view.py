@@ -1,0 +1,133 @@
+"""What one gateway shows of its fleet now: hosts, instances with their models, switches, and what waits by group.
+
+A group is the requests of one model and class. Nothing of a single request is shown, nor whose it is. What is told is
+what the gateway routes by: the last report of each agent, and its own held requests. Other gateways hold others.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sloserve.core.spans import Phase
+from sloserve.fleet.gateway.instances import FRESH_S, GatewayInstance
+from sloserve.fleet.gateway.parts import GatewayParts
+
+COLUMNS: Final = (
+    "host", "phase", "model", "since_s", "ready_in_s", "running", "streams", "room", "parked", "age_s",
+)  # fmt: skip
+"""Of an instance. since_s: when what its phase and model are was first seen, epoch seconds. ready_in_s: until the model
+that comes serves. running: requests that it has. room: how many more it takes. parked: streams of models that sleep.
+age_s: of what its agent last said; ``None`` where it cannot be reached."""
+LOST: Final = "lost"
+"""Phase of an instance whose agent says nothing."""
+MOST_SWITCHES: Final = 32
+"""Latest switches that are shown."""
+MOST_NAMED: Final = 100
+"""Models, hosts and groups that are shown, of groups those that hold most requests; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """What an instance is at, and since when; ``leaves``: the model that it had when it last served."""
+
+    phase: str
+    model: str | None
+    since_s: float
+    leaves: str | None = None
+    began_s: float | None = None
+    """Of the switch that it is in."""
+
+
+class FleetView:
+    """Reads the view of :mod:`sloserve.wire.live_feed` for a gateway; switches are seen while there are watchers."""
+
+    def __init__(self, parts: GatewayParts) -> None:
+        self._parts = parts
+        self._courses: dict[str, _Course] = {}
+        self._switches: deque[dict[str, Any]] = deque(maxlen=MOST_SWITCHES)
+
+    def read(self) -> dict[str, Any]:
+        """As of now. To be called in the event loop of the gateway."""
+        parts, instances = self._parts, self._parts.instances
+        now_s, epoch_s = parts.clock.monotonic_s(), parts.clock.now_s()
+        known = sorted(instances.by_name.values(), key=lambda one: one.name)
+        rows = {one.name: self._row(one, now_s, epoch_s) for one in known}
+        groups = sorted(parts.demand.report(parts.hold.held, now_s).demand, key=lambda one: -one.held)
+        plan = instances.plan
+        return {
+            "at_s": round(epoch_s, 3),
+            "fleet": True,
+            "classes": list(parts.settings.classes.names),
+            "columns": list(COLUMNS),
+            "models": {name: self._model(name, now_s) for name in sorted(parts.models)[:MOST_NAMED]},
+            "hosts": dict(list(_hosts(rows).items())[:MOST_NAMED]),
+            "groups": [
+                {
+                    "model": one.model,
+                    "class": one.slo_class,
+                    "held": one.held,
+                    "oldest_s": round(one.oldest_s, 1),
+                    "first_due_in_s": None if one.first_due_in_s is None else round(one.first_due_in_s, 1),
+                    "rate_per_s": round(one.rate_per_s, 2),
+                    "queues": [] if plan is None else plan.instances_of(one.model, one.slo_class)[:8],
+                }
+                for one in groups[:MOST_NAMED]
+            ],
+            "counts": {"models": len(parts.models), "groups": len(groups), "instances": len(rows)},
+            "held": len(parts.hold),
+            "plan": None if plan is None else {"late_s": round(plan.late_s, 1), "needed": plan.instances_needed},
+            "switches": list(self._switches),
+            "rows": rows,
+        }
+
+    def _row(self, one: GatewayInstance, now_s: float, epoch_s: float) -> list[Any]:
+        report, age_s = one.report, now_s - one.seen_s
+        is_lost = age_s >= FRESH_S
+        course = self._course(one, LOST if is_lost else report.phase.value, epoch_s)
+        return [
+            one.name.partition("/")[0],
+            course.phase,
+            course.model,
+            round(course.since_s, 3),
+            round(max(report.ready_in_s - age_s, 0.0), 1) if not is_lost else None,
+            one.requests,
+            report.streams,
+            max(one.room, 0),
+            sum(report.parked.values()),
+            None if is_lost else round(age_s, 1),
+        ]
+
+    def _course(self, one: GatewayInstance, phase: str, epoch_s: float) -> _Course:
+        model, before = one.report.active, self._courses.get(one.name)
+        if before is not None and (before.phase, before.model) == (phase, model):
+            return before
+        leaves, began_s = (None, None) if before is None else (before.leaves, before.began_s)
+        if phase in (Phase.DRAINING, Phase.SWITCHING) and began_s is None:
+            leaves, began_s = None if before is None else before.model, epoch_s
+        elif phase == Phase.SERVING:
+            if began_s is not None:
+                seconds = round(epoch_s - began_s, 1)
+                switch = {"at_s": round(epoch_s, 3), "instance": one.name, "leaving": leaves, "coming": model}
+                self._switches.append({**switch, "seconds": seconds})
+            leaves, began_s = None, None
+        course = self._courses[one.name] = _Course(phase, model, epoch_s, leaves, began_s)
+        return course
+
+    def _model(self, name: str, now_s: float) -> dict[str, Any]:
+        instances = self._parts.instances
+        ready_in_s = instances.ready_in_s(name, now_s)
+        return {
+            "state": instances.state_of(name, now_s),
+            "serving": len(instances.serving(name, now_s)),
+            "ready_in_s": None if ready_in_s is None else round(ready_in_s, 1),
+        }
+
+
+def _hosts(rows: dict[str, list[Any]]) -> dict[str, dict[str, int]]:
+    """Of each host how many instances it has, and how many of them are lost."""
+    found: dict[str, dict[str, int]] = {}
+    for row in rows.values():
+        host = found.setdefault(row[0], {"instances": 0, LOST: 0})
+        host["instances"] += 1
+        host[LOST] += row[1] == LOST
+    return found

@@ -1,0 +1,36 @@
+"""Routes of a gateway for those who watch the fleet. The admin key is looked at before anything else of a request."""
+
+import os
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, refuse, shows_admin_key
+from sloserve.wire.live_feed import LiveFeed, View
+
+PREFIX: Final = "/sloserve/"
+EVENTS: Final = PREFIX + "events"
+
+
+class WatchRoutes:
+    """ASGI app of what is below :data:`PREFIX`. read: the view of the fleet, called in the event loop."""
+
+    def __init__(self, key: str, read: Callable[[], View]) -> None:
+        self._key = os.fsencode(key)
+        self._feed = LiveFeed(read, in_loop=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not await shows_admin_key(scope, send, self._key):
+            return
+        if scope["path"] != EVENTS:
+            message = f"there is no such route; there is GET {EVENTS}"
+            await refuse(send, HTTPStatus.NOT_FOUND, message, headers=[CLOSE])
+        elif scope["method"] != "GET":
+            headers = [("allow", "GET"), CLOSE]
+            await refuse(send, HTTPStatus.METHOD_NOT_ALLOWED, f"{EVENTS}: the method is GET", headers=headers)
+        else:
+            await self._feed.serve(receive, send)
+
+    def close(self) -> None:
+        """Sends all watchers away, and takes no more."""
+        self._feed.close()

@@ -1,0 +1,122 @@
+"""The fleet as its watchers see it: instances, switches and queues, for those who have the admin key and no others."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sloserve.client.watching import watch
+from sloserve.core.clock import ManualClock
+from sloserve.core.spans import Phase
+from sloserve.fleet.contract.reports import AgentReport
+from sloserve.fleet.gateway.fleet_view import COLUMNS, LOST, MOST_NAMED, FleetView
+from sloserve.fleet.gateway.gateway import Gateway, Surroundings
+from sloserve.fleet.gateway.instances import FRESH_S
+from sloserve.wire.live_feed import fitted
+from tests.fleet.gateway.doors import FLEET, Played, PlayedDoor, fleet, serving, until
+
+KEY = "an admin key"
+
+
+class Observed:
+    """A gateway whose agent says what a test wants."""
+
+    def __init__(self, text: str = FLEET) -> None:
+        self.clock = ManualClock()
+        self.gateway = Gateway(fleet(text), Surroundings(admin_key=KEY), self.clock)
+        self.view = FleetView(self.gateway.parts)
+
+    def says(self, name: str, **what: Any) -> dict[str, Any]:
+        report = AgentReport(host="node-a", door="unix:x", instances=(Played(name, **what).report(),))
+        self.gateway.parts.instances.reported(report, "unix:x", {}, self.clock.monotonic_s())
+        return self.row(name)
+
+    def row(self, name: str) -> dict[str, Any]:
+        return dict(zip(COLUMNS, self.view.read()["rows"][name], strict=True))
+
+
+def test_a_switch_is_shown_while_it_lasts_and_after() -> None:
+    seen = Observed()
+    assert seen.says("node-a/0")["phase"] == "serving"
+    seen.clock.advance_to(seen.clock.now_s() + 5.0)
+    assert seen.says("node-a/0", active="legal", phase=Phase.DRAINING)["model"] == "legal"
+    seen.clock.advance_to(seen.clock.now_s() + 2.0)
+    seen.says("node-a/0", active="legal", phase=Phase.SWITCHING)
+    seen.clock.advance_to(seen.clock.now_s() + 1.5)
+    row = seen.says("node-a/0", active="legal")
+    (switch,) = seen.view.read()["switches"]
+    assert (switch["leaving"], switch["coming"], switch["seconds"], switch["instance"]) == (
+        "chat", "legal", 3.5, "node-a/0",
+    )  # fmt: skip
+    assert row["since_s"] == pytest.approx(seen.clock.now_s()) and seen.view.read()["models"]["legal"]["serving"] == 1
+
+
+def test_an_instance_whose_agent_is_silent_is_lost_and_its_host_says_so() -> None:
+    seen = Observed()
+    seen.says("node-a/0")
+    assert seen.view.read()["hosts"] == {"node-a": {"instances": 1, "lost": 0}}
+    seen.clock.advance_to(seen.clock.now_s() + FRESH_S)
+    assert (seen.row("node-a/0")["phase"], seen.row("node-a/0")["age_s"]) == (LOST, None)
+    assert seen.view.read()["hosts"] == {"node-a": {"instances": 1, "lost": 1}}
+    assert seen.view.read()["models"]["chat"]["state"] == "unavailable"
+
+
+def test_queues_are_by_group_and_a_view_of_a_large_fleet_fits_a_frame() -> None:
+    seen = Observed()
+    parts = seen.gateway.parts
+    for i in range(3 * MOST_NAMED):
+        parts.demand.arrived(f"a-model-with-a-long-name-{i:040d}", "interactive", 10, seen.clock.monotonic_s())
+        seen.says(f"node-{i:030d}/0", active=f"a-model-with-a-long-name-{i:040d}")
+    view = seen.view.read()
+    assert len(view["groups"]) == MOST_NAMED and view["counts"]["groups"] == 3 * MOST_NAMED
+    assert len(fitted(view)["rows"]) > 0
+    json.dumps(view, allow_nan=False)
+
+
+@pytest.mark.slow
+def test_the_feed_of_a_gateway_opens_to_the_admin_key_alone(tmp_path: Path) -> None:
+    canary = "canary-7f3a"
+
+    async def test() -> None:
+        door = PlayedDoor(tmp_path / "door.sock")
+        async with door.open(), serving(Surroundings(doors=[door.address], admin_key=KEY)) as served:
+            async with httpx.AsyncClient(base_url=served.url, timeout=10.0) as http:
+                for headers in ({}, {"authorization": "Bearer other"}, {"authorization": KEY}):
+                    for path in ("/sloserve/events", "/sloserve/other"):
+                        assert (await http.get(path, headers=headers)).status_code == 401
+                shown = {"authorization": f"Bearer {KEY}"}
+                assert (await http.get("/sloserve/other", headers=shown)).status_code == 404
+                assert (await http.post("/sloserve/events", headers=shown)).status_code == 405
+                for instance in door.instances.values():
+                    instance.room = 0
+                await until(lambda: all(one.room == 0 for one in served.gateway.parts.instances.by_name.values()))
+                body = {"model": "chat", "prompt": canary, "max_tokens": 4, "user": canary}
+                asked = asyncio.create_task(http.post("/v1/completions", json=body, headers={"x-request-id": canary}))
+
+                def one_view() -> dict[str, Any]:
+                    return next(view for view in watch(served.url, KEY) if view["held"])
+
+                view = await asyncio.to_thread(one_view)
+                text = json.dumps(view)
+                assert canary not in text and KEY not in text and "local" not in text
+                (group,) = [one for one in view["groups"] if one["held"]]
+                assert (group["model"], group["class"], group["held"]) == ("chat", "interactive", 1)
+                for instance in door.instances.values():
+                    instance.room = 100
+                assert (await asked).status_code == 200
+
+    asyncio.run(asyncio.wait_for(test(), 60.0))
+
+
+@pytest.mark.slow
+def test_without_an_admin_key_a_gateway_has_no_feed(tmp_path: Path) -> None:
+    async def test() -> None:
+        door = PlayedDoor(tmp_path / "door.sock")
+        async with door.open(), serving(Surroundings(doors=[door.address])) as served:
+            async with httpx.AsyncClient(base_url=served.url, timeout=10.0) as http:
+                assert (await http.get("/sloserve/events")).status_code == 404
+
+    asyncio.run(asyncio.wait_for(test(), 60.0))
