@@ -32,7 +32,7 @@ _RELEGATED_S = 1e12
 
 
 class Niyama(Policy):
-    """Serves by deadline and remaining work, those that can still be in time first; preempts nobody."""
+    """Serves by deadline and remaining work, those that can still be in time first; never preempts."""
 
     needs = PREFILL_COLUMNS | LENGTH_COLUMNS | TARGET_COLUMNS | {"arrival_s", "first_token_s", "class_rank"}
 

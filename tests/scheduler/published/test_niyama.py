@@ -43,7 +43,7 @@ def test_who_will_be_late_goes_last_and_holds_up_nobody(snapshot: Make) -> None:
 
 
 @pytest.mark.parametrize("relegate", [True, False])
-def test_nobody_is_preempted(snapshot: Make, relegate: bool) -> None:
+def test_none_is_preempted(snapshot: Make, relegate: bool) -> None:
     urgent = {"arrival_s": NOW_S, "ttft_s": 0.5, "prompt_tokens": 10}
     plan = make_policy("niyama", {"relegate": relegate}).plan(snapshot([urgent], [urgent] * 2, max_num_seqs=2), NOW_S)
     assert not plan.preempt.size
