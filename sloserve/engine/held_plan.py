@@ -27,6 +27,10 @@ MAX_PLAN_AGE_S = 1.0
 """Then vLLM schedules by itself until the next plan: dozens of steps have passed, and planning takes above 50 ms at the
 default ``plan_share``, which is a fault and no reason to hold the engine to old limits."""
 
+MAX_UNEVENTFUL_S = 0.05
+"""A policy that plans on events plans anew after this time though nothing happened, since what a request can still gain
+changes with time alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeldPlan:

@@ -12,7 +12,7 @@ from sloserve.core.rows import Rows, State
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.containment import log_seldom
 from sloserve.engine.guards import Ageing, PlanBudget, drop_forbidden, ensure_progress, spare_decodes
-from sloserve.engine.held_plan import HeldPlan
+from sloserve.engine.held_plan import MAX_UNEVENTFUL_S, HeldPlan
 from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.request_table import RequestTable
 from sloserve.engine.shadow import Shadow
@@ -88,6 +88,7 @@ class Planner:
         self.held = HeldPlan()
         self.aged = NO_SLOTS
         self._order_planned = NO_SLOTS  # of the waiting requests, in the last plan
+        self._has_news = True  # since the last plan
         self._wants_progress = policy.wants_progress or (shadow is not None and shadow.policy.wants_progress)
         self._counters = counters
         self._on_plan = on_plan
@@ -137,6 +138,7 @@ class Planner:
 
     def arrived(self, request: EngineRequest, stated: StatedSLO, now_s: float) -> None:
         slot = self.table.add(request, stated)
+        self._has_news = True
         if slot is not None:
             self._tell("arrived", slot, now_s)
             if self._step_budget is not None:
@@ -144,6 +146,7 @@ class Planner:
 
     def preempted(self, request: EngineRequest) -> None:
         slot = self.table.preempted(request)
+        self._has_news = True
         if slot is not None:
             self.held = self.held.without(slot)
 
@@ -156,6 +159,7 @@ class Planner:
 
     def finished(self, request: EngineRequest, now_s: float) -> None:
         slot = self.table.finished(request)
+        self._has_news = True
         if slot is not None:
             self._tell("finished", slot, now_s)
             if self._step_budget is not None:
@@ -183,6 +187,8 @@ class Planner:
 
     def _count_admissions(self, slots: IntArray, monotonic_s: float) -> None:
         """Counts admissions, and protects requests that were admitted because of their age."""
+        if slots.size:
+            self._has_news = True
         if slots.size and self.ageing.period is not None:
             aged = self.ageing.admitted(slots, self.aged)
             if aged.size:
@@ -225,7 +231,7 @@ class Planner:
                 self._consider(Plan.IDENTITY, snapshot, now_s, monotonic_s)
                 planning_s, engine = self.shadow.charged_s(snapshot) or 0.0, snapshot.engine
             return Step(Plan.IDENTITY, engine=engine, is_read=engine is not None, planning_s=planning_s)
-        if not self.budget.allows(monotonic_s):
+        if not self.budget.allows(monotonic_s) or not self._may_differ(monotonic_s):
             plan = self.held.now(self.table.rows, monotonic_s)
             self._counters["reused_plans" if plan is not None else "stale_plans"] += 1
             return Step(plan or Plan.IDENTITY)
@@ -243,6 +249,7 @@ class Planner:
         plan = plan or Plan.IDENTITY
         self._order_planned = NO_SLOTS if plan.waiting is None else plan.waiting
         self.held = HeldPlan.of(plan, snapshot, monotonic_s)
+        self._has_news = False
         plan_s = None
         if self._cost is not None:
             cells = self.policy.solver_cells
@@ -250,6 +257,12 @@ class Planner:
             planning_s += plan_s
         preempt = self.port.running_requests(plan.preempt, self.table)
         return Step(plan, preempt, True, snapshot.engine, True, shadow_s, plan_s, planning_s)
+
+    def _may_differ(self, monotonic_s: float) -> bool:
+        """Whether a plan made now may say something else than the last one."""
+        if self._has_news or not self.policy.plans_on_events or monotonic_s - self.held.made_s > MAX_UNEVENTFUL_S:
+            return True
+        return self.table.has_prompts() or (self.shadow is not None and self.shadow.is_due(monotonic_s))
 
     def _is_idle(self, engine: EngineFacts, monotonic_s: float) -> bool:
         if self.shadow is not None and self.shadow.is_due(monotonic_s):

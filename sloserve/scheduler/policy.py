@@ -39,6 +39,10 @@ class Policy(ABC):
     learned: ClassVar[tuple[str, ...]] = ()
     """Attributes that hold what it learned of requests that ended, and nothing of a row: they outlive the rows."""
 
+    plans_on_events: bool = False
+    """Whether its last plan is kept, for :data:`~sloserve.engine.held_plan.MAX_UNEVENTFUL_S` at most, while all that
+    run decode and no request comes, ends, is admitted or preempted."""
+
     solver_cells: int = 0
     """Cells of tables that the last plan filled; virtual time charges them beside the number of requests."""
 

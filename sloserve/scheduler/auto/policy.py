@@ -42,6 +42,8 @@ class Auto(Policy):
 
     learned = ("_lengths",)
 
+    plans_on_events = True
+
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
         step_budget: bool = True
