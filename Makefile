@@ -8,6 +8,7 @@
 #   make docs    the site of the documentation, in build/site/html; a dead link ends it
 #   make check   format, lint, types, import contracts, fast tests
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version
+#   make interop  the client libraries of applications against a server, from an environment of their own
 #   make demo-fleet   three tiny models on one device, streams, a batch, one engine killed; ends by itself
 #   make clean   removes what the above made, but for the package cache
 
@@ -39,7 +40,7 @@ export CUDACXX ?= $(NVCC)
 # Compiled modules are kept, whatever the environment says: compiling them takes the fast tests a fifth of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs env serve demo-fleet test layouts clients check static fast compat clean
+.PHONY: docs env serve demo-fleet test layouts clients check static fast compat interop clean
 
 env: $(VENV)/.installed-$(ENGINE)
 
@@ -101,7 +102,13 @@ compat:
 	$(UV_INSTALL) -e '.[cpu,dev]'
 	$(BIN)/python -m pytest -q --durations=10 -m vllm --ignore=tests/upstream
 
+# Client libraries of applications, some of which need an older openai than our tests do.
+interop:
+	test -x .venv-interop/bin/python || $(PYTHON) -m venv .venv-interop
+	$(BIN)/python -m uv pip install -q --python .venv-interop/bin/python openai litellm langchain-openai llama-index-llms-openai-like
+	$(BIN)/python -m pytest -q tests/interop
+
 clean:
-	rm -rf .venv .venv-compat-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-compat-* .venv-interop build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -rf clients/typescript/node_modules clients/typescript/dist
 	find sloserve tests -name __pycache__ -prune -exec rm -rf {} +

@@ -16,6 +16,7 @@ OTHERS = {
     "fuzz": "bodies and routes of all servers",
     "golden": "decisions of all policies, line by line",
     "grafana": "the dashboard in docs/",
+    "interop": "client libraries, as recorded and against a real server",
     "mutants": "whether tests notice a change of the code",
     "parity": "the engine model beside vLLM's scheduler",
     "properties": "what all policies keep to",
