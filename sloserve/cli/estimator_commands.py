@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sloserve.cli.option_groups import with_option_groups
+from sloserve.cli.output_flags import JsonFlag
 from sloserve.cli.root import VLLMArguments, app, our_flags, vllm_arguments
 
 
@@ -26,6 +27,7 @@ def train_length(
     seeds: Annotated[int, typer.Option(help="Number of random splits to report on.")] = 3,
     held_out: Annotated[float, typer.Option(help="Share of the requests held out in each split.")] = 0.2,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    as_json: JsonFlag = False,
 ) -> None:
     """Train a model of output lengths on DATA.jsonl, and report its quality on held-out requests.
 
@@ -34,7 +36,7 @@ def train_length(
     """
     from sloserve.estimator.length.train_and_report import train_and_report
 
-    train_and_report(data, out, text=text, seeds=seeds, share=held_out, seed=seed)
+    train_and_report(data, out, text=text, seeds=seeds, share=held_out, seed=seed, as_json=as_json)
 
 
 @app.command("train-router")
@@ -51,6 +53,7 @@ def train_router(
     ] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for figures. Default: no figures.")] = None,
     masked: Annotated[bool, typer.Option(help="Choose only among models that should be in time, or among all.")] = True,
+    as_json: JsonFlag = False,
 ) -> None:
     """Train a router, which chooses the model of each request, in a simulation of the system in ROUTER.yaml.
 
@@ -63,7 +66,7 @@ def train_router(
         os.environ.setdefault(name, "1")
     from sloserve.fleet.router.train_command import train_and_report
 
-    train_and_report(file, out, steps=steps, seed=seed, evaluate=evaluate, plots=plots, masked=masked)
+    train_and_report(file, out, steps=steps, seed=seed, evaluate=evaluate, plots=plots, masked=masked, as_json=as_json)
 
 
 @dataclass(frozen=True, kw_only=True)

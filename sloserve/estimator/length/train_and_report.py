@@ -1,5 +1,7 @@
 """What ``sloserve train-length`` does: reads examples, judges models on held-out ones, trains and saves one."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +30,12 @@ _LEGEND = (
 )
 
 
-def train_and_report(data: Path, out: Path, *, text: bool, seeds: int, share: float, seed: int) -> None:
+def train_and_report(
+    data: Path, out: Path, *, text: bool, seeds: int, share: float, seed: int, as_json: bool = False
+) -> None:
     """Trains on ``data`` and writes the model to ``out``; prints the held-out accuracy over ``seeds`` splits.
+
+    as_json: as an object with a list of them by predictor; the table then goes to standard error.
 
     Raises: ConfigError for a malformed file or impossible settings, and when ``out`` cannot be written.
     """
@@ -39,7 +45,7 @@ def train_and_report(data: Path, out: Path, *, text: bool, seeds: int, share: fl
         raise ConfigError(f"--out: no folder {out.parent} to write {out.name} into")
     examples = read_examples(data)
     settings = LengthTrainingSettings(text=text, seed=seed)
-    console = Console()
+    console = Console(stderr=as_json)
     uses_text = text and examples.requests.prompt is not None
     console.print(
         f"{len(examples)} requests of {len(examples.tasks)} task(s), {'with' if uses_text else 'without'} text;"
@@ -54,6 +60,9 @@ def train_and_report(data: Path, out: Path, *, text: bool, seeds: int, share: fl
     except OSError as error:
         raise ConfigError(f"--out: cannot write {out}: {error.strerror}") from None
     console.print(f"{out}: {model.forest.feature.size} nodes, {out.stat().st_size / 1024:.0f} KiB", soft_wrap=True)
+    if as_json:
+        splits = [{name: asdict(accuracy) for name, accuracy in result.items()} for result in results]
+        print(json.dumps({"file": str(out), "splits": splits}, indent=2))
 
 
 def _table(results: list[dict[str, Accuracy]]) -> Table:

@@ -40,9 +40,19 @@ class Judged:
 
 
 def train_and_report(
-    file: Path, out: Path, *, steps: int, seed: int, evaluate: Path | None, plots: Path | None, masked: bool = True
+    file: Path,
+    out: Path,
+    *,
+    steps: int,
+    seed: int,
+    evaluate: Path | None,
+    plots: Path | None,
+    masked: bool = True,
+    as_json: bool = False,
 ) -> None:
     """Trains on the system that ``file`` describes and writes the policy to ``out``; or judges ``evaluate`` alone.
+
+    as_json: prints what the tables show as an object; they then go to standard error.
 
     Raises: ConfigError for a malformed file or impossible settings, without torch, and when ``out`` cannot be written.
     """
@@ -51,7 +61,7 @@ def train_and_report(
         system, phases = system_of(settings)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
-    console = Console()
+    console = Console(stderr=as_json)
     if evaluate is None:
         if not out.resolve().parent.is_dir():  # known before minutes of training
             raise ConfigError(f"--out: no folder {out.parent} to write {out.name} into")
@@ -65,6 +75,8 @@ def train_and_report(
         plots.mkdir(parents=True, exist_ok=True)
         draw(system, judged, plots)
         console.print(f"wrote {plots / 'rates.png'}, {plots / 'changing.png'}", soft_wrap=True)
+    if as_json:
+        print(json.dumps(_as_json(judged), indent=2))
 
 
 def _train(system: System, phases: Phases, out: Path, *, steps: int, seed: int, masked: bool) -> None:
@@ -127,6 +139,23 @@ def judge(system: System, phases: Phases, of: Mapping[str, Rule], *, replicas: i
     )
 
 
+def _as_json(judged: Judged) -> dict[str, object]:
+    """quality: mean in time, of each rule at each rate. windows: share with at least that mean quality, by rule."""
+    return {
+        "rates_per_s": judged.rates,
+        "quality": {name: [float(one.reward.mean()) for one in served] for name, served in judged.by_rate.items()},
+        "changing": {name: float(served.reward.mean()) for name, served in judged.changing.items()},
+        "windows": {
+            name: {f"{threshold:.2f}": _share_of_windows(served, threshold) for threshold in THRESHOLDS}
+            for name, served in judged.changing.items()
+        },
+    }
+
+
+def _share_of_windows(served: Served, threshold: float) -> float:
+    return float((windows(served) >= threshold - 1e-9).mean())
+
+
 def _rates_table(judged: Judged) -> Table:
     table = Table(title="mean quality in time, by requests/s", box=None, padding=(0, 1), title_justify="left")
     table.add_column("rule", no_wrap=True)
@@ -146,8 +175,7 @@ def _windows_table(judged: Judged) -> Table:
     for threshold in THRESHOLDS:
         table.add_column(f"{threshold:.2f}", justify="right", no_wrap=True)
     for name, served in judged.changing.items():
-        found = windows(served)
-        table.add_row(name, *(f"{100.0 * (found >= threshold - 1e-9).mean():.1f}" for threshold in THRESHOLDS))
+        table.add_row(name, *(f"{100.0 * _share_of_windows(served, threshold):.1f}" for threshold in THRESHOLDS))
     return table
 
 

@@ -270,5 +270,8 @@ def test_the_command_trains_reports_and_saves(tmp_path: Path) -> None:
     for expected in ("130 requests", "without text", "learned", "gaussian", "held out: 26"):
         assert expected in done.output
     assert load_length_model(out).levels.size == 8
+    again = CliRunner().invoke(app, ["train-length", str(path), "--out", str(out), "--seeds", "1", "--json"])
+    (split,) = json.loads(again.stdout)["splits"]
+    assert split["learned"]["requests"] == 26 and f"{split['learned']['mae_tokens']:.1f}" in done.output
     failed = CliRunner().invoke(app, ["train-length", str(path), "--out", str(tmp_path / "no" / "x"), "--seeds", "1"])
     assert isinstance(failed.exception, ConfigError) and "--out" in str(failed.exception)

@@ -1,5 +1,6 @@
 """A short training: deterministic, written where it was asked, judged beside simpler rules."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ def test_a_short_training_beats_either_model_alone(tmp_path: Path, capsys: pytes
     again = capsys.readouterr().out
     train_and_report(file, tmp_path / "none", steps=1, seed=0, evaluate=out, plots=None)
     assert capsys.readouterr().out in again and not (tmp_path / "none").exists()
+    train_and_report(file, tmp_path / "none", steps=1, seed=0, evaluate=out, plots=None, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert {name: f"{quality:.3f}" for name, quality in found["changing"].items()} == {
+        name: changing[name] for name in found["changing"]
+    }
+    assert len(found["rates_per_s"]) == len(found["quality"]["greedy"]) and set(found["windows"]) == set(changing) - {
+        "rule"
+    }
 
 
 def test_a_folder_that_is_not_there_is_said_before_the_training(tmp_path: Path) -> None:
