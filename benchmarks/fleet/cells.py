@@ -32,7 +32,10 @@ INTERACTIVE_S, BATCH_S = 20.0, 120.0
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """A fleet to be made: models with their shares and profiles, devices, switching. slo_scale: of the deadlines."""
+    """A fleet to be made: models with their shares and profiles, instances by device, switching.
+
+    slo_scale: of the deadlines. width: devices of an instance.
+    """
 
     models: Mapping[str, Mapping[str, Any]]
     devices: Mapping[str, int]
@@ -41,6 +44,7 @@ class Plant:
     swap_space_gib: float = 64.0
     swap_cost_factor: float = 1.0
     slo_scale: float = 1.0
+    width: int = 1
 
     def fleet(self) -> Fleet:
         """It, as from a file."""
@@ -55,11 +59,16 @@ class Plant:
             for name, entry in self.models.items()
         }
         host = {"host_memory_gib": self.host_memory_gib, "swap_space_gib": self.swap_space_gib}
+        hosts = {
+            f"node-{d}": {"device": d, "devices": n * self.width, "width": self.width} | host
+            for d, n in self.devices.items()
+            if n
+        }
         made = parse_fleet(
             yaml.safe_dump(
                 {
                     "models": models,
-                    "hosts": {f"node-{d}": {"device": d, "devices": n} | host for d, n in self.devices.items() if n},
+                    "hosts": hosts,
                     "switching": dict(self.switching),
                     "settings": {"policy": "edf", "classes": classes},
                 }

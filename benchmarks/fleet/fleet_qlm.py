@@ -47,6 +47,9 @@ EIGHT = Plant(
     {"h100": 2},
     SWITCHING,
 )
+V100 = Plant({"chat": {"profile": "v100x2-qwen2.5-7b", "share": 1.0}}, {"v100": 4}, SWITCHING, width=2)
+V100_32B = Plant({"chat": {"profile": "v100x4-qwen2.5-32b", "share": 1.0}}, {"v100": 2}, SWITCHING, width=4)
+"""Of the simulated-annealing paper: instances of two V100 each, and of four with the larger model (derived)."""
 ONE = Plant({"chat": {"profile": A100, "share": 1.0}}, {"a100": 2}, SWITCHING)
 MIXED = {
     name: {"profile": {"h100": "h100-llama2-7b", "a100": A100}, "share": share, "tail": share < 0.2}
@@ -62,6 +65,7 @@ QLM, PAPER = "qlm/stock", "qlm-paper/stock"
 ALL = (STATIC, *RIVALS, "least-loaded/stock", QLM, PAPER)
 W_A_ONLY = ("random/stock", "shepherd/stock", "qlm-paper:lengths=oracle/stock")
 ROUTERS = ("least-loaded/stock", "edf/stock", QLM)
+ANNEALING = ("on-demand", "sa/stock", "edf/stock", QLM, "least-loaded/stock", "random/stock")
 OPERATIONS = ("pull", "preempt", "swap", "warm", "balance")
 
 
@@ -182,6 +186,18 @@ SECTIONS = {
         (replace(MANY_MODELS, axis="queued", value=400, rps=0.0, queued=400),),
         (*RIVALS, QLM, PAPER, "qlm-paper:pull=false/stock", "qlm-paper:warm=false/stock"),
         shows=("done_s", "in_time", "swaps"),
+    ),
+    "annealing": FigureSection(
+        "SA, Fig. 11: annealing over 4 instances of 2 V100 each, Qwen2.5-7B",
+        at_rates(Cell(V100, "req/s", 8.0, workload="w-b", rps=12.0, seconds=90.0), (12.0, 16.0)),
+        ANNEALING,
+        shows=("in_time", "interactive", "done_s"),
+    ),
+    "annealing-32b": FigureSection(
+        "SA, Fig. 13: annealing over 2 instances of 4 V100 each, Qwen2.5-32B",
+        at_rates(Cell(V100_32B, "req/s", 4.0, workload="w-b", rps=5.0, seconds=90.0), (5.0, 8.0)),
+        ANNEALING,
+        shows=("in_time", "interactive", "done_s"),
     ),
     "operations": FigureSection(
         "Fig. 10: qlm without each of its operations, 8 models on 2 instances, 20 req/s",

@@ -9,8 +9,8 @@ from sloserve.files.model import unknown
 from sloserve.virtual_queues.contract import GroupSums
 
 QLM: Final = "qlm"
-ON_DEMAND, COLLATE, EDF = "on-demand", "collate", "edf"
-RULES: Final = (ON_DEMAND, COLLATE, EDF)
+ON_DEMAND, COLLATE, EDF, SA = "on-demand", "collate", "edf", "sa"
+RULES: Final = (ON_DEMAND, COLLATE, EDF, SA)
 _MAX_WAIT: Final = "max_wait_s"
 _SPARE_S: Final = 5.0
 """EDF turns to a model so long before its first request would be late: what a reply takes is a guess."""
@@ -59,7 +59,7 @@ class Rule:
             served_s: until a reply of ``head`` would have ended there.
             is_active: whether its model has an instance already.
         """
-        if self.name == ON_DEMAND:
+        if self.name in (ON_DEMAND, SA):
             return not is_active
         if self.name == COLLATE:
             return now_s - head.first_arrival_s >= self.max_wait_s

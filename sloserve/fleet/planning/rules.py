@@ -8,28 +8,45 @@ instance that is busy:
 - ``collate``: first come, first served. A model takes one when its oldest request has waited for ``max_wait_s``.
 - ``edf``: earliest deadline first. A model takes one when its first request must begin to be in time, and nothing that
   waits for the instance's model is due sooner.
+- ``sa``: as ``on-demand``. Instances of one model share its groups by free memory, and each anneals its own order
+  (simulated annealing, Algorithm 2); under the other rules they take turns.
 
 What does not have its turn yet is in no queue. Streams that are only expected hold nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from sloserve.estimator.completion.group_time import Serving
-from sloserve.fleet.planner_rule import Rule
+from sloserve.fleet.planner_rule import SA, Rule
+from sloserve.fleet.planning.annealed import annealed_shares
 from sloserve.virtual_queues.contract import FleetPlan, GroupSums, InstanceState
 from sloserve.virtual_queues.problem import PlanSettings
 from sloserve.virtual_queues.qlm_planner import Foreseen, QLMPlanner
+
+Share = Callable[[Sequence[int], Sequence[InstanceState]], list[list[int]]]
+"""Divides groups, in the rule's order, among instances of their model: the queue of each."""
+
+
+def in_turn(waiting: Sequence[int], having: Sequence[InstanceState]) -> list[list[int]]:
+    """One group after another to one instance after another."""
+    return [list(waiting[i :: len(having)]) for i in range(len(having))]
 
 
 class RulePlanner(QLMPlanner):
     """A planner by a rule: as :class:`QLMPlanner`, without its search."""
 
-    def __init__(self, serving: Mapping[tuple[str, str], Serving], settings: PlanSettings, rule: Rule) -> None:
-        super().__init__(serving, settings)
+    def __init__(
+        self, serving: Mapping[tuple[str, str], Serving], settings: PlanSettings, rule: Rule, *, seed: int = 0
+    ) -> None:
+        super().__init__(serving, settings, seed=seed)
         self._rule, self._serving, self._min_active_s = rule, serving, settings.min_active_s
 
     def search(self, foreseen: Foreseen) -> FleetPlan:
-        return _Turns(self._rule, foreseen, self._serving, self._min_active_s).plan()
+        turns = _Turns(self._rule, foreseen, self._serving, self._min_active_s)
+        if self._rule.name == SA:
+            return turns.plan(partial(annealed_shares, foreseen, self._serving, seed=self._seed))
+        return turns.plan(in_turn)
 
 
 class _Turns:
@@ -50,7 +67,7 @@ class _Turns:
             if i.ready_s <= state.now_s and state.now_s - i.activated_s >= min_active_s and not self._comes(i)
         ]
 
-    def plan(self) -> FleetPlan:
+    def plan(self, share: Share) -> FleetPlan:
         state, groups = self._state, self._foreseen.groups
         coming = {i.name: model for i in state.instances if (model := self._comes(i)) is not None}
         for model in self._waiting:
@@ -60,9 +77,9 @@ class _Turns:
                 coming[taken.name] = model
         queues: dict[str, list[int]] = {i.name: [] for i in state.instances}
         for model, waiting in self._waiting.items():
-            names = [i.name for i in state.instances if coming.get(i.name, i.active) == model]
-            for place, k in enumerate(waiting if names else ()):
-                queues[names[place % len(names)]].append(groups[k].ref)
+            having = [i for i in state.instances if coming.get(i.name, i.active) == model]
+            for instance, own in zip(having, share(waiting, having) if having else (), strict=True):
+                queues[instance.name] = [groups[k].ref for k in own]
         named = {name: tuple(queue) for name, queue in queues.items()}
         return FleetPlan(named, self._foreseen.unserved, solver=self._rule.name)
 
@@ -122,4 +139,4 @@ def planner_of(
 ) -> QLMPlanner:
     """By the name of a fleet's file. Raises: ConfigError."""
     rule = Rule.parse(text, settings.tail_max_wait_s)
-    return QLMPlanner(serving, settings, seed=seed) if rule is None else RulePlanner(serving, settings, rule)
+    return QLMPlanner(serving, settings, seed=seed) if rule is None else RulePlanner(serving, settings, rule, seed=seed)

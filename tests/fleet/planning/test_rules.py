@@ -1,5 +1,7 @@
 """Rules in place of the planner's search: who turns to which model, and when."""
 
+from dataclasses import replace
+
 import pytest
 
 from sloserve.core.errors import ConfigError
@@ -82,10 +84,39 @@ def test_edf_turns_to_a_model_when_its_first_request_must_begin() -> None:
     assert queues("edf", [waits("legal", due_s=6.0), waits("chat", due_s=5.0)], *BUSY) == [(1,), (3,)]
 
 
+def group(ref: int, requests: int, due_s: float, since_s: float = 1.0) -> GroupSums:
+    tokens = 400.0 * requests
+    due = NOW_S + due_s
+    return GroupSums(ref, "chat", requests, tokens, tokens, 400.0 * tokens, due, due, NOW_S - since_s)
+
+
+CHATS = has("a/0", "chat"), has("a/1", "chat")
+
+
+def test_sa_puts_first_what_meets_a_deadline_that_serving_by_arrival_would_miss() -> None:
+    groups = [group(7, 900, 900.0, since_s=9.0), group(8, 2, 20.0, since_s=1.0)]
+    assert queues("sa", groups, CHATS[0], has("a/1", "code"))[0] == (8, 7)
+    assert queues("on-demand", groups, CHATS[0], has("a/1", "code"))[0] == (7, 8)
+
+
+def test_sa_shares_groups_by_free_memory_and_serves_each_once() -> None:
+    full = replace(CHATS[0], running=RunningSums(4, context_tokens=400_000.0))
+    groups = [group(ref, 20, 600.0) for ref in range(4)]
+    assert [len(queue) for queue in queues("sa", groups, *CHATS)] == [2, 2]
+    first, second = queues("sa", groups, full, CHATS[1])
+    assert len(second) > len(first) and sorted((*first, *second)) == [0, 1, 2, 3]
+
+
+def test_sa_has_a_queue_for_a_group_larger_than_any_memory_and_for_full_instances() -> None:
+    over = RunningSums(4, context_tokens=9e9)
+    full = [replace(instance, running=over) for instance in CHATS]
+    assert sorted(sum(queues("sa", [group(1, 10**5, 60.0), group(2, 1, 60.0)], *full), ())) == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("random", "'random' is unknown; known here: qlm, on-demand, collate, edf"),
+        ("random", "'random' is unknown; known here: qlm, on-demand, collate, edf, sa"),
         ("edf:max_wait_s=3", "option 'max_wait_s' is unknown; only collate has one"),
         ("collate:max_wait_s=soon", "max_wait_s: 'soon' is not a number of seconds >= 0"),
     ],

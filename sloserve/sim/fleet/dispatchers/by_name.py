@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
 from sloserve.files.model import unknown
-from sloserve.fleet.planner_rule import COLLATE, EDF, ON_DEMAND, QLM
+from sloserve.fleet.planner_rule import COLLATE, EDF, ON_DEMAND, QLM, SA
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.sim.fleet.dispatcher import Dispatcher
 from sloserve.sim.fleet.dispatchers.assigned import LeastLoaded, Random, Static
@@ -95,6 +95,7 @@ DISPATCHERS: dict[str, Entry] = {
         _live(COLLATE), "one model after another, within a bound of the wait", _PREFIXES | {"max_wait_s": _number}
     ),
     "edf": Entry(_live(EDF), "earliest deadline first, with affinity", _PREFIXES),
+    "sa": Entry(_live(SA), "shared by free memory, each instance's order annealed", _PREFIXES),
     "least-loaded": Entry(lambda options, seed: LeastLoaded(), "assigned on arrival to who has the fewest"),
     "qlm": Entry(
         _live(QLM), "request groups in virtual queues, re-planned where one would be late", _PREFIXES | _FLAGS

@@ -1,0 +1,73 @@
+"""Simulated annealing over several instances: groups go where most memory is left, each instance anneals its own order.
+
+Source: SLO-aware scheduling by simulated annealing, Algorithm 2; Eq. 20, tokens of the memory that is left, is what the
+engine says of its KV cache, less what it holds and will. Differs: a request group stands for a request, since that is
+what a fleet's plan orders; one larger than any memory that is left counts as that much.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.estimator.completion.group_time import Serving
+from sloserve.kernels.anneal import BatchRequests, BatchTimes, anneal
+from sloserve.virtual_queues.contract import InstanceState
+from sloserve.virtual_queues.qlm_planner import Foreseen
+
+
+def assign_instances(kv_tokens: FloatArray, free_tokens: Sequence[int]) -> IntArray:
+    """The instance of each request, ``[n]``: in turn, the one with the most memory left; ties to the first.
+
+    When that cannot hold the request, a round is over, and memory counts from ``free_tokens`` again. kv_tokens: what
+    each request fills in the end, ``[n]``.
+
+    Raises: ValueError without instances, or for a request that fits into none.
+    """
+    if not len(free_tokens):
+        raise ValueError("free_tokens: no instance to assign requests to")
+    largest = max(free_tokens)
+    if kv_tokens.size and kv_tokens.max() > largest:
+        raise ValueError(
+            f"kv_tokens: a request of {kv_tokens.max():g} tokens fits into no instance of {largest} or less"
+        )
+    left = np.array(free_tokens, np.float64)
+    instance = np.empty(kv_tokens.size, np.int64)
+    for i, needed in enumerate(kv_tokens):
+        if left.max() < needed:
+            left[:] = free_tokens
+        instance[i] = int(np.argmax(left))
+        left[instance[i]] -= needed
+    return instance
+
+
+def annealed_shares(
+    foreseen: Foreseen,
+    serving: Mapping[tuple[str, str], Serving],
+    waiting: Sequence[int],
+    having: Sequence[InstanceState],
+    *,
+    seed: int,
+) -> list[list[int]]:
+    """The queue of each instance. waiting: groups of one model, by arrival. having: the instances that serve it."""
+    problem, groups = foreseen.problem, foreseen.groups
+    assert problem is not None
+    model = groups[waiting[0]].model
+    capacity = [serving[model, instance.device].engine.kv_tokens for instance in having]
+    free = [
+        tokens - instance.running.context_tokens - instance.running.output_tokens
+        for tokens, instance in zip(capacity, having, strict=True)
+    ]
+    left = [round(max(tokens, 0.0)) for tokens in free] if max(free) >= 1.0 else capacity
+    needed = np.array([groups[k].prompt_tokens + groups[k].output_tokens for k in waiting])
+    at = assign_instances(np.minimum(needed, max(left)), left)
+    now_s, queues = foreseen.state.now_s, []
+    for i, instance in enumerate(having):
+        own = np.array(waiting, np.int64)[at == i]
+        kind = problem.kind[foreseen.state.instances.index(instance)]
+        waited_s = np.array([max(now_s - groups[k].first_arrival_s, 0.0) for k in own.tolist()])
+        requests = BatchRequests.of(
+            BatchTimes(problem.work_s[kind, own]), waited_s=waited_s, e2e_s=problem.last_due_s[own] + waited_s
+        )
+        queues.append(own[anneal(requests, 1, seed=seed).order].tolist() if own.size else [])
+    return queues
