@@ -1,0 +1,79 @@
+"""What does sa gain on the paper's other devices and models? The appendix of the simulated-annealing paper.
+
+The paper's 40 requests at once (sa_paper) on Qwen2.5-32B, four V100 or one A800, by batch limit, on the engine model.
+**The profiles are derived from data sheets: no step of them was measured.** Writes results/sa_devices.json: G in
+multiples of stock's, and the share in time, means over seeds.
+
+    python -m benchmarks.policies.sa_devices [--quick]
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.arguments import is_quick
+from benchmarks.policies.sa_paper import SLOS, Misled, at_once
+from benchmarks.publish import RESULTS, write_result
+from sloserve.estimator.step_time.profile import load_profile
+from sloserve.report.summary import Run, summarize
+from sloserve.scheduler.sa.policy import SA
+from sloserve.sim.model.engine import ModelEngine
+from sloserve.virtual.engine_settings import EngineSettings
+
+PROFILES = ("v100x4-qwen2.5-32b", "a800-qwen2.5-32b")
+LIMITS = (1, 4)
+REQUESTS, SEEDS = 40, (0, 1, 2)
+POLICIES = ("stock", "sjf:length=oracle", "sa:length=oracle", "sa")
+MAX_LEN = 4096
+
+
+def served(profile_name: str, requests: int, limit: int, policy: str, seed: int) -> Run:
+    """One run: ``requests`` at once, of which ``limit`` may run."""
+    profile = load_profile(profile_name)
+    settings = EngineSettings.of_profile(profile, max_num_seqs=limit, max_model_len=MAX_LEN)
+    annealer = None
+    section: dict[str, Any] = {"policy": policy, "aged_share": 0.0, **SLOS.table.as_config()}
+    if policy.startswith("sa"):
+        length = "oracle" if "oracle" in policy else "gaussian"
+        annealer = Misled(SA.Settings(length=length, profile=profile_name), 0.0, seed)
+    config = None if policy == "stock" else {"sloserve": section}
+    log = ModelEngine(settings, profile, config, policy=annealer).run(at_once(requests, seed))
+    return summarize(log, policy=policy, seed=seed, rps=0.0)
+
+
+def measured(profiles: Sequence[str], limits: Sequence[int], requests: int, seeds: Sequence[int]) -> list[Any]:
+    rows: list[dict[str, Any]] = []
+    for profile in profiles:
+        for limit in limits:
+            runs = {p: [served(profile, requests, limit, p, seed) for seed in seeds] for p in POLICIES}
+            goodput = {
+                policy: np.array([run["slo_attainment"] / run["mean_e2el_ms"] for run in of])
+                for policy, of in runs.items()
+            }
+            for policy, of in runs.items():
+                ratio = goodput[policy] / goodput["stock"]
+                rows.append(
+                    {
+                        "profile": profile,
+                        "max_batch": limit,
+                        "policy": policy,
+                        "goodput_of_stock": [round(float(one), 3) for one in ratio],
+                        "attainment": [run["slo_attainment"] for run in of],
+                        "mean_latency_s": [round(run["mean_e2el_ms"] / 1e3, 3) for run in of],
+                    }
+                )
+                print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    quick = is_quick(__doc__)
+    rows = measured(PROFILES[:1], LIMITS[:1], 4, SEEDS[:1]) if quick else measured(PROFILES, LIMITS, REQUESTS, SEEDS)
+    if not quick:
+        write_result(RESULTS / "sa_devices.json", {"requests": REQUESTS, "seeds": SEEDS, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
