@@ -1,6 +1,6 @@
 """How much load does each system carry at equal latency per token, if no target tells how long a reply will be?
 
-EconoServe's Fig. 9 (rates) and 1 (rivals), on the engine model. Every request of a workload has one and the same e2e
+EconoServe's Fig. 9, on the engine model. Every request of a workload has one and the same e2e
 target: EconoServe's rule for the mean reply, 2 x (t_p + t_g x mean tokens). ``distserve`` is one engine that computes
 prompts and one that decodes, so it has twice the GPUs, as in the paper; what it gets for free is listed in
 econo_engines. All others run on one. Ageing is on, planning is charged. Writes results/econo_rates.json.
@@ -30,13 +30,13 @@ from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.run_name import STOCK
 from sloserve.workloads.slo_assignment import ClassRule, ScaledDeadline, SLOAssignment
 
-ROWS = {"econo-sharegpt": 200, "econo-alpaca": 300, "econo-bookcorpus": 80}
+ROWS = {"econo-sharegpt": 120}
 """Rows of the experiments' registry, and requests a run."""
 SYSTEMS = {
-    "stock,sjf,sarathi,econo-paper,econo,econo:length=oracle": "0.1,0.25,0.5,0.75,1,1.25,1.5,2,2.5",
-    "orca,srtf:length=oracle,fastserve": "0.1,0.25,0.5,1",
+    "stock,sjf,sarathi,econo,econo:length=oracle": "0.25,1,1.25,1.5,2",
+    "orca": "0.1,0.25,0.5",
 }
-"""Policies, and multiples of stock's capacity. The last three, with batches of 8, fall behind long before it."""
+"""Policies, and multiples of stock's capacity. ORCA, with its batches of 8, falls behind long before it."""
 DISTSERVE, LINK = "distserve", "100 Gb/s"
 KEPT = (
     "policy", "load", "seed", "normalized_latency_ms", "slo_attainment", "output_throughput",
