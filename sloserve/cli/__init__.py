@@ -14,6 +14,7 @@ from sloserve.cli import (
     schema_command,
     serve_commands,
     simulate_command,
+    watch_commands,
     workloads_command,
 )
 from sloserve.cli.root import app, main
@@ -31,5 +32,6 @@ __all__ = [
     "schema_command",
     "serve_commands",
     "simulate_command",
+    "watch_commands",
     "workloads_command",
 ]

@@ -1,0 +1,107 @@
+"""``sloserve top``, ``sloserve status``, and the same for a fleet: the live feed in a terminal."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
+
+import typer
+
+from sloserve.cli.fleet_commands import fleet_app
+from sloserve.cli.root import app
+from sloserve.core.errors import ConfigError
+from sloserve.settings import ADMIN_KEY
+
+_AGAIN_S: Final = 2.0
+_OTHER_LINES: Final = 16
+"""Of a screen, beside the rows of requests."""
+_MOST_ROWS: Final = 200
+
+UrlFlag = Annotated[str, typer.Option(help="Where the server or the gateway is reached.")]
+_DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+@app.command()
+def top(url: UrlFlag = _DEFAULT_URL) -> None:
+    """Show what a server does now: its requests, why they wait, attainment, the KV cache. Ends with Ctrl-C.
+
+    The admin key is read from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
+    """
+    _show(url)
+
+
+@fleet_app.command("top")
+def fleet_top(url: UrlFlag = _DEFAULT_URL) -> None:
+    """Show what a fleet does now: instances and their models, switches, what waits. Ends with Ctrl-C.
+
+    The admin key is that of the gateway, read from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
+    """
+    _show(url)
+
+
+@app.command()
+def status(
+    url: UrlFlag = _DEFAULT_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the view as one JSON object, for scripts.")] = False,
+) -> None:
+    """Print once what a server or a fleet does now.
+
+    The admin key is read from the environment: SLOSERVE_ADMIN_KEY. See docs/watch.md.
+    """
+    from rich.console import Console
+
+    from sloserve.client.watching import LostServer
+    from sloserve.report.live_screen import screen
+
+    try:
+        view = _settled(_views(url))
+    except LostServer as error:
+        raise ConfigError(str(error)) from error
+    if as_json:
+        print(json.dumps(view))
+    else:
+        Console(highlight=False).print(screen(view, _MOST_ROWS))
+
+
+def _settled(views: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """The first view that has a frame of an engine; one without, where none comes within a second: it is idle."""
+    view = next(views)
+    for _ in range(2):
+        if view.get("fleet") or any(engine["frame_s"] is not None for engine in view["engines"]):
+            break
+        view = next(views)
+    return view
+
+
+def _views(url: str) -> Iterator[dict[str, Any]]:
+    from sloserve.client.watching import watch
+
+    key = os.environ.get(ADMIN_KEY)
+    if not key:
+        raise ConfigError(f"{ADMIN_KEY} is not set; it must be the admin key that the server was started with")
+    return watch(url, key)
+
+
+def _show(url: str) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from sloserve.client.watching import LostServer
+    from sloserve.report.live_screen import plain, screen
+
+    console = Console(highlight=False)
+    waits = Text("waiting for the first view")
+    with Live(waits, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        try:
+            while True:
+                try:
+                    for view in _views(url):
+                        live.update(screen(view, max(console.height - _OTHER_LINES, 3)), refresh=True)
+                except LostServer as error:
+                    said = Text.assemble(("lost: ", "bold red"), plain(error), f"; asks again every {_AGAIN_S:g} s")
+                    live.update(said, refresh=True)
+                    time.sleep(_AGAIN_S)
+        except KeyboardInterrupt:
+            pass

@@ -1,0 +1,201 @@
+"""One view of a live feed as a screen of a terminal: a server's requests and why they wait, or a fleet's instances.
+
+What a view holds was named by others. It is shown as plain text without control characters, so that no name of a model
+or class can colour, move or clear anything.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+View = Mapping[str, Any]
+
+_PHASES: Final = ("waiting", "prefill", "decode", "paused", "preempted")
+_HELD: Final = frozenset({"waiting", "paused", "preempted", "swapped"})
+_LATE, _HELD_UP, _DIM = "bold red", "yellow", "dim"
+_MOST_CHARS: Final = 60
+_BAR: Final = 30
+
+
+def screen(view: View, most_rows: int) -> RenderableType:
+    """The whole screen, with at most so many rows of requests or instances."""
+    return _fleet(view, most_rows) if view.get("fleet") else _server(view, most_rows)
+
+
+def plain(value: object, style: str = "") -> Text:
+    """Text of anyone's, without control characters, shortened."""
+    text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(value))
+    return Text(text if len(text) <= _MOST_CHARS else text[: _MOST_CHARS - 1] + "…", style)
+
+
+def duration(seconds: float | None) -> str:
+    """In the unit that suits it, empty for none."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    sign, size = ("-" if seconds < 0 else ""), abs(seconds)
+    if size < 10:
+        return f"{sign}{size:.1f} s"
+    if size < 120:
+        return f"{sign}{size:.0f} s"
+    return f"{sign}{size / 60:.0f} min" if size < 7200 else f"{sign}{size / 3600:.1f} h"
+
+
+def reason(view: View, cause: Sequence[Any]) -> str:
+    """A cause of the feed, ``[why, figure, of]``, as a sentence."""
+    why, figure, of = cause
+    return str(view["says"][why]).replace("{figure}", _figure(figure)).replace("{of}", _figure(of))
+
+
+def _figure(value: float | None) -> str:
+    return "some" if value is None else f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def _server(view: View, most_rows: int) -> RenderableType:
+    return Group(*_engines(view), _by_class(view), Text(), _requests(view, most_rows))
+
+
+def _engines(view: View) -> Iterable[RenderableType]:
+    yield Text.assemble(("sloserve  ", "bold"), plain(view["model"]))
+    for engine in view["engines"]:
+        line = Text.assemble(f"rank {engine['rank']}  policy ", plain(engine["policy"], "bold"))
+        if engine["plans_off"]:
+            line.append(" (plans off: ").append_text(plain(engine["plans_off"])).append(")")
+        if engine["plan_s"] is not None:
+            line.append(f"  a plan takes {engine['plan_s'] * 1e3:.1f} ms")
+        if engine["shadow_policy"]:
+            line.append("  shadow ").append_text(plain(engine["shadow_policy"]))
+            shadow = engine["shadow"] or {}
+            if shadow.get("agreement") is not None:
+                line.append(f" agrees {shadow['agreement']:.0%}")
+            if shadow.get("gain") is not None:
+                line.append(f", gain {shadow['gain']:+.2f}")
+        yield line
+        if engine["kv"]:
+            yield _kv(engine["kv"], view["near"])
+        if engine["held_up"][0]:
+            yield Text("the first in the queue waits: " + reason(view, engine["held_up"]), _HELD_UP)
+        if engine["drawn"] < engine["live"]:
+            yield Text(f"{engine['drawn']} of {engine['live']} requests are drawn", _DIM)
+
+
+def _kv(kv: Mapping[str, Any], near: Sequence[int]) -> Text:
+    used, total = kv["used"], max(kv["total"], 1)
+    filled = round(_BAR * used / total)
+    line = Text.assemble("KV cache ", ("█" * filled, "cyan"), ("░" * (_BAR - filled), _DIM), f" {used / total:.0%}")
+    if kv["foreseen"]:
+        mean, sigma = kv["foreseen"]["mean"][-1] / total, kv["foreseen"]["sigma"][-1] / total
+        line.append(f"; the running ones hold {mean:.0%} ± {sigma:.0%} in {near[-1]} steps")
+    return line
+
+
+def _by_class(view: View) -> Table:
+    table = Table(box=None, header_style=_DIM, pad_edge=False)
+    table.add_column("class")
+    for name in (*_PHASES, "late", "next due", "met 1m", "10m"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, one in view["by_class"].items():
+        late, due_s = one["late"], one["next_due_s"]
+        counts = {**one, "preempted": one["preempted"] + one["swapped"]}
+        table.add_row(
+            plain(name),
+            *(Text(str(counts[phase]), "" if counts[phase] else _DIM) for phase in _PHASES),
+            Text(str(late), _LATE if late else _DIM),
+            _due(None if due_s is None else due_s - view["at_s"]),
+            *(Text("" if ratio is None else f"{ratio:.0%}") for ratio, _ in one["attained"]),
+        )
+    return table
+
+
+def _due(left_s: float | None) -> Text:
+    return Text(duration(left_s), _LATE if left_s is not None and left_s < 0 else "")
+
+
+def _requests(view: View, most: int) -> RenderableType:
+    """Those with the nearest deadlines first, and of those without one the longest in their phase."""
+    rows = [(key, dict(zip(view["columns"], row, strict=True))) for key, row in view["rows"].items()]
+    rows.sort(key=lambda one: (one[1]["due_s"] is None, one[1]["due_s"] or one[1]["since_s"]))
+    table = Table(box=None, header_style=_DIM, pad_edge=False)
+    for name in ("request", "class", "phase"):
+        table.add_column(name, no_wrap=True)
+    for name in ("for", "due in", "prompt", "output", "ahead"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why")
+    for key, row in rows[:most]:
+        phase = view["phases"][row["phase"]]
+        due_s = row["due_s"]
+        table.add_row(
+            plain(key),
+            plain(view["classes"][row["class_id"]]),
+            Text(phase, _HELD_UP if phase in _HELD else ""),
+            duration(view["at_s"] - row["since_s"]),
+            _due(None if due_s is None else due_s - view["at_s"]),
+            str(row["prompt_tokens"]),
+            str(row["output_tokens"]),
+            str(row["ahead"]) if row["ahead"] >= 0 else "",
+            reason(view, (row["why"], row["figure"], row["of"])) if row["why"] else "",
+        )
+    if not rows:
+        return Text("no request is live", _DIM)
+    left_out = len(rows) - most
+    return Group(table, Text(f"{left_out} more rows", _DIM)) if left_out > 0 else table
+
+
+def _fleet(view: View, most_rows: int) -> RenderableType:
+    plan = view["plan"]
+    head = Text.assemble(
+        ("sloserve fleet  ", "bold"), f"{view['counts']['instances']} instances, {view['held']} requests held"
+    )
+    if plan is not None:
+        head.append(f", the plan expects {duration(plan['late_s']) or '0 s'} of lateness")
+    lost = [name for name, host in view["hosts"].items() if host["lost"]]
+    lines: list[RenderableType] = [head]
+    if lost:
+        lines.append(Text.assemble(("hosts with silent agents: ", _LATE), plain(", ".join(lost))))
+    return Group(*lines, _groups(view), Text(), _instances(view, most_rows), *_switches(view))
+
+
+def _groups(view: View) -> Table:
+    table = Table(box=None, header_style=_DIM, pad_edge=False)
+    for name in ("model", "class", "state"):
+        table.add_column(name)
+    for name in ("held", "oldest", "first due in", "requests/s"):
+        table.add_column(name, justify="right")
+    for one in view["groups"]:
+        state = view["models"].get(one["model"], {}).get("state", "")
+        held = Text(str(one["held"]), _HELD_UP if one["held"] else _DIM)
+        times = duration(one["oldest_s"]) if one["held"] else "", _due(one["first_due_in_s"])
+        table.add_row(plain(one["model"]), plain(one["class"]), state, held, *times, f"{one['rate_per_s']:.1f}")
+    return table
+
+
+def _instances(view: View, most: int) -> RenderableType:
+    table = Table(box=None, header_style=_DIM, pad_edge=False)
+    for name in ("instance", "phase", "model"):
+        table.add_column(name)
+    for name in ("for", "ready in", "running", "room", "parked"):
+        table.add_column(name, justify="right")
+    rows = [(key, dict(zip(view["columns"], row, strict=True))) for key, row in view["rows"].items()]
+    for key, row in rows[:most]:
+        is_lost = row["phase"] in ("lost", "failed")
+        table.add_row(
+            plain(key),
+            Text(row["phase"], _LATE if is_lost else "" if row["phase"] == "serving" else _HELD_UP),
+            plain(row["model"] or ""),
+            duration(view["at_s"] - row["since_s"]),
+            duration(row["ready_in_s"]) if row["ready_in_s"] else "",
+            *(str(row[name]) for name in ("running", "room", "parked")),
+        )
+    left_out = view["counts"]["instances"] - min(len(rows), most)
+    return Group(table, Text(f"{left_out} more instances", _DIM)) if left_out > 0 else table
+
+
+def _switches(view: View) -> Iterable[RenderableType]:
+    for one in view["switches"][-3:]:
+        yield Text.assemble(
+            plain(one["instance"]), ": ", plain(one["leaving"] or "nothing"), " → ", plain(one["coming"]),
+            f" in {duration(one['seconds'])}, {duration(view['at_s'] - one['at_s'])} ago",
+        )  # fmt: skip

@@ -1,0 +1,104 @@
+"""A view in a terminal: who is late, who is held up and why; names of others stay text."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sloserve.engine.why import SAYS, Phase, Why
+from sloserve.metrics.live_view import COLUMNS
+from sloserve.report.live_screen import duration, plain, reason, screen
+
+EVIL = "[red]x[/red]\x1b[2J\x07<img onerror>"
+
+
+def row(**what: Any) -> list[Any]:
+    usual = {"class_id": 0, "phase": int(Phase.DECODE), "since_s": 90.0, "arrival_s": 80.0, "due_s": None,
+             "prompt_tokens": 7, "computed_tokens": 7, "output_tokens": 3, "preemptions": 0, "ahead": -1,
+             "why": 0, "figure": None, "of": None}  # fmt: skip
+    return [(usual | what)[name] for name in COLUMNS]
+
+
+def view(**what: Any) -> dict[str, Any]:
+    counts = {phase.name.lower(): 0 for phase in Phase}
+    return {
+        "at_s": 100.0,
+        "model": EVIL,
+        "classes": ["urgent"],
+        "columns": list(COLUMNS),
+        "phases": [phase.name.lower() for phase in Phase],
+        "says": [SAYS[why] for why in Why],
+        "near": [0, 64],
+        "engines": [
+            {"rank": 0, "policy": "edf", "shadow_policy": "sjf", "plans_off": None, "plan_s": 0.0012, "live": 2,
+             "shadow": {"plans": 9, "errors": 0, "agreement": 0.5, "gain": 0.25}, "drawn": 2, "frame_s": 99.9,
+             "held_up": [int(Why.BLOCKS), 12, 4],
+             "kv": {"used": 30, "total": 60, "foreseen": {"mean": [30, 45], "sigma": [0, 6]}}},
+        ],
+        "by_class": {"urgent": {**counts, "waiting": 1, "late": 1, "next_due_s": 97.0,
+                                "attained": [[0.5, 4], [None, 0]]}},
+        "rows": {},
+    } | what  # fmt: skip
+
+
+def shown(view: dict[str, Any], most: int = 10, width: int = 140) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False, color_system=None).print(screen(view, most))
+    return out.getvalue()
+
+
+def test_a_late_request_and_why_it_waits_are_the_first_row() -> None:
+    rows = {
+        "0-1": row(),
+        "0-2": row(phase=int(Phase.WAITING), due_s=97.0, ahead=0),
+        "0-3": row(phase=int(Phase.PREEMPTED), due_s=190.0, why=int(Why.PLAN), figure=2, of=93.0),
+    }
+    text = shown(view(rows=rows))
+    lines = [line.split() for line in text.splitlines()]
+    keys = [line[0] for line in lines if line and line[0].startswith("0-")]
+    assert keys == ["0-2", "0-3", "0-1"]
+    assert "-3.0 s" in text and "preempted for request 2, which is due 93 s earlier" in text
+    assert "the first in the queue waits: it needs 12 KV blocks, and 4 are free" in text
+    assert "50%; the running ones hold 75% ± 10% in 64 steps" in text and "50%" in text.split("next due")[1]
+
+
+def test_rows_that_have_no_room_are_counted() -> None:
+    text = shown(view(rows={f"0-{i}": row() for i in range(9)}), most=4)
+    assert "5 more rows" in text and "no request is live" in shown(view())
+
+
+def test_names_are_text_whatever_they_hold() -> None:
+    text = shown(view())
+    assert "\x1b" not in text and "\x07" not in text and "[red]x[/red]" in text and "<img onerror>" in text
+    assert len(plain("x" * 500)) == 60
+
+
+@pytest.mark.parametrize("why", Why)
+def test_each_reason_is_a_sentence_with_its_figures(why: Why) -> None:
+    said = reason(view(), [int(why), 7, 2.5])
+    assert "{" not in said and ("7" in said) == ("{figure}" in SAYS[why])
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (None, 0.04, -3.2, 59.0, 600.0, 9000.0)] == [
+        "", "0.0 s", "-3.2 s", "59 s", "10 min", "2.5 h",
+    ]  # fmt: skip
+
+
+def test_a_fleet_shows_what_waits_and_who_is_lost() -> None:
+    fleet = {
+        "fleet": True, "at_s": 100.0, "held": 3, "plan": {"late_s": 0.0, "needed": 2},
+        "counts": {"models": 1, "groups": 1, "instances": 2},
+        "columns": ["host", "phase", "model", "since_s", "ready_in_s", "running", "streams", "room", "parked", "age_s"],
+        "models": {EVIL: {"state": "coming", "serving": 0, "ready_in_s": 4.0}},
+        "groups": [{"model": EVIL, "class": "urgent", "held": 3, "oldest_s": 2.0, "first_due_in_s": -1.0,
+                    "rate_per_s": 1.5, "queues": []}],
+        "hosts": {"a": {"instances": 1, "lost": 1}, "b": {"instances": 1, "lost": 0}},
+        "switches": [{"at_s": 90.0, "instance": "b/0", "leaving": None, "coming": EVIL, "seconds": 3.5}],
+        "rows": {"a/0": ["a", "lost", None, 50.0, None, 0, 0, 0, 0, None],
+                 "b/0": ["b", "swapping", EVIL, 99.0, 4.0, 0, 0, 0, 1, 0.1]},
+    }  # fmt: skip
+    text = shown(fleet)
+    assert "hosts with silent agents: a" in text and "-1.0 s" in text and "in 3.5 s, 10 s ago" in text
+    assert "swapping" in text and "\x1b" not in text and "1 more instances" in shown(fleet, most=1)
