@@ -106,6 +106,7 @@ compat:
 interop:
 	test -x .venv-interop/bin/python || $(PYTHON) -m venv .venv-interop
 	$(BIN)/python -m uv pip install -q --python .venv-interop/bin/python openai litellm langchain-openai llama-index-llms-openai-like
+	npm install --silent --no-audit --no-fund --prefix .venv-interop openai
 	$(BIN)/python -m pytest -q tests/interop
 
 clean:

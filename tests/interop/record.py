@@ -14,7 +14,8 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 RECORDED = FOLDER / "recorded"
-NAMES = ("openai-python", "litellm", "langchain-openai", "llama-index")
+NODE = "openai-node"
+NAMES = ("openai-python", "litellm", "langchain-openai", "llama-index", NODE)
 LEFT_OUT = ("host", "content-length", "connection", "accept-encoding", "authorization")
 """Headers that say nothing of SLOs, and those with a key."""
 PACKAGES = ("openai", "litellm", "langchain-openai", "llama-index-llms-openai-like")
@@ -58,18 +59,27 @@ class _Recorder(BaseHTTPRequestHandler):
         """Nothing."""
 
 
+def command_of(client: str, python: Path, url: str) -> list[str]:
+    """Runs one client; what npm installed lies beside the Python's ``bin``."""
+    if client == NODE:
+        return ["node", str(FOLDER / "openai_node.mjs"), url, str(python.parents[1])]
+    return [str(python), str(FOLDER / "clients.py"), url, client]
+
+
 def main() -> None:
-    python = sys.argv[1]
+    python = Path(sys.argv[1])
     print_versions = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {PACKAGES}}}))"
     versions = json.loads(subprocess.run([python, "-c", print_versions], capture_output=True, check=True).stdout)
+    package = json.loads((python.parents[1] / "node_modules" / "openai" / "package.json").read_text())
+    versions["openai (npm)"] = package["version"]
     RECORDED.mkdir(exist_ok=True)
     with ThreadingHTTPServer(("127.0.0.1", 0), _Recorder) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         for name in NAMES:
             _Recorder.requests.clear()
-            command = [python, str(FOLDER / "clients.py"), url, name]
-            subprocess.run(command, check=True, env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"})
+            environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+            subprocess.run(command_of(name, python, url), check=True, env=environment)
             of_client = {"versions": versions, "requests": _Recorder.requests}
             (RECORDED / f"{name}.json").write_text(json.dumps(of_client, indent=1) + "\n")
         server.shutdown()

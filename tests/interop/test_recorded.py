@@ -27,7 +27,7 @@ def read(request: dict[str, Any]) -> tuple[HTTPContext, Resolved]:
 
 
 def test_all_clients_are_recorded() -> None:
-    assert set(RECORDED) == {"openai-python", "litellm", "langchain-openai", "llama-index"}
+    assert set(RECORDED) == {"openai-python", "litellm", "langchain-openai", "llama-index", "openai-node"}
     assert {request["path"] for of in RECORDED.values() for request in of["requests"]} == {"/v1/chat/completions"}
 
 
