@@ -21,6 +21,7 @@ def ran(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_listings_are_json_for_scripts() -> None:
     presets = json.loads(ran("presets", "--json").stdout)
     assert set(presets) >= {"agents", "chat"} and presets["chat"].startswith("Chat, read as it streams")
