@@ -9,7 +9,7 @@ econo_engines. All others run on one. Ageing is on, planning is charged. Writes 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,9 @@ from benchmarks.publish import RESULTS, write_result
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import SLOClass, Targets
-from sloserve.report.latency_capacity import latency_capacity
+from sloserve.report.compare import load_of
+from sloserve.report.latency_capacity import KEY, LEVEL_MULTIPLE
+from sloserve.report.load_capacity import LoadCapacity, load_capacity
 from sloserve.report.summary import Run, summarize
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, Experiment, Point, measured_points, run_experiment
@@ -93,6 +95,13 @@ class SplitCase(EngineCase):
             yield summarize(log, policy=DISTSERVE, seed=seed, rps=self._rps[seed, load], load=load)
 
 
+def capacities(records: Sequence[Run]) -> list[LoadCapacity]:
+    """What each system carries at twice stock's latency per token at its own least load; others may begin below it."""
+    unloaded = min(load_of(run) for run in records if run["policy"] == STOCK)
+    level = [run[KEY] for run in records if run["policy"] == STOCK and load_of(run) == unloaded]
+    return load_capacity(records, KEY, LEVEL_MULTIPLE * sum(level) / len(level), rising=True)
+
+
 def measured(rates: Rates) -> dict[str, Any]:
     records: list[Run] = []
     for policies in rates.systems:
@@ -106,7 +115,7 @@ def measured(rates: Rates) -> dict[str, Any]:
         "row": rates.row,
         "requests": rates.requests,
         "e2e_s": experiment.slos.rules[0].slo_class.targets.e2e_s,
-        "capacity": [one.as_dict() for one in latency_capacity(records)],
+        "capacity": [one.as_dict() for one in capacities(records)],
         "runs": [{key: record.get(key) for key in KEPT} for record in records],
     }
     for one in found["capacity"]:

@@ -2,7 +2,7 @@
 
 The paper's 40 requests at once (sa_paper) on Qwen2.5-32B, four V100 or one A800, by batch limit, on the engine model.
 **The profiles are derived from data sheets: no step of them was measured.** Writes results/sa_devices.json: G in
-multiples of stock's, and the share in time, means over seeds.
+multiples of stock's (none where no request of stock's is in time), and the share in time, by seed.
 
     python -m benchmarks.policies.sa_devices [--quick]
 """
@@ -10,8 +10,6 @@ multiples of stock's, and the share in time, means over seeds.
 import json
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from benchmarks.arguments import is_quick
 from benchmarks.policies.sa_paper import SLOS, Misled, at_once
@@ -48,18 +46,16 @@ def measured(profiles: Sequence[str], limits: Sequence[int], requests: int, seed
     for profile in profiles:
         for limit in limits:
             runs = {p: [served(profile, requests, limit, p, seed) for seed in seeds] for p in POLICIES}
-            goodput = {
-                policy: np.array([run["slo_attainment"] / run["mean_e2el_ms"] for run in of])
-                for policy, of in runs.items()
-            }
+            goodput = {p: [run["slo_attainment"] / run["mean_e2el_ms"] for run in of] for p, of in runs.items()}
             for policy, of in runs.items():
-                ratio = goodput[policy] / goodput["stock"]
+                pairs = zip(goodput[policy], goodput["stock"], strict=True)
+                ratio = [ours / base if base else None for ours, base in pairs]
                 rows.append(
                     {
                         "profile": profile,
                         "max_batch": limit,
                         "policy": policy,
-                        "goodput_of_stock": [round(float(one), 3) for one in ratio],
+                        "goodput_of_stock": [None if one is None else round(one, 3) for one in ratio],
                         "attainment": [run["slo_attainment"] for run in of],
                         "mean_latency_s": [round(run["mean_e2el_ms"] / 1e3, 3) for run in of],
                     }

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from benchmarks.policies.econo_rates import Rates
+from benchmarks.policies.econo_rates import Rates, capacities
+from sloserve.report.latency_capacity import KEY
 
 
 def test_one_target_for_all_which_is_the_rule_of_the_row_for_the_mean_reply() -> None:
@@ -15,6 +17,18 @@ def test_one_target_for_all_which_is_the_rule_of_the_row_for_the_mean_reply() ->
     (e2e_s,) = {request.slo.targets.e2e_s for request in requests}
     mean = sum(request.output_tokens for request in built.workload.requests(4000, 0, 1.0)) / 4000
     assert e2e_s is not None and abs(e2e_s - 2.0 * (0.0495 + 0.0238 * mean)) < 0.05
+
+
+def test_a_system_may_begin_below_the_least_load_of_stock() -> None:
+    def runs(policy: str, *points: tuple[float, float]) -> list[dict[str, Any]]:
+        return [{"policy": policy, "seed": 0, "load": x, KEY: ms} for x, ms in points]
+
+    stock = runs("stock", (0.5, 20.0), (1.0, 30.0), (1.5, 50.0))
+    found = capacities(stock + runs("orca", (0.1, 20.0), (0.25, 30.0), (0.5, 70.0)))
+    assert [(one.policy, one.threshold, one.load.value) for one in found] == [
+        ("stock", 40.0, 1.25),
+        ("orca", 40.0, 0.3125),
+    ]
 
 
 @pytest.mark.slow
