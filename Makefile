@@ -111,5 +111,5 @@ interop:
 
 clean:
 	rm -rf .venv .venv-compat-* .venv-interop build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	rm -rf clients/typescript/node_modules clients/typescript/dist
+	rm -rf clients/typescript/node_modules clients/typescript/dist clients/page/node_modules
 	find sloserve tests -name __pycache__ -prune -exec rm -rf {} +

@@ -2,7 +2,8 @@
 without a restart.
 
 They exist only where the operator set a key of their own (the API key of users opens nothing here). The key is looked
-at before anything else: without it no byte of a body is read, and no route told from another.
+at before anything else: without it no byte of a body is read, and no route told from another. The files of the page,
+which hold no data and are the same for all servers, are the one exception.
 """
 
 import logging
@@ -25,6 +26,7 @@ from sloserve.wire import errors, strict_json
 from sloserve.wire.asgi import CLOSE, ClientLeft, refuse, refuse_error, shows_admin_key
 from sloserve.wire.live_feed import LiveFeed
 from sloserve.wire.opening import BodyLimits, BoundedBody
+from sloserve.wire.watch_page import sent_page
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +93,9 @@ class AdminApp:
         if scope["type"] == "websocket":  # a mount passes these on as well
             await send({"type": "websocket.close"})
             return
-        if not await shows_admin_key(scope, send, self._key):
-            return
         route = scope["path"].rpartition(PREFIX)[2]
+        if await sent_page(scope, send, route) or not await shows_admin_key(scope, send, self._key):
+            return
         if route not in ROUTES:
             known = ", ".join(f"{method} {PREFIX}{name}" for name, method in ROUTES.items())
             await refuse(send, HTTPStatus.NOT_FOUND, f"no such admin route; there are {known}", headers=[CLOSE])

@@ -121,7 +121,8 @@ def test_other_routes_methods_and_failures_are_told_in_the_same_format(client: h
     )
     routes += ", POST /sloserve/reload"
     known = f"no such admin route; there are {routes}"
-    assert says(client.get(PREFIX + "polcy"), 404) == says(client.get(PREFIX), 404) == known
+    assert says(client.get(PREFIX + "polcy"), 404) == says(client.post(PREFIX), 404) == known
+    assert client.get(PREFIX).headers["content-type"].startswith("text/html")  # the page
     wrong = client.post(PREFIX + "policy", json={})
     assert says(wrong, 405) == "/sloserve/policy: the method is PUT" and wrong.headers["allow"] == "PUT"
     ranks.fails = EngineError("no status from the engine: rank 0: dead")

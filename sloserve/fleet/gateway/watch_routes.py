@@ -1,4 +1,7 @@
-"""Routes of a gateway for those who watch the fleet. The admin key is looked at before anything else of a request."""
+"""Routes of a gateway for those who watch the fleet: the feed, and the page, whose files hold no data.
+
+For all but these files the admin key is looked at before anything else of a request.
+"""
 
 import os
 from collections.abc import Callable
@@ -7,6 +10,7 @@ from typing import Final
 
 from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, refuse, shows_admin_key
 from sloserve.wire.live_feed import LiveFeed, View
+from sloserve.wire.watch_page import sent_page
 
 PREFIX: Final = "/sloserve/"
 EVENTS: Final = PREFIX + "events"
@@ -20,7 +24,8 @@ class WatchRoutes:
         self._feed = LiveFeed(read, in_loop=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not await shows_admin_key(scope, send, self._key):
+        name = scope["path"].removeprefix(PREFIX)
+        if await sent_page(scope, send, name) or not await shows_admin_key(scope, send, self._key):
             return
         if scope["path"] != EVENTS:
             message = f"there is no such route; there is GET {EVENTS}"

@@ -1,0 +1,145 @@
+/** What a server or a fleet does now, from its live feed. */
+import { Chart } from "./charts";
+import { byId, type Cell, duration, lines, table } from "./dom";
+import { Refused, type View, watch } from "./feed";
+import { Lanes, said } from "./lanes";
+
+const AGAIN_MS = 2000;
+const COLOURS = ["#2f81f7", "#1a9e5c", "#a371f7", "#d29922", "#db61a2", "#0aa2c0"];
+const PHASES = ["waiting", "prefill", "decode", "paused", "preempted", "swapped"];
+
+interface Engine {
+  rank: number;
+  policy: string;
+  shadow_policy: string | null;
+  shadow: { agreement: number | null; gain: number | null } | null;
+  plans_off: string | null;
+  plan_s: number | null;
+  live: number;
+  drawn: number;
+  held_up: [number, number | null, number | null];
+  kv: { used: number; total: number; foreseen: { mean: number[]; sigma: number[] } | null } | null;
+}
+type ByClass = Record<string, Record<string, number> & { next_due_s: number | null; attained: [number | null, number][] }>;
+
+let lanes: Lanes | undefined;
+let attainment: Chart | undefined;
+let kv: Chart | undefined;
+
+function say(text: string, look = ""): void {
+  byId("state").textContent = text;
+  byId("state").className = look;
+}
+
+function showServer(view: View): void {
+  byId("main").hidden = false;
+  const engines = view.engines as Engine[];
+  const byClass = view.by_class as ByClass;
+  const classes = view.classes as string[];
+  lines(byId("engines"), engines.flatMap((engine) => told(view, engine)));
+  table(byId("classes"), ["class", "late", "next due", "met, 1 min", "met, 10 min", ...PHASES], classes.map((name) => {
+    const one = byClass[name]!;
+    const due = one.next_due_s === null ? null : one.next_due_s - view.at_s;
+    const met = one.attained.map(([ratio, had]) => (ratio === null ? "" : `${Math.round(ratio * 100)} % of ${had}`));
+    const late: Cell = { text: String(one.late), look: one.late! > 0 ? "bad" : "dim" };
+    const counts = PHASES.map((phase): Cell => ({ text: String(one[phase]), look: one[phase] === 0 ? "dim" : undefined }));
+    return [name, late, { text: duration(due), look: due !== null && due < 0 ? "bad" : undefined }, ...met, ...counts];
+  }));
+  attainment ??= new Chart("attainment", classes.map((label, i) => ({ label, stroke: COLOURS[i % COLOURS.length]!, width: 2 })));
+  attainment.add(view.at_s, classes.map((name) => {
+    const ratio = byClass[name]!.attained[0]![0];
+    return ratio === null ? null : ratio * 100;
+  }));
+  const shade = "#a371f7";
+  kv ??= new Chart("kv", [
+    { label: "held now", stroke: COLOURS[0]!, width: 2 },
+    { label: "foreseen", stroke: shade, width: 1, dash: [4, 4] },
+    { label: "+ sigma", stroke: shade, width: 0.5 },
+    { label: "- sigma", stroke: shade, width: 0.5 },
+  ], [{ series: [3, 4], fill: "#a371f733" }]);
+  kv.add(view.at_s, held(engines));
+  lanes ??= new Lanes();
+  lanes.show(view);
+}
+
+/** Shares of the KV caches of all ranks, in percent: held now, foreseen, with one standard deviation more and less. */
+function held(engines: Engine[]): (number | null)[] {
+  const known = engines.flatMap((engine) => (engine.kv === null ? [] : [engine.kv]));
+  const total = known.reduce((sum, one) => sum + one.total, 0);
+  if (total === 0) return [null, null, null, null];
+  const share = (blocks: number) => Math.min(Math.max((100 * blocks) / total, 0), 100);
+  const used = share(known.reduce((sum, one) => sum + one.used, 0));
+  if (known.some((one) => one.foreseen === null)) return [used, null, null, null];
+  const mean = known.reduce((sum, one) => sum + one.foreseen!.mean.at(-1)!, 0);
+  const sigma = Math.sqrt(known.reduce((sum, one) => sum + one.foreseen!.sigma.at(-1)! ** 2, 0));
+  return [used, share(mean), share(mean + sigma), share(mean - sigma)];
+}
+
+function told(view: View, engine: Engine): Cell[] {
+  const parts = [`${view.model}, rank ${engine.rank}: policy ${engine.policy}, ${engine.live} live requests`];
+  if (engine.plan_s !== null) parts.push(`a plan takes ${(engine.plan_s * 1e3).toFixed(1)} ms`);
+  if (engine.plans_off !== null) parts.push(`plans are off: ${engine.plans_off}`);
+  if (engine.shadow_policy !== null) {
+    const { agreement, gain } = engine.shadow ?? { agreement: null, gain: null };
+    const verdict = agreement === null ? "" : ` agrees with ${Math.round(agreement * 100)} % of plans`;
+    parts.push(`shadow ${engine.shadow_policy}${verdict}${gain === null ? "" : `, gain ${gain.toFixed(2)}`}`);
+  }
+  if (engine.drawn < engine.live) parts.push(`${engine.drawn} of ${engine.live} are drawn`);
+  const found: Cell[] = [{ text: parts.join("; ") }];
+  if (engine.held_up[0] > 0) found.push({ text: `The first in the queue waits: ${said(view, ...engine.held_up)}.`, look: "held" });
+  return found;
+}
+
+interface Group { model: string; class: string; held: number; oldest_s: number; first_due_in_s: number | null; rate_per_s: number }
+interface Switch { at_s: number; instance: string; leaving: string | null; coming: string | null; seconds: number }
+
+function showFleet(view: View): void {
+  byId("fleet").hidden = false;
+  const columns = view.columns as string[];
+  table(byId("instances"), ["instance", "phase", "model", "for", "ready in", "running", "room", "parked"],
+    Object.entries(view.rows).map(([name, row]) => {
+      const of = (column: string) => row[columns.indexOf(column)] ?? null;
+      const phase = String(of("phase"));
+      const look = phase === "serving" ? undefined : phase === "lost" || phase === "failed" ? "bad" : "held";
+      const ready = of("ready_in_s") as number | null;
+      return [name, { text: phase, look }, String(of("model") ?? ""), duration(view.at_s - Number(of("since_s"))),
+        ready ? duration(ready) : "", String(of("running")), String(of("room")), String(of("parked"))];
+    }));
+  table(byId("groups"), ["model", "class", "held", "oldest", "first due in", "requests/s"],
+    (view.groups as Group[]).map((one) => [one.model, one.class, { text: String(one.held), look: one.held > 0 ? "held" : "dim" },
+      one.held > 0 ? duration(one.oldest_s) : "",
+      { text: duration(one.first_due_in_s), look: (one.first_due_in_s ?? 0) < 0 ? "bad" : undefined }, one.rate_per_s.toFixed(1)]));
+  table(byId("switches"), ["instance", "left", "came", "took", "ago"], (view.switches as Switch[]).slice(-8).reverse().map((one) =>
+    [one.instance, one.leaving ?? "", one.coming ?? "", duration(one.seconds), duration(view.at_s - one.at_s)]));
+}
+
+async function keepWatching(key: string): Promise<void> {
+  for (;;) {
+    try {
+      await watch(key, (view) => {
+        say(`Live, as of ${new Date(view.at_s * 1e3).toLocaleTimeString()}.`);
+        byId("login").hidden = true;
+        if (view.fleet === true) showFleet(view);
+        else showServer(view);
+      });
+      say("Lost: the server ended the feed; it is asked again.", "bad");
+    } catch (error) {
+      if (error instanceof Refused) {
+        say("The key is refused.", "bad");
+        byId("login").hidden = false;
+        return;
+      }
+      say("Lost: the server does not answer; it is asked again.", "bad");
+    }
+    await new Promise((done) => setTimeout(done, AGAIN_MS));
+  }
+}
+
+byId<HTMLFormElement>("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const field = byId<HTMLInputElement>("key");
+  const key = field.value;
+  field.value = "";
+  say("Connecting.");
+  void keepWatching(key);
+});

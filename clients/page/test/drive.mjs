@@ -1,0 +1,92 @@
+// Looks at the page in a real browser and prints what it found as JSON; tests/wire/test_watch_page.py asks and judges.
+// Usage: node drive.mjs CHROMIUM URL KEY FRAMES FOLDER
+import { readFileSync } from "node:fs";
+import { chromium } from "playwright-core";
+
+const [executablePath, url, key, frames, folder] = process.argv.slice(2);
+const args = ["--no-sandbox", "--js-flags=--expose-gc", "--enable-precise-memory-info"];
+const browser = await chromium.launch({ executablePath, args });
+const found = { errors: [], requests: [] };
+const page = await browser.newPage({ viewport: { width: 1280, height: 800 }, bypassCSP: false });
+page.on("console", (message) => ["error", "warning"].includes(message.type()) && found.errors.push(message.text()));
+page.on("pageerror", (error) => found.errors.push(String(error)));
+page.on("request", (request) => found.requests.push(request.url()));
+await page.addInitScript(() => {
+  window.long = [];
+  new PerformanceObserver((list) => list.getEntries().forEach((one) => window.long.push(one.duration))).observe({ type: "longtask" });
+  document.addEventListener("securitypolicyviolation", (event) => console.error("CSP " + event.violatedDirective));
+});
+const state = () => page.textContent("#state");
+const login = async (given) => {
+  await page.focus("#key");
+  await page.keyboard.type(given);
+  await page.keyboard.press("Enter");
+};
+
+await page.goto(url);
+await login("wrong");
+await page.waitForFunction(() => document.querySelector("#state").textContent.includes("refused"));
+found.refused = await state();
+found.afterRefusal = found.errors.splice(0); // the browser itself logs the 401
+await login(key);
+await page.waitForSelector("#main:not([hidden])");
+await page.waitForFunction(() => document.querySelector("#lanes").clientHeight > 100);
+await page.evaluate(() => { window.long.length = 0; });
+found.formIsSeen = await page.isVisible("#login");
+found.images = await page.evaluate(() => document.images.length);
+found.text = await page.textContent("body");
+await page.focus("#lanes");
+await page.keyboard.press("ArrowDown");
+found.why = await page.textContent("#why");
+found.whyIsSeen = await page.evaluate(() => {
+  const { top, bottom } = document.querySelector("#why").getBoundingClientRect();
+  return top >= 0 && bottom <= innerHeight;
+});
+const picture = async (name) => {
+  await page.evaluate(() => scrollTo(0, 0));
+  await page.waitForTimeout(300);
+  await page.screenshot({ path: `${folder}/${name}` });
+};
+await page.setViewportSize({ width: 1280, height: 960 });
+const heap = () => page.evaluate(() => { window.gc(); return performance.memory.usedJSHeapSize; });
+const after = async (count) => {
+  const from = Number(await (await fetch(url + "../frames")).text());
+  while (Number(await (await fetch(url + "../frames")).text()) < from + count) await new Promise((done) => setTimeout(done, 200));
+  found.long.push(...(await page.evaluate(() => window.long)));
+  const bytes = await heap();
+  await page.evaluate(() => { window.long.length = 0; }); // the collection that was asked for is no task of the page
+  return bytes;
+};
+found.long = [];
+found.heap = [await after(Number(frames) / 3), await after((2 * Number(frames)) / 3)];
+await page.focus("#lanes");
+await page.keyboard.press("ArrowDown");
+await page.keyboard.press("ArrowDown");
+await page.keyboard.press("ArrowDown");
+await picture("watch-light.png");
+found.stored = await page.evaluate(() => JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie]));
+found.address = page.url();
+await page.emulateMedia({ colorScheme: "dark" });
+await page.setViewportSize({ width: 360, height: 740 });
+await page.waitForTimeout(800);
+found.overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+await picture("watch-dark-360.png");
+const errors = [...found.errors];
+// The page's policy lets no script in but its own, so axe looks at it in an isolated world of the debugger.
+const cdp = await page.context().newCDPSession(page);
+const { frameTree } = await cdp.send("Page.getFrameTree");
+const { executionContextId: contextId } = await cdp.send("Page.createIsolatedWorld", { frameId: frameTree.frame.id });
+const axe = readFileSync(new URL("../node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
+await cdp.send("Runtime.evaluate", { contextId, expression: axe });
+const ask = "axe.run().then((r) => JSON.stringify(r.violations.map((v) => [v.impact, v.id, v.nodes[0].html])))";
+const judged = await cdp.send("Runtime.evaluate", { contextId, expression: ask, awaitPromise: true });
+found.axe = JSON.parse(judged.result.value ?? "null");
+await fetch(url + "../down");
+await page.waitForFunction(() => document.querySelector("#state").textContent.startsWith("Lost"));
+found.lost = await state();
+await fetch(url + "../up");
+await page.waitForFunction(() => document.querySelector("#state").textContent.startsWith("Live"), undefined, { timeout: 15000 });
+found.back = await state();
+found.errors = errors;
+console.log(JSON.stringify(found));
+await browser.close();

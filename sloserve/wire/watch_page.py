@@ -1,0 +1,51 @@
+"""The page for those who watch, built from ``clients/page``: files that hold no data, so no key is asked for them.
+
+Which file is sent is looked up by name in what the package holds; no path of a request is opened. The page asks for
+the admin key, keeps it in memory and shows it to the live feed alone.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from http import HTTPStatus
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Final
+
+from sloserve.wire.asgi import Scope, Send, answer
+
+_TYPES: Final = MappingProxyType(
+    {
+        "index.html": "text/html; charset=utf-8",
+        "page.js": "text/javascript; charset=utf-8",
+        "page.css": "text/css; charset=utf-8",
+        "LICENSES.txt": "text/plain; charset=utf-8",
+    }
+)
+_HEADERS: Final = (
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cache-control", "no-cache"),
+)
+
+
+@cache
+def _bodies() -> Mapping[str, bytes]:
+    folder = files("sloserve.wire") / "page"
+    return {name: (folder / name).read_bytes() for name in _TYPES}
+
+
+async def sent_page(scope: Scope, send: Send, name: str) -> bool:
+    """Answers a GET for the page or one of its files; else returns ``False``. name: what of the path follows the
+    prefix, empty for the page itself.
+    """
+    name = name or "index.html"
+    if scope["method"] != "GET" or name not in _TYPES:
+        return False
+    await answer(send, HTTPStatus.OK, _bodies()[name], _TYPES[name], _HEADERS)
+    return True

@@ -1,0 +1,169 @@
+"""The page in a real Chromium: no foreign request, no name of others becomes markup, it says why and survives.
+
+Needs node, the packages of ``clients/page`` (``npm ci`` there) and a Chromium; skipped without.
+``SLOSERVE_SCREENSHOTS=docs/images`` keeps the pictures.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from sloserve.engine.why import SAYS, Phase, Why
+from sloserve.fleet.gateway.watch_routes import WatchRoutes
+from sloserve.metrics.live_view import COLUMNS
+from sloserve.wire import live_feed
+from sloserve.wire.asgi import Receive, Scope, Send, answer
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "clients" / "page"
+BUILT = ROOT / "sloserve" / "wire" / "page"
+KEY = "the-admin-key-canary"
+EVIL = "<img src=x onerror=alert(1)>"
+FRAMES = 600
+LIVE = 1000
+
+
+class PlayedServer:
+    """A server at work: 1,000 live requests, of which 200 are drawn, some late, paused and preempted."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.routes = WatchRoutes(KEY, self.view)
+
+    def view(self) -> dict[str, Any]:
+        self.frames += 1
+        now_s = 1_700_000_000.0 + 0.5 * self.frames
+        counts = {phase.name.lower(): 0 for phase in Phase} | {"decode": 180, "waiting": 800, "paused": 10}
+        one = {**counts, "preempted": 10, "late": 4, "next_due_s": now_s - 3.5}
+        calm = {**one, "late": 0, "next_due_s": now_s + 20.0}
+        wave = (self.frames % 40) / 40
+        return {
+            "at_s": now_s,
+            "model": EVIL,
+            "classes": ["interactive", EVIL],
+            "columns": list(COLUMNS),
+            "phases": [phase.name.lower() for phase in Phase],
+            "reasons": [why.name.lower() for why in Why],
+            "says": [SAYS[why] for why in Why],
+            "near": [0, 32, 64],
+            "spans_s": [60.0, 600.0],
+            "engines": [
+                {"rank": 0, "policy": "edf", "shadow_policy": "auto", "plans_off": None, "steps": self.frames,
+                 "plan_s": 0.0011, "shadow": {"plans": 9, "errors": 0, "agreement": 0.7, "gain": 0.1}, "live": LIVE,
+                 "drawn": 200, "frame_s": now_s, "held_up": [int(Why.BLOCKS), 12, 4],
+                 "kv": {"used": 600 + int(300 * wave), "total": 1000,
+                        "foreseen": {"mean": [600, 700, 750], "sigma": [0, 20, 40]}}},
+            ],
+            "by_class": {"interactive": {**one, "attained": [[0.8 - 0.3 * wave, 200], [0.9, 2000]]},
+                         EVIL: {**calm, "attained": [[0.97, 50], [0.99, 500]]}},
+            "rows": dict(self._row(i + self.frames // 40, i, now_s) for i in range(200)),
+        }  # fmt: skip
+
+    def _row(self, number: int, place: int, now_s: float) -> tuple[str, list[Any]]:
+        phase, why = Phase.DECODE, (Why.NOTHING, None, None)
+        if place >= 120 or place % 4 == 3:
+            phase = Phase.WAITING
+        elif place % 10 == 1:
+            phase, why = Phase.PAUSED, (Why.PAUSE, 12.5, None)
+        elif place % 10 == 2:
+            phase, why = Phase.PREEMPTED, (Why.PLAN, number - 1, 7.5)
+        values = {
+            "class_id": place % 3 == 0, "phase": int(phase), "since_s": now_s - place / 5, "prompt_tokens": 500,
+            "arrival_s": now_s - place / 4 - 1, "due_s": now_s - 3.5 + place, "computed_tokens": 500,
+            "output_tokens": 40, "preemptions": 0, "ahead": place // 4 if phase == Phase.WAITING else -1,
+            "why": int(why[0]), "figure": why[1], "of": why[2],
+        }  # fmt: skip
+        return f"0-{number}", [int(v) if isinstance(v, bool) else v for v in (values[name] for name in COLUMNS)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith("/sloserve/"):
+            await self.routes(scope, receive, send)
+            return
+        if scope["path"] == "/down":
+            self.routes.close()
+        elif scope["path"] == "/up":
+            self.routes = WatchRoutes(KEY, self.view)
+        await answer(send, HTTPStatus.OK, str(self.frames).encode(), "text/plain")
+
+
+def test_built_files_are_those_that_the_hashes_name() -> None:
+    for line in (BUILT / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256((BUILT / name).read_bytes()).hexdigest() == digest, name
+    assert (
+        "uPlot" in (BUILT / "LICENSES.txt").read_text()
+        and "Permission is hereby granted" in (BUILT / "LICENSES.txt").read_text()
+    )
+
+
+def test_files_are_sent_without_a_key_and_hold_no_paths_of_requests() -> None:
+    async def asked(path: str, method: str = "GET") -> list[dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: Any) -> None:
+            sent.append(dict(message))
+
+        async def receive() -> Any:
+            raise AssertionError("nothing of a request is read")
+
+        scope = {"type": "http", "method": method, "path": path, "headers": []}
+        await PlayedServer().routes(scope, receive, send)
+        return sent
+
+    for path in ("/sloserve/", "/sloserve/page.js", "/sloserve/page.css"):
+        start, body = asyncio.run(asked(path))
+        policy = dict(start["headers"])[b"content-security-policy"]
+        assert start["status"] == 200 and body["body"] and policy.startswith(b"default-src 'none'; script-src 'self'")
+    for path in ("/sloserve/SHA256SUMS", "/sloserve/../asgi.py", "/sloserve//etc/passwd", "/sloserve/page/page.js"):
+        assert asyncio.run(asked(path))[0]["status"] == 401
+    assert asyncio.run(asked("/sloserve/", "POST"))[0]["status"] == 401
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chromium, node = shutil.which("chromium"), shutil.which("node")
+    if chromium is None or node is None or not (PAGE / "node_modules" / "playwright-core").is_dir():
+        pytest.skip("needs node, chromium and `npm ci` in clients/page")
+    monkeypatch.setattr(live_feed, "EVERY_S", 0.05)
+    keeps = os.environ.get("SLOSERVE_SCREENSHOTS")
+    folder = ROOT / keeps if keeps else tmp_path
+    folder.mkdir(exist_ok=True)
+
+    async def driven() -> dict[str, Any]:
+        server = uvicorn.Server(uvicorn.Config(PlayedServer(), port=0, log_level="error", lifespan="off", ws="none"))
+        with contextlib.closing(server.config.bind_socket()) as listening:
+            port = listening.getsockname()[1]
+            serving = asyncio.create_task(server.serve([listening]))
+            command = [node, "test/drive.mjs", chromium, f"http://127.0.0.1:{port}/sloserve/", KEY, str(FRAMES), folder]
+            done = await asyncio.to_thread(
+                subprocess.run, command, cwd=PAGE, capture_output=True, text=True, timeout=240, check=False
+            )
+            server.should_exit = server.force_exit = True
+            await serving
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return {**found, "port": port}
+
+    found = asyncio.run(driven())
+    print({name: found[name] for name in ("heap", "long", "axe", "why", "overflow")})
+    assert found["errors"] == [] and not found["formIsSeen"] and "refused" in found["refused"]
+    assert {request.split("/")[2] for request in found["requests"]} == {f"127.0.0.1:{found['port']}"}
+    assert found["images"] == 0 and EVIL in found["text"]
+    assert found["whyIsSeen"] and "late" in found["why"] and "Request 0-" in found["why"]
+    assert KEY not in found["stored"] + found["address"] and not any(KEY in one for one in found["requests"])
+    assert found["stored"] == '[{},{},""]'
+    assert found["heap"][1] < found["heap"][0] * 1.25
+    assert len(found["long"]) <= FRAMES // 100, found["long"]  # tasks of more than 50 ms; others use the processors too
+    assert found["overflow"] <= 0
+    assert [one for one in found["axe"] if one[0] in ("serious", "critical")] == []
+    assert found["lost"].startswith("Lost") and found["back"].startswith("Live")
