@@ -75,8 +75,8 @@ class Pages:
         return _LINK.sub(moved, text)
 
     def _beside(self, target: Path) -> str:
-        """The place of a copy of a file that is no page, as text, which browsers show."""
-        place = f"files/{target.relative_to(ROOT)}.txt"
+        """The place of a copy of a file that is no page: of a picture as it is, else as text, which browsers show."""
+        place = f"files/{target.relative_to(ROOT)}" + ("" if target.suffix == ".png" else ".txt")
         copied = self._folder / place
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(target, copied)

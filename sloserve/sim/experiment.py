@@ -308,6 +308,13 @@ def engine_class(kind: str) -> "type[VirtualEngine | ModelEngine]":
     if kind == MODEL:
         return ModelEngine
     logging.getLogger("vllm").setLevel(logging.ERROR)  # it would warn of this machine, and no model runs on it
-    from sloserve.vllm_plugin.virtual.engine import VirtualEngine  # takes seconds to import: only where runs happen
-
+    try:
+        from sloserve.vllm_plugin.virtual.engine import VirtualEngine  # takes seconds to import: only where runs happen
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "vllm":
+            raise
+        raise ConfigError(
+            "--engine vllm runs vLLM's own scheduler, and vLLM is not installed; "
+            "give --engine model, which needs none, or pip install 'sloserve[cpu]'"
+        ) from None
     return VirtualEngine

@@ -34,6 +34,14 @@ def test_every_page_is_there_and_loads_nothing_from_elsewhere(site: Path) -> Non
 
 
 @pytest.mark.slow
+def test_pictures_are_there_as_pictures(site: Path) -> None:
+    page = next(path for path in (site / "html").rglob("watch.html"))
+    sources = re.findall(r'<img[^>]*src="?([^" >]+)', page.read_text())
+    assert any(name.endswith("watch-light.png") for name in sources)
+    assert all((page.parent / name).read_bytes().startswith(b"\x89PNG") for name in sources if "watch" in name)
+
+
+@pytest.mark.slow
 def test_search_finds_pages_and_reference(site: Path) -> None:
     found = json.dumps(json.loads((site / "html" / "search.json").read_text()))
     assert all(word in found for word in ("first-hour.html", "reference/commands.html", "--max-num-batched-tokens"))

@@ -1,5 +1,6 @@
 """Experiments: what the command line refuses, what it writes, and that this depends on nothing but its flags."""
 
+import builtins
 import csv
 import gzip
 import json
@@ -19,7 +20,7 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.sim.build_experiment import build_experiment
-from sloserve.sim.experiment import capacity_rps, measured_points
+from sloserve.sim.experiment import capacity_rps, engine_class, measured_points
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.experiments import EXPERIMENTS, experiment_flags
 from tests.forked import Command
@@ -212,3 +213,18 @@ def _check_logs_agree(folder: Path, runs: list[dict[str, Any]]) -> None:
         rows = [r for r in requests if r["policy"] == run["policy"] and int(r["seed"]) == run["seed"]]
         ttft_ms = [1e3 * (float(r["first_token_s"]) - float(r["arrival_s"])) for r in rows]
         assert run["mean_ttft_ms"] == pytest.approx(np.mean(ttft_ms))
+
+
+def test_without_vllm_the_model_of_it_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with a traceback."""
+    found = builtins.__import__
+
+    def without(name: str, *given: Any, **more: Any) -> Any:
+        if name == "sloserve.vllm_plugin.virtual.engine":
+            raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
+        return found(name, *given, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match="give --engine model"):
+        engine_class("vllm")
+    assert engine_class("model").__name__ == "ModelEngine"
