@@ -8,6 +8,7 @@ EXTRA = {
     "httptools": "fleet",
     "lightgbm": "train",
     "matplotlib": "sim",
+    "obstore": "s3",
     "psycopg": "fleet",
     "psycopg_pool": "fleet",
     "python_multipart": "fleet",

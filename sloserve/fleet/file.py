@@ -67,9 +67,10 @@ class FleetSections(Section):
     gateway: Annotated[GatewaySection, Allowed("address, certificates, keys and limits")] = GatewaySection()
     batches: Annotated[BatchSection, Allowed("a mapping with file_mb, lines, line_mb")] = BatchSection()
     router: Annotated[RouterSettings | str | None, Allowed("settings of a router, or the path of its file")] = None
-    planner: Annotated[str, Allowed("qlm, or a rule: on-demand, collate:max_wait_s=N, edf")] = QLM
+    planner: Annotated[str, Allowed("qlm, or a rule: on-demand, collate:max_wait_s=N, edf, sa")] = QLM
     store: Annotated[str | None, Field(min_length=1), Allowed("sqlite:PATH or postgresql://...")] = None
     state: Annotated[str | None, Field(min_length=1), Allowed("the path of a folder")] = None
+    files: Annotated[str | None, Field(min_length=1), Allowed("the path of a folder, or s3://BUCKET/PREFIX")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ class Host:
 class Fleet:
     """What the file says. active: the model that each instance starts with, where that is said. section: of settings,
     as written. swap_cost: multiple of what swaps of models are known or assumed to take. router: for requests that
-    name no model. planner: of a fleet that is run, see ``planner_rule.py``. store, state: as written.
+    name no model. planner: of a fleet that is run, see ``planner_rule.py``. store, state, files: as written.
     """
 
     source: str
@@ -158,6 +159,7 @@ class Fleet:
     planner: str = QLM
     store: str | None = None
     state: str | None = None
+    files: str | None = None
 
     @property
     def instances(self) -> tuple[tuple[str, Host], ...]:
@@ -226,8 +228,12 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
         (settings or PluginSettings()).classes.names,
     )
     problems += wrong
-    paths = {name: top[name].plain() if name in top else None for name in ("store", "state")}
-    for name, what in (("store", "sqlite:PATH or postgresql://..."), ("state", "the path of a folder")):
+    paths = {name: top[name].plain() if name in top else None for name in ("store", "state", "files")}
+    for name, what in (
+        ("store", "sqlite:PATH or postgresql://..."),
+        ("state", "the path of a folder"),
+        ("files", "the path of a folder, or s3://BUCKET/PREFIX"),
+    ):
         if paths[name] is not None and not (isinstance(paths[name], str) and paths[name]):
             problems.append(Problem((name,), f"{paths[name]!r} is not {what}"))
     planner = top["planner"].plain() if "planner" in top else QLM
@@ -251,6 +257,7 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
             planner=planner,
             store=paths["store"],
             state=paths["state"],
+            files=paths["files"],
         )
         problems = [*_served(fleet), *_placed(fleet, dict(entries), active), *_adapted(fleet)]
         problems += _startable(fleet) if to_run else []

@@ -1,18 +1,28 @@
 """The bytes of files, in a folder. A file's name there is its id, which is ours: no name from a client is a path."""
 
+import errno
 import os
 import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, ClassVar, Final
 
 from sloserve.core.errors import ConfigError, StoreFull
 
-_ID: Final = re.compile(r"file-[0-9a-f]{32}")
+ID: Final = re.compile(r"file-[0-9a-f]{32}")
 _HALF: Final = ".part"
+_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Of file systems without hard links."""
 _NO_SPACE: Final = (28, 122)  # ENOSPC, EDQUOT
+
+
+def checked(id: str) -> str:
+    """The id itself. Raises: ValueError for what is none of a file."""
+    if not ID.fullmatch(id):
+        raise ValueError(f"{id!r} is no id of a file")
+    return id
 
 
 @contextmanager
@@ -27,7 +37,10 @@ def telling_full(what: str) -> Iterator[None]:
 
 
 class Folder:
-    """One folder of files. A file is there whole or not at all, and survives a power cut once it is written."""
+    """See :class:`sloserve.fleet.batch_api.files.Files`. A file survives a power cut once it is written."""
+
+    MARK: ClassVar = "fleet-mark"
+    """Name of the file that has the mark."""
 
     def __init__(self, path: Path) -> None:
         """Makes the folder if it is not there, for its owner alone. Raises: ConfigError where it cannot be made."""
@@ -69,15 +82,40 @@ class Folder:
         before_s: those that were last written to before, epoch seconds; another gateway may be writing the others.
         """
         for file in self._path.iterdir():
-            is_half = file.suffix == _HALF and _ID.fullmatch(file.name.partition(".")[0])
-            if (is_half or _ID.fullmatch(file.name)) and _written_s(file) < before_s:
+            is_half = file.suffix == _HALF and ID.fullmatch(file.name.partition(".")[0])
+            if (is_half or ID.fullmatch(file.name)) and _written_s(file) < before_s:
                 if is_half or not is_known(file.name):
                     file.unlink(missing_ok=True)
 
+    def mark(self, new: str | None) -> str | None:
+        """Written under a name of its own, then linked: another gateway that begins at the same time reads it whole."""
+        mark = self._path / self.MARK
+        if new is not None and not mark.exists():
+            scratch = self._path / f"{self.MARK}.{secrets.token_hex(4)}"
+            try:
+                with telling_full("the folder of files"):
+                    with scratch.open("x") as file:
+                        file.write(new)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    try:
+                        mark.hardlink_to(scratch)
+                    except FileExistsError:
+                        pass
+                    except OSError as error:
+                        if error.errno not in _NO_LINKS:
+                            raise
+                        scratch.replace(mark)
+                    self._sync()
+            finally:
+                scratch.unlink(missing_ok=True)
+        try:
+            return mark.read_text().strip()
+        except FileNotFoundError:
+            return None
+
     def _file(self, id: str) -> Path:
-        if not _ID.fullmatch(id):
-            raise ValueError(f"{id!r} is no id of a file")
-        return self._path / id
+        return self._path / checked(id)
 
     def _sync(self) -> None:
         folder = os.open(self._path, os.O_RDONLY)

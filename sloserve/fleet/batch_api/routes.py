@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from sloserve.core.errors import InvalidRequest, SloServeError, StoreAway, StoreError, StoreFull, shown
 from sloserve.fleet.batch_api import ids
-from sloserve.fleet.batch_api.folder import Folder
+from sloserve.fleet.batch_api.files import Files
 from sloserve.fleet.batch_api.json_objects import batch_json, file_json
 from sloserve.fleet.batch_api.lines import ENDPOINTS, Limits, storable
 from sloserve.fleet.batch_api.upload import RouteError, UploadForm, least_file_bytes
@@ -66,7 +66,7 @@ class BatchApi:
     """
 
     store: Store
-    folder: Folder
+    folder: Files
     tenant_of: Callable[[Request], str]
     confirm_later: Callable[[str], None]
     limits: Limits = field(default_factory=Limits)

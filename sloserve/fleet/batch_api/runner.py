@@ -17,7 +17,8 @@ import msgspec
 
 from sloserve.core.errors import StoreError
 from sloserve.fleet.batch_api import ids
-from sloserve.fleet.batch_api.folder import Folder, telling_full
+from sloserve.fleet.batch_api.files import Files
+from sloserve.fleet.batch_api.folder import telling_full
 from sloserve.fleet.batch_api.lines import BatchLine, Limits, LineError, read_lines
 from sloserve.fleet.batch_api.turns import Slices, Turns
 from sloserve.fleet.quota import Quota
@@ -67,7 +68,7 @@ class BatchRunner:
     """
 
     store: Store
-    folder: Folder
+    folder: Files
     models_of: Callable[[str], Collection[str]]
     group_of: Callable[[Batch, BatchLine], int] = group_of
     class_of: Callable[[str], str] = lambda tenant: "batch"

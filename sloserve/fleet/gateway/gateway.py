@@ -15,7 +15,7 @@ from sloserve.core.addresses import is_exposed
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import SLO, ClassTable, Targets
-from sloserve.fleet.batch_api.folder import Folder
+from sloserve.fleet.batch_api.files import check_shared, open_files
 from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.batch_api.routes import BatchApi
 from sloserve.fleet.batch_api.runner import BatchRunner
@@ -54,7 +54,7 @@ class Surroundings:
 
     Args:
         store: shared with agents and planners; ``None`` for a gateway without batches and without a plan.
-        files: folder for the bytes of files.
+        files: where the bytes of files are: a folder, or an address of object storage.
         keys: the file of keys; ``None`` for one tenant, on this machine only.
         doors: of agents that are asked whatever the store says. door_key: that those on TCP ask for.
         limits: of the gateway. file_limits: of one input file of a batch.
@@ -63,7 +63,7 @@ class Surroundings:
     """
 
     store: Store | None = None
-    files: Path | None = None
+    files: str | Path | None = None
     keys: Path | None = None
     doors: Collection[str] = ()
     door_key: str | None = field(default=None, repr=False)
@@ -77,8 +77,8 @@ class Gateway:
     """One gateway of a fleet. app: to be served by any ASGI server with lifespan, over any version of HTTP."""
 
     def __init__(self, fleet: Fleet, around: Surroundings, clock: Clock | None = None) -> None:
-        """Raises: ConfigError for a fault in the file of keys, a policy of the router that cannot be used, or a folder
-        that cannot be made.
+        """Raises: ConfigError for a fault in the file of keys, a policy of the router that cannot be used, or files
+        that cannot be opened or are not those of the other gateways.
         """
         clock, settings, limits = clock or SystemClock(), fleet.settings, around.limits
         self.keys = KeyFile(around.keys, settings.classes, fleet.models, clock)
@@ -158,7 +158,8 @@ class Gateway:
     def _batches(self, around: Surroundings, clock: Clock) -> tuple[Router | None, BatchWork | None]:
         if around.store is None or around.files is None:
             return None, None
-        store, folder = around.store, Folder(around.files)
+        store, folder = around.store, open_files(around.files)
+        check_shared(folder, store, around.files)
         classes = self.parts.settings.classes
         runner = BatchRunner(
             store,

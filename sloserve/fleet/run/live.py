@@ -34,17 +34,19 @@ class Place:
     """Where a fleet keeps what outlives its processes.
 
     folder: its state: logs, files of batches, measured costs, settings of engines. store: the store's address.
-    door_key: that doors on TCP ask for, if there is one.
+    door_key: that doors on TCP ask for, if there is one. stated_files: where bytes of files are, if the fleet's
+    file says it.
     """
 
     folder: Path
     store: str = field(repr=False)
     door_key: str | None = field(default=None, repr=False)
+    stated_files: str | Path | None = None
 
     @property
-    def files(self) -> Path:
-        """Bytes of the files of batches."""
-        return self.folder / "files"
+    def files(self) -> str | Path:
+        """Bytes of the files of batches: a folder, or an address of object storage."""
+        return self.stated_files or self.folder / "files"
 
     @property
     def logs(self) -> Path:
@@ -70,7 +72,8 @@ def place_of(fleet: Fleet, state: Path | None = None, environ: Mapping[str, str]
     address = environ.get(STORE) or fleet.store or f"{_SQLITE}{folder.resolve() / 'store.sqlite'}"
     if address.startswith(_SQLITE):
         address = f"{_SQLITE}{beside.resolve() / address.removeprefix(_SQLITE)}"
-    return Place(folder.resolve(), address, environ.get(DOOR_KEY))
+    files = fleet.files if fleet.files is None or "://" in fleet.files else beside.resolve() / fleet.files
+    return Place(folder.resolve(), address, environ.get(DOOR_KEY), files)
 
 
 def check_doors(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = None) -> None:

@@ -118,7 +118,10 @@ _FENCE = (
 )
 """Which process is the agent of a host, where it holds the host's lock, and until when it may think so."""
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES, _LOST, _PLACES, _CHEAP_READS, _FENCE)
+_FILES_MARK = ("CREATE TABLE files_mark (one bigint PRIMARY KEY, mark text NOT NULL)",)
+"""By which a gateway knows whether its files are those of the others: one row."""
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES, _LOST, _PLACES, _CHEAP_READS, _FENCE, _FILES_MARK)
 """Step n leads from version n to n + 1."""
 
 

@@ -38,6 +38,14 @@ class Store:
         """What counts in a tenant's quota: bytes of its files, and of results that stand in no file yet."""
         return self.batches.bytes_of(tenant) + self.requests.result_bytes(tenant)
 
+    def files_mark(self, new: str | None) -> str | None:
+        """The mark of the files of this fleet, which is ``new`` where there was none; ``None`` where neither is."""
+        with self.database.transaction() as session:
+            if new is not None:
+                session.change("INSERT INTO files_mark VALUES (1, :mark) ON CONFLICT (one) DO NOTHING", mark=new)
+            found = session.rows("SELECT mark FROM files_mark")
+        return str(found[0][0]) if found else None
+
     def close(self) -> None:
         self.database.close()
 

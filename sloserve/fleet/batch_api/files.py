@@ -1,0 +1,89 @@
+"""Where the bytes of files are: one small interface, of which there are a folder and a bucket of object storage.
+
+Gateways of one fleet must have the same files, or one serves what another cannot read. A mark among the files, whose id
+stands in the store too, tells one that has others, before it takes its first request.
+"""
+
+import re
+import secrets
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+from sloserve.core.errors import ConfigError, StoreAway, StoreFull
+from sloserve.core.extras import not_installed
+from sloserve.fleet.batch_api.folder import Folder
+from sloserve.fleet.store.store import Store
+
+SCHEMES: Final = ("s3", "gs", "az")
+"""Kinds of object storage: of Amazon's interface, of Google and of Azure."""
+_MARK: Final = re.compile(r"[0-9a-f]{32}")
+
+
+class Files(Protocol):
+    """Files by their ids, which are ours: no name from a client is a path. May be used by many threads.
+
+    Each method raises StoreAway where the files cannot be reached, and ValueError for what is no id of a file.
+    """
+
+    def writing(self, id: str) -> AbstractContextManager[BinaryIO]:
+        """A new file, in place of any of this id: there whole when the block is left, and not at all if it raises.
+
+        Raises: StoreFull where there is no room.
+        """
+
+    def open(self, id: str) -> BinaryIO | None:
+        """The file to read; ``None`` where there is none."""
+
+    def delete(self, id: str) -> None:
+        """A file that is not there is none to delete."""
+
+    def keep_only(self, is_known: Callable[[str], bool], before_s: float) -> None:
+        """Deletes what crashes left: half files, and files that have no row in the store.
+
+        before_s: those that were last written to before, epoch seconds; another gateway may be writing the others.
+        """
+
+    def mark(self, new: str | None) -> str | None:
+        """The mark of these files, which is ``new`` where they had none; ``None`` where there is neither."""
+
+
+def open_files(address: str | Path) -> Files:
+    """The files in the folder of this path, or at ``s3://BUCKET/PREFIX``, ``gs://...``, ``az://...``.
+
+    Raises: ConfigError for a folder that cannot be made, a package that is not installed, or an address that is wrong.
+    """
+    scheme, is_url, _ = str(address).partition("://")
+    if isinstance(address, Path) or not is_url:
+        return Folder(Path(address))
+    if scheme not in SCHEMES:
+        allowed = ", ".join(f"{one}://..." for one in SCHEMES)
+        raise ConfigError(f"files: {scheme}:// is no kind of files; give the path of a folder, or {allowed}")
+    try:
+        from sloserve.fleet.batch_api.objects import open_objects
+    except ImportError:
+        raise not_installed(f"files: {scheme}://", "obstore", "s3") from None
+    return open_objects(str(address))
+
+
+def check_shared(files: Files, store: Store, address: str | Path) -> None:
+    """Marks files and store as of one fleet, if neither is marked.
+
+    Raises: ConfigError where their marks differ, or the files cannot be used.
+    """
+    known = store.files_mark(None)
+    try:
+        found = files.mark(secrets.token_hex(16) if known is None else None)
+    except (StoreAway, StoreFull, OSError) as error:
+        raise ConfigError(f"{address}: files cannot be used: {error}") from None
+    if found is not None and not _MARK.fullmatch(found):
+        raise ConfigError(f"{address}: the mark of the fleet's files is not what was written; restore it from a backup")
+    known = known or store.files_mark(found)
+    if found != known:
+        is_marked = "they have no mark" if found is None else f"their mark is {found}"
+        raise ConfigError(
+            f"{address}: these are not the files of the fleet's store: {is_marked}, and the store's is {known}; "
+            "give all gateways the same folder, or an address such as s3://BUCKET/PREFIX, with files in the fleet's "
+            f"file; if the files were moved or lost, write {known} into {Folder.MARK} there"
+        )
