@@ -91,7 +91,7 @@ class Agent:
         settings.state_folder.mkdir(parents=True, exist_ok=True)
         self._logs = settings.state_folder / "logs"
         self._logs.mkdir(exist_ok=True)
-        self._costs = Costs(settings.state_folder / f"swap-costs-{settings.host}.json", settings.device)
+        self.costs = Costs(settings.state_folder / f"swap-costs-{settings.host}.json", settings.device)
         self.instances: dict[str, Instance] = {}
         self.plan: Callable[[], tuple[int, int] | None] = lambda: None
         """Term and version of the plan that is followed; to be set by who follows it."""
@@ -109,7 +109,7 @@ class Agent:
             door=self.door,
             instances=tuple(instance.report() for instance in self.instances.values()),
             plan=self.plan(),
-            swaps=self._costs.swaps(names) if swaps else (),
+            swaps=self.costs.swaps(names) if swaps else (),
             held_bytes=held,
         )
 
@@ -124,7 +124,7 @@ class Agent:
                 f"hosts.{settings.host} in the fleet's file, or, for a socket, a shorter folder with TMPDIR"
             ) from None
         parts = HostParts(
-            self._launcher, self._run_folder, self._logs, self._memory, self._costs, self._clock, limits=settings.limits
+            self._launcher, self._run_folder, self._logs, self._memory, self.costs, self._clock, limits=settings.limits
         )
         for name, models in settings.instances.items():
             devices = settings.environments.get(name, {})

@@ -8,18 +8,20 @@ profiles say.
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from sloserve.fleet.agent.switch_methods import SwitchMethod
 from sloserve.fleet.contract.reports import MeasuredSwap
+from sloserve.fleet.store.switch_costs import LATEST, StoredCost
 from sloserve.virtual_queues.contract import ModelState
 
 logger = logging.getLogger(__name__)
 
-_LATEST: Final = 0.3
-"""Least weight of the latest measurement in a mean."""
+_MOST_UNTOLD: Final = 1_000
+"""Measurements that wait for a store that is away; older ones are then not told."""
 _SLEEP: Final = "sleep_s"
 _FIELDS: Final = {
     SwitchMethod.WAKE: "wake_s",
@@ -29,6 +31,7 @@ _FIELDS: Final = {
     SwitchMethod.COLD: "start_s",
     SwitchMethod.ADAPTER: "adapter_s",
 }
+_COLD: Final = frozenset(_FIELDS.values()) - {_FIELDS[SwitchMethod.WAKE]}
 
 
 class Costs:
@@ -41,7 +44,16 @@ class Costs:
         self._steps: dict[str, dict[str, tuple[float, int]]] = {}
         self._last: dict[str, str] = {}
         """The step by which a model that was cold came last."""
+        self.untold: deque[tuple[str, str, float]] = deque(maxlen=_MOST_UNTOLD)
+        """Model, step and seconds of what was measured, until another takes it from here."""
         self._read()
+
+    def adopt(self, found: Sequence[StoredCost]) -> None:
+        """Takes what other hosts have measured, where this one has measured nothing. found: the latest at the end."""
+        lasts = {cost.model: cost.step for cost in found if cost.step in _COLD}
+        self._last = {**lasts, **self._last}
+        for cost in found:
+            self._steps.setdefault(cost.model, {}).setdefault(cost.step, (cost.mean_s, cost.times))
 
     def note_sleep(self, model: str, seconds: float) -> None:
         """The model has gone to sleep, or has otherwise left the device."""
@@ -81,8 +93,9 @@ class Costs:
 
     def _note(self, model: str, step: str, seconds: float) -> None:
         mean, count = self._steps.setdefault(model, {}).get(step, (0.0, 0))
-        mean += (seconds - mean) * max(1.0 / (count + 1), _LATEST)
+        mean += (seconds - mean) * max(1.0 / (count + 1), LATEST)
         self._steps[model][step] = mean, count + 1
+        self.untold.append((model, step, seconds))
         self._write()
 
     def _read(self) -> None:

@@ -13,11 +13,13 @@ from sloserve.fleet.agent.following import Following
 from sloserve.fleet.agent.host_fence import HostFence
 from sloserve.fleet.agent.line_claims import cancelled
 from sloserve.fleet.agent.pulling import LEASE_S, Pulling
+from sloserve.fleet.agent.shared_costs import SHARE_S, SharedCosts
 from sloserve.fleet.file import Fleet, Host
 from sloserve.fleet.run.live import Place, agent_settings
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import open_store
+from sloserve.fleet.supervised import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +56,13 @@ async def run_agent(
                 following = Following(fleet, doors, pulling, store, clock, executor)
                 agent.plan = lambda: following.plan
                 looking = asyncio.create_task(following.run())
+                shared = SharedCosts(agent.costs, store.switch_costs, host.device, executor)
+                telling = supervised("measured costs of switches are not shared with other hosts", shared.turn, SHARE_S)
+                sharing = asyncio.create_task(telling)
                 try:
                     await _either(stopping.wait(), fence.lost.wait())
                 finally:
-                    looking.cancel()
-                    await asyncio.gather(looking, return_exceptions=True)
+                    await cancelled([looking, sharing])
                     await following.stop()
                     if fence.lost.is_set():
                         await pulling.stop(0.0)  # what it serves has gone back already: nothing of it would count

@@ -121,7 +121,19 @@ _FENCE = (
 _FILES_MARK = ("CREATE TABLE files_mark (one bigint PRIMARY KEY, mark text NOT NULL)",)
 """By which a gateway knows whether its files are those of the others: one row."""
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES, _LOST, _PLACES, _CHEAP_READS, _FENCE, _FILES_MARK)
+_SWITCH_COSTS = (
+    """CREATE TABLE switch_cost (
+        device text NOT NULL,
+        model text NOT NULL,
+        step text NOT NULL,
+        mean_s double precision NOT NULL,
+        times bigint NOT NULL,
+        seen_s double precision NOT NULL,
+        PRIMARY KEY (device, model, step)
+    )""",
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES, _LOST, _PLACES, _CHEAP_READS, _FENCE, _FILES_MARK, _SWITCH_COSTS)
 """Step n leads from version n to n + 1."""
 
 

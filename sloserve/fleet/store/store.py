@@ -13,6 +13,7 @@ from sloserve.fleet.store.members import Members
 from sloserve.fleet.store.migrations import migrate
 from sloserve.fleet.store.requests import Requests
 from sloserve.fleet.store.sqlite import SqliteDatabase
+from sloserve.fleet.store.switch_costs import SwitchCosts
 
 _SQLITE: Final = "sqlite:"
 _POSTGRES: Final = ("postgresql://", "postgres://")
@@ -28,6 +29,7 @@ class Store:
         self.requests = Requests(database)
         self.members = Members(database)
         self.batches = Batches(database)
+        self.switch_costs = SwitchCosts(database)
 
     def now_s(self) -> float:
         """Epoch seconds by the store's clock, by which all of its times are."""

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,14 @@ from sloserve.fleet.agent.costs import Costs
 from sloserve.fleet.agent.engine_requests import line_of, stream_of
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.line_reply import CHAT, COMPLETIONS, LineReply
+from sloserve.fleet.agent.shared_costs import SharedCosts
 from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
 from sloserve.fleet.contract.door import LineSize
 from sloserve.fleet.contract.reports import MeasuredSwap
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.fleet.store.records import Claimed
+from sloserve.fleet.store.sqlite import SqliteDatabase
+from sloserve.fleet.store.store import Store
 from sloserve.virtual_queues.contract import ModelState
 
 GIB = 2**30
@@ -75,6 +79,36 @@ def test_what_is_built_alike_differs_in_the_values_of_weights_alone(tmp_path: Pa
     weights.write_bytes(weights.read_bytes()[:-1])
     assert fingerprint(Path(other.model)) is None, "a file that is cut short would leave an engine without weights"
     assert not are_alike(ServedModel("hub", "org/model"), ServedModel("hub", "org/model"))
+
+
+def test_a_new_host_begins_with_what_others_of_its_kind_have_measured(tmp_path: Path) -> None:
+    store = Store(SqliteDatabase(tmp_path / "store.sqlite"))
+
+    async def turns(costs: Costs, device: str) -> None:
+        with ThreadPoolExecutor(1) as executor:
+            shared = SharedCosts(costs, store.switch_costs, device, executor)
+            await shared.turn()
+            costs.note_switch("a", WAKE, 1.0)
+            await shared.turn()
+
+    old = Costs(tmp_path / "old.json", "h100")
+    for seconds in (2.0, 4.0, 9.0, 1.0, 8.0):
+        old.note_switch("b", WAKE, seconds)
+    old.note_switch("b", SwitchMethod.COLD, 30.0)
+    old.note_switch("b", SwitchMethod.FORKED, 5.0)
+    asyncio.run(turns(old, "h100"))
+    assert not old.untold
+    kept = {cost.step: cost for cost in store.switch_costs.of("h100") if cost.model == "b"}
+    assert kept["wake_s"].times == 5 and kept["wake_s"].mean_s == pytest.approx(old.switch_s("b", WAKE))
+    new, other = Costs(tmp_path / "new.json", "h100"), Costs(tmp_path / "other.json", "a100")
+    new.note_switch("b", WAKE, 7.0)
+    asyncio.run(turns(new, "h100"))
+    asyncio.run(turns(other, "a100"))
+    assert new.switch_s("b", WAKE) == 7.0, "its own goes before"
+    swaps = {(swap.coming, swap.state): swap.seconds for swap in new.swaps(["b"])}
+    assert swaps == {("b", ModelState.COLD): 5.0, ("b", ModelState.WARM): 7.0}
+    assert other.switch_s("b", WAKE) is None
+    store.close()
 
 
 def test_costs_add_up_to_swaps_and_are_kept(tmp_path: Path) -> None:

@@ -277,3 +277,19 @@ def test_a_term_ends_when_its_lease_does(opened: OpenStore, store: Store) -> Non
     assert opened.members.lead("planner", 30.0) == 1
     store.pass_s(30.0)
     assert opened.members.lead("planner", 30.0) == 2, "another may have led meanwhile"
+
+
+def test_costs_of_switches_are_means_that_follow_the_latest(opened: OpenStore, store: Store) -> None:
+    for seconds in (2.0, 4.0, 9.0, 15.0):
+        opened.switch_costs.add("h100", "m", "wake_s", seconds)
+    store.pass_s(5.0)
+    opened.switch_costs.add("h100", "a", "start_s", 30.0)
+    opened.switch_costs.add("a100", "m", "wake_s", 1.0)
+    wake, start = opened.switch_costs.of("h100")
+    assert (wake.model, wake.step, wake.times, wake.mean_s) == ("m", "wake_s", 4, pytest.approx(8.0))
+    assert (start.model, start.mean_s) == ("a", 30.0), "the latest at the end"
+
+
+def test_the_first_mark_of_files_stays(opened: OpenStore) -> None:
+    assert opened.files_mark(None) is None
+    assert opened.files_mark("a") == opened.files_mark("b") == opened.files_mark(None) == "a"
