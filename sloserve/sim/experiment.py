@@ -37,6 +37,8 @@ from sloserve.workloads.workload_registry import Workload
 if TYPE_CHECKING:
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_LOADS = (0.7, 1.0, 1.5, 2.0)
 SHIPPED = PluginSettings()
 """What a server does unless it is told otherwise, and so what runs do."""
@@ -44,6 +46,8 @@ PLAN_SHARE = SHIPPED.plan_share
 VLLM, MODEL = "vllm", "model"
 ENGINE_KINDS = (VLLM, MODEL)
 """vLLM's real scheduler, and the model of it in :mod:`sloserve.sim.model`."""
+SATURATED = 0.5
+"""Of the steps by which stock's capacity is measured requests must wait in this share: else all run at once."""
 _RUSH = 1e-6
 """Arrivals are compressed by this to offer everything at once."""
 
@@ -151,6 +155,15 @@ def capacity_rps(experiment: Experiment, log: RunLog) -> float:
             "to measure its capacity; give --rps, more --max-requests, or an engine that fits the workload"
         )
     low, high = int(0.1 * finished.size), int(0.9 * finished.size)
+    within = (log.steps.end_s >= finished[low]) & (log.steps.end_s <= finished[high])
+    if within.any() and float(np.mean(log.steps.waiting[within] > 0)) < SATURATED:
+        logger.warning(
+            "the load does not saturate: %d requests of %s are too few for this engine, which ran nearly all of them "
+            "at once while its capacity was measured; loads are multiples of too low a figure, and hardly anything "
+            "will queue; give more --max-requests, or --rps",
+            len(log.requests),
+            experiment.workload.name,
+        )
     return float((high - low) / (finished[high] - finished[low]))
 
 

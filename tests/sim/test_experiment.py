@@ -125,6 +125,21 @@ def test_capacity_is_the_rate_of_the_saturated_middle() -> None:
         capacity_rps(experiment, RunLog(logs[:10], steps))
 
 
+@pytest.mark.parametrize(("waiting", "is_told"), [(0, True), (3, False)])
+def test_a_burst_in_which_nothing_waits_is_said_not_to_saturate(
+    waiting: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """60 requests gave "1.5 x" of a capacity at which nothing queues, and both policies 100 %."""
+    times, many = np.linspace(0.0, 50.0, 100), np.full(100, waiting)
+    steps = StepLog(times, times, many, many, many, times)
+    experiment = build_experiment(SimulateOptions(workload="voice"))
+    slo = DEFAULT_CLASSES.slo(None, Targets())
+    requests = [WorkloadRequest(str(i), 0.0, 10, 5, slo) for i in range(60)]
+    logs = [RequestLog(one, Outcome.COMPLETED, np.array([i / 2])) for i, one in enumerate(requests)]
+    capacity_rps(experiment, RunLog(logs, steps))
+    assert ("does not saturate: 60 requests of voice" in caplog.text) == is_told
+
+
 @pytest.mark.slow
 def test_one_line_and_status_2_for_a_malformed_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
