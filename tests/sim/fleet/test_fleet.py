@@ -256,8 +256,20 @@ def test_a_static_batch_ends_before_the_next_begins_and_the_program_shares_batch
     log = run(fleet_of(["a"]), "shepherd:batch=4", requests)
     first, second = log.run.requests[:4], log.run.requests[4:]
     assert min(r.first_token_s for r in second if r.first_token_s) > max(r.token_times_s[-1] for r in first)
-    assert shares(np.array([[4.0, 9.0], [9.0, 4.0], [math.inf, 2.0]])).round(6).tolist()[2] == [0.0, 1.0]
-    assert shares(np.full((2, 2), 3.0)).max(axis=1).tolist() == [1.0, 1.0]
+    idle = np.zeros(2)
+    assert shares(np.array([[4.0, 9.0], [9.0, 4.0], [math.inf, 2.0]]), idle).round(6).tolist()[2] == [0.0, 1.0]
+    assert shares(np.full((2, 2), 3.0), idle).max(axis=1).tolist() == [1.0, 1.0]
+    for busy in (0, 1):
+        until_idle_s = np.where(np.arange(2) == busy, 9.0, 0.0)
+        assert shares(np.full((1, 2), 3.0), until_idle_s).argmin() == busy
+
+
+def test_a_batch_swaps_in_where_its_own_instance_is_busy_for_longer() -> None:
+    """A long reply of a has a's instance; the idle one of b takes the next request of a, for the cost of a swap."""
+    requests = [request("long", "a", 0.0, output_tokens=4000), request("next", "a", 4.0, output_tokens=10)]
+    log = run(fleet_of("ab", devices=2), "shepherd", requests)
+    long, later = log.run.requests
+    assert later.first_token_s is not None and later.first_token_s < long.token_times_s[-1]
 
 
 @pytest.mark.parametrize("name", ["qlm/stock", "edf", "collate", "qlm-paper/stock"])

@@ -2,7 +2,8 @@
 
 Requests of a model that came one after another form a batch, which an instance runs to its end before it takes the
 next: no request joins or leaves it. Whenever an instance is idle, a linear program shares the batches among all
-instances so that the busiest ends first, swaps counted; each serves what is most its own by deadline.
+instances so that the busiest ends first, with swaps and what it still serves counted; each serves what is most its own
+by deadline.
 
 Source: SHEPHERD (NSDI 2023), as QLM, Sec. 8, compares with it. Differs: its preemption of whole batches is left out.
 """
@@ -49,7 +50,8 @@ class Shepherd(Dispatcher):
         batches = self._batches() if idle else []
         if not batches:
             return []
-        share = shares(np.array([[_takes_s(b, i, view) for i in view.instances] for b in batches]))
+        takes_s = np.array([[_takes_s(b, i, view) for i in view.instances] for b in batches])
+        share = shares(takes_s, np.array([_until_idle_s(i, view) for i in view.instances]))
         operations: list[Operation] = []
         for place, instance in enumerate(view.instances):
             own = [b for b, of in zip(batches, share, strict=True) if of[place] > 0.0 and of[place] == of.max()]
@@ -75,10 +77,11 @@ class Shepherd(Dispatcher):
         return sorted(found, key=lambda batch: batch.due_s)[:_MOST]
 
 
-def shares(takes_s: FloatArray) -> FloatArray:
+def shares(takes_s: FloatArray, until_idle_s: FloatArray) -> FloatArray:
     """The part of each batch that goes to each instance, ``[batches, instances]``, so that the busiest ends first.
 
-    takes_s: how long the batch takes there; inf where it cannot run.
+    takes_s: how long the batch takes there, ``[batches, instances]``; inf where it cannot run. until_idle_s: how long
+    what each instance has already still takes, ``[instances]``.
     """
     batches, instances = takes_s.shape
     can = np.isfinite(takes_s)
@@ -92,20 +95,36 @@ def shares(takes_s: FloatArray) -> FloatArray:
         ends[range(instances), range(b * instances, (b + 1) * instances)] = cost[b]
     ends[:, -1] = -1.0
     bounds = [(0.0, 1.0 if one else 0.0) for one in can.ravel()] + [(0.0, None)]
-    found = linprog(objective, ends, np.zeros(instances), whole, np.ones(batches), bounds, method="highs")
+    found = linprog(objective, ends, -until_idle_s, whole, np.ones(batches), bounds, method="highs")
     parts: FloatArray = found.x[:-1].reshape(batches, instances)
     return parts
 
 
 def _takes_s(batch: _Batch, instance: InstanceView, view: FleetView) -> float:
-    """Until the last of the batch has ended, if it begins now; the time until the instance is idle counts with it."""
+    """How long the batch takes on an idle instance, until its last request has ended, with the swap to its model."""
     if batch.model not in instance.models:
         return float("inf")
     prompt = sum(request.prompt_tokens for request in batch.requests) / len(batch.requests)
     longest = max(view.expected_output(request)[0] for request in batch.requests)
     swap_s = 0.0 if batch.model == instance.active else instance.swap_s(batch.model)
-    profile, size = instance.profile(batch.model), len(batch.requests)
-    prefill_s = profile.step_s(StepLoad.of([(max(int(prompt), 1), 0)], []))
-    context = size * int(prompt + longest / 2.0)
-    step_s = profile.step_s(StepLoad(decode_seqs=size, decode_context_tokens=context))
-    return swap_s + prefill_s + longest * step_s
+    prefill_s = instance.profile(batch.model).step_s(StepLoad.of([(max(int(prompt), 1), 0)], []))
+    return swap_s + prefill_s + _decode_s(instance, batch.model, len(batch.requests), prompt, longest)
+
+
+def _until_idle_s(instance: InstanceView, view: FleetView) -> float:
+    """Until a switch in progress is over and the longest reply in flight has ended."""
+    switch_s = max(instance.ready_s - view.now_s, 0.0)
+    running = instance.in_flight
+    if not running or instance.active is None:
+        return switch_s
+    generated = [instance.generated(request.request_id) for request in running]
+    longest = max(view.expected_output(r, n)[0] for r, n in zip(running, generated, strict=True))
+    context = sum(r.prompt_tokens - r.generated_tokens + n for r, n in zip(running, generated, strict=True))
+    return switch_s + _decode_s(instance, instance.active, len(running), context / len(running), longest)
+
+
+def _decode_s(instance: InstanceView, model: str, size: int, context: float, tokens: float) -> float:
+    """How long ``size`` requests of ``context`` tokens each decode until each has ``tokens`` more."""
+    tokens_in_all = size * int(context + tokens / 2.0)
+    load = StepLoad(decode_seqs=size, decode_context_tokens=tokens_in_all)
+    return tokens * instance.profile(model).step_s(load)
