@@ -1,9 +1,12 @@
 """The store in a PostgreSQL server, for a fleet on several machines. Its clock is the server's."""
 
 import contextlib
+import ipaddress
+import os
 import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -35,6 +38,13 @@ once; one that is stopped does not, and is away by then: a client of the gateway
 _SILENT_ALONE_S: Final = 600.0
 """The same where others are waited for, or an index is built."""
 _LOOK_S: Final = 0.1
+_ROOT: Final = ".postgresql/root.crt"
+"""Where libpq looks for the certificates that it trusts, in the home folder."""
+_ABOUT_TLS: Final = re.compile("ssl|certificate", re.IGNORECASE)
+_SAY_SSLMODE: Final = (
+    "a server on another host must show a certificate of its name (sslmode=verify-full): state sslrootcert=FILE in the "
+    "address for an authority of your own, or sslmode=require or disable if the network is trusted"
+)
 _LOCK: Final = 0x510_5E57E  # of this program's schema changes, among all advisory locks of the database
 _CHANNEL: Final = "sloserve"
 _WORDS: Final = {
@@ -108,6 +118,7 @@ class PostgresDatabase:
 
         Args:
             address: ``postgresql://...``; what it leaves out comes from the environment (PGPASSWORD, PGPASSFILE, ...).
+                A server on another host must show a certificate of its name, unless either states ``sslmode``.
             connections: at most, beside the one that waits for hints.
             schema: of the database, where it is not the server's default; it is made if it is not there.
 
@@ -115,7 +126,12 @@ class PostgresDatabase:
             ConfigError: no server at this address, or one that is too old.
         """
         self._where, stated = _without_password(address), conninfo_to_dict(address)
-        options: Mapping[str, Any] = {"autocommit": True} | {k: v for k, v in _PATIENCE.items() if k not in stated}
+        verified = _verified(stated)
+        options: Mapping[str, Any] = {
+            "autocommit": True,
+            **{key: value for key, value in _PATIENCE.items() if key not in stated},
+            **verified,
+        }
         if schema is not None:
             options = {**options, "options": f"-c search_path={schema}"}
         self._address, self._options = address, options
@@ -127,7 +143,8 @@ class PostgresDatabase:
                         psycopg.sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(psycopg.sql.Identifier(schema))
                     )
         except psycopg.Error as error:
-            raise ConfigError(f"the store {self._where} cannot be reached: {_line(error)}") from None
+            remedy = f"; {_SAY_SSLMODE}" if verified and _ABOUT_TLS.search(str(error)) else ""
+            raise ConfigError(f"the store {self._where} cannot be reached: {_line(error)}{remedy}") from None
         self._pool: ConnectionPool[_Connection] = ConnectionPool(
             address,
             connection_class=_Connection,
@@ -220,6 +237,27 @@ class PostgresDatabase:
 def _spelt(sql: str) -> Any:
     sql = re.sub("|".join(_WORDS), lambda word: _WORDS[word.group()], sql)
     return re.sub(r"(?<!:):(\w+)", r"%(\1)s", sql)
+
+
+def _verified(stated: Mapping[str, Any]) -> dict[str, str]:
+    """Options by which a server on another host must show a certificate of its name; none where the address, which
+    states these, or the environment says how to connect.
+    """
+    hosts = str(stated.get("host") or stated.get("hostaddr") or os.environ.get("PGHOST") or "").split(",")
+    if "sslmode" in stated or "service" in stated or "PGSSLMODE" in os.environ or all(map(_is_here, hosts)):
+        return {}
+    has_root = "sslrootcert" in stated or "PGSSLROOTCERT" in os.environ or (Path.home() / _ROOT).exists()
+    return {"sslmode": "verify-full"} | ({} if has_root else {"sslrootcert": "system"})
+
+
+def _is_here(host: str) -> bool:
+    """Whether this is a socket, or an address of this machine alone."""
+    if not host or host == "localhost" or host[0] in "/@":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _check_version(version: int) -> None:

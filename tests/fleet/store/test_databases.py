@@ -7,9 +7,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
-from sloserve.fleet.store.postgres import PostgresDatabase
+from sloserve.fleet.store.postgres import PostgresDatabase, _verified
 from sloserve.fleet.store.records import NewRequest
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store as OpenStore
@@ -155,3 +156,41 @@ def test_a_server_that_lets_nothing_be_written_says_so(postgres_address: str) ->
     finally:
         with psycopg.connect(postgres_address, autocommit=True) as connection:
             connection.execute("DROP ROLE guest")
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "expected"),
+    [
+        ("postgresql://u@db.example/f", {}, {"sslmode": "verify-full", "sslrootcert": "system"}),
+        ("postgresql://u@10.0.0.7/f", {}, {"sslmode": "verify-full", "sslrootcert": "system"}),
+        ("postgresql://u@127.0.0.1,db.example/f", {}, {"sslmode": "verify-full", "sslrootcert": "system"}),
+        ("postgresql://u@/f", {"PGHOST": "db.example"}, {"sslmode": "verify-full", "sslrootcert": "system"}),
+        ("postgresql://u@db.example/f?sslrootcert=/ca.crt", {}, {"sslmode": "verify-full"}),
+        ("postgresql://u@db.example/f", {"PGSSLROOTCERT": "/ca.crt"}, {"sslmode": "verify-full"}),
+        ("postgresql://u@db.example/f?sslmode=require", {}, {}),
+        ("postgresql://u@db.example/f", {"PGSSLMODE": "disable"}, {}),
+        ("postgresql:///f?service=fleet", {"PGHOST": "db.example"}, {}),
+        ("postgresql://u@localhost/f", {}, {}),
+        ("postgresql://u@[::1],127.0.0.2/f", {}, {}),
+        ("postgresql:///f?host=/var/run/postgresql", {}, {}),
+        ("postgresql:///f", {}, {}),
+    ],
+)
+def test_a_server_on_another_host_must_show_a_certificate_unless_told(
+    address: str, environment: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("PGHOST", "PGSSLMODE", "PGSSLROOTCERT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _verified(conninfo_to_dict(address)) == expected
+
+
+@pytest.mark.slow
+def test_a_server_without_tls_on_another_host_is_refused_with_the_remedy(postgres_address: str) -> None:
+    named = postgres_address.replace("127.0.0.1", "db.example") + "?hostaddr=127.0.0.1"
+    assert named != postgres_address
+    with pytest.raises(ConfigError, match="cannot be reached: .*SSL.*sslmode=require or disable"):
+        PostgresDatabase(named)
+    PostgresDatabase(f"{named}&sslmode=disable").close()
