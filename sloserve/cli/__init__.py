@@ -6,6 +6,7 @@ Heavy libraries are imported by the command that needs them, so that ``--help`` 
 from sloserve.cli import (
     advise_command,
     bench_command,
+    configs_command,
     doctor_command,
     edge_command,
     estimator_commands,
@@ -23,6 +24,7 @@ __all__ = [
     "advise_command",
     "app",
     "bench_command",
+    "configs_command",
     "doctor_command",
     "edge_command",
     "estimator_commands",

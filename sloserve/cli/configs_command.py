@@ -1,0 +1,36 @@
+"""``sloserve configs``: the example files, without a checkout."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sloserve.cli.output_flags import JsonFlag
+from sloserve.cli.root import app
+
+
+@app.command()
+def configs(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Copy these examples; none: list all.", show_default=False),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Copy into this folder, all examples if none is named.", show_default=False)
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the example files of servers, fleets, SLOs and dashboards, or copy them to a folder of yours."""
+    from sloserve.files.examples import copied, examples, purpose
+
+    if names or to is not None:
+        for path in copied(names or [], to or Path()):
+            print(path)
+        return
+    found = {name: purpose(path) for name, path in examples().items()}
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for name, text in found.items():
+        print(f"{name:<{max(map(len, found))}}  {text}".rstrip())

@@ -1,0 +1,53 @@
+"""The example files of ``configs/``: of the checkout, or as they came with an installed package."""
+
+from pathlib import Path
+from typing import Final
+
+import sloserve
+from sloserve.core.errors import ConfigError
+
+_PACKAGE: Final = Path(sloserve.__file__).parent
+_PLACES: Final = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
+"""In a wheel, and in a checkout."""
+_SCHEMA_LINE: Final = "# yaml-language-server"
+
+
+def examples() -> dict[str, Path]:
+    """The files by their names below ``configs``, in order. Raises: ConfigError where the package came without them."""
+    for place in _PLACES:
+        if place.is_dir():
+            return {str(path.relative_to(place)): path for path in sorted(place.rglob("*")) if path.is_file()}
+    raise ConfigError("this installation has no example files; they are in configs/ of the source")
+
+
+def purpose(path: Path) -> str:
+    """The first comment of an example; empty where it has none."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# ") and not line.startswith(_SCHEMA_LINE):
+            return line.removeprefix("# ")
+        if not line.startswith("#"):
+            break
+    return ""
+
+
+def copied(names: list[str], folder: Path) -> list[Path]:
+    """Copies the examples of these names, all of them for none, below ``folder``, which is made; returns the copies.
+
+    Raises: ConfigError for a name that is none, a file that is there already, or a folder that cannot be written.
+    """
+    found = examples()
+    for name in names:
+        if name not in found:
+            raise ConfigError(f"no example {name!r}; there are: {', '.join(found)}")
+    copies = {found[name]: folder / name for name in names or found}
+    there = [str(copy) for copy in copies.values() if copy.exists()]
+    if there:
+        raise ConfigError(f"{there[0]} is there already, and is not overwritten; give another folder with --to")
+    try:
+        for example, copy in copies.items():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(example.read_bytes())
+            copy.chmod(example.stat().st_mode & 0o777)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}") from None
+    return list(copies.values())
