@@ -11,7 +11,6 @@ import typer
 from sloserve.cli.fleet_commands import fleet_app
 from sloserve.cli.root import app
 from sloserve.core.errors import ConfigError
-from sloserve.settings import ADMIN_KEY
 
 _AGAIN_S: Final = 2.0
 _OTHER_LINES: Final = 16
@@ -76,6 +75,7 @@ def _settled(views: Iterator[dict[str, Any]]) -> dict[str, Any]:
 
 def _views(url: str) -> Iterator[dict[str, Any]]:
     from sloserve.client.watching import watch
+    from sloserve.settings import ADMIN_KEY
 
     key = os.environ.get(ADMIN_KEY)
     if not key:

@@ -75,7 +75,18 @@ def test_it_works_without_compiler_and_checkout(bare: Path, tmp_path: Path) -> N
     listed = json.loads(ran(bare, tmp_path, "configs", "--json"))
     copied = ran(bare, tmp_path, "configs", "serve.yaml", "slo-10s.yaml", "--to", "mine").split()
     assert copied == ["mine/serve.yaml", "mine/slo-10s.yaml"] and set(listed) >= {"serve.yaml", "slo-10s.yaml"}
-    flags = ["--workload", "sharegpt-poisson", "--policy", "stock,auto", "--load", "1.5", "--slo", "mine/slo-10s.yaml", "--max-requests", "60"]
+    flags = [
+        "--workload",
+        "sharegpt-poisson",
+        "--policy",
+        "stock,auto",
+        "--load",
+        "1.5",
+        "--slo",
+        "mine/slo-10s.yaml",
+        "--max-requests",
+        "60",
+    ]
     ran(bare, tmp_path, "simulate", "--engine", "model", *flags, "--seeds", "1")
     assert (tmp_path / "out" / "result.json").exists()
 

@@ -76,7 +76,7 @@ def test_auto_serves_what_can_meet_no_target_within_the_bound(swap_space_gib: fl
     }
     log = ModelEngine(size, load_profile("h100-llama3-8b"), {"sloserve": section}).run(requests)
 
-    assert log.counters["evictions"] > 5
+    assert log.counters["evictions"] > 3
     # Each that aged before it is served to its end, and a turn comes after four admissions of short ones.
     short_s, long_s = STEP_S * (58 // 16 + 12), STEP_S * (100 // 16 + 60)
     for older in range(3):
