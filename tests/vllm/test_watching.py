@@ -62,6 +62,9 @@ def test_the_feed_shows_requests_and_nothing_that_they_say(server: Server, load:
 
 
 def test_top_and_status_see_the_requests_of_each_class(server: Server, load: list[str]) -> None:
+    # Tests share the server, and others may have changed its policies.
+    policies = {"policy": "edf", "shadow_policy": "sjf"}
+    httpx.put(server.url + "/sloserve/policy", json=policies, headers=BEARER, timeout=60).raise_for_status()
     seen: dict[str, Any] = {}
     for view in watch(server.url, ADMIN_KEY):
         batch = view["by_class"]["batch"]
@@ -69,7 +72,8 @@ def test_top_and_status_see_the_requests_of_each_class(server: Server, load: lis
             seen = view
             break
     (engine,) = seen["engines"]
-    assert (seen["model"], engine["policy"], engine["shadow_policy"]) == (MODEL, "edf", "sjf")
+    told = (seen["model"], engine["policy"], engine["shadow_policy"])
+    assert told == (MODEL, policies["policy"], policies["shadow_policy"])
     assert engine["kv"]["total"] > 0 and engine["live"] >= engine["drawn"] > 0
     row = dict(zip(seen["columns"], next(iter(seen["rows"].values())), strict=True))
     assert seen["classes"][row["class_id"]] == "batch" and row["arrival_s"] <= seen["at_s"]
