@@ -1,4 +1,4 @@
-"""``sloserve fleet FILE``, its parts as processes of their own, and what is asked beside it: ``logs``, ``key``."""
+"""``sloserve fleet FILE``, its parts as processes of their own, and ``logs``, ``key`` and ``upgrade`` beside it."""
 
 import asyncio
 import json
@@ -173,6 +173,21 @@ def key(as_json: JsonFlag = False) -> None:
 
     made, digest = new_key()
     print(json.dumps({"key": made, "hash": digest}) if as_json else f"key:  {made}\nhash: {digest}")
+
+
+@fleet_app.command()
+def upgrade(file: FileArgument, state: StateFlag = None) -> None:
+    """Make the tables of the store, or bring them to this version's schema, as the role that owns them.
+
+    Every process does so when it starts, if it may. Where it may not (deploy/postgres/roles.sql), run this first, with
+    the owner's address in SLOSERVE_FLEET_STORE.
+    """
+    from sloserve.fleet.run.live import place_of
+    from sloserve.fleet.store.migrations import STEPS
+    from sloserve.fleet.store.store import open_store
+
+    open_store(place_of(_read(file), state).store).close()
+    print(f"the store has schema version {len(STEPS)}")
 
 
 @fleet_app.command()

@@ -3,7 +3,8 @@
 Parameters are ``:name``. ``store_now()`` is the store's clock in epoch seconds: every lease and deadline is decided by
 it, so hosts whose clocks differ agree. What the two databases spell differently is a word in capitals that each
 replaces: ``SERIAL_KEY``, ``BYTES``, ``LOCKING_NEW_ROWS`` (take rows that no other transaction is taking),
-``LOCKING_REQUESTS`` (of the table ``r``, once no other transaction changes them). An index is searched for
+``LOCKING_REQUESTS`` (of the table ``r``, once no other transaction changes them), ``NAMES_OF_TABLES`` (rows with the
+``name`` of each table). An index is searched for
 ``(SELECT store_now())``, the time when the statement began; for ``store_now()`` PostgreSQL asks it of each row.
 """
 
@@ -30,8 +31,8 @@ class Session(Protocol):
 class Database(Protocol):
     """Connections to one store; may be used by many threads.
 
-    Each of the three ways to run statements raises StoreAway where the database cannot be reached and StoreFull where
-    its disk is full; nothing is changed then.
+    Each of the three ways to run statements raises StoreAway where the database cannot be reached, StoreFull where its
+    disk is full, and ConfigError where its user lacks a right; nothing is changed then.
     """
 
     def transaction(self) -> AbstractContextManager[Session]:

@@ -140,10 +140,12 @@ STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES, _LOST, _PLACES, _CHEAP_RE
 def migrate(database: Database, steps: tuple[tuple[str, ...], ...] = STEPS) -> None:
     """Brings a store to the newest version that this code knows; processes that start at once do it one after another.
 
-    Raises: ConfigError where the store is of a newer one.
+    A store of the newest version is only read: who runs the fleet need not have the right to make tables.
+    Raises: ConfigError where the store is of a newer one, or the database's user may not change an older one.
     """
     with database.alone() as session:
-        session.change("CREATE TABLE IF NOT EXISTS schema_version (version bigint NOT NULL)")
+        if not session.rows("SELECT 1 FROM NAMES_OF_TABLES WHERE name = 'schema_version'"):
+            session.change("CREATE TABLE schema_version (version bigint NOT NULL)")
         version = int(session.rows("SELECT coalesce(max(version), 0) FROM schema_version")[0][0])
         if version > len(steps):
             raise ConfigError(

@@ -52,9 +52,10 @@ _WORDS: Final = {
     "BYTES": "bytea",
     "LOCKING_NEW_ROWS": "FOR UPDATE SKIP LOCKED",
     "LOCKING_REQUESTS": "FOR UPDATE OF r",
+    "NAMES_OF_TABLES": "(SELECT tablename AS name FROM pg_tables WHERE schemaname = ANY (current_schemas(false))) t",
 }
 _NOW: Final = """
-    CREATE OR REPLACE FUNCTION store_now() RETURNS double precision LANGUAGE sql VOLATILE
+    CREATE FUNCTION store_now() RETURNS double precision LANGUAGE sql VOLATILE
     AS 'SELECT extract(epoch FROM clock_timestamp())::double precision'"""
 
 
@@ -123,7 +124,7 @@ class PostgresDatabase:
             schema: of the database, where it is not the server's default; it is made if it is not there.
 
         Raises:
-            ConfigError: no server at this address, or one that is too old.
+            ConfigError: no server at this address, one that is too old, or one that does not let its user set it up.
         """
         self._where, stated = _without_password(address), conninfo_to_dict(address)
         verified = _verified(stated)
@@ -158,13 +159,12 @@ class PostgresDatabase:
         self._listen_lock = threading.Lock()
         try:
             with self.alone() as session:
-                session.change(_NOW)
-        except psycopg.errors.InsufficientPrivilege as error:
+                # Looked for first: one who may only change rows may not even replace it by itself.
+                if session.rows("SELECT to_regprocedure('store_now()')") == [(None,)]:
+                    session.change(_NOW)
+        except BaseException:
             self.close()
-            raise ConfigError(
-                f"the store {self._where} cannot be set up: {_line(error)}; let its user create tables there "
-                "(GRANT CREATE, USAGE ON SCHEMA public), or give a database that it owns"
-            ) from None
+            raise
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[PostgresSession]:
@@ -203,6 +203,11 @@ class PostgresDatabase:
             yield
         except psycopg.errors.DiskFull as error:
             raise StoreFull(f"the disk of the store {self._where} is full; free some of it") from error
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise ConfigError(
+                f"the store {self._where} cannot be set up: {_line(error)}; run `sloserve fleet upgrade FILE` as the "
+                "role that owns its tables, or let this one make them (GRANT CREATE, USAGE ON SCHEMA public)"
+            ) from error
         # A server that another has replaced, and that may be read alone, will be gone from this address.
         except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, PoolTimeout) as error:
             raise StoreAway(f"the store {self._where} does not answer: {_line(error)}") from error

@@ -25,6 +25,7 @@ _WORDS: Final = {
     "BYTES": "blob",
     "LOCKING_NEW_ROWS": "",
     "LOCKING_REQUESTS": "",
+    "NAMES_OF_TABLES": "sqlite_master",
 }
 _FULL: Final = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC")
 

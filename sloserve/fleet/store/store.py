@@ -23,8 +23,12 @@ class Store:
     """Everything that a fleet must not lose, in one database of the newest schema."""
 
     def __init__(self, database: Database) -> None:
-        """Raises: ConfigError where a newer sloserve has used the database."""
-        migrate(database)
+        """Raises: ConfigError where a newer sloserve has used the database, or its user may not upgrade it."""
+        try:
+            migrate(database)
+        except BaseException:
+            database.close()
+            raise
         self.database = database
         self.requests = Requests(database)
         self.members = Members(database)

@@ -5,7 +5,6 @@ import os
 import sqlite3
 from pathlib import Path
 
-import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -143,19 +142,11 @@ def test_a_server_that_takes_long_for_a_statement_is_not_away(
 
 @pytest.mark.slow
 def test_a_server_that_lets_nothing_be_written_says_so(postgres_address: str) -> None:
-    with psycopg.connect(postgres_address, autocommit=True) as connection:
-        connection.execute("CREATE ROLE guest LOGIN")
-    try:
-        with pytest.raises(ConfigError, match="cannot be set up: permission denied.*GRANT CREATE"):
-            PostgresDatabase(postgres_address.replace("sloserve@", "guest@"))
-        database = PostgresDatabase(postgres_address)
-        with pytest.raises(StoreAway, match="read-only"), database.transaction() as session:
-            session.change("SET TRANSACTION READ ONLY")  # as on one that has become a standby
-            session.change("CREATE TABLE t (a int)")
-        database.close()
-    finally:
-        with psycopg.connect(postgres_address, autocommit=True) as connection:
-            connection.execute("DROP ROLE guest")
+    database = PostgresDatabase(postgres_address)
+    with pytest.raises(StoreAway, match="read-only"), database.transaction() as session:
+        session.change("SET TRANSACTION READ ONLY")  # as on one that has become a standby
+        session.change("CREATE TABLE t (a int)")
+    database.close()
 
 
 @pytest.mark.parametrize(
