@@ -135,7 +135,8 @@ class BatchRunner:
 
     def tidy(self) -> None:
         """Deletes what has had its time: files whose expiry has passed, batches that ended long ago, results of batches
-        that have ended, which are in their files alone, and bytes that a crash left without a file's row.
+        that have ended, which are in their files alone, and bytes that a crash left without a file's row. Counts what
+        is left of files.
         """
         self._confirm()
         now_s = self.store.now_s()
@@ -149,6 +150,7 @@ class BatchRunner:
         for batch in self.store.batches.ended_before(self.results_kept_s):
             self.store.requests.forget(batch.id)
             self.store.batches.forget(batch.tenant, batch.id)
+        self.store.batches.recount_bytes()
         self.folder.keep_only(self.store.batches.is_file, now_s - _SURELY_OLD_S)
 
     # From the file to requests.

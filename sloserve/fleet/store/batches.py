@@ -70,6 +70,19 @@ class Batches:
             found = session.rows("SELECT bytes FROM tenant_files WHERE tenant = :tenant", tenant=tenant)
         return int(found[0][0]) if found else 0
 
+    def recount_bytes(self) -> None:
+        """Makes :meth:`bytes_of` right again: a gateway of schema version 4, in an upgrade, adds and deletes files
+        without counting them.
+
+        Each tenant's count is locked before its files are summed: who adds or deletes one meanwhile counts it after.
+        """
+        with self._database.reading() as session:
+            tenants = session.rows("SELECT tenant FROM file UNION SELECT tenant FROM tenant_files ORDER BY 1")
+        for (tenant,) in tenants:
+            with self._database.transaction() as session:
+                _count_bytes(session, tenant, 0)
+                session.change(_RECOUNT_BYTES, tenant=tenant, least=LEAST_BYTES)
+
     # Batches.
 
     def add(self, batch: Batch, window_s: float) -> Batch:
@@ -183,16 +196,23 @@ _BATCHES: Final = """
         output_file, error_file, metadata, errors
     FROM batch"""
 _OF_BATCH: Final = "SELECT count(*) FROM request r WHERE r.batch = batch.id AND r.state"
-# Of batches that have not ended the requests are counted, by an index; the others keep their counts.
+# Of batches that have not ended the requests are counted, by an index; the others keep their counts, unless a gateway
+# of schema version 4 has ended them, which keeps none.
+_TO_COUNT: Final = f"state IN ({_OPEN}) OR completed + failed < lines"
 _COUNTED: Final = _BATCHES.replace(
     "completed, failed",
-    f"""CASE WHEN state IN ({_OPEN}) THEN ({_OF_BATCH} = 'done') ELSE completed END,
-        CASE WHEN state IN ({_OPEN}) THEN ({_OF_BATCH} IN ('failed', 'expired', 'cancelled')) ELSE failed END""",
+    f"""CASE WHEN {_TO_COUNT} THEN ({_OF_BATCH} = 'done') ELSE completed END,
+        CASE WHEN {_TO_COUNT} THEN ({_OF_BATCH} IN ('failed', 'expired', 'cancelled')) ELSE failed END""",
 )
 _DELETE_FILE: Final = "DELETE FROM file WHERE id = :id AND tenant = :tenant RETURNING bytes"
 _COUNT_BYTES: Final = """
     INSERT INTO tenant_files (tenant, bytes) VALUES (:tenant, :bytes)
     ON CONFLICT (tenant) DO UPDATE SET bytes = tenant_files.bytes + excluded.bytes"""
+_RECOUNT_BYTES: Final = """
+    UPDATE tenant_files SET bytes = (
+        SELECT coalesce(sum(CASE WHEN f.bytes < :least THEN :least ELSE f.bytes END), 0) FROM file f
+        WHERE f.tenant = :tenant)
+    WHERE tenant = :tenant"""
 _ADD_FILE: Final = """
     INSERT INTO file (id, tenant, name, purpose, bytes, created_s, expires_s)
     VALUES (:id, :tenant, :name, :purpose, :bytes, store_now(),

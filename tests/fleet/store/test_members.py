@@ -219,6 +219,29 @@ def test_files_are_counted_as_they_come_and_go(opened: OpenStore) -> None:
     assert opened.batches.bytes_of("t") == 5_000 + LEAST_BYTES
 
 
+def test_what_a_gateway_of_an_older_version_does_not_count_is_counted_later(opened: OpenStore) -> None:
+    """Its uploads were free, their deletion made room for more, and its batches ended with 0 lines done."""
+    opened.batches.add_file(File("counted", "t", "", "batch", 5_000, 0.0))
+    opened.batches.add(batch("b"), 60.0)
+    opened.batches.move("b", BatchState.VALIDATING, BatchState.COMPLETED, lines=1)
+    with opened.database.transaction() as session:
+        session.change("DELETE FROM file WHERE id = 'counted'")
+        for tenant in "tu":
+            session.change(
+                "INSERT INTO file (id, tenant, name, purpose, bytes, created_s) "
+                "VALUES (:tenant, :tenant, '', '', 1, 1)",
+                tenant=tenant,
+            )
+        session.change(
+            "INSERT INTO request (id, tenant, batch, model, class, grp, prompt_tokens, output_tokens, created_s, "
+            "state) VALUES ('r', 't', 'b', 'm', 'batch', 0, 1, 1, 1, 'done')"
+        )
+    opened.batches.recount_bytes()
+    assert opened.batches.bytes_of("t") == opened.batches.bytes_of("u") == LEAST_BYTES
+    assert opened.batches.delete_file("u", "u") and opened.batches.bytes_of("u") == 0
+    assert [(one.completed, one.failed) for one in opened.batches.list("t")] == [(1, 0)]
+
+
 def test_a_store_of_an_older_version_keeps_its_counts(store: Store) -> None:
     database = store.open()
     migrate(database, STEPS[:4])
