@@ -67,6 +67,7 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "first_token_s": (np.float64, np.nan),
     "preemptable": (np.bool_, True),  # False: the guards forbid preempting it
     "pausable": (np.bool_, True),
+    "aborted": (np.bool_, False),  # of a request that ends: its client left it, or an error ended it
 }
 
 LENGTH_QUANTILES = ("length_p10", "length_p25", "length_p50", "length_p75", "length_p90")
@@ -131,6 +132,7 @@ class Rows:
     first_token_s: FloatArray
     preemptable: BoolArray
     pausable: BoolArray
+    aborted: BoolArray
 
     @property
     def capacity(self) -> int:

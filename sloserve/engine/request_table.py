@@ -279,6 +279,8 @@ class RequestTable:
         slot = self.slot_of.get(request.request_id)
         if slot is not None and "output_tokens" in self.rows.kept:
             self.rows.output_tokens[slot] = request.num_output_tokens
+        if slot is not None and "aborted" in self.rows.kept:
+            self.rows.aborted[slot] = self._reader.is_aborted(request)
         return slot
 
     def drop(self, request: EngineRequest) -> None:

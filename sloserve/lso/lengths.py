@@ -17,7 +17,9 @@ from sloserve.estimator.length.remaining import KnownRequests, LengthEstimator, 
 from sloserve.estimator.length.survival_table import SurvivalTable
 from sloserve.kernels.survival import Chances, LengthColumns
 
-LENGTH_COLUMNS = frozenset({"class_id", "max_tokens", "oracle_output_tokens", "output_tokens", *LENGTH_QUANTILES})
+LENGTH_COLUMNS = frozenset(
+    {"aborted", "class_id", "max_tokens", "oracle_output_tokens", "output_tokens", *LENGTH_QUANTILES}
+)
 """Columns that :class:`Lengths` reads."""
 
 _EMPIRICAL = "empirical"
@@ -47,12 +49,17 @@ class Lengths:
             self._oracle = OracleLength(length_error, seed=seed)
 
     def observe(self, rows: Rows, slot: int) -> None:
-        """A request ended, in whatever way; one without output tells nothing."""
-        if rows.output_tokens[slot] > 0:
-            self.learn(int(rows.class_id[slot]), int(rows.output_tokens[slot]))
+        """A request ended, in whatever way; one without output tells nothing.
+
+        A reply that its cap, its client or an error cut is known only to be longer.
+        """
+        tokens = int(rows.output_tokens[slot])
+        if tokens > 0:
+            cut = bool(tokens >= rows.max_tokens[slot] or rows.aborted[slot])
+            self._of_class.observe(int(rows.class_id[slot]), tokens, cut=cut)
 
     def learn(self, class_id: int, output_tokens: int) -> None:
-        """A request of the class ended after ``output_tokens``, 1 or more."""
+        """A request of the class ended by itself after ``output_tokens``, 1 or more."""
         self._of_class.observe(class_id, output_tokens)
 
     def left(self, rows: Rows, slots: IntArray) -> FloatArray:

@@ -89,8 +89,9 @@ class AsTheLast(Estimator):
     def __init__(self) -> None:
         self._last = 100
 
-    def observe(self, class_id: int, output_tokens: int) -> None:
+    def observe(self, class_id: int, output_tokens: int, *, cut: bool = False) -> bool:
         self._last = output_tokens
+        return True
 
     def form(self, requests: KnownRequests) -> LengthForm:
         return Always(self._last)

@@ -22,7 +22,7 @@ PREDICTED = Lengths("predicted", 0.0, seed=0)
 
 def learnt(ended: list[int]) -> Lengths:
     lengths = Lengths("predicted", 0.0, seed=0)
-    rows = make_snapshot(running=[{}]).rows
+    rows = make_snapshot(running=[{"max_tokens": 10**6}]).rows
     for tokens in ended:
         rows.output_tokens[0] = tokens
         lengths.observe(rows, 0)

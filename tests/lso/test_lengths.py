@@ -56,3 +56,17 @@ def test_the_mean_is_the_sum_of_the_survival(snapshot: Callable[..., Snapshot], 
     runs = lengths.survival(at.rows, at.waiting, ahead)
     assert (np.diff(runs, axis=1) <= 1e-9).all() and (runs[:, 0] == 1.0).all()
     np.testing.assert_allclose(lengths.left(at.rows, at.waiting), runs.sum(axis=1), rtol=0.02, atol=8.0)
+
+
+@pytest.mark.parametrize("cut", [{"max_tokens": 400}, {"aborted": True}])
+def test_a_reply_that_was_cut_is_known_only_to_be_longer(
+    snapshot: Callable[..., Snapshot], cut: dict[str, int]
+) -> None:
+    left = []
+    for ended in ({}, cut):
+        at = snapshot([{}, {"output_tokens": 400} | ended])
+        lengths = Lengths(seed=0)
+        for _ in range(32):
+            lengths.observe(at.rows, 1)
+        left.append(float(lengths.left(at.rows, np.array([0]))[0]))
+    assert left[1] > 2 * left[0]

@@ -58,7 +58,7 @@ def test_a_preempted_request_has_prompt_and_output_to_compute_again(snapshot: Ma
 def test_predicts_per_class_from_what_ended(snapshot: Make) -> None:
     at = snapshot([{"class_id": 0}, {"class_id": 1}])
     policy = SJF()
-    done = at.rows.add(class_id=0, output_tokens=900)
+    done = at.rows.add(class_id=0, output_tokens=900, max_tokens=1000)
     for _ in range(50):
         policy.finished(at.rows, done, 0.0)
     assert order(plan(at, policy).waiting) == [1, 0]

@@ -86,8 +86,11 @@ class GaussianLength(Estimator):
         self._cut_fit = cut_fit
         self._moments: dict[int, tuple[float, float, float]] = {}  # requests that count, their mean and variance
 
-    def observe(self, class_id: int, output_tokens: int) -> None:
-        """A request of the class ended by itself after ``output_tokens``. Raises: ValueError when that is below 1."""
+    def observe(self, class_id: int, output_tokens: int, *, cut: bool = False) -> bool:
+        """See :meth:`sloserve.estimator.length.remaining.LengthEstimator.observe`; one ``cut`` counts as whole.
+
+        Raises: ValueError when ``output_tokens`` is below 1.
+        """
         if output_tokens < 1:
             raise ValueError(f"output_tokens: {output_tokens} is no length; the least is 1")
         count, mean, variance = self._moments.get(class_id, (0.0, 0.0, 0.0))
@@ -95,6 +98,7 @@ class GaussianLength(Estimator):
         step = (output_tokens - mean) / count
         variance = (variance + step * (output_tokens - mean)) * (1.0 - 1.0 / count)
         self._moments[class_id] = count, mean + step, variance
+        return False
 
     def form(self, requests: KnownRequests) -> NormalLengths:
         """See :meth:`sloserve.estimator.length.remaining.LengthEstimator.form`."""

@@ -89,8 +89,9 @@ class OracleLength(Estimator):
         self._error = error
         self._seed = seed
 
-    def observe(self, class_id: int, output_tokens: int) -> None:
+    def observe(self, class_id: int, output_tokens: int, *, cut: bool = False) -> bool:
         """Nothing follows: what is stated needs no learning."""
+        return False
 
     def form(self, requests: KnownRequests) -> LengthForm:
         """See :meth:`sloserve.estimator.length.remaining.LengthEstimator.form`.

@@ -1,6 +1,6 @@
-"""The distribution of the lengths of one class, from requests that ended and requests that still run.
+"""The distribution of the lengths of one class, from requests that ended by themselves and requests that were cut.
 
-Kaplan-Meier: a request that runs, or was cut, after c tokens is at risk at every length up to c and ends at none.
+Kaplan-Meier: a request that was cut after c tokens is at risk at every length up to c and ends at none.
 Without such requests the estimate is the share of lengths above k. Mixed in is a prior: ``prior_weight``
 pseudo-requests of geometric length, of which ``prior_weight * (1 - 1/m) ** k`` outlive k tokens and whose expected
 rest is m whatever k. m is the class's own mean, itself shrunk to the prior's; beyond the greatest length to which any
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,19 +86,17 @@ class SurvivalCurve:
         return whole
 
 
-def survival_curve(
-    ended: IntArray, running: IntArray, *, prior_mean_tokens: float, prior_weight: float
-) -> SurvivalCurve:
-    """The curve of requests that ended after ``ended`` tokens and others known only to be longer than ``running``."""
-    mean = (ended.sum() + running.sum() + prior_weight * prior_mean_tokens) / (ended.size + prior_weight)
+def survival_curve(ended: IntArray, cut: IntArray, *, prior_mean_tokens: float, prior_weight: float) -> SurvivalCurve:
+    """The curve of requests that ended after ``ended`` tokens and others known only to be longer than ``cut``."""
+    mean = (ended.sum() + cut.sum() + prior_weight * prior_mean_tokens) / (ended.size + prior_weight)
     ends, counts = np.unique(ended, return_counts=True)
-    if running.size and (not ends.size or running.max() > ends[-1]):
-        ends, counts = np.append(ends, running.max()), np.append(counts, 0)
+    if cut.size and (not ends.size or cut.max() > ends[-1]):
+        ends, counts = np.append(ends, cut.max()), np.append(counts, 0)
     gone = np.cumsum(counts)
     weight = np.concatenate(([ended.size], ended.size - gone)).astype(np.float64)
-    if running.size:
-        cut = running.size - np.searchsorted(np.sort(running), ends, side="left")
-        at_risk = weight[:-1] + cut
+    if cut.size:
+        longer = cut.size - np.searchsorted(np.sort(cut), ends, side="left")
+        at_risk = weight[:-1] + longer
         weight[1:] = ended.size * np.cumprod(1.0 - counts / at_risk)
     mean = max(float(mean), 1.0 + 1e-12)  # so that a class of one-token replies has a logarithm
     area = np.empty(ends.size)
@@ -106,6 +104,27 @@ def survival_curve(
         area[-1] = weight[-1] * mean
         area[:-1] = area[-1] + np.cumsum((np.diff(ends) * weight[1:-1])[::-1])[::-1]
     return SurvivalCurve(ends, weight, area, prior_weight, mean)
+
+
+def log_rank(tokens: IntArray, cut: BoolArray, chosen: BoolArray) -> float:
+    """How far the lengths of the ``chosen`` lie from those of the others, in standard deviations; below 0 if longer.
+
+    The log-rank test (Mantel 1966): at each length at which requests end, as many of the chosen should end as are their
+    share of those that come so far.
+
+    Args:
+        tokens: ``[n]``, lengths, or the least that they are.
+        cut: ``[n]``, of which only the least is known.
+        chosen: ``[n]``, one of the two groups.
+    """
+    ends, ended = np.unique(tokens[~cut], return_counts=True)
+    of_chosen = tokens[chosen & ~cut].size
+    here, there = (np.sort(tokens[group]) for group in (chosen, ~chosen))
+    at_risk = [group.size - np.searchsorted(group, ends, side="left") for group in (here, there)]
+    total = at_risk[0] + at_risk[1]
+    share = at_risk[0] / total
+    variance = (ended * share * (1.0 - share) * (total - ended) / np.maximum(total - 1, 1)).sum()
+    return float((of_chosen - (ended * share).sum()) / np.sqrt(variance)) if variance > 0.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

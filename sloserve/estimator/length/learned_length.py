@@ -103,8 +103,9 @@ class LearnedLength(Estimator):
         self._class_names = tuple(class_names)
         self._known: dict[int, FloatArray] = {}  # seq -> quantiles; the oldest go first
 
-    def observe(self, class_id: int, output_tokens: int) -> None:
+    def observe(self, class_id: int, output_tokens: int, *, cut: bool = False) -> bool:
         """Nothing follows: the model is fixed. Train it again when the workload changes."""
+        return False
 
     def form(self, requests: KnownRequests) -> QuantileLengths:
         """See :meth:`sloserve.estimator.length.remaining.LengthEstimator.form`.

@@ -105,8 +105,11 @@ def rest_of(form: LengthForm, requests: KnownRequests) -> Rest:
 class LengthEstimator(Protocol):
     """How many tokens are still to come, and how sure is that?"""
 
-    def observe(self, class_id: int, output_tokens: int) -> None:
-        """A request of the class ended by itself after ``output_tokens``."""
+    def observe(self, class_id: int, output_tokens: int, *, cut: bool = False) -> bool:
+        """A request of the class ended after ``output_tokens``: by itself, or ``cut`` by its cap, its client or else.
+
+        Returns: whether the lengths of the class are others now, and what was known of them is forgotten.
+        """
         ...
 
     def form(self, requests: KnownRequests) -> LengthForm:
@@ -122,7 +125,7 @@ class Estimator(ABC):
     """What follows for any estimator from its form."""
 
     @abstractmethod
-    def observe(self, class_id: int, output_tokens: int) -> None:
+    def observe(self, class_id: int, output_tokens: int, *, cut: bool = False) -> bool:
         """See :meth:`LengthEstimator.observe`."""
 
     @abstractmethod

@@ -20,7 +20,7 @@ _LEAST: Final = 1e-300
 
 
 class SurvivalTable:
-    """``estimator``'s curves, renewed after 1, 2, 4, ... and then every 32 ended requests of a class."""
+    """``estimator``'s curves, renewed when they drift, and after 1, 2, 4, ... and then every 32 requests."""
 
     def __init__(self, estimator: LengthEstimator) -> None:
         self._estimator = estimator
@@ -30,11 +30,12 @@ class SurvivalTable:
         self._beyond: FloatArray = np.empty((0, _LENGTHS.size))
         """Its sum from each length on, in tokens."""
 
-    def observe(self, class_id: int, output_tokens: int) -> None:
+    def observe(self, class_id: int, output_tokens: int, *, cut: bool = False) -> None:
         """See :meth:`sloserve.estimator.length.remaining.LengthEstimator.observe`."""
-        self._estimator.observe(class_id, output_tokens)
+        others_now = self._estimator.observe(class_id, output_tokens, cut=cut)
         ended = self._ended[class_id] = self._ended.get(class_id, 0) + 1
-        if class_id < len(self._longer) and (ended % _RENEW == 0 or (ended < _RENEW and ended & (ended - 1) == 0)):
+        due = others_now or ended % _RENEW == 0 or (ended < _RENEW and ended & (ended - 1) == 0)
+        if due and class_id < len(self._longer):
             self._longer[class_id], self._beyond[class_id] = self._row(class_id)
 
     def mean(self, lengths: LengthColumns, slots: IntArray) -> FloatArray:

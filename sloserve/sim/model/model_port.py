@@ -59,6 +59,9 @@ class ModelPort:
     def state_of(self, request: ModelRequest) -> State:
         return State(int(self._counts.state[request.index]))
 
+    def is_aborted(self, request: ModelRequest) -> bool:
+        return bool(self._counts.left[request.index] > 0)
+
     def lora_id(self, request: ModelRequest) -> int | None:
         return None
 

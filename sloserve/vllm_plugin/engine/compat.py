@@ -103,6 +103,11 @@ def _has_loaded(request: Request) -> bool:
     return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) and request.num_computed_tokens > 0
 
 
+def is_aborted(request: Request) -> bool:
+    """Of a request that ends: whether its client left it or an error ended it."""
+    return request.status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
+
+
 def state_of(request: Request) -> State:
     """Where an unfinished request stands that is not blocked."""
     if request.status == RequestStatus.RUNNING:

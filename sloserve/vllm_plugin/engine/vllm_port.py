@@ -52,6 +52,9 @@ class VllmReader:
     def state_of(self, request: Request) -> State:
         return compat.state_of(request)
 
+    def is_aborted(self, request: Request) -> bool:
+        return compat.is_aborted(request)
+
     def lora_id(self, request: Request) -> int | None:
         return compat.lora_id(request)
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.remaining import KnownRequests, Rest
@@ -136,42 +135,11 @@ def rest(predictor: EmpiricalLength, class_id: int, so_far: int, max_tokens: int
 
 def test_quantiles_are_those_of_the_class_and_of_its_survivors() -> None:
     predictor = EmpiricalLength(window=4096)
-    for length in range(1, 1001):
+    for length in np.random.default_rng(0).permutation(np.arange(1, 1001)).tolist():  # in order they would drift
         predictor.observe(3, length)
     assert float(rest(predictor, 3, 0).quantile(0.9)[0]) == pytest.approx(900, abs=12)
     assert float(rest(predictor, 3, 500).quantile(0.5)[0]) == pytest.approx(250, abs=6)
     assert float(rest(predictor, 3, 500).survival(250)[0]) == pytest.approx(0.5, abs=0.02)
-
-
-def started(tokens: list[int], now: int) -> tuple[list[tuple[int, int]], NDArray[np.int64], NDArray[np.int64]]:
-    """Requests of these lengths that started together ``now`` steps ago: (length, seq) of the ended; the others."""
-    ended = [(length, seq) for seq, length in enumerate(tokens) if length <= now]
-    left = [seq for seq, length in enumerate(tokens) if length > now]
-    return ended, np.full(len(left), now), np.array(left, np.int64)
-
-
-def test_just_after_a_start_those_that_still_run_correct_the_prediction() -> None:
-    lengths = [10, 1000] * 50
-    naive, told = EmpiricalLength(), EmpiricalLength()
-    ended, tokens, seq = started(lengths, now=400)
-    for predictor in (naive, told):
-        for length, one in sorted(ended):
-            predictor.observe(0, length, seq=one)
-    told.running(np.zeros(tokens.size, np.int64), tokens, seq)
-    assert float(rest(naive, 0, 0).survival(400)[0]) < 0.05
-    assert float(rest(told, 0, 0).survival(400)[0]) == pytest.approx(0.5, abs=0.05)
-    assert remaining(told, 0, 0) > 5 * remaining(naive, 0, 0)
-
-
-def test_all_ended_or_all_running_agree_with_what_they_are() -> None:
-    plain, told = EmpiricalLength(), EmpiricalLength()
-    for seq, length in enumerate([5, 9, 9, 100]):
-        plain.observe(0, length)
-        told.observe(0, length, seq=seq)
-    none = np.empty(0, np.int64)
-    told.running(none, none, none)
-    asked = [remaining(predictor, 0, 7) for predictor in (plain, told)]
-    assert asked[0] == asked[1]
 
 
 def test_a_request_that_was_cut_is_known_only_to_be_longer() -> None:
@@ -183,16 +151,26 @@ def test_a_request_that_was_cut_is_known_only_to_be_longer() -> None:
     assert float(rest(cut, 0, 50).survival(51)[0]) > float(rest(complete, 0, 50).survival(51)[0]) + 0.3
 
 
-def test_running_requests_older_than_a_forgotten_one_are_not_followed() -> None:
-    """Of the period before, all but the long ones are forgotten; counting those would make every request look long."""
-    predictor = EmpiricalLength(window=16)
-    for seq in range(1, 200):
-        predictor.observe(0, 20, seq=seq)
-    before = float(rest(predictor, 0, 0).quantile(0.9)[0])
-    predictor.running(np.array([0]), np.array([5000]), np.array([0]))
-    assert float(rest(predictor, 0, 0).quantile(0.9)[0]) == before
-    predictor.running(np.array([0]), np.array([5000]), np.array([200]))
-    assert float(rest(predictor, 0, 0).quantile(0.9)[0]) > before
+@pytest.mark.parametrize(("before", "then"), [(200, 800), (2000, 400)])
+def test_changed_lengths_are_noticed_within_50_replies(before: int, then: int) -> None:
+    rng = np.random.default_rng(4)
+    predictor = EmpiricalLength()
+    for length in rng.geometric(1 / before, 512).tolist():
+        assert not predictor.observe(0, length)
+    # Half of the new ones are cut by a cap at their median: they are known only to be longer.
+    new = np.minimum(rng.geometric(1 / then, 50), int(then * 0.69))
+    noticed = [predictor.observe(0, int(length), cut=length == int(then * 0.69)) for length in new]
+    assert any(noticed)
+    assert remaining(predictor, 0, 0) == pytest.approx(then, rel=0.35)
+
+
+def test_lengths_that_stay_are_hardly_ever_taken_for_others() -> None:
+    taken = 0
+    for seed in range(8):
+        predictor = EmpiricalLength()
+        drawn = np.random.default_rng(seed).lognormal(6.0, 1.2, 1000)
+        taken += sum(predictor.observe(0, int(length) + 1) for length in drawn)
+    assert taken <= 1
 
 
 def test_the_mean_is_under_the_cap_not_cut_at_it() -> None:

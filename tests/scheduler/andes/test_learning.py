@@ -51,7 +51,9 @@ def test_leads_grow_by_what_is_delivered_and_begin_anew_with_the_slot(snapshot: 
 
 
 def end(policy: Andes, at: Snapshot, times: int = 1, serving_s: float = 10.0, **row: Any) -> None:
-    slot = at.rows.add(**({"arrival_s": 0.0, "output_tokens": 100, "first_token_s": NOW_S - serving_s} | row))
+    slot = at.rows.add(
+        **({"arrival_s": 0.0, "output_tokens": 100, "max_tokens": 1000, "first_token_s": NOW_S - serving_s} | row)
+    )
     for _ in range(times):
         policy.arrived(at.rows, slot, NOW_S)
         policy.finished(at.rows, slot, NOW_S)

@@ -288,3 +288,17 @@ def test_a_request_whose_thinking_is_counted_may_not_be_touched() -> None:
     counted = make_request("a", sampling_params=SamplingParams(max_tokens=9, thinking_token_budget=4))
     slots = [add(table, counted), add(table, make_request("b"))]
     assert touchable(table, slots) == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize(
+    ("status", "aborted"),
+    [("STOPPED", False), ("LENGTH_CAPPED", False), ("REPETITION", False), ("ABORTED", True), ("ERROR", True)],
+)
+def test_a_reply_that_its_client_or_an_error_ended_is_not_whole(status: str, aborted: bool) -> None:
+    from vllm.v1.request import RequestStatus
+
+    table, request = make_table(), make_request("a")
+    add(table, request)
+    request.status = RequestStatus[f"FINISHED_{status}"]
+    slot = table.finished(request)
+    assert slot is not None and bool(table.rows.aborted[slot]) is aborted
