@@ -127,7 +127,9 @@ def test_gain_and_cost_are_those_of_the_rules(queue: tuple[np.ndarray, np.ndarra
             good[i] = known(requests[:, i], runs[i], 0.0)[0]
     free = np.isnan(requests[1:4]).all(axis=0)
     late = float(((good == 0.0) & ~free).sum()) / max(int((~free).sum()), 8)
-    share = SHARE * (LATE_SHARE / SHARE) ** min(late / LATE_AT, 1.0)
+    share = SHARE * (LATE_SHARE / SHARE) ** (
+        min(late / LATE_AT, 1.0) * (taken[0].sum() / taken.sum(axis=1).max()) ** 0.5
+    )
     assert wait_s == pytest.approx(max(share * float((cost * np.where(free, 1.0, good))[:queued].sum()), FULL_S))
     for i in range(n):
         now = known(requests[:, i], runs[i], 0.0)

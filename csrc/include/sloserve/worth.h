@@ -41,8 +41,8 @@ struct WorthRequests {
 
 // step_s .. token_s: how fast the engine is, see the Python side. kv_blocks: that its cache holds. seats: requests that may
 // run. wait_share: of the cost of what waits, after which a request that is not served now is; late_wait_share: the same where
-// late_at of the promised requests, or more, have no chance any more. reader_ttft_s, reader_tds: of a reader that states only
-// the other. experience .. price_power: chosen, sloserve/scheduler/auto/constants.py.
+// late_at of the promised requests, or more, have no chance any more and step time is short. reader_ttft_s, reader_tds: of a
+// reader that states only the other. experience .. price_power: chosen, sloserve/scheduler/auto/constants.py.
 struct WorthEngine {
   double step_s, full_s, prompt_token_s, token_s, kv_blocks, seats, wait_share, late_wait_share, late_at;
   double reader_ttft_s, reader_tds, experience, stretch, unhurried_s, price_power;
@@ -148,7 +148,8 @@ inline double worth(const WorthColumns& columns, const WorthRequests& of, const 
     if (i < of.queued) waits += cost[i] * (promised ? one.good : 1.0);
   }
   const double late = static_cast<double>(num_late) / static_cast<double>(std::max(num_promised, kFewPromised));
-  const double depth = std::min(late / engine.late_at, 1.0);
+  // Where KV is short and step time is not, those ahead of their pace can lend theirs: not all that is late is beyond help.
+  const double depth = std::min(late / engine.late_at, 1.0) * std::sqrt(needed[0] / most);
   const double share = engine.wait_share * std::pow(engine.late_wait_share / engine.wait_share, depth);
   const double wait_s = std::max(waits * share, engine.full_s);
 

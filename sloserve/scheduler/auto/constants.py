@@ -14,7 +14,7 @@ class Constants:
 
     wait_share: the mean delay of what is not served now, as a share of the cost of all that wait and have a chance.
     late_wait_share: the same in deep overload, where ``late_at`` of the requests with targets, or more, have no chance
-    any more; in between the share grows as a power of theirs.
+    any more and step time is what is short; in between the share grows as a power of both.
     class_weight: of a class relative to the next more urgent one. price_power: a resource that is needed for the share
     x of the time for which the scarcest is has the price x to this power. pending_steps: full steps of prompts ahead
     from which on all steps are taken to be full.

@@ -12,8 +12,10 @@
 expected worth then, times the weight of its class, is its gain. The mean of T follows from the queue: a share of the
 cost of all that wait and have a chance. The share grows with how many of the requests with targets have none any more:
 where nearly all can be served in time, who is not next is soon, and the least slack decides; where the queue does not
-drain, who is not next may never be, and the least cost does. A running request that gives way is besides later by what
-its KV takes to come back.
+drain, who is not next may never be, and the least cost does. How much of that growth counts is the square root of the
+time that steps are needed for, over that of what is short: where KV is short, a reply that is ahead of its reader can
+give its KV to another and come back, so that a queue may drain in which many are late. A running request that gives way
+is besides later by what its KV takes to come back.
 
 **Cost**, in engine seconds. A step's time, the KV cache and the seats (``max_num_seqs``) are machines that all requests
 share. Each request occupies each of them for so many seconds, as if it had the machine for itself: its prompt at the
