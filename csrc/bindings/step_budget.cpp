@@ -74,7 +74,13 @@ void bind_step_budget(nb::module_& m) {
             return std::tuple(found.tokens, found.prompts, found.pairs);
           },
           "tokens"_a)
-      .def("aligned", &StepPrompts::aligned, "tokens"_a, "multiple"_a)
+      .def(
+          "in_chunks",
+          [](const StepPrompts& self, std::int64_t tokens, std::int64_t longest, std::int64_t multiple) {
+            const auto found = self.in_chunks(tokens, longest, multiple);
+            return std::tuple(found.tokens, found.prompts, found.pairs);
+          },
+          "tokens"_a, "longest"_a, "multiple"_a)
       .def(
           "promise",
           [](StepPrompts& self, const Promised& stated, const Made& tokens, const Column<double>& left, double step_s,

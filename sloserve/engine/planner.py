@@ -308,6 +308,8 @@ class Planner:
             budget.nothing_to_compute()
             return step
         engine = engine or self._facts()
+        if engine.defers_prompts:  # what they are owed, they are owed later
+            return step
         if not step.is_read:
             table.read_running(engine.layout)
         order = self._order(plan.running)
@@ -390,6 +392,8 @@ class Planner:
                 order = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
             # Most policies weave these turns into their order themselves; the others get them here.
             plan = replace(plan, waiting=snapshot.turns.weave(order))
+        if snapshot.engine.defers_prompts and plan.preempt.size:
+            plan = replace(plan, preempt=NO_SLOTS)  # no prompt would begin in their place
         plan = spare_decodes(plan, snapshot, self.table.protected_running())
         if plan is Plan.IDENTITY:
             return plan

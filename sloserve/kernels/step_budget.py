@@ -66,8 +66,8 @@ def step_prompts(
 
     ``end(place)`` is the prompt tokens of a step that computes each and those before it, ``prefix(place)`` the tokens
     computed of it. ``load(tokens)``: prompt tokens, chunks, and ``sum(chunk * (chunk + 2 * prefix))`` of a step of so
-    many, in order. ``aligned(tokens, multiple)``: how many of them are computed where a chunk that does not end its
-    prompt ends at a multiple.
+    many, in order. ``in_chunks(tokens, longest, multiple)``: the same where no chunk is longer than ``longest``, and
+    one that does not end its prompt ends at a multiple.
 
     ``promise(stated, counted, left, step_s, starts_s)`` says when each must be computed, from the tokens ``left`` of
     its reply, of ``step_s`` each; after it ``late(rate, full_rate)`` says how many are late at ``rate`` prompt tokens

@@ -72,6 +72,8 @@ class EngineFacts:
         free_slots: how many more requests could be admitted now.
         decode_tokens: tokens that a decode takes of the step, its draft tokens included.
         chunked_prefill: whether a prompt may be computed over several steps.
+        chunk_tokens: most prompt tokens of one request in a step, above 0; ``None``: as many as the step has.
+        defers_prompts: whether the next step computes no prompt, whatever is planned.
         step_latency: how long the engine's steps take, as observed so far.
         busy_s: seconds until the steps in flight are predicted to end, and the next one can start; 0 where none is.
         watermark_blocks: free blocks that no admission may take while others run.
@@ -87,6 +89,8 @@ class EngineFacts:
     free_slots: int
     decode_tokens: int = 1
     chunked_prefill: bool = True
+    chunk_tokens: int | None = None
+    defers_prompts: bool = False
     step_latency: StepLatency = field(default_factory=OnlineLatency)
     busy_s: float = 0.0
     watermark_blocks: int = 0
@@ -97,6 +101,11 @@ class EngineFacts:
     def admission_blocks(self) -> int:
         """KV blocks for requests that are admitted now or in the next steps; below 0 where running ones need more."""
         return self.free_blocks + self.freeing_blocks - self.watermark_blocks
+
+    def begun(self, prompt_tokens: IntArray) -> int:
+        """How many prompts, in order, one step begins at least. prompt_tokens: to compute of each."""
+        chunks = prompt_tokens if self.chunk_tokens is None else np.minimum(prompt_tokens, self.chunk_tokens)
+        return 1 + int(np.searchsorted(np.cumsum(chunks), self.token_budget))
 
     def has_room_for(self, decodes: int) -> bool:
         """Whether so many decodes have blocks for the next step, whatever each needs."""

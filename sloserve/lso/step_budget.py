@@ -51,7 +51,7 @@ class _Prompts:
 
     def __init__(self, found: StepPrompts, decodes: StepLoad, engine: EngineFacts) -> None:
         self.found, self.decodes, self.latency = found, decodes, engine.step_latency
-        self._multiple = engine.layout.chunk_multiple
+        self._multiple, self._longest = engine.layout.chunk_multiple, engine.chunk_tokens
         self._decode_tokens = decodes.decode_seqs * engine.decode_tokens
 
     @property
@@ -61,9 +61,12 @@ class _Prompts:
 
     def load(self, tokens: int) -> StepLoad:
         """The step that computes so many prompt tokens, in order."""
-        if self._decode_tokens + tokens >= self._multiple > 1:  # a step below one multiple may end a chunk anywhere
-            tokens = self.found.aligned(tokens, self._multiple)
-        done, chunks, pairs = self.found.load(tokens)
+        # A step below one multiple may end a chunk anywhere.
+        multiple = self._multiple if self._decode_tokens + tokens >= self._multiple else 1
+        if multiple == 1 and self._longest is None:
+            done, chunks, pairs = self.found.load(tokens)
+        else:
+            done, chunks, pairs = self.found.in_chunks(tokens, self._longest or max(tokens, 1), multiple)
         decodes = self.decodes
         return StepLoad(done, chunks, decodes.decode_seqs, decodes.decode_context_tokens, pairs)
 
@@ -71,6 +74,8 @@ class _Prompts:
         """Prompt tokens of the largest step of at most ``seconds`` and ``most`` prompt tokens."""
         # What the latency promises for one chunk bounds them all: that is where it says how far it can be trusted.
         most = min(most, self.latency.prefill_within(seconds, self.decodes, 0))
+        if self._longest is not None:  # in chunks the order of service says nothing of what a step computes whole
+            return bisect_right(range(1, most + 1), seconds, key=lambda tokens: self.latency.step_s(self.load(tokens)))
         found = self.found
         low, high = 0, bisect_right(range(len(found)), most, key=found.end)
         while low < high:  # how many prompts fit as a whole

@@ -210,8 +210,22 @@ def test_chunks_end_at_multiples_but_for_the_last_of_a_prompt() -> None:
         [], [{"prompt_tokens": 3000, "computed_tokens": 500}, {"prompt_tokens": 100}, {"prompt_tokens": 900}]
     )
     found = step_prompts(columns(at.rows)[2], at.running, at.waiting, layout=KVLayout.full(16), free_blocks=900)
-    asked = {tokens: found.aligned(tokens, 528) for tokens in (0, 27, 28, 600, 2499, 2500, 2700, 3200, 9000)}
+    sizes = (0, 27, 28, 600, 2499, 2500, 2700, 3200, 9000)
+    asked = {tokens: found.in_chunks(tokens, 9000, 528)[0] for tokens in sizes}
     assert asked == {0: 0, 27: 0, 28: 28, 600: 556, 2499: 2240, 2500: 2500, 2700: 2600, 3200: 3128, 9000: 3500}
-    assert found.aligned(700, 1) == 700
+    assert found.in_chunks(2499, 9000, 528) == (2240, 2, 2140 * (2140 + 2 * 500) + 100 * 100)
     with pytest.raises(ValueError, match="multiple: 0 is not within"):
-        found.aligned(1, 0)
+        found.in_chunks(1, 1, 0)
+
+
+def test_no_chunk_is_longer_than_the_engine_makes_it() -> None:
+    at = make_snapshot(
+        [], [{"prompt_tokens": 3000, "computed_tokens": 500}, {"prompt_tokens": 100}, {"prompt_tokens": 900}]
+    )
+    found = step_prompts(columns(at.rows)[2], at.running, at.waiting, layout=KVLayout.full(16), free_blocks=900)
+    asked = {tokens: found.in_chunks(tokens, 256, 1)[:2] for tokens in (0, 100, 256, 300, 600, 9000)}
+    assert asked == {0: (0, 0), 100: (100, 1), 256: (256, 1), 300: (300, 2), 600: (600, 3), 9000: (612, 3)}
+    assert found.in_chunks(600, 256, 1)[2] == 256 * (256 + 2 * 500) + 100 * 100 + 244 * 244
+    assert all(found.in_chunks(tokens, 9000, 1) == found.load(tokens) for tokens in (0, 99, 2500, 2600, 3500))
+    with pytest.raises(ValueError, match="longest: 0 is not within"):
+        found.in_chunks(1, 0, 1)

@@ -226,6 +226,15 @@ def test_no_more_than_the_latency_can_be_trusted_with() -> None:
     assert tokens(at, step_latency=Unsure()) == 1 + 128
 
 
+def test_the_chunks_that_the_engine_makes_are_foreseen() -> None:
+    """One prompt gets no more than a chunk, whatever the step has left; several get one each."""
+    at = make_snapshot([prompt()], [decode()])
+    assert bearable_tokens(0.05) == tokens(at) == 375
+    assert tokens(at, chunk_tokens=300) is None
+    both = make_snapshot([prompt(), prompt()], [decode()], max_num_seqs=64)
+    assert tokens(both, chunk_tokens=300) == tokens(at, chunk_tokens=1000) == 374, "a rounding off what they can bear"
+
+
 def test_no_chunk_ends_inside_an_item() -> None:
     assert tokens(make_snapshot([prompt(item_tokens=900)], [decode()])) == 1 + 900
 

@@ -165,18 +165,22 @@ class StepPrompts {
     return found;
   }
 
-  // Prompt tokens, of so many, that are computed where a chunk that does not end its prompt ends at a multiple.
-  // Throws std::invalid_argument for a multiple that is not above 0.
-  std::int64_t aligned(std::int64_t tokens, std::int64_t multiple) const {
+  // As load(), where no chunk is longer than `longest`, and one that does not end its prompt ends at a multiple: what a chunk
+  // leaves goes to the prompts after it. Throws std::invalid_argument for tokens below 0, and others that are not above 0.
+  Load in_chunks(std::int64_t tokens, std::int64_t longest, std::int64_t multiple) const {
+    check_within("tokens", tokens, 0, kMostCount);
+    check_within("longest", longest, 1, kMostCount);
     check_within("multiple", multiple, 1, kMostCount);
-    if (multiple == 1) return tokens;
-    std::int64_t done = 0, before = 0;
-    for (std::size_t i = 0; i < slots_.size() && done < tokens; ++i) {
-      const std::int64_t left = ends_[i] - before, room = tokens - done;
-      before = ends_[i];
-      done += left <= room ? left : std::max<std::int64_t>((prefix_[i] + room) / multiple * multiple - prefix_[i], 0);
+    Load found{0, 0, 0};
+    for (std::size_t i = 0; i < slots_.size() && found.tokens < tokens; ++i) {
+      const std::int64_t left = ends_[i] - (i ? ends_[i - 1] : 0);
+      std::int64_t chunk = std::min({left, longest, tokens - found.tokens});
+      if (chunk < left) chunk = std::max<std::int64_t>((prefix_[i] + chunk) / multiple * multiple - prefix_[i], 0);
+      found.tokens += chunk;
+      found.prompts += chunk > 0;
+      found.pairs += chunk * (chunk + 2 * prefix_[i]);
     }
-    return done;
+    return found;
   }
 
   // Says when each must be computed. left: [n]; tokens of its reply to come. step_s: that each of them takes. starts_s: when

@@ -189,7 +189,7 @@ class Andes(Policy):
         needed = engine.layout.to_admit(all_.context_tokens[order] + 1)  # + 1: the slot of the next token
         free_blocks = engine.admission_blocks - math.ceil(self.settings.headroom * engine.total_blocks)
         # No more urgent ones than a step can begin with: the others' victims would stand idle until then.
-        begun = 1 + int(np.searchsorted(np.cumsum(all_.prefill_tokens[order]), engine.token_budget))
+        begun = engine.begun(all_.prefill_tokens[order])
         head = slice(min(int(urgent.sum()), begun, most_urgent))
         heads, victims = HeadOfLine(ranked[head], needed[head]), NO_SLOTS
         self._may_preempt = min(self._may_preempt, float(engine.max_num_seqs))

@@ -131,7 +131,7 @@ class Auto(Policy):
         self, order: IntArray, ranked: IntArray, prefill: IntArray, engine: EngineFacts, fit: int
     ) -> list[tuple[int, int]]:
         """Who comes after those that fit, and whose gain counts for it: as many as a step can begin with."""
-        begun = 1 + int(np.searchsorted(np.cumsum(prefill[order]), engine.token_budget))
+        begun = engine.begun(prefill[order])
         last = max(begun, fit + 1)
         return list(zip(order[fit:last].tolist(), ranked[fit:last].tolist(), strict=True))
 

@@ -9,7 +9,7 @@ the first change: slots are resolved to requests and new queues are built, then 
 """
 
 from collections.abc import Container, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.request import Request, RequestStatus
 
@@ -48,6 +48,17 @@ def preempt(scheduler: Any, victims: Iterable[Request]) -> None:
         scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
 
+class _Limits(NamedTuple):
+    """running: requests at once. tokens: of a step. chunk: of a prompt in it, 0 for any. adaptive: whether vLLM raises
+    ``chunk`` to an equal share of a full step.
+    """
+
+    running: int
+    tokens: int
+    chunk: int
+    adaptive: bool
+
+
 class StockLimits:
     """vLLM's own limits, which a plan narrows for one ``schedule()`` and which hold again after it."""
 
@@ -59,7 +70,7 @@ class StockLimits:
 
     def narrow(self, plan: Plan, num_running: int) -> None:
         """num_running: requests with a row that run; vLLM counts others too."""
-        running, tokens, chunk = self._own
+        running, tokens, chunk, adaptive = self._own
         # vLLM ends no chunk within so many tokens of a prompt's end, where drafts look ahead. A chunk that is never
         # longer would be cut to none, step after step.
         least = int(self._scheduler.num_prefill_lookahead)
@@ -70,12 +81,14 @@ class StockLimits:
         if plan.token_budget is not None:
             tokens = min(tokens, max(int(plan.token_budget), least))
             decodes = len(self._scheduler.running) * (1 + int(self._scheduler.num_spec_tokens))
-            tokens = min(advancing_tokens(tokens, compat.chunk_multiple(self._scheduler), decodes), self._own[1])
+            tokens = min(advancing_tokens(tokens, compat.chunk_multiple(self._scheduler), decodes), self._own.tokens)
         if plan.prefill_chunk_tokens is not None:
-            planned = max(int(plan.prefill_chunk_tokens), least)
-            chunk = min(chunk, planned) if chunk > 0 else planned
-        if (running, tokens, chunk) != self._own:
-            self._set(running, tokens, chunk)
+            planned, own = max(int(plan.prefill_chunk_tokens), least), compat.chunk_tokens(self._scheduler)
+            if own is None or planned < own:  # and vLLM must not raise it again
+                chunk, adaptive = planned, False
+        limits = _Limits(running, tokens, chunk, adaptive)
+        if limits != self._own:
+            self._set(limits)
 
     def keep_places(self, loading: int, loaded: int) -> None:
         """Leaves places for requests whose KV is being loaded, and lets in those whose KV has been: they hold blocks.
@@ -83,38 +96,40 @@ class StockLimits:
         No plan counts them: it sees them neither wait nor run.
         """
         if loading or loaded:
-            running, tokens, chunk = self._now()
-            running = min(running + loaded, self._own[0] - loading)
-            self._set(max(running, len(self._scheduler.running)), tokens, chunk)
+            self._admit(min(self._now().running + loaded, self._own.running - loading), len(self._scheduler.running))
 
     def let_in(self, loaded: int) -> None:
         """Lets in so many requests whose KV has been loaded."""
         if loaded:
-            running, tokens, chunk = self._now()
-            self._set(min(running + loaded, self._own[0]), tokens, chunk)
+            self._admit(min(self._now().running + loaded, self._own.running))
 
     def take_place(self) -> None:
         """A load begins, whose request runs after it."""
-        running, tokens, chunk = self._now()
-        self._set(max(running - 1, len(self._scheduler.running)), tokens, chunk)
+        self._admit(self._now().running - 1, len(self._scheduler.running))
 
-    def _now(self) -> tuple[int, int, int]:
+    def _admit(self, running: int, least: int = 0) -> None:
+        self._set(self._now()._replace(running=max(running, least)))
+
+    def _now(self) -> _Limits:
         scheduler = self._scheduler
-        return (
+        return _Limits(
             getattr(scheduler, self._name),
             scheduler.max_num_scheduled_tokens,
             scheduler.scheduler_config.long_prefill_token_threshold,
+            getattr(scheduler, compat.ADAPTIVE, False),
         )
 
     def restore(self) -> None:
         if self._narrowed:
-            self._set(*self._own)
+            self._set(self._own)
 
-    def _set(self, running: int, tokens: int, chunk: int) -> None:
+    def _set(self, limits: _Limits) -> None:
         self._narrowed = True
-        setattr(self._scheduler, self._name, running)
-        self._scheduler.max_num_scheduled_tokens = tokens
-        self._scheduler.scheduler_config.long_prefill_token_threshold = chunk
+        setattr(self._scheduler, self._name, limits.running)
+        self._scheduler.max_num_scheduled_tokens = limits.tokens
+        self._scheduler.scheduler_config.long_prefill_token_threshold = limits.chunk
+        if hasattr(self._scheduler, compat.ADAPTIVE):
+            self._scheduler.adaptive_long_prefill_threshold = limits.adaptive
 
 
 def let_in_loaded(scheduler: Any, ours: Container[str], limits: StockLimits) -> None:

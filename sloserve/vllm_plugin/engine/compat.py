@@ -6,7 +6,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import vllm.logger
 from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -23,6 +23,9 @@ from sloserve.scheduler.policy import EngineFacts
 from sloserve.vllm_plugin.engine.kv_groups import keeps_all_tokens, layout_of
 
 _HOLDERS = attrgetter("ref_cnt")
+
+ADAPTIVE: Final = "adaptive_long_prefill_threshold"
+"""The attribute that says whether vLLM raises its threshold of long prompts; 0.30 has none."""
 
 BLOCKED_STATUSES = frozenset(
     {
@@ -69,6 +72,31 @@ def pause_for_next_step(scheduler: Any, request: Request) -> None:
 def chunk_multiple(scheduler: Any) -> int:
     """Tokens at whose multiples the chunks of a prompt must end, but for the last; 1 for any."""
     return int(scheduler.cache_config.block_size) if scheduler.need_mamba_block_aligned_split else 1
+
+
+def chunk_tokens(scheduler: Any) -> int | None:
+    """Most prompt tokens of one request in the next step, by vLLM's own threshold; ``None``: as many as it has.
+
+    Since 0.31 the threshold spares a request that is alone, and may be raised to an equal share of a full step.
+    """
+    own = int(scheduler.scheduler_config.long_prefill_token_threshold)
+    if not own or not hasattr(scheduler, ADAPTIVE):
+        return own or None
+    requests = sum(scheduler.get_request_counts())
+    if requests <= 1:
+        return None
+    share = scheduler.scheduler_config.max_num_batched_tokens // requests if getattr(scheduler, ADAPTIVE) else 0
+    return max(own, int(share))
+
+
+def defers_prompts(scheduler: Any, throttle_prefills: bool = False) -> bool:
+    """Whether vLLM computes no prompt in this step, see its ``schedule(throttle_prefills)``.
+
+    Of data parallel ranks that begin prompts in the same steps; not where none decodes, or where KV is short.
+    """
+    if not throttle_prefills or scheduler.prefill_capacity_bound:
+        return False
+    return any(not request.is_prefill_chunk for request in scheduler.running)
 
 
 def on_preemption(scheduler: Any, told: Callable[[str], object]) -> None:
@@ -232,6 +260,8 @@ def engine_facts(
         free_slots=free_slots(scheduler, promised),
         decode_tokens=1 + scheduler.num_spec_tokens,
         chunked_prefill=scheduler.scheduler_config.enable_chunked_prefill,
+        chunk_tokens=chunk_tokens(scheduler),
+        defers_prompts=scheduler.slo_defers_prompts,
         step_latency=clock.latency,
         busy_s=clock.busy_s(monotonic_s),
         watermark_blocks=int(scheduler.kv_cache_manager.watermark_blocks),

@@ -122,6 +122,8 @@ class SLOScheduler(Scheduler):
         if self._swapping is not None:
             self._ledger.swap_space(self._swapping.facts(), 0)
         alone = self._swapping is not None and self._swapping.alone
+        self.slo_defers_prompts = False
+        """Whether the step that is scheduled computes no prompt."""
         self._others_load = self.connector is not None and not alone
         """Whether a KV connector that is not ours may load KV for requests."""
         self._may_pause = compat.may_pause(self, alone)
@@ -375,6 +377,7 @@ class SLOScheduler(Scheduler):
         now_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
         limits = StockLimits(self)
         paused: list[Request] = []
+        self.slo_defers_prompts = self._booking(False, compat.defers_prompts, self, *args, **kwargs)
         step: Step | None = self._planning(None, self._next_step, now_s, monotonic_s)
         self.slo_planning_s = 0.0 if step is None else step.planning_s
         if step is not None:

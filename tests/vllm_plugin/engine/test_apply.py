@@ -240,6 +240,27 @@ def test_limits_hold_within_and_only_within(plan: Plan, threshold: int, within: 
     assert limits(scheduler) == before
 
 
+@pytest.mark.parametrize(("planned", "within"), [(16, (16, False)), (40, (40, False)), (60, (32, True))])
+def test_vllm_does_not_raise_the_chunk_of_a_plan(planned: int, within: tuple[int, bool]) -> None:
+    """Its adaptive threshold is at least an equal share of a full step: 300 tokens for six requests."""
+    from sloserve.vllm_plugin.engine.apply import StockLimits
+
+    scheduler = Scheduler()
+    scheduler.adaptive_long_prefill_threshold = True
+    scheduler.get_request_counts = lambda: (3, 3)
+    config = scheduler.scheduler_config
+    config.long_prefill_token_threshold, config.max_num_batched_tokens = 32, 300
+
+    def chunk() -> tuple[int, bool]:
+        return config.long_prefill_token_threshold, scheduler.adaptive_long_prefill_threshold
+
+    own = StockLimits(scheduler)
+    own.narrow(Plan(prefill_chunk_tokens=planned), 3)
+    assert chunk() == within
+    own.restore()
+    assert chunk() == (32, True)
+
+
 def test_a_pause_ends_by_itself() -> None:
     scheduler = Scheduler()
     assert apply_plan(scheduler, Plan(pause=slots("b")), scheduler.table()) == [scheduler.made["b"]]

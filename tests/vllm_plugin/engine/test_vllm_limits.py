@@ -1,0 +1,107 @@
+"""Limits of vLLM's own that plans depend on: the threshold of long prompts, and steps that begin no prompt."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sloserve.scheduler.policy import Plan, Snapshot
+from tests.older_vllm import IS_0_30
+from tests.vllm_plugin.engine.test_scheduler_hooks import Scripted
+from tests.vllm_plugin.engine.test_staying_alive import step
+
+pytestmark = pytest.mark.vllm
+
+Build = Callable[..., Any]
+RequestOf = Callable[..., Any]
+
+
+@pytest.mark.parametrize("is_adaptive", [False] if IS_0_30 else [False, True])
+@pytest.mark.parametrize("requests", [1, 2, 3, 6])
+def test_the_longest_chunk_is_what_vllm_makes(
+    build: Build, request_of: RequestOf, requests: int, is_adaptive: bool
+) -> None:
+    seen: list[int | None] = []
+
+    def note(at: Snapshot) -> Plan:
+        seen.append(at.engine.chunk_tokens)
+        return Plan.IDENTITY
+
+    engine = build(Scripted(note))
+    scheduler = engine.scheduler
+    scheduler.scheduler_config.long_prefill_token_threshold = 12
+    if is_adaptive:
+        scheduler.adaptive_long_prefill_threshold = True
+    names = "abcdef"[:requests]
+    engine._add([request_of(name, prompt_tokens=200, output_tokens=4) for name in names], engine._clock.now_s())
+    longest = max(scheduler.schedule().num_scheduled_tokens.values())
+    assert longest == min(seen[-1] or 64, 64)
+    assert longest == (64 if requests == 1 and not IS_0_30 else max(12, 64 // requests if is_adaptive else 0))
+
+
+def test_no_raised_threshold_is_left_where_a_plan_makes_chunks_short(build: Build, request_of: RequestOf) -> None:
+    engine = build(Scripted(lambda at: Plan(prefill_chunk_tokens=5)))
+    scheduler = engine.scheduler
+    scheduler.adaptive_long_prefill_threshold = True
+    engine._add([request_of(name, prompt_tokens=200, output_tokens=4) for name in "ab"], engine._clock.now_s())
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 5, "b": 5}
+    assert scheduler.adaptive_long_prefill_threshold is True
+
+
+def test_the_encoder_has_a_budget_of_a_full_step_at_least(build: Build) -> None:
+    """So that no plan needs to know it: what a step computes whole, the encoder computes in it."""
+    for tokens in (64, 4096):
+        scheduler = build("edf", max_num_batched_tokens=tokens).scheduler
+        config = scheduler.scheduler_config
+        assert min(config.max_num_encoder_input_tokens, config.encoder_cache_size) >= scheduler.max_num_scheduled_tokens
+
+
+def test_nobody_makes_room_for_a_prompt_that_does_not_begin(build: Build, request_of: RequestOf) -> None:
+    """vLLM's data parallel ranks begin prompts in the same steps: in the others it admits none."""
+    seen: list[bool] = []
+
+    def preempt_all_but_one(at: Snapshot) -> Plan:
+        seen.append(at.engine.defers_prompts)
+        decodes = at.running[at.rows.output_tokens[at.running] > 0]
+        return Plan(preempt=decodes[1:] if at.waiting.size else np.empty(0, np.int64), waiting=at.waiting)
+
+    policy = Scripted(lambda at: Plan.IDENTITY)
+    engine = build(policy, max_num_seqs=2)
+    scheduler, compute = engine.scheduler, _stepping(engine)
+    engine._add([request_of(name, prompt_tokens=9, output_tokens=50) for name in "ab"], engine._clock.now_s())
+    for _ in range(4):
+        compute(False)
+    policy.script = preempt_all_but_one
+    engine._add([request_of("c", prompt_tokens=9, output_tokens=50)], engine._clock.now_s())
+    assert set(compute(True)) == {"a", "b"} and seen[-1]
+    assert scheduler.slo_counters["evictions"] == 0
+    assert set(compute(False)) == {"a", "c"} and not seen[-1]
+    assert scheduler.slo_counters["evictions"] == 1
+
+
+def test_a_step_without_prompts_is_limited_by_none(build: Build, request_of: RequestOf) -> None:
+    engine = build("fcfs:step_budget=true")
+    scheduler, compute = engine.scheduler, _stepping(engine)
+    engine._add([request_of("a", prompt_tokens=9, output_tokens=50, slo_class="interactive")], engine._clock.now_s())
+    for _ in range(4):
+        compute(False)
+    engine._add([request_of("b", prompt_tokens=200, output_tokens=50)], engine._clock.now_s())
+    before = scheduler.slo_counters["limited_steps"]
+    for _ in range(3):
+        assert compute(True) == {"a": 1}
+    assert scheduler.slo_counters["limited_steps"] == before
+    assert "b" in compute(False)
+
+
+def _stepping(engine: Any) -> Callable[[bool], dict[str, int]]:
+    """Computes one step, throttled or not; returns the tokens of each request."""
+    scheduler = engine.scheduler
+    schedule = scheduler.schedule
+
+    def one(throttled: bool) -> dict[str, int]:
+        scheduler.schedule = lambda: schedule(throttled)
+        found: dict[str, int] = step(engine).num_scheduled_tokens
+        return found
+
+    return one
