@@ -1,13 +1,16 @@
 """The private names of vLLM that this package reads or calls.
 
-The scheduler interface of vLLM is not public. Whatever of it is used stands in the tables below and is checked once, at
-the start, so that a vLLM that moved something fails with a name instead of a wrong schedule.
+The scheduler interface of vLLM is not public. Whatever of it is used stands in the tables below (a test reads the
+code for it) and is checked once, at the start, so that a vLLM that moved something fails with a name instead of a wrong
+schedule.
 """
 
+import inspect
 import os
 from typing import Any
 
 import vllm
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from sloserve.core.errors import ConfigError
@@ -33,11 +36,39 @@ SCHEDULER_METHODS = (
     "_inflight_prefill_reserved_blocks",
     "_free_blocks",
     "set_pause_state",
+    "finish_requests",
+    "has_requests",
+    "shutdown",
 )
+SCHEDULER_EITHER = (("max_num_active_reqs", "max_num_running_reqs"), ("kv_holding_waiting", "skipped_waiting"))
+"""Names of which a version has one: see :mod:`~sloserve.vllm_plugin.engine.compat`."""
+SCHEDULER_OPTIONAL = ("adaptive_long_prefill_threshold", "_set_kv_fetch_stage")
+"""Names that some version lacks, and that are asked for where they are used."""
+CONFIG_ATTRIBUTES = (
+    "async_scheduling",
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "max_num_batched_tokens",
+    "policy",
+)
+QUEUE_METHODS = ("remove_requests", "prepend_request")
+POOL_ATTRIBUTES = (
+    "blocks",
+    "free_blocks",
+    "get_cached_block",
+    "get_num_free_blocks",
+    "hash_block_size",
+    "num_gpu_blocks",
+    "touch",
+)
+BLOCK_ATTRIBUTES = ("block_id", "is_null", "ref_cnt")
+PREEMPT_ARGUMENTS = ("request", "drop_stale_output")
+"""Of ``_preempt_request``, by name."""
 REQUEST_ATTRIBUTES = (
     "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
-    "arrival_time", "block_hashes", "is_prefill_chunk", "prefill_stats", "resumable", "skip_reading_prefix_cache",
-    "status", "structured_output_request", "_output_token_ids",
+    "arrival_time", "block_hashes", "is_finished", "is_prefill_chunk", "max_tokens", "mm_features", "num_prompt_tokens",
+    "num_tokens", "prompt_token_ids", "request_id", "sampling_params", "prefill_stats", "resumable",
+    "skip_reading_prefix_cache", "status", "structured_output_request", "_output_token_ids",
 )  # fmt: skip
 KV_MANAGER_ATTRIBUTES = (
     "block_pool",
@@ -67,11 +98,20 @@ def check_scheduler(scheduler: Any) -> None:
     probe = set(Request.__init__.__code__.co_names) | set(dir(Request))
     missing = [f"Request.{name}" for name in REQUEST_ATTRIBUTES if name not in probe]
     missing += _lacking("Scheduler", scheduler, SCHEDULER_ATTRIBUTES + SCHEDULER_METHODS)
+    for names in SCHEDULER_EITHER:
+        if len(_lacking("", scheduler, names)) == len(names):
+            missing.append(f"Scheduler.{' or '.join(names)}")
     if not missing:
+        takes = inspect.signature(Scheduler._preempt_request).parameters
+        missing = [f"Scheduler._preempt_request({name})" for name in PREEMPT_ARGUMENTS if name not in takes]
+        missing += _lacking("SchedulerConfig", scheduler.scheduler_config, CONFIG_ATTRIBUTES)
+        missing += _lacking("RequestQueue", scheduler.waiting, QUEUE_METHODS)
         manager = scheduler.kv_cache_manager
-        missing = _lacking("KVCacheManager", manager, KV_MANAGER_ATTRIBUTES)
+        missing += _lacking("KVCacheManager", manager, KV_MANAGER_ATTRIBUTES)
         missing += _lacking("KVCacheCoordinator", manager.coordinator, COORDINATOR_ATTRIBUTES)
+        missing += _lacking("BlockPool", manager.block_pool, POOL_ATTRIBUTES)
     if not missing:
+        missing = _lacking("KVCacheBlock", manager.block_pool.blocks[0], BLOCK_ATTRIBUTES)
         for group in manager.coordinator.single_type_managers:
             missing += _lacking(type(group).__name__, group, GROUP_ATTRIBUTES)
     if missing:
