@@ -292,6 +292,9 @@ def identity_reason(scheduler: Any) -> str | None:
         return "pipeline parallelism"
     if scheduler.is_encoder_decoder:
         return "encoder-decoder models"
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(config.parallel_config, name, 1) > 1:
+            return f"context parallelism ({name} {getattr(config.parallel_config, name)})"
     try:
         layout_of(scheduler)
     except LookupError as error:
@@ -306,14 +309,30 @@ def other_than_full_attention(scheduler: Any) -> str | None:
     return "a KV cache of several groups or with windows under a policy that counts tokens / block size"
 
 
-def may_pause(scheduler: Any, alone: bool) -> bool:
-    """Whether pausing is shown to keep outputs equal: not beside others' KV connectors, with drafts on the V1 model
-    runner alone.
+FOLLOW_STEPS: Final = frozenset(
+    {
+        "DecodeBenchConnector", "ExampleConnector", "HF3FSKVConnector", "LMCacheMPConnector", "MoRIIOConnector",
+        "MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector", "OffloadingConnector",
+    }
+)  # fmt: skip
+"""KV connectors of vLLM 0.30 to 0.32 that take what they do in a step from the requests which that step computes, so
+that one which it leaves out is to them as one that stock vLLM had no tokens for."""
 
-    alone: whether all connectors that there are are ours.
+
+def no_pauses_reason(scheduler: Any) -> str | None:
+    """Why no request may be paused, or ``None`` where pausing is shown to keep outputs equal.
+
+    A connector that is not vLLM's, nor ours, says that it follows the steps by an attribute ``sloserve_pauses = True``.
     """
-    drafts = scheduler.num_spec_tokens == 0 or not scheduler.vllm_config.use_v2_model_runner
-    return drafts and (scheduler.connector is None or alone)
+    if scheduler.num_spec_tokens and scheduler.vllm_config.use_v2_model_runner:
+        return "speculative decoding on the V2 model runner, where it was not tried"
+    for connector in connectors(scheduler):
+        kind = type(connector)
+        package = kind.__module__.partition(".")[0]
+        known = package == "sloserve" or (package == "vllm" and kind.__name__ in FOLLOW_STEPS)
+        if not (known or getattr(kind, "sloserve_pauses", False)):
+            return f"KV connector {kind.__name__}, of which it is not known whether it minds steps without a request"
+    return None
 
 
 def connectors(scheduler: Any) -> list[Any]:

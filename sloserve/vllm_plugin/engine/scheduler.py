@@ -126,7 +126,8 @@ class SLOScheduler(Scheduler):
         """Whether the step that is scheduled computes no prompt."""
         self._others_load = self.connector is not None and not alone
         """Whether a KV connector that is not ours may load KV for requests."""
-        self._may_pause = compat.may_pause(self, alone)
+        unpaused = compat.no_pauses_reason(self)
+        self._may_pause = unpaused is None
         self._policy_spec: tuple[str, Mapping[str, Any]] = (settings.policy, settings.policy_options)
         self._policy = self._make_policy(*self._policy_spec)
         self._policy_text = policy_text(*self._policy_spec)
@@ -136,6 +137,8 @@ class SLOScheduler(Scheduler):
         """Why vLLM schedules by itself where a policy would plan."""
         self._planner = self._make_planner(self._policy, self._shadow, self._policy_text)
         self._counts = True
+        if self._planner is not None and unpaused is not None:
+            logger.warning("sloserve pauses no request: %s", unpaused)
 
     def _make_policy(self, name: str, options: Mapping[str, Any], allow_files: bool = True) -> Policy:
         policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)

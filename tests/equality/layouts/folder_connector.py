@@ -42,6 +42,8 @@ class Orders(KVConnectorMetadata):
 class FolderConnector(KVConnectorBase_V1, SupportsHMA):
     """Extra config: ``folder``; ``load_steps``, 0: within the step; ``read_steps``, 0: what has ended is not read."""
 
+    sloserve_pauses = True  # it follows what each step computes
+
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         given = self._kv_transfer_config.get_from_extra_config

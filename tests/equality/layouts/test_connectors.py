@@ -119,6 +119,8 @@ def test_outputs(handing: Handing, subject: Subject) -> None:
     served = handing.bench.serve(subject, "greedy")
     check(handing, served, "greedy")
     assert handing.bench.engine.scheduler.slo_counters["plans"] > 0 or subject.name == "fcfs"
+    counters = handing.bench.engine.scheduler.slo_counters
+    assert counters["paused_steps"] > 0 or subject.name not in ("chaos-all", "chaos-pause")
     assert served.preemptions > 0 or not subject.name.startswith("chaos")
 
 

@@ -19,6 +19,10 @@ pytestmark = pytest.mark.vllm
         ({"vllm_config.model_config.runner_type": "pooling"}, "pooling models"),
         ({"use_pp": True}, "pipeline parallelism"),
         ({"is_encoder_decoder": True}, "encoder-decoder models"),
+        (
+            {"vllm_config.parallel_config.decode_context_parallel_size": 2},
+            "context parallelism (decode_context_parallel_size 2)",
+        ),
     ],
 )
 def test_plans_are_off_by_name(
@@ -34,19 +38,57 @@ def test_plans_are_off_by_name(
     assert compat.identity_reason(scheduler) == reason
 
 
-def test_no_pauses_with_drafts_on_the_v2_runner_or_beside_the_connector_of_others(
-    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_no_pauses_with_drafts_on_the_v2_runner(build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from sloserve.vllm_plugin.engine import compat
+
+    scheduler = build("edf").scheduler
+    assert compat.no_pauses_reason(scheduler) is None
+    scheduler.num_spec_tokens = 2
+    for is_v2, reason in ((True, "speculative decoding on the V2 model runner, where it was not tried"), (False, None)):
+        monkeypatch.setattr(type(scheduler.vllm_config), "use_v2_model_runner", is_v2)
+        assert compat.no_pauses_reason(scheduler) == reason
+
+
+def _connector(name: str, package: str, **has: Any) -> Any:
+    return type(name, (), {"__module__": f"{package}.somewhere", **has})()
+
+
+@pytest.mark.parametrize(
+    ("connector", "may_pause"),
+    [
+        (_connector("NixlConnector", "vllm"), True),
+        (_connector("SwapConnector", "sloserve"), True),
+        (_connector("HiSparseConnector", "vllm"), False),
+        (_connector("NixlConnector", "elsewhere"), False),
+        (_connector("Elsewhere", "elsewhere", sloserve_pauses=True), True),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_pauses_beside_connectors_that_are_known_to_follow_the_steps(
+    build: Callable[..., Any], connector: Any, may_pause: bool
 ) -> None:
     from sloserve.vllm_plugin.engine import compat
 
     scheduler = build("edf").scheduler
-    assert compat.may_pause(scheduler, alone=False)
-    scheduler.num_spec_tokens = 2
-    for is_v2 in (True, False):
-        monkeypatch.setattr(type(scheduler.vllm_config), "use_v2_model_runner", is_v2)
-        assert compat.may_pause(scheduler, alone=True) == (not is_v2)
-    scheduler.num_spec_tokens, scheduler.connector = 0, SimpleNamespace()
-    assert compat.may_pause(scheduler, alone=True) and not compat.may_pause(scheduler, alone=False)
+    known = _connector("OffloadingConnector", "vllm")
+    for used in (connector, SimpleNamespace(_connectors=[known, connector])):
+        scheduler.connector = used
+        reason = compat.no_pauses_reason(scheduler)
+        assert (reason is None) == may_pause
+        assert may_pause or f"KV connector {type(connector).__name__}, of which" in str(reason)
+
+
+def test_each_connector_of_vllms_is_known_or_refused_by_a_reason_of_its_own() -> None:
+    """A connector that a new vLLM brings is neither: read whether it follows the steps, then list it."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from sloserve.vllm_plugin.engine.compat import FOLLOW_STEPS
+
+    made_of_others = {"MultiConnector"}
+    refused = {"ExampleHiddenStatesConnector", "FlexKVConnectorV1", "HiSparseConnector", "LMCacheConnectorV1"}
+    refused |= {"MooncakeStoreConnector", "SimpleCPUOffloadConnector"}
+    found = {name for name in KVConnectorFactory._registry if not name.startswith("Sl") and name != "SwapConnector"}
+    assert found <= FOLLOW_STEPS | made_of_others | refused
 
 
 def test_a_shadow_policy_that_counts_one_block_size_does_not_end_the_plans_of_another(
