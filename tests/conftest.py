@@ -28,9 +28,13 @@ _LARGE = ("vllm", "torch", "matplotlib")
 _DATA = Path(os.environ.get("SLOSERVE_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """The three examples of a fast run are not drawn from the constants of all modules, which it takes long to read."""
+    """What a fast run leaves out: a thread for each test's time limit, where a signal does, which costs two seconds of
+    CPU in all; and constants of all modules to draw its three examples from, which it takes long to read.
+    """
     if config.getoption("--hypothesis-profile") == "fast":
+        config.option.timeout_method = config.option.timeout_method or "signal"
         providers._get_local_constants = lambda: providers._local_constants
 
 

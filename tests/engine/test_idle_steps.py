@@ -31,14 +31,14 @@ def request(request_id: str, arrival_s: float, prompt_tokens: int, output_tokens
 
 
 @pytest.mark.parametrize("policy", ["auto", "econo:step_budget=true"])
-@pytest.mark.parametrize("plan_us", [0.0, 500.0])
+@pytest.mark.parametrize("plan_us", [0.0, pytest.param(500.0, marks=pytest.mark.slow)])
 def test_a_step_without_a_snapshot_decides_what_one_with_it_does(
     policy: str, plan_us: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workload = [request(f"r{i}", 0.6 * (i // 3) + 0.01 * i, (40, 40, 500)[i % 3], 20 + 7 * (i % 5)) for i in range(24)]
+    workload = [request(f"r{i}", 0.6 * (i // 3) + 0.01 * i, (40, 40, 500)[i % 3], 20 + 7 * (i % 5)) for i in range(12)]
     # Waits for a slot until it has aged, then runs, protected, while nobody waits.
-    workload += [request("decodes", 9.0, 40, 90), request("too", 9.0, 40, 90), request("ends", 9.0, 40, 30)]
-    workload.append(request("aged", 9.01, 1000, 5))
+    workload += [request("decodes", 5.0, 40, 90), request("too", 5.0, 40, 90), request("ends", 5.0, 40, 30)]
+    workload.append(request("aged", 5.01, 1000, 5))
     idle = {True: 0, False: 0}
     looked_for = Planner._is_idle
 

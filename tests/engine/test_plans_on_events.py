@@ -12,7 +12,7 @@ from sloserve.scheduler.policy import Plan, Snapshot
 from sloserve.sim.model.engine import ModelEngine
 from sloserve.virtual.engine_settings import EngineSettings
 
-LATE_S = 1.5
+LATE_S = 0.4
 
 
 def planned_at(monkeypatch: pytest.MonkeyPatch, *, on_events: bool) -> list[float]:
@@ -26,7 +26,7 @@ def planned_at(monkeypatch: pytest.MonkeyPatch, *, on_events: bool) -> list[floa
 
     slo = DEFAULT_CLASSES.slo(None, Targets(ttft_s=60.0))
     arrivals = {"a": 0.0, "b": 0.0, "c": 0.0, "d": 0.0, "late": LATE_S}
-    workload = [WorkloadRequest(name, at_s, 20, 300, slo) for name, at_s in arrivals.items()]
+    workload = [WorkloadRequest(name, at_s, 20, 100, slo) for name, at_s in arrivals.items()]
     settings = EngineSettings(1000, max_num_seqs=2, max_num_batched_tokens=256, max_model_len=1100)
     config = {"sloserve": {"policy": "auto", "plan_share": 1.0}}
     with monkeypatch.context() as patched:

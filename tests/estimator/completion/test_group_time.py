@@ -21,7 +21,10 @@ def times(serving: Serving, n: int, prompt: float, mean: float, sd: float = 0.0)
     return group_times(serving, *columns)
 
 
-@pytest.mark.parametrize(("prompt", "mean"), [(100, 200), (2000, 30), (4000, 300)])
+@pytest.mark.parametrize(
+    ("prompt", "mean"),
+    [pytest.param(100, 200, marks=pytest.mark.slow), (2000, 30), pytest.param(4000, 300, marks=pytest.mark.slow)],
+)
 def test_work_is_what_those_behind_wait_whatever_is_scarce(prompt: int, mean: int) -> None:
     """Slots, the token budget, the KV cache: when the last of a group of 640 ends, with lengths spread by a third."""
     found = times(Serving(PROFILE, ENGINE), 640, prompt, mean, sd=mean / 3)

@@ -257,6 +257,7 @@ def test_a_malformed_line_is_named(row: str, message: str, tmp_path: Path) -> No
         read_examples(lines(tmp_path, '{"output_tokens": 5}', row))
 
 
+@pytest.mark.slow
 def test_the_command_trains_reports_and_saves(tmp_path: Path) -> None:
     data = examples(130)
     assert data.requests.prompt_tokens is not None

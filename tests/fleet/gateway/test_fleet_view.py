@@ -30,9 +30,12 @@ class Observed:
         self.view = FleetView(self.gateway.parts)
 
     def says(self, name: str, **what: Any) -> dict[str, Any]:
+        self.reports(name, **what)
+        return self.row(name)
+
+    def reports(self, name: str, **what: Any) -> None:
         report = AgentReport(host="node-a", door="unix:x", instances=(Played(name, **what).report(),))
         self.gateway.parts.instances.reported(report, "unix:x", {}, self.clock.monotonic_s())
-        return self.row(name)
 
     def row(self, name: str) -> dict[str, Any]:
         return dict(zip(COLUMNS, self.view.read()["rows"][name], strict=True))
@@ -69,7 +72,7 @@ def test_queues_are_by_group_and_a_view_of_a_large_fleet_fits_a_frame() -> None:
     parts = seen.gateway.parts
     for i in range(3 * MOST_NAMED):
         parts.demand.arrived(f"a-model-with-a-long-name-{i:040d}", "interactive", 10, seen.clock.monotonic_s())
-        seen.says(f"node-{i:030d}/0", active=f"a-model-with-a-long-name-{i:040d}")
+        seen.reports(f"node-{i:030d}/0", active=f"a-model-with-a-long-name-{i:040d}")
     view = seen.view.read()
     assert len(view["groups"]) == MOST_NAMED and view["counts"]["groups"] == 3 * MOST_NAMED
     assert len(fitted(view)["rows"]) > 0
