@@ -142,10 +142,6 @@ class PacedFleet(FleetProcesses):
         async with self.http.post("/v1/batches", json=wanted) as answer:
             return str((await answer.json())["id"])
 
-    async def batch_state(self, id: str) -> dict[str, Any]:
-        async with self.http.get(f"/v1/batches/{id}") as answer:
-            return dict(await answer.json())
-
     async def cancel(self, id: str) -> None:
         async with self.http.post(f"/v1/batches/{id}/cancel") as answer:
             await answer.read()

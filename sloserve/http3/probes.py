@@ -21,8 +21,6 @@ from sloserve.http3.transport_limits import TransportLimits
 HEADER_BYTES = 1000
 QPACK_ENCODER_STREAM_ERROR = 0x201
 GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]
-UNKNOWN_FRAME = 0x21
-LONG_CONTROL = MAX_CONTROL_BYTES + 1
 CONTROL, ENCODER = 2, 6
 """Streams that a client's HTTP/3 opens first."""
 MANY_FIELDS = b"\x00\x00" + b"\xc0" * 100

@@ -13,7 +13,6 @@ from aioquic.buffer import Buffer, BufferReadError
 from sloserve.http3.stream_schedulers import DEFAULT_URGENCY
 
 PRIORITY_UPDATE_REQUEST = 0xF0700
-PRIORITY_UPDATE_PUSH = 0xF0701
 
 MAX_FIELD_BYTES = 256
 """Longest field value that is read; what is sensible has six characters."""

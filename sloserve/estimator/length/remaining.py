@@ -19,8 +19,8 @@ class KnownRequests:
     """What is known of n requests, one column each; ``None`` where the deployment does not know a column.
 
     output_tokens: emitted so far. stated_tokens: the whole length that a simulator or a client states, -1 where none.
-    lower_tokens, upper_tokens: the range a user gives, -1 where none. seq: the enqueue counter, which identifies a
-    request. arrival_s: epoch seconds. task: a label, where it is finer than the class. prompt: the text.
+    seq: the enqueue counter, which identifies a request. arrival_s: epoch seconds. task: a label, where it is finer
+    than the class. prompt: the text.
     """
 
     class_id: IntArray
@@ -29,8 +29,6 @@ class KnownRequests:
     seq: IntArray | None = None
     prompt_tokens: IntArray | None = None
     stated_tokens: IntArray | None = None
-    lower_tokens: IntArray | None = None
-    upper_tokens: IntArray | None = None
     arrival_s: FloatArray | None = None
     task: Sequence[str] | None = None
     prompt: Sequence[str] | None = None

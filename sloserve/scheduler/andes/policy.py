@@ -98,13 +98,11 @@ class Andes(Policy):
         self._curves = DigestCurves()
         self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
         self._serving_s = RunningMean()
-        self._unfinished = 0
         self._may_preempt = 0.0
 
     # What happens.
 
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._unfinished += 1
         self._may_preempt += self.settings.preemption_cap
         self._curves.reset(slot)
         done = int(rows.output_tokens[slot])
@@ -118,7 +116,6 @@ class Andes(Policy):
         self._curves.deliver(slots, tokens, since_s, reading_tds(rows, slots))
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._unfinished -= 1
         self._lengths.observe(rows, slot)
         if rows.output_tokens[slot] > 0:
             if rows.first_token_s[slot] < now_s:
