@@ -54,6 +54,11 @@ class PreemptionRule:
     keep_free: float = 0.01
 
 
+def preemption_in_seconds(preempt: bool, margin_s: float, max_preemptions: int) -> PreemptionRule | None:
+    """The rule of a policy whose keys are times, ``None`` where it may not preempt."""
+    return PreemptionRule(margin_s, in_seconds=True, max_preemptions=max_preemptions) if preempt else None
+
+
 TARGET_COLUMNS = frozenset({"ttft_s", "tpot_s", "e2e_s", "tds"})
 """Columns that hold what a request asks for, its class's targets included; nan where it asks for nothing."""
 

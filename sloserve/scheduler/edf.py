@@ -32,7 +32,7 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.qoe import DEFAULT_TDS
 from sloserve.core.rows import Rows
 from sloserve.core.slo import MAX_TDS
-from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, PreemptionRule, plan_by_key
+from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, plan_by_key, preemption_in_seconds
 from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.scheduler.options import check_within
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
@@ -82,15 +82,8 @@ class EDF(Policy):
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
-        self._rule = (
-            PreemptionRule(
-                margin=self.settings.preempt_margin_s,
-                in_seconds=True,
-                max_preemptions=self.settings.max_preemptions,
-            )
-            if self.settings.preempt
-            else None
-        )
+        chosen = self.settings
+        self._rule = preemption_in_seconds(chosen.preempt, chosen.preempt_margin_s, chosen.max_preemptions)
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         waiting_due = deadlines_s(snapshot.rows, snapshot.waiting, self.settings.default_tds)

@@ -25,7 +25,7 @@ from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
-from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, PreemptionRule, plan_by_key
+from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, plan_by_key, preemption_in_seconds
 from sloserve.lso.pace import PACE_COLUMNS
 from sloserve.scheduler.edf import deadlines_s
 from sloserve.scheduler.options import check_within
@@ -97,15 +97,8 @@ class QLM(Policy):
         self._replanning: Iterator[None] | None = None
         self._planned_s = -np.inf
         self._known = (np.empty(0, np.int64), np.empty(0))  # references, ascending, and keys of the planned groups
-        self._rule = (
-            PreemptionRule(
-                margin=self.settings.preempt_margin_s,
-                in_seconds=True,
-                max_preemptions=self.settings.max_preemptions,
-            )
-            if self.settings.preempt
-            else None
-        )
+        chosen = self.settings
+        self._rule = preemption_in_seconds(chosen.preempt, chosen.preempt_margin_s, chosen.max_preemptions)
 
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:
         self._wait(rows, slot)
