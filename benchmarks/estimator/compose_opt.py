@@ -31,7 +31,7 @@ ASSUMED = (
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class OPTShape:
     """One OPT model."""
 
     name: str
@@ -48,10 +48,10 @@ class ModelShape:
 
 
 SHAPES = (
-    ModelShape("125m", 12, 768),
-    ModelShape("1.3b", 24, 2048),
-    ModelShape("2.7b", 32, 2560),
-    ModelShape("6.7b", 32, 4096),
+    OPTShape("125m", 12, 768),
+    OPTShape("1.3b", 24, 2048),
+    OPTShape("2.7b", 32, 2560),
+    OPTShape("6.7b", 32, 4096),
 )
 
 
@@ -121,7 +121,7 @@ def _heads(row: dict[str, str]) -> tuple[int, int]:
     return int(row["num_heads"]), int(row["num_key_value_heads"])
 
 
-def step_ms(kernels: Kernels, shape: ModelShape, prefills: tuple[int, int], decodes: tuple[int, int]) -> float:
+def step_ms(kernels: Kernels, shape: OPTShape, prefills: tuple[int, int], decodes: tuple[int, int]) -> float:
     """prefills: number and length; decodes: number and context."""
     h, heads = shape.hidden, shape.hidden / 128
     tokens = prefills[0] * prefills[1] + decodes[0]
@@ -134,7 +134,7 @@ def step_ms(kernels: Kernels, shape: ModelShape, prefills: tuple[int, int], deco
     return shape.layers * layer + kernels.gemm(prefills[0] + decodes[0], h, VOCABULARY)
 
 
-def steps(kernels: Kernels, shape: ModelShape) -> list[MeasuredStep]:
+def steps(kernels: Kernels, shape: OPTShape) -> list[MeasuredStep]:
     """The grid of the shipped Llama profiles, up to OPT's context."""
     prefills = [(0, 0)] + [(1, 2**i) for i in range(6, 12)] + [(4, 256), (4, 512), (8, 256)]
     decodes = [(0, 0)] + [(2**i, c) for i in range(9) for c in (128, 512, 1024, 2048) if 2**i * c <= 65536]
@@ -146,7 +146,7 @@ def steps(kernels: Kernels, shape: ModelShape) -> list[MeasuredStep]:
     ]
 
 
-def profile(kernels: Kernels, shape: ModelShape) -> str:
+def profile(kernels: Kernels, shape: OPTShape) -> str:
     measured = steps(kernels, shape)
     form = fit_hinge(measured)
     decode_only = [s for s in measured if not s.load.prefill_tokens]

@@ -69,7 +69,7 @@ STOCK: dict[str, Callable[..., Any]] = {}
 """vLLM's own methods, which each run times anew."""
 
 
-class _AllTimed(Exception):
+class AllTimed(Exception):
     """All steps were timed."""
 
 
@@ -187,7 +187,7 @@ def costs_s(policy: str, requests: int, running: int, seed: int, hot: bool) -> d
             calls.clear()
         steps += 1
         if steps >= WARM_UP + STEPS:
-            raise _AllTimed
+            raise AllTimed
         arrival_s = engine._clock.now_s() - began_s
         for request in itertools.islice(coming, requests - len(scheduler.requests) - len(engine._arriving)):
             engine._arriving.append((arrival_s, replace(request, arrival_s=arrival_s)))
@@ -195,7 +195,7 @@ def costs_s(policy: str, requests: int, running: int, seed: int, hot: bool) -> d
     engine.on_step = stepped
     try:
         engine.run([replace(request, arrival_s=0.0) for request in itertools.islice(coming, requests)])
-    except _AllTimed:
+    except AllTimed:
         pass
     return found
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
-from benchmarks.serving.step_overhead import FLUSH_BYTES, STOCK, WARM_UP, Stopwatch, engine_of
+from benchmarks.serving.step_overhead import FLUSH_BYTES, STOCK, WARM_UP, AllTimed, Stopwatch, engine_of
 from sloserve.metrics.engine_page import PageWriter
 from sloserve.metrics.live_page import FRAME_EVERY_S, LiveWriter, find_live_pages
 from sloserve.metrics.live_view import LiveView
@@ -43,10 +43,6 @@ FOUND = ("vllm", "watched", "frame", "lasts", "reading", "snapshot", "change")
 """Seconds of thread CPU time: of vLLM's part of each step; of all that watching adds to each watched step, and of the
 frames among it; of the API process's readings. How long watched steps last on the device. Bytes of frames.
 """
-
-
-class _AllTimed(Exception):
-    """All steps were timed."""
 
 
 class _Server:
@@ -119,7 +115,7 @@ class _Server:
             clock.spent.clear()
             done += 1
             if done >= WARM_UP + steps:
-                raise _AllTimed
+                raise AllTimed
             arrival_s = engine._clock.now_s() - began_s
             for request in itertools.islice(coming, self.requests - len(scheduler.requests) - len(engine._arriving)):
                 engine._arriving.append((arrival_s, replace(request, arrival_s=arrival_s)))
@@ -127,7 +123,7 @@ class _Server:
         engine.on_step = stepped
         try:
             engine.run([replace(request, arrival_s=0.0) for request in itertools.islice(coming, self.requests)])
-        except _AllTimed:
+        except AllTimed:
             pass
         return found
 

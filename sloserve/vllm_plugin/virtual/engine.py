@@ -51,7 +51,7 @@ _LAST = [_EOS]
 
 
 @dataclass(slots=True)
-class _Live:
+class _LiveRequest:
     """A request inside the engine. tokens_left counts down to the one that is EOS; prefilled: tokens whose KV existed
     once.
     """
@@ -110,7 +110,7 @@ class VirtualEngine(EventLoop):
         if settings.enable_prefix_caching:
             init_none_hash(sha256)
             self._hasher = get_request_block_hasher(self.scheduler.hash_block_size, sha256)
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _LiveRequest] = {}
         self._prefilling: set[str] = set()
         self._preempted: list[str] = []
         compat.on_preemption(self.scheduler, self._preempted.append)
@@ -179,7 +179,7 @@ class VirtualEngine(EventLoop):
                     block_hasher=self._hasher,
                 )
             )
-            self._live[item.request_id] = _Live(item, min(item.output_tokens, max_tokens))
+            self._live[item.request_id] = _LiveRequest(item, min(item.output_tokens, max_tokens))
             self._stages.arrived(item.request_id, item.arrival_s)
 
     def _dispatch(self, now_s: float, worker_free_s: float) -> _VirtualBatch:
@@ -288,7 +288,7 @@ class VirtualEngine(EventLoop):
             self._stages.ended(request_id, self._now_s)
             self._end(live, Outcome.ABORTED, num_preemptions)
 
-    def _end(self, live: _Live, outcome: Outcome, num_preemptions: int = 0) -> None:
+    def _end(self, live: _LiveRequest, outcome: Outcome, num_preemptions: int = 0) -> None:
         item = live.workload
         times_s = np.array(live.token_times_s)
         predicted = self._front_end.predicted(item.request_id)
