@@ -40,6 +40,7 @@ from sloserve.vllm_plugin.engine.apply import StockLimits, let_in_loaded, preemp
 from sloserve.vllm_plugin.engine.asynchronous import asynchronous
 from sloserve.vllm_plugin.engine.ledger import EngineStats
 from sloserve.vllm_plugin.engine.step_load import step_load
+from sloserve.vllm_plugin.engine.traced import Traced
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort
 from sloserve.vllm_plugin.engine.watched import Watched
 from sloserve.vllm_plugin.swap.swapping import Parked, Swapping
@@ -78,6 +79,7 @@ class SLOScheduler(Scheduler):
     _planner: Planner | None = None
     _swapping: Swapping | None = None
     _watched: Watched | None = None
+    _traced: Traced | None = None
 
     TELLS_BEFORE_PREEMPTING = True
     """That SwapConnector is told of each request that is about to lose its KV; another scheduler may say so too."""
@@ -136,6 +138,8 @@ class SLOScheduler(Scheduler):
         self._plans_off: str | None = None
         """Why vLLM schedules by itself where a policy would plan."""
         self._planner = self._make_planner(self._policy, self._shadow, self._policy_text)
+        if self.vllm_config.observability_config.otlp_traces_endpoint is not None:
+            self._traced = self._make_traced()
         self._counts = True
         if self._planner is not None and unpaused is not None:
             logger.warning("sloserve pauses no request: %s", unpaused)
@@ -254,12 +258,22 @@ class SLOScheduler(Scheduler):
 
     def show_on(self, page: LiveWriter) -> None:
         """From now on who watches sees this scheduler's requests on ``page``."""
-        try:
-            port = VllmPort(self, self.step_clock, self._clock, self._swapping)
-        except LookupError:  # a KV cache whose blocks cannot be counted, which the log has said
+        port = self._shown_port()
+        if port is None:
             page.close()
             return
         self._watched = Watched(self, self._ledger, port, len(self._settings.classes.names), page)
+
+    def _shown_port(self) -> VllmPort | None:
+        """``None`` with a KV cache whose blocks cannot be counted, which the log has said."""
+        try:
+            return VllmPort(self, self.step_clock, self._clock, self._swapping)
+        except LookupError:
+            return None
+
+    def _make_traced(self) -> Traced | None:
+        port = self._shown_port()
+        return None if port is None else Traced(self, self._ledger, port)
 
     def _say_policies(self) -> None:
         self._ledger.say_policies(self._policy_text, self._shadow_text, self._plans_off)
@@ -291,14 +305,18 @@ class SLOScheduler(Scheduler):
             self._booking(False, self._swapping.keep, request)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        swapped = False
         if self._swapping is not None:
-            if self._booking(False, self._swapping.preempting, request):
+            swapped = self._booking(False, self._swapping.preempting, request)
+            if swapped:
                 self._booking(None, self._ledger.swapped, request.request_id)
         super()._preempt_request(request, *args, **kwargs)
         if self._counts:
             self._booking(None, self._ledger.preempted, request)
         if self._watched is not None:
             self._booking(None, self._watched.preempted, request, self._clock.monotonic_s())
+        if self._traced is not None:
+            self._booking(None, self._traced.preempted, request, swapped)
         if self._planner is not None:
             self._planning(None, self._planner.preempted, request)
 
@@ -307,6 +325,8 @@ class SLOScheduler(Scheduler):
             self._planning(None, self._planner.finished, request, self._clock.now_s())
         if self._counts:
             self._booking(None, self._ledger.freed, request, self._clock.now_s())
+        if self._traced is not None:
+            self._booking(None, self._traced.ended, request)
         if self._swapping is not None:
             self._booking(None, self._swapping.ended, request)
         return super()._free_request(request, *args, **kwargs)
@@ -387,6 +407,8 @@ class SLOScheduler(Scheduler):
             if step.preempt:
                 if self._watched is not None:
                     self._booking(None, self._watched.preempting, step.preempt, step.plan, self._planner, monotonic_s)
+                if self._traced is not None:
+                    self._booking(None, self._traced.preempting, step.preempt, step.plan, self._planner)
                 stores = self.slo_counters["swap_stores"]
                 preempt(self, step.preempt)
                 if self._swapping is not None:
@@ -415,9 +437,10 @@ class SLOScheduler(Scheduler):
             if self._planner is not None and self._others_load:
                 self._planning(None, self._planner.loading, compat.fetching(self), monotonic_s)
         self._booking(None, self._book, output, paused, now_s)
-        watched = self._watched
+        watched, plan = self._watched, Plan.IDENTITY if step is None else step.plan
+        if self._traced is not None:
+            self._booking(None, self._traced.stepped, output, plan, self._planner, paused, now_s)
         if watched is not None and watched.is_due(monotonic_s):
-            plan = Plan.IDENTITY if step is None else step.plan
             self._booking(None, watched.write, output, plan, self._planner, now_s, monotonic_s)
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step whose load cannot be read has an output
         self._booking(None, self.step_clock.scheduled, load, monotonic_s)

@@ -15,12 +15,13 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.planner import Planner
 from sloserve.engine.stages import Course, Stage
-from sloserve.engine.why import Cause, Phase, StepDone, Why, held_up
+from sloserve.engine.why import Cause, Phase, StepDone, Why
 from sloserve.kernels.requests import counts_of, slots_found
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, occupancy
 from sloserve.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine.held import due_later_s, head_held_up, not_planned, rival_of, step_done
 from sloserve.vllm_plugin.engine.ledger import EngineStats
 from sloserve.vllm_plugin.engine.vllm_columns import gathered
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort
@@ -109,26 +110,20 @@ class Watched:
         """The plan is about to preempt ``victims``: notes for which request."""
         if not self._page.is_watched(monotonic_s):
             return
-        rival = None
-        if planner is not None and plan.waiting is not None and plan.waiting.size:
-            rival = planner.table.request_at[plan.waiting[0]]
+        rival = rival_of(plan, planner)
         self._planned = {victim.request_id: self._for(victim, rival) for victim in victims}
 
     def preempted(self, request: Request, monotonic_s: float) -> None:
         """A request lost its KV, by the plan as :meth:`preempting` was told, or otherwise."""
         if self._page.is_watched(monotonic_s):
-            other = Cause(Why.KV_SHORT if compat.admits_new(self._scheduler) else Why.ENGINE)
-            self._preempted[request.request_id] = self._planned.pop(request.request_id, other)
+            cause = self._planned.pop(request.request_id, None) or not_planned(self._scheduler)
+            self._preempted[request.request_id] = cause
 
     def _for(self, victim: Request, rival: Request | None) -> Cause:
         if rival is None:
             return Cause(Why.PLAN)
-        slots = [self._numbers.of(one, self._stats) for one in (victim, rival)]
-        static = self._numbers.values[slots]
-        ttft_s, e2e_s = (static[:, _STATIC.index(name)] for name in ("ttft_due_s", "e2e_due_s"))
-        started = np.array([victim.num_output_tokens > 0, rival.num_output_tokens > 0])
-        due_s = np.where(started, e2e_s, np.fmin(ttft_s, e2e_s))
-        return Cause(Why.PLAN, float(static[1, 0]), float(due_s[0] - due_s[1]))
+        number = self._numbers.values[self._numbers.of(rival, self._stats), 0]
+        return Cause(Why.PLAN, float(number), due_later_s(victim, rival, self._stats.slo_of))
 
     def close(self) -> None:
         self._page.close()
@@ -145,7 +140,7 @@ class Watched:
         facts = self._port.facts(len(scheduler.running), ())
         live = _Live(self, [*scheduler.running, *aside, *waiting], output, planner, now_s)
         self._was_empty = not live.size
-        step = self._step_of(output, plan, planner)
+        step = step_done(scheduler, self._port, output, plan, planner)
         self._page.write(
             Frame(
                 at_s=now_s,
@@ -153,7 +148,7 @@ class Watched:
                 live=live.size,
                 free_blocks=facts.free_blocks,
                 total_blocks=facts.total_blocks - 1,  # of vLLM's blocks one is never given out
-                head=_head(waiting, step, facts),
+                head=head_held_up(waiting, step, facts),
                 counts=live.counts(self._classes),
                 late=np.bincount(live.class_id[live.due_s < now_s], minlength=self._classes),
                 next_due_s=live.next_due_s(self._classes),
@@ -161,31 +156,6 @@ class Watched:
                 rows=live.rows(step),
             )
         )
-
-    def _step_of(self, output: Any, plan: Plan, planner: Planner | None) -> StepDone:
-        scheduler, running = self._scheduler, compat.places_taken(self._scheduler)
-        budget, limit = int(scheduler.max_num_scheduled_tokens), None
-        if plan.token_budget is not None:
-            budget = min(budget, int(plan.token_budget))
-        if plan.max_running is not None and planner is not None:
-            limit = int(plan.max_running) + running - planner.table.num_running  # a plan counts those that it sees
-        return StepDone(
-            given_tokens=int(output.total_num_scheduled_tokens),
-            budget_tokens=budget,
-            running=running,
-            max_running=running + self._port.free_slots,
-            plan_limit=limit,
-            admits=compat.admits_new(scheduler),
-        )
-
-
-def _head(waiting: Sequence[Request], step: StepDone, facts: EngineFacts) -> Cause:
-    """Why the first of those who could be admitted was not."""
-    first = next((request for request in waiting if not compat.is_blocked(request)), None)
-    if first is None:
-        return Cause(Why.BLOCKED) if waiting else Cause()
-    needed = facts.layout.to_admit(np.array([first.num_tokens + 1], np.int64))  # + 1: the slot of the next token
-    return held_up(step, int(needed[0]), facts)
 
 
 class _Live:

@@ -33,6 +33,7 @@ from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.vllm_plugin.server.observe import Observed, entering
 from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tell_operator
+from sloserve.vllm_plugin.server.tracing import Tracing
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.xargs import stated_output_tokens, with_length
@@ -69,6 +70,7 @@ class FrontEnd:
         self._admission = settings.admission.make(settings.classes.names, self._still_waiting, self._boards)
         self._lengths = settings.make_lengths()
         self._sweeping = False
+        self._tracing = Tracing.of(engine.output_processor)
         self._states = engine.output_processor.request_states
         engine.output_processor.add_request = self._noting_replies(engine.output_processor.add_request)
         self._pages = EnginePages()
@@ -146,6 +148,8 @@ class FrontEnd:
             observed, state = entering.get(), self._states.get(request.request_id)
             if observed is not None and state is not None and state.stats is not None:
                 observed.figures[request.request_id] = state.stats
+                if self._tracing is not None:
+                    self._tracing.entered(state)
             return added
 
         return add_request

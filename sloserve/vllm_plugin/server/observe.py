@@ -7,7 +7,7 @@ scheduler can do something about, and no user reads them as they come, so they h
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -144,17 +144,13 @@ class Observed:
     def _whole(self, reply: Any) -> Latency | None:
         if not any(one.token_ids for one in reply.outputs):
             return None
-        e2e_s = self._clock.monotonic_s() - self.arrival_s
-        told = [one for one in self.figures.values() if one.first_token_ts]
-        if not told:
-            return _latency([(e2e_s, 0.0, 1)], e2e_s)  # all came with the whole
-        # The engine's clock starts elsewhere; its last token is the one that the whole has just come with.
-        ended_ts = max(one.last_token_ts for one in told)
-        spans = (
-            (max(e2e_s - (ended_ts - one.first_token_ts), 0.0), one.last_token_ts - one.first_token_ts, one)
-            for one in told
-        )
-        return _latency([(first_s, decode_s, one.num_generation_tokens) for first_s, decode_s, one in spans], e2e_s)
+        e2e_s = self.age_s()
+        # Without vLLM's figures all came with the whole.
+        return latency_in_engine(self.figures.values(), e2e_s) or _latency([(e2e_s, 0.0, 1)], e2e_s)
+
+    def age_s(self) -> float:
+        """Time since its arrival."""
+        return self._clock.monotonic_s() - self.arrival_s
 
     @property
     def begun(self) -> bool:
@@ -197,6 +193,22 @@ class Observed:
         if self._token_times_s:
             return sum(len(times_s) for times_s in self._token_times_s.values())
         return sum(len(one.token_ids) for one in getattr(reply, "outputs", ()))
+
+
+def latency_in_engine(figures: Iterable[Any], e2e_s: float) -> Latency | None:
+    """The latency of replies whose last token has just come; ``None`` where none has any.
+
+    figures: vLLM's (``RequestStateStats``) of each. e2e_s: time since the request's arrival.
+    """
+    told = [one for one in figures if one.first_token_ts]
+    if not told:
+        return None
+    # The engine's clock starts elsewhere; its last token is the one that has just come.
+    ended_ts = max(one.last_token_ts for one in told)
+    spans = (
+        (max(e2e_s - (ended_ts - one.first_token_ts), 0.0), one.last_token_ts - one.first_token_ts, one) for one in told
+    )
+    return _latency([(first_s, decode_s, one.num_generation_tokens) for first_s, decode_s, one in spans], e2e_s)
 
 
 def _latency(replies: Sequence[tuple[float, float, int]], e2e_s: float) -> Latency:

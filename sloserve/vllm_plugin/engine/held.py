@@ -1,0 +1,65 @@
+"""What a scheduled step of vLLM leaves for waiting requests, and for which of them a plan preempts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from vllm.v1.request import Request
+
+from sloserve.core.stated import StatedSLO
+from sloserve.engine.planner import Planner
+from sloserve.engine.why import Cause, StepDone, Why, held_up
+from sloserve.scheduler.policy import EngineFacts, Plan
+from sloserve.vllm_plugin.engine import compat
+from sloserve.vllm_plugin.engine.vllm_port import VllmPort
+
+
+def step_done(scheduler: Any, port: VllmPort, output: Any, plan: Plan, planner: Planner | None) -> StepDone:
+    """What the step that was just scheduled leaves. plan: that it followed; planner: whose, if there is one."""
+    running = compat.places_taken(scheduler)
+    budget, limit = int(scheduler.max_num_scheduled_tokens), None
+    if plan.token_budget is not None:
+        budget = min(budget, int(plan.token_budget))
+    if plan.max_running is not None and planner is not None:
+        limit = int(plan.max_running) + running - planner.table.num_running  # a plan counts those that it sees
+    return StepDone(
+        given_tokens=int(output.total_num_scheduled_tokens),
+        budget_tokens=budget,
+        running=running,
+        max_running=running + port.free_slots,
+        plan_limit=limit,
+        admits=compat.admits_new(scheduler),
+    )
+
+
+def head_held_up(waiting: Sequence[Request], step: StepDone, facts: EngineFacts) -> Cause:
+    """Why the first of those who could be admitted was not."""
+    first = next((request for request in waiting if not compat.is_blocked(request)), None)
+    if first is None:
+        return Cause(Why.BLOCKED) if waiting else Cause()
+    needed = facts.layout.to_admit(np.array([first.num_tokens + 1], np.int64))  # + 1: the slot of the next token
+    return held_up(step, int(needed[0]), facts)
+
+
+def rival_of(plan: Plan, planner: Planner | None) -> Request | None:
+    """The request for which ``plan`` preempts: the one that it admits first."""
+    if planner is None or plan.waiting is None or not plan.waiting.size:
+        return None
+    rival: Request | None = planner.table.request_at[plan.waiting[0]]
+    return rival
+
+
+def due_later_s(victim: Request, rival: Request, slo_of: Mapping[str, StatedSLO]) -> float:
+    """By how many seconds the next deadline of ``victim`` comes after that of ``rival``; nan where one has none."""
+    return _due_s(victim, slo_of) - _due_s(rival, slo_of)
+
+
+def _due_s(request: Request, slo_of: Mapping[str, StatedSLO]) -> float:
+    stated = slo_of.get(request.request_id)
+    limit_s = None if stated is None else stated.slo.targets.next_s(begun=request.num_output_tokens > 0)
+    return float("nan") if limit_s is None else float(request.arrival_time) + limit_s
+
+
+def not_planned(scheduler: Any) -> Cause:
+    """Why a request was preempted that no plan named."""
+    return Cause(Why.KV_SHORT if compat.admits_new(scheduler) else Why.ENGINE)

@@ -1,0 +1,108 @@
+"""What the traces of requests tell of the scheduler: when each was admitted, preempted, swapped and paused, and why.
+
+Made only where vLLM's tracing is on. Each request's way stands beside its trace headers, which vLLM sends back with its
+outputs; see :mod:`sloserve.wire.trace_way`. Nothing here changes what is decided.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.request import Request
+
+from sloserve.engine.planner import Planner
+from sloserve.engine.stages import Stage
+from sloserve.engine.why import Cause, Why
+from sloserve.scheduler.policy import Plan
+from sloserve.vllm_plugin.engine.held import due_later_s, head_held_up, not_planned, rival_of, step_done
+from sloserve.vllm_plugin.engine.ledger import EngineStats
+from sloserve.vllm_plugin.engine.vllm_port import VllmPort, admitted_ids
+from sloserve.wire.trace_way import HEADER, Way, WayEvent
+
+_NOTHING = Cause()
+
+
+class Traced:
+    """The ways of one scheduler's live requests."""
+
+    def __init__(self, scheduler: Any, stats: EngineStats, port: VllmPort) -> None:
+        self._scheduler, self._stats, self._port = scheduler, stats, port
+        self._ways: dict[str, Way] = {}
+        self._planned: dict[str, Cause] = {}  # of those about to be preempted
+        self._preempted: list[tuple[Request, bool, Cause]] = []
+        self._paused: Sequence[Request] = ()
+        self._held = _NOTHING  # what kept the first waiting request out of the step before
+
+    def preempting(self, victims: Sequence[Request], plan: Plan, planner: Planner | None) -> None:
+        """The plan is about to preempt ``victims``."""
+        rival = rival_of(plan, planner)
+        self._planned = {
+            victim.request_id: Cause(Why.PLAN)
+            if rival is None
+            else Cause(Why.PLAN, of=due_later_s(victim, rival, self._stats.slo_of))
+            for victim in victims
+        }
+
+    def preempted(self, request: Request, swapped: bool) -> None:
+        """A request was preempted, by the plan as :meth:`preempting` was told, or otherwise. swapped: the host keeps
+        its KV.
+        """
+        cause = self._planned.pop(request.request_id, None) or not_planned(self._scheduler)
+        self._preempted.append((request, swapped, cause))
+
+    def stepped(
+        self, output: Any, plan: Plan, planner: Planner | None, paused: Sequence[Request], now_s: float
+    ) -> None:
+        """A step was scheduled and booked. plan: that it followed; planner: whose, if there is one. paused: those that
+        the plan passed over. now_s: when it began, epoch seconds.
+        """
+        before, self._paused = self._paused, paused
+        if before != paused:
+            for request in set(before).difference(paused):
+                course = self._stats.stages.courses.get(request.request_id)
+                if course is not None and course.stage is Stage.RUNNING:
+                    self._tell(request, WayEvent("continued", now_s))
+        for request, swapped, cause in self._preempted:
+            self._tell(request, _event("swapped" if swapped else "preempted", now_s, cause))
+        self._preempted.clear()
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        for request_id in admitted_ids(output):
+            request = self._scheduler.requests.get(request_id)
+            if request is not None:
+                again = request_id in resumed
+                self._tell(request, _event("resumed" if again else "admitted", now_s, self._held))
+        if before != paused:
+            for request in set(paused).difference(before):
+                self._tell(request, WayEvent("paused", now_s, Why.PAUSE.name.lower()))
+        self._held = self._holds_up(output, plan, planner)
+
+    def ended(self, request: Request) -> None:
+        """A request ended, in whatever way; its output has yet to be made."""
+        self._ways.pop(request.request_id, None)
+
+    def _holds_up(self, output: Any, plan: Plan, planner: Planner | None) -> Cause:
+        waiting = [*self._port.waiting]
+        if not waiting:
+            return _NOTHING
+        step = step_done(self._scheduler, self._port, output, plan, planner)
+        return head_held_up(waiting, step, self._port.facts(len(self._scheduler.running), ()))
+
+    def _tell(self, request: Request, event: WayEvent) -> None:
+        course = self._stats.stages.courses.get(request.request_id)
+        if course is None:  # it ended with this step, or came unseen
+            return
+        way = self._ways.setdefault(request.request_id, Way())
+        way.add(event)
+        way.paused_s, way.preempted_s = course.spent_s[Stage.PAUSED], course.spent_s[Stage.PREEMPTED]
+        # Now and not at the end: a reply that a stop string ends, ends in the API process first.
+        request.trace_headers = {**(request.trace_headers or {}), HEADER: way.header()}
+
+
+def _event(name: str, at_s: float, cause: Cause) -> WayEvent:
+    if cause.why is Why.NOTHING:
+        return WayEvent(name, at_s)
+    return WayEvent(name, at_s, cause.why.name.lower(), _known(cause.figure), _known(cause.of))
+
+
+def _known(figure: float) -> float | None:
+    return None if math.isnan(figure) else float(figure)

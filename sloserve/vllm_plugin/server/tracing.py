@@ -1,0 +1,133 @@
+"""What vLLM's trace of a request says of its service level objectives, where ``--otlp-traces-endpoint`` is given.
+
+vLLM makes its span ``llm_request`` in one call, once the request has ended, in the API process. While that call runs
+:data:`_ending` has the request's facts, and a processor of OpenTelemetry puts them on the span that begins. Nothing of
+prompts, replies, ids, tenants or keys is among them. Without that flag nothing here is installed. See docs/traces.md.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from sloserve.core.finished import Latency
+from sloserve.core.outcome import Outcome
+from sloserve.core.served import ServedRequest
+from sloserve.core.slo import SLO
+from sloserve.engine.containment import Containment
+from sloserve.vllm_plugin.server.observe import Observed, entering, latency_in_engine
+from sloserve.wire.trace_way import HEADER, Way
+
+logger = logging.getLogger(__name__)
+
+PREFIX: Final = "sloserve."
+_ending: ContextVar[Callable[[Any], None] | None] = ContextVar("sloserve_ending", default=None)
+"""Puts the facts of the request that is being traced on its span."""
+_SPAN_NAME: Final = "llm_request"
+
+
+class Tracing:
+    """The traces of one engine client's requests."""
+
+    def __init__(self, output_processor: Any) -> None:
+        self._observed: WeakKeyDictionary[Any, Observed] = WeakKeyDictionary()
+        self._containment = Containment(Counter(), "sloserve failed to add its facts to a trace")
+        self._stock = output_processor.do_tracing
+        output_processor.do_tracing = self._do_tracing
+
+    @classmethod
+    def of(cls, output_processor: Any) -> "Tracing | None":
+        """``None`` where vLLM does not trace, or in a way that is not known here."""
+        if not getattr(output_processor, "tracing_enabled", False):
+            return None
+        from opentelemetry import trace
+
+        add = getattr(trace.get_tracer_provider(), "add_span_processor", None)
+        if add is None or not hasattr(output_processor, "do_tracing"):
+            logger.warning("traces will lack sloserve's facts: this vLLM makes its spans otherwise than known")
+            return None
+        add(_processor())
+        return cls(output_processor)
+
+    def entered(self, state: Any) -> None:
+        """A request entered the engine. state: vLLM's, of one reply."""
+        observed = entering.get()
+        if observed is not None:
+            self._observed[state] = observed
+
+    def _do_tracing(self, output: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _ending.set(self._containment(None, self._facts, output, state))
+        try:
+            return self._stock(output, state, *args, **kwargs)
+        finally:
+            _ending.reset(token)
+
+    def _facts(self, output: Any, state: Any) -> Callable[[Any], None] | None:
+        headers = output.trace_headers
+        way = Way.read(headers)
+        if headers and HEADER in headers:  # what vLLM reads is as it was sent
+            output.trace_headers = {name: value for name, value in headers.items() if name != HEADER} or None
+        observed = self._observed.get(state)
+        if observed is None:
+            return None
+        latency = latency_in_engine([state.stats], observed.age_s())
+        attributes = slo_attributes(observed, latency) | _way_attributes(way, state.stats.num_preemptions)
+
+        def put(span: Any) -> None:
+            self._containment(None, _put, span, attributes, way)
+
+        return put
+
+
+def slo_attributes(observed: Observed, latency: Latency | None) -> dict[str, Any]:
+    """Class, targets, what was predicted, and the verdict. latency: ``None`` where no token came."""
+    found: dict[str, Any] = _targets(observed.slo)
+    predicted = observed.predicted
+    for name, quantiles in () if predicted is None else (("ttft", predicted.ttft), ("e2e", predicted.e2e)):
+        if quantiles is not None:
+            found[f"predicted.{name}_s"] = quantiles.median_s
+            found[f"predicted.{name}_p90_s"] = quantiles.p90_s
+    if latency is not None:
+        found |= {"ttft_s": latency.ttft_s, "tpot_s": latency.tpot_s, "e2e_s": latency.e2e_s}
+    served = ServedRequest(observed.slo, Outcome.COMPLETED, latency=latency)
+    if served.good is not None:
+        found["good"] = served.good
+        found["missed"] = [name for name, kept in served.met.items() if not kept]
+    return {PREFIX + name: value for name, value in found.items()}
+
+
+def _targets(slo: SLO) -> dict[str, Any]:
+    targets = {f"target.{name}": getattr(slo.targets, name) for name in slo.targets.stated}
+    return {"class": slo.slo_class.name, **targets}
+
+
+def _way_attributes(way: Way, preemptions: int) -> dict[str, Any]:
+    return {
+        PREFIX + "preemptions": preemptions,
+        PREFIX + "preempted_s": way.preempted_s,
+        PREFIX + "paused_s": way.paused_s,
+        PREFIX + "events_left_out": way.left_out,
+    }
+
+
+def _put(span: Any, attributes: Mapping[str, Any], way: Way) -> None:
+    span.set_attributes(attributes)
+    for event in way.events:
+        told = {"why": event.why or None, "figure": event.figure, "of": event.of}
+        known = {PREFIX + name: value for name, value in told.items() if value is not None}
+        span.add_event(PREFIX + event.name, known, timestamp=int(event.at_s * 1e9))
+
+
+def _processor() -> Any:
+    from opentelemetry.sdk.trace import SpanProcessor
+
+    class Facts(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            put = _ending.get()
+            if put is not None and span.name == _SPAN_NAME:
+                _ending.set(None)  # of several engines in this process each has added a processor
+                put(span)
+
+    return Facts()
