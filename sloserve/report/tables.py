@@ -101,6 +101,42 @@ def summary_table(runs: Sequence[Run], comparisons: Sequence[Comparison] = (), *
     return table
 
 
+CLASS_COLUMNS = (
+    TableColumn("TTFT s\np50", "median_ttft_ms", _seconds),
+    TableColumn("p99", "p99_ttft_ms", _seconds),
+    TableColumn("e2e s\np50", "median_e2el_ms", _seconds),
+    TableColumn("p99", "p99_e2el_ms", _seconds),
+)
+
+
+def class_latency_table(runs: Sequence[Run]) -> Table | None:
+    """Latency of each class by itself, a row per load, class and policy; ``None`` where there is one class.
+
+    One class's latency is bought with another's, which a column of all requests does not show.
+    """
+    classes = list(dict.fromkeys(name for run in runs for name in run["by_class"]))
+    if len(classes) < 2:
+        return None
+    table = Table(title="latency by class", title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    table.add_column("load", justify="right", min_width=7)
+    table.add_column("class", overflow="fold")
+    table.add_column("policy", overflow="fold")
+    for column in CLASS_COLUMNS:
+        table.add_column(column.heading, justify="right", no_wrap=True, min_width=7)
+    for load in loads_of(runs):
+        for name in classes:
+            for policy in policies_of(runs):
+                cell = [
+                    run["by_class"][name]
+                    for run in runs
+                    if run["policy"] == policy and load_of(run) == load and name in run["by_class"]
+                ]
+                figures = [_figure(column, [of.get(column.key) for of in cell], None) for column in CLASS_COLUMNS]
+                table.add_row(f"{load:.3g}", f" {name}", policy, *figures)
+        table.add_section()
+    return table
+
+
 def capacity_table(capacities: Sequence[LoadCapacity], condition: str, *, in_capacity: bool) -> Table:
     """The load that each policy carries under ``condition``, and its ratio to the baseline's; means over seeds."""
     unit = "x stock's capacity" if in_capacity else "requests/s"

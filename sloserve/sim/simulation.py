@@ -14,7 +14,7 @@ from sloserve.report.load_capacity import load_capacity
 from sloserve.report.logs import RESULT_JSON, LogWriter, Verdicts
 from sloserve.report.runs_csv import RUNS_CSV, write_runs
 from sloserve.report.summary import LatencySample, admission_record, latencies
-from sloserve.report.tables import capacity_table, summary_table
+from sloserve.report.tables import capacity_table, class_latency_table, summary_table
 from sloserve.sim.admissions import NONE
 from sloserve.sim.experiment import MODEL, VLLM, Experiment, Point, run_experiment
 from sloserve.sim.result_file import write_experiment
@@ -79,6 +79,9 @@ def simulate(
     write_runs(out_dir / RUNS_CSV, [run | {"counters": of_run} for run, of_run in zip(runs, counters, strict=True)])
     plots = write_plots(out_dir, runs, samples)
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
+    by_class = class_latency_table(runs)
+    if by_class is not None:
+        console.print(by_class)
     in_capacity = experiment.loads is not None
     if by_qoe:
         console.print(capacity_table(by_qoe, f"mean QoE >= {by_qoe[0].threshold:g}", in_capacity=in_capacity))

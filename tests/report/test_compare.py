@@ -13,7 +13,7 @@ from sloserve.report.compare import DEFAULT_METRICS, Comparison, Verdict, compar
 from sloserve.report.load_capacity import load_capacity
 from sloserve.report.statistics import mean_interval
 from sloserve.report.summary import Run, summarize
-from sloserve.report.tables import capacity_table, summary_table
+from sloserve.report.tables import capacity_table, class_latency_table, summary_table
 
 
 def runs_of(policy: str, values: list[float | None], *, metric: str = "slo_attainment", load: float = 1.0) -> list[Run]:
@@ -145,6 +145,23 @@ def test_table_of_one_seed_without_targets(
     text = printed(summary_table(runs, compare(runs)))
     assert "No verdicts against stock: they take at least 3 seeds." in text
     assert "req/s" in text and "+" not in text
+
+
+def test_latency_of_each_class_stands_by_itself(
+    request_log: Callable[..., RequestLog], step_log: Callable[..., StepLog]
+) -> None:
+    quick = [request_log(f"q{i}", 0.0, [0.25, 0.5], slo_class="interactive") for i in range(3)]
+    slow = [request_log(f"s{i}", 0.0, [8.0, 16.0], slo_class="batch") for i in range(3)]
+    runs = [summarize(RunLog([*quick, *slow], step_log()), policy="edf", seed=0, rps=1.0)]
+    table = class_latency_table(runs)
+    assert table is not None
+    rows = [line.split() for line in printed(table).splitlines() if "edf" in line]
+    assert rows == [
+        ["1", "interactive", "edf", "0.250", "0.250", "0.500", "0.500"],
+        ["1", "batch", "edf", "8.00", "8.00", "16.0", "16.0"],
+    ]
+    alone = [summarize(RunLog(quick, step_log()), policy="edf", seed=0, rps=1.0)]
+    assert class_latency_table(alone) is None
 
 
 def test_table_of_what_policies_carry() -> None:

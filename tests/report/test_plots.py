@@ -132,6 +132,8 @@ def test_a_single_load_is_drawn_as_bars_with_the_baseline_on_top() -> None:
     assert names == list(SEVEN)
     bars = [container[0] for container in axes.containers if isinstance(container, BarContainer)]
     assert [bar.get_width() for bar in bars] == pytest.approx([(3.0 + i) * 2.5 for i in range(7)])
+    written = [text.get_text() for text in axes.texts]
+    assert written == [f"{(3.0 + i) * 2.5:.3g}" for i in range(7)]
     assert axes.get_ylim()[0] > axes.get_ylim()[1] and axes.get_xlim()[0] == 0.0
     assert figure.get_supxlabel() == "1.5 x stock's capacity"
 

@@ -19,7 +19,7 @@ from sloserve.report.load_capacity import LoadCapacity, load_capacity
 from sloserve.report.logs import RESULT_JSON, LogWriter, write_result
 from sloserve.report.runs_csv import RUNS_CSV, write_runs
 from sloserve.report.summary import LatencySample, latencies, summarize
-from sloserve.report.tables import capacity_table, summary_table
+from sloserve.report.tables import capacity_table, class_latency_table, summary_table
 from sloserve.sim.build_experiment import listed, numbers
 from sloserve.sim.experiment import VLLM
 from sloserve.sim.experiment_options import FleetOptions
@@ -87,6 +87,9 @@ def simulate_fleet(
     plots = write_plots(out_dir, runs, samples, baseline=baseline)
     plots.append(write_timeline(out_dir, shown, f"{shown_rps:g} req/s, seed {experiment.seeds[0]}"))
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
+    by_class = class_latency_table(runs)
+    if by_class is not None:
+        console.print(by_class)
     console.print(swap_table(runs))
     if carried:
         console.print(capacity_table(carried, f"{IN_TIME:.0%} of requests in time", in_capacity=False))
