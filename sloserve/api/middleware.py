@@ -32,6 +32,7 @@ from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import TTL, HeaderRules, predictions
 from sloserve.wire.opening import BodyLimits, BoundedBody, open_request
 from sloserve.wire.optional_http3 import Http3Front
+from sloserve.wire.watch_page import sent_signpost
 
 
 class SLOMiddleware:
@@ -60,6 +61,8 @@ class SLOMiddleware:
             return
         if self._admin is not None and path.startswith(PREFIX):
             await self._admin(scope, receive, send)
+            return
+        if await sent_signpost(scope, send, "a server", watched=self._admin is not None):
             return
         engine = engine_of(scope)
         limits, header_rules = self._rules_of(engine)

@@ -40,6 +40,23 @@ def _bodies() -> Mapping[str, bytes]:
     return {name: (folder / name).read_bytes() for name in _TYPES}
 
 
+_NO_PAGE: Final = "start it with SLOSERVE_ADMIN_KEY in its environment for the page of what it does now"
+
+
+async def sent_signpost(scope: Scope, send: Send, what: str, *, watched: bool) -> bool:
+    """Answers a GET of ``/``, which is no route else, with where the page and the API are; else returns ``False``.
+
+    what: that serves, as people call it. watched: whether it has the page.
+    """
+    root = scope.get("root_path", "")
+    if scope["method"] != "GET" or scope["path"].removeprefix(root) != "/":
+        return False
+    page = f"what it does now: {root}/sloserve/ (asks for the admin key)" if watched else _NO_PAGE
+    text = f"{what} of sloserve\n\n{page}\nthe API: {root}/v1/models\n"
+    await answer(send, HTTPStatus.OK, text.encode(), "text/plain; charset=utf-8", _HEADERS)
+    return True
+
+
 async def sent_page(scope: Scope, send: Send, name: str) -> bool:
     """Answers a GET for the page or one of its files; else returns ``False``. name: what of the path follows the
     prefix, empty for the page itself.

@@ -23,6 +23,7 @@ from sloserve.fleet.gateway.watch_routes import WatchRoutes
 from sloserve.metrics.live_view import COLUMNS
 from sloserve.wire import live_feed
 from sloserve.wire.asgi import Receive, Scope, Send, answer
+from sloserve.wire.watch_page import sent_signpost
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "clients" / "page"
@@ -39,6 +40,10 @@ class PlayedServer:
     def __init__(self) -> None:
         self.frames = 0
         self.routes = WatchRoutes(KEY, self.view)
+        self.policy, self.shadow_policy = "edf", "auto"
+        self.changes: list[dict[str, Any]] = []
+        self.asked: list[tuple[dict[str, str], dict[str, Any]]] = []
+        """Headers and bodies of requests for replies."""
 
     def view(self) -> dict[str, Any]:
         self.frames += 1
@@ -47,6 +52,7 @@ class PlayedServer:
         one = {**counts, "preempted": 10, "late": 4, "next_due_s": now_s - 3.5}
         calm = {**one, "late": 0, "next_due_s": now_s + 20.0}
         wave = (self.frames % 40) / 40
+        shadow = {"plans": 9, "errors": 0, "agreement": 0.7, "gain": 0.1}
         return {
             "at_s": now_s,
             "model": EVIL,
@@ -58,8 +64,8 @@ class PlayedServer:
             "near": [0, 32, 64],
             "spans_s": [60.0, 600.0],
             "engines": [
-                {"rank": 0, "policy": "edf", "shadow_policy": "auto", "plans_off": None, "steps": self.frames,
-                 "plan_s": 0.0011, "shadow": {"plans": 9, "errors": 0, "agreement": 0.7, "gain": 0.1}, "live": LIVE,
+                {"rank": 0, "policy": self.policy, "shadow_policy": self.shadow_policy or None, "plans_off": None,
+                 "shadow": shadow if self.shadow_policy else None, "steps": self.frames, "plan_s": 0.0011, "live": LIVE,
                  "drawn": 200, "frame_s": now_s, "held_up": [int(Why.BLOCKS), 12, 4],
                  "kv": {"used": 600 + int(300 * wave), "total": 1000,
                         "foreseen": {"mean": [600, 700, 750], "sigma": [0, 20, 40]}}},
@@ -86,6 +92,12 @@ class PlayedServer:
         return f"0-{number}", [int(v) if isinstance(v, bool) else v for v in (values[name] for name in COLUMNS)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/sloserve/policy":
+            await self._change(scope, receive, send)
+            return
+        if scope["path"] == "/v1/completions":
+            await self._reply(scope, receive, send)
+            return
         if scope["path"].startswith("/sloserve/"):
             await self.routes(scope, receive, send)
             return
@@ -94,6 +106,55 @@ class PlayedServer:
         elif scope["path"] == "/up":
             self.routes = WatchRoutes(KEY, self.view)
         await answer(send, HTTPStatus.OK, str(self.frames).encode(), "text/plain")
+
+    async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As the admin route: one policy is unknown."""
+        assert scope["method"] == "PUT" and _headers(scope)["authorization"] == f"Bearer {KEY}"
+        change = await _body(receive)
+        self.changes.append(change)
+        if "nosuch" in change.values():
+            error = {"error": {"message": f"unknown policy {EVIL}"}}
+            await answer(send, HTTPStatus.BAD_REQUEST, json.dumps(error).encode(), "application/json")
+            return
+        self.policy, self.shadow_policy = change.get("policy", self.policy), change["shadow_policy"]
+        await answer(send, HTTPStatus.OK, b"[]", "application/json")
+
+    async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Thirty tokens at once, and ten after a pause, as of a request that was preempted."""
+        self.asked.append((_headers(scope), await _body(receive)))
+        start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+        await send(start)  # type: ignore[arg-type]
+
+        async def event(data: str, *, more: bool = True) -> None:
+            body = f"data: {data}\n\n".encode()
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        for i in range(40):
+            if i == 30:
+                await asyncio.sleep(1.0)
+            text = EVIL if i == 3 else f" word{i}"
+            await event(json.dumps({"choices": [{"index": 0, "text": text}], "usage": {"completion_tokens": i + 1}}))
+        told = {
+            "class": "interactive", "outcome": "completed", "targets": {"ttft_ms": 500.0, "e2e_ms": 900.0},
+            "achieved": {"ttft_ms": 12.5, "tpot_ms": 25.0, "e2e_ms": 1010.0}, "met": {"ttft": True, "e2e": False},
+            "qoe": 0.93, "preempted_ms": 1000.0, "output_tokens": 40,
+        }  # fmt: skip
+        await event(json.dumps({"choices": [], "usage": {"completion_tokens": 40}, "slo": told}))
+        await event("[DONE]", more=False)
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in scope["headers"]}
+
+
+async def _body(receive: Receive) -> dict[str, Any]:
+    parts, more = b"", True
+    while more:
+        message = await receive()
+        parts += message.get("body", b"")
+        more = message.get("more_body", False)
+    found: dict[str, Any] = json.loads(parts)
+    return found
 
 
 def test_built_files_are_those_that_the_hashes_name() -> None:
@@ -129,6 +190,26 @@ def test_files_are_sent_without_a_key_and_hold_no_paths_of_requests() -> None:
     assert asyncio.run(asked("/sloserve/", "POST"))[0]["status"] == 401
 
 
+def test_the_root_says_where_the_page_is_and_takes_no_other_route() -> None:
+    async def asked(path: str, method: str = "GET", root: str = "", *, watched: bool = True) -> tuple[bool, str]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "root_path": root, "headers": []}
+        done = await sent_signpost(scope, send, "a server", watched=watched)
+        assert done == bool(sent)
+        return done, sent[1]["body"].decode() if sent else ""
+
+    assert "/sloserve/" in asyncio.run(asked("/"))[1]
+    assert "/prefix/sloserve/" in asyncio.run(asked("/prefix/", root="/prefix"))[1]
+    unwatched = asyncio.run(asked("/", watched=False))[1]
+    assert "SLOSERVE_ADMIN_KEY" in unwatched and "/sloserve/" not in unwatched
+    for path, method in (("/v1/models", "GET"), ("/", "POST"), ("//", "GET"), ("/sloserve", "GET")):
+        assert asyncio.run(asked(path, method)) == (False, "")
+
+
 @pytest.mark.slow
 def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chromium, node = shutil.which("chromium"), shutil.which("node")
@@ -139,8 +220,10 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     folder = ROOT / keeps if keeps else tmp_path
     folder.mkdir(exist_ok=True)
 
+    played = PlayedServer()
+
     async def driven() -> dict[str, Any]:
-        server = uvicorn.Server(uvicorn.Config(PlayedServer(), port=0, log_level="error", lifespan="off", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(played, port=0, log_level="error", lifespan="off", ws="none"))
         with contextlib.closing(server.config.bind_socket()) as listening:
             port = listening.getsockname()[1]
             serving = asyncio.create_task(server.serve([listening]))
@@ -167,3 +250,21 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["overflow"] <= 0
     assert [one for one in found["axe"] if one[0] in ("serious", "critical")] == []
     assert found["lost"].startswith("Lost") and found["back"].startswith("Live")
+    # A policy is tried as shadow, its verdict is read, and then it decides.
+    assert " 10.0 points more" in found["verdict"]
+    assert "as edf in 70.0 %" in found["verdict"] and found["changeIs"] == ["Change to auto", "Change to sjf", True]
+    assert f"Refused: unknown policy {EVIL}." in found["unknown"]
+    nosuch, sjf = {"shadow_policy": "nosuch"}, {"shadow_policy": "sjf"}
+    assert played.changes == [nosuch, sjf, {"policy": "sjf", "shadow_policy": ""}]
+    # A reply is digested at its reader's pace, however it comes, and the server's report stands beside it.
+    (headers, body), *_ = played.asked
+    assert KEY not in str(played.asked) and headers["authorization"] == "Bearer user-key-canary"
+    slo = {name: value for name, value in headers.items() if name.startswith("x-slo-")}
+    wanted = {"x-slo-report": "1", "x-slo-class": "interactive", "x-slo-ttft-ms": "500", "x-slo-e2e-ms": "900"}
+    assert slo == {**wanted, "x-slo-tds": "20"}
+    assert body["prompt"] == "the sea" and body["max_tokens"] == 128 and body["stream"]
+    assert found["early"][0] > found["early"][1] > 0, "tokens wait in the buffer"
+    assert "40 tokens" in found["read"] and "QoE here" in found["read"]
+    assert EVIL in found["reply"] and found["reply"].endswith("word39")
+    assert "missed" in found["report"] and "1010" in found["report"]
+    assert "user-key-canary" not in found["stored"]

@@ -29,13 +29,39 @@ export class Chart {
   }
 
   private made(): uPlot {
-    const ink = () => getComputedStyle(document.body).getPropertyValue("--dim");
-    const grid = { stroke: () => getComputedStyle(document.body).getPropertyValue("--line"), width: 1 };
-    const axes = [{ stroke: ink, grid }, { stroke: ink, grid, size: 40 }];
     const options: uPlot.Options = {
-      ...this.size(), series: [{}, ...this.series.map((one) => ({ ...one, points: { show: false } }))], bands: this.bands, axes, cursor: { show: false },
+      ...this.size(), series: [{}, ...this.series.map((one) => ({ ...one, points: { show: false } }))], bands: this.bands, axes: axes(), cursor: { show: false },
       legend: { live: false }, scales: { y: { range: [0, 105] } },
     };
     return new uPlot(options, this.data as uPlot.AlignedData, this.into);
   }
+}
+
+function axes(): uPlot.Axis[] {
+  const ink = () => getComputedStyle(document.body).getPropertyValue("--dim");
+  const grid = { stroke: () => getComputedStyle(document.body).getPropertyValue("--line"), width: 1 };
+  return [{ stroke: ink, grid }, { stroke: ink, grid, size: 40 }];
+}
+
+const CURVES = ["#2f81f7", "#1a9e5c", "#8c959f"];
+
+/** Counts over seconds. Returns what draws them: the seconds, then the counts of each label. */
+export function curves(id: string, labels: string[]): (data: number[][]) => void {
+  const into = byId(id);
+  let plot: uPlot | undefined;
+  const size = () => ({ width: Math.max(into.clientWidth, 200), height: 180 });
+  addEventListener("resize", () => plot?.setSize(size()));
+  return (data) => {
+    if (plot !== undefined) {
+      plot.setData(data as uPlot.AlignedData);
+      return;
+    }
+    const series = labels.map((label, i) => ({
+      label, stroke: CURVES[i % CURVES.length]!, width: 2, points: { show: false }, ...(label === "expected" ? { dash: [4, 4] } : {}),
+    }));
+    const options: uPlot.Options = {
+      ...size(), series: [{}, ...series], axes: axes(), cursor: { show: false }, legend: { live: false }, scales: { x: { time: false } },
+    };
+    plot = new uPlot(options, data as uPlot.AlignedData, into);
+  };
 }

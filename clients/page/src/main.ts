@@ -3,6 +3,8 @@ import { Chart } from "./charts";
 import { byId, type Cell, duration, lines, table } from "./dom";
 import { Refused, type View, watch } from "./feed";
 import { Lanes, said } from "./lanes";
+import { Playground } from "./playground";
+import { PolicyChange } from "./policy";
 
 const AGAIN_MS = 2000;
 const COLOURS = ["#2f81f7", "#1a9e5c", "#a371f7", "#d29922", "#db61a2", "#0aa2c0"];
@@ -12,7 +14,7 @@ interface Engine {
   rank: number;
   policy: string;
   shadow_policy: string | null;
-  shadow: { agreement: number | null; gain: number | null } | null;
+  shadow: { plans: number; errors: number; agreement: number | null; gain: number | null } | null;
   plans_off: string | null;
   plan_s: number | null;
   live: number;
@@ -25,6 +27,9 @@ type ByClass = Record<string, Record<string, number> & { next_due_s: number | nu
 let lanes: Lanes | undefined;
 let attainment: Chart | undefined;
 let kv: Chart | undefined;
+let adminKey = "";
+let policy: PolicyChange | undefined;
+let playground: Playground | undefined;
 
 function say(text: string, look = ""): void {
   byId("state").textContent = text;
@@ -60,6 +65,10 @@ function showServer(view: View): void {
   kv.add(view.at_s, held(engines));
   lanes ??= new Lanes();
   lanes.show(view);
+  policy ??= new PolicyChange(() => adminKey);
+  policy.show(engines);
+  playground ??= new Playground();
+  playground.show([String(view.model)], classes);
 }
 
 /** Shares of the KV caches of all ranks, in percent: held now, foreseen, with one standard deviation more and less. */
@@ -111,6 +120,8 @@ function showFleet(view: View): void {
       { text: duration(one.first_due_in_s), look: (one.first_due_in_s ?? 0) < 0 ? "bad" : undefined }, one.rate_per_s.toFixed(1)]));
   table(byId("switches"), ["instance", "left", "came", "took", "ago"], (view.switches as Switch[]).slice(-8).reverse().map((one) =>
     [one.instance, one.leaving ?? "", one.coming ?? "", duration(one.seconds), duration(view.at_s - one.at_s)]));
+  playground ??= new Playground();
+  playground.show(Object.keys(view.models as Record<string, unknown>), view.classes as string[]);
 }
 
 async function keepWatching(key: string): Promise<void> {
@@ -140,6 +151,7 @@ byId<HTMLFormElement>("login").addEventListener("submit", (event) => {
   const field = byId<HTMLInputElement>("key");
   const key = field.value;
   field.value = "";
+  adminKey = key;
   say("Connecting.");
   void keepWatching(key);
 });

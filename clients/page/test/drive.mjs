@@ -47,6 +47,42 @@ const picture = async (name) => {
   await page.waitForTimeout(300);
   await page.screenshot({ path: `${folder}/${name}` });
 };
+// A policy: what is tried, refused, told and changed.
+const verdict = () => page.textContent("#verdict");
+const change = () => page.textContent("#change");
+const tries = async (name) => {
+  await page.fill("#wanted", name);
+  await page.focus("#wanted");
+  await page.keyboard.press("Enter");
+};
+found.changeIs = [await change()];
+await tries("nosuch");
+await page.waitForFunction(() => document.querySelector("#verdict").textContent.includes("Refused"));
+found.unknown = await verdict();
+found.afterUnknown = found.errors.splice(0); // the browser itself logs the 400
+await tries("sjf");
+await page.waitForFunction(() => document.querySelector("#change").textContent.includes("sjf"));
+found.verdict = await verdict();
+found.changeIs.push(await change());
+await (await page.$("section:has(#try)")).screenshot({ path: `${folder}/watch-policy.png` });
+await page.click("#change");
+await page.waitForFunction(() => document.querySelector("#engines").textContent.includes("policy sjf"));
+found.changeIs.push(await page.isDisabled("#change"));
+// A request of the playground.
+await page.selectOption("#p-route", "completions");
+await page.selectOption("#p-class", "interactive");
+for (const [name, value] of Object.entries({ prompt: "the sea", ttft: "500", e2e: "900", tds: "20", key: "user-key-canary" })) await page.fill(`#p-${name}`, value);
+await page.focus("#p-tds");
+await page.keyboard.press("Enter");
+await page.waitForFunction(() => /^\d+ tokens are delivered, 1\d digested/.test(document.querySelector("#told").textContent));
+found.early = (await page.textContent("#told")).match(/\d+/g).map(Number);
+await page.waitForFunction(() => document.querySelector("#told").textContent.startsWith("Read to its end"), undefined, { timeout: 15000 });
+found.read = await page.textContent("#told");
+found.reply = await page.textContent("#reply");
+found.report = await page.textContent("#report");
+await page.waitForTimeout(300);
+await (await page.$("#playground")).screenshot({ path: `${folder}/watch-playground.png` });
+await page.evaluate(() => { window.long.length = 0; });
 await page.setViewportSize({ width: 1280, height: 960 });
 const heap = () => page.evaluate(() => { window.gc(); return performance.memory.usedJSHeapSize; });
 const after = async (count) => {

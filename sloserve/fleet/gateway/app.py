@@ -22,6 +22,7 @@ from sloserve.fleet.gateway.watch_routes import WatchRoutes
 from sloserve.fleet.tenant_places import TenantPlaces
 from sloserve.wire.asgi import CLOSE, ClientLeft, Receive, Scope, Send, answer, answer_json, first, refuse, refuse_error
 from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request
+from sloserve.wire.watch_page import sent_signpost
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,8 @@ class GatewayApp:
             return
         if self._watching is not None and path.startswith(WATCH_PREFIX):
             await self._watching(scope, receive, send)
+            return
+        if await sent_signpost(scope, send, "a gateway", watched=self._watching is not None):
             return
         request = await open_request(scope, receive, send, BodyLimits(self._parts.settings.max_body_bytes))
         if request is None:
