@@ -14,6 +14,9 @@ SPAN_S = 300.0
 MAX_REQUESTS = 1_000
 """At most so many are remembered, the latest: the third digit of a ratio, and a bound on memory."""
 
+SHOWN_SPANS_S: Final = (60.0, 600.0)
+"""What people who watch are shown."""
+
 TARGETS: Final = ("ttft", "tpot", "e2e", "tds")
 ALL = "all"
 ALL_ADMITTED = "all_admitted"
@@ -61,6 +64,16 @@ def attained(windows: Iterable[Stamps], now_s: float, span_s: float) -> Attainme
     windows: as for :func:`ratios`.
     """
     return _counts(latest(windows, MAX_REQUESTS, now_s - span_s))
+
+
+def shown(windows: Iterable[Stamps], now_s: float) -> list[list[float | int | None]]:
+    """For each of :data:`SHOWN_SPANS_S` the share of the requests that met all targets, and how many had some.
+
+    windows: as for :func:`ratios`. The share is ``None`` where none had any.
+    """
+    rings = list(windows)
+    counts = [attained(rings, now_s, span_s) for span_s in SHOWN_SPANS_S]
+    return [[None if one.ratio is None else round(one.ratio, 4), one.total] for one in counts]
 
 
 def _verdicts(ended: Stamps, target: int) -> Stamps:

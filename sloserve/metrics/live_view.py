@@ -12,14 +12,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from sloserve.core.attainment_window import attained
+from sloserve.core.attainment_window import SHOWN_SPANS_S, shown
 from sloserve.core.clock import Clock
 from sloserve.engine.why import SAYS, Cause, Phase, Why
 from sloserve.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, find_live_pages
 from sloserve.metrics.process_page import Board
 
-SPANS_S: Final = (60.0, 600.0)
 COLUMNS: Final = tuple(name for name in ROW if name != "number")
 """Of a row; its key is the rank and the number."""
 _DUE = ROW.index("due_s")
@@ -64,7 +63,7 @@ class LiveView:
             "reasons": [why.name.lower() for why in Why],
             "says": [SAYS[why] for why in Why],
             "near": NEAR.tolist(),
-            "spans_s": list(SPANS_S),
+            "spans_s": list(SHOWN_SPANS_S),
             "engines": [self._engine(page, frame, each) for page, frame in pairs],
             "by_class": self._by_class(pairs, now_s),
             "rows": rows,
@@ -101,7 +100,7 @@ class LiveView:
                 **{phase.name.lower(): _sum(frame.counts[i, phase] for frame in frames) for phase in Phase},
                 "late": _sum(frame.late[i] for frame in frames),
                 "next_due_s": _known(np.nanmin([math.inf, *(frame.next_due_s[i] for frame in frames)])),
-                "attained": [_attained(boards, i, now_s, span_s) for span_s in SPANS_S],
+                "attained": shown((board.ended[i] for board in boards), now_s),
             }
             for i, name in enumerate(self._classes)
         }
@@ -165,9 +164,3 @@ def _shadow(page: PageSnapshot) -> dict[str, Any] | None:
         "agreement": round(page.shadow_agreement_sum / agreement, 3) if agreement else None,
         "gain": round(page.shadow_gain_sum / gain, 3) if gain else None,
     }
-
-
-def _attained(boards: Sequence[Board], class_id: int, now_s: float, span_s: float) -> list[Any]:
-    """Of requests that ended within ``span_s``: the share that met all targets, and how many had some."""
-    counts = attained([board.ended[class_id] for board in boards], now_s, span_s)
-    return [None if counts.ratio is None else round(counts.ratio, 4), counts.total]

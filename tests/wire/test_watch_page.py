@@ -19,6 +19,7 @@ import pytest
 import uvicorn
 
 from sloserve.engine.why import SAYS, Phase, Why
+from sloserve.fleet.gateway.fleet_view import COLUMNS as FLEET_COLUMNS
 from sloserve.fleet.gateway.watch_routes import WatchRoutes
 from sloserve.metrics.live_view import COLUMNS
 from sloserve.wire import live_feed
@@ -40,6 +41,7 @@ class PlayedServer:
     def __init__(self) -> None:
         self.frames = 0
         self.routes = WatchRoutes(KEY, self.view)
+        self.is_fleet = False
         self.policy, self.shadow_policy = "edf", "auto"
         self.changes: list[dict[str, Any]] = []
         self.asked: list[tuple[dict[str, str], dict[str, Any]]] = []
@@ -48,6 +50,8 @@ class PlayedServer:
     def view(self) -> dict[str, Any]:
         self.frames += 1
         now_s = 1_700_000_000.0 + 0.5 * self.frames
+        if self.is_fleet:
+            return self._fleet(now_s)
         counts = {phase.name.lower(): 0 for phase in Phase} | {"decode": 180, "waiting": 800, "paused": 10}
         one = {**counts, "preempted": 10, "late": 4, "next_due_s": now_s - 3.5}
         calm = {**one, "late": 0, "next_due_s": now_s + 20.0}
@@ -73,6 +77,24 @@ class PlayedServer:
             "by_class": {"interactive": {**one, "attained": [[0.8 - 0.3 * wave, 200], [0.9, 2000]]},
                          EVIL: {**calm, "attained": [[0.97, 50], [0.99, 500]]}},
             "rows": dict(self._row(i + self.frames // 40, i, now_s) for i in range(200)),
+        }  # fmt: skip
+
+    def _fleet(self, now_s: float) -> dict[str, Any]:
+        since_s = now_s - 90.0
+        rows = {
+            "node-a/0": ["node-a", "serving", "chat", since_s, None, 12, 12, 20, 0, 0.1],
+            "node-a/1": ["node-a", "switching", EVIL, now_s - 3.0, 4.0, 0, 0, 0, 2, 0.1],
+            "node-b/0": ["node-b", "lost", "chat", since_s, None, 0, 0, 0, 0, None],
+        }
+        group = {"held": 7, "oldest_s": 4.0, "first_due_in_s": -1.5, "rate_per_s": 2.0, "queues": ["node-a/1"]}
+        switch = {"at_s": now_s - 40.0, "instance": "node-a/0", "leaving": EVIL, "coming": "chat", "seconds": 6.5}
+        return {
+            "at_s": now_s, "fleet": True, "classes": ["interactive", EVIL], "columns": list(FLEET_COLUMNS),
+            "spans_s": [60.0, 600.0],
+            "by_class": {"interactive": {"attained": [[0.6, 50], [0.95, 500]]}, EVIL: {"attained": [[None, 0]] * 2}},
+            "models": {"chat": {"state": "ready"}, EVIL: {"state": "loading"}}, "hosts": {},
+            "groups": [{"model": EVIL, "class": "interactive", **group}], "counts": {}, "held": 7, "plan": None,
+            "switches": [switch], "rows": rows,
         }  # fmt: skip
 
     def _row(self, number: int, place: int, now_s: float) -> tuple[str, list[Any]]:
@@ -103,6 +125,8 @@ class PlayedServer:
             return
         if scope["path"] == "/down":
             self.routes.close()
+        elif scope["path"] == "/fleet":
+            self.is_fleet = True
         elif scope["path"] == "/up":
             self.routes = WatchRoutes(KEY, self.view)
         await answer(send, HTTPStatus.OK, str(self.frames).encode(), "text/plain")
@@ -250,6 +274,9 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["overflow"] <= 0
     assert [one for one in found["axe"] if one[0] in ("serious", "critical")] == []
     assert found["lost"].startswith("Lost") and found["back"].startswith("Live")
+    # After a reload the key is asked for again; a fleet has its own page.
+    assert found["asksAgain"] and found["images"] == 0 and EVIL in found["fleet"]
+    assert "60 % of 50" in found["fleet"] and "-1.5 s" in found["fleet"] and found["fleetCanTry"]
     # A policy is tried as shadow, its verdict is read, and then it decides.
     assert " 10.0 points more" in found["verdict"]
     assert "as edf in 70.0 %" in found["verdict"] and found["changeIs"] == ["Change to auto", "Change to sjf", True]

@@ -45,7 +45,7 @@ function showServer(view: View): void {
   table(byId("classes"), ["class", "late", "next due", "met, 1 min", "met, 10 min", ...PHASES], classes.map((name) => {
     const one = byClass[name]!;
     const due = one.next_due_s === null ? null : one.next_due_s - view.at_s;
-    const met = one.attained.map(([ratio, had]) => (ratio === null ? "" : `${Math.round(ratio * 100)} % of ${had}`));
+    const met = shares(one.attained);
     const late: Cell = { text: String(one.late), look: one.late! > 0 ? "bad" : "dim" };
     const counts = PHASES.map((phase): Cell => ({ text: String(one[phase]), look: one[phase] === 0 ? "dim" : undefined }));
     return [name, late, { text: duration(due), look: due !== null && due < 0 ? "bad" : undefined }, ...met, ...counts];
@@ -69,6 +69,11 @@ function showServer(view: View): void {
   policy.show(engines);
   playground ??= new Playground();
   playground.show([String(view.model)], classes);
+}
+
+/** Shares of the requests that met all targets, and of how many. */
+function shares(attained: [number | null, number][]): string[] {
+  return attained.map(([ratio, had]) => (ratio === null ? "" : `${Math.round(ratio * 100)} % of ${had}`));
 }
 
 /** Shares of the KV caches of all ranks, in percent: held now, foreseen, with one standard deviation more and less. */
@@ -114,6 +119,8 @@ function showFleet(view: View): void {
       return [name, { text: phase, look }, String(of("model") ?? ""), duration(view.at_s - Number(of("since_s"))),
         ready ? duration(ready) : "", String(of("running")), String(of("room")), String(of("parked"))];
     }));
+  const byClass = view.by_class as Record<string, { attained: [number | null, number][] }>;
+  table(byId("met"), ["class", "met, 1 min", "met, 10 min"], Object.entries(byClass).map(([name, one]) => [name, ...shares(one.attained)]));
   table(byId("groups"), ["model", "class", "held", "oldest", "first due in", "requests/s"],
     (view.groups as Group[]).map((one) => [one.model, one.class, { text: String(one.held), look: one.held > 0 ? "held" : "dim" },
       one.held > 0 ? duration(one.oldest_s) : "",

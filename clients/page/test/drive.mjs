@@ -123,6 +123,17 @@ found.lost = await state();
 await fetch(url + "../up");
 await page.waitForFunction(() => document.querySelector("#state").textContent.startsWith("Live"), undefined, { timeout: 15000 });
 found.back = await state();
-found.errors = errors;
+found.errors.length = 0; // the browser itself logs what it cannot reach
+await fetch(url + "../fleet");
+await page.reload();
+found.asksAgain = await page.isVisible("#login");
+await page.setViewportSize({ width: 1100, height: 620 });
+await login(key);
+await page.waitForSelector("#fleet:not([hidden])");
+found.fleet = await page.textContent("#fleet");
+found.fleetCanTry = await page.isVisible("#playground");
+found.images += await page.evaluate(() => document.images.length);
+await picture("watch-fleet.png");
+found.errors = [...errors, ...found.errors];
 console.log(JSON.stringify(found));
 await browser.close();

@@ -59,9 +59,14 @@ class Booking:
         if completed and self._answer.status == HTTPStatus.OK and first_s is not None:
             limit = request.max_tokens if request.replies == 1 else None
             tokens = self._parts.demand.ended(request.model, request.slo_class, self._answer.streamed, limit)
-        if tokens and first_s is not None:
-            tpot_s = (now_s - first_s) / max(tokens - 1, 1)
+            tpot_s = (now_s - first_s) / (tokens - 1) if tokens > 1 else 0.0
             latency = Latency(first_s - request.arrival_s, tpot_s, now_s - request.arrival_s)
+        self._parts.attained.ended(
+            request.slo, latency, now_s, streamed=request.streamed, rejected=self._ticket is None
+        )
+        if not tokens:
+            latency = None
+        elif latency is not None:
             choice.completed(latency.e2e_s, tokens)
         if self._ticket is not None:
             self._ticket.ended(latency, tokens, now_s)

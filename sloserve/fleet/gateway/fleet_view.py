@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sloserve.core.attainment_window import SHOWN_SPANS_S
 from sloserve.core.spans import Phase
 from sloserve.fleet.gateway.instances import FRESH_S, GatewayInstance
 from sloserve.fleet.gateway.parts import GatewayParts
@@ -58,6 +59,8 @@ class FleetView:
             "at_s": round(epoch_s, 3),
             "fleet": True,
             "classes": list(parts.settings.classes.names),
+            "spans_s": list(SHOWN_SPANS_S),
+            "by_class": {name: {"attained": met} for name, met in parts.attained.by_class(now_s).items()},
             "columns": list(COLUMNS),
             "models": {name: self._model(name, now_s) for name in sorted(parts.models)[:MOST_NAMED]},
             "hosts": dict(list(_hosts(rows).items())[:MOST_NAMED]),

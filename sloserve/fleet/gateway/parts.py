@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from sloserve.admission.admission import Admission
 from sloserve.core.clock import Clock
+from sloserve.fleet.gateway.attained import Attained
 from sloserve.fleet.gateway.choosing import Chooser
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.doors import Doors
@@ -41,11 +42,13 @@ class GatewayParts:
     reader: GatewayRequestReader = field(init=False)
     places: RequestPlaces = field(init=False)
     admissions: dict[str, Admission] = field(init=False, default_factory=dict)
+    attained: Attained = field(init=False)
     passing_on: dict[PassedAnswer, None] = field(init=False, default_factory=dict)
     """Answers that have begun."""
 
     def __post_init__(self) -> None:
         self.reader = GatewayRequestReader(self.settings)
+        self.attained = Attained(self.settings.classes.names)
         self.places = RequestPlaces(self.limits.max_requests, self.limits.max_body_mib << 20)
 
     def admission(self, model: str) -> Admission:

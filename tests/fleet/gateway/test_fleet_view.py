@@ -10,6 +10,8 @@ import pytest
 
 from sloserve.client.watching import watch
 from sloserve.core.clock import ManualClock
+from sloserve.core.finished import Latency
+from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.reports import AgentReport
 from sloserve.fleet.gateway.fleet_view import COLUMNS, LOST, MOST_NAMED, FleetView
@@ -67,6 +69,25 @@ def test_an_instance_whose_agent_is_silent_is_lost_and_its_host_says_so() -> Non
     assert seen.view.read()["models"]["chat"]["state"] == "unavailable"
 
 
+def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
+    seen = Observed()
+    attained, now_s = seen.gateway.parts.attained, seen.clock.monotonic_s
+    slo = DEFAULT_CLASSES.slo("interactive", Targets(ttft_s=1.0, e2e_s=5.0))
+
+    def ended(ttft_s: float, e2e_s: float, *, streamed: bool = True) -> None:
+        attained.ended(slo, Latency(ttft_s, 0.01, e2e_s), now_s(), streamed=streamed, rejected=False)
+
+    ended(0.5, 4.0)
+    ended(2.0, 4.0)
+    ended(4.0, 4.0, streamed=False)  # when its first token came is not seen here
+    assert seen.view.read()["by_class"]["interactive"] == {"attained": [[0.6667, 3], [0.6667, 3]]}
+    seen.clock.advance_to(seen.clock.now_s() + 100.0)
+    attained.ended(slo, None, now_s(), streamed=True, rejected=True)
+    view = seen.view.read()
+    assert view["by_class"]["interactive"] == {"attained": [[0.0, 1], [0.5, 4]]}
+    assert view["by_class"]["batch"] == {"attained": [[None, 0], [None, 0]]} and view["spans_s"] == [60.0, 600.0]
+
+
 def test_queues_are_by_group_and_a_view_of_a_large_fleet_fits_a_frame() -> None:
     seen = Observed()
     parts = seen.gateway.parts
@@ -97,7 +118,10 @@ def test_the_feed_of_a_gateway_opens_to_the_admin_key_alone(tmp_path: Path) -> N
                     instance.room = 0
                 await until(lambda: all(one.room == 0 for one in served.gateway.parts.instances.by_name.values()))
                 body = {"model": "chat", "prompt": canary, "max_tokens": 4, "user": canary}
-                asked = asyncio.create_task(http.post("/v1/completions", json=body, headers={"x-request-id": canary}))
+                within = {"x-slo-e2e-ms": "60000"}
+                asked = asyncio.create_task(
+                    http.post("/v1/completions", json=body, headers={"x-request-id": canary, **within})
+                )
 
                 def one_view() -> dict[str, Any]:
                     return next(view for view in watch(served.url, KEY) if view["held"])
@@ -110,6 +134,8 @@ def test_the_feed_of_a_gateway_opens_to_the_admin_key_alone(tmp_path: Path) -> N
                 for instance in door.instances.values():
                     instance.room = 100
                 assert (await asked).status_code == 200
+                met = served.gateway.parts.attained.by_class
+                await until(lambda: met(served.gateway.parts.clock.monotonic_s())["interactive"] == [[1.0, 1]] * 2)
 
     asyncio.run(asyncio.wait_for(test(), 60.0))
 
