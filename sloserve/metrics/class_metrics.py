@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from sloserve.core.attainment_window import TARGETS, AttainmentWindow, ratios
 from sloserve.core.clock import Clock
 from sloserve.core.finished import Latency
+from sloserve.core.latency_window import LatencyWindow
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import MEDIAN, P90, Predicted
 from sloserve.core.served import ServedRequest
@@ -100,6 +101,7 @@ class ClassMetrics:
     def __init__(self, name: str, families: Families, board: Board, class_id: int) -> None:
         """board: of this process, where what is computed at scrape is remembered."""
         self._window = AttainmentWindow(board.ended[class_id])
+        self._latest_ttft, self._latest_e2e = (LatencyWindow(stamps) for stamps in board.latency[class_id])
         self._kept = {dim: Ring(board.predicted[class_id, i]) for i, dim in enumerate(PREDICTED)}
         self._predicted = {"ttft": families.predicted_ttft.labels(name), "e2e": families.predicted_e2e.labels(name)}
         self._requests = {outcome: families.requests.labels(name, outcome) for outcome in OUTCOMES}
@@ -130,6 +132,8 @@ class ClassMetrics:
             if served.output_tokens > 1:
                 self._tpot.observe(served.latency.tpot_s)
             self._e2e.observe(served.latency.e2e_s)
+            self._latest_ttft.record(served.latency.ttft_s, now_s)
+            self._latest_e2e.record(served.latency.e2e_s, now_s)
             if served.predicted is not None:
                 self._judge(served.predicted, served.latency, now_s)
 

@@ -14,10 +14,11 @@ import numpy as np
 
 from sloserve.core.attainment_window import SHOWN_SPANS_S, shown
 from sloserve.core.clock import Clock
+from sloserve.core.latency_window import quantiles_s
 from sloserve.engine.why import SAYS, Cause, Phase, Why
 from sloserve.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, find_live_pages
-from sloserve.metrics.process_page import Board
+from sloserve.metrics.process_page import LATENCIES, Board
 
 COLUMNS: Final = tuple(name for name in ROW if name != "number")
 """Of a row; its key is the rank and the number."""
@@ -100,6 +101,10 @@ class LiveView:
                 **{phase.name.lower(): _sum(frame.counts[i, phase] for frame in frames) for phase in Phase},
                 "late": _sum(frame.late[i] for frame in frames),
                 "next_due_s": _known(np.nanmin([math.inf, *(frame.next_due_s[i] for frame in frames)])),
+                "latency_s": {
+                    figure: quantiles_s((board.latency[i, at] for board in boards), now_s)
+                    for at, figure in enumerate(LATENCIES)
+                },
                 "attained": shown((board.ended[i] for board in boards), now_s),
             }
             for i, name in enumerate(self._classes)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sloserve.core.arrays import FloatArray
 from sloserve.core.attainment_window import MAX_REQUESTS
 from sloserve.core.clock import Clock
+from sloserve.core.latency_window import MAX_LATENCIES
 from sloserve.core.stamps import Stamps
 from sloserve.metrics.page_folder import API, PageFile
 from sloserve.metrics.page_memory import PageMemory, found
@@ -25,6 +26,7 @@ from sloserve.metrics.page_memory import PageMemory, found
 _CONTROL: Final = 2
 PREDICTED: Final = ("ttft", "e2e")
 COVERAGE_WINDOW: Final = 256
+LATENCIES: Final = ("ttft", "e2e")
 
 REFRESH_S: Final = 1.0
 """An API process that has just started, or is no more, is noticed this late by one that admits requests."""
@@ -35,7 +37,8 @@ class Board:
 
     waiting: requests by class that wait, float64. control: seconds that its calls which keep the core busy have taken,
     and since when one does, on the host's monotonic clock, 0 for none. ended: by class, stamps of an attainment window.
-    predicted: by class and figure of :data:`PREDICTED`, stamps of kept predictions. tenants: keys of those with a
+    predicted: by class and figure of :data:`PREDICTED`, stamps of kept predictions. latency: by class and figure of
+    :data:`LATENCIES`, stamps of latency windows. tenants: keys of those with a
     label, 0 for none yet.
     """
 
@@ -50,7 +53,9 @@ class Board:
         ended, predicted = classes * MAX_REQUESTS, classes * len(PREDICTED) * COVERAGE_WINDOW
         self.ended: Stamps = parts[:ended].reshape(classes, MAX_REQUESTS)
         self.predicted: Stamps = parts[ended : ended + predicted].reshape(classes, len(PREDICTED), COVERAGE_WINDOW)
-        self.tenants: NDArray[np.uint64] = parts[ended + predicted :]
+        latency = ended + predicted + classes * len(LATENCIES) * MAX_LATENCIES
+        self.latency: Stamps = parts[ended + predicted : latency].reshape(classes, len(LATENCIES), MAX_LATENCIES)
+        self.tenants: NDArray[np.uint64] = parts[latency:]
 
     @staticmethod
     def published(classes: Sequence[str], tenants: int, rank: int, folder: Path | None = None) -> "Board":
@@ -87,8 +92,9 @@ class Board:
 
 
 def sizes(classes: int, tenants: int) -> tuple[int, int]:
-    """Slots of float64 and of uint64 that a board needs: 12 KiB a class."""
-    return classes + _CONTROL, classes * (MAX_REQUESTS + len(PREDICTED) * COVERAGE_WINDOW) + tenants
+    """Slots of float64 and of uint64 that a board needs: 20 KiB a class."""
+    stamps = MAX_REQUESTS + len(PREDICTED) * COVERAGE_WINDOW + len(LATENCIES) * MAX_LATENCIES
+    return classes + _CONTROL, classes * stamps + tenants
 
 
 class Boards:

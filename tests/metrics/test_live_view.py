@@ -8,6 +8,7 @@ import pytest
 
 from sloserve.core.attainment_window import AttainmentWindow
 from sloserve.core.clock import ManualClock
+from sloserve.core.latency_window import LatencyWindow
 from sloserve.engine.why import Cause, Phase, Why
 from sloserve.metrics.engine_page import Layout, PageWriter
 from sloserve.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveWriter
@@ -74,6 +75,21 @@ def test_attainment_is_of_one_and_of_ten_minutes(server: Server) -> None:
         window.record({"ttft": met, "e2e": True}, False, at_s)
     server.clock.advance_to(server.clock.now_s() + 600.0)
     assert server.view.read()["by_class"]["urgent"]["attained"] == [[0.5, 2], [0.5, 4]]
+
+
+def test_latency_is_of_the_last_minute_by_class_and_over_all_api_processes(tmp_path: Path) -> None:
+    server, other = Server(1, tmp_path), Board(len(CLASSES), 1)
+    view = LiveView(lambda: "m", CLASSES, lambda: [server.board, other], server.clock, tmp_path)
+    LatencyWindow(server.board.latency[0, 0]).record(9.0, 10.0)
+    for board, latencies_s in ((server.board, range(1, 51)), (other, range(51, 101))):
+        windows = [LatencyWindow(stamps) for stamps in board.latency[0]]
+        for ms in latencies_s:
+            windows[0].record(ms / 1e3, 580.0)
+            windows[1].record(ms * 1e3, 580.0)
+    server.clock.advance_to(server.clock.now_s() + 600.0)
+    by_class = view.read()["by_class"]
+    assert by_class["urgent"]["latency_s"] == {"ttft": [0.05, 0.099], "e2e": [50_000.0, 86_400.0]}
+    assert by_class[CLASSES[1]]["latency_s"] == {"ttft": None, "e2e": None}
 
 
 def test_what_a_plan_took_is_that_of_the_latest_plans(server: Server) -> None:

@@ -22,7 +22,7 @@ interface Engine {
   held_up: [number, number | null, number | null];
   kv: { used: number; total: number; foreseen: { mean: number[]; sigma: number[] } | null } | null;
 }
-type ByClass = Record<string, Record<string, number> & { next_due_s: number | null; attained: [number | null, number][] }>;
+type ByClass = Record<string, Record<string, number> & { next_due_s: number | null; attained: [number | null, number][]; latency_s: Record<string, [number, number] | null> }>;
 
 let lanes: Lanes | undefined;
 let attainment: Chart | undefined;
@@ -42,13 +42,13 @@ function showServer(view: View): void {
   const byClass = view.by_class as ByClass;
   const classes = view.classes as string[];
   lines(byId("engines"), engines.flatMap((engine) => told(view, engine)));
-  table(byId("classes"), ["class", "late", "next due", "met, 1 min", "met, 10 min", ...PHASES], classes.map((name) => {
+  table(byId("classes"), ["class", "late", "next due", "met, 1 min", "met, 10 min", "TTFT p50, p99", "e2e p50, p99", ...PHASES], classes.map((name) => {
     const one = byClass[name]!;
     const due = one.next_due_s === null ? null : one.next_due_s - view.at_s;
     const met = shares(one.attained);
     const late: Cell = { text: String(one.late), look: one.late! > 0 ? "bad" : "dim" };
     const counts = PHASES.map((phase): Cell => ({ text: String(one[phase]), look: one[phase] === 0 ? "dim" : undefined }));
-    return [name, late, { text: duration(due), look: due !== null && due < 0 ? "bad" : undefined }, ...met, ...counts];
+    return [name, late, { text: duration(due), look: due !== null && due < 0 ? "bad" : undefined }, ...met, took(one.latency_s["ttft"]), took(one.latency_s["e2e"]), ...counts];
   }));
   attainment ??= new Chart("attainment", classes.map((label, i) => ({ label, stroke: COLOURS[i % COLOURS.length]!, width: 2 })));
   attainment.add(view.at_s, classes.map((name) => {
@@ -74,6 +74,10 @@ function showServer(view: View): void {
 /** Shares of the requests that met all targets, and of how many. */
 function shares(attained: [number | null, number][]): string[] {
   return attained.map(([ratio, had]) => (ratio === null ? "" : `${Math.round(ratio * 100)} % of ${had}`));
+}
+
+function took(quantiles: [number, number] | null | undefined): string {
+  return quantiles ? `${quantiles.map((s) => (s < 10 ? s.toPrecision(2) : s.toFixed(0))).join(", ")} s` : "";
 }
 
 /** Shares of the KV caches of all ranks, in percent: held now, foreseen, with one standard deviation more and less. */
