@@ -1,6 +1,5 @@
 """From a fleet's file to what its processes are started with."""
 
-import asyncio
 import json
 import os
 import resource
@@ -11,7 +10,6 @@ import pytest
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.fleet.file import parse_fleet, read_fleet
-from sloserve.fleet.run import all_in_one
 from sloserve.fleet.run.launchers import launcher_for
 from sloserve.fleet.run.live import DOOR_KEY, STORE, agent_settings, check_doors, file_limits, host_named, place_of
 from sloserve.fleet.run.open_files import allow_open_files
@@ -95,48 +93,6 @@ def test_the_limit_of_open_files_is_raised_to_what_requests_need(caplog: pytest.
         assert "LimitNOFILE" in caplog.text and resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-class Ended:
-    """A process that has ended with a status."""
-
-    pid = 2**30
-
-    def __init__(self, status: int) -> None:
-        self.returncode = status
-
-    async def wait(self) -> int:
-        return self.returncode
-
-
-@pytest.mark.parametrize("first", [2, -9])
-def test_what_an_agent_says_is_set_wrongly_ends_the_fleet_at_its_first_start_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
-) -> None:
-    """One that was started again while its store was away ended the gateway too."""
-    statuses, said = [first, 2, None, -15], list[str]()
-    child = all_in_one._Child([], tmp_path / "log", tmp_path, said.append)
-    (tmp_path / "log").touch()
-
-    async def start(*_: object, **__: object) -> Ended:
-        status = statuses.pop(0)
-        if status is None:
-            raise OSError("no memory")
-        child._stopping = not statuses
-        return Ended(status)
-
-    monkeypatch.setattr(all_in_one, "start", start)
-    monkeypatch.setattr(all_in_one, "_AGAIN_S", (0.0,))
-    if first == 2:
-        with pytest.raises(ConfigError, match="an agent does not start"):
-            asyncio.run(child.keep_running())
-    else:
-        asyncio.run(child.keep_running())
-        assert [line.partition(",")[0] for line in said] == [
-            "an agent has ended with status -9",
-            "an agent has ended with status 2",
-            "an agent cannot be started: no memory",
-        ]
 
 
 def test_a_host_is_named_where_there_are_several(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""An agent as a child of this process, with which it dies."""
+
+import asyncio
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from sloserve.fleet.launcher.plain import kill_group, start
+
+CONFIG_ERROR: Final = 2
+"""Status with which an agent ends that finds something set wrongly."""
+_KILL_S: Final = 20.0
+"""An agent that has not ended so long after it was told to is killed: what it serves has 5 s, its engines the rest."""
+
+
+class AgentChild:
+    """One process of an agent. command: a module and its arguments. log: what it says is added to it."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self._command, self._environment = command, environment
+        self.log: Final = log
+        self.is_told = False
+        """Whether it was told to end."""
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """To be called once. Raises: OSError: no memory for another process, or no room for its log."""
+        self._process = await start(self._command, self.log, self._environment, stdin=None, stdout=None)
+
+    async def wait(self) -> int:
+        """Returns its exit status once it, and all that it started, have ended."""
+        assert self._process is not None, "start() comes first"
+        status = await self._process.wait()
+        kill_group(self._process.pid)
+        return status
+
+    async def stop(self, *, at_once: bool) -> None:
+        """Ends it; what it runs goes back into the queue, unless ``at_once``."""
+        self.is_told = True
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.send_signal(signal.SIGKILL if at_once else signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_KILL_S):
+                await self._process.wait()
+        except TimeoutError:
+            kill_group(self._process.pid)
+
+    def end_of_log(self, lines: int = 5) -> str:
+        """Its last lines."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,78 @@
+"""Agents of this machine: children of this process, one for each host of the fleet's file."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.pool.agent_child import CONFIG_ERROR, AgentChild
+from sloserve.fleet.pool.pool import Gone, Offer
+
+
+class EmbeddedPool:
+    """A :class:`~sloserve.fleet.pool.pool.Pool`.
+
+    Args:
+        offers: the hosts.
+        command: of a host's agent: a module and its arguments.
+        logs: folder of the agents' logs.
+        environment: of agents.
+    """
+
+    def __init__(
+        self,
+        offers: Iterable[Offer],
+        command: Callable[[str], Sequence[str]],
+        logs: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._offers = {offer.host: offer for offer in offers}
+        self._command, self._logs, self._environment = command, logs, environment
+        self._running: dict[str, tuple[AgentChild, asyncio.Task[None]]] = {}
+        self._gone: asyncio.Queue[Gone | ConfigError] = asyncio.Queue()
+        self._started: set[str] = set()
+        self._closed = False
+
+    async def offers(self) -> Mapping[str, Offer]:
+        return self._offers
+
+    async def ensure(self, offer: Offer) -> None:
+        host = offer.host
+        if self._closed or host in self._running:
+            return
+        child = AgentChild(self._command(host), self._logs / f"agent-{host}.log", self._environment)
+        is_first = host not in self._started
+        self._started.add(host)
+        await child.start()
+        self._running[host] = child, asyncio.create_task(self._watch(host, child, is_first))
+
+    async def gone(self) -> Gone:
+        heard = await self._gone.get()
+        if isinstance(heard, ConfigError):
+            raise heard
+        return heard
+
+    async def drain(self, host: str, *, at_once: bool = False) -> None:
+        if host in self._running:
+            child, watching = self._running[host]
+            await child.stop(at_once=at_once)
+            await watching
+
+    async def want(self, hosts: Mapping[str, int]) -> None:
+        """This machine has the hosts that it has."""
+
+    async def close(self, *, at_once: bool = False) -> None:
+        self._closed = True
+        await asyncio.gather(*(self.drain(host, at_once=at_once) for host in list(self._running)))
+
+    async def _watch(self, host: str, child: AgentChild, is_first: bool) -> None:
+        status = await child.wait()
+        del self._running[host]
+        if child.is_told:
+            return
+        # What a later one meets, as a store that is away, may pass.
+        if status == CONFIG_ERROR and is_first:
+            text = f"an agent does not start; its log {child.log} ends with\n{child.end_of_log()}"
+            self._gone.put_nowait(ConfigError(text))
+        else:
+            self._gone.put_nowait(Gone(host, f"has ended with status {status}; its log is {child.log}", True))

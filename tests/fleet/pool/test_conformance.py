@@ -1,0 +1,147 @@
+"""What every pool does: the fake one that other tests use, and those that fleets are run with."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.pool.embedded import EmbeddedPool
+from sloserve.fleet.pool.pool import Gone, Offer, Pool
+from tests.fleet.pool.fake_pool import FakePool
+
+OFFERS = (Offer("a", "cpu", 1, 2**30), Offer("b", "cpu", 1))
+STUB = "tests.fleet.pool.agent_stub"
+
+
+class Stage(Protocol):
+    """A pool with two hosts, and a hand in what happens to its agents."""
+
+    pool: Pool
+
+    def agent(self, host: str) -> int | None:
+        """Which agent runs there, by a number that no other has."""
+        ...
+
+    async def kill(self, host: str) -> None: ...
+
+
+class FakeStage:
+    def __init__(self) -> None:
+        self.pool = FakePool(*OFFERS)
+
+    def agent(self, host: str) -> int | None:
+        return self.pool.agents.get(host)
+
+    async def kill(self, host: str) -> None:
+        self.pool.lose(host)
+
+
+class EmbeddedStage:
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.pool = EmbeddedPool(OFFERS, lambda host: [STUB, *arguments], folder, {})
+
+    def agent(self, host: str) -> int | None:
+        child = self.pool._running.get(host)
+        return None if child is None or child[0]._process is None else child[0]._process.pid
+
+    async def kill(self, host: str) -> None:
+        pid = self.agent(host)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+
+Staged = Callable[[], AbstractAsyncContextManager[Stage]]
+
+
+@pytest.fixture(params=["fake", pytest.param("embedded", marks=pytest.mark.slow)])
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Staged:
+    @asynccontextmanager
+    async def staged() -> AsyncIterator[Stage]:
+        made: Stage = FakeStage() if request.param == "fake" else EmbeddedStage(tmp_path)
+        try:
+            yield made
+        finally:
+            await made.pool.close(at_once=True)
+
+    return staged
+
+
+def test_an_agent_runs_once_on_each_host_that_is_offered(stage: Staged) -> None:
+    async def all_of_it() -> None:
+        async with stage() as on:
+            offers = await on.pool.offers()
+            assert list(offers) == ["a", "b"] and all(name == one.host for name, one in offers.items())
+            assert on.agent("a") is None
+            await on.pool.ensure(offers["a"])
+            first = on.agent("a")
+            for offer in offers.values():
+                await on.pool.ensure(offer)
+            assert on.agent("a") == first is not None and on.agent("b") not in (None, first)
+
+    asyncio.run(all_of_it())
+
+
+def test_an_agent_that_dies_is_told_of_and_can_be_started_again(stage: Staged) -> None:
+    async def all_of_it() -> None:
+        async with stage() as on:
+            offers = await on.pool.offers()
+            await on.pool.ensure(offers["a"])
+            first = on.agent("a")
+            await on.kill("a")
+            gone = await asyncio.wait_for(on.pool.gone(), 30)
+            assert (gone.host, gone.certain, gone.what.startswith("has ended")) == ("a", True, True)
+            assert on.agent("a") is None
+            await on.pool.ensure(offers["a"])
+            assert on.agent("a") not in (None, first)
+
+    asyncio.run(all_of_it())
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_one_that_is_told_to_end_is_not_told_of(stage: Staged, at_once: bool) -> None:
+    async def all_of_it() -> None:
+        async with stage() as on:
+            for offer in (await on.pool.offers()).values():
+                await on.pool.ensure(offer)
+            await on.pool.drain("a", at_once=at_once)
+            await on.pool.drain("nobody")
+            assert on.agent("a") is None and on.agent("b") is not None
+            await on.kill("b")
+            assert (await asyncio.wait_for(on.pool.gone(), 30)).host == "b"
+
+    asyncio.run(all_of_it())
+
+
+def test_a_closed_pool_starts_nothing(stage: Staged) -> None:
+    async def all_of_it() -> None:
+        async with stage() as on:
+            offers = await on.pool.offers()
+            await on.pool.ensure(offers["a"])
+            await on.pool.want({"cpu": 5})
+            await on.pool.close()
+            await on.pool.ensure(offers["b"])
+            assert (on.agent("a"), on.agent("b")) == (None, None)
+
+    asyncio.run(all_of_it())
+
+
+@pytest.mark.slow
+def test_what_an_agent_says_is_set_wrongly_counts_at_its_first_start_alone(tmp_path: Path) -> None:
+    """One that was started again while its store was away ended the gateway too."""
+
+    async def all_of_it() -> Gone:
+        pool = EmbeddedStage(tmp_path, "2").pool
+        await pool.ensure(OFFERS[0])
+        with pytest.raises(ConfigError, match="(?s)an agent does not start; .*wrong: the agent's settings"):
+            await asyncio.wait_for(pool.gone(), 30)
+        await pool.ensure(OFFERS[0])
+        return await asyncio.wait_for(pool.gone(), 30)
+
+    gone = asyncio.run(all_of_it())
+    assert gone.certain and gone.what.startswith("has ended with status 2; its log is ")
