@@ -109,21 +109,42 @@ def run(
 @fleet_app.command()
 def agent(
     file: FileArgument,
-    host: Annotated[str | None, typer.Option("--host", help="Name of this host in FILE.", show_default=False)] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            help="Name of this host in FILE, or any where it joins. Default: the only one, or this machine's.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Kind of its devices, of FILE's pool.devices, where it joins.", show_default=False),
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="How many, where FILE does not say it.", show_default=False)
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address at which gateways on other hosts reach it, on a free port.", show_default=False),
+    ] = None,
     state: StateFlag = None,
     lease_s: LeaseFlag = 30.0,
     log_format: LogFlag = LogFormat.TEXT,
     engine_module: EngineFlag = None,
 ) -> None:
-    """Start the agent of one host: it owns the host's devices and starts the engines."""
+    """Start the agent of one host: it owns the host's devices and starts the engines.
+
+    The host stands in FILE, or joins the fleet by one of FILE's pool.devices.
+    """
     from sloserve.fleet.run import live
     from sloserve.fleet.run.agent_process import run_agent
     from sloserve.fleet.run.launchers import launcher_for
 
     _log(log_format)
     fleet = _read(file)
-    owned = live.host_named(fleet, host)
     place = live.place_of(fleet, state)
+    fleet, owned = live.joining_host(fleet, host, device, devices, address, place)
 
     async def serve() -> None:
         from sloserve.fleet.run.signals import Stopping

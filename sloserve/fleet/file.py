@@ -14,13 +14,15 @@
 A fleet that is to be run, not simulated, says more: ``model`` of each model, what engines are started with, and where
 gateway and store are (``live.py``).
 
+Hosts can also join a fleet that is run (``fleet/pool``): ``pool`` says what a host of each kind of device has.
+
 A host's devices form instances of ``width`` devices each, named ``node-a/0``, ``node-a/1``. An instance has one engine
 for each model that it can serve, of which one is active. Every fault is one line that names file, line, column, key,
 value and what is allowed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -33,10 +35,12 @@ from sloserve.files.marked_yaml import Node, load_yaml, parse_yaml
 from sloserve.files.model import Allowed, Problem, at_place, check_model, unknown
 from sloserve.fleet.file_sections import (
     BatchSection,
+    DeviceHost,
     EngineFlags,
     GatewaySection,
     HostEntry,
     ModelEntry,
+    PoolSection,
     Section,
     Switching,
 )
@@ -61,7 +65,8 @@ class FleetSections(Section):
     """The file as it is written."""
 
     models: Annotated[dict[str, ModelEntry], Field(min_length=1), Allowed("a mapping of name to model")]
-    hosts: Annotated[dict[str, HostEntry], Field(min_length=1), Allowed("a mapping of name to host")]
+    hosts: Annotated[dict[str, HostEntry], Allowed("a mapping of name to host")] = {}
+    pool: Annotated[PoolSection, Allowed("a mapping with devices, for hosts that join")] = PoolSection()
     switching: Annotated[Switching, Allowed("when an instance may change its model")] = Switching()
     settings: Annotated[PluginSettings, Allowed("settings of every engine, as configs/serve.yaml")] = PluginSettings()
     gateway: Annotated[GatewaySection, Allowed("address, certificates, keys and limits")] = GatewaySection()
@@ -142,7 +147,7 @@ class Host:
 class Fleet:
     """What the file says. active: the model that each instance starts with, where that is said. section: of settings,
     as written. swap_cost: multiple of what swaps of models are known or assumed to take. router: for requests that
-    name no model. planner: of a fleet that is run, see ``planner_rule.py``. store, state, files: as written.
+    name no model. planner: of a fleet that is run, see ``planner_rule.py``. store, state, files, pool: as written.
     """
 
     source: str
@@ -160,6 +165,7 @@ class Fleet:
     store: str | None = None
     state: str | None = None
     files: str | None = None
+    pool: PoolSection = PoolSection()
 
     @property
     def instances(self) -> tuple[tuple[str, Host], ...]:
@@ -174,12 +180,33 @@ class Fleet:
             if host.device in m.profiles and m.profiles[host.device].tensor_parallel == host.width
         )
 
+    def joined_by(self, name: str, device: str, devices: int | None = None, door: str | None = None) -> "Fleet":
+        """The fleet with one more host, of a kind that ``pool.devices`` has. devices: how many, if the file does not
+        say it.
+
+        Raises: ConfigError for a kind that it does not have, and for devices that do not form instances.
+        """
+        template = self.pool.devices.get(device)
+        if template is None:
+            known = tuple(self.pool.devices)
+            raise ConfigError(f"{self.source}: pool.devices: {device!r} {unknown(device, known)}")
+        count = template.devices or devices
+        if count is None:
+            raise ConfigError(
+                f"host {name}: how many devices it has is not known; give --devices, or "
+                f"pool.devices.{device}.devices in {self.source}"
+            )
+        if count % template.width:
+            raise ConfigError(f"host {name}: {_no_instances(count, template.width)}")
+        host = _made_host(name, device, count, template, door)
+        return replace(self, hosts={**self.hosts, name: host})
+
     def swaps(self) -> dict[tuple[str, str], ModelSwap]:
         """What each model costs to swap, by model and kind of device.
 
         Raises: ConfigError for a profile that does not know the size of its weights.
         """
-        kinds = dict.fromkeys(host.device for host in self.hosts.values())
+        kinds = dict.fromkeys([*(host.device for host in self.hosts.values()), *self.pool.devices])
         return {
             (m.name, kind): model_swap(m.profiles[kind]).times(self.swap_cost)
             for m in self.models.values()
@@ -203,13 +230,22 @@ def parse_fleet(text: str, source: str = "fleet", *, to_run: bool = False) -> Fl
 
 def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
     top = root.mapping(tuple(FleetSections.model_fields))
-    for name, what in (("models", "a name, and its profile"), ("hosts", "a name, its device and how many it has")):
+    problems: list[Problem] = []
+    pool = _section(PoolSection, top, "pool", problems)
+    wanted = {"models": "a name, and its profile"}
+    if not (to_run and (pool.devices or problems)):
+        wanted["hosts"] = "a name, its device and how many it has"
+    for name, what in wanted.items():
         if name not in top or not top[name].mapping():
             raise top.get(name, root).fail(f"no {name}; a fleet has at least one, under {name}: {what}")
-    problems: list[Problem] = []
     entries = _entries(ModelEntry, top["models"], "models", problems)
-    hosts = {name: _host(name, entry, problems) for name, entry in _entries(HostEntry, top["hosts"], "hosts", problems)}
-    devices = dict.fromkeys(host.device for host in hosts.values())
+    entered = _entries(HostEntry, top["hosts"], "hosts", problems) if "hosts" in top else []
+    hosts = {name: _host(name, entry, problems) for name, entry in entered}
+    for kind, template in pool.devices.items():
+        if template.devices is not None and template.devices % template.width:
+            text = _no_instances(template.devices, template.width)
+            problems.append(Problem(("pool", "devices", kind, "devices"), text))
+    devices = dict.fromkeys([*(host.device for host in hosts.values()), *pool.devices])
     models = {name: _model(name, entry, tuple(devices), Path(source).parent, problems) for name, entry in entries}
     section = top["settings"].plain() if "settings" in top else {}
     settings, wrong = read_settings(section)
@@ -258,6 +294,7 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
             store=paths["store"],
             state=paths["state"],
             files=paths["files"],
+            pool=pool,
         )
         problems = [*_served(fleet), *_placed(fleet, dict(entries), active), *_adapted(fleet)]
         problems += _startable(fleet) if to_run else []
@@ -284,10 +321,17 @@ def _entries(kind: type[_Entry], section: Node, name: str, problems: list[Proble
 
 def _host(name: str, entry: HostEntry, problems: list[Problem]) -> Host:
     if entry.devices % entry.width:
-        text = f"{entry.devices} devices do not form instances of {entry.width}; give a multiple of width"
-        problems.append(Problem(("hosts", name, "devices"), text))
-    memory, swap = int(entry.host_memory_gib * GIB), int(entry.swap_space_gib * GIB)
-    return Host(name, entry.device, entry.devices, entry.width, memory, swap, entry.environment, entry.door)
+        problems.append(Problem(("hosts", name, "devices"), _no_instances(entry.devices, entry.width)))
+    return _made_host(name, entry.device, entry.devices, entry, entry.door)
+
+
+def _made_host(name: str, device: str, devices: int, said: DeviceHost, door: str | None) -> Host:
+    memory, swap = int(said.host_memory_gib * GIB), int(said.swap_space_gib * GIB)
+    return Host(name, device, devices, said.width, memory, swap, said.environment, door)
+
+
+def _no_instances(devices: int, width: int) -> str:
+    return f"{devices} devices do not form instances of {width}; give a multiple of width"
 
 
 def _model(name: str, entry: ModelEntry, devices: tuple[str, ...], folder: Path, problems: list[Problem]) -> FleetModel:
@@ -327,10 +371,12 @@ def _beside(profile: str, folder: Path) -> str:
 def _served(fleet: Fleet) -> list[Problem]:
     """Models that no instance can serve, and sizes of weights that a swap needs and no profile has."""
     problems = []
+    joining = [_made_host(f"pool.devices.{k}", k, one.width, one, None) for k, one in fleet.pool.devices.items()]
+    hosts = [*fleet.hosts.values(), *joining]
     for name, model in fleet.models.items():
-        if not any(name in fleet.models_on(host) for host in fleet.hosts.values()):
+        if not any(name in fleet.models_on(host) for host in hosts):
             needed = ", ".join(f"{p.tensor_parallel} of {kind}" for kind, p in model.profiles.items())
-            have = ", ".join(f"{host.name}: {host.width} of {host.device}" for host in fleet.hosts.values())
+            have = ", ".join(f"{host.name}: {host.width} of {host.device}" for host in hosts)
             text = f"no instance can serve it; it needs {needed}; instances are {have}; set width of a host"
             problems.append(Problem(("models", name), text))
         try:

@@ -12,6 +12,7 @@ MAX_DEVICES = 1024
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 Seconds = Annotated[float, Field(strict=True, ge=0.0, le=86_400.0), Allowed("a number of seconds from 0 to 86400")]
+Devices = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
 Text = Annotated[str, Field(min_length=1)]
 Door = Annotated[str, Field(pattern=r"^http://[^/\s]+:\d{1,5}$")]
 GiB = Annotated[float, Field(strict=True, ge=0.0, le=1e6), Allowed("a number of GiB >= 0")]
@@ -47,16 +48,31 @@ class ModelEntry(Section):
     adapter_of: Annotated[Text | None, Allowed("the model that it is a LoRA adapter of")] = None
 
 
-class HostEntry(Section):
-    device: Annotated[str, Field(min_length=1), Allowed("the kind of its devices, as text")]
-    devices: Annotated[
-        int, Field(strict=True, ge=1, le=MAX_DEVICES), Allowed(f"a whole number from 1 to {MAX_DEVICES}")
-    ]
+class DeviceHost(Section):
+    """What is said of a host, whatever its devices."""
+
     width: Annotated[Count, Allowed("a whole number >= 1: devices of one instance")] = 1
     host_memory_gib: GiB = 0.0
     swap_space_gib: GiB = 0.0
     environment: Annotated[dict[str, str], Allowed("a mapping of variables to text")] = {}
+
+
+class HostEntry(DeviceHost):
+    device: Annotated[str, Field(min_length=1), Allowed("the kind of its devices, as text")]
+    devices: Annotated[Devices, Allowed(f"a whole number from 1 to {MAX_DEVICES}")]
     door: Annotated[Door | None, Allowed("http://HOST:PORT, for an agent that others reach over the network")] = None
+
+
+class HostTemplate(DeviceHost):
+    """Each host of one kind of device that joins the fleet. devices: as many as it says itself, if not given."""
+
+    devices: Annotated[Devices | None, Allowed(f"a whole number from 1 to {MAX_DEVICES}")] = None
+
+
+class PoolSection(Section):
+    """Hosts that no section names: they join. devices: what each has, by its kind of device."""
+
+    devices: Annotated[dict[str, HostTemplate], Allowed("a mapping of kind of device to what such a host has")] = {}
 
 
 class Switching(Section):

@@ -35,6 +35,42 @@ hosts:
     assert fleet.models_on(fleet.hosts["narrow"]) == ("small",)
 
 
+JOINED = """
+models: {chat: {model: m, profile: {h100: h100-llama3-8b, a100: a100-llama2-7b}}}
+pool: {devices: {h100: {devices: 4, host_memory_gib: 9}, a100: {width: 1, environment: {X: y}}}}
+"""
+
+
+def test_a_host_that_joins_has_what_is_said_of_its_kind_of_device() -> None:
+    fleet = parse_fleet(JOINED, to_run=True)
+    assert fleet.hosts == {} and fleet.swaps().keys() == {("chat", "h100"), ("chat", "a100")}
+    joined = fleet.joined_by("rack-7", "h100", 2, "http://10.0.0.7:0").joined_by("n", "a100", 2)
+    host = joined.hosts["rack-7"]
+    assert host.instances == tuple(f"rack-7/{k}" for k in range(4)) and host.host_memory_bytes == 9 * 2**30
+    assert joined.models_on(joined.hosts["n"]) == ("chat",) and joined.hosts["n"].environment == {"X": "y"}
+    for device, message in (("h200", "pool.devices: 'h200' is unknown; known here: h100, a100"), ("a100", "--devices")):
+        with pytest.raises(ConfigError, match=message):
+            fleet.joined_by("n", device)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (JOINED.replace("devices: 4", "devices: 3, width: 2"), "pool.devices.h100.devices: 3 devices do not form"),
+        (JOINED.replace("width: 1", "widht: 1"), "pool.devices.a100.widht: is unknown"),
+        (JOINED.replace("devices: 4", "width: 2").replace("{width: 1", "{width: 2"), "no instance can serve it"),
+    ],
+)
+def test_faults_of_hosts_that_join_are_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_fleet(text, to_run=True)
+
+
+def test_a_simulation_has_its_hosts_in_the_file() -> None:
+    with pytest.raises(ConfigError, match="no hosts; a fleet has at least one"):
+        parse_fleet(JOINED)
+
+
 FAULTS = {
     "hosts: {n: {device: x, devices: 1}}": ["fleet:1:1: no models; a fleet has at least one, under models"],
     "models: {a: {profile: h100-llama3-8b}}": ["no hosts; a fleet has at least one, under hosts"],

@@ -123,6 +123,8 @@ class Agent:
                 f"the agent's door {self.door} cannot be opened: {error.strerror or error}; give another with door of "
                 f"hosts.{settings.host} in the fleet's file, or, for a socket, a shorter folder with TMPDIR"
             ) from None
+        if not self.door.startswith(_UNIX):  # the port that it has, where any may be
+            self.door = f"{self.door.rpartition(':')[0]}:{listening.getsockname()[1]}"
         parts = HostParts(
             self._launcher, self._run_folder, self._logs, self._memory, self.costs, self._clock, limits=settings.limits
         )

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.file_lock import OwnLock
+from sloserve.fleet.store.records import HostRenewed
 from sloserve.fleet.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class HostFence:
         self.holder: Final = f"{host}:{secrets.token_hex(8)}"
         self.lost = asyncio.Event()
         """Set once the host is another agent's: this one's engines must end."""
+        self.told_to_end = asyncio.Event()
+        """Set once the fleet wants this agent to drain and end."""
 
     @property
     def id(self) -> str:
@@ -61,7 +64,11 @@ class HostFence:
 
     async def beat(self, state: Mapping[str, Any]) -> None:
         """Gives a sign of life with this state. Where the host is another's by now, :attr:`lost` is set."""
-        if await asyncio.to_thread(self._renewed, state):
+        renewed = await asyncio.to_thread(self._renewed, state)
+        if renewed.is_told_to_end and not self.told_to_end.is_set():
+            logger.warning("the agent of host %s is told to end: what runs ends or goes back", self._host)
+            self.told_to_end.set()
+        if renewed.kept:
             return
         if not self.lost.is_set():
             logger.error(
@@ -80,13 +87,13 @@ class HostFence:
             if self._lock is not None:
                 self._lock.close()
 
-    def _renewed(self, state: Mapping[str, Any]) -> bool:
+    def _renewed(self, state: Mapping[str, Any]) -> HostRenewed:
         members = self._store.members
-        if members.renew_host(self.id, self.holder, state, self._lease_s):
-            return True
+        renewed = members.renew_host(self.id, self.holder, state, self._lease_s)
         # The row of one that was away for long is forgotten, and the host is free.
-        taken = members.take_host(self.id, self.holder, "", self._lease_s).taken
-        return taken and members.renew_host(self.id, self.holder, state, self._lease_s)
+        if renewed.kept or not members.take_host(self.id, self.holder, "", self._lease_s).taken:
+            return renewed
+        return members.renew_host(self.id, self.holder, state, self._lease_s)
 
     async def _take_lease(self, place: str) -> None:
         found_s: float | None = None

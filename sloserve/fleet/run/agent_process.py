@@ -37,8 +37,8 @@ async def run_agent(
     *,
     lease_s: float = LEASE_S,
 ) -> None:
-    """Serves until it is told to stop. Then streams have their time to end, unless it is told again, lines go back into
-    the queue, and all engines end.
+    """Serves until it is told to stop, by a signal or through the store. Then streams have their time to end, unless it
+    is told again, lines go back into the queue, and all engines end.
 
     lease_s: of claims, and of the host. Raises: ConfigError for a store that cannot be opened, and where another agent
     has the host.
@@ -60,7 +60,7 @@ async def run_agent(
                 telling = supervised("measured costs of switches are not shared with other hosts", shared.turn, SHARE_S)
                 sharing = asyncio.create_task(telling)
                 try:
-                    await _either(stopping.wait(), fence.lost.wait())
+                    await _either(stopping.wait(), fence.told_to_end.wait(), fence.lost.wait())
                 finally:
                     await cancelled([looking, sharing])
                     await following.stop()

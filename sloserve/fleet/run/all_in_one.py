@@ -19,6 +19,7 @@ from sloserve.fleet.planning.planning_task import LEASE_S
 from sloserve.fleet.pool.embedded import EmbeddedPool
 from sloserve.fleet.pool.keeper import AgentKeeper
 from sloserve.fleet.pool.pool import Offer, Pool
+from sloserve.fleet.pool.registered import RegisteredPool
 from sloserve.fleet.run.gateway_process import GatewayServer, stop
 from sloserve.fleet.run.live import Place
 from sloserve.fleet.run.open_files import allow_open_files
@@ -53,11 +54,12 @@ async def run_fleet(
     try:
         place.logs.mkdir(exist_ok=True)
         server = GatewayServer(fleet, place, store, fleet.switching.drain_max_s)
-        pool = _embedded(fleet, place, run_folder, agent_options)
+        pools = _pools(fleet, place, store, run_folder, agent_options)
         counted = f"{len(fleet.models)} models on {len(fleet.instances)} instances"
+        counted += " and those of hosts that join" if fleet.pool.devices else ""
         say(f"{counted}; store {_shown(place.store)}; logs in {place.logs}")
         with ThreadPoolExecutor(2, "sloserve-planner") as executor:
-            tasks = [asyncio.create_task(AgentKeeper(pool, say).run())]
+            tasks = [asyncio.create_task(AgentKeeper(pool, say).run()) for pool in pools]
             tasks.append(asyncio.create_task(run_planner(fleet, store, executor, lease_s=lease_s)))
             tasks.append(asyncio.create_task(_tell(fleet, store, server, say)))
             also = await server.start()
@@ -66,7 +68,7 @@ async def run_fleet(
             stopped = asyncio.create_task(stopping.wait())
             ended = await _first_failure(stopped, tasks)
             say("stops: no more requests, those that run end; once more to end at once")
-            await _stop(server, pool, stopping)
+            await _stop(server, pools, stopping)
             for task in (*tasks, stopped):
                 task.cancel()
             await asyncio.gather(*tasks, stopped, return_exceptions=True)
@@ -77,6 +79,18 @@ async def run_fleet(
         store.close()
         lock.close()
         shutil.rmtree(run_folder, ignore_errors=True)
+
+
+def _pools(fleet: Fleet, place: Place, store: Store, run_folder: Path, options: Sequence[str]) -> list[Pool]:
+    pools: list[Pool] = [_embedded(fleet, place, run_folder, options)]
+    if fleet.pool.devices:
+        pools.append(RegisteredPool(store, fleet.hosts.keys(), lambda device: _width(fleet, device)))
+    return pools
+
+
+def _width(fleet: Fleet, device: str) -> int:
+    template = fleet.pool.devices.get(device)
+    return 1 if template is None else template.width
 
 
 def _embedded(fleet: Fleet, place: Place, run_folder: Path, options: Sequence[str]) -> EmbeddedPool:
@@ -99,11 +113,11 @@ async def _first_failure(stopped: "asyncio.Task[None]", tasks: Sequence["asyncio
     return None
 
 
-async def _stop(server: GatewayServer, pool: Pool, stopping: Stopping) -> None:
+async def _stop(server: GatewayServer, pools: Sequence[Pool], stopping: Stopping) -> None:
     stopping.again()
     hurried = asyncio.create_task(stopping.wait())
     await stop(server, hurried)
-    await pool.close(at_once=hurried.done())
+    await asyncio.gather(*(pool.close(at_once=hurried.done()) for pool in pools))
     hurried.cancel()
 
 

@@ -1,7 +1,10 @@
 """From a fleet's file to what its processes are started with."""
 
+import ipaddress
 import json
 import os
+import re
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +25,7 @@ DOOR_KEY: Final = "SLOSERVE_FLEET_DOOR_KEY"
 """Environment variable: what gateways show at doors on TCP, the same for all agents and gateways of a fleet."""
 
 _LEAST_KEY: Final = 16
+_HOST_NAME: Final = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 CPU: Final = "cpu"
 """The kind of device that is the host itself."""
 
@@ -103,6 +107,47 @@ def host_named(fleet: Fleet, name: str | None) -> Host:
     if name not in fleet.hosts:
         raise ConfigError(f"--host {name}: is unknown; {fleet.source} has {known}")
     return fleet.hosts[name]
+
+
+def joining_host(
+    fleet: Fleet, name: str | None, device: str | None, devices: int | None, address: str | None, place: Place
+) -> tuple[Fleet, Host]:
+    """The fleet with this machine in it, and this machine: a host of the file, or one that joins.
+
+    name: ``None`` for the only host of the file, or the name of this machine. device, devices: kind and number of its
+    devices, where it joins. address: of this machine in the network; without one only gateways of this
+    machine reach it.
+    Raises: ConfigError.
+    """
+    kinds = tuple(fleet.pool.devices)
+    if name in fleet.hosts or not kinds:
+        for flag, value in (("--device", device), ("--devices", devices), ("--address", address)):
+            if value is not None:
+                raise ConfigError(
+                    f"{flag} {value}: is for a host that joins, which pool.devices of {fleet.source} allows"
+                )
+        return fleet, host_named(fleet, name)
+    name = name or socket.gethostname()
+    if not _HOST_NAME.fullmatch(name):
+        raise ConfigError(f"--host {name}: a host that joins has a name of at most 100 letters, digits, . _ - and :")
+    if device is None and len(kinds) > 1:
+        raise ConfigError(f"say with --device which kind this host's devices are: {', '.join(kinds)}")
+    door = None
+    if address is not None:
+        if not _is_loopback(address) and place.store.startswith(_SQLITE):
+            raise ConfigError(
+                f"--address {address}: other hosts cannot reach {place.store}; name a PostgreSQL server in {STORE}"
+            )
+        door = f"http://{f'[{address}]' if ':' in address else address}:0"
+    joined = fleet.joined_by(name, device or kinds[0], devices, door)
+    return joined, joined.hosts[name]
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:

@@ -26,11 +26,15 @@ class Progress:
         self._seen: dict[str, tuple[Phase, str | None]] = {}
 
     def look(self, members: Sequence[Agent]) -> bool:
-        """Tells what is new. Returns: whether all instances are there, and those that begin with a model serve."""
+        """Tells what is new.
+
+        Returns: whether all instances of the file are there, or any if it has none, and those that begin with a model
+        serve.
+        """
         reports = [report for row in members if (report := agent_report(row.state)) is not None]
         for instance in (one for report in reports for one in report.instances):
             self._tell(instance)
-        there = self._instances <= self._seen.keys()
+        there = bool(self._seen) and self._instances <= self._seen.keys()
         return there and all(self._seen[name][0] is Phase.SERVING for name in self._awaited)
 
     def _tell(self, instance: InstanceReport) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sloserve.fleet.store.database import Database
 from sloserve.fleet.store.lease import LONGEST_S
-from sloserve.fleet.store.records import Agent, HostTaken, StoredPlan
+from sloserve.fleet.store.records import Agent, HostRenewed, HostTaken, StoredPlan
 
 FORGOTTEN_S: Final = 3_600.0
 """A member that gave no sign of life for so long is forgotten by the next planner that leads."""
@@ -38,11 +38,17 @@ class Members:
         last, until_s = before[0] if before else (None, 0.0)
         return HostTaken(taken, None if last == holder else last, float(until_s))
 
-    def renew_host(self, agent: str, holder: str, state: Mapping[str, Any], lease_s: float) -> bool:
-        """As :meth:`beat`, of the process that is the agent of its host; ``False`` where it is that no more."""
+    def renew_host(self, agent: str, holder: str, state: Mapping[str, Any], lease_s: float) -> HostRenewed:
+        """As :meth:`beat`, of the process that is the agent of its host; not kept where it is that no more."""
         with self._database.transaction() as session:
             values = {"id": agent, "holder": holder, "state": json.dumps(state), "lease_s": lease_s}
-            return session.change(_RENEW_HOST, **values) > 0
+            found = session.rows(_RENEW_HOST, **values)
+        return HostRenewed(bool(found), bool(found and found[0][0]))
+
+    def tell_to_end(self, agent: str) -> None:
+        """The process that is this agent now shall drain and end, and hears of it at its next sign of life."""
+        with self._database.transaction() as session:
+            session.change("UPDATE agent SET told_to_end = 1 WHERE id = :id", id=agent)
 
     def agents(self) -> list[Agent]:
         """All that gave a sign of life lately and did not leave, in order of their ids."""
@@ -97,14 +103,16 @@ _TAKE_HOST: Final = """
         beat_s = excluded.beat_s,
         holder = excluded.holder,
         place = excluded.place,
-        until_s = excluded.until_s
+        until_s = excluded.until_s,
+        told_to_end = 0
     WHERE agent.holder = excluded.holder OR agent.place = excluded.place
         OR agent.until_s > store_now() + :longest_s
         OR (agent.until_s <= store_now() AND (agent.holder IS NOT NULL OR agent.beat_s <= store_now() - :lease_s))
     RETURNING id"""
 _RENEW_HOST: Final = """
     UPDATE agent SET state = :state, beat_s = store_now(), until_s = store_now() + :lease_s
-    WHERE id = :id AND holder = :holder"""
+    WHERE id = :id AND holder = :holder
+    RETURNING told_to_end"""
 _LEAD: Final = """
     INSERT INTO leader (role, holder, term, until_s) VALUES (:role, :holder, 1, store_now() + :lease_s)
     ON CONFLICT (role) DO UPDATE SET

@@ -133,7 +133,20 @@ _SWITCH_COSTS = (
     )""",
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _ROUTES, _LOST, _PLACES, _CHEAP_READS, _FENCE, _FILES_MARK, _SWITCH_COSTS)
+_TOLD_TO_END = ("ALTER TABLE agent ADD COLUMN told_to_end bigint NOT NULL DEFAULT 0",)
+"""An agent that others started, and that none but the store reaches, is drained so."""
+
+STEPS: tuple[tuple[str, ...], ...] = (
+    _FIRST,
+    _ROUTES,
+    _LOST,
+    _PLACES,
+    _CHEAP_READS,
+    _FENCE,
+    _FILES_MARK,
+    _SWITCH_COSTS,
+    _TOLD_TO_END,
+)
 """Step n leads from version n to n + 1."""
 
 

@@ -119,6 +119,14 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
+class HostRenewed:
+    """Answer to the agent of a host. kept: whether it still is that. is_told_to_end: whether it shall drain and end."""
+
+    kept: bool
+    is_told_to_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class HostTaken:
     """Answer to a process that would be the agent of a host.
 

@@ -10,9 +10,14 @@ from typing import Protocol
 
 import pytest
 
+from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
+from sloserve.core.spans import Phase
+from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
 from sloserve.fleet.pool.embedded import EmbeddedPool
 from sloserve.fleet.pool.pool import Gone, Offer, Pool
+from sloserve.fleet.pool.registered import RegisteredPool
+from sloserve.fleet.store.store import open_store
 from tests.fleet.pool.fake_pool import FakePool
 
 OFFERS = (Offer("a", "cpu", 1, 2**30), Offer("b", "cpu", 1))
@@ -54,6 +59,50 @@ class EmbeddedStage:
         pid = self.agent(host)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+
+
+class RegisteredStage:
+    """Agents that others start: here by hand, as soon as the fleet asks for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock()
+        self.store = open_store(f"sqlite:{folder}/store", self.clock)
+        self.agents = dict[str, int]()
+        self.pool = RegisteredPool(self.store, {"own"}, lambda device: 1)
+        for host in ("own", "b", "a"):
+            self.store.members.take_host(f"agent:{host}", host, host, 5.0)
+            self.beat(host)
+
+    def beat(self, host: str) -> None:
+        instance = InstanceReport(f"{host}/0", "cpu", Phase.EMPTY, {})
+        report = to_json(AgentReport(host, "http://10.0.0.7:4000", (instance,)))
+        if self.store.members.renew_host(f"agent:{host}", host, report, 5.0).is_told_to_end:
+            self.store.members.leave(f"agent:{host}", host)
+
+
+def test_agents_that_others_start_are_known_by_their_signs_of_life(tmp_path: Path) -> None:
+    async def all_of_it() -> None:
+        on = RegisteredStage(tmp_path)
+        offers = await on.pool.offers()
+        assert offers == {host: Offer(host, "cpu", 1, 0, "http://10.0.0.7:4000") for host in ("a", "b")}
+        await on.pool.ensure(offers["a"])
+        await on.pool.want({"cpu": 5})
+        on.clock.advance_to(on.clock.now_s() + 6.0)
+        on.beat("b")
+        gone = await on.pool.gone()
+        assert (gone.host, gone.what, gone.certain) == ("a", "gives no sign of life for 6 s", False)
+        on.beat("a")
+        assert list(await on.pool.offers()) == ["a", "b"]
+        await on.pool.drain("b")
+        on.beat("b")
+        assert list(await on.pool.offers()) == ["a"]
+        await on.pool.close()
+        assert list(await on.pool.offers()) == ["a"], "they go on without the process that only hears of them"
+        with pytest.raises(TimeoutError):  # one that was told to end is not told of
+            await asyncio.wait_for(on.pool.gone(), 0.01)
+        on.store.close()
+
+    asyncio.run(all_of_it())
 
 
 Staged = Callable[[], AbstractAsyncContextManager[Stage]]

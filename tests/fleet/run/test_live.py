@@ -3,15 +3,29 @@
 import json
 import os
 import resource
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.fleet.agent.orders import agendas
 from sloserve.fleet.file import parse_fleet, read_fleet
+from sloserve.fleet.file_sections import HostTemplate, PoolSection
 from sloserve.fleet.run.launchers import launcher_for
-from sloserve.fleet.run.live import DOOR_KEY, STORE, agent_settings, check_doors, file_limits, host_named, place_of
+from sloserve.fleet.run.live import (
+    DOOR_KEY,
+    STORE,
+    Place,
+    agent_settings,
+    check_doors,
+    file_limits,
+    host_named,
+    joining_host,
+    place_of,
+)
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.settings import read_settings
 from tests.fleet.test_file import CONFIGS
@@ -101,6 +115,35 @@ def test_a_host_is_named_where_there_are_several(tmp_path: Path) -> None:
     for name, message in ((None, "say with --host which this is: a, b"), ("c", "--host c: is unknown; .* has a, b")):
         with pytest.raises(ConfigError, match=message):
             host_named(fleet, name)
+
+
+def test_a_host_joins_by_its_kind_of_device(tmp_path: Path) -> None:
+    fleet, place = _fleet(tmp_path), Place(tmp_path, "postgresql://db/fleet", "a-key-of-the-fleet")
+    fleet = replace(fleet, pool=PoolSection(devices={"h100": HostTemplate(devices=4, width=2)}))
+    joined, host = joining_host(fleet, "rack-7", None, None, "10.0.0.7", place)
+    assert host.instances == ("rack-7/0", "rack-7/1") and host.door == "http://10.0.0.7:0"
+    settings = agent_settings(joined, host, place)
+    assert settings.instances["rack-7/1"].keys() == {"chat", "tuned"} and settings.door_key == place.door_key
+    assert agendas(joined, host.instances).keys() == {"rack-7/0", "rack-7/1"}
+    unnamed = joining_host(fleet, None, "h100", None, None, place)[1]
+    assert (unnamed.name, unnamed.door) == (socket.gethostname(), None)
+    assert joining_host(fleet, "a", None, None, None, place)[1] is fleet.hosts["a"]
+    assert joining_host(fleet, "x", None, None, "::1", Place(tmp_path, "sqlite:x"))[1].door == "http://[::1]:0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("rack/7", None, None, None), "--host rack/7: .* has a name of at most 100 letters"),
+        (("x", "h200", None, None), "pool.devices: 'h200' is unknown"),
+        (("a", "h100", None, None), "--device h100: is for a host that joins"),
+        (("x", None, None, "10.0.0.7"), "--address 10.0.0.7: other hosts cannot reach sqlite:x; name a PostgreSQL"),
+    ],
+)
+def test_what_does_not_fit_a_host_that_joins_is_said(tmp_path: Path, arguments, message: str) -> None:  # type: ignore[no-untyped-def]
+    fleet = replace(_fleet(tmp_path), pool=PoolSection(devices={"h100": HostTemplate(devices=4, width=2)}))
+    with pytest.raises(ConfigError, match=message):
+        joining_host(fleet, *arguments, Place(tmp_path, "sqlite:x"))
 
 
 def test_the_tiny_fleet_can_be_run() -> None:

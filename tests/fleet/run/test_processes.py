@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from sloserve.fleet.store.store import open_store
@@ -92,6 +93,40 @@ def test_a_second_fleet_of_a_file_says_what_runs_and_ends(tmp_path: Path, start:
     assert f"runs already (process {first.process.pid})" in second.said and "ready: " not in second.said
     second_agent = start("agent", file)
     assert second_agent.process.wait(60) == 2 and "an agent of host n runs already (process " in second_agent.said
+
+
+JOINING = """
+models: {chat: {model: m/chat, profile: h100-llama3-8b}}
+pool: {devices: {h100: {devices: 1}}}
+"""
+
+
+@pytest.mark.slow
+def test_a_host_joins_serves_is_told_to_end_and_leaves(
+    tmp_path: Path, start: Callable[..., _Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file names it, nor its door's port; it has a state folder of its own, as on another machine."""
+    monkeypatch.setenv("SLOSERVE_FLEET_DOOR_KEY", "a-key-of-the-fleet")
+    monkeypatch.setenv("SLOSERVE_FLEET_STORE", f"sqlite:{tmp_path}/fleet.db")
+    (tmp_path / "fleet.yaml").write_text(JOINING)
+    fleet = start(tmp_path / "fleet.yaml", "--port", str(port := free_port()))
+    fleet.wait_for("1 models on 0 instances and those of hosts that join")
+    joins = ("--host", "rack-7", "--address", "127.0.0.1", "--state", tmp_path / "other")
+    agent = start("agent", tmp_path / "fleet.yaml", *joins)
+    fleet.wait_for("ready: ")
+    asked = {"model": "chat", "prompt": "Hello", "max_tokens": 4}
+    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=asked, timeout=60)
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4
+    opened = open_store(f"sqlite:{tmp_path}/fleet.db")
+    try:
+        (door,) = [row.state["door"] for row in opened.members.agents() if row.id == "agent:rack-7"]
+        assert door.startswith("http://127.0.0.1:") and not door.endswith(":0")
+        opened.members.tell_to_end("agent:rack-7")
+        assert agent.process.wait(30) == 0 and "told to end" in agent.said
+        assert "agent:rack-7" not in [row.id for row in opened.members.agents()]
+    finally:
+        opened.close()
+    assert fleet.process.poll() is None
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from sloserve.fleet.store.records import (
     Batch,
     BatchState,
     File,
+    HostRenewed,
     HostTaken,
     NewRequest,
     RequestState,
@@ -55,22 +56,31 @@ def test_members_that_were_killed_are_forgotten(opened: OpenStore, store: Store)
     assert [one.id for one in opened.members.agents()] == ["gateway-now"]
 
 
+def test_an_agent_hears_that_it_shall_end_and_the_next_one_does_not(opened: OpenStore) -> None:
+    members = opened.members
+    members.take_host("agent:a", "one", "here", 5.0)
+    members.tell_to_end("agent:a")
+    assert members.renew_host("agent:a", "one", {}, 5.0) == HostRenewed(True, is_told_to_end=True)
+    members.take_host("agent:a", "two", "here", 5.0)
+    assert members.renew_host("agent:a", "two", {}, 5.0) == HostRenewed(True)
+
+
 def test_a_host_has_one_agent_until_its_lease_is_over(opened: OpenStore, store: Store) -> None:
     members = opened.members
     assert members.take_host("agent:a", "one", "here", 5.0).taken
     other = members.take_host("agent:a", "two", "elsewhere", 5.0)
     assert not other.taken and other.before == "one"
     store.pass_s(3.0)
-    assert members.renew_host("agent:a", "one", {"n": 1}, 5.0)
+    assert members.renew_host("agent:a", "one", {"n": 1}, 5.0) == HostRenewed(True)
     assert members.take_host("agent:a", "two", "elsewhere", 5.0).until_s > other.until_s, "it lives"
     assert [one.state for one in members.agents()] == [{"n": 1}]
     store.pass_s(6.0)
     taken = members.take_host("agent:a", "two", "elsewhere", 5.0)
     assert taken == HostTaken(True, "one", taken.until_s) and taken.until_s > other.until_s
     assert [one.state for one in members.agents()] == [{}], "what the one before it said holds no more"
-    assert not members.renew_host("agent:a", "one", {}, 5.0)
+    assert not members.renew_host("agent:a", "one", {}, 5.0).kept
     members.leave("agent:a", "one")
-    assert members.renew_host("agent:a", "two", {}, 5.0), "an agent that lost its host takes nothing along"
+    assert members.renew_host("agent:a", "two", {}, 5.0).kept, "an agent that lost its host takes nothing along"
     members.leave("agent:a", "two")
     assert members.agents() == []
 

@@ -1,0 +1,79 @@
+"""Agents that others start: systemd, Slurm, a Deployment. They announce themselves through the store.
+
+What started an agent starts it again; this process only hears of it, and can tell it to end.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from sloserve.core.errors import StoreError
+from sloserve.fleet.contract.reports import AgentReport, agent_report
+from sloserve.fleet.planning.snapshot import ALIVE_S
+from sloserve.fleet.pool.pool import Gone, Offer
+from sloserve.fleet.store.store import Store
+
+LOOK_S: Final = 0.5
+"""Between looks into the store while :meth:`RegisteredPool.gone` waits."""
+
+
+class RegisteredPool:
+    """A :class:`~sloserve.fleet.pool.pool.Pool`.
+
+    Args:
+        store: of the fleet.
+        others: hosts whose agents another pool has.
+        width: of an instance, by kind of device.
+    """
+
+    def __init__(self, store: Store, others: Collection[str], width: Callable[[str], int]) -> None:
+        self._members, self._others, self._width = store.members, others, width
+        self._living: dict[str, Offer] = {}
+        self._drained: set[str] = set()
+        self._gone: asyncio.Queue[Gone] = asyncio.Queue()
+
+    async def offers(self) -> Mapping[str, Offer]:
+        """Hosts whose agents live. Raises: OSError while the store is away."""
+        try:
+            rows = await asyncio.to_thread(self._members.agents)
+        except StoreError as error:
+            raise OSError(str(error)) from error
+        said = [(row.age_s, report) for row in rows if (report := agent_report(row.state)) is not None]
+        said = [(age_s, report) for age_s, report in said if report.host not in self._others]
+        living = {report.host: self._offer(report) for age_s, report in said if age_s <= ALIVE_S}
+        for age_s, report in said:  # one that ends in order leaves no row
+            host = report.host
+            if host in self._living and host not in living and host not in self._drained:
+                self._gone.put_nowait(Gone(host, f"gives no sign of life for {age_s:.0f} s", certain=False))
+        self._drained &= {report.host for _, report in said}
+        self._living = living
+        return living
+
+    async def ensure(self, offer: Offer) -> None:
+        """What starts the host's agents has started it."""
+
+    async def gone(self) -> Gone:
+        while self._gone.empty():
+            try:
+                await self.offers()
+            except OSError:  # the store is away: no agent can say that it lives
+                pass
+            if self._gone.empty():
+                await asyncio.sleep(LOOK_S)
+        return self._gone.get_nowait()
+
+    async def drain(self, host: str, *, at_once: bool = False) -> None:
+        """The agent hears of it at its next sign of life. Raises: StoreError."""
+        self._drained.add(host)
+        await asyncio.to_thread(self._members.tell_to_end, f"agent:{host}")
+
+    async def want(self, hosts: Mapping[str, int]) -> None:
+        """Hosts come as others start them."""
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Agents that others started go on without this process."""
+
+    def _offer(self, report: AgentReport) -> Offer:
+        device = report.instances[0].device if report.instances else ""
+        address = None if report.door.startswith("unix:") else report.door
+        return Offer(report.host, device, len(report.instances) * self._width(device), 0, address)
