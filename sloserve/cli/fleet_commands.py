@@ -101,7 +101,7 @@ def run(
 
     _log(log_format)
     fleet = _read(file, _gateway_fields(asdict(gateway) | asdict(http3)))
-    options = ["--lease-s", str(lease_s), *(["--engine-module", engine_module] if engine_module else [])]
+    options = _agent_options(lease_s, engine_module)
     planner_s = min(lease_s, 5.0)
     serve.run(run_fleet(fleet, place_of(fleet, state), say, agent_options=options, lease_s=planner_s))
 
@@ -188,6 +188,23 @@ def planner(
 
 
 @fleet_app.command()
+def pool(
+    file: FileArgument,
+    state: StateFlag = None,
+    lease_s: LeaseFlag = 30.0,
+    log_format: LogFlag = LogFormat.TEXT,
+    engine_module: EngineFlag = None,
+) -> None:
+    """Start an agent on each node of the Ray cluster that FILE's pool.ray names. `sloserve fleet FILE` does it, too."""
+    from sloserve.fleet.run.live import place_of
+    from sloserve.fleet.run.pool_process import serve_pool
+
+    _log(log_format)
+    fleet = _read(file)
+    asyncio.run(serve_pool(fleet, place_of(fleet, state), say, _agent_options(lease_s, engine_module)))
+
+
+@fleet_app.command()
 def key(as_json: JsonFlag = False) -> None:
     """Print a new key for a client, and its hash for the file of keys (--keys)."""
     from sloserve.fleet.gateway.keys import new_key
@@ -249,6 +266,11 @@ def _gateway_fields(flags: Mapping[str, Any]) -> dict[str, Any]:
     }
     http3 = {field: given.pop(flag) for field, flag in _HTTP3.items() if flag in given}
     return {**given, **({"http3": http3} if http3 else {})}
+
+
+def _agent_options(lease_s: float, engine_module: str | None) -> list[str]:
+    """Those that an agent is started with."""
+    return ["--lease-s", str(lease_s), *(["--engine-module", engine_module] if engine_module else [])]
 
 
 def _flag(field: str) -> str:

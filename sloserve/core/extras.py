@@ -12,6 +12,7 @@ EXTRA = {
     "psycopg": "fleet",
     "psycopg_pool": "fleet",
     "python_multipart": "fleet",
+    "ray": "ray",
     "scipy": "sim",
     "starlette": "fleet",
     "uvicorn": "fleet",

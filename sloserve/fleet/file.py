@@ -245,6 +245,11 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
         if template.devices is not None and template.devices % template.width:
             text = _no_instances(template.devices, template.width)
             problems.append(Problem(("pool", "devices", kind, "devices"), text))
+    if pool.ray is not None and not pool.devices:
+        problems.append(Problem(("pool", "ray"), "needs pool.devices: what a node of each kind of device has"))
+    if pool.ray is not None and hosts:
+        text = "nodes of a cluster and hosts of the file could be the same machines; leave out hosts"
+        problems.append(Problem(("pool", "ray"), text))
     devices = dict.fromkeys([*(host.device for host in hosts.values()), *pool.devices])
     models = {name: _model(name, entry, tuple(devices), Path(source).parent, problems) for name, entry in entries}
     section = top["settings"].plain() if "settings" in top else {}

@@ -70,8 +70,11 @@ class HostTemplate(DeviceHost):
 
 
 class PoolSection(Section):
-    """Hosts that no section names: they join. devices: what each has, by its kind of device."""
+    """Hosts that no section names: they join. devices: what each has, by its kind of device. ray: the address of a Ray
+    cluster whose nodes they are; without it others start their agents.
+    """
 
+    ray: Annotated[Text | None, Allowed("auto, or the address of a Ray cluster, HOST:PORT")] = None
     devices: Annotated[dict[str, HostTemplate], Allowed("a mapping of kind of device to what such a host has")] = {}
 
 

@@ -17,6 +17,7 @@ class EmbeddedPool:
         command: of a host's agent: a module and its arguments.
         logs: folder of the agents' logs.
         environment: of agents.
+        what: is started, as the names of logs begin.
     """
 
     def __init__(
@@ -25,7 +26,9 @@ class EmbeddedPool:
         command: Callable[[str], Sequence[str]],
         logs: Path,
         environment: Mapping[str, str],
+        what: str = "agent",
     ) -> None:
+        self._what = what
         self._offers = {offer.host: offer for offer in offers}
         self._command, self._logs, self._environment = command, logs, environment
         self._running: dict[str, tuple[AgentChild, asyncio.Task[None]]] = {}
@@ -40,7 +43,7 @@ class EmbeddedPool:
         host = offer.host
         if self._closed or host in self._running:
             return
-        child = AgentChild(self._command(host), self._logs / f"agent-{host}.log", self._environment)
+        child = AgentChild(self._command(host), self._logs / f"{self._what}-{host}.log", self._environment)
         is_first = host not in self._started
         self._started.add(host)
         await child.start()
@@ -72,7 +75,7 @@ class EmbeddedPool:
             return
         # What a later one meets, as a store that is away, may pass.
         if status == CONFIG_ERROR and is_first:
-            text = f"an agent does not start; its log {child.log} ends with\n{child.end_of_log()}"
+            text = f"{self._what} {host} does not start; its log {child.log} ends with\n{child.end_of_log()}"
             self._gone.put_nowait(ConfigError(text))
         else:
             self._gone.put_nowait(Gone(host, f"has ended with status {status}; its log is {child.log}", True))

@@ -11,6 +11,7 @@ from sloserve.fleet.pool.pool import Gone, Offer, Pool
 
 logger = logging.getLogger(__name__)
 
+THE_AGENT: Final = "the agent of host"
 LOOK_S: Final = 0.5
 """Between looks at what the pool offers."""
 _AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -30,9 +31,12 @@ class _Kept:
 
 
 class AgentKeeper:
-    """Of one pool. say: prints a line for each agent that goes."""
+    """Of one pool. say: prints a line for each agent that goes. what: is kept, in that line before a host's name."""
 
-    def __init__(self, pool: Pool, say: Callable[[str], None], clock: Clock | None = None) -> None:
+    def __init__(
+        self, pool: Pool, say: Callable[[str], None], what: str = THE_AGENT, clock: Clock | None = None
+    ) -> None:
+        self._what = what
         self._pool, self._say, self._clock = pool, say, clock or SystemClock()
         self._kept: dict[str, _Kept] = {}
         self._drained: set[str] = set()
@@ -75,7 +79,7 @@ class AgentKeeper:
         """An agent has gone: another is started if it is certain, and its host is still there."""
         kept = self._kept.get(gone.host)
         again = gone.certain and kept is not None
-        self._say(f"the agent of host {gone.host} {gone.what}{'; it is started again' if again else ''}")
+        self._say(f"{self._what} {gone.host} {gone.what}{'; it is started again' if again else ''}")
         if again and kept is not None:
             self._later(kept)
 
@@ -87,7 +91,7 @@ class AgentKeeper:
         try:
             await self._pool.ensure(offer)
         except OSError as error:
-            self._say(f"the agent of host {offer.host} cannot be started: {error}; it is tried again")
+            self._say(f"{self._what} {offer.host} cannot be started: {error}; it is tried again")
             self._later(kept)
 
     def _later(self, kept: _Kept) -> None:

@@ -5,10 +5,12 @@ A child dies with this process, however it ends; a child that dies is started ag
 
 import asyncio
 import logging
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +19,11 @@ from sloserve.core.file_lock import OwnLock
 from sloserve.fleet.file import Fleet
 from sloserve.fleet.planning.planning_task import LEASE_S
 from sloserve.fleet.pool.embedded import EmbeddedPool
-from sloserve.fleet.pool.keeper import AgentKeeper
+from sloserve.fleet.pool.keeper import THE_AGENT, AgentKeeper
 from sloserve.fleet.pool.pool import Offer, Pool
 from sloserve.fleet.pool.registered import RegisteredPool
 from sloserve.fleet.run.gateway_process import GatewayServer, stop
-from sloserve.fleet.run.live import Place
+from sloserve.fleet.run.live import DOOR_KEY, Place
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.planner_process import run_planner
 from sloserve.fleet.run.progress import Progress
@@ -50,6 +52,8 @@ async def run_fleet(
     allow_open_files(fleet.gateway.max_requests)
     lock = OwnLock(place.folder / "fleet.lock", f"the fleet of {fleet.source}")
     store = open_store(place.store)
+    if fleet.pool.ray is not None and place.door_key is None:  # those that it starts have it from here
+        place = replace(place, door_key=secrets.token_urlsafe(32))
     run_folder = Path(tempfile.mkdtemp(prefix="slo-"))  # 0700; short, since a socket's path has at most 107 bytes
     try:
         place.logs.mkdir(exist_ok=True)
@@ -59,7 +63,7 @@ async def run_fleet(
         counted += " and those of hosts that join" if fleet.pool.devices else ""
         say(f"{counted}; store {_shown(place.store)}; logs in {place.logs}")
         with ThreadPoolExecutor(2, "sloserve-planner") as executor:
-            tasks = [asyncio.create_task(AgentKeeper(pool, say).run()) for pool in pools]
+            tasks = [asyncio.create_task(AgentKeeper(pool, say, what).run()) for what, pool in pools.items()]
             tasks.append(asyncio.create_task(run_planner(fleet, store, executor, lease_s=lease_s)))
             tasks.append(asyncio.create_task(_tell(fleet, store, server, say)))
             also = await server.start()
@@ -68,7 +72,7 @@ async def run_fleet(
             stopped = asyncio.create_task(stopping.wait())
             ended = await _first_failure(stopped, tasks)
             say("stops: no more requests, those that run end; once more to end at once")
-            await _stop(server, pools, stopping)
+            await _stop(server, list(pools.values()), stopping)
             for task in (*tasks, stopped):
                 task.cancel()
             await asyncio.gather(*tasks, stopped, return_exceptions=True)
@@ -81,25 +85,29 @@ async def run_fleet(
         shutil.rmtree(run_folder, ignore_errors=True)
 
 
-def _pools(fleet: Fleet, place: Place, store: Store, run_folder: Path, options: Sequence[str]) -> list[Pool]:
-    pools: list[Pool] = [_embedded(fleet, place, run_folder, options)]
-    if fleet.pool.devices:
-        pools.append(RegisteredPool(store, fleet.hosts.keys(), lambda device: _width(fleet, device)))
+def _pools(fleet: Fleet, place: Place, store: Store, run_folder: Path, options: Sequence[str]) -> dict[str, Pool]:
+    """By what each keeps."""
+    environment = {"XDG_RUNTIME_DIR": str(run_folder)}
+    offers = [Offer(one.name, one.device, one.devices, one.host_memory_bytes) for one in fleet.hosts.values()]
+    here = [fleet.source, "--state", str(place.folder), *options]
+
+    def agent(host: str) -> list[str]:
+        return ["sloserve.cli", "fleet", "agent", *here, "--host", host]
+
+    pools: dict[str, Pool] = {THE_AGENT: EmbeddedPool(offers, agent, place.logs, environment)}
+    if fleet.pool.ray is not None:
+        # Ray ends a process that loses its cluster for a minute: let that be another than the gateway's.
+        own = environment | {DOOR_KEY: place.door_key or ""}
+        command = ["sloserve.cli", "fleet", "pool", *here]
+        pools["the pool of"] = EmbeddedPool([Offer("ray", "", 0)], lambda _: command, place.logs, own, "pool")
+    elif fleet.pool.devices:
+        pools["the registered agent of host"] = RegisteredPool(store, fleet.hosts.keys(), lambda d: _width(fleet, d))
     return pools
 
 
 def _width(fleet: Fleet, device: str) -> int:
     template = fleet.pool.devices.get(device)
     return 1 if template is None else template.width
-
-
-def _embedded(fleet: Fleet, place: Place, run_folder: Path, options: Sequence[str]) -> EmbeddedPool:
-    def command(host: str) -> list[str]:
-        start = ["sloserve.cli", "fleet", "agent", fleet.source, "--host", host, "--state", str(place.folder)]
-        return [*start, *options]
-
-    offers = [Offer(one.name, one.device, one.devices, one.host_memory_bytes) for one in fleet.hosts.values()]
-    return EmbeddedPool(offers, command, place.logs, {"XDG_RUNTIME_DIR": str(run_folder)})
 
 
 async def _first_failure(stopped: "asyncio.Task[None]", tasks: Sequence["asyncio.Task[None]"]) -> BaseException | None:

@@ -82,10 +82,13 @@ def place_of(fleet: Fleet, state: Path | None = None, environ: Mapping[str, str]
 
 def check_doors(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = None) -> None:
     """hosts: whose doors are used here; all if not given. Raises: ConfigError for one on TCP that has no key."""
-    for host in fleet.hosts.values() if hosts is None else hosts:
-        if host.door is not None and len(place.door_key or "") < _LEAST_KEY:
+    used = fleet.hosts.values() if hosts is None else hosts
+    doors = [f"hosts.{host.name}.door: a door on TCP, {host.door}," for host in used if host.door is not None]
+    doors += ["pool.ray: a door of a node"] if hosts is None and fleet.pool.ray else []
+    for door in doors:
+        if len(place.door_key or "") < _LEAST_KEY:
             raise ConfigError(
-                f"{fleet.source}: hosts.{host.name}.door: a door on TCP, {host.door}, needs a key; set "
+                f"{fleet.source}: {door} needs a key; set "
                 f"{DOOR_KEY} to a secret of at least {_LEAST_KEY} characters, the same for all agents and gateways of "
                 "the fleet; sloserve fleet key prints one"
             )
@@ -134,13 +137,18 @@ def joining_host(
         raise ConfigError(f"say with --device which kind this host's devices are: {', '.join(kinds)}")
     door = None
     if address is not None:
-        if not _is_loopback(address) and place.store.startswith(_SQLITE):
+        if not _is_loopback(address) and is_of_one_machine(place):
             raise ConfigError(
                 f"--address {address}: other hosts cannot reach {place.store}; name a PostgreSQL server in {STORE}"
             )
         door = f"http://{f'[{address}]' if ':' in address else address}:0"
     joined = fleet.joined_by(name, device or kinds[0], devices, door)
     return joined, joined.hosts[name]
+
+
+def is_of_one_machine(place: Place) -> bool:
+    """Whether other machines cannot reach the fleet's store."""
+    return place.store.startswith(_SQLITE)
 
 
 def _is_loopback(address: str) -> bool:

@@ -187,7 +187,7 @@ def test_what_an_agent_says_is_set_wrongly_counts_at_its_first_start_alone(tmp_p
     async def all_of_it() -> Gone:
         pool = EmbeddedStage(tmp_path, "2").pool
         await pool.ensure(OFFERS[0])
-        with pytest.raises(ConfigError, match="(?s)an agent does not start; .*wrong: the agent's settings"):
+        with pytest.raises(ConfigError, match="(?s)agent a does not start; .*wrong: the agent's settings"):
             await asyncio.wait_for(pool.gone(), 30)
         await pool.ensure(OFFERS[0])
         return await asyncio.wait_for(pool.gone(), 30)

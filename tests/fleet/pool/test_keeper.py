@@ -15,7 +15,7 @@ class Kept:
 
     def __init__(self, *hosts: Offer) -> None:
         self.pool, self.clock, self.said = FakePool(*hosts), ManualClock(), list[str]()
-        self.keeper = AgentKeeper(self.pool, self.said.append, self.clock)
+        self.keeper = AgentKeeper(self.pool, self.said.append, clock=self.clock)
 
     def look(self, after_s: float = 0.0) -> dict[str, int]:
         self.clock.advance_to(self.clock.now_s() + after_s)

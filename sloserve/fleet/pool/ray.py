@@ -1,0 +1,299 @@
+"""Agents on the nodes of a Ray cluster, one for each node whose kind of device the fleet's file knows.
+
+Ray says which nodes there are, starts an actor on each that holds all of its devices, and tells when one has died. The
+actor keeps the agent's process, which dies with it: neither requests nor tokens go through Ray.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.pool.agent_child import CONFIG_ERROR, AgentChild
+from sloserve.fleet.pool.pool import Gone, Offer
+
+logger = logging.getLogger(__name__)
+
+DEVICE_LABEL: Final = "sloserve-device"
+"""Label of a node: the kind of its devices, where Ray's own does not say it."""
+_ACCELERATOR: Final = "ray.io/accelerator-type"
+_CPU: Final = "cpu"
+_NAMESPACE: Final = "sloserve"
+_AT_A_TIME: Final = 8
+"""Calls of an actor's methods: one waits for its agent, others tell it to end."""
+_ASK_AGAIN_S: Final = 1.0
+_STOP_S: Final = 40.0
+"""For an agent to end, beyond what it is given itself, before its actor is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A node of the cluster. id: Ray's. resources: that its agent's actor holds, as options of an actor."""
+
+    id: str
+    offer: Offer
+    resources: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An actor with its agent. awaited: until the agent ends. is_told: whether it was told to."""
+
+    actor: Any
+    awaited: "asyncio.Task[None] | None" = None
+    is_told: bool = False
+
+
+class RayPool:
+    """A :class:`~sloserve.fleet.pool.pool.Pool`.
+
+    Args:
+        address: of the cluster, as Ray takes it.
+        devices: how many a host has, by kind of device, of those that the file knows; ``None``: as many as Ray says.
+        files: to be laid into the folder that an agent is started in: name to text.
+        command: of an agent: a module and its arguments, for an offer.
+        environment: of agents. It goes through Ray as an argument, which Ray shows nowhere.
+        is_shared: whether nodes on other machines reach the fleet's store. Otherwise those of this one alone are
+            offered, and their doors are sockets.
+
+    Raises: ConfigError where the cluster cannot be reached.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        devices: Mapping[str, int | None],
+        files: Mapping[str, str],
+        command: Callable[[Offer], Sequence[str]],
+        environment: Mapping[str, str],
+        *,
+        is_shared: bool = True,
+    ) -> None:
+        self._devices, self._files, self._command = devices, dict(files), command
+        self._environment = dict(environment)
+        self._nodes: dict[str, _Node] = {}
+        self._kept: dict[str, _Kept] = {}
+        self._started: set[str] = set()
+        self._strange: set[str] = set()
+        self._gone: asyncio.Queue[Gone | ConfigError] = asyncio.Queue()
+        self._closed = False
+        _connect(address)
+        self._only_at = None if is_shared else str(ray.util.get_node_ip_address())
+
+    async def offers(self) -> Mapping[str, Offer]:
+        try:
+            nodes = await asyncio.to_thread(ray.nodes)
+        except (RayError, RuntimeError, ConnectionError, TimeoutError) as error:
+            raise OSError(f"Ray: {error}") from error
+        found: dict[str, _Node] = {}
+        for one in sorted(nodes, key=lambda node: str(node["NodeID"])):
+            node = self._node(one) if one["Alive"] else None
+            if node is None:
+                continue
+            taken = found.setdefault(node.offer.host, node)
+            if taken is not node:
+                self._say_once(
+                    f"two nodes are called {node.offer.host}, and one of them gets no agent: give each a name of its "
+                    "own with ray start --node-name"
+                )
+        self._nodes = found
+        return {host: node.offer for host, node in found.items()}
+
+    async def ensure(self, offer: Offer) -> None:
+        node = self._nodes.get(offer.host)
+        if self._closed or node is None or offer.host in self._kept:
+            return
+        options = {
+            **node.resources,
+            "max_restarts": 0,  # the keeper of agents starts another, once it has heard
+            "max_concurrency": _AT_A_TIME,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
+        }
+        try:
+            made = ray.remote(AgentActor).options(**options)
+            actor = made.remote(offer.host, self._files, self._command(offer), self._environment)
+        except RayError as error:
+            raise OSError(f"Ray: {error}") from error
+        kept = self._kept[offer.host] = _Kept(actor)
+        is_first = offer.host not in self._started
+        self._started.add(offer.host)
+        kept.awaited = asyncio.create_task(self._watch(offer.host, kept, is_first))
+
+    async def gone(self) -> Gone:
+        heard = await self._gone.get()
+        if isinstance(heard, ConfigError):
+            raise heard
+        return heard
+
+    async def drain(self, host: str, *, at_once: bool = False) -> None:
+        kept = self._kept.get(host)
+        if kept is None or kept.awaited is None:
+            return
+        kept.is_told = True
+        try:
+            async with asyncio.timeout(0.0 if at_once else _STOP_S):
+                await _result(kept.actor.stop.remote())
+                await asyncio.shield(kept.awaited)
+        except (RayError, TimeoutError):
+            pass  # it is killed, or has gone
+        ray.kill(kept.actor)  # what it holds is free only now
+        await kept.awaited
+
+    async def want(self, hosts: Mapping[str, int]) -> None:
+        """To come."""
+
+    async def close(self, *, at_once: bool = False) -> None:
+        self._closed = True
+        await asyncio.gather(*(self.drain(host, at_once=at_once) for host in list(self._kept)))
+
+    async def _watch(self, host: str, kept: _Kept, is_first: bool) -> None:
+        heard: Gone | ConfigError
+        try:
+            status, log = await self._ended(host, kept)
+            heard = Gone(host, f"has ended with status {status}; its log on that node is {log}", True)
+            if status == CONFIG_ERROR and is_first:
+                end = await _result(kept.actor.end_of_log.remote())
+                heard = ConfigError(f"the agent of node {host} does not start; its log {log} ends with\n{end}")
+        except RayError as error:
+            # Ray marks a node dead before its actors: on one that it counts as alive the process has ended.
+            is_there = await self._has_asked() and host in self._nodes
+            reason = str(error).strip().partition("\n")[0]
+            heard = Gone(host, f"has died with its actor: {reason}", is_there)
+        ray.kill(kept.actor)
+        self._kept.pop(host, None)
+        if not kept.is_told:
+            self._gone.put_nowait(heard)
+
+    async def _ended(self, host: str, kept: _Kept) -> tuple[int, str]:
+        """Waits until the agent ends: its status and log. Raises: RayError where its actor dies."""
+        is_said = False
+        while True:
+            try:
+                status, log = await _result(kept.actor.wait.remote())
+                return int(status), str(log)
+            except ActorUnavailableError as error:
+                if not is_said and not kept.is_told:
+                    self._gone.put_nowait(Gone(host, f"cannot be reached: {error}", certain=False))
+                is_said = True
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    async def _has_asked(self) -> bool:
+        try:
+            await self.offers()
+        except OSError:
+            return False
+        return True
+
+    def _node(self, told: Mapping[str, Any]) -> _Node | None:
+        """What is told of a node, if the file knows its kind of device."""
+        labels, resources = told.get("Labels", {}), told["Resources"]
+        gpus, cpus = int(resources.get("GPU", 0)), float(resources.get("CPU", 0))
+        device = labels.get(DEVICE_LABEL) or labels.get(_ACCELERATOR, "").lower() or (_CPU if not gpus else "")
+        address = str(told["NodeManagerAddress"])
+        host = re.sub(r"[^\w.:-]", "-", str(told.get("NodeName") or address), flags=re.ASCII)[:100]
+        if not gpus and not cpus:  # such as a head that has no work
+            return None
+        if device not in self._devices:
+            kind = f"its kind of device, {device or 'unknown'}"
+            self._say_once(f"node {host} gets no agent: {kind}, is none of pool.devices, {', '.join(self._devices)}")
+            return None
+        if self._only_at not in (None, address):
+            self._say_once(f"node {host} gets no agent: the store is a file of this machine; use a PostgreSQL server")
+            return None
+        count = self._devices[device] or gpus or 1
+        held = {"num_gpus": float(gpus), "num_cpus": 0.0} if gpus else {"num_cpus": cpus}
+        door = address if self._only_at is None else None
+        return _Node(str(told["NodeID"]), Offer(host, device, count, int(resources.get("memory", 0)), door), held)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._strange and len(self._strange) < 1000:
+            self._strange.add(text)
+            logger.warning("%s", text)
+
+
+class AgentActor:
+    """Keeps the process of one agent on a node. Its methods run in threads of their own."""
+
+    def __init__(
+        self, host: str, files: Mapping[str, str], command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        """host: names the folder of its state on this node, where ``files`` are laid."""
+        folder = _state_home() / "sloserve" / "nodes" / host
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        arguments = [part.replace(FOLDER, str(folder)) for part in command]
+        self._child = AgentChild(arguments, folder / "agent.log", environment)
+        self._loop = asyncio.new_event_loop()
+        self._status: Future[int] = Future()
+        # The agent is the child of a thread that lives as long as it does: with the thread it would die.
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def wait(self) -> tuple[int, str]:
+        """Waits until the agent has ended; its status, and its log. Raises: OSError where it cannot be started."""
+        return self._status.result(), str(self._child.log)
+
+    def stop(self) -> None:
+        """Ends the agent; what it runs goes back into the queue."""
+        stopping = self._child.stop(at_once=False)
+        asyncio.run_coroutine_threadsafe(stopping, self._loop).result()
+
+    def end_of_log(self) -> str:
+        """The last lines of the agent's log."""
+        return self._child.end_of_log()
+
+    def _run(self) -> None:
+        async def whole() -> int:
+            await self._child.start()
+            return await self._child.wait()
+
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._status.set_result(self._loop.run_until_complete(whole()))
+        except BaseException as error:
+            self._status.set_exception(error)
+        self._loop.run_forever()  # for those that still tell it to end
+
+
+FOLDER: Final = "{folder}"
+"""In an agent's command: the folder of its state on its node."""
+
+
+def _state_home() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+
+
+def _connect(address: str) -> None:
+    """Raises: ConfigError."""
+    failed: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            ray.init(address, namespace=_NAMESPACE, log_to_driver=False, configure_logging=False)
+        except (RayError, RuntimeError, ConnectionError, TimeoutError, ValueError) as error:
+            failed.append(error)
+
+    # In the main thread Ray would take the signals that tell this process to stop.
+    thread = threading.Thread(target=connect)
+    thread.start()
+    thread.join()
+    if failed:
+        raise ConfigError(
+            f"pool.ray: the cluster {address!r} cannot be reached: {failed[0]}; start one with ray start --head"
+        )
+
+
+async def _result(reference: Any) -> Any:
+    """Raises: RayError; what the actor raised comes as one."""
+    return await asyncio.wrap_future(reference.future())

@@ -1,0 +1,36 @@
+"""A fleet's file as agents on other machines need it: with the profiles that it names, and nothing of its gateways."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from sloserve.estimator.step_time.profile import profile_names
+from sloserve.files.marked_yaml import load_yaml
+from sloserve.fleet.file import Fleet
+
+NAME: Final = "fleet.yaml"
+_SECTIONS: Final = ("models", "pool", "switching", "settings", "planner")
+
+
+def shipped(fleet: Fleet) -> dict[str, str]:
+    """Texts by the names of files, of which :data:`NAME` is the fleet's; to be laid into one folder."""
+    root: dict[str, Any] = load_yaml(Path(fleet.source)).plain()
+    kept: dict[str, Any] = {name: root[name] for name in _SECTIONS if name in root}
+    files: dict[str, str] = {}
+    kept["models"] = {}
+    for name, model in fleet.models.items():
+        profiles = {device: _profile(source, files) for device, source in model.start.profiles.items()}
+        kept["models"][name] = {**root["models"][name], "profile": profiles}
+        kept["models"][name].pop("active_on", None)  # instances of hosts that stay behind
+    kept["gateway"] = {"max_requests": fleet.gateway.max_requests}
+    kept["pool"] = {"devices": root["pool"]["devices"]}
+    return {NAME: json.dumps(kept, indent=1), **files}  # YAML, too
+
+
+def _profile(source: str, files: dict[str, str]) -> str:
+    if source in profile_names():
+        return source
+    text = Path(source).read_text()
+    name = next((one for one, other in files.items() if other == text), f"shipped-profile-{len(files)}.yaml")
+    files[name] = text
+    return name

@@ -1,0 +1,68 @@
+"""The process that keeps an agent on each node of a Ray cluster.
+
+It is no gateway and no planner: Ray ends a process that has lost its cluster for a minute.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from sloserve.core.errors import ConfigError
+from sloserve.core.extras import not_installed
+from sloserve.fleet.file import Fleet
+from sloserve.fleet.pool.keeper import AgentKeeper
+from sloserve.fleet.pool.pool import Offer, Pool
+from sloserve.fleet.pool.shipped_file import NAME, shipped
+from sloserve.fleet.run.live import DOOR_KEY, STORE, Place, check_doors, is_of_one_machine
+from sloserve.fleet.run.signals import Stopping
+
+
+async def serve_pool(fleet: Fleet, place: Place, say: Callable[[str], None], options: Sequence[str]) -> None:
+    """Until SIGINT or SIGTERM; then its agents end, and what they serve ends or goes back, unless it is told again.
+
+    options: further ones of ``sloserve fleet agent``. Raises: ConfigError.
+    """
+    stopping = Stopping()
+    check_doors(fleet, place)
+    pool = ray_pool(fleet, place, options)
+    keeping, stopped = asyncio.create_task(AgentKeeper(pool, say).run()), asyncio.create_task(stopping.wait())
+    await asyncio.wait({keeping, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    error = keeping.exception() if keeping.done() else None
+    stopping.again()
+    closing, hurried = asyncio.create_task(pool.close()), asyncio.create_task(stopping.wait())
+    await asyncio.wait({closing, hurried}, return_when=asyncio.FIRST_COMPLETED)
+    if not closing.done():
+        closing.cancel()
+        await pool.close(at_once=True)
+    for task in (keeping, stopped, hurried):
+        task.cancel()
+    await asyncio.gather(keeping, stopped, hurried, closing, return_exceptions=True)
+    if error is not None:
+        raise error
+
+
+def ray_pool(fleet: Fleet, place: Place, options: Sequence[str]) -> Pool:
+    """Raises: ConfigError for a file without ``pool.ray``, and for a cluster that cannot be reached."""
+    if fleet.pool.ray is None:
+        raise ConfigError(
+            f"{fleet.source}: pool.ray is missing: the address of a Ray cluster, or auto for one on this host"
+        )
+    try:
+        from sloserve.fleet.pool.ray import FOLDER, RayPool
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise not_installed("pool.ray", "ray", "ray") from None
+
+    def command(offer: Offer) -> list[str]:
+        own = ["--host", offer.host, "--device", offer.device, "--devices", str(offer.devices), "--state", FOLDER]
+        own += [] if offer.address is None else ["--address", offer.address]
+        return ["sloserve.cli", "fleet", "agent", f"{FOLDER}/{NAME}", *own, *options]
+
+    return RayPool(
+        fleet.pool.ray,
+        {kind: template.devices for kind, template in fleet.pool.devices.items()},
+        shipped(fleet),
+        command,
+        {STORE: place.store, DOOR_KEY: place.door_key or ""},
+        is_shared=not is_of_one_machine(place),
+    )

@@ -1,0 +1,131 @@
+"""A Ray cluster on this machine and ``sloserve fleet`` on it, for tests."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.ports import free_port
+
+ROOT = Path(__file__).parents[3]
+FILE = """
+models: {{chat: {{model: m/chat, profile: {profile}}}}}
+pool: {{ray: "{address}", devices: {{cpu: {{devices: 1, host_memory_gib: 1}}}}}}
+settings: {{classes: {{interactive: {{rank: 1, ttft_ms: 5000}}, batch: {{rank: 2}}}}}}
+"""
+SECONDS = 90.0
+"""For what is waited for."""
+
+
+class RayCluster:
+    """Nodes of one cluster. folder: for its log, and what agents keep on nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {
+            **os.environ,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_enable_metrics_collection": "0",
+            "XDG_STATE_HOME": str(folder / "nodes"),
+        }
+        self._log = (folder / "ray.log").open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.fleet.pool.ray_cluster"],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        self.address = self.call("head")
+
+    def call(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """A method of ``ray_cluster.Nodes``."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps([name, arguments, named]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, Path(self._log.name).read_text()
+        return json.loads(answer)
+
+    def end(self) -> None:
+        self._process.communicate(timeout=60)
+        self._log.close()
+
+
+@contextmanager
+def ray_cluster(folder: Path) -> Iterator[RayCluster]:
+    cluster = RayCluster(folder)
+    try:
+        yield cluster
+    finally:
+        cluster.end()
+
+
+class RayFleet:
+    """``sloserve fleet FILE`` with a key of its own for doors. environment: such as the address of a store."""
+
+    def __init__(self, folder: Path, address: str, *options: str, **environment: str) -> None:
+        profile = ROOT / "configs" / "cpu-tiny.yaml"
+        (folder / "fleet.yaml").write_text(FILE.format(profile=profile, address=address))
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        self.folder, self._log = folder, folder / "fleet.log"
+        command = [sys.executable, "-m", "sloserve.cli", "fleet", str(folder / "fleet.yaml"), "--port", str(port)]
+        command += ["--engine-module", "tests.fleet.stand_in.server", *options]
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env={**os.environ, **environment}, stdout=log, stderr=log
+            )
+
+    @property
+    def said(self) -> str:
+        """What it has said, and its pool."""
+        logs = [self._log, *(self.folder / "fleet.state" / "logs").glob("pool-*.log")]
+        return "\n".join(log.read_text() for log in logs)
+
+    def wait_for(self, what: str | Callable[[], bool]) -> float:
+        """Until it has said a text, or something holds; the seconds that it took."""
+        begun_s = time.perf_counter()
+        while not (what in self.said if isinstance(what, str) else what()):
+            assert self.process.poll() is None, self.said
+            assert time.perf_counter() < begun_s + SECONDS, f"{what}\n{self.said}"
+            time.sleep(0.1)
+        return time.perf_counter() - begun_s
+
+    def completes(self) -> bool:
+        """Whether a request is served."""
+        asked = {"model": "chat", "prompt": "Hello", "max_tokens": 4}
+        try:
+            answer = httpx.post(f"{self.url}/v1/completions", json=asked, timeout=10)
+        except httpx.TransportError:
+            return False
+        return answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4
+
+    def processes(self) -> list[int]:
+        """Those of agents and engines on nodes."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = entry.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(str(self.folder / "nodes").encode() in word for word in words):
+                found.append(int(entry.parent.name))
+        return sorted(found)
+
+    def stop(self) -> int:
+        """Its status, after SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()

@@ -1,0 +1,53 @@
+"""What is said before agents are started on a cluster."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from sloserve.core.errors import ConfigError
+from sloserve.fleet.file import Fleet, parse_fleet
+from sloserve.fleet.run.live import Place, check_doors
+from sloserve.fleet.run.pool_process import ray_pool, serve_pool
+
+FILE = "models: {a: {model: m, profile: h100-llama3-8b}}\npool: {ray: auto, devices: {h100: {devices: 1}}}\n"
+KEY = "a-key-of-the-fleet"
+
+
+def _fleet(folder: Path, text: str = FILE) -> Fleet:
+    (folder / "fleet.yaml").write_text(text)
+    return parse_fleet(text, str(folder / "fleet.yaml"), to_run=True)
+
+
+def test_doors_of_nodes_need_a_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fleet.yaml: pool.ray: a door of a node needs a key; set SLOSERVE_FLEET_"):
+        asyncio.run(serve_pool(_fleet(tmp_path), Place(tmp_path, "sqlite:x"), print, []))
+    check_doors(_fleet(tmp_path), Place(tmp_path, "sqlite:x", KEY))
+
+
+def test_a_file_without_a_cluster_and_an_environment_without_ray_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path, "sqlite:x", KEY)
+    with pytest.raises(ConfigError, match="pool.ray is missing: the address of a Ray cluster, or auto"):
+        ray_pool(_fleet(tmp_path, FILE.replace("ray: auto, ", "")), place, [])
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "sloserve.fleet.pool.ray", raising=False)
+    with pytest.raises(ConfigError, match=r"pool.ray needs ray, which is not installed: pip install 'sloserve\[ray\]'"):
+        ray_pool(_fleet(tmp_path), place, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (FILE.replace(", devices: {h100: {devices: 1}}", ""), "no hosts|pool.ray: needs pool.devices"),
+        (
+            FILE + "hosts: {n: {device: h100, devices: 1}}",
+            "pool.ray: nodes of a cluster and hosts of the file could be",
+        ),
+    ],
+)
+def test_a_cluster_brings_all_hosts_and_their_kinds_are_known(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _fleet(tmp_path, text)
