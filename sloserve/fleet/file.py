@@ -242,6 +242,13 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
     entered = _entries(HostEntry, top["hosts"], "hosts", problems) if "hosts" in top else []
     hosts = {name: _host(name, entry, problems) for name, entry in entered}
     for kind, template in pool.devices.items():
+        if template.most is not None and (pool.ray is None or template.devices is None):
+            text = "hosts are asked for where ray and devices are given: without these, others add hosts"
+            problems.append(Problem(("pool", "devices", kind, "most"), text))
+        if template.most is not None and template.most < template.least:
+            problems.append(
+                Problem(("pool", "devices", kind, "most"), f"{template.most} is below least, {template.least}")
+            )
         if template.devices is not None and template.devices % template.width:
             text = _no_instances(template.devices, template.width)
             problems.append(Problem(("pool", "devices", kind, "devices"), text))

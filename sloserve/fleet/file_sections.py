@@ -64,9 +64,25 @@ class HostEntry(DeviceHost):
 
 
 class HostTemplate(DeviceHost):
-    """Each host of one kind of device that joins the fleet. devices: as many as it says itself, if not given."""
+    """Each host of one kind of device that joins the fleet. devices: as many as it says itself, if not given.
 
+    least, most: so many hosts the fleet asks its cluster for; it asks for none where ``most`` is not given. bundle:
+    what it asks Ray's autoscaler for in each host's place, if not its GPUs, or one CPU.
+    """
+
+    least: Annotated[int, Field(strict=True, ge=0, le=MAX_DEVICES), Allowed("a whole number >= 0")] = 0
+    most: Annotated[Devices | None, Allowed(f"a whole number from 1 to {MAX_DEVICES}")] = None
+    bundle: Annotated[
+        dict[str, Annotated[float, Field(gt=0.0)]] | None, Allowed("a mapping of Ray's resources to numbers above 0")
+    ] = None
     devices: Annotated[Devices | None, Allowed(f"a whole number from 1 to {MAX_DEVICES}")] = None
+
+
+class ScalingSection(Section):
+    """For so long more must be needed before a host is asked for, and less before one goes."""
+
+    up_s: Seconds = 30.0
+    down_s: Seconds = 600.0
 
 
 class PoolSection(Section):
@@ -75,6 +91,7 @@ class PoolSection(Section):
     """
 
     ray: Annotated[Text | None, Allowed("auto, or the address of a Ray cluster, HOST:PORT")] = None
+    scaling: Annotated[ScalingSection, Allowed("a mapping with up_s, down_s")] = ScalingSection()
     devices: Annotated[dict[str, HostTemplate], Allowed("a mapping of kind of device to what such a host has")] = {}
 
 

@@ -53,10 +53,19 @@ class AgentKeeper:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def drain(self, host: str) -> None:
-        """Ends a host's agent, and starts none there until the host has gone and come back."""
+        """Ends a host's agent, and starts none there until the host has gone and come back, or :meth:`resume`."""
         self._drained.add(host)
         await self._pool.drain(host)
         self._kept.pop(host, None)
+
+    def resume(self, host: str) -> None:
+        """A drained host may have an agent again."""
+        self._drained.discard(host)
+
+    @property
+    def drained(self) -> frozenset[str]:
+        """Hosts that are there and have no agent, since they are not needed."""
+        return frozenset(self._drained)
 
     async def look(self) -> None:
         """Has agents started where one may. What cannot be known or started now is tried again."""

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import re
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -33,6 +35,8 @@ _NAMESPACE: Final = "sloserve"
 _AT_A_TIME: Final = 8
 """Calls of an actor's methods: one waits for its agent, others tell it to end."""
 _ASK_AGAIN_S: Final = 1.0
+_ANSWER_S: Final = 5.0
+"""For the head of a cluster to take a connection."""
 _STOP_S: Final = 40.0
 """For an agent to end, beyond what it is given itself, before its actor is killed."""
 
@@ -64,6 +68,7 @@ class RayPool:
         files: to be laid into the folder that an agent is started in: name to text.
         command: of an agent: a module and its arguments, for an offer.
         environment: of agents. It goes through Ray as an argument, which Ray shows nowhere.
+        bundles: what Ray's autoscaler is asked for in the place of a host, by kind of device, where it is not the GPUs.
         is_shared: whether nodes on other machines reach the fleet's store. Otherwise those of this one alone are
             offered, and their doors are sockets.
 
@@ -78,8 +83,10 @@ class RayPool:
         command: Callable[[Offer], Sequence[str]],
         environment: Mapping[str, str],
         *,
+        bundles: Mapping[str, Mapping[str, float]] | None = None,
         is_shared: bool = True,
     ) -> None:
+        self._bundles = bundles or {}
         self._devices, self._files, self._command = devices, dict(files), command
         self._environment = dict(environment)
         self._nodes: dict[str, _Node] = {}
@@ -94,7 +101,7 @@ class RayPool:
     async def offers(self) -> Mapping[str, Offer]:
         try:
             nodes = await asyncio.to_thread(ray.nodes)
-        except (RayError, RuntimeError, ConnectionError, TimeoutError) as error:
+        except (RayError, RuntimeError, OSError) as error:
             raise OSError(f"Ray: {error}") from error
         found: dict[str, _Node] = {}
         for one in sorted(nodes, key=lambda node: str(node["NodeID"])):
@@ -151,7 +158,18 @@ class RayPool:
         await kept.awaited
 
     async def want(self, hosts: Mapping[str, int]) -> None:
-        """To come."""
+        bundles = [self._bundle(kind) for kind, count in hosts.items() for _ in range(count)]
+        try:
+            await asyncio.to_thread(request_resources, bundles=bundles)
+        except (RayError, RuntimeError, OSError) as error:
+            raise OSError(f"Ray: {error}") from error
+
+    def _bundle(self, kind: str) -> dict[str, float]:
+        """What Ray's autoscaler is asked for in the place of one host."""
+        stated = self._bundles.get(kind)
+        if stated is not None:
+            return dict(stated)
+        return {"CPU": 1} if kind == _CPU else {"GPU": self._devices[kind] or 1}
 
     async def close(self, *, at_once: bool = False) -> None:
         self._closed = True
@@ -277,11 +295,14 @@ def _state_home() -> Path:
 def _connect(address: str) -> None:
     """Raises: ConfigError."""
     failed: list[Exception] = []
+    host, _, port = address.rpartition(":")
 
     def connect() -> None:
         try:
+            if host and port.isdecimal():  # where nothing listens, Ray itself tries for minutes
+                socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
             ray.init(address, namespace=_NAMESPACE, log_to_driver=False, configure_logging=False)
-        except (RayError, RuntimeError, ConnectionError, TimeoutError, ValueError) as error:
+        except (RayError, RuntimeError, OSError, OverflowError, ValueError) as error:
             failed.append(error)
 
     # In the main thread Ray would take the signals that tell this process to stop.

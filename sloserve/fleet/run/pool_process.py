@@ -13,7 +13,10 @@ from sloserve.fleet.pool.keeper import AgentKeeper
 from sloserve.fleet.pool.pool import Offer, Pool
 from sloserve.fleet.pool.shipped_file import NAME, shipped
 from sloserve.fleet.run.live import DOOR_KEY, STORE, Place, check_doors, is_of_one_machine
+from sloserve.fleet.run.scaler import SCALE_S, Scaler
 from sloserve.fleet.run.signals import Stopping
+from sloserve.fleet.store.store import open_store
+from sloserve.fleet.supervised import supervised
 
 
 async def serve_pool(fleet: Fleet, place: Place, say: Callable[[str], None], options: Sequence[str]) -> None:
@@ -23,10 +26,15 @@ async def serve_pool(fleet: Fleet, place: Place, say: Callable[[str], None], opt
     """
     stopping = Stopping()
     check_doors(fleet, place)
-    pool = ray_pool(fleet, place, options)
-    keeping, stopped = asyncio.create_task(AgentKeeper(pool, say).run()), asyncio.create_task(stopping.wait())
+    pool, store = ray_pool(fleet, place, options), open_store(place.store)
+    keeper = AgentKeeper(pool, say)
+    keeping, stopped = asyncio.create_task(keeper.run()), asyncio.create_task(stopping.wait())
+    scaler = Scaler(fleet, store, pool, keeper, say)
+    scaling = asyncio.create_task(supervised("no host is asked for, and none goes", scaler.turn, SCALE_S))
     await asyncio.wait({keeping, stopped}, return_when=asyncio.FIRST_COMPLETED)
     error = keeping.exception() if keeping.done() else None
+    scaling.cancel()
+    await asyncio.gather(scaling, return_exceptions=True)
     stopping.again()
     closing, hurried = asyncio.create_task(pool.close()), asyncio.create_task(stopping.wait())
     await asyncio.wait({closing, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -36,6 +44,7 @@ async def serve_pool(fleet: Fleet, place: Place, say: Callable[[str], None], opt
     for task in (keeping, stopped, hurried):
         task.cancel()
     await asyncio.gather(keeping, stopped, hurried, closing, return_exceptions=True)
+    store.close()
     if error is not None:
         raise error
 
@@ -64,5 +73,6 @@ def ray_pool(fleet: Fleet, place: Place, options: Sequence[str]) -> Pool:
         shipped(fleet),
         command,
         {STORE: place.store, DOOR_KEY: place.door_key or ""},
+        bundles={kind: one.bundle for kind, one in fleet.pool.devices.items() if one.bundle is not None},
         is_shared=not is_of_one_machine(place),
     )

@@ -17,7 +17,7 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 FILE = """
-models: {{chat: {{model: m/chat, profile: {profile}}}}}
+models: {{chat: {{model: m/chat, flags: {{max_num_seqs: 8}}, profile: {profile}}}}}
 pool: {{ray: "{address}", devices: {{cpu: {{devices: 1, host_memory_gib: 1}}}}}}
 settings: {{classes: {{interactive: {{rank: 1, ttft_ms: 5000}}, batch: {{rank: 2}}}}}}
 """

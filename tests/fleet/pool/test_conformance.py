@@ -1,9 +1,11 @@
 """What every pool does: the fake one that other tests use, and those that fleets are run with."""
 
 import asyncio
+import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +21,7 @@ from sloserve.fleet.pool.pool import Gone, Offer, Pool
 from sloserve.fleet.pool.registered import RegisteredPool
 from sloserve.fleet.store.store import open_store
 from tests.fleet.pool.fake_pool import FakePool
+from tests.fleet.pool.ray_fleet import RayCluster, ray_cluster
 
 OFFERS = (Offer("a", "cpu", 1, 2**30), Offer("b", "cpu", 1))
 STUB = "tests.fleet.pool.agent_stub"
@@ -49,7 +52,7 @@ class FakeStage:
 
 class EmbeddedStage:
     def __init__(self, folder: Path, *arguments: str) -> None:
-        self.pool = EmbeddedPool(OFFERS, lambda host: [STUB, *arguments], folder, {})
+        self.pool = EmbeddedPool(OFFERS, lambda host: [STUB, *(arguments or ["stay"])], folder, {})
 
     def agent(self, host: str) -> int | None:
         child = self.pool._running.get(host)
@@ -59,6 +62,41 @@ class EmbeddedStage:
         pid = self.agent(host)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+
+
+class RayStage:
+    """Two nodes on this machine, and agents that are found by the arguments that they were started with."""
+
+    def __init__(self, folder: Path, cluster: RayCluster) -> None:
+        from sloserve.fleet.pool.ray import RayPool
+
+        self._mark = str(folder)
+        self.pool = RayPool(cluster.address, {"cpu": 1}, {}, lambda offer: [STUB, "stay", self._mark, offer.host], {})
+
+    def agent(self, host: str) -> int | None:
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if entry.read_bytes().endswith(f"\0stay\0{self._mark}\0{host}\0".encode()):
+                    return int(entry.parent.name)
+        return None
+
+    async def kill(self, host: str) -> None:
+        os.kill(await runs(self, host), signal.SIGKILL)
+
+
+async def runs(on: Stage, host: str) -> int:
+    """Which agent runs there, once one does."""
+    async with asyncio.timeout(60):
+        while (found := on.agent(host)) is None:
+            await asyncio.sleep(0.1)
+        return found
+
+
+async def ended(on: Stage, host: str) -> None:
+    """Waits until no agent runs there."""
+    async with asyncio.timeout(10):
+        while on.agent(host) is not None:
+            await asyncio.sleep(0.1)
 
 
 class RegisteredStage:
@@ -108,15 +146,36 @@ def test_agents_that_others_start_are_known_by_their_signs_of_life(tmp_path: Pat
 Staged = Callable[[], AbstractAsyncContextManager[Stage]]
 
 
-@pytest.fixture(params=["fake", pytest.param("embedded", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    if "SLOSERVE_RAY" not in os.environ:
+        pytest.skip("make ray runs it")
+    with ray_cluster(tmp_path_factory.mktemp("ray")) as started:
+        for name in ("a", "b"):
+            started.call("add", name)
+        yield started
+
+
+RAY = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(params=["fake", pytest.param("embedded", marks=pytest.mark.slow), pytest.param("ray", marks=RAY)])
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Staged:
+    cluster = request.getfixturevalue("cluster") if request.param == "ray" else None
+
     @asynccontextmanager
     async def staged() -> AsyncIterator[Stage]:
-        made: Stage = FakeStage() if request.param == "fake" else EmbeddedStage(tmp_path)
+        made: Stage = FakeStage()
+        if request.param == "embedded":
+            made = EmbeddedStage(tmp_path)
+        elif cluster is not None:
+            made = RayStage(tmp_path, cluster)
         try:
             yield made
         finally:
             await made.pool.close(at_once=True)
+            if cluster is not None:
+                sys.modules["ray"].shutdown()
 
     return staged
 
@@ -128,10 +187,10 @@ def test_an_agent_runs_once_on_each_host_that_is_offered(stage: Staged) -> None:
             assert list(offers) == ["a", "b"] and all(name == one.host for name, one in offers.items())
             assert on.agent("a") is None
             await on.pool.ensure(offers["a"])
-            first = on.agent("a")
+            first = await runs(on, "a")
             for offer in offers.values():
                 await on.pool.ensure(offer)
-            assert on.agent("a") == first is not None and on.agent("b") not in (None, first)
+            assert await runs(on, "b") != first == on.agent("a")
 
     asyncio.run(all_of_it())
 
@@ -141,13 +200,13 @@ def test_an_agent_that_dies_is_told_of_and_can_be_started_again(stage: Staged) -
         async with stage() as on:
             offers = await on.pool.offers()
             await on.pool.ensure(offers["a"])
-            first = on.agent("a")
+            first = await runs(on, "a")
             await on.kill("a")
             gone = await asyncio.wait_for(on.pool.gone(), 30)
             assert (gone.host, gone.certain, gone.what.startswith("has ended")) == ("a", True, True)
             assert on.agent("a") is None
             await on.pool.ensure(offers["a"])
-            assert on.agent("a") not in (None, first)
+            assert await runs(on, "a") != first
 
     asyncio.run(all_of_it())
 
@@ -158,9 +217,11 @@ def test_one_that_is_told_to_end_is_not_told_of(stage: Staged, at_once: bool) ->
         async with stage() as on:
             for offer in (await on.pool.offers()).values():
                 await on.pool.ensure(offer)
+            await runs(on, "a")
             await on.pool.drain("a", at_once=at_once)
             await on.pool.drain("nobody")
-            assert on.agent("a") is None and on.agent("b") is not None
+            await ended(on, "a")
+            assert await runs(on, "b")
             await on.kill("b")
             assert (await asyncio.wait_for(on.pool.gone(), 30)).host == "b"
 
@@ -173,9 +234,11 @@ def test_a_closed_pool_starts_nothing(stage: Staged) -> None:
             offers = await on.pool.offers()
             await on.pool.ensure(offers["a"])
             await on.pool.want({"cpu": 5})
+            await runs(on, "a")
             await on.pool.close()
             await on.pool.ensure(offers["b"])
-            assert (on.agent("a"), on.agent("b")) == (None, None)
+            await ended(on, "a")
+            assert on.agent("b") is None
 
     asyncio.run(all_of_it())
 

@@ -81,6 +81,10 @@ def test_a_drained_host_stays_without_an_agent_until_it_comes_anew() -> None:
     kept.look()
     kept.pool.hosts["a"] = A
     assert kept.look() == {"a": 2}
+    asyncio.run(kept.keeper.drain("a"))
+    assert kept.look() == {} and kept.keeper.drained == {"a"}
+    kept.keeper.resume("a")
+    assert kept.look() == {"a": 3} and not kept.keeper.drained
 
 
 def test_a_pool_that_cannot_be_asked_is_asked_again() -> None:

@@ -1,0 +1,79 @@
+"""How many hosts of each kind of device a fleet should have, from what its planner expects.
+
+Pure: no clock, no store. The target goes up to what was needed all through ``up_s``, and down to the most that was
+needed at any time within ``down_s``: a short burst starts no host, a short lull ends none.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sloserve.fleet.contract.plan_in_force import Plan
+
+FULL: Final = 0.7
+"""Pressure that a fleet is sized for: expected time to serve what waits over the time that its deadlines leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledKind:
+    """Hosts of one kind of device. instances: of one host. least, most: so many hosts there are."""
+
+    instances: int
+    least: int
+    most: int
+
+
+def instances_needed(plan: Plan) -> int:
+    """So many instances as the ones that the plan was made for would meet all deadlines: the planner's own count where
+    it misses some, else in proportion to the pressure; at least 1.
+    """
+    if plan.instances_needed is not None:
+        return plan.instances_needed
+    pressure = max(plan.pressure.values(), default=0.0)
+    return max(math.ceil(len(plan.queues) * pressure / FULL), 1)
+
+
+def hosts_for(instances: int, kinds: Mapping[str, ScaledKind]) -> dict[str, int]:
+    """So many instances on hosts, the first kinds first, within what each may have."""
+    left, found = instances, {}
+    for name, kind in kinds.items():
+        hosts = min(max(math.ceil(left / kind.instances), kind.least), kind.most)
+        found[name], left = hosts, max(left - hosts * kind.instances, 0)
+    return found
+
+
+class Scaling:
+    """Args:
+    kinds: by device, those first that are to be filled first.
+    up_s, down_s: for so long more is needed before hosts are added, and less before hosts go.
+    """
+
+    def __init__(self, kinds: Mapping[str, ScaledKind], up_s: float, down_s: float) -> None:
+        self._kinds, self._up_s, self._down_s = kinds, up_s, down_s
+        self._since_s: float | None = None
+        self._needed: deque[tuple[float, int]] = deque()
+        self._target = sum(kind.least * kind.instances for kind in kinds.values())
+
+    def want(self, now_s: float, needed: int, there: int) -> dict[str, int]:
+        """Hosts by kind of device from now on.
+
+        now_s: on a clock that never goes back; calls may be seldom or often. needed: see :func:`instances_needed`.
+        there: instances that are there already; the first call goes on from these.
+        """
+        if self._since_s is None:
+            self._since_s, self._target = now_s, max(self._target, there)
+        self._needed.append((now_s, needed))
+        while self._needed[0][0] < now_s - max(self._up_s, self._down_s):
+            self._needed.popleft()
+        if now_s - self._since_s >= self._up_s:
+            self._target = max(self._target, min(self._within(now_s - self._up_s)))
+        if now_s - self._since_s >= self._down_s:
+            self._target = min(self._target, max(self._within(now_s - self._down_s)))
+        most = sum(kind.most * kind.instances for kind in self._kinds.values())
+        self._target = min(self._target, most)
+        return hosts_for(self._target, self._kinds)
+
+    def _within(self, since_s: float) -> list[int]:
+        return [needed for at_s, needed in self._needed if at_s >= since_s]
