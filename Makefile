@@ -9,6 +9,7 @@
 #   make check   format, lint, types, import contracts, fast tests
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version
 #   make interop  the client libraries of applications against a server, from an environment of their own
+#   make ray     a fleet on a Ray cluster of several nodes on this machine, whose parts are killed: 20 minutes
 #   make demo-fleet   three tiny models on one device, streams, a batch, one engine killed; ends by itself
 #   make clean   removes what the above made, but for the package cache
 
@@ -40,7 +41,7 @@ export CUDACXX ?= $(NVCC)
 # Compiled modules are kept, whatever the environment says: compiling them takes the fast tests a fifth of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs env serve demo-fleet test layouts clients check static fast compat interop clean
+.PHONY: docs env serve demo-fleet ray test layouts clients check static fast compat interop clean
 
 env: $(VENV)/.installed-$(ENGINE)
 
@@ -58,6 +59,11 @@ serve: env
 
 demo-fleet: env
 	$(BIN)/python examples/demo_fleet.py
+
+# A raylet may abort where all cores are busy: what failed is tried again, once.
+ray: env
+	SLOSERVE_RAY=1 $(BIN)/python -m pytest -q -s tests/fleet/pool || \
+		SLOSERVE_RAY=1 $(BIN)/python -m pytest -q -s --last-failed tests/fleet/pool
 
 test: env
 	$(RUN_FAST)

@@ -49,10 +49,6 @@ class Nodes:
             process.wait()
         return int(process.pid)
 
-    def restart_gcs(self) -> None:
-        assert self._cluster is not None
-        self._cluster.head_node.start_gcs_server()
-
     def remove(self, name: str) -> None:
         """Ends a node as an autoscaler does."""
         assert self._cluster is not None
