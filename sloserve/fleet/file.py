@@ -190,6 +190,11 @@ class Fleet:
         if template is None:
             known = tuple(self.pool.devices)
             raise ConfigError(f"{self.source}: pool.devices: {device!r} {unknown(device, known)}")
+        if template.devices is not None and devices not in (None, template.devices):
+            raise ConfigError(
+                f"host {name}: {devices} devices, and {self.source} says {template.devices} for each {device}; leave "
+                f"out --devices, or pool.devices.{device}.devices"
+            )
         count = template.devices or devices
         if count is None:
             raise ConfigError(

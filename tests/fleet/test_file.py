@@ -44,13 +44,15 @@ pool: {devices: {h100: {devices: 4, host_memory_gib: 9}, a100: {width: 1, enviro
 def test_a_host_that_joins_has_what_is_said_of_its_kind_of_device() -> None:
     fleet = parse_fleet(JOINED, to_run=True)
     assert fleet.hosts == {} and fleet.swaps().keys() == {("chat", "h100"), ("chat", "a100")}
-    joined = fleet.joined_by("rack-7", "h100", 2, "http://10.0.0.7:0").joined_by("n", "a100", 2)
+    joined = fleet.joined_by("rack-7", "h100", 4, "http://10.0.0.7:0").joined_by("n", "a100", 2)
     host = joined.hosts["rack-7"]
     assert host.instances == tuple(f"rack-7/{k}" for k in range(4)) and host.host_memory_bytes == 9 * 2**30
     assert joined.models_on(joined.hosts["n"]) == ("chat",) and joined.hosts["n"].environment == {"X": "y"}
     for device, message in (("h200", "pool.devices: 'h200' is unknown; known here: h100, a100"), ("a100", "--devices")):
         with pytest.raises(ConfigError, match=message):
             fleet.joined_by("n", device)
+    with pytest.raises(ConfigError, match="host n: 2 devices, and fleet says 4 for each h100; leave out --devices"):
+        fleet.joined_by("n", "h100", 2)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -152,9 +153,9 @@ class RayPool:
             async with asyncio.timeout(0.0 if at_once else _STOP_S):
                 await _result(kept.actor.stop.remote())
                 await asyncio.shield(kept.awaited)
-        except (RayError, TimeoutError):
+        except (RayError, RuntimeError, OSError, TimeoutError):
             pass  # it is killed, or has gone
-        ray.kill(kept.actor)  # what it holds is free only now
+        _kill(kept.actor)  # what it holds is free only now
         await kept.awaited
 
     async def want(self, hosts: Mapping[str, int]) -> None:
@@ -183,12 +184,12 @@ class RayPool:
             if status == CONFIG_ERROR and is_first:
                 end = await _result(kept.actor.end_of_log.remote())
                 heard = ConfigError(f"the agent of node {host} does not start; its log {log} ends with\n{end}")
-        except RayError as error:
+        except (RayError, RuntimeError, OSError) as error:
             # Ray marks a node dead before its actors: on one that it counts as alive the process has ended.
             is_there = await self._has_asked() and host in self._nodes
             reason = str(error).strip().partition("\n")[0]
             heard = Gone(host, f"has died with its actor: {reason}", is_there)
-        ray.kill(kept.actor)
+        _kill(kept.actor)
         self._kept.pop(host, None)
         if not kept.is_told:
             self._gone.put_nowait(heard)
@@ -313,6 +314,12 @@ def _connect(address: str) -> None:
         raise ConfigError(
             f"pool.ray: the cluster {address!r} cannot be reached: {failed[0]}; start one with ray start --head"
         )
+
+
+def _kill(actor: Any) -> None:
+    """Has an actor's process end, if it has not and Ray can be reached."""
+    with suppress(RayError, RuntimeError, ValueError, OSError):
+        ray.kill(actor)
 
 
 async def _result(reference: Any) -> Any:

@@ -21,7 +21,7 @@ models: {{chat: {{model: m/chat, flags: {{max_num_seqs: 8}}, profile: {profile}}
 pool: {{ray: "{address}", devices: {{cpu: {{devices: 1, host_memory_gib: 1}}}}}}
 settings: {{classes: {{interactive: {{rank: 1, ttft_ms: 5000}}, batch: {{rank: 2}}}}}}
 """
-SECONDS = 90.0
+SECONDS = 180.0
 """For what is waited for."""
 
 
@@ -108,6 +108,11 @@ class RayFleet:
         except httpx.TransportError:
             return False
         return answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4
+
+    def starts(self, host: str) -> int:
+        """How often a node's agent has opened its door."""
+        log = self.folder / "nodes" / "sloserve" / "nodes" / host / "agent.log"
+        return log.read_text().count("Started server process") if log.exists() else 0
 
     def processes(self) -> list[int]:
         """Those of agents and engines on nodes."""
