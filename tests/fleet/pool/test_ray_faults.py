@@ -163,13 +163,3 @@ def test_a_node_is_removed(staged: Staged) -> None:
     staged.cluster.call("remove", "one")
     gone_s = staged.since_s(lambda: not staged.of("one"))
     staged.check("node removed", processes_gone_s=gone_s)
-
-
-def test_the_head_is_lost(staged: Staged) -> None:
-    """Agents go on until Ray ends their nodes; the gateway answers, whatever becomes of the pool."""
-    staged.cluster.call("signal", "gcs_server", "head", signal.SIGKILL)
-    staged.fleet.wait_for(staged.is_done)
-    done_s = round(time.perf_counter() - staged.fault_s, 1)
-    ended_s = staged.since_s(lambda: not staged.fleet.processes())
-    assert staged.client.get("/v1/models").status_code == 200
-    staged.check("head lost", lines_done_s=done_s, agents_ended_s=ended_s)
