@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -119,7 +120,9 @@ class PostgresDatabase:
 
         Args:
             address: ``postgresql://...``; what it leaves out comes from the environment (PGPASSWORD, PGPASSFILE, ...).
-                A server on another host must show a certificate of its name, unless either states ``sslmode``.
+                A server on another host must show a certificate of its name, unless either states ``sslmode``. Of
+                several hosts (``postgresql://a,b/db``) the one that may be written is the store; another is looked
+                for whenever a connection is made.
             connections: at most, beside the one that waits for hints.
             schema: of the database, where it is not the server's default; it is made if it is not there.
 
@@ -131,11 +134,13 @@ class PostgresDatabase:
         options: Mapping[str, Any] = {
             "autocommit": True,
             **{key: value for key, value in _PATIENCE.items() if key not in stated},
+            **_writable(stated),
             **verified,
         }
         if schema is not None:
             options = {**options, "options": f"-c search_path={schema}"}
         self._address, self._options = address, options
+        self._has_hostaddr = "hostaddr" in stated
         try:
             with _Connection.connect(address, **options) as connection:
                 _check_version(connection.info.server_version)
@@ -153,6 +158,7 @@ class PostgresDatabase:
             min_size=1,
             max_size=connections,
             timeout=_CONNECT_S,
+            reconnect_timeout=_CONNECT_S,  # then the next statement tries at once; the pool waits longer and longer
             open=True,
         )
         self._listening: _Connection | None = None
@@ -174,13 +180,20 @@ class PostgresDatabase:
     @contextlib.contextmanager
     def _within(self, silent_s: float) -> Iterator[PostgresSession]:
         with self._errors(), self._pool.connection() as connection:
-            connection.silent_s, connection.answers = silent_s, self._answers
-            with connection.transaction(), connection.cursor() as cursor:
-                yield PostgresSession(cursor)
+            connection.silent_s, connection.answers = silent_s, partial(self._answers, connection)
+            try:
+                with connection.transaction(), connection.cursor() as cursor:
+                    yield PostgresSession(cursor)
+            except psycopg.errors.ReadOnlySqlTransaction:
+                connection.close()  # another server is the store now: the pool looks for it
+                raise
 
-    def _answers(self) -> bool:
+    def _answers(self, asked: _Connection) -> bool:
+        """Whether the server of this connection gives another one; others of the address may well."""
+        info = asked.info
+        here = {"host": info.host, "port": info.port, **({"hostaddr": info.hostaddr} if self._has_hostaddr else {})}
         try:
-            psycopg.connect(self._address, **{**self._options, "connect_timeout": 2}).close()
+            psycopg.connect(self._address, **{**self._options, **here, "connect_timeout": 2}).close()
         except psycopg.OperationalError as error:
             return "timeout" not in str(error)  # one that has no connections left says so
         return True
@@ -255,6 +268,15 @@ def _verified(stated: Mapping[str, Any]) -> dict[str, str]:
     return {"sslmode": "verify-full"} | ({} if has_root else {"sslrootcert": "system"})
 
 
+def _writable(stated: Mapping[str, Any]) -> dict[str, str]:
+    """Options by which of several servers the one that may be written is connected to, where the address, which states
+    these, does not say which.
+    """
+    hosts = str(stated.get("host") or stated.get("hostaddr") or os.environ.get("PGHOST") or "")
+    is_stated = "target_session_attrs" in stated or "PGTARGETSESSIONATTRS" in os.environ
+    return {} if is_stated or "," not in hosts else {"target_session_attrs": "read-write"}
+
+
 def _is_here(host: str) -> bool:
     """Whether this is a socket, or an address of this machine alone."""
     if not host or host == "localhost" or host[0] in "/@":
@@ -275,7 +297,10 @@ def _without_password(address: str) -> str:
         parts = conninfo_to_dict(address)
     except psycopg.ProgrammingError as error:
         raise ConfigError(f"the store's address cannot be read: {_line(error)}") from None
-    return f"postgresql://{parts.get('host', 'localhost')}:{parts.get('port', 5432)}/{parts.get('dbname', '')}"
+    hosts, ports = (str(parts.get(name) or "").split(",") for name in ("host", "port"))
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    shown = ",".join(f"{host or 'localhost'}:{port or 5432}" for host, port in zip(hosts, ports, strict=False))
+    return f"postgresql://{shown}/{parts.get('dbname', '')}"
 
 
 def _line(error: Exception) -> str:

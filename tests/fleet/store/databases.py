@@ -88,37 +88,80 @@ def suspended(folder: Path) -> Iterator[None]:
                 os.kill(process, signal.SIGCONT)
 
 
+@dataclass(frozen=True)
+class Installed:
+    """PostgreSQL on this machine. as_user: begins a command that it runs, since it refuses root."""
+
+    programs: Path
+    as_user: tuple[str, ...] = ()
+
+    def run(self, program: str, *arguments: str | Path, check: bool = True) -> None:
+        command = [*self.as_user, self.programs / program, *arguments]
+        subprocess.run(command, check=check, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def installed(folder: Path) -> Installed:
+    """With ``folder`` made its own. Skips the test where there is none."""
+    found = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
+    if found is None:
+        pytest.skip("NOT TESTED: PostgreSQL is not installed (Debian: apt install postgresql)")
+    programs = Path(found).resolve().parent
+    if os.geteuid() != 0:
+        return Installed(programs)
+    try:
+        user = pwd.getpwnam("postgres")
+    except KeyError:
+        pytest.skip("NOT TESTED: PostgreSQL does not run as root, and there is no user postgres")
+    os.chown(folder, user.pw_uid, user.pw_gid)
+    for parent in folder.parents[:3]:  # pytest's own, which only root may enter
+        parent.chmod(parent.stat().st_mode | 0o011)
+    as_user = ("setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups")
+    return Installed(programs, as_user)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A PostgreSQL server in ``folder``, of the superuser ``sloserve``."""
+
+    postgres: Installed
+    folder: Path
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"postgresql://sloserve@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    def initialize(self) -> None:
+        self.postgres.run("initdb", "-D", self.data, "-U", "sloserve", "--auth=trust", "--no-sync")
+
+    def start(self) -> None:
+        """Waits until it takes connections."""
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c fsync=off -c unix_socket_directories=''"
+        self.postgres.run("pg_ctl", "-D", self.data, "-w", "-l", self.folder / "log", "-o", options, "start")
+
+    def stop(self) -> None:
+        self.postgres.run("pg_ctl", "-D", self.data, "-w", "-m", "immediate", "stop", check=False)
+
+    def processes(self) -> list[int]:
+        """The first makes the others."""
+        postmaster = int((self.data / "postmaster.pid").read_text().split()[0])
+        return [postmaster, *map(int, Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split())]
+
+
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[str]:
     """The address of a PostgreSQL server. Skips the test where there is none to start."""
     if ADDRESS in os.environ:
         yield os.environ[ADDRESS]
         return
-    found = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
-    if found is None:
-        pytest.skip("NOT TESTED: PostgreSQL is not installed (Debian: apt install postgresql)")
-    programs = Path(found).resolve().parent
-    as_user: list[str] = []
-    if os.geteuid() == 0:  # which PostgreSQL refuses
-        try:
-            user = pwd.getpwnam("postgres")
-        except KeyError:
-            pytest.skip("NOT TESTED: PostgreSQL does not run as root, and there is no user postgres")
-        os.chown(folder, user.pw_uid, user.pw_gid)
-        for parent in folder.parents[:3]:  # pytest's own, which only root may enter
-            parent.chmod(parent.stat().st_mode | 0o011)
-        as_user = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-    port = free_port()
-    data = folder / "data"
-    subprocess.run(
-        [*as_user, programs / "initdb", "-D", data, "-U", "sloserve", "--auth=trust", "--no-sync"],
-        check=True,
-        capture_output=True,
-    )
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c fsync=off -c unix_socket_directories=''"
-    control = [*as_user, programs / "pg_ctl", "-D", data, "-w"]
-    subprocess.run([*control, "-l", folder / "log", "-o", options, "start"], check=True, capture_output=True)
+    made = Server(installed(folder), folder, free_port())
+    made.initialize()
+    made.start()
     try:
-        yield f"postgresql://sloserve@127.0.0.1:{port}/postgres"
+        yield made.address
     finally:
-        subprocess.run([*control, "-m", "immediate", "stop"], check=False, capture_output=True)
+        made.stop()
