@@ -68,7 +68,8 @@ REQUEST_ATTRIBUTES = (
     "lora_request", "next_decode_eligible_step", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions",
     "arrival_time", "block_hashes", "is_finished", "is_prefill_chunk", "max_tokens", "mm_features", "num_prompt_tokens",
     "num_tokens", "prompt_token_ids", "request_id", "sampling_params", "prefill_stats", "resumable",
-    "skip_reading_prefix_cache", "status", "structured_output_request", "_output_token_ids",
+    "num_output_tokens", "skip_reading_prefix_cache", "status", "structured_output_request", "trace_headers",
+    "_output_token_ids",
 )  # fmt: skip
 KV_MANAGER_ATTRIBUTES = (
     "block_pool",
