@@ -44,21 +44,19 @@ SPLITS = 5
 
 @dataclass
 class Rival:
-    """A predictor under test. by_task: the task is its class. running: told of the running requests at each question.
+    """A predictor under test. by_task: the task is its class.
 
     drawn: its median is a random draw. learned: made in the middle of the window, and not scored before.
     """
 
     make: Callable[[], Estimator]
     by_task: bool = False
-    running: bool = False
     drawn: bool = False
     learned: bool = False
 
 
 RIVALS = {
     "empirical": Rival(EmpiricalLength),
-    "empirical, running known": Rival(EmpiricalLength, running=True),
     "empirical, by task": Rival(EmpiricalLength, by_task=True),
     "gaussian": Rival(GaussianLength),
     "gaussian, fit as in the paper": Rival(lambda: GaussianLength(cut_fit=False)),
@@ -99,27 +97,17 @@ def replay(trace: Trace, rival: Rival, seed: int) -> dict[tuple[str, int], Predi
     predictor = rival.make()
     answers: dict[tuple[str, int], PredictionLog] = defaultdict(PredictionLog)
     ended: list[int] = []
-    live: dict[int, None] = {}
-    for now_s, kind, i, k in sorted(events):
+    for _, kind, i, k in sorted(events):
         if kind == 0:
-            live.pop(i)
             ended.append(i)
-            if isinstance(predictor, EmpiricalLength):
-                predictor.observe(int(class_id[i]), int(trace.output_tokens[i]), seq=i)
-            else:
-                predictor.observe(int(class_id[i]), int(trace.output_tokens[i]))
+            predictor.observe(int(class_id[i]), int(trace.output_tokens[i]))
             continue
         if k == 0:
-            live[i] = None
             if rival.learned and i == n // 2 and len(ended) >= LEAST_EXAMPLES:
                 predictor = LearnedLength(train(examples(trace, np.array(ended)), LengthTrainingSettings(seed=seed)))
         phase = "start" if i < START else "steady" if i >= n // 2 else None
         if phase is None or (rival.learned and not isinstance(predictor, LearnedLength)):
             continue
-        if rival.running and isinstance(predictor, EmpiricalLength):
-            others = np.fromiter(live, np.int64)
-            emitted = np.clip((now_s - first[others]) / DECODE_TOKEN_S, 0, trace.output_tokens[others] - 1)
-            predictor.running(class_id[others], emitted.astype(np.int64), others)
         rest = predictor.rest(question(trace, class_id, i, k))
         asked = answers[phase, k]
         asked.median.append(float(rest.quantile(rng.random() if rival.drawn else 0.5)[0]))

@@ -36,6 +36,6 @@ def test_nothing_is_learned_before_it_has_happened(trace: Trace) -> None:
     changed = make_trace(
         "made", "here", trace.arrival_s, trace.prompt_tokens, [*trace.output_tokens[:-1], 5000], trace.task
     )
-    rival = length_accuracy.RIVALS["empirical, running known"]
+    rival = length_accuracy.RIVALS["empirical"]
     before, after = (length_accuracy.replay(one, rival, 0)["steady", 0] for one in (trace, changed))
     assert before.mean == after.mean and before.actual[:-1] == after.actual[:-1] and after.actual[-1] == 5000
