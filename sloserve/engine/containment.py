@@ -34,9 +34,9 @@ class Containment:
         self._on_error = on_error
         self._times = 0
 
-    def __call__(self, default: T, call: Callable[..., T], *args: Any) -> T:
+    def __call__(self, default: T, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         try:
-            return call(*args)
+            return call(*args, **kwargs)
         except Exception:
             self._times += 1
             self._counters["internal_errors"] = self._counters.get("internal_errors", 0) + 1

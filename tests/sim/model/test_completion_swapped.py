@@ -56,7 +56,7 @@ def test_an_aged_request_is_not_swapped_out_again_and_again(monkeypatch: pytest.
 @pytest.mark.parametrize("swap_space_gib", [0.0, 1.0])
 def test_auto_serves_what_can_meet_no_target_within_the_bound(swap_space_gib: float) -> None:
     """Three requests without a chance, beside a flood of newer ones that have one, for which others are preempted."""
-    lost, reader = Targets(e2e_s=0.05), Targets(ttft_s=0.3, tds=60.0)
+    lost, reader = Targets(e2e_s=0.05), Targets(ttft_s=0.1, tds=60.0)
     requests = [
         WorkloadRequest(f"long{i}", 0.1 * i, 100, 60, DEFAULT_CLASSES.slo("interactive", lost)) for i in range(3)
     ]
@@ -76,7 +76,7 @@ def test_auto_serves_what_can_meet_no_target_within_the_bound(swap_space_gib: fl
     }
     log = ModelEngine(size, load_profile("h100-llama3-8b"), {"sloserve": section}).run(requests)
 
-    assert log.counters["evictions"] > 3
+    assert log.counters["evictions"] > 10
     # Each that aged before it is served to its end, and a turn comes after four admissions of short ones.
     short_s, long_s = STEP_S * (58 // 16 + 12), STEP_S * (100 // 16 + 60)
     for older in range(3):
