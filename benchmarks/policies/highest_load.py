@@ -1,0 +1,114 @@
+"""The highest load at which no more than 1 % of requests miss a target, by policy.
+
+Usage: python -m benchmarks.policies.highest_load [--workers 2]
+
+Six workloads, three windows each of their later halves, on the engine model. Loads are multiples of stock's capacity of
+each window, on a ladder of 5 % steps from 0.05 to 3; the highest step is found by bisection, and steps beside it are
+tried until two in a row above it fail, since violations need not grow with the load in every window. A run has 400
+requests (reasoning 200), so at most 12 of the 1,200 may be late. Where every policy misses more at the lowest step (prompts too long
+for their target), that share is added to the limit and said. Writes results/highest_load.json.
+"""
+
+import itertools
+import json
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.arguments import parser_for
+from benchmarks.policies.auto_cells import AutoCell, experiment, run
+from benchmarks.publish import RESULTS, write_result
+from sloserve.sim.experiment import Point, measured_points
+
+CELLS = [
+    AutoCell("azure-conv", "readers", "scarce", "h100-llama3-8b", "1"),
+    AutoCell("azure-code", "mixed", "ample", "h100-llama3-8b", "1"),
+    AutoCell("servegen-10h", "mixed", "scarce", "a100-llama3-70b-tp4", "1"),
+    AutoCell("servegen-19h", "readers", "scarce", "a100-llama3-70b-tp4", "1"),
+    AutoCell("sharegpt", "mixed", "scarce", "a100-opt-13b", "1"),
+    AutoCell("reasoning", "readers", "scarce", "a100-llama3-70b-tp4", "1"),
+]
+POLICIES = ("stock", *(f"{name}:step_budget=true" for name in ("edf", "andes", "econo", "niyama")), "auto")
+SEEDS = (400, 401, 402)
+REQUESTS = {"reasoning": 200}
+"""A run, where 400 would take too long."""
+MAX_LATE: Final = 0.01
+LOADS = 0.05 * 1.05 ** np.arange(84)
+"""The ladder, up to 2.87 times the capacity."""
+BEYOND = 2
+
+
+class Ladder:
+    """Shares of late requests by step of one cell; what was run is not run again."""
+
+    def __init__(self, cell: AutoCell, policy: str, folder: Path) -> None:
+        self._policy = policy
+        of_seed = [
+            experiment(cell, "later", seed, folder, max_requests=REQUESTS.get(cell.workload, 400)) for seed in SEEDS
+        ]
+        self._runs = [(ours, measured_points(ours)[0]) for ours in of_seed]
+        self.capacity_rps = float(np.mean([point.rps for _, point in self._runs]))
+        self.late = cache(self._late)
+
+    def _late(self, step: int) -> float:
+        shares = []
+        for ours, point in self._runs:
+            at = Point(point.seed, point.rps * float(LOADS[step]), float(LOADS[step]))
+            (row,) = run(ours, [self._policy], [at])
+            shares.append(1.0 - float(row["slo_attainment"]))
+        return float(np.mean(shares))
+
+    def highest(self, limit: float) -> int:
+        """The highest step that keeps ``limit``; -1 for none."""
+        below, above = -1, len(LOADS)
+        while above - below > 1:
+            middle = (below + above) // 2
+            below, above = (middle, above) if self.late(middle) <= limit else (below, middle)
+        best, step, failed = below, below + 1, 0
+        while failed < BEYOND and step < len(LOADS):
+            best, failed = (step, 0) if self.late(step) <= limit else (best, failed + 1)
+            step += 1
+        return best
+
+
+def lowest_late(cell: AutoCell, policy: str) -> float:
+    with TemporaryDirectory() as folder:
+        return Ladder(cell, policy, Path(folder)).late(0)
+
+
+def highest_load(cell: AutoCell, policy: str, limit: float) -> dict[str, Any]:
+    with TemporaryDirectory() as folder:
+        ladder = Ladder(cell, policy, Path(folder))
+        step = ladder.highest(limit)
+        if step < 0:
+            return {"load": None, "rps": None, "late": None}
+        load = float(LOADS[step])
+        return {"load": load, "rps": load * ladder.capacity_rps, "late": ladder.late(step)}
+
+
+def main() -> None:
+    parser = parser_for(__doc__)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS / "highest_load.json")
+    given = parser.parse_args()
+    jobs = list(itertools.product(CELLS, POLICIES))
+    with ProcessPoolExecutor(given.workers) as pool:
+        floors = dict(zip(jobs, pool.map(lowest_late, *zip(*jobs, strict=True)), strict=True))
+        least = {cell: min(floors[cell, policy] for policy in POLICIES) for cell in CELLS}
+        limits = [least[cell] + MAX_LATE for cell, _ in jobs]
+        rows: list[dict[str, Any]] = []
+        for (cell, policy), limit, found in zip(
+            jobs, limits, pool.map(highest_load, *zip(*jobs, strict=True), limits), strict=True
+        ):
+            labels = {name: value for name, value in cell._asdict().items() if name != "load"}
+            rows.append(labels | {"policy": policy, "max_late": limit} | found)
+            print(json.dumps(rows[-1]), flush=True)
+    write_result(given.out, {"seeds": SEEDS, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
