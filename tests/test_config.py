@@ -136,6 +136,7 @@ def test_missing_file() -> None:
         read_sources(Path("nowhere.yaml"), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_shipped_examples_are_valid(path: Path) -> None:
     effective = settle(read_sources(path, {}))

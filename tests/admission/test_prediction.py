@@ -203,6 +203,7 @@ def test_before_calibration_a_prediction_must_miss_twofold() -> None:
         served.offer(request(T0 + 0.2, Targets(e2e_s=1.0)))
 
 
+@pytest.mark.slow
 def test_promises_are_kept_as_often_as_they_say() -> None:
     """Poisson arrivals at 0.8 of the server's rate, prompts of all lengths; the first hundred teach."""
     rng = np.random.default_rng(1)

@@ -85,6 +85,7 @@ def says(answer: httpx.Response, status: int) -> str:
     return str(error["message"])
 
 
+@pytest.mark.slow
 def test_status_and_change(client: httpx.Client, ranks: Ranks) -> None:
     assert [rank["policy"] for rank in client.get(PREFIX + "status").json()] == ["fcfs", "fcfs"]
     changed = client.put(PREFIX + "policy", json={"policy": "edf", "shadow_policy": "sjf"})
@@ -132,6 +133,7 @@ def test_other_routes_methods_and_failures_are_told_in_the_same_format(client: h
     assert "no engine" in says(TestClient(ServerApp(None), headers=BEARER).get(PREFIX + "status"), 500)
 
 
+@pytest.mark.slow
 def test_park_and_unpark(client: httpx.Client, ranks: Ranks) -> None:
     assert client.post(PREFIX + "park").json() == [{"requests": 3, "kept": 2}] * 2
     assert ranks.parked_at == 1

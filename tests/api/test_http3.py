@@ -37,6 +37,7 @@ def settings(**http3: Any) -> PluginSettings:
     return PluginSettings.model_validate({"http3": {"enabled": True, "self_signed": True, **http3}})
 
 
+@pytest.mark.slow
 def test_one_application_is_served_both_ways() -> None:
     app = Starlette(routes=[Route("/v1/completions", reply, methods=["POST"])])
     app.state.engine_client = None

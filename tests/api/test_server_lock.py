@@ -108,6 +108,7 @@ def test_what_cannot_be_locked_changes_nothing(tmp_path: Path) -> None:
         asyncio.run(change())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_forked_child_has_no_part_in_the_lock(tmp_path: Path, dies: bool) -> None:

@@ -86,6 +86,7 @@ def test_a_trace_is_replayed_and_reported_as_a_simulation_is(
     assert "trace against a" in shown and "late in sending" in shown
 
 
+@pytest.mark.slow
 def test_both_accounts_of_a_run_agree_on_counts(run_bench: RunBench, tmp_path: Path) -> None:
     (run,) = run_bench()[0]["runs"]
     record = flat(tmp_path)
@@ -101,6 +102,7 @@ NOT_OURS = {"rtfx", "input_lens", "output_lens", "ttfts", "itls", "latencies", "
 """Audio, and lists with an entry per request: `requests.csv` and `tokens.csv.gz` hold those."""
 
 
+@pytest.mark.slow
 def test_the_flat_record_has_the_keys_of_vllm_bench_serve(run_bench: RunBench, tmp_path: Path) -> None:
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
@@ -126,6 +128,7 @@ def _written_keys(tree: ast.AST) -> Iterator[str]:
                         yield target.slice.value
 
 
+@pytest.mark.slow
 def test_slos_by_name_are_those_of_a_simulation(run_bench: RunBench, fake: FakeServer) -> None:
     result, shown = run_bench(slo="reading")
     assert result["workload"]["slos"] == "built-in SLOs 'reading'"
@@ -136,6 +139,7 @@ def test_slos_by_name_are_those_of_a_simulation(run_bench: RunBench, fake: FakeS
     assert 0.0 <= run["qoe_p10"] <= run["qoe_p50"] <= run["qoe_p90"] <= 1.0 and "p10" in shown
 
 
+@pytest.mark.slow
 def test_goodput_replaces_what_is_counted_not_what_is_sent(run_bench: RunBench, fake: FakeServer) -> None:
     (run,) = run_bench(goodput=["ttft:0.001"], goodput_class=["batch=e2el:60000"])[0]["runs"]
     assert run["slo_attainment_by_class"] == {"batch": 1.0, "interactive": 0.0}
@@ -144,6 +148,7 @@ def test_goodput_replaces_what_is_counted_not_what_is_sent(run_bench: RunBench, 
     assert {args["slo_ttft_ms"] for args in sent if args["slo_class"] == "interactive"} == {5000.0}
 
 
+@pytest.mark.slow
 def test_rejections_count_in_one_attainment_and_not_in_the_other(run_bench: RunBench, fake: FakeServer) -> None:
     def script(body: dict[str, Any], request: Any) -> Any:
         if len(fake.bodies) % 4 == 0:
@@ -161,6 +166,7 @@ def test_rejections_count_in_one_attainment_and_not_in_the_other(run_bench: RunB
     assert "3 of 12 requests were rejected, 0 more not completed" in shown
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_dies_is_reported_not_raised(run_bench: RunBench, fake: FakeServer) -> None:
     fake.script = lambda body, _: reply(body) if len(fake.bodies) < 7 else [{"error": {"message": "engine died"}}]
     (run,) = run_bench()[0]["runs"]
@@ -191,6 +197,7 @@ def test_two_endpoints_get_the_same_requests_in_turn(run_bench: RunBench, fake: 
     assert "b against a" in shown and "TTFT p50, ms" in shown
 
 
+@pytest.mark.slow
 def test_prompts_differ_between_seeds_and_not_between_benches(run_bench: RunBench, fake: FakeServer) -> None:
     run_bench(seeds=2, max_requests=3)
     first = sorted(json.dumps(body["prompt"]) for body, _ in fake.runs)
@@ -201,6 +208,7 @@ def test_prompts_differ_between_seeds_and_not_between_benches(run_bench: RunBenc
     assert len(set(first)) == 6
 
 
+@pytest.mark.slow
 def test_slos_travel_in_headers_or_not_at_all(run_bench: RunBench, fake: FakeServer) -> None:
     from sloserve.wire.headers import FIELDS
 
@@ -216,6 +224,7 @@ def test_slos_travel_in_headers_or_not_at_all(run_bench: RunBench, fake: FakeSer
     assert not any(key.startswith("x-slo") for headers in fake.headers for key in headers)
 
 
+@pytest.mark.slow
 def test_the_servers_verdicts_stand_beside_ours(run_bench: RunBench, fake: FakeServer) -> None:
     def script(body: dict[str, Any], request: Any) -> list[Any]:
         assert request.headers["x-slo-report"] == "1"
@@ -233,6 +242,7 @@ def test_the_servers_verdicts_stand_beside_ours(run_bench: RunBench, fake: FakeS
     assert "the server's verdict differs on 6 of 12 requests" in shown
 
 
+@pytest.mark.slow
 def test_long_requests_are_cut_and_that_is_said(run_bench: RunBench, fake: FakeServer) -> None:
     result, shown = run_bench(max_prompt_tokens=25, max_output_tokens=3)
     assert max(len(body["prompt"]) for body, _ in fake.runs) == 25
@@ -241,6 +251,7 @@ def test_long_requests_are_cut_and_that_is_said(run_bench: RunBench, fake: FakeS
     assert "8 of 12 requests were cut" in shown
 
 
+@pytest.mark.slow
 def test_warm_up_requests_are_sent_and_not_counted(run_bench: RunBench, fake: FakeServer) -> None:
     (run,) = run_bench(warmup=3)[0]["runs"]
     assert run["requests"] == 12 and len(fake.bodies) == 1 + 3 + 12
@@ -251,6 +262,7 @@ def test_warm_up_requests_are_sent_and_not_counted(run_bench: RunBench, fake: Fa
     assert warm["prompt"] != counted["prompt"], "a warm-up must not put the run's prompts into the prefix cache"
 
 
+@pytest.mark.slow
 def test_chats_are_words(run_bench: RunBench, fake: FakeServer) -> None:
     result, _ = run_bench(endpoint="chat")
     counts = sorted(len(body["messages"][0]["content"].split()) for body in fake.bodies[3:])

@@ -67,6 +67,7 @@ def test_the_score_of_a_long_walk_is_that_of_its_plan(n: int, max_batch: int) ->
         assert set(range(fixed)) <= set(plan.order[: plan.sizes[0]].tolist())
 
 
+@pytest.mark.slow
 def test_as_good_as_the_best_of_all_plans() -> None:
     """60 random instances of 4 to 8 requests, batches of 1, 2 and 4, targets as in the paper or tighter."""
     thorough, quick = [], []
@@ -84,6 +85,7 @@ def test_as_good_as_the_best_of_all_plans() -> None:
     assert np.mean(quick) > 0.99 and np.mean(np.array(quick) >= 0.99) >= 0.93
 
 
+@pytest.mark.slow
 def test_exhaustive_is_not_beaten_by_chance() -> None:
     rng = np.random.default_rng(4)
     requests = paper_requests(rng, 6, 0.4)

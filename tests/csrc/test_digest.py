@@ -180,6 +180,7 @@ def test_growing_keeps_what_the_others_have_read() -> None:
     assert curves.current(reply(3.0, 1.0, 2.0, 4)).tolist() == before
 
 
+@pytest.mark.slow
 def test_a_reply_of_ten_thousand_tokens_is_kept_exactly() -> None:
     times_s = np.cumsum(np.random.default_rng(2).exponential(0.2, 10_000))
     curves = delivered([(t, 1) for t in times_s.tolist()], tds=5.0)

@@ -171,6 +171,7 @@ def test_priced_loses_less_than_one_item(n: int, distinct: int) -> None:
             assert bound - gain.max() <= found <= bound * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1.0, 0.5, 0.25])
 def test_priced_is_within_three_percent_of_exact_where_greedy_is_not(limit: float) -> None:
     rng = np.random.default_rng(7)

@@ -97,6 +97,7 @@ def test_out_and_in_again(
     assert np.array_equal(other.memory, expected)
 
 
+@pytest.mark.slow
 def test_neighbouring_blocks_of_many_chunks_and_threads() -> None:
     """70 blocks of 128 KiB are several chunks, merged where neighbours stay neighbours."""
     cache = Cache("BLHNC", {"L": 2, "B": 70, "H": 1, "N": 16, "C": 4096})

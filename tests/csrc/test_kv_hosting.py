@@ -94,6 +94,7 @@ def test_an_early_end_frees_all_but_what_guests_grow_in() -> None:
     assert spans.free_blocks == 100 and len(spans) == 0
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32 - 1),
     block_size=st.sampled_from([1, 2, 16]),

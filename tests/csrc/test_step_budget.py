@@ -49,6 +49,7 @@ def columns(rows: Any) -> tuple[Any, Any, Any]:
     )
 
 
+@pytest.mark.slow
 @given(MANY, st.data())
 def test_decodes_bear_what_numpy_says(running: list[dict[str, Any]], data: st.DataObject) -> None:
     at = make_snapshot([], running)

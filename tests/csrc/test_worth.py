@@ -99,6 +99,7 @@ def known(of: np.ndarray, runs: np.ndarray, delay_s: float) -> tuple[float, floa
     return in_time, experience, target / (target + age + prefill_s + gen_s + delay_s)
 
 
+@pytest.mark.slow
 @given(queues())
 def test_gain_and_cost_are_those_of_the_rules(queue: tuple[np.ndarray, np.ndarray, int]) -> None:
     requests, runs, queued = queue

@@ -14,6 +14,7 @@ PAGE = ROOT / "docs" / "upstream.md"
 PATCHES = [block for block in blocks_of(PAGE) if block.language == "diff"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patch", PATCHES, ids=str)
 def test_it_applies_and_compiles(patch: Block, tmp_path: Path) -> None:
     (version,) = re.findall(r"Faults of vLLM (\S+) that", PAGE.read_text())

@@ -258,6 +258,7 @@ STATES = st.sampled_from([State.WAITING, State.PREEMPTED, State.BLOCKED])
 FLAGS = st.tuples(st.booleans(), st.booleans())
 
 
+@pytest.mark.slow
 @given(st.data(), st.lists(FLAGS, max_size=6), st.lists(STATES, max_size=4), st.booleans())
 def test_something_can_always_be_scheduled(
     data: st.DataObject, running: list[Any], waiting: list[State], may_pause: bool

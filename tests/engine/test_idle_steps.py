@@ -30,6 +30,7 @@ def request(request_id: str, arrival_s: float, prompt_tokens: int, output_tokens
     return WorkloadRequest(request_id, arrival_s, prompt_tokens, output_tokens, slo)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["auto", "econo:step_budget=true"])
 @pytest.mark.parametrize("plan_us", [0.0, pytest.param(500.0, marks=pytest.mark.slow)])
 def test_a_step_without_a_snapshot_decides_what_one_with_it_does(

@@ -36,6 +36,7 @@ def planned_at(monkeypatch: pytest.MonkeyPatch, *, on_events: bool) -> list[floa
     return times
 
 
+@pytest.mark.slow
 def test_fewer_plans_while_nothing_happens_and_one_at_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
     each_step, on_events = (planned_at(monkeypatch, on_events=value) for value in (False, True))
     assert len(on_events) < len(each_step) / 4

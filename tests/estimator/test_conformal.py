@@ -36,6 +36,7 @@ def covered(scale_of: np.ndarray, seed: int, delay: int = 0) -> np.ndarray:
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("delay", [0, 30])
 def test_coverage_while_the_scores_drift(seed: int, delay: int) -> None:

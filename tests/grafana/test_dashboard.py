@@ -81,6 +81,7 @@ def _http3_metrics(registry: CollectorRegistry) -> None:
     registry.register(Http3Collector(listener))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_every_query_can_be_answered(metrics_text: str) -> None:
     assert check_dashboard(DASHBOARD, metrics_text) == []
     scrape = read_scrape(metrics_text)

@@ -117,6 +117,7 @@ def test_a_chunk_is_due_when_its_reader_runs_dry() -> None:
     assert reply.chunk(b"data: f\n\n", 104.0) == 104.25
 
 
+@pytest.mark.slow
 def test_priorities_reach_the_scheduler() -> None:
     async def test() -> None:
         states: dict[str, Any] = {}

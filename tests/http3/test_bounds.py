@@ -79,6 +79,7 @@ class Stranger:
         return [kind for data in self.got for kind in kinds(data)]
 
 
+@pytest.mark.slow
 def test_handshakes_that_do_not_end_are_bounded_and_given_up(virtually: Any) -> None:
     async def test(loop: Any) -> None:
         async with listening(nothing, handshakes_per_s=5, retry_above=8) as listener:
@@ -119,6 +120,7 @@ def test_a_silent_connection_ends_and_one_that_is_used_stays(virtually: Any) -> 
     virtually(test)
 
 
+@pytest.mark.slow
 def test_a_client_that_waits_in_silence_is_kept_and_one_that_is_gone_is_not(virtually: Any) -> None:
     ended = []
 
@@ -143,6 +145,7 @@ def test_a_client_that_waits_in_silence_is_kept_and_one_that_is_gone_is_not(virt
     virtually(test)
 
 
+@pytest.mark.slow
 def test_cancelled_requests_are_bounded_but_for_a_client_with_a_certificate(
     virtually: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +221,7 @@ def test_early_data_of_a_client_with_a_ticket_is_not_taken(virtually: Any) -> No
     virtually(test)
 
 
+@pytest.mark.slow
 def test_a_client_that_keeps_no_limit_of_streams_loses_its_connection(virtually: Any) -> None:
     served = []
 
@@ -241,6 +245,7 @@ def test_a_client_that_keeps_no_limit_of_streams_loses_its_connection(virtually:
     virtually(test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("connections", "requests"), [(1, 300), pytest.param(8, 1000, marks=pytest.mark.slow)])
 def test_many_requests_at_once_have_their_turn(virtually: Any, connections: int, requests: int) -> None:
     """Those beyond 128 of a connection wait at the client, where they are not open yet."""

@@ -41,6 +41,7 @@ def test_handshakes_come_at_a_rate_and_unfinished_ones_ask_for_a_proof() -> None
     assert counts == {"retried": 1, "rate": 1, "connections": 1, "address": 1}
 
 
+@pytest.mark.slow
 def test_an_address_has_a_rate_of_its_own_that_others_cannot_use_up() -> None:
     counts: Counter[str] = Counter()
     door = Doorkeeper(Http3Settings(handshakes_per_s=20, handshakes_per_s_per_address=2, connections=9999), counts)
@@ -55,6 +56,7 @@ def test_an_address_has_a_rate_of_its_own_that_others_cannot_use_up() -> None:
     assert len(door._rates) == 80  # what two seconds can let in, twice
 
 
+@pytest.mark.slow
 def test_opening_and_cancelling_requests_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sloserve.http3.server_connection.SPARE_RESETS", 20)
 

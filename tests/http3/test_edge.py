@@ -68,6 +68,7 @@ class Visitor:
         self._leaving.set()
 
 
+@pytest.mark.slow
 def test_requests_are_forwarded_with_key_and_request_id_over_one_connection(tmp_path: Path, virtually: Any) -> None:
     authority = make_certificate(("authority",), authority=True)
     ca_file, _ = write_certificate(tmp_path, authority, "authority")
@@ -125,6 +126,7 @@ def test_a_client_that_leaves_ends_its_request_at_the_engine(virtually: Any) -> 
     virtually(test)
 
 
+@pytest.mark.slow
 def test_a_lost_connection_is_an_error_and_is_made_again(virtually: Any) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-type", b"text/event-stream")]
@@ -155,6 +157,7 @@ def test_a_lost_connection_is_an_error_and_is_made_again(virtually: Any) -> None
     virtually(test)
 
 
+@pytest.mark.slow
 def test_what_a_stopping_engine_host_has_begun_ends_well_and_its_connection_with_it(virtually: Any) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await read(receive)
@@ -181,6 +184,7 @@ def test_what_a_stopping_engine_host_has_begun_ends_well_and_its_connection_with
     virtually(test)
 
 
+@pytest.mark.slow
 def test_what_one_client_does_ends_no_connection(virtually: Any) -> None:
     async def drops() -> AsyncIterator[bytes]:
         for _ in range(1500):

@@ -130,6 +130,7 @@ def test_no_datagram_is_discarded_in_eight_uploads_of_200_kb() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_a_late_answer_is_dropped_where_that_is_asked_for(virtually: Any) -> None:
     async def test(loop: Any) -> None:
         told = asyncio.Event()
@@ -159,6 +160,7 @@ def test_a_late_answer_is_dropped_where_that_is_asked_for(virtually: Any) -> Non
     virtually(test)
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_not_read_holds_a_bounded_part_of_an_answer(virtually: Any) -> None:
     async def test(loop: Any) -> None:
         sent = 0
@@ -218,6 +220,7 @@ def test_headers_beyond_the_limit_end_the_connection_and_say_so() -> None:
     run(test())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "frames", "says"),
     [
@@ -262,6 +265,7 @@ def test_a_stopping_listener_ends_what_it_began_and_takes_no_more(virtually: Any
     virtually(test)
 
 
+@pytest.mark.slow
 def test_a_client_needs_the_certificate_that_is_asked_for(tmp_path: Path) -> None:
     authority = make_certificate(("authority",), authority=True)
     ca_file, _ = write_certificate(tmp_path, authority, "authority")
@@ -280,6 +284,7 @@ def test_a_client_needs_the_certificate_that_is_asked_for(tmp_path: Path) -> Non
     run(test())
 
 
+@pytest.mark.slow
 def test_a_certificate_that_changes_is_used_by_the_next_connection(tmp_path: Path) -> None:
     files = write_certificate(tmp_path, make_certificate())
     certificates = CertificateFiles(str(files[0]), str(files[1]), refresh=True)

@@ -31,6 +31,7 @@ def untried() -> None:
         tried.cache_clear()
 
 
+@pytest.mark.slow
 def test_all_schedulers_and_bounds_work_with_what_is_installed() -> None:
     for name in self_check.ORDERS:
         self_check.check(name)
@@ -55,6 +56,7 @@ def test_the_check_at_start_refuses_an_order_without_effect(monkeypatch: pytest.
     self_check._tried.cache_clear()
 
 
+@pytest.mark.slow
 def test_what_fails_is_named_and_an_exception_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = {"one holds": lambda: True, "another does": lambda: False, "a third": lambda: bool(1 / 0)}
     monkeypatch.setattr(probes, "PROBES", broken)
@@ -63,6 +65,7 @@ def test_what_fails_is_named_and_an_exception_is_a_failure(monkeypatch: pytest.M
         self_check.check("edf")
 
 
+@pytest.mark.slow
 def test_the_check_at_start_refuses_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_check, "AIOQUIC", (1, 6))
     with pytest.raises(ConfigError, match="aioquic 1.7.* is installed, and HTTP/3 needs 1.6: pip install"):

@@ -100,6 +100,7 @@ def test_trailers_are_passed_over(virtually: Any) -> None:
     virtually(test)
 
 
+@pytest.mark.slow
 def test_a_server_that_wants_no_more_of_a_body_is_heard_to_the_end(virtually: Any) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await answer(send, bytes(100_000), 401)
@@ -146,6 +147,7 @@ def test_headers_that_the_server_will_not_take_are_not_sent(virtually: Any) -> N
     virtually(test)
 
 
+@pytest.mark.slow
 def test_many_short_requests_are_no_flood_of_frames(virtually: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_h3, "SPARE_FRAMES", 4)
 
@@ -201,6 +203,7 @@ def test_requests_to_a_server_that_does_not_answer_wait_together(virtually: Any)
     virtually(test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/head", "/body"])
 def test_the_transport_keeps_httpxs_timeouts(virtually: Any, path: str) -> None:
     told = []

@@ -86,6 +86,7 @@ def test_resets_are_sent_at_a_rate_and_are_no_answer_to_one_another(virtually: A
     virtually(test)
 
 
+@pytest.mark.slow
 def test_an_edge_knows_within_five_seconds_that_its_engine_host_is_dead(virtually: Any) -> None:
     async def ready(edge: Edge) -> int:
         visitor = Visitor(edge, path="/ready")

@@ -123,6 +123,7 @@ def test_unread_data_is_bounded_by_the_windows() -> None:
     assert self_check.unread_limit() == 16384
 
 
+@pytest.mark.slow
 def test_windows_grow_as_data_is_read() -> None:
     joined = Joined("fcfs", TransportLimits(stream_window_bytes=8192, connection_window_bytes=16384))
     joined.client.send_stream_data(0, bytes(200_000), end_stream=True)

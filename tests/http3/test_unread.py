@@ -72,6 +72,7 @@ async def reluctant(listener: Listener, window_bytes: int = 1024, **settings: An
         return Reluctant(await connect("127.0.0.1", listener.port, trusting(**settings)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [50_000, pytest.param(400_000, marks=pytest.mark.slow)])
 def test_a_connection_that_reads_nothing_gets_no_more_answers_than_its_limit(virtually: Any, size: int) -> None:
     begun = 0
@@ -115,6 +116,7 @@ def test_a_request_that_waits_for_room_begins_with_the_datagram_that_makes_it(vi
     virtually(test)
 
 
+@pytest.mark.slow
 def test_what_all_connections_hold_is_bounded(virtually: Any) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await sleep(0.1)  # all have begun when the first answers
@@ -135,6 +137,7 @@ def test_what_all_connections_hold_is_bounded(virtually: Any) -> None:
     virtually(test)
 
 
+@pytest.mark.slow
 def test_an_answer_that_no_one_reads_is_reset_and_the_others_go_on(virtually: Any) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await answer(send, bytes(20_000))
@@ -269,6 +272,7 @@ def test_what_comes_of_a_body_after_its_answer_is_discarded_within_bounds(
     virtually(test)
 
 
+@pytest.mark.slow
 def test_a_client_that_acknowledges_nothing_is_not_waited_for_though_it_pings(virtually: Any) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await answer(send, bytes(100_000))

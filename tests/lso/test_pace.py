@@ -34,6 +34,7 @@ def test_the_tighter_of_tpot_and_speed_counts(
         assert reading_tds(at.rows, at.waiting) == pytest.approx([1.0 / expected])
 
 
+@pytest.mark.slow
 def test_no_policy_makes_a_pace_of_tds_itself() -> None:
     package = Path(sloserve.__file__).parent
     found = set()

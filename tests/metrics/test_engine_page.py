@@ -116,6 +116,7 @@ def test_the_policies_can_change_and_a_name_may_be_too_long(tmp_path: Path) -> N
     assert said == [("edf", None, None), ("sjf:length=oracle", "edf", "r" * 200), ("edf", "sjf", "MLA")]
 
 
+@pytest.mark.slow
 def test_the_latest_of_many_interrupted_requests_are_remembered(tmp_path: Path) -> None:
     page = PageWriter(CLASSES, 0, tmp_path)
     page.note_interruptions("first", Interruptions(1, 1e6, 0.0))

@@ -56,6 +56,7 @@ served = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 1), served, st.sampled_from([0.0, 0.5, 100.0])), max_size=30))
 def test_whoever_is_scraped_shows_what_one_process_would(
     tmp_path_factory: pytest.TempPathFactory, history: list[tuple[int, ServedRequest, float]]
@@ -72,6 +73,7 @@ def test_whoever_is_scraped_shows_what_one_process_would(
     assert first == second == alone
 
 
+@pytest.mark.slow
 def test_the_latest_of_all_processes_count_not_the_latest_of_each(tmp_path: Path) -> None:
     clock = ManualClock(T0)
     first, second = boards(tmp_path, clock)

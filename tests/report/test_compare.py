@@ -119,6 +119,7 @@ def test_misuse_is_refused() -> None:
     assert compare(runs, baseline="fcfs") == []
 
 
+@pytest.mark.slow
 def test_table_marks_wins_and_losses(synthetic_run: Callable[..., RunLog]) -> None:
     runs = [
         summarize(synthetic_run(seed=seed, delay_s=delay_s * load), policy=policy, seed=seed, rps=4.0 * load, load=load)

@@ -38,6 +38,7 @@ def test_replies_are_those_with_a_timeline(request_log: MakeRequest) -> None:
     assert replies_of(logs[1:2], seed=0) is None
 
 
+@pytest.mark.slow
 def test_timelines_are_of_the_same_requests_under_every_policy(synthetic_run: MakeRun) -> None:
     fast, slow = (synthetic_run(seed=1, delay_s=delay_s, requests=400).requests for delay_s in (0.0, 5.0))
     tokens = []
@@ -53,6 +54,7 @@ def test_timelines_are_of_the_same_requests_under_every_policy(synthetic_run: Ma
     assert other is not None and [times_s.size for times_s in other.timelines.delivered_s] != tokens[0]
 
 
+@pytest.mark.slow
 def test_timelines_are_capped(request_log: MakeRequest) -> None:
     found = replies_of([request_log(f"r{i}", 0.0, [0.5]) for i in range(2000)], seed=0)
     assert found is not None and len(found.timelines.delivered_s) == MAX_TIMELINES

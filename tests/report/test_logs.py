@@ -85,6 +85,7 @@ def write_all(out_dir: Path, log: RunLog) -> None:
     )
 
 
+@pytest.mark.slow
 def test_equal_runs_leave_equal_bytes_but_for_timing(tmp_path: Path, synthetic_run: MakeRun) -> None:
     log = synthetic_run(seed=1, delay_s=0.7)
     write_all(tmp_path / "one", log)

@@ -54,6 +54,7 @@ def test_commands_state_the_flags_whose_defaults_have_moved() -> None:
             assert "--aged-share" in command and "--plan-cost" in command, path.parent.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["econo-fixed-deadline", "econo-sharegpt-scale-1.5"])
 def test_the_printed_table_follows_from_the_runs(name: str) -> None:
     runs = read_runs(RESULTS / name / "runs.csv")

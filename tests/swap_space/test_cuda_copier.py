@@ -272,6 +272,7 @@ def test_a_gpu_without_room_for_staging_is_refused(fake_torch: FakeCuda, monkeyp
     pool.close()
 
 
+@pytest.mark.slow
 def test_blocks_above_a_slice_of_staging_are_left_to_vllms_op(
     fake_torch: FakeCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -104,6 +104,7 @@ GROUPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(before=GROUPS, after=GROUPS, instances=st.integers(1, 4), lost=st.integers(0, 1))
 def test_every_plan_is_whole_and_a_new_leader_makes_the_same(
     before: list[tuple[str, int, float]], after: list[tuple[str, int, float]], instances: int, lost: int

@@ -25,6 +25,7 @@ def test_every_error_is_mapped(error: type[SloServeError]) -> None:
     assert errors.STATUS[error] >= 400
 
 
+@pytest.mark.slow
 def test_every_error_is_raised_somewhere() -> None:
     """But for those that only stand for their kinds."""
     package = Path(sloserve.__file__).parent

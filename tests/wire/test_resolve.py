@@ -105,6 +105,7 @@ KEYS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(KEYS, KEYS, KEYS, st.sampled_from([None, *TIERS]), st.sampled_from([None, "acme"]), st.booleans())
 def test_the_engine_reads_the_slo_that_the_front_end_read(
     xargs: dict[str, Any],
@@ -139,6 +140,7 @@ def test_a_request_is_parsed_once_unless_its_tenant_is_held_to_less(
     assert (found.slo.slo_class.name, len(parsed)) == ("batch", times)
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_of_equal_values_of_one_type_and_bounded() -> None:
     rules = Rules(DEFAULT_CLASSES)
     whole, part = (resolved({"slo_ttft_ms": value, "other": 1}, rules=rules) for value in (1, 1.0))

@@ -34,6 +34,7 @@ def share(requests: list[WorkloadRequest], key: str) -> dict[str, float]:
     return {name: count / len(requests) for name, count in found.items()}
 
 
+@pytest.mark.slow
 def test_rounds_of_a_conversation_carry_the_earlier_ones_and_ask_the_same_model() -> None:
     """More rounds come at the same rate, and whoever goes on begins as before."""
     requests = drawn("w-a:rounds=5", n=1000)
@@ -51,6 +52,7 @@ def test_rounds_of_a_conversation_carry_the_earlier_ones_and_ask_the_same_model(
     assert share(requests, "model") == pytest.approx({m.name: m.share for m in MODELS}, abs=0.06)
 
 
+@pytest.mark.slow
 def test_models_and_classes_have_their_shares() -> None:
     requests = drawn("w-a:latency_share=0.25")
     assert share(requests, "model") == pytest.approx({m.name: m.share for m in MODELS}, abs=0.03)
@@ -59,11 +61,13 @@ def test_models_and_classes_have_their_shares() -> None:
     assert {(r.slo.slo_class.name, r.slo.targets.e2e_s) for r in requests} == {("interactive", 20.0), ("batch", 300.0)}
 
 
+@pytest.mark.slow
 def test_the_share_of_tail_models_leaves_their_proportions() -> None:
     found = share(drawn("w-a:tail_share=0.6"), "model")
     assert found == pytest.approx({"chat": 0.3, "code": 0.1, "legal": 0.45, "poems": 0.15}, abs=0.03)
 
 
+@pytest.mark.slow
 def test_one_model_is_the_most_asked_for_and_mega_prompts_fill_a_context() -> None:
     assert share(drawn("w-b", 50), "model") == {"chat": 1.0}
     requests = drawn("w-c:mega_share=0.1")

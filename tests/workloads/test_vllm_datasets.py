@@ -26,6 +26,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_sharegpt_has_the_lengths_of_first_prompts_and_replies_and_arrivals_at_the_rate_asked_for(
     tmp_path: Path,
 ) -> None:

@@ -57,6 +57,7 @@ def test_chat_batch_mix_sends_batch_jobs_in_bursts_of_twenty() -> None:
     assert {r.slo.slo_class.name for r in requests if r.task == "chat"} == {"interactive"}
 
 
+@pytest.mark.slow
 def test_digest_speeds_reach_the_requests() -> None:
     for name, mean in (("reading-speed", 4.8), ("multiround-gamma3", 4.8), ("voice", 3.3), ("voice-gamma3", 3.3)):
         targets = [r.slo.targets for r in workload(name).requests(800, seed=0)]

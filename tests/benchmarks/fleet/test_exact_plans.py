@@ -10,6 +10,7 @@ from sloserve.kernels.fleet import fleet_search
 from tests.csrc.test_fleet_search import every_plan, problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "groups", "instances", "models"), [(0, 4, 2, 2), (1, 4, 1, 3), (2, 3, 3, 2)])
 def test_finds_the_best_of_all_plans(seed: int, groups: int, instances: int, models: int) -> None:
     p = problem(seed, groups, instances, models, tightness=1.5)
@@ -19,6 +20,7 @@ def test_finds_the_best_of_all_plans(seed: int, groups: int, instances: int, mod
     assert result.bound <= least * (1 + 1e-4) + 1e-4
 
 
+@pytest.mark.slow
 def test_nothing_found_in_time_is_earliest_deadline_first() -> None:
     p = problem(3, 12, 4, 4, tightness=3.0)
     result = exact_queues(p, time_limit_s=0.0)

@@ -2,10 +2,13 @@
 
 from importlib import import_module
 
+import pytest
+
 from benchmarks.publish import RESULTS
 from sloserve.report.runs_csv import read_runs
 
 
+@pytest.mark.slow
 def test_the_tables_follow_from_the_runs() -> None:
     sections = import_module("benchmarks.fleet.fleet_qlm").SECTIONS
     table = import_module("benchmarks.fleet.fleet_tables").table

@@ -41,6 +41,7 @@ def test_the_burst_has_the_figures_that_it_should() -> None:
     assert failed == ["edf in total: 99.8 % < 100.0 % of ml"]
 
 
+@pytest.mark.slow
 def test_a_direction_delays_serialises_loses_and_overflows() -> None:
     link = module("quic_link")
     exact = link.Direction(link.LinkShape(rate_bps=8000, loss=0.0, delay_s=1.0, queue_packets=2), 0)
@@ -115,6 +116,7 @@ def test_a_run_in_virtual_time_favours_what_is_due_first(monkeypatch: pytest.Mon
     assert {row["backend"] for row in rows.values()} == {"virtual"}
 
 
+@pytest.mark.slow
 def test_the_macro_benchmark_serves_requests_as_the_network_delivers_them() -> None:
     macro = module("qos_macro")
     system = replace(macro.system_called("network")[0], devices=1)

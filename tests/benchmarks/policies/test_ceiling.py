@@ -30,6 +30,7 @@ def search(requests: list[WorkloadRequest], settings: EngineSettings = AMPLE) ->
     return Search(requests, settings, PROFILE, CLASSES)
 
 
+@pytest.mark.slow
 def test_one_request_that_fits_is_in_time() -> None:
     one = [request(0, 1000, 50, ttft_s=0.5)]
     bound = upper_bound(one, AMPLE, PROFILE)
@@ -37,6 +38,7 @@ def test_one_request_that_fits_is_in_time() -> None:
     assert search(one).value(Timetable((0,)))[0].in_time == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("targets", "prompt", "output", "settings"),
     [

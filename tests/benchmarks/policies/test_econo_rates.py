@@ -10,6 +10,7 @@ from benchmarks.policies.econo_rates import Rates, capacities
 from sloserve.report.latency_capacity import KEY
 
 
+@pytest.mark.slow
 def test_one_target_for_all_which_is_the_rule_of_the_row_for_the_mean_reply() -> None:
     built = Rates("econo-sharegpt", 50, {"stock": "1"}, 1).experiment("stock")
     assert built.slos is not None

@@ -12,6 +12,7 @@ from sloserve.fleet.router.evaluation import at_rates
 from sloserve.fleet.router.routing import masked_greedy
 
 
+@pytest.mark.slow
 def test_the_ceiling_of_one_model_is_that_of_its_largest_batch_in_time() -> None:
     system, _ = ceiling.system_called("paper")
     system = replace(system, speeds=tuple(replace(speed, prompt_token_s=0.0) for speed in system.speeds))

@@ -21,6 +21,7 @@ def times(serving: Serving, n: int, prompt: float, mean: float, sd: float = 0.0)
     return group_times(serving, *columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompt", "mean"),
     [pytest.param(100, 200, marks=pytest.mark.slow), (2000, 30), pytest.param(4000, 300, marks=pytest.mark.slow)],

@@ -164,6 +164,7 @@ def test_changed_lengths_are_noticed_within_50_replies(before: int, then: int) -
     assert remaining(predictor, 0, 0) == pytest.approx(then, rel=0.35)
 
 
+@pytest.mark.slow
 def test_lengths_that_stay_are_hardly_ever_taken_for_others() -> None:
     taken = 0
     for seed in range(8):

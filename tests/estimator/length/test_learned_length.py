@@ -43,6 +43,7 @@ def model() -> LengthModel:
     return train(examples(), SMALL)
 
 
+@pytest.mark.slow
 def test_the_arrays_predict_what_lightgbm_does(monkeypatch: pytest.MonkeyPatch) -> None:
     import lightgbm
 
@@ -63,12 +64,14 @@ def test_the_arrays_predict_what_lightgbm_does(monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_allclose(made.forest.predict(rows[:1]), expected[:1], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_it_learns_from_prompt_and_task_and_is_calibrated(model: LengthModel) -> None:
     found = judge(LearnedLength(model), examples(seed=1))
     assert found.within_25 > 0.6
     assert found.cover_90 == pytest.approx(0.9, abs=0.04) and found.cover_50 == pytest.approx(0.5, abs=0.06)
 
 
+@pytest.mark.slow
 def test_it_learns_from_words_if_it_may() -> None:
     data, fresh = examples(300, text=True), examples(100, seed=1, text=True)
     assert judge(LearnedLength(train(data, SMALL)), fresh).within_25 > 0.95
@@ -76,12 +79,14 @@ def test_it_learns_from_words_if_it_may() -> None:
     assert judge(LearnedLength(train(data, blind)), fresh).within_25 < 0.7
 
 
+@pytest.mark.slow
 def test_the_report_compares_with_predictors_that_learn_on_line() -> None:
     for by_name in held_out(examples(), SMALL, share=0.2, seeds=1):
         assert by_name["learned"].requests == 300
         assert by_name["learned"].pinball_tokens < 0.5 * by_name["empirical"].pinball_tokens
 
 
+@pytest.mark.slow
 def test_training_is_deterministic(model: LengthModel) -> None:
     again = train(examples(), SMALL)
     assert again.forest.as_json() == model.forest.as_json()

@@ -105,6 +105,7 @@ def test_a_class_is_renewed_after_1_2_4_8_16_and_every_32_of_its_own() -> None:
             assert mean(table, *at) == before
 
 
+@pytest.mark.slow
 def test_the_same_ends_give_the_same_answers_whatever_was_asked_between() -> None:
     rng = np.random.default_rng(3)
     one, other = SurvivalTable(EmpiricalLength()), SurvivalTable(EmpiricalLength())

@@ -32,6 +32,7 @@ def test_a_hundred_noisy_steps_teach_any_engine(name: str) -> None:
     assert mean_error(fed(OnlineLatency(), truth, 128), truth) < 0.08
 
 
+@pytest.mark.slow
 def test_a_lasting_change_is_followed() -> None:
     latency = fed(OnlineLatency(), PROFILE, 256)
     slower = PROFILE.model_copy(update={"engine_overhead_ms": PROFILE.engine_overhead_ms + 8.0})

@@ -76,6 +76,7 @@ class FakeEngine:
         return duration_s * pause * (1.0 + 0.03 * self._rng.standard_normal())
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_and_the_profile_predicts_the_engine(tmp_path: Path) -> None:
     raw, out = tmp_path / "raw.jsonl", tmp_path / "mine.yaml"
     scenarios = ProfileSettings().scenarios(LIMITS)

@@ -45,6 +45,7 @@ def worst_error(model: Recalibrated, truth: Callable[[StepLoad], float]) -> floa
     return max(abs(model.step_s(load) / truth(load) - 1.0) for load in probes)
 
 
+@pytest.mark.slow
 def test_starts_as_the_profile_and_stays_where_it_is_right() -> None:
     model = Recalibrated(PROFILE)
     assert worst_error(model, PROFILE.step_s) < 1e-12
@@ -62,6 +63,7 @@ def test_a_lasting_change_of_a_hundred_percent_is_followed(factor: float) -> Non
     assert worst_error(feed(model, STEPS_TO_FOLLOW, drifted, seed=1), drifted) < 0.1
 
 
+@pytest.mark.slow
 def test_prefill_alone_may_be_slower() -> None:
     def slow_prefill(load: StepLoad) -> float:
         decode = StepLoad(decode_seqs=load.decode_seqs, decode_context_tokens=load.decode_context_tokens)
@@ -73,6 +75,7 @@ def test_prefill_alone_may_be_slower() -> None:
     assert decode == pytest.approx(1.0, abs=0.15) and constant == pytest.approx(1.0, abs=0.15)
 
 
+@pytest.mark.slow
 def test_decode_alone_teaches_nothing_of_prefill() -> None:
     model = Recalibrated(PROFILE)
     load = StepLoad.of(decode_contexts=[500] * 64)
@@ -103,6 +106,7 @@ def test_one_outlier_changes_no_prediction_by_five_percent(
     assert abs(model.step_s(probe) / before_s - 1.0) < 0.05
 
 
+@pytest.mark.slow
 def test_an_outlier_in_fifty_hardly_biases() -> None:
     rng = np.random.default_rng(3)
 

@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from sloserve.core.clock import SystemClock
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.following import STALE_S, Following
@@ -63,6 +65,7 @@ def group(ref: int, model: str) -> PlannedGroup:
     return PlannedGroup(ref, model, "batch")
 
 
+@pytest.mark.slow
 def test_the_head_group_is_pulled_and_then_its_model_gives_way_to_the_next(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with agent(tmp_path) as a:
@@ -124,6 +127,7 @@ def test_an_instance_begins_with_the_model_of_the_file(tmp_path: Path) -> None:
     run(scenario())
 
 
+@pytest.mark.slow
 def test_the_last_plan_holds_and_then_what_waits_is_served_all_the_same(tmp_path: Path) -> None:
     """No planner: group 1 is in the last plan, group 3 never was in one."""
 

@@ -114,6 +114,7 @@ def refusal(instance: Instance, model: str) -> Awaitable[Refusal]:
     return refused()
 
 
+@pytest.mark.slow
 def test_models_come_start_sleep_and_wake(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         assert instance.report().phase is Phase.EMPTY
@@ -162,6 +163,7 @@ def test_a_batch_that_fills_an_engine_leaves_places_to_streams(tmp_path: Path) -
     run(tmp_path, test, step_s=0.05)
 
 
+@pytest.mark.slow
 def test_memory_decides_how_deep_models_sleep(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         for model in ("chat", "code"):
@@ -181,6 +183,7 @@ def test_memory_decides_how_deep_models_sleep(tmp_path: Path) -> None:
     run(tmp_path, test, memory=10)
 
 
+@pytest.mark.slow
 def test_two_instances_do_not_take_the_same_host_memory(tmp_path: Path) -> None:
     """Each found room for its weights while those of the other were on their way there."""
 
@@ -211,6 +214,7 @@ def test_a_transition_that_fails_in_an_unknown_way_ends_all_the_same(
     run(tmp_path, test)
 
 
+@pytest.mark.slow
 def test_two_models_take_turns_in_the_memory_of_one(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         for model in ("chat", "code", "chat", "code"):
@@ -222,6 +226,7 @@ def test_two_models_take_turns_in_the_memory_of_one(tmp_path: Path) -> None:
     run(tmp_path, test, memory=10)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_built_alike_comes_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_set, "are_alike", lambda one, other: {one.name, other.name} == {"chat", "code"})
 
@@ -240,6 +245,7 @@ def test_a_model_that_is_built_alike_comes_in_place(tmp_path: Path, monkeypatch:
     run(tmp_path, test)
 
 
+@pytest.mark.slow
 def test_requests_are_refused_from_the_begin_of_a_transition_and_streams_end_before(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.switch("chat")
@@ -259,6 +265,7 @@ def test_requests_are_refused_from_the_begin_of_a_transition_and_streams_end_bef
     run(tmp_path, test, step_s=0.001)
 
 
+@pytest.mark.slow
 def test_streams_that_take_too_long_are_parked_and_go_on_when_their_model_is_back(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.switch("chat")
@@ -273,6 +280,7 @@ def test_streams_that_take_too_long_are_parked_and_go_on_when_their_model_is_bac
     run(tmp_path, test, step_s=0.002, drain_max_s=0.02)
 
 
+@pytest.mark.slow
 def test_an_agent_that_stops_lets_streams_end_and_takes_no_more(tmp_path: Path) -> None:
     """One that was told to stop broke them all off."""
 
@@ -291,6 +299,7 @@ def test_an_agent_that_stops_lets_streams_end_and_takes_no_more(tmp_path: Path) 
     run(tmp_path, test, step_s=0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [20, 0], ids=["room for weights", "no room"])
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_a_request_without_a_byte_is_sent_back_when_the_time_to_drain_is_over(
@@ -316,6 +325,7 @@ def test_a_request_without_a_byte_is_sent_back_when_the_time_to_drain_is_over(
     run(tmp_path, test, memory=memory, step_s=0.01, drain_max_s=0.05)
 
 
+@pytest.mark.slow
 def test_without_memory_streams_that_take_too_long_are_ended(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.switch("chat")
@@ -354,6 +364,7 @@ def test_a_client_that_leaves_as_its_answer_begins_leaves_nothing_behind(
     run(tmp_path, test, step_s=0.001)
 
 
+@pytest.mark.slow
 def test_a_request_that_is_cancelled_before_it_is_sent_takes_no_place(tmp_path: Path) -> None:
     """As a line whose deadline has passed when its turn comes. An instance was full of them, with nothing to do."""
 
@@ -413,6 +424,7 @@ def test_a_request_that_is_aborted_as_its_answer_begins_does_not_go_on(
     run(tmp_path, test, step_s=0.001)
 
 
+@pytest.mark.slow
 def test_an_adapter_comes_beside_its_base_and_nothing_leaves(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.switch("chat")
@@ -431,6 +443,7 @@ def test_an_adapter_comes_beside_its_base_and_nothing_leaves(tmp_path: Path) -> 
     assert durable.told[:2] == ["serves", "serves"]
 
 
+@pytest.mark.slow
 def test_a_model_that_comes_late_is_expected_to_take_as_long_again(tmp_path: Path) -> None:
     """Else a planner waits for it, moment after moment, beside an instance that is free."""
 
@@ -448,6 +461,7 @@ def test_a_model_that_comes_late_is_expected_to_take_as_long_again(tmp_path: Pat
     run(tmp_path, test, late_s=0.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [{"refuse": ["/wake_up"]}, {"hang": ["/wake_up"]}, {"wrong": True}, {"step_s": 1.0}])
 def test_an_engine_that_wakes_wrong_or_late_is_killed_and_started(tmp_path: Path, fault: dict[str, Any]) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
@@ -462,6 +476,7 @@ def test_an_engine_that_wakes_wrong_or_late_is_killed_and_started(tmp_path: Path
     run(tmp_path, test, late_s=0.8 if fault.keys() & {"hang", "step_s"} else 60.0)
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_is_replaced(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.switch("chat")
@@ -482,6 +497,7 @@ def test_an_engine_that_dies_is_replaced(tmp_path: Path) -> None:
     assert durable.told == ["serves", "died", "serves"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stuck", ["core", "tokens"])
 def test_an_engine_that_computes_nothing_more_is_killed_and_started(tmp_path: Path, stuck: str) -> None:
     """Its API process still says that it is healthy."""
@@ -500,6 +516,7 @@ def test_an_engine_that_computes_nothing_more_is_killed_and_started(tmp_path: Pa
     assert durable.told[:3] == ["serves", "died", "serves"], "its lines become suspects"
 
 
+@pytest.mark.slow
 def test_an_engine_with_a_long_prompt_or_nothing_to_do_does_not_hang(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.switch("chat")
@@ -512,6 +529,7 @@ def test_an_engine_with_a_long_prompt_or_nothing_to_do_does_not_hang(tmp_path: P
     run(tmp_path, test, step_s=0.003, hung_s=0.25)
 
 
+@pytest.mark.slow
 def test_the_door_on_the_wire(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         await instance.switch("chat")
@@ -556,6 +574,7 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["key-of-the-fleet", "another-key-of-16", None])
 def test_a_door_on_tcp_opens_to_its_key_alone(tmp_path: Path, key: str | None) -> None:
     """To gateways that show it; engines never see it."""
@@ -583,6 +602,7 @@ def test_a_door_on_tcp_opens_to_its_key_alone(tmp_path: Path, key: str | None) -
     asyncio.run(within())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transitions", "requests"), [(12, 24), pytest.param(50, 1000, marks=pytest.mark.slow)], ids=["few", "many"]
 )
@@ -667,6 +687,7 @@ def test_signs_of_life_go_on_when_the_store_is_back(tmp_path: Path, monkeypatch:
     assert fence.away == 1 and last is None
 
 
+@pytest.mark.slow
 def test_what_pulls_may_fail_and_the_engines_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
         def fail(*_: Any) -> None:

@@ -86,6 +86,7 @@ def run(test: Any) -> None:
     asyncio.run(test)
 
 
+@pytest.mark.slow
 def test_lines_are_served_in_the_order_of_the_plan_while_there_is_room(tmp_path: Path) -> None:
     async def scenario() -> None:
         door = FakeDoor("a/0", "m", room=4)
@@ -137,6 +138,7 @@ def test_a_line_takes_the_place_of_a_stream_that_has_ended(tmp_path: Path, monke
     run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
 def test_a_line_that_leaves_goes_on_from_its_tokens(tmp_path: Path, route: str) -> None:
     """Its reply and its usage are those of one that was never interrupted."""
@@ -168,6 +170,7 @@ def test_a_line_that_leaves_goes_on_from_its_tokens(tmp_path: Path, route: str) 
     run(scenario())
 
 
+@pytest.mark.slow
 def test_what_a_continuation_could_change_is_computed_from_scratch(tmp_path: Path) -> None:
     async def scenario() -> None:
         door = FakeDoor("a/0", "m", "other", step_s=10.0)
@@ -184,6 +187,7 @@ def test_what_a_continuation_could_change_is_computed_from_scratch(tmp_path: Pat
     run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_one_poison_among_many_fails_alone(tmp_path: Path, others: int) -> None:
 
@@ -218,6 +222,7 @@ def test_a_cancelled_line_leaves_the_engine(tmp_path: Path) -> None:
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_line_that_runs_past_its_deadline_expires(tmp_path: Path) -> None:
     async def scenario() -> None:
         door = FakeDoor("a/0", "m")
@@ -229,6 +234,7 @@ def test_a_line_that_runs_past_its_deadline_expires(tmp_path: Path) -> None:
     run(scenario())
 
 
+@pytest.mark.slow
 def test_lines_at_hand_expire_although_their_engine_has_no_room(tmp_path: Path) -> None:
     """They were kept, and with them their batch, for as long as streams left no room."""
 
@@ -256,6 +262,7 @@ GARBAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event", GARBAGE.values(), ids=GARBAGE)
 def test_a_line_whose_engine_answers_garbage_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: bytes
@@ -343,6 +350,7 @@ def test_a_commit_that_fails_in_an_unknown_way_is_tried_again(tmp_path: Path, mo
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_lapsed_claim_of_a_zombie_is_served_by_another_and_its_result_does_not_count(tmp_path: Path) -> None:
     """The store's clock runs an hour ahead of what the agents' own count."""
 
@@ -369,6 +377,7 @@ def test_a_lapsed_claim_of_a_zombie_is_served_by_another_and_its_result_does_not
     run(scenario())
 
 
+@pytest.mark.slow
 def test_lines_of_an_agent_that_is_slow_to_renew_are_served_in_the_end(tmp_path: Path) -> None:
     async def scenario() -> None:
         door = FakeDoor("a/0", "m", step_s=10.0)

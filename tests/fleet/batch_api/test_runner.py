@@ -327,6 +327,7 @@ def test_a_store_that_is_stopped_is_away_within_5_s_for_every_route(fleet: Fleet
     assert len(api.routes()) == 9, "each is among the parameters"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kept too late", "no answer after the commit"])
 def test_a_batch_whose_client_was_told_503_never_runs_whatever_became_of_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, fault: str
@@ -461,6 +462,7 @@ def test_what_an_engine_answered_stands_on_one_line(body: bytes, read: object) -
     assert json.loads(line)["response"] == {"status_code": 200, "request_id": "r", "body": read}
 
 
+@pytest.mark.slow
 def test_what_the_store_says_of_itself_is_for_the_log(
     fleet: Fleet, ask: Answered, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -88,6 +88,7 @@ HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
 ENDLESS = b"x: y\r\n" * 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "begin", [HEAD + b"\r\n" + HEAD, CHUNKED + b"1\r\nx\r\n0\r\n"], ids=["behind a request", "trailer"]
 )

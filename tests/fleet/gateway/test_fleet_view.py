@@ -88,6 +88,7 @@ def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
     assert view["by_class"]["batch"] == {"attained": [[None, 0], [None, 0]]} and view["spans_s"] == [60.0, 600.0]
 
 
+@pytest.mark.slow
 def test_queues_are_by_group_and_a_view_of_a_large_fleet_fits_a_frame() -> None:
     seen = Observed()
     parts = seen.gateway.parts

@@ -1,6 +1,7 @@
 """When an instance should complete a request, beside when an engine in virtual time does."""
 
 import numpy as np
+import pytest
 
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
@@ -27,6 +28,7 @@ def report(running: RunningSums = IDLE, name: str = "i", **given: ModelState) ->
     return InstanceReport(name, "a100", Phase.SERVING, models, running=running, room=100)
 
 
+@pytest.mark.slow
 def test_prompts_that_come_meanwhile_count() -> None:
     """Without them the same requests are foreseen to take a quarter less than they do."""
     rng = np.random.default_rng(0)

@@ -102,6 +102,7 @@ def test_the_next_round_of_a_conversation_goes_where_the_last_one_went() -> None
     assert chosen(instances, conversation("system " * 2_000)) == "a", "its cache left with its model"
 
 
+@pytest.mark.slow
 def test_beginnings_are_cut_after_messages_and_bounded() -> None:
     first, second = conversation("a", "b"), conversation("a", "b", "c")
     assert first == second[:2] and first[0].digest != conversation("b")[0].digest

@@ -94,6 +94,7 @@ def test_lines_and_streams_are_planned_where_their_models_are(fleet: Fleet, open
     assert 0.0 < plan.pressure["batch"] < 0.1 and plan.pressure["interactive"] < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drain_s", [(50.0, 0.0), (0.0, 50.0)])
 def test_streams_that_take_long_to_end_are_part_of_what_a_swap_costs(
     fleet: Fleet, opened: OpenStore, drain_s: tuple[float, float]
@@ -119,6 +120,7 @@ def test_a_model_on_its_way_counts_while_the_streams_of_the_other_end(fleet: Fle
     assert one.activated_s == 103.0, "it stays for its time from then on"
 
 
+@pytest.mark.slow
 def test_one_planner_leads_and_another_follows_with_the_same_plan(
     fleet: Fleet, opened: OpenStore, store: Store
 ) -> None:
@@ -138,6 +140,7 @@ def test_one_planner_leads_and_another_follows_with_the_same_plan(
     assert stored is not None and (stored.term, stored.version) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_plan_that_stays_is_not_written_each_time(fleet: Fleet, opened: OpenStore, store: Store) -> None:
     beat(opened, "legal", "chat")
     lines(opened, "legal", 7)
@@ -242,6 +245,7 @@ def test_streams_that_are_expected_keep_an_instance_and_many_spread_over_several
     assert late.sums.first_due_s == math.inf
 
 
+@pytest.mark.slow
 def test_an_instance_that_comes_empty_gets_work_although_nothing_would_be_late(fleet: Fleet, opened: OpenStore) -> None:
     """In the next plan, so within two seconds."""
     one = planning(fleet, opened)
@@ -259,6 +263,7 @@ def test_an_instance_that_comes_empty_gets_work_although_nothing_would_be_late(f
     assert again is not None and again.order == plan.order
 
 
+@pytest.mark.slow
 def test_what_waits_for_a_model_that_comes_late_goes_to_an_instance_that_is_free(
     fleet: Fleet, opened: OpenStore
 ) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from sloserve.core.clock import ManualClock
 from sloserve.fleet.pool.keeper import AgentKeeper
 from sloserve.fleet.pool.pool import Offer
@@ -30,6 +32,7 @@ def test_each_host_has_one_agent_and_a_new_one_gets_one() -> None:
     assert kept.look() == {"a": 1, "b": 2}
 
 
+@pytest.mark.slow
 def test_agents_that_end_are_started_again_later_each_time() -> None:
     kept, waits = Kept(A), list[float]()
     for _ in range(9):

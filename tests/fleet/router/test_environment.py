@@ -66,6 +66,7 @@ def test_beyond_max_num_seqs_a_request_waits_and_a_prompt_holds_up_all() -> None
     assert latencies(prompts, 0, 0.0, 0.0) == pytest.approx([128 * 0.005 + 0.2] * 2)
 
 
+@pytest.mark.slow
 def test_every_request_ends_once_and_equal_seeds_give_equal_runs() -> None:
     system = a_system(error=0.05)
     runs = [
@@ -77,6 +78,7 @@ def test_every_request_ends_once_and_equal_seeds_give_equal_runs() -> None:
     assert windows(runs[0]).size > 20
 
 
+@pytest.mark.slow
 def test_one_model_alone_breaks_where_its_replicas_are_full_and_greedy_does_not() -> None:
     system = a_system(error=0.05)
     rates = (0.5, 8.0)

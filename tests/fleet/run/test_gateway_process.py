@@ -83,6 +83,7 @@ def test_a_gateway_serves_http3_beside_tcp(tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.slow
 def test_what_keeps_a_gateway_from_http3_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text((Path(__file__).parents[3] / "configs" / "fleet-tiny.yaml").read_text())

@@ -69,6 +69,7 @@ def test_a_fleet_that_is_too_full_asks_for_hosts_within_its_bounds(scaled: Scale
     assert scaled.turn(1.4 * FULL, 1.0) == {"h100": 3} == scaled.turn(9.0, 1.0)
 
 
+@pytest.mark.slow
 def test_the_least_busy_host_goes_and_works_again_once_it_is_needed(scaled: Scaled) -> None:
     assert scaled.turn(FULL / 4) == {"h100": 2} == scaled.turn(FULL / 4, 59.0)
     assert scaled.turn(FULL / 4, 1.0) == {"h100": 1}

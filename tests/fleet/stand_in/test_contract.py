@@ -177,6 +177,7 @@ def test_a_pause_that_aborts_ends_streams_with_a_reason(engine: Client) -> None:
     engine.done("/resume")
 
 
+@pytest.mark.slow
 def test_a_parked_stream_goes_on(engine: Client) -> None:
     expected = engine.complete(PROMPT, 200, return_token_ids=True)["token_ids"]
     running = engine.stream(200)
@@ -189,6 +190,7 @@ def test_a_parked_stream_goes_on(engine: Client) -> None:
     assert running.tokens == expected
 
 
+@pytest.mark.slow
 def test_other_weights_come_in_place_with_their_name(engine: Client, tmp_path: Path) -> None:
     other = tmp_path / "other"
     home = engine.get("/v1/models").json()["data"][0]["root"]

@@ -73,6 +73,7 @@ def promised(policy: EconoPaper, snapshot: Snapshot, plan: Plan) -> int:
     )
 
 
+@pytest.mark.slow
 @given(tasks=tasks, variant=st.sampled_from(VARIANTS), slots=st.integers(1, 12), budget=st.sampled_from([8, 40]))
 def test_nothing_fails_for_want_of_kv_where_lengths_are_known(
     variant: dict[str, Any], tasks: list[Task], slots: int, budget: int
@@ -343,6 +344,7 @@ def test_an_impossible_setting_is_named_with_its_value_and_limit(options: dict[s
         make_policy(NAME, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_the_same_events_make_the_same_plans(variant: dict[str, Any]) -> None:
     rng = np.random.default_rng(3)

@@ -168,6 +168,7 @@ class PlainQueue:
         return [request for queue in self.queues for request in queue]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(3, 10))
 def test_serves_as_a_queue_of_plain_lists_does(seed: int, snapshot: Make) -> None:
     """One slot of time a step; the batch is who ranks first, arrivals and ends come at random."""

@@ -54,6 +54,7 @@ def test_future_counts_a_promise_as_it_grows() -> None:
     assert stated(Exact(BLOCK_SIZE), 7, tokens).grant(np.arange(2), tokens, goals, 0) == 1
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40), st.booleans()), min_size=1, max_size=8),
     st.integers(1, 90),

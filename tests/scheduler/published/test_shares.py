@@ -31,6 +31,7 @@ def test_nothing_changes_until_enough_have_ended() -> None:
     assert seen(tuning, np.full(1, 1.3)).padding == pytest.approx(0.3)
 
 
+@pytest.mark.slow
 def test_shares_are_the_quantiles_of_the_last_that_ended() -> None:
     rng = np.random.default_rng(0)
     predicted, context = rng.integers(300, 800, 400), rng.integers(1, 900, 400)
@@ -49,6 +50,7 @@ def test_shares_are_the_quantiles_of_the_last_that_ended() -> None:
     assert tuple(asdict(tuning.shares).values()) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0.0, 0.1, 0.3])
 def test_it_converges_to_the_quantiles_of_the_errors(sigma: float) -> None:
     shares = seen(Tuning(FIRST), lognormal(WINDOW, sigma))
@@ -57,6 +59,7 @@ def test_it_converges_to_the_quantiles_of_the_errors(sigma: float) -> None:
     assert shares.buffer == pytest.approx(np.exp((0.6745 - 0.2533) * sigma) - 1, abs=0.25 * sigma)
 
 
+@pytest.mark.slow
 def test_it_follows_a_shift_within_a_window_and_forgets_what_was() -> None:
     tuning = Tuning(FIRST)
     before = seen(tuning, lognormal(WINDOW, 0.1))

@@ -25,6 +25,7 @@ from tests.sim.stepping import stepped
 POLICIES = (None, "fcfs", "edf:preempt_margin_s=0.1", "sjf:preempt=true:length=oracle", "chaos", "chaos:pause=0.9")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "most"), [(range(1), 12), pytest.param(range(6), 28, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_every_request_ends_once_with_its_tokens(policy: str | None, seeds: range, most: int) -> None:
@@ -65,6 +66,7 @@ def test_prefixes_over_blocks_of_several_sizes_are_refused() -> None:
         ModelEngine(settings, load_profile("h100-llama3-8b"), None)
 
 
+@pytest.mark.slow
 def test_an_experiment_names_it_and_runs_on_it() -> None:
     experiment = build_experiment(
         SimulateOptions(
@@ -76,6 +78,7 @@ def test_an_experiment_names_it_and_runs_on_it() -> None:
     assert all(r.outcome is Outcome.COMPLETED for run in runs for r in run.log.requests)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_each_time_and_its_steps_add_up() -> None:
     """Steps never overlap, and each token was made by a step that ended in its instant."""
     workload = random_workload(np.random.default_rng(5))
@@ -89,6 +92,7 @@ def test_a_run_is_the_same_each_time_and_its_steps_add_up() -> None:
         assert np.array_equal(first.token_times_s, second.token_times_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fcfs:step_budget=true", "edf:step_budget=true"])
 def test_a_step_with_a_budget_reads_the_engine_once(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its plan is fresh or reused: the plan and the budget of one step are made from the same facts."""
@@ -116,6 +120,7 @@ def test_a_step_with_a_budget_reads_the_engine_once(policy: str, monkeypatch: py
         assert 0 < engine.scheduler.slo_counters["plans"] <= reads["facts"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "plan_us"), [(None, 0.0), ("edf:preempt_margin_s=0.1", 0.0), ("edf", 20_000.0)])
 def test_events_one_by_one_are_the_whole_run(policy: str | None, plan_us: float) -> None:
     """An engine that hears of each request when it arrives, not before, serves it as in a run that knew all."""
@@ -153,6 +158,7 @@ def test_a_request_given_late_counts_from_its_arrival_and_is_served_from_then_on
     assert log.stages is not None and log.stages.waiting_s == 48.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [None, "edf"])
 def test_an_aborted_request_gives_its_kv_back_at_once(policy: str | None) -> None:
     """Waiting, running, at the front end, ended long ago, or never seen."""

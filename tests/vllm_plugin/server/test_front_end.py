@@ -234,6 +234,7 @@ def test_targets_in_a_body_become_deadlines_of_its_stream_over_http3(metrics: Me
     assert seen["/held"] == (4, math.inf)
 
 
+@pytest.mark.slow
 def test_a_target_that_cannot_be_met_is_refused_under_predict_alone(metrics: Metrics) -> None:
     for mode, refused in (("none", False), ("predict", True)):
         server = Server(admission={"mode": mode})

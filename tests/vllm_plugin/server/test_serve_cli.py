@@ -41,6 +41,7 @@ def test_the_front_end_that_reads_no_slos_is_refused(monkeypatch: pytest.MonkeyP
         serve.prepare(["builtin:tiny"])
 
 
+@pytest.mark.slow
 def test_policies_are_listed_with_what_they_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
