@@ -10,6 +10,7 @@
 #   make compat VLLM=0.31.0   the tests that run vLLM, in an environment of their own with another version
 #   make interop  the client libraries of applications against a server, from an environment of their own
 #   make ray     a fleet on a Ray cluster of several nodes on this machine, whose parts are killed: 20 minutes
+#   make report  tables and plots of every benchmark that needs no device, small, as one page; FULL=1 as published
 #   make demo-fleet   three tiny models on one device, streams, a batch, one engine killed; ends by itself
 #   make clean   removes what the above made, but for the package cache
 
@@ -41,7 +42,7 @@ export CUDACXX ?= $(NVCC)
 # Compiled modules are kept, whatever the environment says: compiling them takes the fast tests a fifth of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs env serve demo-fleet ray test layouts clients check static fast compat interop clean
+.PHONY: docs env serve demo-fleet ray report test layouts clients check static fast compat interop clean
 
 env: $(VENV)/.installed-$(ENGINE)
 
@@ -59,6 +60,10 @@ serve: env
 
 demo-fleet: env
 	$(BIN)/python examples/demo_fleet.py
+
+# Small; FULL=1 is the published size, which takes hours. What was stopped goes on.
+report: env
+	$(BIN)/python -m benchmarks.report $(if $(FULL),--full)
 
 # A raylet may abort where all cores are busy: what failed is tried again, once.
 ray: env

@@ -5,8 +5,8 @@ Usage: python -m benchmarks.policies.highest_load [--workers 2]
 Six workloads, three windows each of their later halves, on the engine model. Loads are multiples of stock's capacity of
 each window, on a ladder of 5 % steps from 0.05 to 3; the highest step is found by bisection, and steps beside it are
 tried until two in a row above it fail, since violations need not grow with the load in every window. A run has 400
-requests (reasoning 200), so at most 12 of the 1,200 may be late. Where every policy misses more at the lowest step (prompts too long
-for their target), that share is added to the limit and said. Writes results/highest_load.json.
+requests (reasoning 200), so at most 12 of the 1,200 may be late. What even the best policy misses at the lowest step
+(prompts too long for their target) is added to the limit and said. Writes results/highest_load.json.
 """
 
 import itertools
