@@ -24,6 +24,7 @@ class ExperimentRow:
 
 
 _RIVALS = "stock,fcfs,priority,edf,sjf"
+_BUDGETED = "stock,edf,edf:step_budget=true,sjf:step_budget=true,andes:step_budget=true,econo:step_budget=true,auto"
 _OVERLOADED = {
     "profile": "h100-llama3-8b",
     "load": "2",
@@ -142,8 +143,8 @@ _DECODE_FIRST = {
 
 EXPERIMENTS = {
     "azure-conv": ExperimentRow(
-        "What do simple orders gain over stock on production chat traffic with ample KV?",
-        {"profile": "h100-llama3-8b", "load": "0.7,1,1.5,2", "max_requests": 3000, "policy": _RIVALS},
+        "What do auto and its rivals gain over stock on production chat traffic with ample KV?",
+        {"profile": "h100-llama3-8b", "load": "0.7,1,1.5,2", "max_requests": 3000, "policy": _BUDGETED},
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
     "azure-conv-short-steps": ExperimentRow(
@@ -153,7 +154,7 @@ EXPERIMENTS = {
             "load": "1,1.5",
             "max_requests": 1500,
             "max_num_batched_tokens": 512,
-            "policy": "stock,priority,edf,sjf",
+            "policy": "stock,priority,edf,sjf,auto",
         },
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
