@@ -39,7 +39,7 @@ class PlaceOf {
     mask_ = size - 1;
     entries_.assign(size, {nullptr, 0});
     for (std::size_t i = 0; i < objects.size(); ++i) {
-      PyObject* object = PyList_GET_ITEM(objects.ptr(), static_cast<Py_ssize_t>(i));
+      PyObject* object = NB_LIST_GET_ITEM(objects.ptr(), static_cast<Py_ssize_t>(i));
       entries_[find(object)] = {object, static_cast<std::int64_t>(i)};
     }
   }
@@ -160,7 +160,7 @@ void bind_requests(nb::module_& m) {
         std::vector<std::int64_t> found;
         found.reserve(order.size());
         for (std::size_t i = 0; i < order.size(); ++i) {
-          const std::int64_t at = place[PyList_GET_ITEM(order.ptr(), static_cast<Py_ssize_t>(i))];
+          const std::int64_t at = place[NB_LIST_GET_ITEM(order.ptr(), static_cast<Py_ssize_t>(i))];
           if (at >= 0) found.push_back(values.data()[at]);
         }
         return to_numpy(std::move(found));
@@ -172,7 +172,7 @@ void bind_requests(nb::module_& m) {
         const std::size_t n = wanted.size();
         std::size_t same = 0;
         const auto item = [](const nb::list& of, std::size_t i) {
-          return PyList_GET_ITEM(of.ptr(), static_cast<Py_ssize_t>(i));
+          return NB_LIST_GET_ITEM(of.ptr(), static_cast<Py_ssize_t>(i));
         };
         while (same < n && same < present.size() && item(present, same) == item(wanted, same)) ++same;
         if (same == n) return std::nullopt;
