@@ -1,7 +1,7 @@
 """What is shipped: wheels that need neither compiler nor checkout, and a source distribution that builds them.
 
-``SLOSERVE_WHEELS`` names a folder of built ones, and ``SLOSERVE_PYTHONS`` further interpreters that they are tried with,
-space-separated: ``deploy/release.sh`` sets both.
+``SLOSERVE_WHEELS`` names a folder of built ones, and ``SLOSERVE_PYTHONS`` further interpreters that they are tried
+with, space-separated: ``deploy/release.sh`` sets both.
 """
 
 import json
@@ -103,6 +103,7 @@ def test_it_works_without_compiler_and_checkout(bare: Path, tmp_path: Path) -> N
 def test_the_base_is_small(built: Path, tmp_path: Path) -> None:
     uv = [sys.executable, "-m", "uv"]
     target = tmp_path / "base"
-    subprocess.run([*uv, "pip", "install", "--quiet", "--find-links", str(built), "--target", str(target), "sloserve"], check=True)
+    wanted = ["--find-links", str(built), "--target", str(target), "sloserve"]
+    subprocess.run([*uv, "pip", "install", "--quiet", *wanted], check=True)
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     assert size / 2**20 <= MOST_MIB
