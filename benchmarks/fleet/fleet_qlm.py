@@ -67,6 +67,22 @@ W_A_ONLY = ("random/stock", "shepherd/stock", "qlm-paper:lengths=oracle/stock")
 ROUTERS = ("least-loaded/stock", "edf/stock", QLM)
 ANNEALING = ("on-demand", "sa/stock", "edf/stock", QLM, "least-loaded/stock", "random/stock")
 OPERATIONS = ("pull", "preempt", "swap", "warm", "balance")
+SHEPHERD = "shepherd/stock"
+SCARCE = "a100-opt-13b-12gb"
+FOUR_SCARCE = Plant(
+    {name: {"profile": SCARCE, "share": share} for name, share in (("chat", 0.4), ("code", 0.3))}
+    | {name: {"profile": SCARCE, "share": 0.15, "tail": True} for name in ("legal", "medical")},
+    {"a100": 2},
+    SWITCHING,
+)
+ONE_SCARCE = Plant({"chat": {"profile": SCARCE, "share": 1.0}}, {"a100": 2}, SWITCHING)
+"""Engines whose KV is short, so that operations on requests have something to do."""
+
+
+def without_each(engine: str, *operations: str) -> tuple[str, ...]:
+    """The published rule and the live one whole, and the published one without each operation. engine: its policy."""
+    off = (f"qlm-paper:{name}=false/{engine}" for name in operations or OPERATIONS)
+    return (f"qlm-paper/{engine}", *off, f"qlm/{engine}")
 
 
 @dataclass(frozen=True)
@@ -141,12 +157,19 @@ SECTIONS = {
         (4.0, 8.0, 16.0, 32.0, 64.0),
         ("in_time",),
     ),
-    "rates": FigureSection("W_A above 80 req/s, 6 models on 4 instances", at_rates(MANY_REQUESTS, (120.0,))),
+    "rates": FigureSection(
+        "W_A above 80 req/s, 6 models on 4 instances",
+        at_rates(MANY_REQUESTS, (120.0,)),
+        (*RIVALS, QLM, PAPER, SHEPHERD),
+    ),
     "shares": FigureSection(
         "Fig. 9: attainment by the share of latency-sensitive requests, 6 models on 4 instances, 120 req/s",
         option(MANY_REQUESTS, "latency_share", (0.05, 0.5)),
+        (*RIVALS, QLM, PAPER, SHEPHERD),
     ),
-    "w-b": FigureSection("Fig. 11, 12: one model on 2 instances", at_rates(ONE_MODEL, (16.0, 22.0)), ROUTERS),
+    "w-b": FigureSection(
+        "Fig. 11, 12: one model on 2 instances", at_rates(ONE_MODEL, (16.0, 22.0)), (*ROUTERS, SHEPHERD)
+    ),
     "w-c": FigureSection(
         "Fig. 15: mega prompts, 6 models on 4 instances, 40 req/s",
         option(replace(MANY_REQUESTS, workload="w-c", rps=40.0), "mega_share", (0.01, 0.03)),
@@ -169,6 +192,7 @@ SECTIONS = {
     "slo-scale": FigureSection(
         "Fig. 20: deadlines of 20 and 120 s times a factor, 8 models on 2 instances, 20 req/s",
         at_slo_scale(SHORTER, (0.5, 1.0, 2.0)),
+        (*RIVALS, QLM, PAPER, SHEPHERD),
     ),
     "memory": FigureSection(
         "Fig. 21, W_A: KV blocks in use over all time, 8 models on 2 instances, 20 req/s",
@@ -217,6 +241,18 @@ SECTIONS = {
         "Fig. 13: the same with one model on 2 instances, 26 req/s",
         at_rates(ONE_MODEL, (26.0,)),
         (PAPER, *(f"qlm-paper:{name}=false/stock" for name in OPERATIONS), QLM, "qlm:preempt=true/stock"),
+        shows=("in_time", "interactive"),
+    ),
+    "operations-scarce": FigureSection(
+        "Fig. 10 where KV is short: qlm without each of its operations, 4 models on 2 instances, OPT-13B, 12 GB of KV",
+        at_rates(Cell(FOUR_SCARCE, "req/s", 14.0, rps=14.0, seconds=60.0), (14.0,)),
+        (*without_each("auto"), *without_each("fcfs"), "on-demand", "least-loaded/auto"),
+        shows=("in_time", "interactive"),
+    ),
+    "operations-scarce-w-b": FigureSection(
+        "Fig. 13 where KV is short: the same with one model on 2 instances, so that switching models does nothing",
+        at_rates(Cell(ONE_SCARCE, "req/s", 14.0, workload="w-b", rps=14.0, seconds=60.0), (14.0,)),
+        (*without_each("auto"), *without_each("fcfs"), "on-demand", "least-loaded/auto"),
         shows=("in_time", "interactive"),
     ),
     "delta": FigureSection(
