@@ -164,7 +164,9 @@ def run(cell: Cell, name: str, seed: int) -> Row:
     found = record(FleetResult(name, seed, cell.rps, log))
     by_class = found["slo_attainment_by_class"]
     steps, spans = log.run.steps, log.spans
-    in_all_s = sum(span.end_s - span.start_s for span in spans if span.end_s <= found["duration_s"]) or 1.0
+    until_s = found["duration_s"]  # spans last until the loop ends, a little longer
+    in_all_s = until_s * len({span.instance for span in spans}) or 1.0
+    serving_s = sum(min(s.end_s, until_s) - min(s.start_s, until_s) for s in spans if s.phase is Phase.SERVING)
     urgent = [r for r in log.run.requests if r.request.slo.slo_class.name == "interactive" and r.token_times_s.size]
     waits_s = [float(r.token_times_s[0]) - r.request.arrival_s for r in urgent]
     figures = {
@@ -178,7 +180,7 @@ def run(cell: Cell, name: str, seed: int) -> Row:
         "swaps": found["swaps"],
         "swapping": found["swapping_share"],
         "draining": found["draining_share"],
-        "serving": sum(s.end_s - s.start_s for s in spans if s.phase is Phase.SERVING) / in_all_s,
+        "serving": serving_s / in_all_s,
         "left": found["evicted_on_switch"],
         "lost": found["lost"],
         "cpu_s": spent_s,
