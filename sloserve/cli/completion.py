@@ -13,10 +13,3 @@ def presets(incomplete: str) -> list[str]:
     from sloserve import config
 
     return [name for name in config.presets() if name.startswith(incomplete)]
-
-
-def schemas(incomplete: str) -> list[str]:
-    """Kinds of files."""
-    from sloserve.cli.schema_command import SCHEMAS
-
-    return [kind for kind in SCHEMAS if kind.startswith(incomplete)]

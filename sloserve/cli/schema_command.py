@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from sloserve.cli import completion
 from sloserve.cli.root import app
 from sloserve.core.errors import ConfigError
 
@@ -72,11 +71,15 @@ def schema_text(kind: str) -> str:
     return json.dumps(SCHEMAS[kind](), indent=2) + "\n"
 
 
+def _kinds(incomplete: str) -> list[str]:
+    return [kind for kind in SCHEMAS if kind.startswith(incomplete)]
+
+
 @app.command()
 def schema(
     kind: Annotated[
         str,
-        typer.Argument(metavar="KIND", help=", ".join(SCHEMAS), show_default=False, autocompletion=completion.schemas),
+        typer.Argument(metavar="KIND", help=", ".join(SCHEMAS), show_default=False, autocompletion=_kinds),
     ],
 ) -> None:
     """Print the JSON schema of a kind of file, with which editors complete and check it.

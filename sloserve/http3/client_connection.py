@@ -216,12 +216,6 @@ class H3Client(TransmittingProtocol):
             self._h3.send_data(stream_id, data, end)
         self.transmit_soon()
 
-    def reprioritize(self, stream_id: int, field: str) -> None:
-        """Sends a PRIORITY_UPDATE."""
-        assert self._h3 is not None
-        self._h3.send_priority_update(stream_id, field)
-        self.transmit_soon()
-
     def cancel(self, stream_id: int) -> None:
         if self.lost is None and self._h3 is not None:
             self._h3.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)

@@ -154,11 +154,6 @@ class ScheduledConnection(QuicConnection):
         return bool(self._handshake_complete)
 
     @property
-    def open_streams(self) -> int:
-        """Streams of either side that are not over, HTTP/3's own included."""
-        return len(self._streams)
-
-    @property
     def client_certificate(self) -> tuple[Any, list[Any]] | None:
         """The certificate that the client proved to own and its chain, unverified; ``None`` if it showed none."""
         certificate = self.tls._peer_certificate

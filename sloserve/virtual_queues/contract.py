@@ -10,7 +10,7 @@ Source: QLM, Sec. 4 (groups, virtual queues) and Sec. 7 (plan generator).
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 
 class ModelState(Enum):
@@ -154,15 +154,3 @@ class FleetState:
     instances: tuple[InstanceState, ...]
     swap_s: Mapping[Swap, float]
     last: FleetPlan | None = None
-
-
-class FleetPlanner(Protocol):
-    """Which instance serves which groups, in which order?"""
-
-    def plan(self, state: FleetState) -> FleetPlan:
-        """The plan from now on: the last one, gone on with, unless a missed deadline is foreseen that another avoids.
-
-        Call it when a group or an instance comes or goes, and every few seconds. Never raises for a state whose parts
-        fit together.
-        """
-        ...

@@ -201,11 +201,6 @@ class Groups:
         group = self._groups.get(ref)
         return [] if group is None else [m for m, _ in zip(group.members.values(), range(most), strict=False)]
 
-    def ref_of(self, request: Hashable) -> int | None:
-        """Reference of the group that a waiting request is in."""
-        group = self._group_of.get(request)
-        return None if group is None else group.ref
-
     def sums(self) -> tuple[GroupSums, ...]:
         """Returns the sums of all groups, in the order of their references; takes a microsecond or two a group."""
         return tuple(self._groups[ref].sums() for ref in sorted(self._groups))

@@ -37,7 +37,7 @@ class Foreseen:
 
 
 class QLMPlanner:
-    """A FleetPlanner (``contract.py``) by local search.
+    """Which instance serves which groups, in which order, by local search.
 
     Args:
         serving: of each model on each kind of device that can serve it.
@@ -56,7 +56,10 @@ class QLMPlanner:
         self._seed = seed
 
     def plan(self, state: FleetState) -> FleetPlan:
-        """As the protocol says. Times are foreseen anew in each call; the order changes where that saves lateness."""
+        """The plan from now on: the last one, gone on with, unless a missed deadline is foreseen that another avoids.
+
+        Call it when a group or an instance comes or goes, and every few seconds. Times are foreseen anew in each call.
+        """
         return self.search(self.foresee(state))
 
     def times(self, state: FleetState) -> Times:

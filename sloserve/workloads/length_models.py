@@ -9,7 +9,7 @@ Datasets are known by their published average, minimum and maximum (EconoServe, 
 - **Chunks**, for BookCorpus's prompts: books are cut into 2048-token chunks (EconoServe, Sec. 2.1), so a prompt is a
   full chunk or, uniformly, a remainder; the share of full chunks is solved from the published mean.
 
-Prompt and output are drawn independently; :class:`SampledLengths` keeps the pairs of a real trace together.
+Prompt and output are drawn independently.
 """
 
 import functools
@@ -69,18 +69,6 @@ class IndependentLengths:
     def draw(self, n: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
         prompt_rng, output_rng = rng.spawn(2)
         return self.prompt.draw(n, prompt_rng), self.output.draw(n, output_rng)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampledLengths:
-    """Pairs of prompt and output lengths from a trace, ``[pairs]`` each, drawn together with replacement."""
-
-    prompt_tokens: IntArray
-    output_tokens: IntArray
-
-    def draw(self, n: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-        picked = rng.integers(0, self.prompt_tokens.size, n)
-        return self.prompt_tokens[picked], self.output_tokens[picked]
 
 
 def fixed(tokens: int) -> TokenCount:

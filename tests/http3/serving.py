@@ -25,6 +25,13 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 30))
 
 
+def reprioritize(client: H3Client, stream_id: int, field: str) -> None:
+    """Sends a PRIORITY_UPDATE (RFC 9218, Sec. 7)."""
+    assert client._h3 is not None
+    client._h3.send_priority_update(stream_id, field)
+    client.transmit_soon()
+
+
 @functools.cache
 def certificate_files() -> tuple[str, str]:
     """Certificate and key for localhost, one pair for all tests."""

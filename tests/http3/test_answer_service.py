@@ -27,7 +27,7 @@ from sloserve.http3.stream_priority import (
 from sloserve.http3.stream_schedulers import scheduler
 from sloserve.wire.headers import DEFAULT_RULES
 from sloserve.wire.resolve import Rules, resolve_headers
-from tests.http3.serving import answer, ask, connected, listening, run, whole
+from tests.http3.serving import answer, ask, connected, listening, reprioritize, run, whole
 
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
@@ -138,11 +138,11 @@ def test_priorities_reach_the_scheduler() -> None:
             }.items():
                 await whole(ask(client, path, **headers))
             stream_id = client.quic.get_next_available_stream_id()
-            client.reprioritize(stream_id, "u=6, i")  # before the request: RFC 9218 allows for it
+            reprioritize(client, stream_id, "u=6, i")  # before the request: RFC 9218 allows for it
             await client.ping()
             await whole(ask(client, "/early"))
             for ahead in range(1, 401):
-                client.reprioritize(stream_id + 4 * ahead, "u=0")
+                reprioritize(client, stream_id + 4 * ahead, "u=0")
             await client.ping()
             (protocol,) = listener.protocols
             assert len(protocol._early) == 128

@@ -238,7 +238,7 @@ def test_a_client_that_keeps_no_limit_of_streams_loses_its_connection(virtually:
             for number in range(1000):
                 stranger.quic.send_stream_data(4 * number, b"\x00")
             await stranger.converse(loop)
-            assert protocol.quic.open_streams <= 128 + 6
+            assert len(protocol.quic._streams) <= 128 + 6
             assert protocol.quic._close_event.error_code == QuicErrorCode.STREAM_LIMIT_ERROR
             assert not listener.protocols and not served
 
@@ -264,7 +264,7 @@ def test_many_requests_at_once_have_their_turn(virtually: Any, connections: int,
             clients = [await connect("127.0.0.1", listener.port, trusting()) for _ in range(connections)]
             replies = [ask(clients[number % connections]) for number in range(requests)]
             await sleep(0.05)
-            assert all(protocol.quic.open_streams <= 128 + 6 for protocol in listener.protocols)
+            assert all(len(protocol.quic._streams) <= 128 + 6 for protocol in listener.protocols)
             assert {await whole(reply) for reply in replies} == {b""}
             await sleep(0.1)
             for protocol in listener.protocols:  # what has arrived is forgotten

@@ -13,7 +13,19 @@ from sloserve.http3 import bounded_h3
 from sloserve.http3.client_connection import BrokenOff, H3Client, HeadersTooLarge, connect
 from sloserve.http3.httpx_transport import H3Transport
 from sloserve.http3.listener import Listener
-from tests.http3.serving import PSEUDO, answer, ask, echo, header_block, listening, read, trusting, whole, write
+from tests.http3.serving import (
+    PSEUDO,
+    answer,
+    ask,
+    echo,
+    header_block,
+    listening,
+    read,
+    reprioritize,
+    trusting,
+    whole,
+    write,
+)
 
 
 async def visit(listener: Listener) -> H3Client:
@@ -180,7 +192,7 @@ def test_a_priority_that_overtakes_its_request_holds(virtually: Any) -> None:
             loop.carry = carry
             second = ask(client, "/second")
             await sleep(0.02)
-            client.reprioritize(0, "u=7")
+            reprioritize(client, 0, "u=7")
             assert await whole(second) == await whole(first) == b""
             await client.end()
 

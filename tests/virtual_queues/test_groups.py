@@ -70,7 +70,7 @@ def test_a_preempted_request_is_first_of_its_group_again() -> None:
     groups.remove(0)
     groups.remove(1)
     groups.put_back(member(1), ref)
-    assert groups.ref_of(1) == ref and len(groups) == 1
+    assert groups._group_of[1].ref == ref and len(groups) == 1
     with pytest.raises(ValueError, match="request 1 is in group 0 already"):
         groups.add(member(1))
 
@@ -107,7 +107,7 @@ def test_sums_are_those_of_the_members_and_a_restart_finds_the_same_groups(
         if tidies:
             groups.tidy()
     restored = Groups(delta=delta, batch=4)
-    restored.restore([(ref, m) for m in waiting.values() if (ref := groups.ref_of(m.request)) is not None])
+    restored.restore([(groups._group_of[m.request].ref, m) for m in waiting.values()])
     for found in (groups, restored):
         assert found.requests == len(waiting) == sum(sums.requests for sums in found.sums())
         for sums in found.sums():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.errors import ConfigError
-from sloserve.workloads.readers import read_lengths, read_trace, table
+from sloserve.workloads.readers import read_trace, table
 from sloserve.workloads.trace import Trace, make_trace
 
 CSV = "arrival_s,prompt_tokens,output_tokens,task\n0.5,374,44,conv\n4.0,396,109,code\n"
@@ -209,14 +209,6 @@ def test_format_can_be_forced_and_unknown_ones_are_refused(tmp_path: Path) -> No
         read_trace(path, "parquet")
 
 
-def test_lengths_need_no_arrivals(tmp_path: Path) -> None:
-    path = write(tmp_path / "l.csv", "prompt_tokens,output_tokens,task\n10,1,s\n20,2,s\n")
-    prompts, outputs = read_lengths(path).draw(200, np.random.default_rng(0))
-    assert set(zip(prompts.tolist(), outputs.tolist(), strict=True)) == {(10, 1), (20, 2)}
-    with pytest.raises(ConfigError, match="has no requests"):
-        read_lengths(write(path, "prompt_tokens,output_tokens\n"))
-
-
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 10**7), st.integers(1, 10**7)), min_size=1, max_size=20))
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[float, int, int]]) -> None:
     path = tmp_path_factory.getbasetemp() / "roundtrip.csv"
@@ -287,12 +279,9 @@ def test_public_traces(
     path = DATA / f"{name}.csv.gz"
     if not path.exists():
         pytest.skip(f"{path} is not here")
-    if span_s is None:
-        lengths = read_lengths(path)
-        prompts, outputs = lengths.prompt_tokens, lengths.output_tokens
-    else:
-        trace = read_trace(path)
-        prompts, outputs = trace.prompt_tokens, trace.output_tokens
+    trace = read_trace(path, draw_arrivals=span_s is None)
+    prompts, outputs = trace.prompt_tokens, trace.output_tokens
+    if span_s is not None:
         assert round(trace.span_s) == span_s
         assert trace.rate_per_s == pytest.approx(rate_per_s, abs=0.006)
         assert (trace.prefix_ids is not None) == name.startswith("mooncake")

@@ -8,7 +8,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.sim.experiment_options import SimulateOptions
-from sloserve.workloads.readers import read_lengths, read_trace
+from sloserve.workloads.readers import read_trace
 from sloserve.workloads.readers.token_counter import estimated, token_counter
 from sloserve.workloads.workload_registry import asked_workload
 
@@ -42,7 +42,7 @@ def test_custom_and_what_is_spread_over_lines(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path / "c.jsonl", CUSTOM), draw_arrivals=True)
     assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([8, 1], [10, 3])
     spread = json.dumps(json.loads(SHAREGPT), indent=2)
-    assert read_lengths(write(tmp_path / "s.json", spread)).prompt_tokens.tolist() == [10, 3]
+    assert read_trace(write(tmp_path / "s.json", spread), draw_arrivals=True).prompt_tokens.tolist() == [10, 3]
 
 
 def test_burstgpt_has_arrivals_of_its_own_and_leaves_out_what_failed(

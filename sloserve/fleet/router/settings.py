@@ -103,12 +103,6 @@ class RouterSettings(_Section):
     def table(self) -> QualityTable:
         return QualityTable(self.quality, self.task_by_class)
 
-    def set_of(self, name: str) -> tuple[str, ...] | None:
-        """The models that ``model: name`` of a request lets choose among; ``None`` where that is no set."""
-        if name == AUTO:
-            return tuple(self.models)
-        return tuple(self.sets[name]) if name in self.sets else None
-
 
 def read_router(path: Path) -> RouterSettings:
     """The settings in the file at ``path``. Raises: ConfigError that lists every fault, one line each."""

@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 
 from sloserve.core.errors import ConfigError
-from sloserve.workloads.length_models import SampledLengths
 from sloserve.workloads.readers import azure, mooncake, project_csv, vllm_datasets
 from sloserve.workloads.readers.found import find_trace
 from sloserve.workloads.readers.source import RawRows, open_trace
@@ -78,18 +77,6 @@ def read_trace(
     return make_trace(
         _stem(path), str(path), arrival_s, rows.prompt_tokens, rows.output_tokens, rows.task, rows.prefix_ids
     )
-
-
-def read_lengths(path: str | Path, trace_format: str | None = None) -> SampledLengths:
-    """The pairs of prompt and output length in the file at ``path``, whether or not it has arrivals.
-
-    Raises: ConfigError as :func:`read_trace` does, but for missing arrivals.
-    """
-    path = Path(path)
-    rows = _READERS[_format_of(path, trace_format)](path, estimated)
-    if not rows.task:
-        raise ConfigError(f"{path}: has no requests; at least one row is needed")
-    return SampledLengths(rows.prompt_tokens, rows.output_tokens)
 
 
 def _format_of(path: Path, trace_format: str | None) -> TraceFormat:

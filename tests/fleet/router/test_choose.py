@@ -80,8 +80,7 @@ def test_a_model_that_takes_no_more_of_the_class_is_passed_over_while_another_do
 
 def test_a_set_limits_the_choice_and_a_task_decides_it() -> None:
     chooser = ModelChooser(SETTINGS)
-    assert chooser.choose(FACTS, IDLE, 0.0, SETTINGS.set_of("small")).model == MIDDLE
-    assert SETTINGS.set_of("auto") == (SMALL, MIDDLE, LARGE) and SETTINGS.set_of(LARGE) is None
+    assert chooser.choose(FACTS, IDLE, 0.0, tuple(SETTINGS.sets["small"])).model == MIDDLE
     table = SETTINGS.table
     assert table.task("piqa", "interactive") == "piqa" and table.task("chess", "interactive") == "openbookqa"
     unknown = table.of(table.task(None, "batch"), SETTINGS.models)

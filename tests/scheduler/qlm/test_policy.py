@@ -63,13 +63,13 @@ def test_an_admitted_request_leaves_its_group_and_a_preempted_one_is_first_again
     policy = QLM()
     for slot in range(3):
         policy.arrived(at.rows, slot, NOW_S)
-    ref = policy._groups.ref_of(0)
+    ref = policy._groups._group_of[0].ref
     at.rows.state[0] = 3  # running
     policy.plan(Snapshot(at.rows, np.array([1, 2]), np.array([0]), at.engine), NOW_S)
-    assert policy._groups.requests == 2 and policy._groups.ref_of(0) is None
+    assert policy._groups.requests == 2 and 0 not in policy._groups._group_of
     at.rows.state[0] = 2  # preempted
     made = policy.plan(at, NOW_S)
-    assert policy._groups.ref_of(0) == ref and order(made)[0] == 0
+    assert policy._groups._group_of[0].ref == ref and order(made)[0] == 0
     for slot in range(3):
         policy.finished(at.rows, slot, NOW_S)
     assert not policy._groups.requests and not len(policy._groups)
