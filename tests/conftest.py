@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import logging
 import os
 import re
 import sys
@@ -37,13 +36,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--hypothesis-profile") == "fast":
         config.option.timeout_method = config.option.timeout_method or "signal"
         providers._get_local_constants = lambda: providers._local_constants
-
-
-@pytest.fixture
-def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """pytest's, with our records whatever ran before: an engine of this process keeps them from the root logger."""
-    monkeypatch.setattr(logging.getLogger("sloserve"), "propagate", True)
-    return caplog
 
 
 def _has_gpu() -> bool:

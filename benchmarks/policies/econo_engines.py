@@ -319,7 +319,7 @@ def show(name: str, row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    logging.disable(logging.WARNING)
+    logging.getLogger("vllm").setLevel(logging.ERROR)
     quick = is_quick(__doc__)
     if quick:
         globals().update(SEEDS=(0,), ENGINES=(2,), WAYS=("stock", "econo"), MOST_STEPS=0)

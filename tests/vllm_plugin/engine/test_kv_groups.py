@@ -39,6 +39,7 @@ def test_layers_that_are_not_known_by_their_exact_type_are_left_to_vllm(
         from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
         KVCacheSpecRegistry.register(type(layer), FullAttentionManager, uniform_type_base_spec=FullAttentionSpec)
+    monkeypatch.setattr(logging.getLogger("sloserve"), "propagate", True)
     with caplog.at_level(logging.WARNING, logger="sloserve"):
         scheduler = build("edf").scheduler
     assert kind in scheduler.status()["plans_off"] and kind in caplog.text
