@@ -16,8 +16,7 @@ class Constants:
     late_wait_share: the same in deep overload, where ``late_at`` of the requests with targets, or more, have no chance
     any more and step time is what is short; in between the share grows as a power of both.
     class_weight: of a class relative to the next more urgent one. price_power: a resource that is needed for the share
-    x of the time for which the scarcest is has the price x to this power. pending_steps: full steps of prompts ahead
-    from which on all steps are taken to be full.
+    x of the time for which the scarcest is has the price x to this power.
     """
 
     experience: float = 0.5
@@ -28,7 +27,6 @@ class Constants:
     late_at: float = 0.2
     class_weight: float = 0.5
     price_power: float = 2.0
-    pending_steps: float = 16.0
 
 
 CONSTANTS = Constants()

@@ -7,7 +7,6 @@ from typing import Final
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.lso.plan import EngineFacts
 from sloserve.lso.step_budget import LEAST_SHARE
-from sloserve.scheduler.auto import constants
 
 _MORE_SEQS: Final = 16
 """Decodes by which a step is made larger to see what one more takes."""
@@ -17,9 +16,8 @@ _MORE_SEQS: Final = 16
 class EnginePace:
     """How fast the engine is now, in seconds.
 
-    step_s: of a step, between one of decodes alone and a full one, by how many prompts there are to compute. full_s:
-    of a full one. prompt_token_s: of a prompt token, at the rate of full steps. token_s: what one more decode adds to
-    a step.
+    step_s: of a step of decodes alone. full_s: of a full one. prompt_token_s: of a prompt token, at the rate of full
+    steps. token_s: what one more decode adds to a step.
     """
 
     step_s: float
@@ -28,10 +26,14 @@ class EnginePace:
     token_s: float
 
 
-def pace_of(engine: EngineFacts, decodes: int, context_tokens: int, pending_tokens: float) -> EnginePace:
+def pace_of(engine: EngineFacts, decodes: int, context_tokens: int) -> EnginePace:
     """The engine with these running.
 
-    decodes, context_tokens: running requests, and the tokens in their KV. pending_tokens: of prompts, to be computed.
+    decodes, context_tokens: running requests, and the tokens in their KV.
+
+    Prompts that wait do not count in ``step_s``: the step budget keeps steps as short as the replies that run need, and
+    what a prompt takes of the time of others is in its price. Counted in both, the reply of every request looks slower
+    than it will be, and long ones, whose length is known, are given up too early.
 
     Decodes and their drafts may fill the whole step. They end, and prompts take their tokens: so a full step counts as
     having room for ``LEAST_SHARE`` of its tokens. With the room of this very step, a prompt token would take a step,
@@ -48,7 +50,4 @@ def pace_of(engine: EngineFacts, decodes: int, context_tokens: int, pending_toke
     full = StepLoad(room, 1, decodes, context_tokens, room * room)
     alone_s, more_s, full_s = latency.step_s(alone), latency.step_s(more), latency.step_s(full)
     full_s = max(full_s, alone_s)
-    share = min(pending_tokens / (constants.CONSTANTS.pending_steps * room), 1.0)
-    return EnginePace(
-        alone_s + share * (full_s - alone_s), full_s, full_s / room, max((more_s - alone_s) / _MORE_SEQS, 1e-9)
-    )
+    return EnginePace(alone_s, full_s, full_s / room, max((more_s - alone_s) / _MORE_SEQS, 1e-9))

@@ -86,7 +86,7 @@ class Auto(Policy):
         slots = np.concatenate((snapshot.waiting, snapshot.running))
         context, prefill = context_and_uncomputed(progress_columns(rows), slots)
         left, runs = self._lengths.outlook(rows, slots, AHEAD)
-        pace = pace_of(engine, snapshot.running.size, int(context[queued:].sum()), float(prefill.sum()))
+        pace = pace_of(engine, snapshot.running.size, int(context[queued:].sum()))
         again_s = context[queued:] * pace.prompt_token_s * preemption_price(rows, snapshot.running, engine)
         gain, cost, _ = worth_of(rows, queued, engine, pace, left, runs, prefill, again_s, now_s)
         undecided = without_targets(rows, slots)

@@ -71,7 +71,7 @@ class Niyama(Policy):
         key = np.where(np.isnan(key), np.inf, key)
         if self.settings.relegate and queued:
             context = rows.prompt_tokens[snapshot.running] + rows.output_tokens[snapshot.running]
-            pace = pace_of(engine, snapshot.running.size, int(context.sum()), float(prompt.sum()))
+            pace = pace_of(engine, snapshot.running.size, int(context.sum()))
             due = np.fmin(first_due, end_due - left * pace.step_s)[:queued]
             late = self._late(snapshot, slots, key, prompt, due - now_s, pace)
             key[:queued] = np.where(late & np.isfinite(key[:queued]), key[:queued] + _RELEGATED_S, key[:queued])
