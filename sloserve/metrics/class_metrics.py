@@ -17,7 +17,7 @@ from sloserve.core.predicted import MEDIAN, P90, Predicted
 from sloserve.core.served import ServedRequest
 from sloserve.core.stamps import Ring, latest
 from sloserve.metrics.engine_metrics import PREFIX
-from sloserve.metrics.process_page import COVERAGE_WINDOW, PREDICTED, Board
+from sloserve.metrics.process_page import COVERAGE_WINDOW, LATENCIES, PREDICTED, Board
 
 LEVELS: Final = (MEDIAN, P90)
 OUTCOMES: Final[tuple[Outcome, ...]] = tuple(outcome for outcome in Outcome if outcome is not Outcome.LOST)
@@ -101,7 +101,7 @@ class ClassMetrics:
     def __init__(self, name: str, families: Families, board: Board, class_id: int) -> None:
         """board: of this process, where what is computed at scrape is remembered."""
         self._window = AttainmentWindow(board.ended[class_id])
-        self._latest_ttft, self._latest_e2e = (LatencyWindow(stamps) for stamps in board.latency[class_id])
+        self._latest = {figure: LatencyWindow(board.latency[class_id, i]) for i, figure in enumerate(LATENCIES)}
         self._kept = {dim: Ring(board.predicted[class_id, i]) for i, dim in enumerate(PREDICTED)}
         self._predicted = {"ttft": families.predicted_ttft.labels(name), "e2e": families.predicted_e2e.labels(name)}
         self._requests = {outcome: families.requests.labels(name, outcome) for outcome in OUTCOMES}
@@ -109,9 +109,7 @@ class ClassMetrics:
         self._targets = {target: families.targets.labels(name, target) for target in TARGETS}
         self._violations = {target: families.violations.labels(name, target) for target in TARGETS}
         self._qoe = families.qoe.labels(name)
-        self._ttft, self._tpot, self._e2e = (
-            family.labels(name) for family in (families.ttft, families.tpot, families.e2e)
-        )
+        self._histograms = {figure: getattr(families, figure).labels(name) for figure in LATENCIES}
 
     def record(self, served: ServedRequest, now_s: float) -> None:
         self._requests[served.outcome].inc()
@@ -128,14 +126,16 @@ class ClassMetrics:
         if served.qoe is not None:
             self._qoe.observe(served.qoe)
         if served.latency is not None:
-            self._ttft.observe(served.latency.ttft_s)
+            self._took("ttft", served.latency.ttft_s, now_s)
             if served.output_tokens > 1:
-                self._tpot.observe(served.latency.tpot_s)
-            self._e2e.observe(served.latency.e2e_s)
-            self._latest_ttft.record(served.latency.ttft_s, now_s)
-            self._latest_e2e.record(served.latency.e2e_s, now_s)
+                self._took("tpot", served.latency.tpot_s, now_s)
+            self._took("e2e", served.latency.e2e_s, now_s)
             if served.predicted is not None:
                 self._judge(served.predicted, served.latency, now_s)
+
+    def _took(self, figure: str, latency_s: float, now_s: float) -> None:
+        self._histograms[figure].observe(latency_s)
+        self._latest[figure].record(latency_s, now_s)
 
     def _judge(self, predicted: Predicted, latency: Latency, now_s: float) -> None:
         for dim, told, actual_s in (

@@ -26,7 +26,7 @@ from sloserve.metrics.page_memory import PageMemory, found
 _CONTROL: Final = 2
 PREDICTED: Final = ("ttft", "e2e")
 COVERAGE_WINDOW: Final = 256
-LATENCIES: Final = ("ttft", "e2e")
+LATENCIES: Final = ("ttft", "tpot", "e2e")
 
 REFRESH_S: Final = 1.0
 """An API process that has just started, or is no more, is noticed this late by one that admits requests."""
@@ -38,8 +38,7 @@ class Board:
     waiting: requests by class that wait, float64. control: seconds that its calls which keep the core busy have taken,
     and since when one does, on the host's monotonic clock, 0 for none. ended: by class, stamps of an attainment window.
     predicted: by class and figure of :data:`PREDICTED`, stamps of kept predictions. latency: by class and figure of
-    :data:`LATENCIES`, stamps of latency windows. tenants: keys of those with a
-    label, 0 for none yet.
+    :data:`LATENCIES`, stamps of latency windows. tenants: keys of those with a label, 0 for none yet.
     """
 
     def __init__(self, classes: int, tenants: int, memory: PageMemory | None = None) -> None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +16,7 @@ from rich.text import Text
 View = Mapping[str, Any]
 
 _PHASES: Final = ("waiting", "prefill", "decode", "paused", "preempted")
+_LATENCIES: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "e2e"}
 _HELD: Final = frozenset({"waiting", "paused", "preempted", "swapped"})
 _LATE, _HELD_UP, _DIM = "bold red", "yellow", "dim"
 _MOST_CHARS: Final = 60
@@ -92,22 +94,51 @@ def _kv(kv: Mapping[str, Any], near: Sequence[int]) -> Text:
     return line
 
 
-def _by_class(view: View) -> Table:
-    table = Table(box=None, header_style=_DIM, pad_edge=False)
-    table.add_column("class")
-    for name in (*_PHASES, "late", "next due", "met 1m", "10m"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _by_class(view: View) -> RenderableType:
+    """How the classes fare, and beside it, or below it on a narrow screen, what their requests do."""
+    return Columns([_how_they_fare(view), _what_they_do(view)], padding=(0, 3))
+
+
+def _how_they_fare(view: View) -> Table:
+    table = _classes("late", "next due", "met 1m", "10m", *(f"{figure} p50,99" for figure in _LATENCIES.values()))
     for name, one in view["by_class"].items():
         late, due_s = one["late"], one["next_due_s"]
-        counts = {**one, "preempted": one["preempted"] + one["swapped"]}
         table.add_row(
             plain(name),
-            *(Text(str(counts[phase]), "" if counts[phase] else _DIM) for phase in _PHASES),
             Text(str(late), _LATE if late else _DIM),
             _due(None if due_s is None else due_s - view["at_s"]),
             *(Text("" if ratio is None else f"{ratio:.0%}") for ratio, _ in one["attained"]),
+            *(took(one["latency_s"][figure]) for figure in _LATENCIES),
         )
     return table
+
+
+def _what_they_do(view: View) -> Table:
+    table = _classes(*_PHASES)
+    for name, one in view["by_class"].items():
+        counts = {**one, "preempted": one["preempted"] + one["swapped"]}
+        table.add_row(plain(name), *(Text(str(counts[phase]), "" if counts[phase] else _DIM) for phase in _PHASES))
+    return table
+
+
+def _classes(*columns: str) -> Table:
+    table = Table(box=None, header_style=_DIM, pad_edge=False)
+    table.add_column("class")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def took(quantiles_s: Sequence[float] | None) -> str:
+    """Quantiles of a latency with two digits, in the unit that suits the longest; empty for none."""
+    if quantiles_s is None:
+        return ""
+    factor, unit = (1e3, "ms") if max(quantiles_s) < 1.0 else (1.0, "s")
+    return f"{', '.join(_two_digits(quantile_s * factor) for quantile_s in quantiles_s)} {unit}"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:#.2g}"
 
 
 def _due(left_s: float | None) -> Text:

@@ -13,13 +13,14 @@ from sloserve.admission.prediction import ArrivingRequest
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import QueueFull
 from sloserve.core.finished import Latency
+from sloserve.core.latency_window import quantiles_s
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.metrics import page_folder
 from sloserve.metrics.collectors import FrontEndMetrics, TenantLabels
-from sloserve.metrics.process_page import COVERAGE_WINDOW, REFRESH_S, Board, Boards
+from sloserve.metrics.process_page import COVERAGE_WINDOW, LATENCIES, REFRESH_S, Board, Boards
 
 NAMES = DEFAULT_CLASSES.names
 GAUGES = ("sloserve:slo_attainment_ratio", "sloserve:prediction_coverage_ratio")
@@ -71,6 +72,19 @@ def test_whoever_is_scraped_shows_what_one_process_would(
         metrics[2].record(request)
     first, second, alone = map(gauges, registries)
     assert first == second == alone
+
+
+def test_latencies_are_of_completed_requests_and_tpot_of_those_with_several_tokens() -> None:
+    clock, registry = ManualClock(T0), CollectorRegistry()
+    board = Board(len(NAMES), 0)
+    metrics = FrontEndMetrics(NAMES, (), Boards(board, clock), clock, list, registry)
+    slo = DEFAULT_CLASSES.slo("batch", Targets())
+    for outcome, tokens, tpot_s in ((Outcome.COMPLETED, 11, 0.1), (Outcome.COMPLETED, 1, 0.0), (Outcome.ABORTED, 5, 9)):
+        latency = Latency(0.5, tpot_s, 1.5) if outcome is Outcome.COMPLETED else None
+        metrics.record(ServedRequest(slo, outcome, latency=latency, output_tokens=tokens))
+    batch = board.latency[NAMES.index("batch")]
+    found = {figure: quantiles_s([batch[i]], clock.monotonic_s()) for i, figure in enumerate(LATENCIES)}
+    assert found == {"ttft": [0.5, 0.5], "tpot": [0.1, 0.1], "e2e": [1.5, 1.5]}
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from sloserve.engine.why import SAYS, Phase, Why
 from sloserve.metrics.live_view import COLUMNS
-from sloserve.report.live_screen import duration, plain, reason, screen
+from sloserve.report.live_screen import duration, plain, reason, screen, took
 
 EVIL = "[red]x[/red]\x1b[2J\x07<img onerror>"
 
@@ -37,7 +37,8 @@ def view(**what: Any) -> dict[str, Any]:
              "kv": {"used": 30, "total": 60, "foreseen": {"mean": [30, 45], "sigma": [0, 6]}}},
         ],
         "by_class": {"urgent": {**counts, "waiting": 1, "late": 1, "next_due_s": 97.0,
-                                "attained": [[0.5, 4], [None, 0]]}},
+                                "attained": [[0.5, 4], [None, 0]],
+                                "latency_s": {"ttft": [0.213, 1.74], "tpot": [0.0061, 0.042], "e2e": None}}},
         "rows": {},
     } | what  # fmt: skip
 
@@ -61,6 +62,24 @@ def test_a_late_request_and_why_it_waits_are_the_first_row() -> None:
     assert "-3.0 s" in text and "preempted for request 2, which is due 93 s earlier" in text
     assert "the first in the queue waits: it needs 12 KV blocks, and 4 are free" in text
     assert "50%; the running ones hold 75% ± 10% in 64 steps" in text and "50%" in text.split("next due")[1]
+
+
+def test_each_class_has_the_latency_of_its_latest_requests() -> None:
+    header, urgent = (next(line for line in shown(view()).splitlines() if word in line) for word in ("TTFT", "urgent"))
+    assert "TTFT p50,99  TPOT p50,99  e2e p50,99" in header
+    assert "0.21, 1.7 s" in urgent and "6.1, 42 ms" in urgent
+    assert [took(one) for one in (None, [0.9994, 0.9996], [8.4, 31.9], [0.00012, 0.5])] == [
+        "", "999, 1000 ms", "8.4, 32 s", "0.12, 500 ms",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_figure_of_a_class_is_cut_on_a_narrow_or_a_wide_screen(width: int) -> None:
+    name = "interactive"
+    text = shown(view(by_class={name: view()["by_class"]["urgent"]}), width=width)
+    table = text[text.index("class") : text.index("no request is live")]
+    assert table.count(name) == 2
+    assert all(word in table for word in ("0.21, 1.7 s", "6.1, 42 ms", "-3.0 s", "50%", "preempted"))
 
 
 def test_rows_that_have_no_room_are_counted() -> None:

@@ -8,7 +8,8 @@ import { PolicyChange } from "./policy";
 
 const AGAIN_MS = 2000;
 const COLOURS = ["#2f81f7", "#1a9e5c", "#a371f7", "#d29922", "#db61a2", "#0aa2c0"];
-const PHASES = ["waiting", "prefill", "decode", "paused", "preempted", "swapped"];
+const PHASES = ["waiting", "prefill", "decode", "paused", "preempted"];
+const LATENCIES = { ttft: "TTFT", tpot: "TPOT", e2e: "e2e" };
 
 interface Engine {
   rank: number;
@@ -42,13 +43,14 @@ function showServer(view: View): void {
   const byClass = view.by_class as ByClass;
   const classes = view.classes as string[];
   lines(byId("engines"), engines.flatMap((engine) => told(view, engine)));
-  table(byId("classes"), ["class", "late", "next due", "met, 1 min", "met, 10 min", "TTFT p50, p99", "e2e p50, p99", ...PHASES], classes.map((name) => {
+  table(byId("classes"), ["class", "late", "next due", "met, 1 min", "met, 10 min", ...Object.values(LATENCIES).map((name) => `${name} p50, 99`), ...PHASES], classes.map((name) => {
     const one = byClass[name]!;
     const due = one.next_due_s === null ? null : one.next_due_s - view.at_s;
     const met = shares(one.attained);
     const late: Cell = { text: String(one.late), look: one.late! > 0 ? "bad" : "dim" };
-    const counts = PHASES.map((phase): Cell => ({ text: String(one[phase]), look: one[phase] === 0 ? "dim" : undefined }));
-    return [name, late, { text: duration(due), look: due !== null && due < 0 ? "bad" : undefined }, ...met, took(one.latency_s["ttft"]), took(one.latency_s["e2e"]), ...counts];
+    const of = (phase: string) => one[phase]! + (phase === "preempted" ? one["swapped"]! : 0);
+    const counts = PHASES.map((phase): Cell => ({ text: String(of(phase)), look: of(phase) === 0 ? "dim" : undefined }));
+    return [name, late, { text: duration(due), look: due !== null && due < 0 ? "bad" : undefined }, ...met, ...Object.keys(LATENCIES).map((figure) => took(one.latency_s[figure])), ...counts];
   }));
   attainment ??= new Chart("attainment", classes.map((label, i) => ({ label, stroke: COLOURS[i % COLOURS.length]!, width: 2 })));
   attainment.add(view.at_s, classes.map((name) => {
@@ -76,8 +78,11 @@ function shares(attained: [number | null, number][]): string[] {
   return attained.map(([ratio, had]) => (ratio === null ? "" : `${Math.round(ratio * 100)} % of ${had}`));
 }
 
-function took(quantiles: [number, number] | null | undefined): string {
-  return quantiles ? `${quantiles.map((s) => (s < 10 ? s.toPrecision(2) : s.toFixed(0))).join(", ")} s` : "";
+/** Quantiles of a latency with two digits, in the unit that suits the longest. */
+function took(quantiles_s: number[] | null | undefined): string {
+  if (!quantiles_s) return "";
+  const [factor, unit] = Math.max(...quantiles_s) < 1 ? [1e3, "ms"] : [1, "s"];
+  return `${quantiles_s.map((s) => (s * factor < 10 ? (s * factor).toPrecision(2) : (s * factor).toFixed(0))).join(", ")} ${unit}`;
 }
 
 /** Shares of the KV caches of all ranks, in percent: held now, foreseen, with one standard deviation more and less. */
