@@ -267,8 +267,7 @@ class BatchRunner:
 
     def _finish(self, batch: Batch) -> Slices:
         try:
-            output = yield from self._result_file(batch, "output", successes=True)
-            error = yield from self._result_file(batch, "error", successes=False)
+            results = yield from self._result_files(batch)
         except _EndedMeanwhile:
             return False
         counts = self.store.requests.counts(batch.id)
@@ -276,19 +275,19 @@ class BatchRunner:
             after = BatchState.CANCELLED
         else:
             after = BatchState.EXPIRED if counts.get(RequestState.EXPIRED) else BatchState.COMPLETED
-        results = ResultFiles(output, error, self.results_kept_s)
         moved = self.store.batches.move(batch.id, batch.state, after, ended=counts, results=results)
         if moved:
             self.store.requests.forget_results(batch.id)
         return moved
 
-    def _result_file(self, batch: Batch, kind: str, *, successes: bool) -> Generator[None, None, File | None]:
-        """Writes one of a batch's files of results, from its rows; ``None`` where it would be empty.
+    def _result_files(self, batch: Batch) -> Generator[None, None, ResultFiles]:
+        """Writes a batch's files of results and of errors, in one pass over its rows.
 
-        Raises: _EndedMeanwhile where another gateway has written it, and deleted the results.
+        Raises: _EndedMeanwhile where another gateway has written them, and deleted the results.
         """
-        id, written, place = ids.result_file_of(batch.id, kind), 0, 0
-        with self.folder.writing(id) as file:
+        output, error = ids.result_file_of(batch.id, "output"), ids.result_file_of(batch.id, "error")
+        successes, others, place = 0, 0, 0
+        with self.folder.writing(output) as to_output, self.folder.writing(error) as to_error:
             while rows := self.store.requests.results(batch.id, after=place):
                 if place:
                     yield
@@ -296,8 +295,17 @@ class BatchRunner:
                 for row in rows:
                     if row.status is None and row.state in (RequestState.DONE, RequestState.FAILED):
                         raise _EndedMeanwhile
-                    if _succeeded(row) == successes:
-                        written += file.write(result_line(row))
+                    if _succeeded(row):
+                        successes += to_output.write(result_line(row))
+                    else:
+                        others += to_error.write(result_line(row))
+        return ResultFiles(
+            self._unless_empty(batch, "output", output, successes),
+            self._unless_empty(batch, "error", error, others),
+            self.results_kept_s,
+        )
+
+    def _unless_empty(self, batch: Batch, kind: str, id: str, written: int) -> File | None:
         if not written:
             self.folder.delete(id)
             return None

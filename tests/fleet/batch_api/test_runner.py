@@ -128,6 +128,29 @@ def test_two_gateways_that_end_a_batch_at_once_lose_no_result(fleet: Fleet, monk
     assert len(list(fleet.path.iterdir())) == 2, "nothing is left of the other's"
 
 
+def test_results_are_read_once_for_both_files(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were read, with all that engines answered, for the file of results and again for the file of errors."""
+    batch = fleet.batch(line("a") + b"\n" + line("b"))
+    fleet.runner.step()
+    claim = fleet.store.requests.claim("agent", 0, 2, 30.0)
+    assert claim is not None
+    answered = zip(claim.requests, (200, 400), strict=True)
+    ended = [Result(one.id, one.attempt, RequestState.DONE, status, b"{}") for one, status in answered]
+    assert all(fleet.store.requests.finish(ended))
+    results, read = Requests.results, list[str]()
+
+    def counted(self: Requests, batch: str, after: int = 0) -> list[Row]:
+        rows = results(self, batch, after)
+        read.extend(row.custom_id or "" for row in rows)
+        return rows
+
+    monkeypatch.setattr(Requests, "results", counted)
+    whole(fleet.runner)
+    assert read == ["a", "b"] and fleet.output(batch) == ["a"]
+    errors = fleet.get(batch).error_file
+    assert errors is not None and b'"custom_id":"b"' in (fleet.path / errors).read_bytes()
+
+
 def test_a_file_that_was_deleted_does_not_come_back_by_a_gateway_that_is_late(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
