@@ -1,18 +1,19 @@
 """Each figure and table of the five papers has a command and its results, or a reason why it has none."""
 
-import tomllib
+import re
 from itertools import chain
 
 import pytest
 
 from benchmarks.fleet.fleet_qlm import SECTIONS
+from benchmarks.paper_tables import PAGES, PAPERS, figure, filled, paper_table
 from sloserve.sim.experiments import EXPERIMENTS
 from tests.docs.pages import ROOT
 
 REASONS = {"needs a GPU", "needs human subjects", "needs data that cannot be had", "not about the system"}
-PAPERS = tomllib.loads((ROOT / "benchmarks" / "paper_figures.toml").read_text())
 OPEN = {("econo", "Figure 2"), ("econo", "Figure 6")}
 """Not run yet: an entry may leave this set, none may join it."""
+_TABLE = re.compile(r"(<!-- paper: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
 def _exists(command: str) -> bool:
@@ -23,10 +24,10 @@ def _exists(command: str) -> bool:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_every_figure_and_table_stands_in_the_list_once(paper: str) -> None:
+def test_every_figure_and_table_stands_in_the_list(paper: str) -> None:
     entry = PAPERS[paper]
-    expected = [f"{kind} {n + 1}" for kind in ("Figure", "Table") for n in range(entry[f"{kind.lower()}s"])]
-    assert sorted(chain.from_iterable(row["of"] for row in entry["rows"])) == sorted(expected)
+    expected = {f"{kind} {n + 1}" for kind in ("Figure", "Table") for n in range(entry[f"{kind.lower()}s"])}
+    assert set(chain.from_iterable(row["of"] for row in entry["rows"])) == expected
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -34,7 +35,7 @@ def test_each_has_a_command_with_results_or_a_reason(paper: str) -> None:
     for row in PAPERS[paper]["rows"]:
         if "command" in row:
             assert _exists(row["command"]), row
-            assert row["results"], row
+            assert row["results"] and row["ours"], row
             assert [r for r in row["results"] if not (ROOT / "benchmarks" / "results" / r).exists()] == [], row
         elif not row.get("open"):
             assert row.get("reason") in REASONS, row
@@ -43,3 +44,24 @@ def test_each_has_a_command_with_results_or_a_reason(paper: str) -> None:
 def test_what_is_not_run_yet_is_known() -> None:
     found = {(paper, of) for paper in PAPERS for row in PAPERS[paper]["rows"] if row.get("open") for of in row["of"]}
     assert found <= OPEN
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_paper_s_page_begins_with_its_table(paper: str, update_docs: bool) -> None:
+    page = ROOT / "docs" / "benchmarks" / f"{PAGES[paper]}.md"
+    text = page.read_text()
+    assert [found[2] for found in _TABLE.finditer(text)] == [paper] and text.index("<!-- paper") < text.index("\n## ")
+    new = _TABLE.sub(lambda found: f"{found[1]}{paper_table(paper)}{found[3]}", text)
+    if update_docs:
+        page.write_text(new)
+    assert text == new or update_docs, "what is generated is out of date: pytest tests/docs --update-docs"
+
+
+def test_figures_are_read_from_rows_tables_and_json() -> None:
+    assert (
+        filled("as {sa_devices.json rows profile=a800-qwen2.5-32b max_batch=1 policy=stock attainment .0%}") == "as 1 %"
+    )
+    assert figure("quic-network condition=burst-constant transport=tcp-n real-time/met per real-time/n .1%") == "24.7 %"
+    assert figure("table fleet-qlm-drain fifo") == "35.1 ± 2.3"
+    with pytest.raises(ValueError, match="leads to no number"):
+        figure("router rule=none reward .2f")
