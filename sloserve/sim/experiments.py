@@ -25,12 +25,13 @@ class ExperimentRow:
 
 _RIVALS = "stock,fcfs,priority,edf,sjf"
 _BUDGETED = "stock,edf,edf:step_budget=true,sjf:step_budget=true,andes:step_budget=true,econo:step_budget=true,auto"
+_ANNEALED = "stock,edf,edf:step_budget=true,sjf:step_budget=true,sa,sa:step_budget=true,sa-batches,auto"
 _OVERLOADED = {
     "profile": "h100-llama3-8b",
     "load": "2",
     "max_requests": 1000,
     "max_num_batched_tokens": 512,
-    "policy": "stock,edf,sjf",
+    "policy": "stock,edf:step_budget=true,sjf:step_budget=true,auto",
     "admission": (
         "none,cap:max_waiting=16,vllm:max_num_queued_tokens=4000,vllm:max_num_queued_tokens=16000,"
         "predict:min_chance=0.1,predict:min_chance=0.5"
@@ -39,7 +40,7 @@ _OVERLOADED = {
 _READERS: dict[str, Any] = {
     "load": "0.5,1,1.5,2,2.5",
     "max_requests": 1000,
-    "policy": "stock,rr,edf,sjf,sjf:length=oracle,andes",
+    "policy": "stock,rr,edf:step_budget=true,sjf:step_budget=true,sjf:length=oracle,andes,andes:step_budget=true,auto",
 }
 """Andes, Sec. 6.1: rivals of QoE-aware scheduling and loads beyond the capacity; profiles and sizes are ours."""
 _READERS_OPT = _READERS | {"profile": "a100-opt-13b"}
@@ -85,7 +86,7 @@ _ANDES_66B: dict[str, Any] = _ANDES_PAPER | {
     "load": "1,1.25,1.5,2,2.5",
     "max_requests": 500,
     "swap_space_gib": 240,
-    "policy": "stock,fcfs,rr,andes,andes-paper",
+    "policy": "stock,fcfs,rr,edf:step_budget=true,andes,andes:step_budget=true,andes-paper,auto",
 }
 _ANDES_SOLVERS: dict[str, Any] = {
     "profile": "a100-opt-13b-12gb",
@@ -98,7 +99,10 @@ _TIGHT_OPT: dict[str, Any] = {
     "profile": "a100-opt-13b-12gb",
     "load": "0.5,0.75,1,1.25,1.5,2,2.5",
     "max_requests": 500,
-    "policy": "stock,edf,sjf,sjf:length=oracle,andes,econo,econo:late_last=true,econo:length=oracle",
+    "policy": (
+        "stock,edf:step_budget=true,sjf:step_budget=true,sjf:length=oracle,andes:step_budget=true,"
+        "econo,econo:step_budget=true,econo:late_last=true,econo:length=oracle,auto"
+    ),
 }
 _TIGHT_TRACE = _TIGHT_OPT | {"profile": "h100-llama3-8b", "kv_blocks": 3000}
 """EconoServe, Sec. 4: SLO-scale 2. Latencies of a prompt and a token: stock's at 0.01 requests/s, 100 requests."""
@@ -176,7 +180,7 @@ EXPERIMENTS = {
             "load": "0.7,1,1.5",
             "max_requests": 400,
             "max_num_batched_tokens": 512,
-            "policy": "stock,edf,sjf,sa,sa-batches",
+            "policy": _ANNEALED,
         },
         trace="azure2023_conv_first_two_thirds.csv.gz",
     ),
@@ -186,7 +190,7 @@ EXPERIMENTS = {
             "profile": "h100-llama3-8b",
             "load": "0.7,1,1.5",
             "max_requests": 400,
-            "policy": "stock,edf,sjf,sa,sa-batches",
+            "policy": _ANNEALED,
         },
         trace="servegen_mlarge_day2_10h.csv.gz",
     ),
@@ -225,7 +229,7 @@ EXPERIMENTS = {
     ),
     "qoe-reading": ExperimentRow(
         "How much load keeps readers at a mean QoE of 0.9, in the Andes paper's setting but with OPT-13B?",
-        _READERS_OPT | {"workload": "reading-speed", "policy": f"{_READERS['policy']},priority"},
+        _READERS_OPT | {"workload": "reading-speed"},
     ),
     "qoe-reading-gamma3": ExperimentRow(
         "As qoe-reading, in bursts", _READERS_OPT | {"workload": "reading-speed-gamma3"}
@@ -265,7 +269,7 @@ EXPERIMENTS = {
             "profile": "a100-opt-13b",
             "load": "1,1.5,2.5",
             "swap_space_gib": 240,
-            "policy": "stock,fcfs,rr,andes,andes-paper,andes-paper:preemption_cap=0,andes-paper:preemption_cap=0.4",
+            "policy": f"{_ANDES_66B['policy']},andes-paper:preemption_cap=0,andes-paper:preemption_cap=0.4",
         },
     ),
     "andes-opt-66b": ExperimentRow(
