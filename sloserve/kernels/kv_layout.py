@@ -34,7 +34,8 @@ class KVGroups(NamedTuple):
             STATE_WINDOW for a Mamba layer.
         chunk_tokens: tokens before the last multiple of it are given back.
         states: for Mamba layers that keep a state at the end of each chunk (``align``): of how many steps at once.
-        checkpoints: 1 where the last chunk of a prompt keeps a state inside it besides.
+        checkpoints: 1 where a chunk keeps a state inside it besides: the last of a prompt, or each, as the prefix cache
+            is told to keep (``--prefix-cache-retention-interval``).
         spare_blocks: blocks beside those of tokens, for the states of draft tokens.
         most_blocks: most blocks that vLLM wants free to admit a request; 0 for no limit.
         copied_blocks: 1 where a prefix that ends inside a block is copied into a block of the request's own.
@@ -60,7 +61,8 @@ class KVGroups(NamedTuple):
 class KVLayout:
     """The groups of one KV cache. Tokens and blocks are those of one request, over all groups.
 
-    Counts are vLLM's own but for Mamba states at chunk ends and for drafts that were rejected, where they may be above.
+    Counts are vLLM's own, but for Mamba states at chunk ends, of which they may be above, and for drafts that were
+    rejected: the request may hold the blocks of those besides, and take as many less.
 
     Args:
         groups: at least one.

@@ -83,6 +83,12 @@ def test_states_at_chunk_ends_take_a_block_for_each_chunk_in_flight() -> None:
     assert layout.to_admit(of(1, 90_000)).tolist() == [2, 2] and layout.chunk_multiple == 500
 
 
+def test_a_chunk_in_flight_may_keep_a_state_inside_it_besides() -> None:
+    layout = KVLayout((KVGroups(1, 500, states=2, checkpoints=1),))
+    assert layout.held(of(2000, 2000, 3000, 2001), of(2000, 1000, 1000, 1)).tolist() == [4, 3, 3, 2]
+    assert layout.growth(of(0), 1).tolist() == [2] and layout.most_growth(1, 1) == 2
+
+
 def test_a_request_on_average() -> None:
     long = np.array([10_000.0])
     both = KVLayout((KVGroups(1, 16), KVGroups(5, 16, window_tokens=129)))

@@ -70,7 +70,8 @@ class KvLayout {
   std::int64_t most_growth(std::int64_t tokens, std::int64_t requests) const {
     std::int64_t blocks = 0;
     for (const KvGroups& g : groups_) {
-      blocks += g.count * (tokens / g.block_size + requests * (1 + blocks_of(lookahead_, g.block_size) + g.spare_blocks));
+      const std::int64_t each = 1 + blocks_of(lookahead_, g.block_size) + g.spare_blocks + g.checkpoints;
+      blocks += g.count * (tokens / g.block_size + requests * each);
     }
     return blocks;
   }
@@ -120,9 +121,9 @@ class KvLayout {
 
   std::int64_t held_by(const KvGroups& g, std::int64_t computed, std::int64_t settled) const {
     if (!g.states) return up_to(g, computed) - std::min(skipped(g, settled), up_to(g, computed));
-    // The states at the ends of the chunks in flight, and the last settled one.
+    // The states inside and at the ends of the chunks in flight, and the last settled one.
     const std::int64_t spanned = (computed - 1) / g.block_size - std::max<std::int64_t>(settled - 1, 0) / g.block_size + 1;
-    return g.spare_blocks + std::min(spanned, g.states + (settled > 0)) + g.checkpoints;
+    return g.spare_blocks + std::min(spanned, g.states * (1 + g.checkpoints) + (settled > 0));
   }
 
   std::int64_t growth_of(const KvGroups& g, std::int64_t computed, std::int64_t tokens) const {
