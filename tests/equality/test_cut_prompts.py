@@ -16,7 +16,7 @@ from tests.equality.harness import MAX_STEPS, Served, serve
 from tests.equality.subjects import SUBJECTS
 from tests.equality.test_real_engine import Bench
 from tests.equality.workloads import RISING, Job
-from tests.older_vllm import IS_0_30
+from tests.other_vllm import IS_0_30
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 

@@ -18,7 +18,7 @@ from tests.equality.subjects import SUBJECTS
 from tests.equality.test_real_engine import Bench, check_equal
 from tests.equality.workloads import Job
 from tests.forked import run_forked
-from tests.older_vllm import not_with_0_30
+from tests.other_vllm import not_with_0_30
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 

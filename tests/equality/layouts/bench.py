@@ -16,7 +16,7 @@ from tests.equality.layouts.models import MODELS, ModelFolders
 from tests.equality.subjects import SUBJECTS
 from tests.equality.test_real_engine import Bench
 from tests.equality.workloads import WORKLOADS
-from tests.older_vllm import needs_float32_mamba
+from tests.other_vllm import needs_float32_mamba
 
 WHOLE = os.environ.get("SLOSERVE_LAYOUTS") == "whole"
 """Whether all of these tests run, as ``make layouts`` has it; else a part does, for ``make test``."""

@@ -17,7 +17,7 @@ from tests.equality.layouts.bench import MODES, SUBJECT, WHOLE, Case, bench_of, 
 from tests.equality.layouts.models import ModelFolders
 from tests.equality.subjects import Subject
 from tests.equality.test_real_engine import Bench
-from tests.older_vllm import IS_0_30
+from tests.other_vllm import IS_0_30
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 

@@ -15,7 +15,7 @@ from tests.equality.engine import ENGINE_WARNINGS, EngineConfig
 from tests.equality.layouts.bench import SUBJECT, WHOLE, Case, bench_of, differences
 from tests.equality.layouts.models import ModelFolders
 from tests.forked import run_forked
-from tests.older_vllm import not_with_0_30
+from tests.other_vllm import not_with_0_30
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 

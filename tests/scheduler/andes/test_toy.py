@@ -16,7 +16,7 @@ from sloserve.core.runlog import RunLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.step_time.latency import DecodeLine, Hinge
 from sloserve.estimator.step_time.profile import load_profile
-from tests.older_vllm import not_with_0_30
+from tests.other_vllm import not_with_0_30
 
 pytestmark = pytest.mark.vllm
 

@@ -12,7 +12,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.rows import Rows, State
 from sloserve.core.runlog import RunLog
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
-from tests.older_vllm import not_with_0_30
+from tests.other_vllm import not_with_0_30
 
 pytestmark = pytest.mark.vllm
 

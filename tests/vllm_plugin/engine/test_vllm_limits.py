@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sloserve.scheduler.policy import Plan, Snapshot
-from tests.older_vllm import IS_0_30
+from tests.other_vllm import IS_0_30
 from tests.vllm_plugin.engine.test_scheduler_hooks import Scripted
 from tests.vllm_plugin.engine.test_staying_alive import step
 

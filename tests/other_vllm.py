@@ -1,0 +1,34 @@
+"""What other versions of vLLM lack or do otherwise, as marks for tests: what ``make compat`` leaves out, and why."""
+
+import pytest
+
+from sloserve.vllm_plugin.versions import installed_vllm
+
+IS_0_30 = str(installed_vllm()).startswith("0.30.")
+IS_0_31 = str(installed_vllm()).startswith("0.31.")
+IS_0_33 = str(installed_vllm()).startswith("0.33.")
+
+
+def not_with_0_30(reason: str) -> pytest.MarkDecorator:
+    """Skips a test with vLLM 0.30. reason: what that version does otherwise."""
+    return pytest.mark.skipif(IS_0_30, reason=reason)
+
+
+def needs_float32_mamba() -> None:
+    """Skips the test of a Mamba layer where no reply of one can be compared token by token."""
+    if IS_0_30 or IS_0_31:
+        pytest.skip("vLLM's CPU kernels for Mamba took no float32 before 0.32")
+
+
+def follows_mamba(caches: bool) -> bool:
+    """Whether the simulator's model follows this vLLM where layers keep states. caches: with a prefix cache.
+
+    It follows 0.32. In 0.31 the chunks of prompts end elsewhere; 0.33 gives back states of the prefix cache earlier, so
+    that it sometimes admits a request earlier.
+    """
+    return not IS_0_31 and not (IS_0_33 and caches)
+
+
+def has_mamba_all() -> bool:
+    """Whether vLLM can keep a Mamba state at the end of each block, its mode ``all``."""
+    return not IS_0_33
