@@ -1,52 +1,81 @@
 """The stream of one request at the server, as its exchange uses it."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from aioquic.h3.connection import ErrorCode
 from aioquic.h3.events import Headers
 
-if TYPE_CHECKING:
-    from sloserve.http3.server_connection import ServerProtocol
+from sloserve.http3.bounded_h3 import BoundedH3
+from sloserve.http3.listener_figures import Deadlines
+from sloserve.http3.scheduled_connection import ScheduledConnection
+
+
+class AnsweringConnection(Protocol):
+    """What the streams of a connection share."""
+
+    @property
+    def quic(self) -> ScheduledConnection: ...
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the client has read enough of its answers to have another."""
+
+    def transmit_soon(self) -> None:
+        """Sends what there is to send once the callbacks at hand are done."""
+
+    def wrote(self, size_bytes: int) -> None:
+        """So much of an answer was written to the connection."""
+
+    def deadlines(self, slo_class: str) -> Deadlines:
+        """Where parts of answers of this class are counted."""
+
+    def drop_at(self, stream_id: int, deadline_s: float | None) -> None:
+        """From when on what was not sent of the answer is of no use, if late answers are dropped at all."""
+
+    def stop_reading(self, stream_id: int) -> None:
+        """What still comes of the request's body is of no use."""
+
+    def abort(self, stream_id: int, error_code: int) -> None:
+        """Ends a stream both ways."""
 
 
 class RequestStream:
-    """Where a request comes from, and its answer goes."""
+    """Where a request comes from, and its answer goes. h3: writes the frames of the connection."""
 
-    def __init__(self, protocol: "ServerProtocol", stream_id: int) -> None:
-        self._protocol = protocol
-        self._quic = protocol.quic
+    def __init__(self, connection: AnsweringConnection, h3: BoundedH3, stream_id: int) -> None:
+        self._connection = connection
+        self._quic = connection.quic
+        self._h3 = h3
         self.stream_id = stream_id
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
     def send_head(self, headers: Headers, end: bool) -> None:
-        assert self._protocol._h3 is not None
-        self._protocol._h3.send_headers(self.stream_id, headers, end)
-        self._protocol.transmit_soon()
+        self._h3.send_headers(self.stream_id, headers, end)
+        self._connection.transmit_soon()
 
     def send_body(self, data: bytes, end: bool) -> None:
-        assert self._protocol._h3 is not None
-        self._protocol._h3.send_data(self.stream_id, data, end)
-        self._protocol.wrote(len(data))
+        self._h3.send_data(self.stream_id, data, end)
+        self._connection.wrote(len(data))
 
     def set_priority(self, deadline_s: float | None, urgency: int | None, incremental: bool | None) -> None:
         self._quic.set_stream(self.stream_id, deadline_s=deadline_s, urgency=urgency, incremental=incremental)
 
     def due(self, deadline_s: float, slo_class: str | None = None, written_s: float = 0.0) -> None:
         """What was sent since the last call is due then. slo_class: counts it, as what was written at ``written_s``."""
-        tally = None if slo_class is None else self._protocol.deadlines(slo_class)
+        tally = None if slo_class is None else self._connection.deadlines(slo_class)
         if tally is not None and deadline_s <= written_s:
             tally.overdue += 1
             tally = None
         self._quic.due(self.stream_id, deadline_s, tally)
 
     def late_from(self, deadline_s: float | None) -> None:
-        self._protocol.drop_at(self.stream_id, deadline_s)
+        self._connection.drop_at(self.stream_id, deadline_s)
 
     def may_begin(self) -> bool:
-        return self._protocol.may_begin
+        return self._connection.may_begin
 
     def unsent_bytes(self) -> int:
         return self._quic.unsent_bytes(self.stream_id)
@@ -57,10 +86,10 @@ class RequestStream:
     def hold(self, unread_bytes: int) -> None:
         self._quic.hold(self.stream_id, unread_bytes)
         if not unread_bytes:
-            self._protocol.transmit_soon()
+            self._connection.transmit_soon()
 
     def stop_reading(self) -> None:
-        self._protocol.stop_reading(self.stream_id)
+        self._connection.stop_reading(self.stream_id)
 
     def abort(self) -> None:
-        self._protocol.abort(self.stream_id, ErrorCode.H3_INTERNAL_ERROR)
+        self._connection.abort(self.stream_id, ErrorCode.H3_INTERNAL_ERROR)

@@ -207,6 +207,7 @@ class ServerProtocol(TransmittingProtocol):
             self._reset(event.stream_id)
 
     def _begin(self, stream_id: int, headers: Headers, complete: bool) -> None:
+        assert self._h3 is not None
         self._next_stream_id = max(self._next_stream_id, stream_id + 4)
         early = self._early.pop(stream_id, None)
         pseudo, rest = split_headers(headers)
@@ -218,7 +219,7 @@ class ServerProtocol(TransmittingProtocol):
             return
         service = AnswerService.of(*self._front.classify(rest))
         self.quic.set_stream(stream_id, tenant=service.tenant)
-        stream = RequestStream(self, stream_id)
+        stream = RequestStream(self, self._h3, stream_id)
         scope = make_scope(pseudo, rest, self._client, self._front.address)
         exchange = Http3Exchange(stream, scope, service, settings.deadlines == "renewed", settings.buffer_bytes)
         if early is not None:
