@@ -33,6 +33,8 @@ KEY = "the-admin-key-canary"
 EVIL = "<img src=x onerror=alert(1)>"
 FRAMES = 600
 LIVE = 1000
+CROWD = 200
+"""Instances."""
 
 
 class PlayedServer:
@@ -41,7 +43,8 @@ class PlayedServer:
     def __init__(self) -> None:
         self.frames = 0
         self.routes = WatchRoutes(KEY, self.view)
-        self.is_fleet = False
+        self.is_fleet = self.is_crowd = False
+        self.fleet_frames = 0
         self.policy, self.shadow_policy = "edf", "auto"
         self.changes: list[dict[str, Any]] = []
         self.asked: list[tuple[dict[str, str], dict[str, Any]]] = []
@@ -81,12 +84,21 @@ class PlayedServer:
         }  # fmt: skip
 
     def _fleet(self, now_s: float) -> dict[str, Any]:
+        """Ten minutes pass in 120 frames; the first instance switches every two minutes, those of a crowd always."""
+        self.fleet_frames += 1
+        now_s += 4.5 * self.fleet_frames
         since_s = now_s - 90.0
+        turn, in_turn = divmod(self.fleet_frames, 24)
+        phase, began = ("swapping", 0) if in_turn < 3 else ("serving", 3)
+        first = [phase, ("chat", EVIL)[turn % 2], now_s - 5.0 * (in_turn - began)]
         rows = {
-            "node-a/0": ["node-a", "serving", "chat", since_s, None, 12, 12, 20, 0, 0.1],
-            "node-a/1": ["node-a", "switching", EVIL, now_s - 3.0, 4.0, 0, 0, 0, 2, 0.1],
+            "node-a/0": ["node-a", *first, None, 12, 12, 20, 0, 0.1],
+            "node-a/1": ["node-a", "swapping", EVIL, now_s - 60.0, 4.0, 0, 0, 0, 2, 0.1],
             "node-b/0": ["node-b", "lost", "chat", since_s, None, 0, 0, 0, 0, None],
         }
+        for i in range(CROWD if self.is_crowd else 0):
+            model = ("chat", EVIL)[self.fleet_frames % 2]
+            rows[f"node-c/{i}"] = ["node-c", "serving", model, now_s, None, 1, 1, 1, 0, 0.1]
         group = {"held": 7, "oldest_s": 4.0, "first_due_in_s": -1.5, "rate_per_s": 2.0, "queues": ["node-a/1"]}
         switch = {"at_s": now_s - 40.0, "instance": "node-a/0", "leaving": EVIL, "coming": "chat", "seconds": 6.5}
         return {
@@ -128,6 +140,8 @@ class PlayedServer:
             self.routes.close()
         elif scope["path"] == "/fleet":
             self.is_fleet = True
+        elif scope["path"] == "/crowd":
+            self.is_crowd = True
         elif scope["path"] == "/up":
             self.routes = WatchRoutes(KEY, self.view)
         await answer(send, HTTPStatus.OK, str(self.frames).encode(), "text/plain")
@@ -264,7 +278,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return {**found, "port": port}
 
     found = asyncio.run(driven())
-    print({name: found[name] for name in ("heap", "long", "axe", "why", "overflow")})
+    print({name: found[name] for name in ("heap", "long", "axe", "why", "overflow", "lanes", "fleetHeap")})
     assert found["errors"] == [] and not found["formIsSeen"] and "refused" in found["refused"]
     assert {request.split("/")[2] for request in found["requests"]} == {f"127.0.0.1:{found['port']}"}
     assert found["images"] == 0 and EVIL in found["text"]
@@ -279,6 +293,12 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["lost"].startswith("Lost") and found["back"].startswith("Live")
     # After a reload the key is asked for again; a fleet has its own page.
     assert found["asksAgain"] and found["images"] == 0 and EVIL in found["fleet"]
+    # Which model each instance held over the last ten minutes; what is older is forgotten.
+    first, coming, lost = (lane.split() for lane in found["lanes"])
+    assert set(first) == {"chat", "other"} and len(first) >= 5, "a bar for each time between two switches"
+    assert set(coming) == {"other", "bare"} and coming.count("other") > 5, "it is hatched while the model comes"
+    assert "bad" in lost and not {"chat", "other"} & set(lost)
+    assert found["fleetHeap"][1] < found["fleetHeap"][0] * 1.1
     assert "60 % of 50" in found["fleet"] and "-1.5 s" in found["fleet"] and found["fleetCanTry"]
     # A policy is tried as shadow, its verdict is read, and then it decides.
     assert " 10.0 points more" in found["verdict"]

@@ -1,11 +1,11 @@
 /** One lane a live request: what it did within the last minute, and its deadline. A chosen one says why it waits. */
 import { byId, duration } from "./dom";
 import type { View } from "./feed";
+import { COLOURS, Courses, framed, hatched, seen } from "./strips";
 
 const HIGH = 16;
 const SPAN_S = 60;
 const AHEAD_S = 15;
-const COLOURS = ["#2f81f7", "#1a9e5c", "#a371f7", "#d29922", "#db61a2", "#0aa2c0"];
 interface Part {
   phase: string;
   from_s: number;
@@ -53,7 +53,7 @@ export function said(view: View, why: number, figure: number | null, of: number 
 export class Lanes {
   private canvas = byId<HTMLCanvasElement>("lanes");
   private box = byId("scrolled");
-  private history = new Map<string, Part[]>();
+  private readonly courses = new Courses<Part>(40, SPAN_S);
   private shown: Request[] = [];
   private view: View | undefined;
   private chosen: string | undefined;
@@ -77,14 +77,11 @@ export class Lanes {
   show(view: View): void {
     this.view = view;
     this.shown = requests(view);
-    const live = new Set(this.shown.map((one) => one.key));
-    for (const key of this.history.keys()) if (!live.has(key)) this.history.delete(key);
+    this.courses.keep(new Set(this.shown.map((one) => one.key)));
     for (const one of this.shown) {
-      const parts = this.history.get(one.key) ?? [];
-      if (parts.length === 0 && one.since_s > one.arrival_s) parts.push({ phase: "unseen", from_s: one.arrival_s });
-      if (parts.at(-1)?.phase !== one.phase) parts.push({ phase: one.phase, from_s: one.since_s });
-      if (parts.length > 40) parts.shift();
-      this.history.set(one.key, parts);
+      const last = this.courses.of(one.key).at(-1);
+      if (last === undefined && one.since_s > one.arrival_s) this.courses.take(one.key, { phase: "unseen", from_s: one.arrival_s }, view.at_s);
+      if (last?.phase !== one.phase) this.courses.take(one.key, { phase: one.phase, from_s: one.since_s }, view.at_s);
     }
     this.draw();
     this.tell();
@@ -122,44 +119,27 @@ export class Lanes {
   private draw(): void {
     const view = this.view;
     if (view === undefined) return;
-    const wide = this.canvas.clientWidth, all = Math.max(this.shown.length, 1) * HIGH;
-    const high = Math.min(all, Math.floor(innerHeight * 0.6));  // only what is seen is drawn
-    byId("rest").style.height = `${all - high}px`;
-    const first = Math.floor(this.box.scrollTop / HIGH);
-    const seen = this.shown.slice(first, first + Math.ceil(high / HIGH) + 1);
-    const scale = devicePixelRatio;
-    if (this.canvas.width !== Math.round(wide * scale) || this.canvas.height !== Math.round(high * scale)) {
-      this.canvas.width = Math.round(wide * scale);
-      this.canvas.height = Math.round(high * scale);
-      this.canvas.style.height = `${high}px`;
-    }
-    const to = this.canvas.getContext("2d")!;
-    const look = getComputedStyle(document.body);
-    const ink = look.getPropertyValue("--ink"), bad = look.getPropertyValue("--bad"), line = look.getPropertyValue("--line");
+    const { to, wide, high, first, last, top, ink, bad, line } = seen(this.canvas, byId("rest"), this.shown.length, HIGH);
     const names = Math.min(170, wide * 0.35);
     const x = (s: number) => names + (Math.min(Math.max((s - view.at_s + SPAN_S) / (SPAN_S + AHEAD_S), 0), 1)) * (wide - names - 3);
-    to.setTransform(scale, 0, 0, scale, 0, 0);
-    to.clearRect(0, 0, wide, high);
-    to.font = "12px system-ui, sans-serif";
-    to.textBaseline = "middle";
-    seen.forEach((one, i) => {
-      const top = (first + i) * HIGH - this.box.scrollTop, colour = COLOURS[one.classId % COLOURS.length]!;
+    this.shown.slice(first, last).forEach((one, i) => {
+      const y = top(first + i), colour = COLOURS[one.classId % COLOURS.length]!;
       if (one.key === this.chosen) {
         to.fillStyle = line;
-        to.fillRect(0, top, wide, HIGH);
+        to.fillRect(0, y, wide, HIGH);
       }
       const isLate = one.due_s !== null && one.due_s < view.at_s;
       to.fillStyle = isLate ? bad : ink;
-      to.fillText(`${one.key} ${one.name}${isLate ? " late" : ""}`.slice(0, 40), 2, top + HIGH / 2, names - 8);
-      const parts = this.history.get(one.key)!;
+      to.fillText(`${one.key} ${one.name}${isLate ? " late" : ""}`.slice(0, 40), 2, y + HIGH / 2, names - 8);
+      const parts = this.courses.of(one.key);
       parts.forEach((part, p) => {
         if ((parts[p + 1]?.from_s ?? view.at_s) < view.at_s - SPAN_S) return;
         const from = x(part.from_s), wideOf = Math.max(x(parts[p + 1]?.from_s ?? view.at_s) - from, 1);
-        this.part(to, part.phase, colour, ink, from, top + 3, wideOf, HIGH - 6);
+        this.part(to, part.phase, colour, ink, from, y + 3, wideOf, HIGH - 6);
       });
       if (one.due_s !== null) {
         to.fillStyle = bad;
-        to.fillRect(x(one.due_s), top + 1, 3, HIGH - 2);
+        to.fillRect(x(one.due_s), y + 1, 3, HIGH - 2);
       }
     });
     to.fillStyle = ink;
@@ -168,15 +148,12 @@ export class Lanes {
 
   private part(to: CanvasRenderingContext2D, phase: string, colour: string, ink: string, x: number, y: number, w: number, h: number): void {
     if (phase === "preempted" || phase === "swapped") {
-      to.strokeStyle = ink;
-      to.setLineDash([3, 3]);
-      to.strokeRect(x + 0.5, y + 0.5, Math.max(w - 1, 1), h - 1);
-      to.setLineDash([]);
+      framed(to, ink, x, y, w, h);
       return;
     }
     to.fillStyle = phase === "waiting" ? "#8c959f" : phase === "unseen" ? "#8c959f55" : colour;
     if (phase === "prefill") to.globalAlpha = 0.6;
-    if (phase === "paused") for (let at = x; at < x + w; at += 6) to.fillRect(at, y, Math.min(3, x + w - at), h);
+    if (phase === "paused") hatched(to, x, y, w, h);
     else to.fillRect(x, y, w, h);
     to.globalAlpha = 1;
   }

@@ -2,12 +2,13 @@
 import { Chart } from "./charts";
 import { byId, type Cell, duration, lines, table } from "./dom";
 import { Refused, type View, watch } from "./feed";
+import { Instances } from "./instances";
 import { Lanes, said } from "./lanes";
 import { Playground } from "./playground";
 import { PolicyChange } from "./policy";
+import { COLOURS } from "./strips";
 
 const AGAIN_MS = 2000;
-const COLOURS = ["#2f81f7", "#1a9e5c", "#a371f7", "#d29922", "#db61a2", "#0aa2c0"];
 const PHASES = ["waiting", "prefill", "decode", "paused", "preempted"];
 const LATENCIES = { ttft: "TTFT", tpot: "TPOT", e2e: "e2e" };
 
@@ -26,6 +27,7 @@ interface Engine {
 type ByClass = Record<string, Record<string, number> & { next_due_s: number | null; attained: [number | null, number][]; latency_s: Record<string, [number, number] | null> }>;
 
 let lanes: Lanes | undefined;
+let instances: Instances | undefined;
 let attainment: Chart | undefined;
 let kv: Chart | undefined;
 let adminKey = "";
@@ -128,6 +130,8 @@ function showFleet(view: View): void {
       return [name, { text: phase, look }, String(of("model") ?? ""), duration(view.at_s - Number(of("since_s"))),
         ready ? duration(ready) : "", String(of("running")), String(of("room")), String(of("parked"))];
     }));
+  instances ??= new Instances();
+  instances.show(view);
   const byClass = view.by_class as Record<string, { attained: [number | null, number][] }>;
   table(byId("met"), ["class", "met, 1 min", "met, 10 min"], Object.entries(byClass).map(([name, one]) => [name, ...shares(one.attained)]));
   table(byId("groups"), ["model", "class", "held", "oldest", "first due in", "requests/s"],

@@ -133,7 +133,23 @@ await page.waitForSelector("#fleet:not([hidden])");
 found.fleet = await page.textContent("#fleet");
 found.fleetCanTry = await page.isVisible("#playground");
 found.images += await page.evaluate(() => document.images.length);
+await after(120);
+// Each lane as the colours that follow each other from left to right, short ones left out but where they alternate.
+found.lanes = await page.evaluate(() => {
+  const canvas = document.querySelector("#held"), names = { "47,129,247": "chat", "26,158,92": "other", "179,38,30": "bad", "255,138,128": "bad" };
+  const left = Math.ceil(Math.min(150, canvas.clientWidth * 0.3) * devicePixelRatio), wide = canvas.width - left - 4;
+  const { data } = canvas.getContext("2d").getImageData(left, 0, wide, canvas.height);
+  return [4, 26, 47].map((y, lane) => {
+    const from = 4 * wide * y * devicePixelRatio;
+    const seen = Array.from({ length: wide }, (_, i) => names[data.slice(from + 4 * i, from + 4 * i + 3)] ?? "bare");
+    const runs = [];
+    for (const one of seen) if (runs.at(-1)?.[0] === one) runs.at(-1)[1]++; else runs.push([one, 1]);
+    return runs.filter(([, size]) => lane > 0 || size > 20).map(([name]) => name).join(" ");
+  });
+});
 await picture("watch-fleet.png");
+await fetch(url + "../crowd");
+found.fleetHeap = [await after(70), await after(140)];
 found.errors = [...errors, ...found.errors];
 console.log(JSON.stringify(found));
 await browser.close();

@@ -1,0 +1,80 @@
+/** Bars over time, one lane each, in a box that scrolls: what the lanes of requests and of instances have in common. */
+
+export const COLOURS = ["#2f81f7", "#1a9e5c", "#a371f7", "#d29922", "#db61a2", "#0aa2c0"];
+
+interface Part {
+  from_s: number;
+}
+
+/** What each lane was at and since when: at most `most` parts, and none that ended before `span_s` ago. */
+export class Courses<P extends Part> {
+  private readonly parts = new Map<string, P[]>();
+
+  constructor(private readonly most: number, private readonly span_s: number) {}
+
+  of(key: string): P[] {
+    return this.parts.get(key) ?? [];
+  }
+
+  /** Lanes that are no longer there are forgotten. */
+  keep(live: Set<string>): void {
+    for (const key of this.parts.keys()) if (!live.has(key)) this.parts.delete(key);
+  }
+
+  take(key: string, part: P, at_s: number): void {
+    const parts = this.of(key);
+    parts.push(part);
+    while (parts.length > 1 && (parts.length > this.most || parts[1]!.from_s < at_s - this.span_s)) parts.shift();
+    this.parts.set(key, parts);
+  }
+}
+
+/** A canvas in its box, made as high as what is seen of `count` lanes. Returns what to draw on, and which lanes. */
+export function seen(canvas: HTMLCanvasElement, rest: HTMLElement, count: number, lane: number): Seen {
+  const box = canvas.parentElement!;
+  const wide = canvas.clientWidth, all = Math.max(count, 1) * lane;
+  const high = Math.min(all, Math.floor(innerHeight * 0.6));
+  rest.style.height = `${all - high}px`;
+  const scale = devicePixelRatio;
+  if (canvas.width !== Math.round(wide * scale) || canvas.height !== Math.round(high * scale)) {
+    canvas.width = Math.round(wide * scale);
+    canvas.height = Math.round(high * scale);
+    canvas.style.height = `${high}px`;
+  }
+  const to = canvas.getContext("2d")!;
+  to.setTransform(scale, 0, 0, scale, 0, 0);
+  to.clearRect(0, 0, wide, high);
+  to.font = "12px system-ui, sans-serif";
+  to.textBaseline = "middle";
+  const look = getComputedStyle(document.body);
+  const colour = (name: string) => look.getPropertyValue(name);
+  const first = Math.floor(box.scrollTop / lane);
+  return {
+    to, wide, high, first, last: first + Math.ceil(high / lane) + 1, top: (place) => place * lane - box.scrollTop,
+    ink: colour("--ink"), bad: colour("--bad"), line: colour("--line"), dim: colour("--dim"),
+  };
+}
+
+interface Seen {
+  to: CanvasRenderingContext2D;
+  wide: number;
+  high: number;
+  first: number;
+  last: number;
+  top: (place: number) => number;
+  ink: string;
+  bad: string;
+  line: string;
+  dim: string;
+}
+
+export function hatched(to: CanvasRenderingContext2D, x: number, y: number, w: number, h: number): void {
+  for (let at = x; at < x + w; at += 6) to.fillRect(at, y, Math.min(3, x + w - at), h);
+}
+
+export function framed(to: CanvasRenderingContext2D, colour: string, x: number, y: number, w: number, h: number): void {
+  to.strokeStyle = colour;
+  to.setLineDash([3, 3]);
+  to.strokeRect(x + 0.5, y + 0.5, Math.max(w - 1, 1), h - 1);
+  to.setLineDash([]);
+}
