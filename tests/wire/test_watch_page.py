@@ -278,7 +278,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return {**found, "port": port}
 
     found = asyncio.run(driven())
-    print({name: found[name] for name in ("heap", "long", "axe", "why", "overflow", "lanes", "fleetHeap")})
+    print({name: found[name] for name in ("heap", "tasks", "long", "axe", "why", "overflow", "lanes", "fleetHeap")})
     assert found["errors"] == [] and not found["formIsSeen"] and "refused" in found["refused"]
     assert {request.split("/")[2] for request in found["requests"]} == {f"127.0.0.1:{found['port']}"}
     assert found["images"] == 0 and EVIL in found["text"]
@@ -287,7 +287,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert KEY not in found["stored"] + found["address"] and not any(KEY in one for one in found["requests"])
     assert found["stored"] == '[{},{},""]'
     assert found["heap"][1] < found["heap"][0] * 1.25
-    assert len(found["long"]) <= FRAMES // 100, found["long"]  # tasks of more than 50 ms; others use the processors too
+    assert found["tasks"] > FRAMES and max(found["long"], default=0.0) < 50.0, found["long"]
     assert found["overflow"] <= 0
     assert [one for one in found["axe"] if one[0] in ("serious", "critical")] == []
     assert found["lost"].startswith("Lost") and found["back"].startswith("Live")

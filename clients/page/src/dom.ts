@@ -9,25 +9,31 @@ export function byId<T extends HTMLElement>(id: string): T {
   return document.getElementById(id) as T;
 }
 
+/** Shows a table. One that is there is changed where it differs, since laying out a new one takes long. */
 export function table(into: HTMLElement, head: string[], rows: (string | Cell)[][]): void {
-  const made = document.createElement("table");
-  const top = made.createTHead().insertRow();
-  for (const name of head) {
-    const cell = document.createElement("th");
-    cell.scope = "col";
-    cell.textContent = name;
-    top.append(cell);
-  }
-  const body = made.createTBody();
-  for (const row of rows) {
-    const line = body.insertRow();
-    for (const one of row) {
-      const cell = line.insertCell();
-      cell.textContent = typeof one === "string" ? one : one.text;
-      if (typeof one !== "string" && one.look) cell.className = one.look;
+  let made = into.querySelector("table");
+  if (made === null || made.tHead!.textContent !== head.join("")) {
+    made = document.createElement("table");
+    const top = made.createTHead().insertRow();
+    for (const name of head) {
+      const cell = document.createElement("th");
+      cell.scope = "col";
+      cell.textContent = name;
+      top.append(cell);
     }
+    made.createTBody();
+    into.replaceChildren(made);
   }
-  into.replaceChildren(made);
+  const body = made.tBodies[0]!;
+  while (body.rows.length > rows.length) body.deleteRow(-1);
+  rows.forEach((row, i) => {
+    const line = body.rows[i] ?? body.insertRow();
+    row.forEach((one, j) => {
+      const cell = line.cells[j] ?? line.insertCell(), { text, look = "" } = typeof one === "string" ? { text: one } : one;
+      if (cell.textContent !== text) cell.textContent = text;
+      if (cell.className !== look) cell.className = look;
+    });
+  });
 }
 
 export function lines(into: HTMLElement, cells: Cell[]): void {

@@ -18,7 +18,8 @@ export function applied(view: View, change: Partial<View>): View {
   return { ...view, ...change, rows };
 }
 
-/** Calls `show` with each view until the feed ends. Throws Refused where the key is no good, else any Error. */
+/** Calls `show` with the latest view until the feed ends, each time in a task of its own: of several that came while the
+ * page was busy the last one alone is drawn. Throws Refused where the key is no good, else any Error. */
 export async function watch(key: string, show: (view: View) => void): Promise<void> {
   const headers = { authorization: `Bearer ${key}` };
   const answer = await fetch("events", { headers, cache: "no-store", credentials: "omit", redirect: "error" });
@@ -26,7 +27,7 @@ export async function watch(key: string, show: (view: View) => void): Promise<vo
   if (!answer.ok || answer.body === null) throw new Error(`the server answers ${answer.status}`);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
-  let view: View | undefined;
+  let view: View | undefined, shown: View | undefined;
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
@@ -37,7 +38,8 @@ export async function watch(key: string, show: (view: View) => void): Promise<vo
       const told = JSON.parse(data ?? "null");
       if (kind === "event: snapshot") view = told as View;
       else if (view !== undefined) view = applied(view, told);
-      if (view !== undefined) show(view);
     }
+    if (view !== undefined && view !== shown) show((shown = view));
+    await new Promise((done) => setTimeout(done)); // a read that is there already would go on within this task
   }
 }
