@@ -1,4 +1,6 @@
-"""``sloserve fleet FILE``, its parts as processes of their own, and ``logs``, ``key`` and ``upgrade`` beside it."""
+"""``sloserve fleet FILE``, its parts as processes of their own, and beside it ``logs``, ``key``, ``certificates`` and
+``upgrade``.
+"""
 
 import asyncio
 import json
@@ -211,6 +213,29 @@ def key(as_json: JsonFlag = False) -> None:
 
     made, digest = new_key()
     print(json.dumps({"key": made, "hash": digest}) if as_json else f"key:  {made}\nhash: {digest}")
+
+
+@fleet_app.command()
+def certificates(
+    file: FileArgument,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="Host that joins, of no section in FILE; may be given more than once."),
+    ] = None,
+) -> None:
+    """Make the authority of FILE's fleet, and the certificates of its gateways and of hosts' doors, or renew those that
+    end within 30 days.
+    """
+    from sloserve.core.errors import ConfigError
+    from sloserve.fleet.run.live import certificates_of
+
+    fleet = _read(file)
+    found = certificates_of(fleet)
+    if found is None:
+        raise ConfigError(f"{file}: certificates.folder is missing: the folder that they are to be made in")
+    named = [host.name for host in fleet.hosts.values() if host.door is not None]
+    made = found.issue([*named, *(hosts or ())])
+    print("\n".join(f"made {path}" for path in made) or "nothing to do: no certificate ends within 30 days")
 
 
 @fleet_app.command()

@@ -35,6 +35,7 @@ from sloserve.files.marked_yaml import Node, load_yaml, parse_yaml
 from sloserve.files.model import Allowed, Problem, at_place, check_model, unknown
 from sloserve.fleet.file_sections import (
     BatchSection,
+    CertificateSection,
     DeviceHost,
     EngineFlags,
     GatewaySection,
@@ -70,6 +71,7 @@ class FleetSections(Section):
     switching: Annotated[Switching, Allowed("when an instance may change its model")] = Switching()
     settings: Annotated[PluginSettings, Allowed("settings of every engine, as configs/serve.yaml")] = PluginSettings()
     gateway: Annotated[GatewaySection, Allowed("address, certificates, keys and limits")] = GatewaySection()
+    certificates: Annotated[CertificateSection, Allowed("a mapping with folder, of_gateways")] = CertificateSection()
     batches: Annotated[BatchSection, Allowed("a mapping with file_mb, lines, line_mb")] = BatchSection()
     router: Annotated[RouterSettings | str | None, Allowed("settings of a router, or the path of its file")] = None
     planner: Annotated[str, Allowed("qlm, or a rule: on-demand, collate:max_wait_s=N, edf, sa")] = QLM
@@ -147,7 +149,8 @@ class Host:
 class Fleet:
     """What the file says. active: the model that each instance starts with, where that is said. section: of settings,
     as written. swap_cost: multiple of what swaps of models are known or assumed to take. router: for requests that
-    name no model. planner: of a fleet that is run, see ``planner_rule.py``. store, state, files, pool: as written.
+    name no model. planner: of a fleet that is run, see ``planner_rule.py``. store, state, files, pool, certificates: as
+    written.
     """
 
     source: str
@@ -166,6 +169,7 @@ class Fleet:
     state: str | None = None
     files: str | None = None
     pool: PoolSection = PoolSection()
+    certificates: CertificateSection = CertificateSection()
 
     @property
     def instances(self) -> tuple[tuple[str, Host], ...]:
@@ -259,6 +263,9 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
             problems.append(Problem(("pool", "devices", kind, "devices"), text))
     if pool.ray is not None and not pool.devices:
         problems.append(Problem(("pool", "ray"), "needs pool.devices: what a node of each kind of device has"))
+    if pool.ray is not None and "certificates" in top:
+        text = "doors of nodes have no certificates: keep the cluster on a private network, and leave out certificates"
+        problems.append(Problem(("pool", "ray"), text))
     if pool.ray is not None and hosts:
         text = "nodes of a cluster and hosts of the file could be the same machines; leave out hosts"
         problems.append(Problem(("pool", "ray"), text))
@@ -274,6 +281,11 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
     switching = _section(Switching, top, "switching", problems)
     gateway = _section(GatewaySection, top, "gateway", problems)
     batches = _section(BatchSection, top, "batches", problems)
+    certificates = _section(CertificateSection, top, "certificates", problems)
+    for name, entry in entered:
+        if entry.door is not None and entry.door.startswith("https:") != (certificates.folder is not None):
+            text = "https:// belongs to doors where certificates.folder is given, http:// to others; change one of them"
+            problems.append(Problem(("hosts", name, "door"), f"{entry.door}: {text}"))
     router, wrong = read_section(
         top["router"].plain() if "router" in top else None,
         Path(source).parent,
@@ -312,6 +324,7 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
             state=paths["state"],
             files=paths["files"],
             pool=pool,
+            certificates=certificates,
         )
         problems = [*_served(fleet), *_placed(fleet, dict(entries), active), *_adapted(fleet)]
         problems += _startable(fleet) if to_run else []

@@ -14,7 +14,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 Seconds = Annotated[float, Field(strict=True, ge=0.0, le=86_400.0), Allowed("a number of seconds from 0 to 86400")]
 Devices = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
 Text = Annotated[str, Field(min_length=1)]
-Door = Annotated[str, Field(pattern=r"^http://[^/\s]+:\d{1,5}$")]
+Door = Annotated[str, Field(pattern=r"^https?://[^/\s]+:\d{1,5}$")]
 GiB = Annotated[float, Field(strict=True, ge=0.0, le=1e6), Allowed("a number of GiB >= 0")]
 
 
@@ -60,7 +60,10 @@ class DeviceHost(Section):
 class HostEntry(DeviceHost):
     device: Annotated[str, Field(min_length=1), Allowed("the kind of its devices, as text")]
     devices: Annotated[Devices, Allowed(f"a whole number from 1 to {MAX_DEVICES}")]
-    door: Annotated[Door | None, Allowed("http://HOST:PORT, for an agent that others reach over the network")] = None
+    door: Annotated[
+        Door | None,
+        Allowed("http://HOST:PORT, or https:// with certificates, for an agent that others reach over the network"),
+    ] = None
 
 
 class HostTemplate(DeviceHost):
@@ -123,6 +126,15 @@ class GatewaySection(GatewaySettings):
     ssl_ca_certs: Annotated[Text | None, Allowed("the path of a PEM file")] = None
     ssl_cert_reqs: Annotated[Literal[0, 1, 2], Allowed("0, 1 or 2, where 2 has clients show a certificate")] = 0
     enable_ssl_refresh: Annotated[bool, Field(strict=True), Allowed("true or false")] = False
+
+
+class CertificateSection(Section):
+    """TLS to doors on TCP. folder: of authority and certificates; without one doors use plain HTTP. of_gateways: doors
+    ask gateways for a certificate, too.
+    """
+
+    folder: Annotated[Text | None, Allowed("the path of a folder")] = None
+    of_gateways: Annotated[bool, Field(strict=True), Allowed("true or false")] = False
 
 
 class BatchSection(Section):

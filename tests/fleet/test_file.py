@@ -60,6 +60,10 @@ def test_a_host_that_joins_has_what_is_said_of_its_kind_of_device() -> None:
     [
         (JOINED.replace("devices: 4", "devices: 3, width: 2"), "pool.devices.h100.devices: 3 devices do not form"),
         (JOINED.replace("width: 1", "widht: 1"), "pool.devices.a100.widht: is unknown"),
+        (
+            JOINED.replace("pool: {", "pool: {ray: auto, ") + "certificates: {folder: x}",
+            "doors of nodes have no certificates",
+        ),
         (JOINED.replace("devices: 4", "width: 2").replace("{width: 1", "{width: 2"), "no instance can serve it"),
     ],
 )
@@ -94,6 +98,11 @@ FAULTS = {
     ],
     "models: {a: {profile: a100-llama3-70b-tp4}}\nhosts: {n: {device: a100, devices: 4}}": [
         "models.a: no instance can serve it; it needs 4 of a100; instances are n: 1 of a100; set width of a host"
+    ],
+    "models: {a: {profile: h100-llama3-8b}}\nhosts: {n: {device: h100, devices: 1, door: 'http://b:1'}}\n"
+    "certificates: {folder: tls}": ["fleet:2:39: hosts.n.door: http://b:1: https:// belongs to doors where"],
+    "models: {a: {profile: h100-llama3-8b}}\nhosts: {n: {device: h100, devices: 1, door: 'https://b:1'}}": [
+        "hosts.n.door: https://b:1: https:// belongs to doors where certificates.folder is given"
     ],
     "models: {a: {profile: h100-llama3-8b}}\nhosts: {n: {device: h100, devices: 1}}\nswitching: {max_wait_s: -1}\n"
     "settings: {policy: edg, classes: {a: {rank: 0, e2e_ms: 0}}}": [

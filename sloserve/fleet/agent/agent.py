@@ -5,11 +5,13 @@ import logging
 import os
 import shutil
 import socket
+import ssl
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import uvicorn
 
@@ -47,8 +49,9 @@ class AgentSettings:
         instances: of each its name, and the models that it can serve, by name.
         environments: of each instance what the environment of its engines has besides: its devices.
         state_folder: for logs and measured costs; made if it is not there.
-        door: where the door is to be, ``unix:PATH`` or ``http://HOST:PORT``; ``None``: on a socket of its own choice.
-        door_key: that the door asks for; one on TCP has one.
+        door: where the door is to be, ``unix:PATH``, ``http://HOST:PORT`` or ``https://HOST:PORT``; ``None``: on a
+            socket of its own choice.
+        door_key: that the door asks for; one on TCP has one. door_tls: of one with ``https``.
         host_memory_bytes: for weights of models that sleep.
         drain_max_s: see :class:`sloserve.fleet.file.Switching`.
     """
@@ -60,6 +63,7 @@ class AgentSettings:
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     door: str | None = None
     door_key: str | None = field(default=None, repr=False)
+    door_tls: ssl.SSLContext | None = None
     host_memory_bytes: int = 0
     drain_max_s: float = 60.0
     limits: EngineLimits = EngineLimits()
@@ -125,6 +129,8 @@ class Agent:
             ) from None
         if not self.door.startswith(_UNIX):  # the port that it has, where any may be
             self.door = f"{self.door.rpartition(':')[0]}:{listening.getsockname()[1]}"
+        if settings.door_tls is not None:
+            self.door += f"#{quote(settings.host, safe='')}"
         parts = HostParts(
             self._launcher, self._run_folder, self._logs, self._memory, self.costs, self._clock, limits=settings.limits
         )
@@ -143,6 +149,8 @@ class Agent:
             log_config=None,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
+        config.load()
+        config.ssl = settings.door_tls
         self._server = EmbeddedServer(config)
         loops = [
             supervised(f"the agent of {settings.host} gives no sign of life", self._beat, BEAT_S),
@@ -195,5 +203,5 @@ def _listening(door: str) -> socket.socket:
             made.close()
             raise
         return made
-    host, _, port = door.removeprefix("http://").rpartition(":")
+    host, _, port = door.partition("://")[2].rpartition(":")
     return socket.create_server((host.strip("[]"), int(port)), backlog=1024)

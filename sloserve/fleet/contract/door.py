@@ -3,6 +3,9 @@
 On the wire it is HTTP on a unix socket, which the agent's user alone may open, or on TCP between machines, where each
 request shows the fleet's key as ``Authorization: Bearer KEY`` and gets 401 and ``x-sloserve-refused: failed`` without:
 
+Where the fleet has certificates, TCP means TLS: the door's address ends with ``#HOST`` then, the name of the host that
+its certificate must prove.
+
 - ``GET /state``: the agent's report, :class:`~sloserve.fleet.contract.reports.AgentReport` as JSON, without the swaps
   that it has measured: gateways ask many times a second, and planners find them in the store.
 - ``POST /instances/NAME/...`` (``NAME`` percent-encoded, one segment): the rest of the path is a route of vLLM's

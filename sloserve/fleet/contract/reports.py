@@ -80,7 +80,7 @@ class MeasuredSwap:
 class AgentReport:
     """Args:
     host: as the fleet's file has it.
-    door: where its door is, ``unix:PATH`` or ``http://HOST:PORT``.
+    door: where its door is, ``unix:PATH``, ``http://HOST:PORT`` or ``https://HOST:PORT#HOST``.
     plan: term and version of the plan that it follows; ``None`` for none.
     swaps: those that it has measured.
     held_bytes: host memory that sleeping models hold, by model.

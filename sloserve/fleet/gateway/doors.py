@@ -6,9 +6,10 @@ aiohttp, which vLLM brings: a chunk costs a third of the processor time that it 
 import asyncio
 import json
 import logging
+import ssl
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import aiohttp
 from yarl import URL
@@ -27,6 +28,10 @@ _CHUNK_BYTES: Final = 1 << 16
 _OWN: Final = frozenset({b"server", b"date", b"x-request-id", REFUSED_HEADER.encode()})
 """Headers that the gateway's own server writes."""
 _BROKEN: Final = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
+
+
+class _Untrusted(OSError):
+    """A door that is not asked, since its connection would not be what the certificates are for."""
 
 
 class BrokenAnswer(Exception):
@@ -70,8 +75,11 @@ class EngineAnswer:
 class Doors:
     """Connections to the doors of all agents; to be closed."""
 
-    def __init__(self, silent_max_s: float, key: str | None = None) -> None:
-        """silent_max_s: an engine that says nothing for so long is given up. key: shown at doors on TCP."""
+    def __init__(self, silent_max_s: float, key: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+        """silent_max_s: an engine that says nothing for so long is given up. key: shown at doors on TCP. tls: with
+        which these are reached, and without which none is; ``None``: they use plain HTTP.
+        """
+        self._tls = tls
         self._shown = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silent_max_s)
         self._sessions: dict[str, aiohttp.ClientSession] = {}
@@ -87,7 +95,8 @@ class Doors:
         """What an agent says of itself; ``None`` where it cannot be reached, or cannot be read."""
         timeout = aiohttp.ClientTimeout(total=_STATE_S)
         try:
-            async with self._session(door).get(_url(door, "/state"), timeout=timeout) as response:
+            reached = self._reached(door)
+            async with self._session(door).get(_url(door, "/state"), timeout=timeout, **reached) as response:
                 body = await response.content.read(_STATE_BYTES)
                 while part := await response.content.read(_STATE_BYTES - len(body)):
                     body += part
@@ -97,7 +106,8 @@ class Doors:
                 if response.status != 200:
                     return None
             state = json.loads(body)
-        except (*_BROKEN, ValueError):
+        except (*_BROKEN, ValueError) as error:
+            self._tell(door, error)
             return None
         return agent_report(state) if isinstance(state, dict) else None
 
@@ -109,9 +119,10 @@ class Doors:
         """
         url = _url(door, f"/instances/{quote(instance, safe='')}{path}")
         try:
-            sent = [*headers, (MODEL_HEADER, model)]
-            response = await self._session(door).post(url, data=body, headers=sent, allow_redirects=False)
-        except aiohttp.ClientConnectorError as error:
+            sent, reached = [*headers, (MODEL_HEADER, model)], self._reached(door)
+            response = await self._session(door).post(url, data=body, headers=sent, allow_redirects=False, **reached)
+        except (aiohttp.ClientConnectorError, _Untrusted) as error:
+            self._tell(door, error)
             logger.warning("the door of %s cannot be reached: %s", instance, error)
             raise Refused(Refusal.FAILED) from error
         except _BROKEN as error:
@@ -123,12 +134,40 @@ class Doors:
             raise Refused(_refusal(reason))
         return EngineAnswer(response)
 
+    def _reached(self, door: str) -> dict[str, Any]:
+        """Options of a request: the name that the door's certificate must have. Raises: _Untrusted."""
+        address, _, host = door.partition("#")
+        if address.startswith("https:"):
+            if self._tls is None:
+                raise _Untrusted("it uses TLS, and this gateway has no certificates")
+            return {"server_hostname": unquote(host)}
+        if self._tls is not None and address.startswith("http:"):
+            raise _Untrusted("it uses plain HTTP, and this gateway has certificates")
+        return {}
+
+    def _tell(self, door: str, error: Exception) -> None:
+        """Of what is wrong with a certificate, once for each door."""
+        causes = (error, error.__cause__, error.__context__)
+        found = next((one for one in causes if isinstance(one, (ssl.SSLError, _Untrusted))), None)
+        if found is not None and door not in self._strange:
+            self._strange.add(door)
+            logger.error(
+                "the door %s is not used: %s; give gateways and agents the same authority.crt, and each host its own "
+                "certificate: see sloserve fleet certificates",
+                door,
+                found,
+            )
+
     def _session(self, door: str) -> aiohttp.ClientSession:
         session = self._sessions.get(door)
         if session is None:
             path = door.removeprefix(_UNIX)
             is_local = path != door
-            connector = aiohttp.UnixConnector(path, limit=0) if is_local else aiohttp.TCPConnector(limit=0)
+            connector = (
+                aiohttp.UnixConnector(path, limit=0)
+                if is_local
+                else aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
+            )
             settings: Mapping[str, Any] = {
                 "headers": {} if is_local else self._shown,
                 "timeout": self._timeout,
@@ -144,7 +183,7 @@ class Doors:
 
 
 def _url(door: str, path: str) -> URL:
-    return URL(("http://door" if door.startswith(_UNIX) else door) + path, encoded=True)
+    return URL(("http://door" if door.startswith(_UNIX) else door.partition("#")[0]) + path, encoded=True)
 
 
 def _refusal(reason: str) -> Refusal:

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import ssl
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -56,7 +57,8 @@ class Surroundings:
         store: shared with agents and planners; ``None`` for a gateway without batches and without a plan.
         files: where the bytes of files are: a folder, or an address of object storage.
         keys: the file of keys; ``None`` for one tenant, on this machine only.
-        doors: of agents that are asked whatever the store says. door_key: that those on TCP ask for.
+        doors: of agents that are asked whatever the store says. door_key, door_tls: for those on TCP, see
+            :class:`~sloserve.fleet.gateway.doors.Doors`.
         limits: of the gateway. file_limits: of one input file of a batch.
         name: unique among all members, where it is to be a certain one.
         admin_key: that the live feed asks for; without one there is none.
@@ -67,6 +69,7 @@ class Surroundings:
     keys: Path | None = None
     doors: Collection[str] = ()
     door_key: str | None = field(default=None, repr=False)
+    door_tls: ssl.SSLContext | None = None
     limits: GatewaySettings = GatewaySettings()
     file_limits: Limits = Limits()
     name: str | None = None
@@ -84,7 +87,7 @@ class Gateway:
         self.keys = KeyFile(around.keys, settings.classes, fleet.models, clock)
         paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
         instances = Instances(paces, limits.affinity)
-        self._doors = Doors(limits.silent_max_s, around.door_key)
+        self._doors = Doors(limits.silent_max_s, around.door_key, around.door_tls)
         hold = Hold(instances, clock, limits.max_held)
         self.metrics = GatewayMetrics()
         self.parts = GatewayParts(

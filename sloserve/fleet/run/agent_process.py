@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 from sloserve.core.clock import SystemClock
@@ -15,7 +16,7 @@ from sloserve.fleet.agent.line_claims import cancelled
 from sloserve.fleet.agent.pulling import LEASE_S, Pulling
 from sloserve.fleet.agent.shared_costs import SHARE_S, SharedCosts
 from sloserve.fleet.file import Fleet, Host
-from sloserve.fleet.run.live import Place, agent_settings
+from sloserve.fleet.run.live import Place, agent_settings, certificates_of, refreshing
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import open_store
@@ -50,7 +51,10 @@ async def run_agent(
             fence = HostFence(host.name, store, place.folder, lease_s)
             await fence.take()
             pulling = Pulling(store.requests, fence.holder, clock, executor, lease_s=lease_s)
-            async with Agent(agent_settings(fleet, host, place), launcher, fence, pulling, clock) as agent:
+            settings, certificates = agent_settings(fleet, host, place), certificates_of(fleet)
+            if certificates is not None and (host.door or "").startswith("https:"):
+                settings = replace(settings, door_tls=certificates.of_door(host.name))
+            async with Agent(settings, launcher, fence, pulling, clock) as agent:
                 doors = list(agent.instances.values())
                 pulling.start(doors)
                 following = Following(fleet, doors, pulling, store, clock, executor)
@@ -58,11 +62,11 @@ async def run_agent(
                 looking = asyncio.create_task(following.run())
                 shared = SharedCosts(agent.costs, store.switch_costs, host.device, executor)
                 telling = supervised("measured costs of switches are not shared with other hosts", shared.turn, SHARE_S)
-                sharing = asyncio.create_task(telling)
+                beside = [asyncio.create_task(telling), *refreshing(certificates)]
                 try:
                     await _either(stopping.wait(), fence.told_to_end.wait(), fence.lost.wait())
                 finally:
-                    await cancelled([looking, sharing])
+                    await cancelled([looking, *beside])
                     await following.stop()
                     if fence.lost.is_set():
                         await pulling.stop(0.0)  # what it serves has gone back already: nothing of it would count

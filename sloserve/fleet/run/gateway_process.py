@@ -15,7 +15,7 @@ from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.fleet.http import EmbeddedServer
 from sloserve.fleet.planning.plan_metrics import PlanCollector
-from sloserve.fleet.run.live import Place, check_doors, file_limits
+from sloserve.fleet.run.live import Place, certificates_of, check_doors, file_limits, refreshing
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.signals import Stopping
 from sloserve.fleet.store.store import Store, open_store
@@ -37,11 +37,13 @@ class GatewayServer:
         check_address(section.host, keys)
         check_doors(fleet, place)
         limits = GatewaySettings(**section.model_dump(include=set(GatewaySettings.model_fields)))
+        self._certificates = certificates_of(fleet)
         around = Surroundings(
             store,
             place.files,
             keys,
             door_key=place.door_key,
+            door_tls=None if self._certificates is None else self._certificates.of_gateway(),
             limits=limits,
             file_limits=file_limits(fleet),
             admin_key=os.environ.get(ADMIN_KEY) or None,
@@ -70,9 +72,11 @@ class GatewayServer:
         }
         self._server = EmbeddedServer(config(self._app, timeout_graceful_shutdown=max(int(drain_s), 1), **ssl_flags))
         self._serving: asyncio.Task[None] | None = None
+        self._refreshing: list[asyncio.Task[None]] = []
 
     async def start(self) -> str | None:
         """Requests are answered soon after. Returns where HTTP/3 is served, if it is. Raises: ConfigError."""
+        self._refreshing = refreshing(self._certificates)
         self._serving = asyncio.create_task(self._server.serve([self._listening]))
         if not self._http3.enabled:
             return None
@@ -106,6 +110,8 @@ class GatewayServer:
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Takes no more requests, and lets those that run end; or breaks them off ``at_once``."""
+        for task in self._refreshing:
+            task.cancel()
         self._gateway.leave_watchers()
         self._server.should_exit = True
         self._server.force_exit |= at_once

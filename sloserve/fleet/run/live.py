@@ -1,5 +1,6 @@
 """From a fleet's file to what its processes are started with."""
 
+import asyncio
 import ipaddress
 import json
 import os
@@ -8,15 +9,20 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.extras import not_installed
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, profile_names
 from sloserve.fleet.agent.agent import AgentSettings
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.file import GIB, Fleet, FleetModel, Host
+from sloserve.fleet.supervised import supervised
+
+if TYPE_CHECKING:
+    from sloserve.fleet.certificates import Certificates
 
 STORE: Final = "SLOSERVE_FLEET_STORE"
 """Environment variable: the store's address, in place of the file's; a password belongs here."""
@@ -25,6 +31,8 @@ DOOR_KEY: Final = "SLOSERVE_FLEET_DOOR_KEY"
 """Environment variable: what gateways show at doors on TCP, the same for all agents and gateways of a fleet."""
 
 _LEAST_KEY: Final = 16
+_CERTIFICATES_S: Final = 600.0
+"""Between looks for certificates that end, or that were renewed elsewhere."""
 _HOST_NAME: Final = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 CPU: Final = "cpu"
 """The kind of device that is the host itself."""
@@ -94,6 +102,29 @@ def check_doors(fleet: Fleet, place: Place, hosts: Iterable[Host] | None = None)
             )
 
 
+def certificates_of(fleet: Fleet) -> "Certificates | None":
+    """Those of doors on TCP; ``None`` where the fleet has none. Raises: ConfigError without the package for them."""
+    section = fleet.certificates
+    if section.folder is None:
+        return None
+    try:
+        from sloserve.fleet.certificates import Certificates
+    except ModuleNotFoundError:
+        raise not_installed("certificates", "cryptography", "fleet") from None
+    return Certificates(Path(fleet.source).parent / section.folder, of_gateways=section.of_gateways)
+
+
+def refreshing(certificates: "Certificates | None") -> list["asyncio.Task[None]"]:
+    """What keeps them from ending; to be cancelled."""
+    if certificates is None:
+        return []
+
+    async def turn() -> None:
+        await asyncio.to_thread(certificates.refresh)
+
+    return [asyncio.create_task(supervised("certificates of doors are not renewed", turn, _CERTIFICATES_S))]
+
+
 def file_limits(fleet: Fleet) -> Limits:
     """Returns the limits of one input file of a batch."""
     section = fleet.batches
@@ -141,7 +172,8 @@ def joining_host(
             raise ConfigError(
                 f"--address {address}: other hosts cannot reach {place.store}; name a PostgreSQL server in {STORE}"
             )
-        door = f"http://{f'[{address}]' if ':' in address else address}:0"
+        scheme = "http" if fleet.certificates.folder is None else "https"
+        door = f"{scheme}://{f'[{address}]' if ':' in address else address}:0"
     joined = fleet.joined_by(name, device or kinds[0], devices, door)
     return joined, joined.hosts[name]
 

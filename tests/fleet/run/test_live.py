@@ -13,7 +13,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.fleet.agent.orders import agendas
 from sloserve.fleet.file import parse_fleet, read_fleet
-from sloserve.fleet.file_sections import HostTemplate, PoolSection
+from sloserve.fleet.file_sections import CertificateSection, HostTemplate, PoolSection
 from sloserve.fleet.run.launchers import launcher_for
 from sloserve.fleet.run.live import (
     DOOR_KEY,
@@ -125,6 +125,8 @@ def test_a_host_joins_by_its_kind_of_device(tmp_path: Path) -> None:
     settings = agent_settings(joined, host, place)
     assert settings.instances["rack-7/1"].keys() == {"chat", "tuned"} and settings.door_key == place.door_key
     assert agendas(joined, host.instances).keys() == {"rack-7/0", "rack-7/1"}
+    with_tls = replace(fleet, certificates=CertificateSection(folder="tls"))
+    assert joining_host(with_tls, "rack-7", None, None, "10.0.0.7", place)[1].door == "https://10.0.0.7:0"
     unnamed = joining_host(fleet, None, "h100", None, None, place)[1]
     assert (unnamed.name, unnamed.door) == (socket.gethostname(), None)
     assert joining_host(fleet, "a", None, None, None, place)[1] is fleet.hosts["a"]

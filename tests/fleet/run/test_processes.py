@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sloserve.fleet.certificates import Certificates
 from sloserve.fleet.store.store import open_store
 from tests.ports import free_port
 
@@ -102,13 +103,16 @@ pool: {devices: {h100: {devices: 1}}}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_host_joins_serves_is_told_to_end_and_leaves(
-    tmp_path: Path, start: Callable[..., _Started], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Callable[..., _Started], monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     """No file names it, nor its door's port; it has a state folder of its own, as on another machine."""
     monkeypatch.setenv("SLOSERVE_FLEET_DOOR_KEY", "a-key-of-the-fleet")
     monkeypatch.setenv("SLOSERVE_FLEET_STORE", f"sqlite:{tmp_path}/fleet.db")
-    (tmp_path / "fleet.yaml").write_text(JOINING)
+    (tmp_path / "fleet.yaml").write_text(JOINING + ("certificates: {folder: tls}" if scheme == "https" else ""))
+    if scheme == "https":
+        Certificates(tmp_path / "tls").issue([])
     fleet = start(tmp_path / "fleet.yaml", "--port", str(port := free_port()))
     fleet.wait_for("1 models on 0 instances and those of hosts that join")
     joins = ("--host", "rack-7", "--address", "127.0.0.1", "--state", tmp_path / "other")
@@ -120,7 +124,8 @@ def test_a_host_joins_serves_is_told_to_end_and_leaves(
     opened = open_store(f"sqlite:{tmp_path}/fleet.db")
     try:
         (door,) = [row.state["door"] for row in opened.members.agents() if row.id == "agent:rack-7"]
-        assert door.startswith("http://127.0.0.1:") and not door.endswith(":0")
+        assert door.startswith(f"{scheme}://127.0.0.1:") and not door.endswith(":0")
+        assert door.endswith("#rack-7") is (scheme == "https")
         opened.members.tell_to_end("agent:rack-7")
         assert agent.process.wait(30) == 0 and "told to end" in agent.said
         assert "agent:rack-7" not in [row.id for row in opened.members.agents()]
