@@ -116,9 +116,7 @@ class Backlog:
     @property
     def is_empty(self) -> bool:
         """Whether no request waits, in no class and in no process."""
-        if any(queue.waiting for queue in self._queues.values()):
-            return False
-        return not any(self._elsewhere.waiting(queue.class_id) for queue in self._queues.values())
+        return not any(queue.waiting or self._elsewhere.waiting(queue.class_id) for queue in self._queues.values())
 
     def interval_s(self, class_name: str) -> float | None:
         """Expected seconds from one start of the class to the next while any waits; ``None`` if none was seen."""

@@ -2,7 +2,6 @@
 
 import json
 import secrets
-import uuid
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any
@@ -120,7 +119,7 @@ def identified(scope: Scope) -> tuple[Scope, str]:
     given = first(headers, name)
     if given:
         return scope, label(REQUEST_ID, given)
-    made = uuid.uuid4().hex
+    made = secrets.token_hex(16)
     return {**scope, "headers": [h for h in headers if h[0] != name] + [(name, made.encode())]}, made
 
 

@@ -275,6 +275,7 @@ class FrontEnd:
         self.drain.in_flight -= 1
         if observed.ticket is not None:
             observed.ticket.ended(served.latency, served.output_tokens, self._clock.monotonic_s())
+            observed.ticket = None  # whose place refers to it
         self._metrics.record(served)
         if http is not None:
             http.served.append(served)

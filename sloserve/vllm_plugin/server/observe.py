@@ -72,10 +72,9 @@ class Observed:
         self._interruptions = interruptions
         self._broken_off = broken_off
         self._started = started
-        self._ended = ended
+        self._ended: Callable[[Observed, ServedRequest], None] | None = ended
         self._token_times_s: dict[int, array[float]] = {}
         self._begun = False
-        self._over = False
 
     async def watch(self, replies: AsyncIterator[Any], *, streamed: bool, cumulative: bool) -> AsyncIterator[Any]:
         """Passes ``replies`` on, untouched. The outcome stands before the last of them is passed on."""
@@ -131,15 +130,18 @@ class Observed:
             self._end(Outcome.COMPLETED, reply, self._whole(reply))
 
     def _streamed(self) -> tuple[Latency | None, float | None]:
-        timelines = [np.array(times_s) - self.arrival_s for times_s in self._token_times_s.values() if times_s]
+        timelines = [times_s for times_s in self._token_times_s.values() if times_s]
         if not timelines:
             return None, None
-        latency = _latency([(t[0], t[-1] - t[0], t.size) for t in timelines], max(float(t[-1]) for t in timelines))
+        arrival_s = self.arrival_s
+        latency = _latency(
+            [(t[0] - arrival_s, t[-1] - t[0], len(t)) for t in timelines], max(t[-1] for t in timelines) - arrival_s
+        )
         expected = expectation(self.slo.targets)
         if expected is None:
             return latency, None
         ttft_s, tds = expected
-        return latency, min(qoe(t, ttft_s=ttft_s, tds=tds) for t in timelines)
+        return latency, min(qoe(np.array(t) - arrival_s, ttft_s=ttft_s, tds=tds) for t in timelines)
 
     def _whole(self, reply: Any) -> Latency | None:
         if not any(one.token_ids for one in reply.outputs):
@@ -158,9 +160,9 @@ class Observed:
         return self._begun
 
     def _end(self, outcome: Outcome, reply: Any, latency: Latency | None = None, quality: float | None = None) -> None:
-        if self._over:
+        ended, self._ended = self._ended, None  # with what it refers to, its HTTP request, which refers to this one
+        if ended is None:
             return
-        self._over = True
         if self.expired and outcome is Outcome.ABORTED:
             outcome = Outcome.EVICTED
         if outcome is not Outcome.COMPLETED and expectation(self.slo.targets) is not None:
@@ -180,7 +182,7 @@ class Observed:
             ),
             predicted=self.predicted,
         )
-        self._ended(self, served)
+        ended(self, served)
 
     def _waited_s(self) -> float | None:
         """Time in the engine's queue before the first step that served the request; vLLM's own figures."""

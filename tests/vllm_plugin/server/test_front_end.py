@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import math
+import weakref
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -149,6 +150,21 @@ def test_what_is_predicted_is_told_and_counted(metrics: Metrics) -> None:
     assert metrics.served[-1].latency is not None and metrics.reasons == []
     server.serve(None)  # plain vLLM has no middleware
     assert metrics.served[-1].predicted is not None
+
+
+def test_a_request_that_ended_is_free_without_the_garbage_collector(metrics: Metrics) -> None:
+    """Else the collector stops the server's loop for its 45 objects and what they hold."""
+    server, http = Server(), HTTPContext(T0)
+    gc.disable()
+    try:
+        observed = server.accept(http, {"prompt_token_ids": [0]})
+        freed = weakref.ref(observed)
+        observed.abandoned()
+        del observed, http
+        metrics.served.clear()
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("set_by_s", [0.0, -3600.0, 3600.0])
