@@ -4,10 +4,12 @@ Usage: python -m benchmarks.serving.front_end_cost [--requests 100] [--rounds 10
 
 One ASGI app that streams replies of an engine that does nothing, called directly: bare, and with our middleware and
 observation around it. Four kinds of requests: with three targets, with a service tier besides, with a report, with
-both. Thread CPU time in interleaved pairs; a repeat is the median of its rounds, and the figure that of the repeats.
+both. Each has another limit of output tokens, as where vLLM allows what a prompt leaves of the model's length. Thread
+CPU time in interleaved pairs; a repeat is the median of its rounds, and the figure that of the repeats.
 """
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -28,6 +30,7 @@ from sloserve.core.clock import SystemClock
 from sloserve.vllm_plugin.server.front_end import FrontEnd
 
 TOKENS = (1, 201)
+MODEL_TOKENS = 8192
 CHUNK = b'data: {"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":" word"}]}\n\n'
 HEADERS = [(b"content-type", b"application/json"), (b"host", b"x"), (b"accept", b"*/*"), (b"user-agent", b"y")]
 TARGETS: dict[str, Any] = {"e2e_ms": 9000}
@@ -60,11 +63,13 @@ async def replies(tokens: int) -> AsyncIterator[Any]:
 
 
 def app(front_end: FrontEnd | None) -> Any:
+    limits = itertools.cycle(range(MODEL_TOKENS // 2, MODEL_TOKENS))
+
     async def handler(request: Request) -> StreamingResponse:
         tokens = (await request.json())["max_tokens"]
         source: Any = replies(tokens)
         if front_end is not None:
-            params = SimpleNamespace(extra_args=None, output_kind=Kind.DELTA, max_tokens=tokens, n=1)
+            params = SimpleNamespace(extra_args=None, output_kind=Kind.DELTA, max_tokens=next(limits), n=1)
             observed = front_end.accept({"prompt_token_ids": [7] * 200}, params)
             source = front_end.watch(observed, source, Kind.DELTA)
 

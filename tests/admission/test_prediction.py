@@ -1,6 +1,7 @@
 """Predictions at admission, and who is refused by them, against a server whose times are known."""
 
 from dataclasses import dataclass, field, replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from sloserve.core.errors import SLOUnattainable
 from sloserve.core.finished import Latency
 from sloserve.core.predicted import Predicted, Quantiles, worst
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.estimator.length.empirical import EmpiricalLength
 
 T0 = 1_700_000_000.0
 NAMES = DEFAULT_CLASSES.names
@@ -105,6 +107,18 @@ def test_a_stated_length_and_a_limit_bound_the_e2e_latency() -> None:
     assert limited.e2e.promise.predicted < plain.e2e.promise.predicted
     stated = served.admission.forecast(request(now_s, output_tokens=101), now_s)
     assert stated.e2e is not None and stated.e2e.promise.predicted == pytest.approx(2.1, rel=0.05)
+
+
+def test_requests_of_many_limits_are_predicted_from_one_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM allows what a prompt leaves of the model's length: each request had a limit of its own, and took 100 us."""
+    served, now_s = warm()
+    rest = mock.Mock(side_effect=EmpiricalLength.rest, autospec=True)
+    monkeypatch.setattr(EmpiricalLength, "rest", lambda *given: rest(*given))
+    limits = range(3, 1000, 7)
+    found = [served.admission.forecast(request(now_s, max_tokens=limit), now_s) for limit in limits]
+    assert rest.call_count <= 1
+    e2e_s = [one.e2e.promise.predicted for one in found if one.e2e is not None]
+    assert len(e2e_s) == len(limits) and e2e_s == sorted(e2e_s)
 
 
 def test_a_length_that_the_length_model_predicts_bounds_the_e2e_latency() -> None:
