@@ -18,7 +18,7 @@ import csv
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from statistics import fmean
 from typing import Any
@@ -104,7 +104,7 @@ def _carried(key: str, folder: str, policy: str, *to_stock: str) -> str:
     return "open" if estimate is None else f"{_BEFORE.get(estimate.bound, '')}{estimate.value:.2f}"
 
 
-_READERS = {"carries": _carried, "table": _told}
+_READERS: dict[str, Callable[..., str]] = {"carries": _carried, "table": _told}
 
 
 @cache

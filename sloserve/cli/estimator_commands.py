@@ -1,4 +1,6 @@
-"""What predictions and choices are made from: ``sloserve profile``, ``train-length`` and ``train-router``."""
+"""What predictions and choices are made from: ``sloserve profile``, ``train-length``, ``train-router`` and
+``router-quality``.
+"""
 
 import os
 from dataclasses import asdict, dataclass
@@ -67,6 +69,41 @@ def train_router(
     from sloserve.fleet.router.train_command import train_and_report
 
     train_and_report(file, out, steps=steps, seed=seed, evaluate=evaluate, plots=plots, masked=masked, as_json=as_json)
+
+
+@app.command("router-quality")
+def router_quality(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Folders or samples_*.jsonl of lm_eval --log_samples, or JSON with model, task and score.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="File for the table. Default: standard output.")] = None,
+    models: Annotated[
+        str | None, typer.Option(help="All models, smallest first, comma-separated. Default: least accurate first.")
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL=FOLDER", help="Name of a model in the router, for one of lm_eval's folders."),
+    ] = None,
+    metric: Annotated[str, typer.Option(help="The score of lm_eval that counts, as acc_norm or exact_match.")] = "acc",
+    filtered: Annotated[
+        str | None,
+        typer.Option("--filter", help="The filter of lm_eval, where a task has several.", show_default=False),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make the router's quality table from graded answers, with intervals.
+
+    Written is a router's file with `models` and `quality`: accuracy relative to the best model of each task. Comments
+    have accuracies with Wilson's 95 % intervals. See docs/router.md.
+    """
+    from sloserve.fleet.router.quality_command import quality_and_report
+
+    quality_and_report(files, out, models=models, names=name or [], metric=metric, filtered=filtered, as_json=as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
