@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from sloserve.fleet.certificates import Certificates
@@ -102,6 +103,13 @@ pool: {devices: {h100: {devices: 1}}}
 """
 
 
+def _listening(process: int) -> set[int]:
+    """TCP ports of a process and its children."""
+    found = psutil.Process(process)
+    opened = [one for part in (found, *found.children(recursive=True)) for one in part.net_connections("tcp")]
+    return {one.laddr.port for one in opened if one.status == psutil.CONN_LISTEN}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_host_joins_serves_is_told_to_end_and_leaves(
@@ -126,6 +134,8 @@ def test_a_host_joins_serves_is_told_to_end_and_leaves(
         (door,) = [row.state["door"] for row in opened.members.agents() if row.id == "agent:rack-7"]
         assert door.startswith(f"{scheme}://127.0.0.1:") and not door.endswith(":0")
         assert door.endswith("#rack-7") is (scheme == "https")
+        listening = {one: _listening(one.process.pid) for one in (fleet, agent)}
+        assert listening == {fleet: {port}, agent: {int(door.partition("#")[0].rpartition(":")[2])}}, "docs/ports.md"
         opened.members.tell_to_end("agent:rack-7")
         assert agent.process.wait(30) == 0 and "told to end" in agent.said
         assert "agent:rack-7" not in [row.id for row in opened.members.agents()]
