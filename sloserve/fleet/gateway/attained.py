@@ -1,14 +1,11 @@
 """Which share of a gateway's requests met their targets lately, by class, as the gateway sees their answers pass."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from sloserve.core.attainment_window import MAX_REQUESTS, AttainmentWindow, shown
-from sloserve.core.finished import Latency
-from sloserve.core.outcome import Outcome
-from sloserve.core.served import ServedRequest
+from sloserve.core.finished import Latency, targets_met
 from sloserve.core.slo import SLO
 from sloserve.core.stamps import Stamps
 
@@ -26,9 +23,9 @@ class Attained:
         latency: ``None`` unless its answer came whole. streamed: of a reply in one piece only the end is seen here, and
         only the target for that counts.
         """
+        met = targets_met(slo.targets, latency)
         if not streamed:
-            slo = replace(slo, targets=replace(slo.targets, ttft_s=None, tpot_s=None, tds=None))
-        met = ServedRequest(slo, Outcome.FAILED if latency is None else Outcome.COMPLETED, latency=latency).met
+            met = {name: was_met for name, was_met in met.items() if name == "e2e"}
         if met:
             self._windows[slo.slo_class.name].record(met, rejected, now_s)
 
