@@ -50,7 +50,9 @@ def test_no_raised_threshold_is_left_where_a_plan_makes_chunks_short(build: Buil
 
 
 def test_the_encoder_has_a_budget_of_a_full_step_at_least(build: Build) -> None:
-    """So that no plan needs to know it: what a step computes whole, the encoder computes in it."""
+    """So that no plan needs to know it: items that a step computes whole, the encoder computes in it. Where chunks end
+    inside items it may not, which ``test_images.py`` is about.
+    """
     for tokens in (64, 4096):
         scheduler = build("edf", max_num_batched_tokens=tokens).scheduler
         config = scheduler.scheduler_config

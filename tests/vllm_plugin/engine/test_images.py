@@ -1,0 +1,91 @@
+"""Prompts with images under plans, where vLLM's encoder computes or keeps less than a step has tokens.
+
+vLLM gives the encoder as many tokens a step as the step has. But a chunk that ends inside an image takes all of it, and
+the encoder's cache keeps it until the prompt is past it: several prompts at once find either full.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sloserve.scheduler.policy import Plan, Snapshot
+from sloserve.scheduler.registry import main_policies
+from tests.vllm_plugin.engine.test_scheduler_hooks import Scripted
+
+pytestmark = pytest.mark.vllm
+
+IMAGE, STEP, REQUESTS = 24, 96, 24
+
+
+def served(
+    build: Callable[..., Any], request_of: Callable[..., Any], policy: Any, encoder_tokens: int, is_whole: bool
+) -> tuple[float, list[int]]:
+    """Serves prompts of one to three images. Returns when the last ends, and what the encoder computed in each step.
+
+    encoder_tokens: in a step, and in its cache. is_whole: whether no chunk may divide an image.
+    """
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
+    engine = build(policy, section={"plan_share": 1.0}, max_num_batched_tokens=STEP, max_num_seqs=12, kv_blocks=70)
+    scheduler = engine.scheduler
+    scheduler.max_num_encoder_input_tokens = encoder_tokens
+    scheduler.encoder_cache_manager = EncoderCacheManager(encoder_tokens)
+    scheduler.scheduler_config.disable_chunked_mm_input = is_whole
+    add = scheduler.add_request
+    computed: list[int] = []
+    rng = np.random.default_rng(3)
+
+    def with_images(request: Any) -> None:
+        offset = int(rng.integers(0, 12))
+        while offset + IMAGE < request.num_prompt_tokens:
+            name = f"{request.request_id}-{offset}"
+            place = PlaceholderRange(offset=offset, length=IMAGE)
+            request.mm_features.append(MultiModalFeatureSpec(None, "image", name, place))
+            offset += IMAGE + int(rng.integers(0, 30))
+        add(request)
+
+    def look(output: Any) -> None:
+        requests = scheduler.requests
+        taken = [requests[name].mm_features[i] for name, some in output.scheduled_encoder_inputs.items() for i in some]
+        computed.append(sum(one.mm_position.length for one in taken))
+
+    scheduler.add_request = with_images
+    engine.on_step = look
+    workload = [
+        request_of(f"r{i}", 0.01 * i, int(rng.integers(30, 160)), int(rng.integers(2, 20)), e2e_s=(0.5, 9.0)[i % 2])
+        for i in range(REQUESTS)
+    ]
+    log = engine.run(workload)
+    assert [r.outcome.name for r in log.requests] == ["COMPLETED"] * REQUESTS
+    assert not log.counters.get("internal_errors", 0) and not log.counters.get("plan_errors", 0)
+    assert scheduler.encoder_cache_manager.num_freeable_slots == encoder_tokens  # nobody holds an image any more
+    return max(float(r.token_times_s[-1]) for r in log.requests), computed
+
+
+def preempting_in_turn() -> Scripted:
+    """Every third step another request loses what it has and waits behind all others; steps are short."""
+    turns = itertools.count()
+
+    def plan(at: Snapshot) -> Plan:
+        turn, running = next(turns), at.running
+        victims = running[turn % running.size :][:1] if running.size > 1 and turn % 3 == 0 else running[:0]
+        return Plan(preempt=victims, waiting=at.waiting[::-1], token_budget=STEP // 2, prefill_chunk_tokens=IMAGE)
+
+    return Scripted(plan)
+
+
+@pytest.mark.parametrize(("encoder_tokens", "is_whole"), [(IMAGE, False), (2 * IMAGE, True)])
+def test_prompts_with_images_end_whatever_is_planned(
+    build: Callable[..., Any], request_of: Callable[..., Any], encoder_tokens: int, is_whole: bool
+) -> None:
+    """Not a quarter later than under stock, either: no step waits for what the encoder cannot take."""
+    stock_s, computed = served(build, request_of, None, encoder_tokens, is_whole)
+    assert max(computed) == encoder_tokens
+    for policy in (*main_policies(), "auto:step_budget=false", "edf:step_budget=true"):
+        last_s, computed = served(build, request_of, policy, encoder_tokens, is_whole)
+        assert max(computed) <= encoder_tokens and last_s <= 1.25 * stock_s, policy
+    served(build, request_of, preempting_in_turn(), encoder_tokens, is_whole)
