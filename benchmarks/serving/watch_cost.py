@@ -39,9 +39,10 @@ STEPS, TURN = 1200, 100
 """Timed in all, and in a row with or without watchers."""
 
 
-FOUND = ("vllm", "watched", "frame", "lasts", "reading", "snapshot", "change")
-"""Seconds of thread CPU time: of vLLM's part of each step; of all that watching adds to each watched step, and of the
-frames among it; of the API process's readings. How long watched steps last on the device. Bytes of frames.
+FOUND = ("vllm", "watched", "held_up", "frame", "lasts", "reading", "snapshot", "change")
+"""Seconds of thread CPU time: of vLLM's part of each step; of all that watching adds to each watched step, what of it
+comes before the device has its step, and the frames among it; of the API process's readings. How long watched steps
+last on the device. Bytes of frames.
 """
 
 
@@ -63,13 +64,31 @@ class _Server:
 
         watched = scheduler._watched
         self.is_due = watched.is_due
-        watched.write = self.clock.times("frame", watched.write)
+        self.scheduling = False
+        shows = self.clock.times("frame", watched.write)
+
+        def write(*step: Any) -> None:
+            before_s = self.clock.spent["frame"]
+            shows(*step)
+            if self.scheduling:
+                self.clock.spent["held_up"] += self.clock.spent["frame"] - before_s
+
+        def schedule(*args: Any, **kwargs: Any) -> Any:
+            self.scheduling = True
+            try:
+                return scheduled(*args, **kwargs)
+            finally:
+                self.scheduling = False
+
+        watched.write = write
         for name in ("preempting", "preempted"):
             setattr(watched, name, self.clock.times("noted", getattr(watched, name)))
         for name in ("schedule", "update_from_output"):
             STOCK.setdefault(name, getattr(Scheduler, name))
             setattr(Scheduler, name, self.clock.times("vllm", STOCK[name]))
             setattr(scheduler, name, self.clock.times("ours", getattr(scheduler, name)))
+        scheduled = scheduler.schedule
+        scheduler.schedule = schedule
 
     def asking_us(self) -> float:
         """What a step without watchers costs: to find that there is none."""
@@ -92,6 +111,7 @@ class _Server:
                 found["vllm"].append(clock.spent["vllm"])
                 if is_watched:
                     found["watched"].append(clock.spent["frame"] + clock.spent["noted"])
+                    found["held_up"].append(clock.spent["held_up"] + clock.spent["noted"])
                     found["lasts"].append(now_s - before_s)
                 if clock.spent["frame"]:
                     found["frame"].append(clock.spent["frame"])
@@ -129,7 +149,7 @@ class _Server:
 
 
 def row_of(policy: str, requests: int, asking_us: float, found: dict[str, list[float]]) -> dict[str, Any]:
-    vllm_s, watched_s = float(np.mean(found["vllm"])), float(np.mean(found["watched"]))
+    vllm_s, watched_s, held_up_s = (float(np.mean(found[what])) for what in ("vllm", "watched", "held_up"))
     return {
         "policy": policy,
         "requests": requests,
@@ -139,6 +159,8 @@ def row_of(policy: str, requests: int, asking_us: float, found: dict[str, list[f
         "no_watcher_share_of_vllm": round(asking_us / 1e6 / vllm_s, 5),
         "watched_us": round(watched_s * 1e6, 1),
         "watched_share_of_vllm": round(watched_s / vllm_s, 4),
+        "held_up_us": round(held_up_s * 1e6, 2),
+        "held_up_share_of_vllm": round(held_up_s / vllm_s, 6),
         "watched_share_of_step": round(watched_s / float(np.mean(found["lasts"])), 5),
         "frames": len(found["frame"]),
         "frame_us_median": round(float(np.median(found["frame"])) * 1e6, 1),

@@ -251,7 +251,7 @@ def test_the_root_says_where_the_page_is_and_takes_no_other_route() -> None:
 
 @pytest.mark.slow
 def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chromium = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium"))), None)
+    chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     node = shutil.which("node")
     if chromium is None or node is None or not (PAGE / "node_modules" / "playwright-core").is_dir():
         pytest.skip("needs node, chromium and `npm ci` in clients/page")

@@ -4,8 +4,7 @@ Without a watcher a step costs one comparison. With one, at most two steps a sec
 few tenths of a millisecond. Nothing here changes what is decided.
 """
 
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from vllm.v1.request import Request, RequestStatus
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.planner import Planner
-from sloserve.engine.stages import Course, Stage
 from sloserve.engine.why import Cause, Phase, StepDone, Why
 from sloserve.kernels.requests import counts_of, slots_found
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, occupancy
@@ -23,16 +21,14 @@ from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.held import due_later_s, head_held_up, not_planned, rival_of, step_done
 from sloserve.vllm_plugin.engine.ledger import EngineStats
-from sloserve.vllm_plugin.engine.vllm_columns import gathered
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort
 
 _NAN = float("nan")
 _STATIC = ("number", "class_id", "arrival_s", "ttft_due_s", "e2e_due_s", "pace_s", "prompt_tokens")
 _AT = {name: place for place, name in enumerate(ROW)}
-_PROGRESS = frozenset({"computed_tokens", "output_tokens"})
-_FROM_STAGE = np.zeros(len(Stage), np.int64)
-_FROM_STAGE[[Stage.WAITING, Stage.PREEMPTED, Stage.PAUSED]] = Phase.WAITING, Phase.PREEMPTED, Phase.PAUSED
-_FROM_STAGE[Stage.RUNNING] = Phase.PREFILL  # or, with output, Phase.DECODE
+_READ = ("num_computed_tokens", "_output_token_ids", "status", "num_preemptions")
+"""Of each request, in one pass: to fetch so many objects from memory is most of what a frame costs."""
+_MOST_GONE = 64
 
 
 class _Numbers:
@@ -44,15 +40,15 @@ class _Numbers:
         self._free = list(range(64))
         self._next = 1
 
-    def slots(self, requests: Sequence[Request], live: Iterable[str], stats: EngineStats) -> IntArray:
-        """Rows of ``values`` for ``requests``. live: ids of all unfinished ones; the others are forgotten."""
-        for gone in self.slot_of.keys() - live:
-            self._free.append(self.slot_of.pop(gone))
+    def slots(self, requests: Sequence[Request], live: Collection[str], stats: EngineStats) -> IntArray:
+        """Rows of ``values`` for ``requests``. live: ids of all unfinished ones; the others are forgotten in time."""
+        if len(self.slot_of) > 2 * len(live) + _MOST_GONE:
+            for gone in self.slot_of.keys() - live:
+                self._free.append(self.slot_of.pop(gone))
         found = slots_found(self.slot_of, requests, "request_id")
         if found.size < len(requests):
             for request in requests:
-                if request.request_id not in self.slot_of:
-                    self.of(request, stats)
+                self.of(request, stats)
             found = slots_found(self.slot_of, requests, "request_id")
         return found
 
@@ -164,28 +160,37 @@ class _Live:
     def __init__(
         self, watched: Watched, requests: list[Request], output: Any, planner: Planner | None, now_s: float
     ) -> None:
-        stats, numbers = watched._stats, watched._numbers
-        course_of = stats.stages.courses.get
-        self._courses: list[Course] = [one for one in map(course_of, map(_REQUEST_ID, requests)) if one is not None]
-        if len(self._courses) < len(requests):  # some came unseen
-            requests = [request for request in requests if request.request_id in stats.stages.courses]
         self.size = len(requests)
         self._requests, self._output, self._now_s = requests, output, now_s
         self._scheduler, self._port, self._preempted = watched._scheduler, watched._port, watched._preempted
-        slots = numbers.slots(requests, stats.stages.courses, stats)
-        self._static = numbers.values[slots]
-        progress = gathered(requests, _PROGRESS)
-        self._computed, self._output_tokens = progress["computed_tokens"], progress["output_tokens"]
+        self._courses = watched._stats.stages.courses
+        slots = watched._numbers.slots(requests, self._scheduler.requests, watched._stats)
+        self._static = watched._numbers.values[slots]
+        self._computed, self._output_tokens, self._status, self._preemptions = counts_of(requests, _READ)
         self.class_id = self._static[:, _STATIC.index("class_id")].astype(np.int64)
-        (stage,) = counts_of(self._courses, ("stage",))
-        phase = _FROM_STAGE[stage]
-        phase[(stage == Stage.RUNNING) & (self._output_tokens > 0)] = Phase.DECODE
-        for place in np.flatnonzero(phase == Phase.PREEMPTED) if watched._port.keeps_swapped else ():
-            if watched._port.swapped_tokens(requests[place]):
-                phase[place] = Phase.SWAPPED
-        self.phase = phase
+        self.phase = self._phases()
         self._first_token_s = _first_tokens_s(planner, requests)
         self.due_s = self._due_s()
+
+    def _phases(self) -> IntArray:
+        status, requests = self._status, self._requests
+        phase = np.full(self.size, Phase.WAITING, np.int64)
+        running = status == RequestStatus.RUNNING
+        phase[running] = np.where(self._output_tokens[running] > 0, Phase.DECODE, Phase.PREFILL)
+        if self._scheduler.slo_paused:
+            paused = set(self._scheduler.slo_paused)
+            phase[[place for place in np.flatnonzero(running) if requests[place] in paused]] = Phase.PAUSED
+        loading = (status == RequestStatus.WAITING_FOR_REMOTE_KVS) & (self._preemptions > 0)
+        phase[(status == RequestStatus.PREEMPTED) | loading] = Phase.PREEMPTED
+        for place in np.flatnonzero(phase == Phase.PREEMPTED) if self._port.keeps_swapped else ():
+            if self._port.swapped_tokens(requests[place]):
+                phase[place] = Phase.SWAPPED
+        return phase
+
+    def _since_s(self, request: Request) -> float:
+        """When its phase began."""
+        course = self._courses.get(request.request_id)
+        return request.arrival_time if course is None else course.since_s  # of one that came unseen
 
     def _due_s(self) -> FloatArray:
         _, _, _, ttft_s, e2e_s, pace_s, _ = self._static.T
@@ -215,9 +220,8 @@ class _Live:
             rows[:, _AT[name]] = static[:, _STATIC.index(name)]
         rows[:, _AT["phase"]] = self.phase[drawn]
         places = drawn.tolist()
-        rows[:, _AT["since_s"]] = [self._courses[place].since_s for place in places]
-        requests = [self._requests[place] for place in places]
-        rows[:, _AT["preemptions"]], status = counts_of(requests, ("num_preemptions", "status"))
+        rows[:, _AT["since_s"]] = [self._since_s(self._requests[place]) for place in places]
+        rows[:, _AT["preemptions"]] = self._preemptions[drawn]
         rows[:, _AT["due_s"]] = self.due_s[drawn]
         rows[:, _AT["computed_tokens"]] = self._computed[drawn]
         rows[:, _AT["output_tokens"]] = self._output_tokens[drawn]
@@ -225,7 +229,7 @@ class _Live:
         rows[:, _AT["ahead"]] = np.where(ahead >= 0, ahead, -1)
         rows[:, _AT["why"] :] = _SERVED
         # A waiting request that is not blocked has nothing of its own that holds it up.
-        plain = (status == _PLAIN) & (self._computed[drawn] == 0)
+        plain = (self._status[drawn] == _PLAIN) & (self._computed[drawn] == 0)
         for place in np.flatnonzero((self.phase[drawn] != _DECODE) & ~plain).tolist():
             cause = self._cause(int(drawn[place]), step)
             if cause is not None:
@@ -255,7 +259,6 @@ _BLOCKED, _UNSEEN = Cause(Why.BLOCKED), Cause(Why.UNSEEN)
 # Plain numbers: an enum member is looked up anew at each use, and these are used for each request.
 _WAITING, _PREFILL, _DECODE, _PAUSED = (int(one) for one in (Phase.WAITING, Phase.PREFILL, Phase.DECODE, Phase.PAUSED))
 _PLAIN = int(RequestStatus.WAITING)
-_REQUEST_ID = attrgetter("request_id")
 _SERVED = int(Why.NOTHING), _NAN, _NAN
 
 

@@ -188,6 +188,7 @@ class VirtualEngine(EventLoop):
         began = time.perf_counter()
         output = scheduler.schedule()
         self._schedule_s.append(time.perf_counter() - began)
+        scheduler.get_grammar_bitmask(output)  # as vLLM does once the device has its step
         planning_s = getattr(scheduler, "slo_planning_s", 0.0)
         start_s = max(now_s + planning_s, worker_free_s)
         self._stages.scheduled(admitted_ids(output), self._preempted, getattr(scheduler, "slo_paused", ()), start_s)

@@ -106,6 +106,29 @@ def test_what_holds_up_the_first_would_have_let_it_in_had_there_been_more(
     assert phase(freed[place], last) != Phase.WAITING
 
 
+def test_no_step_waits_for_its_frame(build: Build, request_of: RequestOf, watch: Watch) -> None:
+    engine, written, early = build("edf"), [], []
+    schedule = engine.scheduler.schedule
+
+    def scheduled() -> Any:
+        output, before = schedule(), len(written)
+        early.extend(written[before:] if output.total_num_scheduled_tokens else [])
+        return output
+
+    engine.scheduler.schedule = scheduled
+    begin = engine.scheduler.show_on
+
+    def show_on(page: LiveWriter) -> None:
+        begin(page)
+        watched = engine.scheduler._watched
+        write = watched.write
+        watched.write = lambda *step: (written.append(step[0]), write(*step))
+
+    engine.scheduler.show_on = show_on
+    frames = watch(engine, [request_of("a", 0.0, 150, 6), request_of("b", 0.0, 20, 6)])
+    assert len(frames) > 5 and len(written) >= len(frames) and early == []
+
+
 def test_a_limit_of_the_plan_is_told_and_another_lets_the_request_in(
     build: Build, request_of: RequestOf, watch: Watch
 ) -> None:
