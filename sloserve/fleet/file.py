@@ -128,7 +128,9 @@ class FleetModel:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine. host_memory_bytes: for weights of models that sleep. swap_space_bytes: for KV of parked requests."""
+    """One machine. host_memory_bytes: for weights of models that sleep. swap_space_bytes: for KV of parked requests.
+    attach: the server that is its one instance, which others started, with the model ``serves``.
+    """
 
     name: str
     device: str
@@ -138,6 +140,8 @@ class Host:
     swap_space_bytes: int
     environment: Mapping[str, str] = field(default_factory=dict)
     door: str | None = None
+    attach: str | None = None
+    serves: str | None = None
 
     @property
     def instances(self) -> tuple[str, ...]:
@@ -181,7 +185,9 @@ class Fleet:
         return tuple(
             m.name
             for m in self.models.values()
-            if host.device in m.profiles and m.profiles[host.device].tensor_parallel == host.width
+            if host.device in m.profiles
+            and m.profiles[host.device].tensor_parallel == host.width
+            and host.serves in (None, m.name)
         )
 
     def joined_by(self, name: str, device: str, devices: int | None = None, door: str | None = None) -> "Fleet":
@@ -352,7 +358,15 @@ def _entries(kind: type[_Entry], section: Node, name: str, problems: list[Proble
 def _host(name: str, entry: HostEntry, problems: list[Problem]) -> Host:
     if entry.devices % entry.width:
         problems.append(Problem(("hosts", name, "devices"), _no_instances(entry.devices, entry.width)))
-    return _made_host(name, entry.device, entry.devices, entry, entry.door)
+    if (entry.attach is None) != (entry.serves is None):
+        problems.append(
+            Problem(("hosts", name), "attach and serves belong together: a server, and the model that it has")
+        )
+    if entry.attach is not None and entry.devices != entry.width:
+        text = f"{entry.devices} devices of a server that is attached are one instance; give width: {entry.devices}"
+        problems.append(Problem(("hosts", name, "devices"), text))
+    made = _made_host(name, entry.device, entry.devices, entry, entry.door)
+    return replace(made, attach=entry.attach, serves=entry.serves)
 
 
 def _made_host(name: str, device: str, devices: int, said: DeviceHost, door: str | None) -> Host:
@@ -403,6 +417,10 @@ def _served(fleet: Fleet) -> list[Problem]:
     problems = []
     joining = [_made_host(f"pool.devices.{k}", k, one.width, one, None) for k, one in fleet.pool.devices.items()]
     hosts = [*fleet.hosts.values(), *joining]
+    for host in fleet.hosts.values():
+        if host.serves is not None and host.serves not in fleet.models_on(host):
+            text = f"{host.serves!r} is no model with a profile for {host.width} of {host.device}"
+            problems.append(Problem(("hosts", host.name, "serves"), text))
     for name, model in fleet.models.items():
         if not any(name in fleet.models_on(host) for host in hosts):
             needed = ", ".join(f"{p.tensor_parallel} of {kind}" for kind, p in model.profiles.items())

@@ -15,6 +15,7 @@ Seconds = Annotated[float, Field(strict=True, ge=0.0, le=86_400.0), Allowed("a n
 Devices = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
 Text = Annotated[str, Field(min_length=1)]
 Door = Annotated[str, Field(pattern=r"^https?://[^/\s]+:\d{1,5}$")]
+Url = Annotated[str, Field(pattern=r"^https?://[^/\s]+$")]
 GiB = Annotated[float, Field(strict=True, ge=0.0, le=1e6), Allowed("a number of GiB >= 0")]
 
 
@@ -60,6 +61,8 @@ class DeviceHost(Section):
 class HostEntry(DeviceHost):
     device: Annotated[str, Field(min_length=1), Allowed("the kind of its devices, as text")]
     devices: Annotated[Devices, Allowed(f"a whole number from 1 to {MAX_DEVICES}")]
+    attach: Annotated[Url | None, Allowed("http://HOST:PORT or https://, of a server that others started")] = None
+    serves: Annotated[Text | None, Allowed("the one model of the server that is attached")] = None
     door: Annotated[
         Door | None,
         Allowed("http://HOST:PORT, or https:// with certificates, for an agent that others reach over the network"),

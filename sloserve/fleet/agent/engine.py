@@ -81,6 +81,23 @@ class Engine:
             raise EngineError(f"it did not start within {self._limits.start_s:g} s") from None
         raise EngineError(f"it ended with status {self.ended.result()} before it served")
 
+    async def check_attached(self) -> None:
+        """Of a server that others started: that it has the model, by the name that the fleet gives it."""
+        if self.model.attached is None:
+            return
+        answer = await self.client.call("GET", "/v1/models", limit_s=_HEALTH_S)
+        try:
+            names = [str(one["id"]) for one in answer["data"]]
+        except (LookupError, TypeError) as error:
+            raise EngineError(f"its list of models cannot be read: {error!r}") from None
+        if self.model.name not in names:
+            raise EngineError(
+                f"{self.model.attached.url} has no model {self.model.name!r}, but {', '.join(names)}; start it with "
+                f"--served-model-name {self.model.name}"
+            )
+        if self.model.attached.admin_key is not None:
+            await self.status(_HEALTH_S)
+
     async def is_healthy(self) -> bool:
         """Whether it says so: a sleeping engine, or one that computes garbage, says so too."""
         try:
@@ -100,6 +117,8 @@ class Engine:
 
     async def status(self, limit_s: float) -> list[tuple[float, float]]:
         """Returns (requests running, tokens computed so far) of each rank's core, read between two of its steps."""
+        if self.model.attached is not None and self.model.attached.admin_key is None:
+            return []  # stock vLLM says nothing of its core but its health
         ranks = await self.client.call("GET", "/sloserve/status", limit_s=limit_s)
         try:
             return [(float(rank["running"]), float(rank["scheduled_tokens"])) for rank in ranks]

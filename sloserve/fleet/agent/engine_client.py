@@ -33,14 +33,16 @@ class EngineLate(EngineError):
 
 
 class EngineClient:
-    """HTTP client of the engine at ``socket``, whose admin routes ``admin_key`` opens. Has to be closed.
+    """HTTP client of the engine at ``socket``, or at the URL ``at``, whose admin routes ``admin_key`` opens. Has to be
+    closed. key: of its other routes, if they ask for one.
 
     Each request has a connection of its own: an engine closes idle ones when it likes, and one that is closed as a
     request is sent looks like an engine that died of it.
     """
 
-    def __init__(self, socket: Path, admin_key: str) -> None:
+    def __init__(self, socket: Path, admin_key: str, *, at: str | None = None, key: str | None = None) -> None:
         self.socket, self._admin = socket, {"authorization": f"Bearer {admin_key}"}
+        self._at, self._shown = at, {} if key is None else {"authorization": f"Bearer {key}"}
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -53,11 +55,11 @@ class EngineClient:
         Raises: EngineError for another status than 200, no answer within ``limit_s`` seconds, or a broken connection.
         """
         shown = f"{method} {path}"
-        headers = self._admin if path.startswith("/sloserve/") else {}
+        headers = self._admin if path.startswith("/sloserve/") else self._shown
         try:
             async with asyncio.timeout(limit_s):
                 async with self._open().request(
-                    method, _URL + path, json=body, params=params, headers=headers, allow_redirects=False
+                    method, self._url + path, json=body, params=params, headers=headers, allow_redirects=False
                 ) as answer:
                     text = await _text(answer)
                     if answer.status != 200:
@@ -76,9 +78,11 @@ class EngineClient:
         Raises: Refused with ``DIED`` where the engine breaks off before its answer begins.
         """
         kept = {"content-type": "application/json"} if body else {}
-        kept |= {name.lower(): value for name, value in headers.items() if name.lower() not in _LEFT_OUT}
+        kept |= self._shown | {name.lower(): value for name, value in headers.items() if name.lower() not in _LEFT_OUT}
         try:
-            answer = await self._open().request(method, _URL + path, data=body, headers=kept, allow_redirects=False)
+            answer = await self._open().request(
+                method, self._url + path, data=body, headers=kept, allow_redirects=False
+            )
         except _BROKEN:
             ended(True)
             raise Refused(Refusal.DIED) from None
@@ -87,10 +91,19 @@ class EngineClient:
             raise
         return EngineStream(answer, ended)
 
+    @property
+    def _url(self) -> str:
+        return self._at or _URL
+
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
+            connector: aiohttp.BaseConnector
+            if self._at is None:
+                connector = aiohttp.UnixConnector(str(self.socket), limit=0, force_close=True)
+            else:
+                connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(str(self.socket), limit=0, force_close=True),
+                connector=connector,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
                 auto_decompress=False,
                 read_bufsize=1 << 18,

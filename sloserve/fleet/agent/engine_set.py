@@ -157,7 +157,8 @@ class EngineSet:
                 await self._remove(engine)
             raise
         seconds = host.clock.monotonic_s() - begun_s
-        host.costs.note_switch(model.name, method, seconds)
+        if base.attached is None:  # finding a server that is there says nothing of what a start costs
+            host.costs.note_switch(model.name, method, seconds)
         logger.info("%s: model %s serves, by method %s in %.2f s", self._instance, model.name, method, seconds)
 
     async def _start(self, model: ServedModel) -> Engine:
@@ -174,13 +175,19 @@ class EngineSet:
             process = await host.launcher.launch(EngineSpec(tuple(arguments), environment, socket, log))
         except OSError as error:
             raise EngineError(f"model {model.name} cannot be started: {error}") from error
-        engine = Engine(model, process, EngineClient(socket, key), host.limits)
+        at = model.attached
+        if at is None:
+            client = EngineClient(socket, key)
+        else:
+            client = EngineClient(socket, at.admin_key or "", at=at.url, key=at.key)
+        engine = Engine(model, process, client, host.limits)
         self._engines.append(engine)
         watching = asyncio.create_task(self._watch(engine))
         self._watching.add(watching)
         watching.add_done_callback(self._watching.discard)
         try:
             await engine.ready()
+            await engine.check_attached()
         except EngineError as error:
             await self._remove(engine)
             raise EngineError(f"model {model.name} does not start: {error}; its log is {log}") from error

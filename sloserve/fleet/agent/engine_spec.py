@@ -7,6 +7,17 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class Attached:
+    """A server that others started. key: of its API, if it asks for one. admin_key: of its routes below ``/sloserve``;
+    ``None``: it has none, as stock vLLM.
+    """
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model as an engine serves it.
 
@@ -20,6 +31,7 @@ class ServedModel:
         adapter_of: the model that it is a LoRA adapter of; ``None`` for a model of its own.
         longest_step_s: of its engine, as its profile foresees it; 0 where that is not known.
         tokens_an_event: of its streams, as its flags say.
+        attached: the server that has it, where that was started by others.
     """
 
     name: str
@@ -31,6 +43,7 @@ class ServedModel:
     adapter_of: str | None = None
     longest_step_s: float = 0.0
     tokens_an_event: int = 1
+    attached: "Attached | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from sloserve.fleet.agent.agent import Agent
 from sloserve.fleet.agent.engine_spec import Launcher
 from sloserve.fleet.agent.following import Following
 from sloserve.fleet.agent.host_fence import HostFence
+from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.agent.line_claims import cancelled
 from sloserve.fleet.agent.pulling import LEASE_S, Pulling
 from sloserve.fleet.agent.shared_costs import SHARE_S, SharedCosts
@@ -63,6 +64,8 @@ async def run_agent(
                 shared = SharedCosts(agent.costs, store.switch_costs, host.device, executor)
                 telling = supervised("measured costs of switches are not shared with other hosts", shared.turn, SHARE_S)
                 beside = [asyncio.create_task(telling), *refreshing(certificates)]
+                if host.serves is not None:  # its model is there, whatever a plan says
+                    beside += [asyncio.create_task(_attached(door, host.serves)) for door in doors]
                 try:
                     await _either(stopping.wait(), fence.told_to_end.wait(), fence.lost.wait())
                 finally:
@@ -74,6 +77,10 @@ async def run_agent(
                         await _drained(agent, pulling, stopping)
     finally:
         store.close()
+
+
+async def _attached(instance: Instance, model: str) -> None:
+    await instance.switch(model)
 
 
 async def _either(*awaited: Awaitable[object]) -> None:

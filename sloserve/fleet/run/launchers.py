@@ -4,6 +4,7 @@ import os
 
 from sloserve.fleet.agent.engine_spec import Launcher
 from sloserve.fleet.file import Host
+from sloserve.fleet.launcher.attached import AttachingLauncher
 from sloserve.fleet.launcher.forking import ForkingLauncher
 from sloserve.fleet.launcher.plain import PlainLauncher
 from sloserve.fleet.run.live import DOOR_KEY, STORE, Place
@@ -16,6 +17,8 @@ def launcher_for(place: Place, host: Host, engine_module: str | None = None) -> 
     """
     for secret in (STORE, DOOR_KEY):
         os.environ.pop(secret, None)
+    if host.attach is not None:
+        return AttachingLauncher(host.attach)
     if engine_module is not None:
         return PlainLauncher((engine_module,))
     launcher = ForkingLauncher(place.logs / f"launcher-{host.name}.log")

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,7 @@ from sloserve.core.extras import not_installed
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, profile_names
 from sloserve.fleet.agent.agent import AgentSettings
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import Attached, ServedModel
 from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.file import GIB, Fleet, FleetModel, Host
 from sloserve.fleet.supervised import supervised
@@ -29,6 +29,12 @@ STORE: Final = "SLOSERVE_FLEET_STORE"
 
 DOOR_KEY: Final = "SLOSERVE_FLEET_DOOR_KEY"
 """Environment variable: what gateways show at doors on TCP, the same for all agents and gateways of a fleet."""
+
+ATTACH_KEY: Final = "SLOSERVE_ATTACH_KEY"
+"""Environment variable: key of the API of a server that is attached."""
+
+ATTACH_ADMIN_KEY: Final = "SLOSERVE_ATTACH_ADMIN_KEY"
+"""Environment variable: opens the status of a server that is attached, if it is ours."""
 
 _LEAST_KEY: Final = 16
 _CERTIFICATES_S: Final = 600.0
@@ -197,6 +203,9 @@ def agent_settings(fleet: Fleet, host: Host, place: Place) -> AgentSettings:
     """
     check_doors(fleet, place, [host])
     served = {name: _served(fleet, fleet.models[name], host, place) for name in fleet.models_on(host)}
+    if host.attach is not None:
+        at = Attached(host.attach, os.environ.get(ATTACH_KEY) or None, os.environ.get(ATTACH_ADMIN_KEY) or None)
+        served = {name: replace(model, attached=at) for name, model in served.items()}
     return AgentSettings(
         host=host.name,
         device=host.device,

@@ -1,0 +1,59 @@
+"""An engine that others started: it is looked for, never started, put to sleep or ended."""
+
+import asyncio
+from typing import Final
+
+import aiohttp
+
+from sloserve.fleet.agent.engine_spec import EngineSpec
+
+LOOK_S: Final = 1.0
+LOST_S: Final = 5.0
+"""A server that has not said for so long that it is healthy is taken to have died."""
+
+
+class AttachedEngine:
+    """Ends when the server at ``url`` is silent, or is let go of."""
+
+    pid, is_forked = 0, True
+
+    def __init__(self, url: str) -> None:
+        self._watching = asyncio.create_task(self._watch(url))
+
+    async def wait(self) -> int:
+        await asyncio.wait({self._watching})
+        return 1
+
+    def kill(self) -> None:
+        """Lets go of it: it serves its others as before."""
+        self._watching.cancel()
+
+    async def _watch(self, url: str) -> None:
+        loop, is_there = asyncio.get_running_loop(), False
+        seen_s = loop.time()
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LOST_S)) as session:
+            while not is_there or loop.time() - seen_s < LOST_S:
+                try:
+                    async with session.get(f"{url}/health") as answer:
+                        if answer.status == 200:
+                            is_there, seen_s = True, loop.time()
+                except (aiohttp.ClientError, OSError, TimeoutError):
+                    pass
+                await asyncio.sleep(LOOK_S)
+
+
+class AttachingLauncher:
+    """A :class:`~sloserve.fleet.agent.engine_spec.Launcher`. url: of the server."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._engines: list[AttachedEngine] = []
+
+    async def launch(self, spec: EngineSpec) -> AttachedEngine:
+        self._engines.append(AttachedEngine(self._url))
+        return self._engines[-1]
+
+    async def close(self) -> None:
+        for engine in self._engines:
+            engine.kill()
+        await asyncio.gather(*(engine.wait() for engine in self._engines))
