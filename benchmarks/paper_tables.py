@@ -46,7 +46,7 @@ def paper_table(paper: str) -> str:
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     name = _numbered(row["of"]) + (f": {row['what']}" if "what" in row else "")
     if "command" not in row:
-        return (name, "", "", "", "", row.get("reason", "not run yet"))
+        return (name, "", "", "", "", row["reason"])
     told = (filled(row.get(key, "")) for key in ("ours", "stock", "differs"))
     return (name, row.get("paper", ""), f"`{command(row['command'])}`", *told)
 

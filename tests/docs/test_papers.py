@@ -11,8 +11,6 @@ from sloserve.sim.experiments import EXPERIMENTS
 from tests.docs.pages import ROOT
 
 REASONS = {"needs a GPU", "needs human subjects", "needs data that cannot be had", "not about the system"}
-OPEN = {("econo", "Figure 2"), ("econo", "Figure 6")}
-"""Not run yet: an entry may leave this set, none may join it."""
 _TABLE = re.compile(r"(<!-- paper: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
@@ -37,13 +35,8 @@ def test_each_has_a_command_with_results_or_a_reason(paper: str) -> None:
             assert _exists(row["command"]), row
             assert row["results"] and row["ours"], row
             assert [r for r in row["results"] if not (ROOT / "benchmarks" / "results" / r).exists()] == [], row
-        elif not row.get("open"):
+        else:
             assert row.get("reason") in REASONS, row
-
-
-def test_what_is_not_run_yet_is_known() -> None:
-    found = {(paper, of) for paper in PAPERS for row in PAPERS[paper]["rows"] if row.get("open") for of in row["of"]}
-    assert found <= OPEN
 
 
 @pytest.mark.parametrize("paper", PAPERS)
