@@ -128,7 +128,8 @@ def _led(found: Any, path: Iterable[str]) -> Any:
         if chosen:
             found = [row for row in found if _same(row[key], value)]
         elif isinstance(found, list):
-            found = found[int(step)] if step.isdigit() else [row[step] for row in found]
+            named = all(isinstance(row, dict) and step in row for row in found)
+            found = [row[step] for row in found] if named else found[int(step)]
         else:
             found = found[step]
     return found
