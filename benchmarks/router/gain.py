@@ -114,7 +114,8 @@ def system_called(name: str) -> tuple[System, Phases]:
 
 def train(name: str, seed: int, masked: bool, folder: Path, steps: int | None = None) -> None:
     """One policy, with the processor time that it took."""
-    from sloserve.fleet.router.train import Trainer, TrainingSettings
+    from sloserve.fleet.router.train import Trainer
+    from sloserve.fleet.router.training_settings import TrainingSettings
 
     system, phases = system_called(name)
     paper = {} if masked else {"masked": False, "horizon": np.inf, "centre": 0.0, "averaged": 0.0}

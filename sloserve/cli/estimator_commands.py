@@ -41,20 +41,29 @@ def train_length(
     train_and_report(data, out, text=text, seeds=seeds, share=held_out, seed=seed, as_json=as_json)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingFlags:
+    """What a router learns from: the fields of its ``TrainingSettings`` that have flags."""
+
+    steps: Annotated[int, typer.Option(help="Number of simulated requests to learn from.")] = 1_200_000
+    seed: Annotated[int, typer.Option(help="Seed of weights, arrivals and exploration.")] = 0
+    masked: Annotated[bool, typer.Option(help="Choose only among models that should be in time, or among all.")] = True
+
+
 @app.command("train-router")
+@with_option_groups
 def train_router(
     file: Annotated[
         Path, typer.Argument(metavar="ROUTER.yaml", help="Models, quality table and system.", show_default=False)
     ],
+    *,
     out: Annotated[Path, typer.Option(help="File for the policy.")] = Path("router.safetensors"),
-    steps: Annotated[int, typer.Option(help="Number of simulated requests to learn from.")] = 1_200_000,
-    seed: Annotated[int, typer.Option(help="Seed of weights, arrivals and exploration.")] = 0,
+    training: TrainingFlags,
     evaluate: Annotated[
         Path | None,
         typer.Option(help="Judge this policy instead of training one.", metavar="POLICY", show_default=False),
     ] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for figures. Default: no figures.")] = None,
-    masked: Annotated[bool, typer.Option(help="Choose only among models that should be in time, or among all.")] = True,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a router, which chooses the model of each request, in a simulation of the system in ROUTER.yaml.
@@ -67,8 +76,10 @@ def train_router(
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     from sloserve.fleet.router.train_command import train_and_report
+    from sloserve.fleet.router.training_settings import TrainingSettings
 
-    train_and_report(file, out, steps=steps, seed=seed, evaluate=evaluate, plots=plots, masked=masked, as_json=as_json)
+    settings = TrainingSettings(**asdict(training))
+    train_and_report(file, out, settings, evaluate=evaluate, plots=plots, as_json=as_json)
 
 
 @app.command("router-quality")

@@ -63,6 +63,31 @@ class GatewayFlags:
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostFlags:
+    """Which host of the fleet this machine is, and what it has where it joins."""
+
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            help="Name of this host in FILE, or any where it joins. Default: the only one, or this machine's.",
+            show_default=False,
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(help="Kind of its devices, of FILE's pool.devices, where it joins.", show_default=False),
+    ] = None
+    devices: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="How many, where FILE does not say it.", show_default=False)
+    ] = None
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address at which gateways on other hosts reach it, on a free port.", show_default=False),
+    ] = None
+
+
 class _FileFirst(TyperGroup):
     """``sloserve fleet FILE`` is ``sloserve fleet run FILE``."""
 
@@ -109,27 +134,10 @@ def run(
 
 
 @fleet_app.command()
+@with_option_groups
 def agent(
     file: FileArgument,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            "--host",
-            help="Name of this host in FILE, or any where it joins. Default: the only one, or this machine's.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Kind of its devices, of FILE's pool.devices, where it joins.", show_default=False),
-    ] = None,
-    devices: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="How many, where FILE does not say it.", show_default=False)
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(help="Address at which gateways on other hosts reach it, on a free port.", show_default=False),
-    ] = None,
+    this: HostFlags,
     state: StateFlag = None,
     lease_s: LeaseFlag = 30.0,
     log_format: LogFlag = LogFormat.TEXT,
@@ -146,7 +154,7 @@ def agent(
     _log(log_format)
     fleet = _read(file)
     place = live.place_of(fleet, state)
-    fleet, owned = live.joining_host(fleet, host, device, devices, address, place)
+    fleet, owned = live.joining_host(fleet, this.host, this.device, this.devices, this.address, place)
 
     async def serve() -> None:
         from sloserve.fleet.run.signals import Stopping

@@ -11,7 +11,6 @@ of the memory are not in the paper.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,54 +18,16 @@ import torch
 from torch import nn
 
 from sloserve.core.arrays import IntArray
-from sloserve.core.errors import ConfigError
 from sloserve.fleet.router.arrivals import Changing, Phases
 from sloserve.fleet.router.environment import Environment, System
 from sloserve.fleet.router.features import Schema
 from sloserve.fleet.router.network import Network
 from sloserve.fleet.router.replay import Replay
 from sloserve.fleet.router.routing import allowed_by, features_of
+from sloserve.fleet.router.training_settings import TrainingSettings
 
 Progress = Callable[[int], None]
 """Told how many steps are done, now and then."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSettings:
-    """How a policy is learnt.
-
-    steps: requests routed in training. systems: trained on at once. memory: transitions remembered. batch: of a
-    gradient step; steps_a_gradient: requests for each. learning_rate, target_every: as in the paper. gamma: greatest
-    discount of what comes after the next arrival; horizon: time by which that is worth 1/e at most, in parts of the
-    guarantee for a whole request, infinite for gamma alone. centre: subtracted from each reward. explored: share of the
-    steps in which exploration falls from all choices to ``least_random``. averaged: share of the steps, the last
-    ones, whose weights are averaged into the policy, since single ones differ by a hundredth of reward. masked: whether
-    only feasible models are chosen.
-    """
-
-    steps: int = 1_200_000
-    seed: int = 0
-    systems: int = 128
-    memory: int = 400_000
-    batch: int = 64
-    steps_a_gradient: int = 16
-    hidden: int = 256
-    learning_rate: float = 1e-4
-    target_every: int = 500
-    gamma: float = 0.99
-    horizon: float = 2.0
-    centre: float = 0.8
-    explored: float = 0.3
-    least_random: float = 0.02
-    averaged: float = 0.2
-    masked: bool = True
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.seed < 0 or self.memory < 100 * self.systems:
-            raise ConfigError(
-                f"steps {self.steps}, seed {self.seed}, memory {self.memory}: give steps >= 1, seed >= 0, "
-                f"memory >= {100 * self.systems}"
-            )
 
 
 class Trainer:

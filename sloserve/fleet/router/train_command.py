@@ -20,6 +20,7 @@ from sloserve.fleet.router.features import Schema
 from sloserve.fleet.router.network import Network, load_network
 from sloserve.fleet.router.routing import Rule, always, learned, masked_greedy
 from sloserve.fleet.router.settings import read_router, system_of
+from sloserve.fleet.router.training_settings import TrainingSettings
 
 NUM_RATES = 8
 REPLICAS = 2
@@ -42,12 +43,10 @@ class Judged:
 def train_and_report(
     file: Path,
     out: Path,
+    training: TrainingSettings,
     *,
-    steps: int,
-    seed: int,
     evaluate: Path | None,
     plots: Path | None,
-    masked: bool = True,
     as_json: bool = False,
 ) -> None:
     """Trains on the system that ``file`` describes and writes the policy to ``out``; or judges ``evaluate`` alone.
@@ -65,7 +64,7 @@ def train_and_report(
     if evaluate is None:
         if not out.resolve().parent.is_dir():  # known before minutes of training
             raise ConfigError(f"--out: no folder {out.parent} to write {out.name} into")
-        _train(system, phases, out, steps=steps, seed=seed, masked=masked)
+        _train(system, phases, out, training)
         console.print(f"{out}: {out.stat().st_size / 1024:.0f} KiB", soft_wrap=True)
     network = load_network(evaluate or out, Schema(len(system.models)).as_text(), system.models)
     judged = judge(system, phases, rules(system, network))
@@ -79,13 +78,14 @@ def train_and_report(
         print(json.dumps(_as_json(judged), indent=2))
 
 
-def _train(system: System, phases: Phases, out: Path, *, steps: int, seed: int, masked: bool) -> None:
+def _train(system: System, phases: Phases, out: Path, settings: TrainingSettings) -> None:
     try:
-        from sloserve.fleet.router.train import Trainer, TrainingSettings
+        from sloserve.fleet.router.train import Trainer
     except ImportError as error:
         raise ConfigError(f"training needs torch ({error}); it comes with vLLM: pip install 'sloserve[cpu]'") from None
-    trainer = Trainer(system, phases, TrainingSettings(steps=steps, seed=seed, masked=masked))
-    about = {"seed": str(seed), "steps": str(steps), "system": json.dumps(describe(system))}
+    trainer = Trainer(system, phases, settings)
+    steps = settings.steps
+    about = {"seed": str(settings.seed), "steps": str(steps), "system": json.dumps(describe(system))}
     began = time.process_time()
 
     def save(done: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from sloserve.core.errors import ConfigError
 from sloserve.fleet.router.train_command import train_and_report
+from sloserve.fleet.router.training_settings import TrainingSettings
 
 ROUTER = """
 models: [small, large]
@@ -24,18 +25,18 @@ system:
 def test_a_short_training_beats_either_model_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out, plots = tmp_path / "router.yaml", tmp_path / "p.safetensors", tmp_path / "plots"
     file.write_text(ROUTER)
-    train_and_report(file, out, steps=12_000, seed=0, evaluate=None, plots=plots)
+    train_and_report(file, out, TrainingSettings(steps=12_000), evaluate=None, plots=plots)
     first = out.read_bytes()
     printed = capsys.readouterr().out
     changing = {cells[0]: cells[-1] for line in printed.splitlines() if len(cells := line.split()) == 10}
     assert float(changing["policy"]) > max(float(changing["small"]), float(changing["large"])) + 0.02
     assert (plots / "rates.png").stat().st_size > 10_000 and (plots / "changing.png").stat().st_size > 10_000
-    train_and_report(file, out, steps=12_000, seed=0, evaluate=None, plots=None)
+    train_and_report(file, out, TrainingSettings(steps=12_000), evaluate=None, plots=None)
     assert out.read_bytes() == first
     again = capsys.readouterr().out
-    train_and_report(file, tmp_path / "none", steps=1, seed=0, evaluate=out, plots=None)
+    train_and_report(file, tmp_path / "none", TrainingSettings(steps=1), evaluate=out, plots=None)
     assert capsys.readouterr().out in again and not (tmp_path / "none").exists()
-    train_and_report(file, tmp_path / "none", steps=1, seed=0, evaluate=out, plots=None, as_json=True)
+    train_and_report(file, tmp_path / "none", TrainingSettings(steps=1), evaluate=out, plots=None, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert {name: f"{quality:.3f}" for name, quality in found["changing"].items()} == {
         name: changing[name] for name in found["changing"]
@@ -49,4 +50,4 @@ def test_a_folder_that_is_not_there_is_said_before_the_training(tmp_path: Path) 
     file = tmp_path / "router.yaml"
     file.write_text(ROUTER)
     with pytest.raises(ConfigError, match="--out: no folder"):
-        train_and_report(file, tmp_path / "no" / "p", steps=10, seed=0, evaluate=None, plots=None)
+        train_and_report(file, tmp_path / "no" / "p", TrainingSettings(steps=10), evaluate=None, plots=None)
