@@ -13,7 +13,7 @@ from sloserve.cli.root import app
 from sloserve.core.errors import ConfigError
 
 _AGAIN_S: Final = 2.0
-_OTHER_LINES: Final = 16
+_OTHER_LINES: Final = 20
 """Of a screen, beside the rows of requests."""
 _MOST_ROWS: Final = 200
 

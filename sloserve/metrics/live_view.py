@@ -5,12 +5,14 @@ count over all API processes.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sloserve.core.attainment_window import SHOWN_SPANS_S, shown
 from sloserve.core.clock import Clock
@@ -22,7 +24,7 @@ from sloserve.metrics.process_page import LATENCIES, Board
 
 COLUMNS: Final = tuple(name for name in ROW if name != "number")
 """Of a row; its key is the rank and the number."""
-_DUE = ROW.index("due_s")
+_DUE, _PHASE, _CLASS, _WHY = (ROW.index(name) for name in ("due_s", "phase", "class_id", "why"))
 _NUMBER = ROW.index("number")
 
 
@@ -100,6 +102,7 @@ class LiveView:
             name: {
                 **{phase.name.lower(): _sum(frame.counts[i, phase] for frame in frames) for phase in Phase},
                 "late": _sum(frame.late[i] for frame in frames),
+                "mostly": _mostly(frames, i),
                 "next_due_s": _known(np.nanmin([math.inf, *(frame.next_due_s[i] for frame in frames)])),
                 "latency_s": {
                     figure: quantiles_s((board.latency[i, at] for board in boards), now_s)
@@ -133,6 +136,26 @@ def _rows(rank: int, frame: Frame, most: int) -> dict[str, list[Any]]:
         rows = rows[np.sort(np.argsort(rows[:, _DUE], kind="stable")[:most])]
     columns = [i for i in range(len(ROW)) if i != _NUMBER]
     return {f"{rank}-{int(row[_NUMBER])}": [_known(row[i]) for i in columns] for row in rows.tolist()}
+
+
+def _mostly(frames: Sequence[Frame], class_id: int) -> list[Any] | None:
+    """Which phase most of the drawn late requests of a class are in, how many those are, and what holds up the one that
+    is late for the longest; ``None`` where none is late.
+
+    A request in the queue that has no cause of its own waits for the first of it.
+    """
+    late = [(row, frame) for frame in frames for row in frame.rows[_is_late(frame, class_id)]]
+    if not late:
+        return None
+    ((phase, count),) = Counter(int(row[_PHASE]) for row, _ in late).most_common(1)
+    row, frame = min((one for one in late if one[0][_PHASE] == phase), key=lambda one: float(one[0][_DUE]))
+    own = Cause(Why(int(row[_WHY])), float(row[_WHY + 1]), float(row[_WHY + 2]))
+    return [phase, count, _cause(frame.head if phase == Phase.WAITING and own.why is Why.NOTHING else own)]
+
+
+def _is_late(frame: Frame, class_id: int) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = (frame.rows[:, _CLASS] == class_id) & (frame.rows[:, _DUE] < frame.at_s)
+    return found
 
 
 def _known(value: float) -> float | int | None:

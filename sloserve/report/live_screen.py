@@ -57,7 +57,7 @@ def _figure(value: float | None) -> str:
 
 
 def _server(view: View, most_rows: int) -> RenderableType:
-    return Group(*_engines(view), _by_class(view), Text(), _requests(view, most_rows))
+    return Group(*_engines(view), *_late(view), _by_class(view), Text(), _requests(view, most_rows))
 
 
 def _engines(view: View) -> Iterable[RenderableType]:
@@ -82,6 +82,17 @@ def _engines(view: View) -> Iterable[RenderableType]:
             yield Text("the first in the queue waits: " + reason(view, engine["held_up"]), _HELD_UP)
         if engine["drawn"] < engine["live"]:
             yield Text(f"{engine['drawn']} of {engine['live']} requests are drawn", _DIM)
+
+
+def _late(view: View) -> Iterable[Text]:
+    """Of each class with late requests what most of them do, and why."""
+    for name, one in view["by_class"].items():
+        if one["mostly"] is not None:
+            phase, count, cause = one["mostly"]
+            said = f": {reason(view, cause)}" if cause[0] else ""
+            yield Text.assemble(
+                plain(name, _LATE), f" {one['late']} late, {count} of them {view['phases'][phase]}{said}"
+            )
 
 
 def _kv(kv: Mapping[str, Any], near: Sequence[int]) -> Text:

@@ -69,6 +69,23 @@ def test_a_frame_is_shown_with_what_json_has_no_word_for_left_out(server: Server
     assert engine["held_up"] == [Why.BLOCKS, 12, 4] and view["reasons"][Why.BLOCKS] == "blocks"
 
 
+def test_a_late_class_says_what_most_of_its_late_requests_do_and_why(server: Server) -> None:
+    server.view.read()
+    made = frame(7)
+    made.rows[:, ROW.index("due_s")] = 1e9 - 1.0 - np.arange(7)
+    made.rows[6, ROW.index("due_s")] = 1e9 + 1.0  # in time
+    made.rows[:, ROW.index("phase")] = Phase.WAITING
+    made.rows[4:, ROW.index("phase")] = Phase.DECODE
+    server.live[0].write(made)
+    by_class = server.view.read()["by_class"]
+    # Those in the queue wait for the first of it.
+    assert by_class["urgent"]["mostly"] == [Phase.WAITING, 4, [Why.BLOCKS, 12, 4]]
+    assert by_class[CLASSES[1]]["mostly"] is None
+    made.rows[3, ROW.index("why")] = Why.BLOCKED  # late for the longest of them
+    server.live[0].write(made)
+    assert server.view.read()["by_class"]["urgent"]["mostly"] == [Phase.WAITING, 4, [Why.BLOCKED, None, 0]]
+
+
 def test_attainment_is_of_one_and_of_ten_minutes(server: Server) -> None:
     window = AttainmentWindow(server.board.ended[0])
     for at_s, met in ((10.0, False), (400.0, True), (580.0, True), (590.0, False)):

@@ -37,6 +37,7 @@ def view(**what: Any) -> dict[str, Any]:
              "kv": {"used": 30, "total": 60, "foreseen": {"mean": [30, 45], "sigma": [0, 6]}}},
         ],
         "by_class": {"urgent": {**counts, "waiting": 1, "late": 1, "next_due_s": 97.0,
+                                "mostly": [int(Phase.WAITING), 1, [int(Why.BLOCKS), 12, 4]],
                                 "attained": [[0.5, 4], [None, 0]],
                                 "latency_s": {"ttft": [0.213, 1.74], "tpot": [0.0061, 0.042], "e2e": None}}},
         "rows": {},
@@ -61,11 +62,12 @@ def test_a_late_request_and_why_it_waits_are_the_first_row() -> None:
     assert keys == ["0-2", "0-3", "0-1"]
     assert "-3.0 s" in text and "preempted for request 2, which is due 93 s earlier" in text
     assert "the first in the queue waits: it needs 12 KV blocks, and 4 are free" in text
+    assert "urgent 1 late, 1 of them waiting: it needs 12 KV blocks, and 4 are free" in text
     assert "50%; the running ones hold 75% ± 10% in 64 steps" in text and "50%" in text.split("next due")[1]
 
 
 def test_each_class_has_the_latency_of_its_latest_requests() -> None:
-    header, urgent = (next(line for line in shown(view()).splitlines() if word in line) for word in ("TTFT", "urgent"))
+    header, urgent = (next(line for line in shown(view()).splitlines() if word in line) for word in ("TTFT", "-3.0 s"))
     assert "TTFT p50,99  TPOT p50,99  e2e p50,99" in header
     assert "0.21, 1.7 s" in urgent and "6.1, 42 ms" in urgent
     assert [took(one) for one in (None, [0.9994, 0.9996], [8.4, 31.9], [0.00012, 0.5])] == [

@@ -56,9 +56,15 @@ class PlayedServer:
         if self.is_fleet:
             return self._fleet(now_s)
         counts = {phase.name.lower(): 0 for phase in Phase} | {"decode": 180, "waiting": 800, "paused": 10}
-        one = {**counts, "preempted": 10, "late": 4, "next_due_s": now_s - 3.5}
+        one = {
+            **counts,
+            "preempted": 10,
+            "late": 4,
+            "next_due_s": now_s - 3.5,
+            "mostly": [int(Phase.WAITING), 3, [int(Why.BLOCKS), 12, 4]],
+        }
         one["latency_s"] = {"ttft": [0.213, 1.74], "tpot": [0.0061, 0.042], "e2e": [8.4, 31.9]}
-        calm = {**one, "late": 0, "next_due_s": now_s + 20.0}
+        calm = {**one, "late": 0, "mostly": None, "next_due_s": now_s + 20.0}
         wave = (self.frames % 40) / 40
         shadow = {"plans": 9, "errors": 0, "agreement": 0.7, "gain": 0.1}
         return {
@@ -282,6 +288,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["errors"] == [] and not found["formIsSeen"] and "refused" in found["refused"]
     assert {request.split("/")[2] for request in found["requests"]} == {f"127.0.0.1:{found['port']}"}
     assert found["images"] == 0 and EVIL in found["text"]
+    assert "interactive: 4 late, 3 of them waiting: it needs 12 KV blocks, and 4 are free." in found["text"]
     assert all(took in found["text"] for took in ("0.21, 1.7 s", "6.1, 42 ms", "8.4, 32 s"))
     assert found["whyIsSeen"] and "late" in found["why"] and "Request 0-" in found["why"]
     assert KEY not in found["stored"] + found["address"] and not any(KEY in one for one in found["requests"])

@@ -24,7 +24,7 @@ interface Engine {
   held_up: [number, number | null, number | null];
   kv: { used: number; total: number; foreseen: { mean: number[]; sigma: number[] } | null } | null;
 }
-type ByClass = Record<string, Record<string, number> & { next_due_s: number | null; attained: [number | null, number][]; latency_s: Record<string, [number, number] | null> }>;
+type ByClass = Record<string, Record<string, number> & { next_due_s: number | null; mostly: [number, number, [number, number | null, number | null]] | null; attained: [number | null, number][]; latency_s: Record<string, [number, number] | null> }>;
 
 let lanes: Lanes | undefined;
 let instances: Instances | undefined;
@@ -44,7 +44,7 @@ function showServer(view: View): void {
   const engines = view.engines as Engine[];
   const byClass = view.by_class as ByClass;
   const classes = view.classes as string[];
-  lines(byId("engines"), engines.flatMap((engine) => told(view, engine)));
+  lines(byId("engines"), [...classes.flatMap((name) => late(view, name, byClass[name]!)), ...engines.flatMap((engine) => told(view, engine))]);
   table(byId("classes"), ["class", "late", "next due", "met, 1 min", "met, 10 min", ...Object.values(LATENCIES).map((name) => `${name} p50, 99`), ...PHASES], classes.map((name) => {
     const one = byClass[name]!;
     const due = one.next_due_s === null ? null : one.next_due_s - view.at_s;
@@ -73,6 +73,14 @@ function showServer(view: View): void {
   policy.show(engines);
   playground ??= new Playground();
   playground.show([String(view.model)], classes);
+}
+
+/** Of a class with late requests what most of them do, and why. */
+function late(view: View, name: string, one: ByClass[string]): Cell[] {
+  if (one.mostly === null) return [];
+  const [phase, count, cause] = one.mostly;
+  const why = cause[0] > 0 ? `: ${said(view, ...cause)}` : "";
+  return [{ text: `${name}: ${one.late} late, ${count} of them ${(view.phases as string[])[phase]}${why}.`, look: "bad" }];
 }
 
 /** Shares of the requests that met all targets, and of how many. */
