@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 
 from sloserve.vllm_plugin.server.tiny_model import NAME, tiny_model_path
 
@@ -41,6 +42,13 @@ def served(command: Sequence[str], port: int, log: Path, **variables: str) -> It
     """The URL of a server that is ready; it is stopped at the end. variables: of its environment."""
     with running(command, port, log, **variables) as (url, _):
         yield url
+
+
+def processes_of(server: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
+    """A server's API process and its engine's core."""
+    api = psutil.Process(server.pid)
+    inside = api.children(recursive=True)
+    return {"api": api, "core": next(one for one in inside if "EngineCore" in one.name() + " ".join(one.cmdline()))}
 
 
 @contextmanager

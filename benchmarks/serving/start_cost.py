@@ -15,12 +15,11 @@ from typing import Any
 
 import httpx
 import numpy as np
-import psutil
 from scipy.stats import bootstrap
 
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
-from benchmarks.servers import free_port, plain_vllm_command, running, sloserve_command
+from benchmarks.servers import free_port, plain_vllm_command, processes_of, running, sloserve_command
 from sloserve.vllm_plugin.server.tiny_model import NAME
 
 POLL_S = 0.1
@@ -34,15 +33,14 @@ def one_start(command: list[str], log: Path, **variables: str) -> dict[str, floa
         body = {"model": NAME, "prompt": "a", "max_tokens": 1, "temperature": 0}
         httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()
         took_s = time.perf_counter() - began_s
-        parent = psutil.Process(process.pid)
-        processes = [parent, *parent.children(recursive=True)]
+        of_server = processes_of(process)
+        processes = [of_server["api"], *of_server["api"].children(recursive=True)]
         times = [one.cpu_times() for one in processes]
-        core = next(one for one in processes if "EngineCore" in one.name() + " ".join(one.cmdline()))
         return {
             "cpu_s": sum(one.user + one.system for one in times),
             "seconds": took_s,
-            "api_mib": parent.memory_full_info().pss / MIB,
-            "core_mib": core.memory_full_info().pss / MIB,
+            "api_mib": of_server["api"].memory_full_info().pss / MIB,
+            "core_mib": of_server["core"].memory_full_info().pss / MIB,
             "all_mib": sum(one.memory_full_info().pss for one in processes) / MIB,
         }
 
