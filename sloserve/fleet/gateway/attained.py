@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from sloserve.core.attainment_window import MAX_REQUESTS, AttainmentWindow, shown
-from sloserve.core.finished import Latency, targets_met
+from sloserve.core.finished import Latency
+from sloserve.core.outcome import Outcome
+from sloserve.core.served import ServedRequest
 from sloserve.core.slo import SLO
 from sloserve.core.stamps import Stamps
 
@@ -23,7 +25,7 @@ class Attained:
         latency: ``None`` unless its answer came whole. streamed: of a reply in one piece only the end is seen here, and
         only the target for that counts.
         """
-        met = targets_met(slo.targets, latency)
+        met = ServedRequest(slo, Outcome.FAILED if latency is None else Outcome.COMPLETED, latency=latency).met
         if not streamed:
             met = {name: was_met for name, was_met in met.items() if name == "e2e"}
         if met:
