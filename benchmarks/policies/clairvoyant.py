@@ -89,6 +89,10 @@ class Clairvoyant(Policy):
         self._epoch_s: float | None = None
         self._has_prompts = True
 
+    @property
+    def lengths(self) -> Lengths:
+        return self._lengths
+
     def is_idle(self, waiting: int, running: int, engine: EngineFacts) -> bool:
         return not (waiting or self._has_prompts) and engine.has_room_for(running)
 

@@ -20,7 +20,6 @@ ENGINE, API, LIVE = ".engine", ".api", ".live"
 _LOCK = ".lock"
 
 _UNFINISHED = ".new"
-_SUFFIXES = (ENGINE, API, LIVE, _LOCK, _UNFINISHED)
 _serial = itertools.count()
 
 

@@ -15,7 +15,7 @@ from sloserve.lso.lengths import Lengths
 from sloserve.lso.plan import NO_SLOTS, EngineFacts, Plan, PlanError, Snapshot, check_plan
 from sloserve.lso.step_budget import StepBudget
 
-__all__ = ["NO_SLOTS", "EngineFacts", "Plan", "PlanError", "Policy", "Snapshot", "check_plan"]
+__all__ = ["NO_SLOTS", "EngineFacts", "Plan", "PlanError", "Policy", "PredictingPolicy", "Snapshot", "check_plan"]
 """What a policy is written with, in one import."""
 
 
@@ -65,7 +65,7 @@ class Policy(ABC):
     @property
     def lengths(self) -> Lengths | None:
         """What it knows of the lengths of replies; ``None`` where it asks for none."""
-        return getattr(self, "_lengths", None)
+        return None
 
     def arrived(self, rows: Rows, slot: int, now_s: float) -> None:  # noqa: B027 - an optional hook
         """A request was enqueued; its row is complete."""
@@ -92,3 +92,23 @@ class Policy(ABC):
 
         May raise: the planner then uses the identity plan for this step, logs the error and counts it.
         """
+
+
+class PredictingPolicy(Policy):
+    """A policy that plans with predicted lengths of replies, and learns them from the requests that end.
+
+    Its ``Settings`` have ``length``, which predictor, and ``length_error``, the relative error of an oracle.
+    """
+
+    learned: ClassVar[tuple[str, ...]] = ("_lengths",)
+
+    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
+        super().__init__(settings, seed=seed)
+        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
+
+    @property
+    def lengths(self) -> Lengths:
+        return self._lengths
+
+    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
+        self._lengths.observe(rows, slot)

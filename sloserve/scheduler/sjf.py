@@ -16,18 +16,16 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.decode_first import tokens_without_kv
-from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, PreemptionRule, plan_by_key
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from sloserve.scheduler.policy import Plan, Policy, PredictingPolicy, Snapshot
 
 
-class SJF(Policy):
+class SJF(PredictingPolicy):
     """Serves the request with the least work left; starves long ones under overload unless ageing is on."""
 
     needs = PREEMPTION_COLUMNS | LENGTH_COLUMNS | {"class_rank"}
-
-    learned = ("_lengths",)
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
@@ -49,11 +47,7 @@ class SJF(Policy):
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
-        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
         self._rule = PreemptionRule(margin=1.0) if self.settings.preempt else None
-
-    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._lengths.observe(rows, slot)
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows = snapshot.rows

@@ -35,14 +35,13 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.kernels.digest import DigestCurves
 from sloserve.lso.decode_first import service_order, uncomputed_tokens
-from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import by_class, first_places, without_targets, woven_places
 from sloserve.lso.preemption import freed_blocks
 from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.andes.outlook import COLUMNS, Foresight, Outlook, reading_tds
 from sloserve.scheduler.andes.room import HeadOfLine, VictimOrder, longest_lead_first, short_of_blocks, victims_for
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
+from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, PredictingPolicy, Snapshot
 
 URGENT_QUALITY = 0.5
 """A request whose QoE would be below this even if it were served at once is not urgent: it is lost anyway."""
@@ -54,7 +53,7 @@ _URGENT_FIRST = 2.0
 """More than any gain per token."""
 
 
-class Andes(Policy):
+class Andes(PredictingPolicy):
     """Maximises the mean QoE of readers: first those about to run out of tokens, then short contexts.
 
     ``andes-parts`` (:mod:`sloserve.scheduler.published.andes_parts`) overrides the class attributes, ``_foresee`` and
@@ -96,7 +95,6 @@ class Andes(Policy):
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._curves = DigestCurves()
-        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
         self._serving_s = RunningMean()
         self._may_preempt = 0.0
 
@@ -116,7 +114,7 @@ class Andes(Policy):
         self._curves.deliver(slots, tokens, since_s, reading_tds(rows, slots))
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._lengths.observe(rows, slot)
+        super().finished(rows, slot, now_s)
         if rows.output_tokens[slot] > 0:
             if rows.first_token_s[slot] < now_s:
                 self._serving_s.add(now_s - float(rows.first_token_s[slot]))

@@ -10,7 +10,7 @@ A request for which no targets decide is served before every request of a less u
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -22,25 +22,22 @@ from sloserve.kernels.requests import context_and_uncomputed
 from sloserve.kernels.survival import Chances
 from sloserve.lso.decode_first import progress_columns, service_order
 from sloserve.lso.forecast import AHEAD, how_many_fit_to_the_end
-from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, by_class, ranked, without_targets, woven_places
 from sloserve.lso.preemption import Head, PreemptionCandidate, freed_blocks, select_victims
 from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.auto.engine_pace import pace_of
 from sloserve.scheduler.auto.worth import WORTH_COLUMNS, worth_of
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
+from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, PredictingPolicy, Snapshot
 
 MOST_ADMITTED: Final = 64
 """In one step; more prompts than a step's budget computes."""
 
 
-class Auto(Policy):
+class Auto(PredictingPolicy):
     """Serves the request with the most expected gain per cost, for all kinds of targets."""
 
     needs = PREEMPTION_COLUMNS | WORTH_COLUMNS
-
-    learned = ("_lengths",)
 
     plans_on_events = True
 
@@ -67,13 +64,6 @@ class Auto(Policy):
             check_lengths(self.length, self.length_error)
             check_within(self, 0.0, 0.5, "reserve")
             check_within(self, 0.0, math.inf, "sigmas", "hysteresis", "max_preemptions")
-
-    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
-        super().__init__(settings, seed=seed)
-        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
-
-    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._lengths.observe(rows, slot)
 
     def is_idle(self, waiting: int, running: int, engine: EngineFacts) -> bool:
         return not waiting and engine.has_room_for(running)

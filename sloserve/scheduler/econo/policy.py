@@ -17,7 +17,7 @@ docs/benchmarks/econo.md.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -27,13 +27,12 @@ from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.decode_first import PREFILL_COLUMNS, service_order
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, how_many_fit, occupancy
-from sloserve.lso.lengths import Lengths
 from sloserve.lso.ordering import ranked, without_targets, woven_places
 from sloserve.lso.pace import pace_s
 from sloserve.lso.swapping import preemption_price
 from sloserve.scheduler.econo.victim import TOKENS_PER_STEP, ServiceOrder, victim_worth_preempting
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot
+from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, PredictingPolicy, Snapshot
 
 UNHURRIED_S: Final = 600.0
 """Target of a request that states none."""
@@ -43,7 +42,7 @@ _LATE: Final = 1e15
 """More than any request's tokens x steps x seconds."""
 
 
-class Econo(Policy):
+class Econo(PredictingPolicy):
     """Admits requests that fit the KV cache to their end, least KV x time x target first; preempts if it gains time.
 
     ``econo-parts`` (:mod:`sloserve.scheduler.published.econo_parts`) overrides ``_key`` and ``_room``.
@@ -62,8 +61,6 @@ class Econo(Policy):
             "ttft_s",
         }
     )
-
-    learned = ("_lengths",)
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
@@ -91,13 +88,6 @@ class Econo(Policy):
             check_within(self, 0, math.inf, "sigmas", "max_preemptions")
             if not self.tokens_per_step >= 1.0:
                 raise ValueError(f"tokens_per_step: {self.tokens_per_step} is not 1 or more")
-
-    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
-        super().__init__(settings, seed=seed)
-        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
-
-    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._lengths.observe(rows, slot)
 
     def is_idle(self, waiting: int, running: int, engine: EngineFacts) -> bool:
         return not waiting and engine.has_room_for(running)

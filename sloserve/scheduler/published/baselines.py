@@ -9,16 +9,14 @@ Source: EconoServe, Sec. 2.1 and 2.2.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from sloserve.core.arrays import IntArray
-from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
-from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from sloserve.scheduler.policy import Plan, Policy, PredictingPolicy, Snapshot
 from sloserve.scheduler.published.allocation import RESERVATION_COLUMNS, admit, max_blocks, oldest
 from sloserve.scheduler.published.preemptive import RANKED_COLUMNS, plan_ranked
 
@@ -75,7 +73,7 @@ class Sarathi(Policy):
         return Plan(token_budget=self.settings.tokens)
 
 
-class SRTF(Policy):
+class SRTF(PredictingPolicy):
     """Shortest remaining time first, decided in each step, with KV reserved for the longest possible reply.
 
     The request with most left is preempted for requests with less, as far as their reservations need the room.
@@ -87,8 +85,6 @@ class SRTF(Policy):
 
     full_attention_only = True
     needs = RANKED_COLUMNS | LENGTH_COLUMNS | {"num_preemptions", "preemptable"}
-
-    learned = ("_lengths",)
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
@@ -102,13 +98,6 @@ class SRTF(Policy):
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)
             check_within(self, 0, math.inf, "max_preemptions")
-
-    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
-        super().__init__(settings, seed=seed)
-        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
-
-    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._lengths.observe(rows, slot)
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, running = snapshot.rows, snapshot.running

@@ -8,16 +8,15 @@ Source: EconoServe, Sec. 2.1 (MultiRes, after [32]) and 2.2 (SyncCoupled; it cal
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
-from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from sloserve.scheduler.policy import Plan, Policy, PredictingPolicy, Snapshot
 from sloserve.scheduler.published.allocation import RESERVATION_COLUMNS, admit, capacity_blocks, exact_blocks, oldest
 
 
@@ -35,20 +34,11 @@ class ExactSettings(Policy.Settings):
         check_within(self, 0, 10, "padding")
 
 
-class _Exact(Policy):
+class _Exact(PredictingPolicy):
     """What both share: lengths, and reservations."""
 
     full_attention_only = True
     needs = RESERVATION_COLUMNS | LENGTH_COLUMNS
-
-    learned = ("_lengths",)
-
-    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
-        super().__init__(settings, seed=seed)
-        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
-
-    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._lengths.observe(rows, slot)
 
     def _blocks(self, snapshot: Snapshot, slots: IntArray) -> IntArray:
         left = self._lengths.left(snapshot.rows, slots)

@@ -28,8 +28,8 @@ import numpy as np
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows
 from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
-from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
-from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
+from sloserve.lso.lengths import LENGTH_COLUMNS
+from sloserve.scheduler.policy import NO_SLOTS, Plan, PredictingPolicy, Snapshot
 from sloserve.scheduler.published.allocation import capacity_blocks
 from sloserve.scheduler.published.generation_queue import GenerationTasks
 from sloserve.scheduler.published.grants import Grants
@@ -40,7 +40,7 @@ from sloserve.scheduler.published.shares import Tuning
 from sloserve.scheduler.published.variants import PaperParts, PaperSettings
 
 
-class EconoPaper(Policy):
+class EconoPaper(PredictingPolicy):
     """Admits prompts to fill the step; a reply runs once KV for its whole length is reserved, else it is paused."""
 
     full_attention_only = True
@@ -48,11 +48,8 @@ class EconoPaper(Policy):
 
     Settings = PaperSettings
 
-    learned = ("_lengths",)
-
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
-        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
         self._parts: PaperParts = self.settings.chosen
         self.tuning: Tuning = self.settings.tuning()
         self._grants = Grants()
@@ -62,7 +59,7 @@ class EconoPaper(Policy):
         self._grants.enter(slot, rows.capacity)
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._lengths.observe(rows, slot)
+        super().finished(rows, slot, now_s)
         if self._tasks is not None:
             self._tasks.ended(rows, slot)
 

@@ -13,30 +13,26 @@ in the step budget alone, as TPOT does in the paper.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
-from sloserve.core.rows import Rows
 from sloserve.estimator.length.choice import check_lengths
 from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
-from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.ordering import TARGET_COLUMNS, ClassRank, plan_by_key, ranked
 from sloserve.scheduler.auto.engine_pace import EnginePace, pace_of
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.policy import Plan, Policy, Snapshot
+from sloserve.scheduler.policy import Plan, Policy, PredictingPolicy, Snapshot
 
 _RELEGATED_S = 1e12
 """Later than any deadline, earlier than none."""
 
 
-class Niyama(Policy):
+class Niyama(PredictingPolicy):
     """Serves by deadline and remaining work, those that can still be in time first; never preempts."""
 
     needs = PREFILL_COLUMNS | LENGTH_COLUMNS | TARGET_COLUMNS | {"arrival_s", "first_token_s", "class_rank"}
-
-    learned = ("_lengths",)
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
@@ -52,13 +48,6 @@ class Niyama(Policy):
         def __post_init__(self) -> None:
             check_lengths(self.length, self.length_error)
             check_within(self, 0.0, 1e6, "alpha_ms")
-
-    def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
-        super().__init__(settings, seed=seed)
-        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
-
-    def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._lengths.observe(rows, slot)
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, engine, queued = snapshot.rows, snapshot.engine, snapshot.waiting.size

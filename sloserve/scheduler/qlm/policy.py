@@ -24,12 +24,12 @@ from sloserve.core.rows import Rows
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.length.choice import check_lengths
-from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.ordering import PREEMPTION_COLUMNS, ClassRank, plan_by_key, preemption_in_seconds
 from sloserve.lso.pace import PACE_COLUMNS
 from sloserve.scheduler.edf import deadlines_s
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.policy import EngineFacts, Plan, Policy, Snapshot
+from sloserve.scheduler.policy import EngineFacts, Plan, Policy, PredictingPolicy, Snapshot
 from sloserve.virtual_queues.contract import FleetPlan, FleetState, GroupSums, InstanceState, ModelState, RunningSums
 from sloserve.virtual_queues.groups import Groups, Member
 from sloserve.virtual_queues.problem import PlanSettings
@@ -47,7 +47,7 @@ _NOT_WAITING: Final = -1
 _DONE: Final = object()
 
 
-class QLM(Policy):
+class QLM(PredictingPolicy):
     """Serves groups of similar requests, in the order with the least summed lateness."""
 
     needs = (
@@ -56,8 +56,6 @@ class QLM(Policy):
         | LENGTH_COLUMNS
         | {"arrival_s", "ttft_s", "e2e_s", "first_token_s", "class_rank"}
     )
-
-    learned = ("_lengths",)
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
@@ -88,7 +86,6 @@ class QLM(Policy):
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
-        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
         self._groups = Groups(self.settings.delta)
         self._ref = np.empty(0, np.int64)  # by slot: of the group that it waits in
         self._member: dict[int, tuple[int, Member]] = {}
@@ -104,7 +101,7 @@ class QLM(Policy):
         self._wait(rows, slot)
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._lengths.observe(rows, slot)
+        super().finished(rows, slot, now_s)
         self._groups.remove(slot)
         self._member.pop(slot, None)
         if slot < self._ref.size:

@@ -24,11 +24,11 @@ from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.estimator.step_time.profile import ProfileName, load_profile
 from sloserve.kernels.anneal import BatchRequests, BatchTimes, Cooling, anneal
 from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
-from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
+from sloserve.lso.lengths import LENGTH_COLUMNS
 from sloserve.lso.ordering import by_class, first_places, without_targets
 from sloserve.lso.pace import pace_s
 from sloserve.scheduler.options import check_within
-from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, Snapshot
+from sloserve.scheduler.policy import NO_SLOTS, Plan, Policy, PredictingPolicy, Snapshot
 from sloserve.scheduler.sa.times import RemainingWork, Slots, bilinear_of, slot_times
 
 MOST_ANNEALED = 512
@@ -51,7 +51,7 @@ def cooling_for(requests: int, max_batch: int, effort: float) -> Cooling:
     return Cooling(moves=round(effort * moves / _TEMPERATURES))
 
 
-class SA(Policy):
+class SA(PredictingPolicy):
     """Searches the order that meets the most targets with the least summed latency, by predicted lengths."""
 
     needs = (
@@ -59,8 +59,6 @@ class SA(Policy):
         | PREFILL_COLUMNS
         | {"arrival_s", "class_rank", "e2e_s", "first_token_s", "tds", "tpot_s", "ttft_s"}
     )
-
-    learned = ("_lengths",)
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
@@ -79,7 +77,6 @@ class SA(Policy):
 
     def __init__(self, settings: Any = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
-        self._lengths = Lengths(self.settings.length, self.settings.length_error, seed=seed)
         profile = self.settings.profile
         self._fit = bilinear_of(OnlineLatency() if profile is None else load_profile(profile))
         self._plans = self._fit_at = 0
@@ -92,7 +89,7 @@ class SA(Policy):
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
         self._changed = True
-        self._lengths.observe(rows, slot)
+        super().finished(rows, slot, now_s)
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         waiting = self._in_last_order(snapshot)
